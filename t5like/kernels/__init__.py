@@ -1,0 +1,1 @@
+"""Hot loops behind plain functions: attention back ends, lean cross entropy."""

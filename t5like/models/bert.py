@@ -1,0 +1,87 @@
+"""BERT: a bidirectional encoder with masked-token and next-sentence heads (Devlin et al. 2018)."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.kernels.attention import Mask
+from t5like.models.attention import Context
+from t5like.models.config import TransformerConfig
+from t5like.models.embedder import Embedder
+from t5like.models.layers import ACTIVATIONS, Norm, dense
+from t5like.models.stack import Stack
+
+Batch = Mapping[str, jax.Array]
+
+
+class BERT(nn.Module):
+  """Encoder-only, with the heads that the config names."""
+
+  config: TransformerConfig
+
+  def setup(self):
+    config = self.config
+    config.require_layers("BERT", "num_encoder_layers")
+    self.token_embedder = Embedder(config)
+    self.encoder = Stack(config, config.num_encoder_layers)
+    if config.mlm_head:
+      self.mlm_head = MLMHead(config)
+    if config.pooler:
+      self.pooler = dense(config, config.embed_dim, ("embed", None))
+    if config.nsp_head:
+      self.nsp_head = dense(config, 2, ("embed", None))
+
+  @property
+  def batch_layout(self) -> str:
+    return "encoder"
+
+  def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
+    """{"hidden_states"} and, for each head of the config, {"logits", "pooled", "nsp_logits"}."""
+    hidden = self.hidden_states(batch, deterministic)
+    outputs = {"hidden_states": hidden}
+    if self.config.mlm_head:
+      outputs["logits"] = self.project(hidden)
+    if self.config.pooler:
+      outputs |= self.sentence_outputs(hidden)
+    return outputs
+
+  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    """[batch, length, embed]; `project` makes them logits, `sentence_outputs` a verdict on the pair."""
+    tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
+    positions = batch.get("encoder_positions")
+    valid = (tokens if segments is None else segments) > 0
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid)
+    x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
+    context = Context(mask=mask, positions=positions, deterministic=deterministic)
+    x, _ = self.encoder(x, context, bidirectional=True)
+    return x
+
+  def project(self, hidden: jax.Array) -> jax.Array:
+    """Scores for masked tokens: [..., embed] -> [..., vocab]. Takes all positions or only the masked ones."""
+    transformed, bias = self.mlm_head(hidden)
+    logits = self.token_embedder.attend(transformed)
+    return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
+
+  def sentence_outputs(self, hidden: jax.Array) -> dict[str, jax.Array]:
+    """pooled [batch, embed] from the first token ([CLS]); nsp_logits [batch, 2], class 0: B follows A."""
+    outputs = {"pooled": jnp.tanh(self.pooler(hidden[:, 0]))}
+    if self.config.nsp_head:
+      outputs["nsp_logits"] = self.nsp_head(outputs["pooled"]).astype(jnp.dtype(self.config.logits_dtype))
+    return outputs
+
+
+class MLMHead(nn.Module):
+  """norm(act(h W + b)), then the tied embedding and a bias per token."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The vectors to compare with the embedding, and the bias [vocab] of the result."""
+    config = self.config
+    x = ACTIVATIONS[config.activation](dense(config, config.embed_dim, ("embed", None), name="transform")(hidden))
+    init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+    bias = self.param("bias", init, (config.vocab_size,), jnp.dtype(config.param_dtype))
+    return Norm(config, name="norm")(x), bias.astype(jnp.dtype(config.logits_dtype))

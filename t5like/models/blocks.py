@@ -1,0 +1,67 @@
+"""One Transformer layer: attention, cross-attention in a decoder that has an encoder, MLP."""
+
+import flax.linen as nn
+import jax
+
+from t5like.models.attention import Attention, Context
+from t5like.models.config import TransformerConfig
+from t5like.models.layers import ACTIVATIONS, Norm, dense, on_activations
+
+
+class MLP(nn.Module):
+  """act(x wi) wo, or gated: (act(x wi_0) * x wi_1) wo."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+    config = self.config
+    act = ACTIVATIONS[config.activation]
+    wide = lambda name: dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
+    h = act(wide("wi_0")) * wide("wi_1") if config.gated_mlp else act(wide("wi"))
+    h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
+    rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
+    h = nn.Dropout(rate)(h, deterministic=deterministic)
+    return dense(config, config.embed_dim, ("mlp", "embed"), role="residual", name="wo")(h)
+
+
+class Block(nn.Module):
+  """x + f(norm(x)) for each sublayer f, or norm(x + f(x)) where the config says post-norm.
+
+  `cache` holds this layer's keys and values while decoding; the second result
+  is the cache to keep, None when training.
+  """
+
+  config: TransformerConfig
+  has_cross_attention: bool = False
+
+  def setup(self):
+    config = self.config
+    self.attention, self.attention_norm = Attention(config), Norm(config)
+    if self.has_cross_attention:
+      self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
+    self.mlp, self.mlp_norm = MLP(config), Norm(config)
+    self.dropout = nn.Dropout(config.dropout_rate)
+
+  def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
+    kept = {}
+    y, kept["self"] = self.attention(
+      self._enter(self.attention_norm, x), context, cache and cache["self"]
+    )
+    x = self._leave(self.attention_norm, x, y, context)
+    # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.
+    if context.encoded is not None or (cache and "cross" in cache):
+      y, kept["cross"] = self.cross_attention.cross(
+        self._enter(self.cross_attention_norm, x), context, cache and cache["cross"]
+      )
+      x = self._leave(self.cross_attention_norm, x, y, context)
+    y = self.mlp(self._enter(self.mlp_norm, x), context.deterministic)
+    x = self._leave(self.mlp_norm, x, y, context)
+    return x, kept if cache is not None or context.cache_length else None
+
+  def _enter(self, norm: Norm, x: jax.Array) -> jax.Array:
+    return norm(x) if self.config.norm_position == "pre" else x
+
+  def _leave(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
+    x = x + self.dropout(y, deterministic=context.deterministic)
+    return on_activations(x if self.config.norm_position == "pre" else norm(x))

@@ -1,0 +1,151 @@
+"""Every way in which our models differ, as fields of one dataclass."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from t5like.errors import UserError, nearest
+from t5like.kernels.attention import check_backend
+
+CHOICES = {
+  "activation": ("relu", "gelu", "gelu_erf", "silu"),
+  "norm": ("rms", "layer"),
+  "norm_position": ("pre", "post"),
+  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "none"),
+  "initializer": ("fan_in", "normal"),
+  "param_dtype": ("float32", "bfloat16", "float16"),
+  "compute_dtype": ("float32", "bfloat16", "float16"),
+  "logits_dtype": ("float32", "bfloat16", "float16"),
+  "remat": ("none", "dots", "full"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+  """Size and shape of a model. The defaults are T5 1.0's choices; see gin/models for the others."""
+
+  # Size.
+  vocab_size: int
+  embed_dim: int
+  mlp_dim: int
+  num_heads: int
+  head_dim: int | None = None  # None: embed_dim / num_heads
+  num_encoder_layers: int = 0
+  num_decoder_layers: int = 0
+
+  # Blocks.
+  activation: str = "relu"  # "gelu" is the tanh form of Google's and OpenAI's code, "gelu_erf" the exact one
+  gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020)
+  norm: str = "rms"
+  norm_epsilon: float = 1e-6
+  norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
+  use_bias: bool = False  # in dense layers
+  scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds that into the initialiser
+  share_encoder_decoder: bool = False  # T5 paper, table 2: one set of layers serves both stacks
+  prefix_lm: bool = False  # decoder-only models: inputs see one another in both directions
+
+  # Positions.
+  positions: str = "relative_bias"
+  relative_buckets: int = 32
+  relative_max_distance: int = 128
+  max_positions: int | None = None  # rows of the learned table; None: unbounded
+  rotary_base: float = 10_000.0
+
+  # Embeddings and heads.
+  tie_embeddings: bool = True  # output projection = token embedding
+  scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
+  scale_logits: bool = True  # multiply by embed_dim**-0.5 where embeddings are tied (T5)
+  embedding_norm: bool = False  # BERT normalises the sum of its embeddings
+  num_token_types: int = 0  # BERT's sentence A / sentence B
+  pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
+  mlm_head: bool = False  # BERT: predicts masked tokens
+  nsp_head: bool = False  # BERT: does sentence B follow A
+
+  # Dropout: on embeddings and on every residual branch.
+  dropout_rate: float = 0.0
+  attention_dropout_rate: float | None = None  # on attention weights; None: dropout_rate
+  mlp_dropout_rate: float | None = None  # between an MLP's two products; None: dropout_rate
+  final_dropout: bool = True  # T5 also drops after the final norm
+
+  # Initialisation: "fan_in" is T5's (and stddev 1 for embeddings), "normal" BERT's and GPT's.
+  initializer: str = "fan_in"
+  initializer_stddev: float = 0.02  # of "normal"
+  scale_residual_init: bool = False  # GPT-2: residual projections start 1/sqrt(2 layers) smaller
+
+  # Numerics and memory. bfloat16 compute halves activation memory and doubles speed on
+  # TPU and recent GPUs; norms, softmax and logits stay float32.
+  param_dtype: str = "float32"
+  compute_dtype: str = "float32"
+  logits_dtype: str = "float32"
+  scan_layers: bool = False  # one compiled layer for all: compiles in constant time, saves with a `layers` axis
+  remat: str = "none"  # recompute in the backward pass: "dots" keeps matrix products, "full" keeps block inputs only
+  attention_backend: str = "auto"
+
+  def __post_init__(self):
+    self._check_sizes()
+    for field, choices in CHOICES.items():
+      value = getattr(self, field)
+      if value not in choices:
+        raise _bad(field, value, f"one of {', '.join(choices)}", nearest=nearest(str(value), choices))
+    check_backend(self.attention_backend)
+    if self.head_dim is None:
+      if self.embed_dim % self.num_heads:
+        raise _bad("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
+      object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
+    self._check_positions()
+    if self.nsp_head and not self.pooler:
+      raise _bad("nsp_head", True, "pooler = True beside it: the head reads the pooled state")
+    if self.share_encoder_decoder and self.num_encoder_layers != self.num_decoder_layers:
+      raise _bad(
+        "num_encoder_layers", self.num_encoder_layers,
+        f"num_decoder_layers = {self.num_decoder_layers}: share_encoder_decoder needs equal stacks",
+      )  # fmt: skip
+
+  def _check_sizes(self):
+    for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
+      if getattr(self, field) < 1:
+        raise _bad(field, getattr(self, field), "a positive number")
+    for field in ("head_dim", "max_positions"):
+      value = getattr(self, field)
+      if value is not None and value < 1:
+        raise _bad(field, value, "a positive number or None")
+    for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types"):
+      if getattr(self, field) < 0:
+        raise _bad(field, getattr(self, field), "zero or more")
+    for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
+      value = getattr(self, field)
+      if value is not None and not 0.0 <= value < 1.0:
+        raise _bad(field, value, "0 <= rate < 1")
+
+  def _check_positions(self):
+    if self.positions == "learned" and self.max_positions is None:
+      raise _bad("max_positions", None, "the number of learned positions, for example 512")
+    if self.positions == "rotary" and self.head_dim % 2:
+      raise _bad("head_dim", self.head_dim, "an even number: rotary positions turn pairs of features")
+    if self.positions == "sinusoidal" and self.embed_dim % 2:
+      raise _bad("embed_dim", self.embed_dim, "an even number: sinusoidal positions come in sine and cosine")
+    if self.positions == "relative_bias":
+      if self.relative_buckets < 4 or self.relative_buckets % 4:
+        raise _bad("relative_buckets", self.relative_buckets, "a multiple of 4: near and far, past and future")
+      if self.relative_max_distance <= self.relative_buckets // 2:
+        raise _bad("relative_max_distance", self.relative_max_distance, f"more than {self.relative_buckets // 2}")
+
+  def require_layers(self, model: str, *fields: str) -> None:
+    """Refuses a config without the stacks that `model` is made of."""
+    for field in fields:
+      if getattr(self, field) < 1:
+        raise _bad(field, getattr(self, field), f"one or more: {model} has no other layers")
+
+  @property
+  def dtype(self) -> jnp.dtype:
+    """Of activations."""
+    return jnp.dtype(self.compute_dtype)
+
+
+def _bad(field: str, value: object, expected: str, **lines: str) -> UserError:
+  return UserError(
+    f"TransformerConfig.{field} = {value!r} cannot work",
+    expected=expected,
+    **lines,
+    try_=f"--gin.TransformerConfig.{field}=VALUE",
+  )

@@ -1,0 +1,98 @@
+"""GPT: decoder-only language models (Radford et al. 2018, 2019), and T5's LM and prefix LM (table 2)."""
+
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.kernels.attention import Mask
+from t5like.models.attention import Context
+from t5like.models.cache import Cache, batch_axes
+from t5like.models.config import TransformerConfig
+from t5like.models.embedder import Embedder, LogitsDense, check_length
+from t5like.models.stack import Stack
+
+Batch = Mapping[str, jax.Array]
+
+
+class GPT(nn.Module):
+  """Decoder-only. With `prefix_lm`, inputs see one another in both directions."""
+
+  config: TransformerConfig
+
+  def setup(self):
+    config = self.config
+    config.require_layers("GPT", "num_decoder_layers")
+    self.token_embedder = Embedder(config)
+    self.decoder = Stack(config, config.num_decoder_layers)
+    if not config.tie_embeddings:
+      self.logits_dense = LogitsDense(config)
+
+  @property
+  def batch_layout(self) -> str:
+    return "prefix_lm" if self.config.prefix_lm else "decoder"
+
+  def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
+    """{"logits": [batch, length, vocab]}"""
+    return {"logits": self.project(self.hidden_states(batch, deterministic))}
+
+  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    """[batch, length, embed]; `project` makes them logits."""
+    segments = batch.get("decoder_segment_ids")
+    prefix = batch.get("decoder_causal_attention") if self.config.prefix_lm else None
+    # Right padding needs no mask: real positions come before it and look back only.
+    mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
+    context = Context(mask=mask, positions=batch.get("decoder_positions"), deterministic=deterministic)
+    x, _ = self._decode(batch["decoder_input_tokens"], context)
+    return x
+
+  def project(self, hidden: jax.Array) -> jax.Array:
+    """Logits of hidden states: [..., embed] -> [..., vocab]."""
+    return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+
+  def _decode(self, tokens: jax.Array, context: Context, cache: tuple | dict | None = None):
+    x = self.token_embedder(tokens, context.positions, deterministic=context.deterministic)
+    return self.decoder(x, context, bidirectional=self.config.prefix_lm, cache=cache)
+
+  # Decoding: read the prompts at once, then one token a row at a time.
+
+  def first_tokens(self, batch: Batch) -> jax.Array:
+    """What the first `decode_step` is fed, [batch]: the last token of each prompt."""
+    last = prompt_lengths(batch)[:, None] - 1
+    return jnp.take_along_axis(batch["decoder_input_tokens"], last, axis=1)[:, 0]
+
+  def start_decoding(self, batch: Batch, max_decode_length: int) -> Cache:
+    """Reads prompts [batch, length], padded on the right, and leaves room for `max_decode_length` steps.
+
+    The first step is fed each prompt's last token again (`first_tokens`), so the
+    logits of every step come from `decode_step`.
+    """
+    prompts, lengths = batch["decoder_input_tokens"], prompt_lengths(batch)
+    cache_length = prompts.shape[1] + max_decode_length - 1
+    check_length(self.config, cache_length)
+    real = jnp.arange(prompts.shape[1])[None, :] < lengths[:, None]
+    # Keys beyond a prompt are hidden from it by causality, or by `prefix` where that is lifted;
+    # later steps write over them before they can be seen.
+    mask = Mask(causal=True, prefix=real if self.config.prefix_lm else None)
+    _, layers = self._decode(prompts, Context(mask=mask, cache_length=cache_length))
+    return {"index": lengths - 1, "layers": layers}
+
+  def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
+    """Feeds tokens [batch]; gives the logits [batch, vocab] of what follows, and the cache."""
+    index = cache["index"]
+    context = Context(mask=Mask(causal=True), positions=index[:, None], index=index)
+    x, layers = self._decode(tokens[:, None], context, cache["layers"])
+    return self.project(x[:, 0]), cache | {"index": index + 1, "layers": layers}
+
+  def cache_batch_axes(self, cache: Cache) -> Cache:
+    return batch_axes(cache, self.config.scan_layers)
+
+
+def prompt_lengths(batch: Batch) -> jax.Array:
+  """Tokens in each prompt, [batch]: by segment ids or the prefix mask where given, else whole rows."""
+  for feature in ("decoder_segment_ids", "decoder_causal_attention"):
+    if feature in batch:
+      return jnp.sum(batch[feature] > 0, axis=1).astype(jnp.int32)
+  rows, length = batch["decoder_input_tokens"].shape
+  return jnp.full((rows,), length, jnp.int32)

@@ -1,0 +1,76 @@
+"""The smallest parts: dense layers, norms, activations, and how each is initialised."""
+
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.models.config import TransformerConfig
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  "relu": jax.nn.relu,
+  "gelu": lambda x: jax.nn.gelu(x, approximate=True),
+  "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
+  "silu": jax.nn.silu,
+}
+
+
+def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initializers.Initializer:
+  """`role` is "plain", "query" or "residual" (the last product of a residual branch)."""
+  if config.initializer == "fan_in":
+    # T5 has no 1/sqrt(head_dim) in attention: its query kernel starts that much smaller.
+    folded = role == "query" and not config.scale_attention
+    return nn.initializers.variance_scaling(1.0 / config.head_dim if folded else 1.0, "fan_in", "normal")
+  stddev = config.initializer_stddev
+  if role == "residual" and config.scale_residual_init:
+    # Radford et al. 2019, section 2.3: N residual branches add up to unit variance.
+    stddev *= (2 * (config.num_encoder_layers + config.num_decoder_layers)) ** -0.5
+  return nn.initializers.normal(stddev)
+
+
+def embedding_init(config: TransformerConfig) -> nn.initializers.Initializer:
+  return nn.initializers.normal(1.0 if config.initializer == "fan_in" else config.initializer_stddev)
+
+
+def dense(
+  config: TransformerConfig, features: int, axes: tuple[str | None, str | None], role: str = "plain",
+  use_bias: bool | None = None, name: str | None = None,
+) -> nn.Dense:  # fmt: skip
+  """A product with kernel [in, features] on logical `axes`."""
+  return nn.Dense(
+    features,
+    use_bias=config.use_bias if use_bias is None else use_bias,
+    dtype=config.dtype,
+    param_dtype=jnp.dtype(config.param_dtype),
+    kernel_init=nn.with_logical_partitioning(kernel_init(config, role), axes),
+    bias_init=nn.with_logical_partitioning(nn.initializers.zeros, axes[1:]),
+    name=name,
+  )
+
+
+class Norm(nn.Module):
+  """RMS norm (no mean, no bias) or layer norm over the last axis, in float32."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:  # [..., embed]
+    config, width = self.config, x.shape[-1]
+    dtype = jnp.dtype(config.param_dtype)
+    shape = (1,) * (x.ndim - 1) + (width,)
+    y = x.astype(jnp.float32)
+    if config.norm == "layer":
+      y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + config.norm_epsilon)
+    scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (width,), dtype)
+    y = y * scale.astype(jnp.float32).reshape(shape)
+    if config.norm == "layer":
+      bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
+      y = y + bias.astype(jnp.float32).reshape(shape)
+    return y.astype(config.dtype)
+
+
+def on_activations(x: jax.Array) -> jax.Array:
+  """Marks [batch, length, embed] for the partitioner; nothing without a mesh."""
+  return nn.with_logical_constraint(x, ("batch", "length", "embed"))

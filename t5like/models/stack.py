@@ -1,0 +1,86 @@
+"""A stack of blocks with what they share: the relative position bias and the final norm."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.kernels.attention import RelativeBias
+from t5like.models.attention import Context
+from t5like.models.blocks import Block
+from t5like.models.config import TransformerConfig
+from t5like.models.layers import Norm
+
+REMAT_POLICIES = {
+  # Matrix products with weights are kept, attention scores (which grow with length^2) are not.
+  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class RelativeBiasTable(nn.Module):
+  """One table for all layers of a stack (T5 paper, section 2.1), stored [heads, buckets] as in T5X."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, bidirectional: bool) -> RelativeBias:
+    config = self.config
+    init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+    table = self.param(
+      "rel_embedding",
+      nn.with_logical_partitioning(init, ("heads", None)),
+      (config.num_heads, config.relative_buckets),
+      jnp.dtype(config.param_dtype),
+    )
+    return RelativeBias(table.T, bidirectional=bidirectional, max_distance=config.relative_max_distance)
+
+
+class Stack(nn.Module):
+  """`num_layers` blocks, unrolled as layers_0, layers_1, ... or scanned as `layers` with a leading axis."""
+
+  config: TransformerConfig
+  num_layers: int
+  has_cross_attention: bool = False
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, context: Context, *, bidirectional: bool, cache: tuple | dict | None = None
+  ) -> tuple[jax.Array, tuple | dict | None]:
+    """x [batch, length, embed] -> hidden states, and the cache to keep (None when training).
+
+    `bidirectional` gives future keys relative position buckets of their own.
+    """
+    config = self.config
+    if config.positions == "relative_bias":
+      bias = RelativeBiasTable(config, name="relpos_bias")(bidirectional)
+      context = dataclasses.replace(context, bias=bias)
+    x, kept = self._layers(x, context, cache)
+    if config.norm_position == "pre":
+      x = Norm(config, name="final_norm")(x)
+    if config.final_dropout:
+      x = nn.Dropout(config.dropout_rate)(x, deterministic=context.deterministic)
+    return x, kept
+
+  def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
+    block = Block
+    if self.config.remat != "none":
+      # Inside a scan the loop itself keeps XLA from merging the recomputation with the first pass.
+      policy = REMAT_POLICIES[self.config.remat]
+      block = nn.remat(Block, policy=policy, prevent_cse=not self.config.scan_layers)
+    if self.config.scan_layers:
+      return nn.scan(
+        block,
+        variable_axes={"params": 0, "intermediates": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(0, nn.broadcast),
+        length=self.num_layers,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+      )(self.config, self.has_cross_attention, name="layers")(x, cache, context)
+    kept = []
+    for i in range(self.num_layers):
+      layer = block(self.config, self.has_cross_attention, name=f"layers_{i}")
+      x, layer_cache = layer(x, cache and cache[i], context)
+      kept.append(layer_cache)
+    return x, None if kept[0] is None else tuple(kept)
