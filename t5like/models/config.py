@@ -54,7 +54,7 @@ class TransformerConfig:
   # Embeddings and heads.
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
-  scale_logits: bool = True  # multiply by embed_dim**-0.5 where embeddings are tied (T5)
+  scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
   embedding_norm: bool = False  # BERT normalises the sum of its embeddings
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads

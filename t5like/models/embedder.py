@@ -59,11 +59,7 @@ class Embedder(nn.Module):
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Scores of every token: [..., embed] -> [..., vocab] in the logits dtype."""
-    config = self.config
-    if config.scale_logits:
-      hidden = hidden * config.embed_dim**-0.5
-    table = self.embedding.astype(config.dtype)
-    return jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.dtype(config.logits_dtype))
+    return logits(self.config, hidden, self.embedding.T)
 
 
 class LogitsDense(nn.Module):
@@ -76,8 +72,15 @@ class LogitsDense(nn.Module):
     config = self.config
     init = nn.with_logical_partitioning(kernel_init(config), ("embed", "vocab"))
     shape = (config.embed_dim, config.vocab_size)
-    kernel = self.param("kernel", init, shape, jnp.dtype(config.param_dtype)).astype(config.dtype)
-    return jnp.einsum("...d,dv->...v", hidden, kernel, preferred_element_type=jnp.dtype(config.logits_dtype))
+    return logits(config, hidden, self.param("kernel", init, shape, jnp.dtype(config.param_dtype)))
+
+
+def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+  """hidden [..., embed] times kernel [embed, vocab]: multiplied in the compute dtype, summed in the logits dtype."""
+  if config.scale_logits:
+    hidden = hidden * config.embed_dim**-0.5
+  dtype = jnp.dtype(config.logits_dtype)
+  return jnp.einsum("...d,dv->...v", hidden, kernel.astype(config.dtype), preferred_element_type=dtype)
 
 
 def default_positions(tokens: jax.Array) -> jax.Array:
