@@ -1,0 +1,81 @@
+"""Do a model, a vocabulary, a task and a checkpoint fit together?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from t5like import data
+from t5like.cli.experiment import Experiment
+from t5like.errors import UserError
+from t5like.models.config import TransformerConfig
+from t5like.objectives import Lengths, SpecialTokens
+from t5like.vocabularies import SentencePieceVocabulary
+
+# A checkpoint may be used under other values of these: they change how a step is computed or how
+# parameters first came to be, not what the parameters are.
+_FREE_FIELDS = {
+  "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
+  "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend",
+}  # fmt: skip
+
+
+def model_fingerprint(config: TransformerConfig, vocabulary: SentencePieceVocabulary) -> dict[str, Any]:
+  """What a checkpoint's parameters mean: the model's structure and the vocabulary."""
+  fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
+  return fields | {"vocabulary": vocabulary.fingerprint}
+
+
+def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentencePieceVocabulary) -> None:
+  if vocabulary.vocab_size > config.vocab_size:
+    raise UserError(
+      f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, the model's embedding {config.vocab_size} rows",
+      try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the vocabulary the model was made for",
+    )
+
+
+def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
+  """Lengths of a batch's rows: an objective computes its own targets' length."""
+  inputs, targets = experiment.lengths["inputs"], experiment.lengths.get("targets")
+  if experiment.objective is None:
+    lengths = Lengths(raw=inputs, inputs=inputs, targets=targets)
+  else:
+    lengths = experiment.objective.lengths(inputs)
+    if targets is not None:
+      lengths = dataclasses.replace(lengths, targets=targets)  # as the paper cut or padded some rows
+    experiment.objective.check(lengths, special)
+  longest = max(lengths.inputs, lengths.targets)
+  limit = experiment.model.config.max_positions
+  if limit is not None and longest > limit:
+    raise UserError(f"rows of {longest} tokens are longer than the model's {limit} positions", try_="--gin.LENGTHS=...")
+  return lengths
+
+
+def batch_source(
+  experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, share: data.HostShare
+) -> data.CorpusBatches | data.ExampleBatches:
+  """The batches of a run, if its task and its objective belong together."""
+  if cache.is_corpus and experiment.objective is None:
+    raise UserError(
+      f"task {experiment.task!r} is a corpus: it needs an objective",
+      try_="--gin_file=objectives/span_corruption.gin and --gin_file=runs/pretrain.gin",
+    )
+  if not cache.is_corpus and experiment.objective is not None:
+    raise UserError(
+      f"task {experiment.task!r} has inputs and targets of its own: it takes no objective",
+      try_="--gin_file=runs/finetune.gin",
+    )
+  if cache.is_corpus:
+    return data.CorpusBatches(
+      cache, experiment.objective, lengths, special, experiment.batch_size, experiment.seed, share
+    )
+  return data.ExampleBatches(cache, lengths, special, experiment.batch_size, experiment.seed, share)
+
+
+def check_scorable(cache: data.TokenCache) -> None:
+  description = cache.manifest["description"]
+  if not cache.manifest["scoring"]["metrics"]:
+    raise UserError(
+      f"task {description['task']!r} has no metric functions: it cannot be evaluated by decoding",
+      try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
+    )

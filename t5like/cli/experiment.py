@@ -1,0 +1,106 @@
+"""What a training run is made of: the parameters that gin files bind as `train.NAME`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import gin
+
+from t5like.cli.cache import DEFAULT_ROOT
+from t5like.errors import UserError
+from t5like.objectives import Objective
+from t5like.parallel import MeshAxes
+from t5like.training.optimizers import Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """One `t5like train` run."""
+
+  # Where everything is written; a run that was stopped goes on from there.
+  model_dir: str
+  model: nn.Module
+  # A vocabulary's name or file; must fit the model's embedding.
+  vocabulary: str
+  # A registered seqio task, and the modules to import so that it is registered.
+  task: str
+  # Tokens of a row: {"inputs": 512} for an objective, which knows its targets' length,
+  # {"inputs": 512, "targets": 32} for labelled examples.
+  lengths: Mapping[str, int]
+  # Rows of a step, over all devices.
+  batch_size: int
+  steps: int
+  optimizer: Optimizer
+  # What to hide and predict in a corpus; None for labelled examples.
+  objective: Objective | None = None
+  seed: int = 0
+  task_modules: Sequence[str] = ()
+  split: str = "train"
+  mesh: MeshAxes = MeshAxes()
+  z_loss: float = 1e-4
+  label_smoothing: float = 0.0
+  # A model directory or checkpoint to take parameters from when the run has none of its own.
+  init_from: str | None = None
+  # Periods in steps, independent of each other; 0 switches one off.
+  log_period: int = 100
+  checkpoint_period: int = 5_000
+  eval_period: int = 0
+  checkpoints_kept: int = 3
+  # Evaluation by decoding, at the end too: the split ('' for none), at most so many examples (0: all).
+  eval_split: str = ""
+  eval_examples: int = 0
+  # The folder of token caches, and how many threads make batches.
+  cache_dir: str = DEFAULT_ROOT
+  loader_threads: int = 1
+
+  def __post_init__(self):
+    self._check_types()
+    for name in ("batch_size", "steps", "log_period", "checkpoints_kept", "loader_threads"):
+      if getattr(self, name) < 1:
+        raise _bad(name, getattr(self, name), "a whole number of at least 1")
+    for name in ("checkpoint_period", "eval_period", "eval_examples", "seed"):
+      if getattr(self, name) < 0:
+        raise _bad(name, getattr(self, name), "0 or more")
+    expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
+    if not expected <= set(self.lengths) <= {"inputs", "targets"}:
+      raise _bad("lengths", dict(self.lengths), f"the lengths of {' and '.join(sorted(expected))}")
+    for name, length in self.lengths.items():
+      if not _is_whole(length) or length < 2:
+        raise _bad("lengths", dict(self.lengths), f"at least 2 tokens of {name}")
+
+  def _check_types(self) -> None:
+    for name in ("model_dir", "vocabulary", "task", "split", "eval_split", "cache_dir"):
+      if not isinstance(getattr(self, name), str):
+        raise _bad(name, getattr(self, name), "a string")
+    for name in (
+      "batch_size", "steps", "seed", "log_period", "checkpoint_period", "eval_period", "checkpoints_kept",
+      "eval_examples", "loader_threads",
+    ):  # fmt: skip
+      if not _is_whole(getattr(self, name)):
+        raise _bad(name, getattr(self, name), "a whole number")
+    if not isinstance(self.lengths, Mapping):
+      raise _bad("lengths", self.lengths, "a dict such as {'inputs': 512}")
+    for name, kind in (("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes)):
+      if not isinstance(getattr(self, name), kind):
+        raise _bad(name, getattr(self, name), f"a {kind.__name__}: with parentheses, as in @adafactor()")
+    if self.objective is not None and not hasattr(self.objective, "lengths"):
+      raise _bad("objective", self.objective, "an objective: with parentheses, as in @span_corruption()")
+
+
+def _is_whole(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+# The macro that users set for a parameter, where it is not simply its name in capitals.
+_MACROS = {"steps": "TRAIN_STEPS"}
+
+
+def _bad(name: str, value: Any, expected: str) -> UserError:
+  macro = _MACROS.get(name, name.upper())
+  return UserError(f"{macro} = {value!r} cannot work", expected=expected, try_=f"--gin.{macro}=...")
+
+
+gin.external_configurable(Experiment, "train")

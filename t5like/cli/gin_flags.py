@@ -1,0 +1,40 @@
+"""The gin options that every configured verb shares."""
+
+import argparse
+import importlib
+
+from t5like import configuration
+
+# Importing these tells gin the names that files may use. None of them imports TensorFlow.
+_CONFIGURABLES = (
+  "t5like.models.configurables",
+  "t5like.objectives.configurables",
+  "t5like.parallel.configurables",
+  "t5like.training.configurables",
+  "t5like.cli.experiment",
+)
+
+
+def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group("configuration")
+  group.add_argument(
+    "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win"
+  )
+  group.add_argument(
+    "--gin.NAME", dest="_", metavar="VALUE", help="set a macro or parameter, e.g. --gin.BATCH_SIZE=64 (no quotes)"
+  )
+  group.add_argument(
+    "--gin_search_paths", action="append", default=[], metavar="DIR", help="another folder to look for gin files in"
+  )
+
+
+def register_configurables() -> None:
+  for module in _CONFIGURABLES:
+    importlib.import_module(module)
+
+
+def load_configuration(args: argparse.Namespace) -> None:
+  """Makes the files and overrides of the command line the current configuration."""
+  register_configurables()
+  paths = [p for given in args.gin_search_paths for p in given.split(",") if p]
+  configuration.load(args.gin_file, args.gin_overrides, paths)

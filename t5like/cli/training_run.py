@@ -1,0 +1,214 @@
+"""A training run in phases: prepare, initialise, compile, loop, report."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5like import configuration, data, evaluation, parallel
+from t5like.cli.compatibility import batch_source, check_scorable, check_vocabulary, model_fingerprint, row_lengths
+from t5like.cli.experiment import Experiment
+from t5like.cli.run_card import describe_run
+from t5like.cli.token_caches import TokenCaches, special_tokens
+from t5like.data.layouts import encoder_decoder
+from t5like.objectives import Lengths, SpecialTokens
+from t5like.training import model_dir as directory
+from t5like.training.checkpoints import Checkpoints, check_fingerprint, find_checkpoint, load_parameters, read_fingerprint
+from t5like.training.interruption import Interruption
+from t5like.training.loop import Hook, TrainLog, to_devices, train_loop
+from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.plots import plot_loss
+from t5like.training.progress import ProgressLine, duration
+from t5like.training.state import StateSpec, TrainState, create_state, state_spec
+from t5like.training.step import LossSettings, compile_train_step
+from t5like.vocabularies import SentencePieceVocabulary, load_vocabulary
+
+_SHOWN_EXAMPLES = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """All that is known, checked and opened before the first compilation."""
+
+  model_dir: Path
+  vocabulary: SentencePieceVocabulary
+  special: SpecialTokens
+  lengths: Lengths
+  batches: data.CorpusBatches | data.ExampleBatches | None  # None: a dry run without a token cache
+  eval_cache: data.TokenCache | None
+  mesh: jax.sharding.Mesh
+  batch: dict[str, np.ndarray]  # a batch of the right shapes
+  spec: StateSpec
+  fingerprint: dict[str, Any]
+  run_card: str
+
+
+def prepare(experiment: Experiment, build_data: bool) -> Plan:
+  """Checks everything that can be wrong and opens what the run needs. Writes nothing to MODEL_DIR."""
+  model_dir = directory.check_model_dir(experiment.model_dir)
+  vocabulary = load_vocabulary(experiment.vocabulary)
+  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  mesh = parallel.make_mesh(experiment.mesh)
+  parallel.check_batch(experiment.batch_size, mesh)
+  special = special_tokens(vocabulary)
+  lengths = row_lengths(experiment, special)
+  fingerprint = model_fingerprint(experiment.model.config, vocabulary)
+  starts_from = starting_point(model_dir, experiment.init_from, fingerprint)
+
+  caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
+  open_cache = caches.open_or_build if build_data else caches.open
+  cache = open_cache(experiment.task, experiment.split)
+  eval_cache = open_cache(experiment.task, experiment.eval_split) if experiment.eval_split else None
+  if eval_cache is not None:
+    check_scorable(eval_cache)
+  share = data.HostShare(jax.process_index(), jax.process_count())
+  batches = None if cache is None else batch_source(experiment, cache, lengths, special, share)
+
+  batch = encoder_decoder(
+    np.zeros((experiment.batch_size, lengths.inputs), np.int32),
+    np.zeros((experiment.batch_size, lengths.targets), np.int32),
+  )
+  spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
+  card = describe_run(experiment, model_dir, mesh, spec, lengths, batches, starts_from)
+  return Plan(model_dir, vocabulary, special, lengths, batches, eval_cache, mesh, batch, spec, fingerprint, card)
+
+
+def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> str:
+  """Says where parameters will come from, and refuses a checkpoint that does not fit.
+
+  The order: the run's own newest checkpoint, then INIT_FROM, then random initialisation.
+  """
+  if (model_dir / "checkpoints").is_dir() and any(p.name.isdigit() for p in (model_dir / "checkpoints").iterdir()):
+    own = find_checkpoint(model_dir)
+    check_fingerprint(read_fingerprint(own), fingerprint, own)
+    return f"its own checkpoint of step {own.name}"
+  if init_from:
+    other = find_checkpoint(init_from)
+    check_fingerprint(read_fingerprint(other), fingerprint, other)
+    return f"the parameters of {other}, optimizer and step fresh"
+  return "random initialisation"
+
+
+def execute(experiment: Experiment, plan: Plan) -> int:
+  """Trains to the last step or the first signal; returns the exit status."""
+  record_run(plan)
+  checkpoints = Checkpoints(plan.model_dir, keep=experiment.checkpoints_kept)
+  state = initialise(experiment, plan, checkpoints)
+  first_step = int(state.step)
+  writer = MetricWriter(plan.model_dir, first_step)
+  progress = ProgressLine()
+
+  def save(state: TrainState) -> None:
+    checkpoints.save(state, plan.fingerprint)
+
+  evaluate = evaluator(experiment, plan, writer, progress)
+  with Interruption() as interruption:
+    if first_step < experiment.steps:
+      step_function = compile_step(experiment, plan)
+      batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
+      tokens = experiment.batch_size * (plan.lengths.inputs + plan.lengths.targets)
+      log = TrainLog(writer, progress, experiment.log_period, experiment.steps, tokens)
+      hooks = [
+        Hook(experiment.checkpoint_period, save, at_end=True),
+        Hook(experiment.eval_period if evaluate else 0, evaluate),
+      ]
+      feed = to_devices(batches, parallel.batch_sharding(plan.mesh))
+      state = train_loop(state, step_function, feed, experiment.steps, log, hooks, interruption)
+      progress.leave()
+    else:
+      print(f"already at step {first_step:,} of {experiment.steps:,}: nothing left to train")
+    if interruption.requested:
+      save(state)
+  checkpoints.close()
+  plot_loss(plan.model_dir)
+  if interruption.requested:
+    writer.close()
+    return _report_interruption(interruption.signal, int(state.step), experiment.steps)
+  if evaluate:
+    evaluate(state)
+  writer.close()
+  _report_end(plan.model_dir)
+  return 0
+
+
+def record_run(plan: Plan) -> None:
+  """Writes config.gin first: it marks the folder as ours."""
+  directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
+  directory.write_text(plan.model_dir / directory.RUN_CARD, plan.run_card + "\n")
+
+
+def initialise(experiment: Experiment, plan: Plan, checkpoints: Checkpoints) -> TrainState:
+  if checkpoints.latest_step() is not None:
+    return checkpoints.restore(plan.spec, plan.fingerprint)
+  state = create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
+  if not experiment.init_from:
+    return state
+  params = load_parameters(experiment.init_from, fingerprint=plan.fingerprint)
+  return state.replace(params=jax.device_put(params, plan.spec.shardings.params))
+
+
+def compile_step(experiment: Experiment, plan: Plan) -> jax.stages.Compiled:
+  started = time.monotonic()
+  settings = LossSettings(experiment.z_loss, experiment.label_smoothing)
+  compiled = compile_train_step(experiment.model, experiment.optimizer, settings, plan.spec, plan.batch, plan.mesh)
+  print(f"train step compiled in {duration(time.monotonic() - started)}", flush=True)
+  return compiled
+
+
+def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter, progress: ProgressLine):
+  """A function that scores a state by decoding, prints and records; None where nothing is to be evaluated."""
+  cache = plan.eval_cache
+  if cache is None:
+    return None
+  kind = f"eval/{experiment.task}"
+  predictor = evaluation.Predictor(experiment.model, plan.mesh, plan.lengths.targets, plan.vocabulary.eos_id)
+  fields = list(cache.fields())
+  total = min(experiment.eval_examples or cache.examples, cache.examples)
+
+  def evaluate(state: TrainState) -> None:
+    step = int(state.step)
+    if any(row["kind"] == kind and row["step"] == step for row in read_metrics(plan.model_dir)):
+      return
+    result = evaluation.evaluate(
+      data.evaluation_batches(cache, plan.lengths, plan.special, experiment.batch_size, total),
+      lambda batch: predictor(state.params, batch),
+      plan.vocabulary.decode,
+      fields,
+      cache.manifest["scoring"],
+      lambda done: progress.show(f"evaluating {experiment.task}: {done:,}/{total:,}"),
+    )
+    progress.leave()
+    path = plan.model_dir / "predictions" / f"{experiment.task}-{experiment.eval_split}-{step}.jsonl"
+    result.write(path)
+    writer.write(step, kind, result.scores)
+    print(f"step {step:,}, {experiment.task} ({experiment.eval_split}, {len(result.rows):,} examples): {result.summary()}")
+    for row in result.rows[:_SHOWN_EXAMPLES]:
+      mark = "=" if row["prediction"] == row["target"] else "x"
+      print(f"  {mark} {row['inputs']}\n      prediction {row['prediction']!r}   target {row['target']!r}")
+
+  return evaluate
+
+
+def _report_interruption(number: int, step: int, steps: int) -> int:
+  print(f"{signal.Signals(number).name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
+  return 128 + number
+
+
+def _report_end(model_dir: Path) -> None:
+  names = {
+    "checkpoints": "checkpoints/",
+    "metrics": "metrics.jsonl, and TensorBoard events: tensorboard --logdir " + str(model_dir),
+    "loss curve": "loss.png",
+    "configuration": f"{directory.CONFIG}, {directory.RUN_CARD}",
+  }
+  if (model_dir / "predictions").is_dir():
+    names["predictions"] = "predictions/"
+  print(f"in {model_dir}:")
+  for label, text in names.items():
+    print(f"  {label:<13}  {text}")

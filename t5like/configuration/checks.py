@@ -1,0 +1,90 @@
+"""What can be wrong in a configuration, found before anything is built."""
+
+import inspect
+from collections.abc import Sequence
+
+import gin
+
+from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference
+from t5like.errors import UserError, nearest
+
+
+def registered() -> dict[str, object]:
+  """Configurables by the shortest name a gin file can use."""
+  registry = gin.config._REGISTRY  # gin has no public listing
+  return {
+    registry.minimal_selector(selector): configurable.wrapped
+    for selector, configurable in registry.items()
+    if not selector.startswith("gin.")
+  }
+
+
+def check_names(bindings: Sequence[Binding]) -> None:
+  """Every `name.parameter` and every `@name` exists."""
+  known = registered()
+  for binding in bindings:
+    if not binding.is_macro:
+      _check_configurable(binding.selector, binding.where, known)
+      _check_parameter(binding, known)
+    for reference in binding.references():
+      if isinstance(reference, ConfigurableReference):
+        _check_configurable(reference.name, binding.where, known)
+
+
+def _check_configurable(name: str, where: str, known: dict[str, object]) -> None:
+  if name in known or gin.config._REGISTRY.matching_selectors(name):
+    return
+  raise UserError(
+    f"no configurable called {name!r}",
+    file=where,
+    nearest=nearest(name, known),
+    known=", ".join(sorted(known)),
+  )
+
+
+def _check_parameter(binding: Binding, known: dict[str, object]) -> None:
+  target = known.get(binding.selector)
+  if target is None:
+    return
+  parameters = inspect.signature(target).parameters
+  if binding.parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    return
+  raise UserError(
+    f"{binding.selector!r} has no parameter {binding.parameter!r}",
+    file=binding.where,
+    nearest=nearest(binding.parameter, parameters),
+    known=", ".join(parameters),
+  )
+
+
+def check_macros(bindings: Sequence[Binding]) -> None:
+  """Every macro that is set is used, every macro that is used is set, and no required one is open."""
+  settings = {b.macro_name: b for b in bindings if b.is_macro}
+  uses: dict[str, str] = {}
+  for binding in bindings:
+    for reference in binding.references():
+      if isinstance(reference, MacroReference) and reference.name != REQUIRED:
+        uses.setdefault(reference.name, binding.where)
+
+  for name, binding in settings.items():
+    if name not in uses:
+      raise UserError(
+        f"nothing uses the macro {name}",
+        file=binding.where,
+        nearest=nearest(name, uses),
+        in_use=", ".join(sorted(uses)),
+        hint="" if uses else "no run file was given: add --gin_file=runs/pretrain.gin or another",
+      )
+
+  missing = {name: where for name, where in uses.items() if name not in settings}
+  for binding in bindings:
+    current = settings[binding.macro_name] if binding.is_macro else binding
+    if current is binding and binding.value == MacroReference(REQUIRED):
+      missing[binding.macro_name if binding.is_macro else f"{binding.selector}.{binding.parameter}"] = binding.where
+  if missing:
+    width = max(map(len, missing))
+    raise UserError(
+      "the configuration is not complete: " + ", ".join(missing),
+      required="\n".join(f"{name:<{width}}  asked for by {where}" for name, where in missing.items()),
+      try_=" ".join(f"--gin.{name}=..." for name in missing),
+    )

@@ -1,0 +1,65 @@
+"""Loads gin files and command-line overrides into gin, or says what is wrong with them."""
+
+import inspect
+from collections.abc import Sequence
+
+import gin
+
+from t5like.configuration import checks
+from t5like.configuration.search_path import search_path
+from t5like.configuration.statements import expanded_text, parse_override_value, read_file, read_text
+from t5like.errors import UserError
+
+
+def load(
+  files: Sequence[str],
+  overrides: Sequence[tuple[str, str]] = (),
+  search_paths: Sequence[str] = (),
+) -> None:
+  """Makes `files` and then `overrides` (pairs of name and text) the current gin configuration.
+
+  The rooms whose names the files use must have been registered (their `configurables` modules
+  imported). Raises UserError for a missing file, an unknown name, an unused or missing macro.
+  """
+  folders = search_path(search_paths)
+  override_lines = [(f"--gin.{name}", f"{name} = {parse_override_value(text)}") for name, text in overrides]
+
+  bindings = [b for name in files for b in read_file(name, folders)]
+  for where, line in override_lines:
+    bindings.extend(read_text(line, where, folders))
+  checks.check_names(bindings)
+  checks.check_macros(bindings)
+
+  gin.clear_config()
+  with gin.unlock_config():
+    # Includes are expanded here: gin's own search logs an error for every folder it tries in vain.
+    gin.parse_config("\n".join(expanded_text(name, folders) for name in files))
+    gin.parse_config([line for _, line in override_lines])
+  gin.finalize()
+
+
+def build(name: str) -> object:
+  """Calls the configurable `name` with the parameters the configuration gives it."""
+  target = checks.registered()[name]
+  bound = gin.get_bindings(name, resolve_references=False)
+  missing = [
+    p.name
+    for p in inspect.signature(target).parameters.values()
+    if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in bound
+  ]
+  if missing:
+    raise UserError(
+      f"{name!r} is not configured: nothing sets {', '.join(missing)}",
+      try_="--gin_file=runs/pretrain.gin (or another file of gin/runs) binds them",
+    )
+  return gin.get_configurable(name)()
+
+
+def resolved_config() -> str:
+  """All bindings as given, macros included."""
+  return gin.config_str(max_line_length=100)
+
+
+def operative_config() -> str:
+  """What was really used, defaults included: enough to run again without the files it came from."""
+  return gin.operative_config_str(max_line_length=100)

@@ -1,0 +1,45 @@
+"""Errors a user can mend: one readable block, exit status 2, no traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+  """Something the user gave cannot work.
+
+  `what` is the headline; each keyword is one aligned line under it. A trailing
+  underscore lets a label be a Python keyword:
+
+      raise UserError("24 heads cannot be split over 16 devices",
+                      mesh="data=4 tensor=16", try_="--gin.MESH.tensor=8")
+
+  prints
+
+      error: 24 heads cannot be split over 16 devices
+        mesh   data=4 tensor=16
+        try    --gin.MESH.tensor=8
+  """
+
+  def __init__(self, what: str, **lines: object):
+    super().__init__(what)
+    self.what = what
+    self.lines = {k.rstrip("_"): str(v) for k, v in lines.items() if v not in (None, "")}
+
+  def render(self) -> str:
+    """The whole message, without what gin appends to str() of errors that pass through it."""
+    width = max((len(label) for label in self.lines), default=0)
+    rows = [self.what]
+    for label, text in self.lines.items():
+      first, *rest = text.split("\n")
+      rows.append(f"  {label:<{width}}  {first}")
+      rows.extend(f"  {'':<{width}}  {line}" for line in rest)
+    return "\n".join(rows)
+
+  __str__ = render
+
+
+def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:
+  """The valid names closest to `name`, joined for an error line; '' when none is close."""
+  by_folded = {c.casefold(): c for c in candidates}
+  close = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.6)
+  return ", ".join(by_folded[c] for c in close)

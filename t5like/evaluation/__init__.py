@@ -1,0 +1,6 @@
+"""A checkpoint's score on a task: decode, postprocess, compare."""
+
+from t5like.evaluation.prediction import Predictor
+from t5like.evaluation.scoring import Evaluation, evaluate
+
+__all__ = ["Evaluation", "Predictor", "evaluate"]

@@ -1,0 +1,84 @@
+"""Random numbers without a generator: a hash of (seed, epoch, row, purpose, index).
+
+The same row gets the same numbers whatever the batch size, the order, the worker or the host, and
+nothing has to be saved to go on after a restart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+
+import numpy as np
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # step of the SplitMix64 sequence (Steele et al. 2014)
+
+
+def mix(x: np.ndarray) -> np.ndarray:
+  """SplitMix64's finaliser: a bijection on uint64 in which every input bit moves every output bit."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+def combine(*counters: int | np.ndarray) -> np.ndarray:
+  """One uint64 key from several counters, broadcast against each other."""
+  key = np.zeros(1, np.uint64)
+  for counter in counters:
+    key = mix((key ^ np.asarray(counter).astype(np.uint64)) + _GOLDEN)
+  return key
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+  """The random numbers that belong to some rows."""
+
+  keys: np.ndarray  # [rows] uint64
+
+  @classmethod
+  def of(cls, seed: int, epoch: int | np.ndarray, rows: np.ndarray) -> Draws:
+    return cls(combine(seed, epoch, rows))
+
+  def bits(self, purpose: str, count: int) -> np.ndarray:
+    """[rows, count] uniform uint64; another purpose gives independent numbers."""
+    start = combine(self.keys, zlib.crc32(purpose.encode()))
+    steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
+    return mix(start[:, None] + steps[None, :])
+
+  def uniform(self, purpose: str, count: int) -> np.ndarray:
+    """[rows, count] float64 in [0, 1)."""
+    return (self.bits(purpose, count) >> np.uint64(11)) * 2.0**-53
+
+  def subsets(self, purpose: str, size: int, chosen: int) -> np.ndarray:
+    """[rows, chosen] sorted positions: in each row a uniformly drawn subset of range(size)."""
+    if not 0 <= chosen <= size < 2**16:
+      raise ValueError(f"cannot choose {chosen} of {size}")
+    if chosen == 0:
+      return np.zeros((len(self.keys), 0), np.int64)
+    # The position in the low bits makes the keys of a row distinct, so exactly `chosen` pass.
+    keys = (self.bits(purpose, size) & ~np.uint64(0xFFFF)) | np.arange(size, dtype=np.uint64)[None, :]
+    threshold = np.partition(keys, chosen - 1, axis=1)[:, chosen - 1 : chosen]
+    return np.nonzero(keys <= threshold)[1].reshape(len(keys), chosen)
+
+
+def permute(positions: np.ndarray, size: int, key: int | np.ndarray) -> np.ndarray:
+  """A pseudo-random permutation of range(size), evaluated only at `positions`.
+
+  A four-round Feistel network over the next even number of bits, walked until the value falls
+  inside range(size): O(1) memory, any position at once, a bijection for every key.
+  """
+  half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+  low = (np.uint64(1) << half) - np.uint64(1)
+  values = np.asarray(positions).astype(np.uint64)
+  keys = np.broadcast_to(np.asarray(key).astype(np.uint64), values.shape).copy()
+  if values.size and int(values.max()) >= size:
+    raise ValueError(f"position {int(values.max())} is outside a permutation of {size}")
+  result = values.copy()
+  walking = np.ones(values.shape, bool)
+  while walking.any():
+    left, right = result[walking] >> half, result[walking] & low
+    for round_number in range(4):
+      left, right = right, left ^ (mix(combine(keys[walking], round_number) + right) & low)
+    result[walking] = (left << half) | right
+    walking &= result >= np.uint64(size)
+  return result.astype(np.int64)

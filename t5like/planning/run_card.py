@@ -1,0 +1,50 @@
+"""The run card: everything that matters about a run, on one screen, before it starts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+
+import jax
+
+import t5like
+
+
+def versions() -> str:
+  names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
+  parts = [f"t5like {t5like.__version__}", f"python {platform.python_version()}"]
+  return ", ".join(parts + [f"{name} {importlib.metadata.version(name)}" for name in names])
+
+
+def devices(mesh: jax.sharding.Mesh) -> str:
+  kind = mesh.devices.flat[0].device_kind
+  axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+  return f"{mesh.devices.size} x {kind} on {jax.process_count()} host(s), mesh {axes}"
+
+
+def large(number: float, unit: str = "") -> str:
+  """1,234 as it is, larger ones as 12.3 M, 4.56 G."""
+  for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+    if abs(number) >= size:
+      return f"{number / size:.3g} {letter}{unit}"
+  return f"{number:,.0f}{f' {unit}' if unit else ''}"
+
+
+def bytes_text(number: float) -> str:
+  for size, letter in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
+    if number >= size:
+      return f"{number / size:.1f} {letter}"
+  return f"{number / 1024:.1f} KiB"
+
+
+def render_run_card(entries: Mapping[str, str]) -> str:
+  """Aligned `label  text` lines between rules; texts of several lines are indented."""
+  width = max(map(len, entries))
+  lines = []
+  for label, text in entries.items():
+    first, *rest = text.split("\n")
+    lines.append(f"{label:<{width}}  {first}")
+    lines.extend(f"{'':<{width}}  {line}" for line in rest)
+  rule = "-" * min(100, max(map(len, lines)))
+  return "\n".join([rule, *lines, rule])

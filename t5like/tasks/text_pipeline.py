@@ -1,0 +1,135 @@
+"""Runs a seqio task up to the point where text becomes tokens.
+
+The token cache is made from what comes out here, with whatever vocabulary a model has; objectives
+and end-of-sequence come later, in the loader.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import seqio
+
+from t5like.errors import UserError
+from t5like.tasks.registry import check_split
+
+
+def _text_preprocessors(task: seqio.Task) -> list[Callable]:
+  """The steps before seqio's `tokenize`, which must be there."""
+  steps = []
+  for step in task.preprocessors:
+    if isinstance(step, seqio.CacheDatasetPlaceholder):
+      continue
+    function = step.func if isinstance(step, functools.partial) else step
+    if function is seqio.preprocessors.tokenize:
+      return steps
+    steps.append(step)
+  raise UserError(
+    f"task {task.name!r} does not say where its text becomes tokens",
+    expected="seqio.preprocessors.tokenize among its preprocessors",
+  )
+
+
+def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
+  """Examples as plain Python values, before tokenisation, in the source's order."""
+  check_split(task, split)
+  dataset = task.source.get_dataset(split=split, shuffle=False)
+  for step in _text_preprocessors(task):
+    step = seqio.utils.add_kwargs_to_transform(step, sequence_length=None, output_features=task.output_features)
+    dataset = step(dataset)
+  if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
+    # Handing values over one by one costs more than making them.
+    for block in dataset.batch(1024).as_numpy_iterator():
+      columns = {name: _plain(values) for name, values in block.items()}
+      yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+  else:
+    for example in dataset.as_numpy_iterator():
+      yield {name: _plain(value) for name, value in example.items()}
+
+
+def _plain(value: Any) -> Any:
+  """bytes to str, arrays to lists: values that JSON can hold."""
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, bytes):
+    return value.decode("utf-8", errors="replace")
+  if isinstance(value, list):
+    return [_plain(v) for v in value]
+  return value
+
+
+def describe(task: seqio.Task, split: str) -> dict[str, Any]:
+  """What the text of this task depends on: a change of any of it makes a token cache stale."""
+  check_split(task, split)
+  return {
+    "task": task.name,
+    "split": split,
+    "source": f"{type(task.source).__name__}{getattr(task.source, 'fields', '')}",
+    "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
+    "preprocessors": [_code_identity(step) for step in _text_preprocessors(task)],
+  }
+
+
+def scoring(task: seqio.Task) -> dict[str, Any]:
+  """Importable names of the postprocessor and metric functions, to score without the registry."""
+  return {
+    "postprocessor": _importable(task.postprocessor) if task.postprocessor else None,
+    "metrics": [_importable(m) for m in task.metric_fns],
+  }
+
+
+def _source_files(source: seqio.DataSource, split: str) -> list[str]:
+  files = getattr(source, "files", None)
+  if files is not None:
+    return [files[split]]
+  return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource) else []
+
+
+def _file_identity(path: str) -> dict[str, Any]:
+  data = Path(path)
+  if not data.is_file():
+    return {"path": path}
+  return {"path": path, "bytes": data.stat().st_size, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}
+
+
+def _code_identity(step: Callable) -> str:
+  """A name and a hash of the source, so that an edited preprocessor is noticed."""
+  settings = ""
+  while isinstance(step, functools.partial):
+    settings += repr(sorted((k, v) for k, v in step.keywords.items() if not callable(v)))
+    step = step.func
+  step = inspect.unwrap(step)
+  try:
+    code = inspect.getsource(step)
+  except (OSError, TypeError):
+    code = repr(type(step))
+  name = getattr(step, "__qualname__", type(step).__qualname__)
+  return f"{name}:{hashlib.sha256((code + settings).encode()).hexdigest()[:16]}"
+
+
+def _importable(function: Callable) -> dict[str, Any]:
+  """How to find a function again where the registry cannot be imported: its name and bound keywords."""
+  keywords = {}
+  while isinstance(function, functools.partial):
+    if function.args:
+      raise UserError(f"{function} binds positional arguments", try_="bind them by keyword")
+    keywords = {**function.keywords, **keywords}
+    function = function.func
+  name = getattr(function, "__qualname__", "<none>")
+  if "<" in name:
+    raise UserError(
+      f"the function {name} of a task cannot be imported by name",
+      try_="define postprocessors and metrics at the top of a module; functools.partial may bind keywords",
+    )
+  try:
+    json.dumps(keywords)
+  except TypeError:
+    raise UserError(f"the keywords bound to {name} are not plain values", given=keywords) from None
+  return {"function": f"{function.__module__}:{name}", "keywords": keywords}

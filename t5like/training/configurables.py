@@ -1,0 +1,11 @@
+"""The names that gin files use for optimizers and schedules."""
+
+import gin
+
+from t5like.training import optimizers, schedules
+
+gin.external_configurable(optimizers.adafactor, "adafactor")
+gin.external_configurable(optimizers.adamw, "adamw")
+gin.external_configurable(schedules.constant, "constant")
+gin.external_configurable(schedules.inverse_square_root, "inverse_square_root")
+gin.external_configurable(schedules.warmup_linear, "warmup_linear")

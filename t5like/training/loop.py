@@ -1,0 +1,109 @@
+"""The loop: batch, step, and hooks that act every so many steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from t5like.training.interruption import Interruption
+from t5like.training.metrics import MetricWriter, mean_metrics
+from t5like.training.progress import ProgressLine, duration
+from t5like.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Hook:
+  """`action(state)` after every `every`-th step; also after the last one where `at_end` is set."""
+
+  every: int
+  action: Callable[[TrainState], None]
+  at_end: bool = False
+
+  def due(self, step: int, last: bool) -> bool:
+    return (self.every > 0 and step % self.every == 0) or (last and self.at_end)
+
+
+def to_devices(batches: Iterable[Mapping[str, Any]], sharding: jax.sharding.Sharding) -> Iterator[Mapping[str, Any]]:
+  """Hands batches over one ahead, so that the copy overlaps with the step before."""
+  ahead = None
+  for batch in batches:
+    placed = {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+    if ahead is not None:
+      yield ahead
+    ahead = placed
+  if ahead is not None:
+    yield ahead
+
+
+class TrainLog:
+  """Collects the metrics of steps and reports their means every `period` steps."""
+
+  def __init__(self, writer: MetricWriter, progress: ProgressLine, period: int, last_step: int, tokens_per_step: int):
+    self._writer, self._progress = writer, progress
+    self._period, self._last_step, self._tokens_per_step = period, last_step, tokens_per_step
+    self._pending: list[Mapping[str, jax.Array]] = []
+    self._started = time.monotonic()
+    self._waited = 0.0
+
+  def restart_clock(self) -> None:
+    self._started, self._waited = time.monotonic(), 0.0
+
+  def leave_out(self, seconds: float) -> None:
+    """Takes out of the speed what was not training: a save, an evaluation."""
+    self._started += seconds
+
+  def add(self, step: int, metrics: Mapping[str, jax.Array], waited: float) -> None:
+    self._pending.append(metrics)
+    self._waited += waited
+    if step % self._period == 0 or step == self._last_step:
+      self._report(step)
+
+  def _report(self, step: int) -> None:
+    values = mean_metrics(jax.device_get(self._pending))  # waits for the steps to end
+    seconds = max(time.monotonic() - self._started, 1e-9)
+    steps = len(self._pending)
+    values["tokens_per_second"] = steps * self._tokens_per_step / seconds
+    values["input_wait"] = self._waited / seconds
+    self._writer.write(step, "train", values)
+    remaining = (self._last_step - step) * seconds / steps
+    self._progress.show(
+      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}  accuracy {100 * values['accuracy']:.1f}%"
+      f"  {values['tokens_per_second']:,.0f} tokens/s  input wait {100 * values['input_wait']:.0f}%"
+      f"  ETA {duration(remaining)}",
+      final=step == self._last_step,
+    )
+    self._pending = []
+    self.restart_clock()
+
+
+def train_loop(
+  state: TrainState,
+  step_function: Callable[[TrainState, Any], tuple[TrainState, Mapping[str, jax.Array]]],
+  batches: Iterator[Any],
+  last_step: int,
+  log: TrainLog,
+  hooks: Sequence[Hook],
+  interruption: Interruption,
+) -> TrainState:
+  """Runs from state.step to `last_step`, or until interrupted; hooks then see a settled state."""
+  log.restart_clock()
+  for step in range(int(state.step) + 1, last_step + 1):
+    before = time.monotonic()
+    batch = next(batches)
+    waited = time.monotonic() - before
+    state, metrics = step_function(state, batch)
+    log.add(step, metrics, waited)
+    due = [hook for hook in hooks if hook.due(step, last=step == last_step)]
+    if due:
+      jax.block_until_ready(state)  # steps run ahead of Python; let them end on their own time
+      before = time.monotonic()
+      for hook in due:
+        hook.action(state)
+      log.leave_out(time.monotonic() - before)
+    if interruption.requested:
+      break
+  return state

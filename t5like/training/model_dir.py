@@ -1,0 +1,42 @@
+"""The directory of a run: ours, new, or refused."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from t5like.errors import UserError
+
+CONFIG = "config.gin"
+RUN_CARD = "run_card.txt"
+
+
+def check_model_dir(path: str | Path) -> Path:
+  """The absolute path, if a run may write there. Creates nothing but missing parents are looked at."""
+  folder = Path(path).expanduser().absolute()
+  if folder.exists() and not folder.is_dir():
+    raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
+  if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+    raise UserError(
+      f"MODEL_DIR holds other things: {folder}",
+      found=", ".join(sorted(p.name for p in folder.iterdir())[:5]),
+      expected=f"an empty or new folder, or one of an earlier run (with {CONFIG})",
+      try_="another --gin.MODEL_DIR=...",
+    )
+  existing = folder
+  while not existing.exists():
+    existing = existing.parent
+  try:
+    with tempfile.TemporaryFile(dir=existing):
+      pass
+  except OSError as error:
+    raise UserError(f"MODEL_DIR cannot be written: {folder}", because=f"{existing}: {error.strerror}") from None
+  return folder
+
+
+def write_text(path: Path, text: str) -> None:
+  """Replaces a file in one step: a reader sees the old or the new text, never half of it."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fresh = path.with_name(path.name + ".tmp")
+  fresh.write_text(text, encoding="utf-8")
+  fresh.replace(path)

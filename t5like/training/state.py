@@ -1,0 +1,65 @@
+"""The train state: a plain pytree, created where it will live."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax.sharding import Mesh
+
+from t5like import parallel
+from t5like.training.optimizers import Optimizer
+
+
+class TrainState(struct.PyTreeNode):
+  step: jax.Array  # int32 scalar: updates done
+  params: Any
+  opt_state: Any
+  seed: jax.Array  # uint32 scalar: everything random is derived from it, the step and a purpose
+
+
+class StateSpec(struct.PyTreeNode):
+  """Shapes and shardings of a state, known before any of it exists."""
+
+  shapes: TrainState = struct.field(pytree_node=False)
+  shardings: TrainState = struct.field(pytree_node=False)
+
+
+def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int) -> TrainState:
+  variables = nn.meta.unbox(model.init(jax.random.key(seed), batch))
+  params = variables["params"]
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.transformation.init(params),
+    seed=jnp.asarray(seed, jnp.uint32),
+  )
+
+
+def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
+  """Costs no memory: shape evaluation only. `batch` may hold arrays or shapes."""
+  boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  shapes = jax.eval_shape(lambda b: initial_state(model, optimizer, b, 0), batch)
+  params = parallel.parameter_shardings(boxed, mesh)
+  shardings = TrainState(
+    step=parallel.replicated(mesh),
+    params=params,
+    opt_state=parallel.shardings_like_parameters(shapes.opt_state, shapes.params, params, mesh),
+    seed=parallel.replicated(mesh),
+  )
+  return StateSpec(shapes, shardings)
+
+
+def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:
+  """Initialises every array directly on the devices that hold it."""
+  # Zeros instead of the batch's values: initialisation depends on shapes alone.
+  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
+  create = jax.jit(lambda: initial_state(model, optimizer, zeros, seed), out_shardings=spec.shardings)
+  return create()
+
+
+def parameter_count(params: Any) -> int:
+  return sum(leaf.size for leaf in jax.tree.leaves(params))
