@@ -1,0 +1,85 @@
+"""Parameter trees: flat or nested, layers apart or stacked on a leading axis, checked against a model."""
+
+import re
+from collections.abc import Mapping
+
+import flax.linen as nn
+import jax
+import numpy as np
+from flax import traverse_util
+
+from t5like.errors import UserError
+from t5like.interop.mapping import Parameters
+from t5like.models import BERT, GPT, T5
+
+_LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
+_STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
+
+
+def flatten(params: Mapping) -> Parameters:
+  return traverse_util.flatten_dict(dict(params), sep="/")
+
+
+def unflatten(params: Parameters) -> dict:
+  return traverse_util.unflatten_dict(params, sep="/")
+
+
+def stack_layers(params: Parameters) -> Parameters:
+  """`encoder/layers_3/x` of every layer -> `encoder/layers/x` with a leading layers axis."""
+  stacked, layers = {}, {}
+  for path, value in params.items():
+    match = _LAYER.fullmatch(path)
+    if match is None:
+      stacked[path] = value
+    else:
+      layers.setdefault(f"{match['stack']}/layers/{match['rest']}", {})[int(match["index"])] = value
+  return stacked | {path: np.stack([by[i] for i in range(len(by))]) for path, by in layers.items()}
+
+
+def unstack_layers(params: Parameters) -> Parameters:
+  """The inverse of `stack_layers`; layers that already stand apart stay as they are."""
+  apart = {}
+  for path, value in params.items():
+    match = _STACKED.fullmatch(path)
+    if match is None:
+      apart[path] = value
+    else:
+      apart |= {f"{match['stack']}/layers_{i}/{match['rest']}": layer for i, layer in enumerate(np.asarray(value))}
+  return apart
+
+
+def expected_shapes(model: T5 | BERT | GPT) -> dict[str, tuple[int, ...]]:
+  """The shape of every parameter of `model`, without computing any."""
+  token = np.ones((1, 1), np.int32)
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
+  return {path: leaf.shape for path, leaf in flatten(shapes).items()}
+
+
+# Which field decides an axis, for the message about a checkpoint of another size.
+_FIELDS = (
+  (r"token_embedder/embedding|logits_dense|mlm_head/bias", "VOCAB_SIZE, EMBED_DIM"),
+  (r"position_embedding", "MAX_POSITIONS, EMBED_DIM"),
+  (r"mlp/w", "EMBED_DIM, MLP_DIM"),
+  (r"attention/|relpos_bias", "EMBED_DIM, NUM_HEADS, HEAD_DIM"),
+  (r".*", "EMBED_DIM"),
+)
+
+
+def check_parameters(model: T5 | BERT | GPT, params: Parameters, source: str) -> None:
+  """Refuses parameters that are not exactly those of `model`, naming the first difference."""
+  expected = expected_shapes(model)
+  for path in sorted(set(expected) | set(params)):
+    if path not in params or path not in expected:
+      have, lack = ("the model", source) if path in expected else (source, "the model")
+      raise UserError(f"{have} has a parameter {path} that {lack} lacks", try_="the gin file of that model")
+    if params[path].shape != expected[path]:
+      field = next(field for pattern, field in _FIELDS if re.search(pattern, path))
+      raise UserError(
+        f"{source} is of another size than the model",
+        parameter=path,
+        checkpoint=params[path].shape,
+        model=expected[path],
+        field=field,
+        try_="the gin file of the checkpoint's own size and vocabulary",
+      )

@@ -1,0 +1,77 @@
+"""A folder of safetensors: one file or many with an index. Reads into numpy; needs no torch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from t5like.errors import UserError, nearest
+
+ONE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class TensorFolder:
+  """The tensors of a checkpoint by name, read one at a time so that a large model fits."""
+
+  def __init__(self, folder: Path):
+    self.folder = folder
+    self._files = {}  # name -> open file
+    for path in _paths(folder):
+      opened = _open(path)
+      self._files |= dict.fromkeys(opened.keys(), opened)
+
+  def names(self) -> list[str]:
+    return list(self._files)
+
+  def read(self, name: str) -> np.ndarray:
+    if name not in self._files:
+      raise UserError(f"no tensor {name} in {self.folder}", nearest=nearest(name, self._files))
+    return self._files[name].get_tensor(name)
+
+
+def _paths(folder: Path) -> list[Path]:
+  if not folder.is_dir():
+    raise UserError(f"no folder {folder}", expected=f"a folder with config.json and {ONE}")
+  if (folder / INDEX).is_file():
+    index = read_json(folder / INDEX)
+    shards = sorted(set(index.get("weight_map", {}).values()))
+    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    if missing or not shards:
+      raise UserError(f"{folder / INDEX} names shards that are not there", missing=", ".join(missing) or "all of them")
+    return [folder / shard for shard in shards]
+  if (folder / ONE).is_file():
+    return [folder / ONE]
+  has_torch = any(folder.glob("pytorch_model*.bin"))
+  raise UserError(
+    f"no {ONE} (or {INDEX}) in {folder}",
+    found=", ".join(sorted(p.name for p in folder.iterdir())[:8]),
+    try_="in transformers: model.save_pretrained(folder), which writes safetensors" if has_torch else "",
+  )
+
+
+def _open(path: Path):
+  try:
+    return safe_open(path, framework="numpy")
+  except SafetensorError as error:
+    raise UserError(
+      f"{path} is not a whole safetensors file",
+      reason=error,
+      size=f"{path.stat().st_size:,} bytes",
+      try_="download or copy it again: it is truncated or damaged",
+    ) from error
+
+
+def write(folder: Path, tensors: dict[str, np.ndarray]) -> None:
+  folder.mkdir(parents=True, exist_ok=True)
+  # transformers refuses files that do not say which framework's layout they follow.
+  save_file(tensors, folder / ONE, metadata={"format": "pt"})
+
+
+def read_json(path: Path) -> dict:
+  try:
+    return json.loads(path.read_text())
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise UserError(f"{path} is not valid JSON", reason=error) from error
