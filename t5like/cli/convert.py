@@ -1,0 +1,175 @@
+"""Bring a model in from Hugging Face or T5X, or take one out to Hugging Face. Bits are never changed.
+
+  t5like convert from_hf  ~/downloads/t5-small            ~/runs/t5_small
+  t5like convert from_t5x ~/downloads/t5_1_1/checkpoint_1000000  ~/runs/t5_1_1
+  t5like convert to_hf    ~/runs/t5_small                 ~/exported
+
+A model brought in is a model directory like that of a run: score it with `t5like eval`, or train on
+from it with --gin.INIT_FROM. conversion.txt there names every tensor used, missing and unexpected.
+With --gin_file the checkpoint must be the model of that file; without it, sizes come from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from t5like.cli.gin_flags import add_gin_arguments
+from t5like.errors import UserError
+
+if TYPE_CHECKING:
+  from t5like.interop.huggingface import Imported
+  from t5like.models import TransformerConfig
+
+# The vocabularies that published checkpoints were trained with, by the rows of their embedding.
+_VOCABULARIES = {
+  32128: "t5", 32100: "t5", 250112: "mt5", 384: "byte", 30522: "bert_uncased", 28996: "bert_cased", 50257: "gpt2",
+  40478: "gpt1",
+}  # fmt: skip
+REPORT = "conversion.txt"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf"))
+  parser.add_argument("source", help="a checkpoint of the other library; for to_hf, a model directory")
+  parser.add_argument("target", help="a new folder")
+  parser.add_argument("--vocabulary", help="its name or file (default: told by the checkpoint's vocabulary size)")
+  parser.add_argument("--scan_layers", action="store_true", help="store layers stacked, for SCAN_LAYERS = True")
+  parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)")
+  parser.add_argument("--step", type=int, help="to_hf: the checkpoint's step (default: the newest)")
+  add_gin_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  target = Path(args.target).expanduser().absolute()
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise UserError(f"{target} is not empty", expected="a new folder: conversion overwrites nothing")
+  if args.direction == "to_hf":
+    return _export(args, target)
+  return _import(args, target)
+
+
+def _import(args: argparse.Namespace, target: Path) -> int:
+  from t5like.training.checkpoints import check_fingerprint, save_parameters
+
+  source = Path(args.source).expanduser()
+  expected = _expected_config(args, target)
+  imported = _cast(_read(args, source, expected), args.dtype)
+  name = args.vocabulary or _VOCABULARIES.get(imported.model.config.vocab_size)
+  if name is None:
+    raise UserError(f"which vocabulary has {imported.model.config.vocab_size} ids?", try_="--vocabulary=NAME_OR_FILE")
+  fingerprint = _fingerprint(imported.model.config, name, chosen=args.vocabulary is not None)
+  if expected is not None:
+    expected = dataclasses.replace(expected, param_dtype=imported.model.config.param_dtype)
+    check_fingerprint(fingerprint, _fingerprint(expected, name, chosen=args.vocabulary is not None), source)
+    imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
+  save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
+  (target / "config.gin").write_text(_config_text(imported, name, source, target))
+  (target / REPORT).write_text(imported.report.full() + "\n")
+  print(f"{_describe(imported.params)} from {source}\n{imported.report.summary()}")
+  print(f"model directory: {target}  (every tensor: {REPORT})")
+  return 0
+
+
+def _read(args: argparse.Namespace, source: Path, expected: TransformerConfig | None) -> Imported:
+  from t5like.interop import huggingface, t5x
+
+  scan_layers = args.scan_layers if expected is None else expected.scan_layers
+  if args.direction == "from_t5x":
+    return t5x.load(source, expected, scan_layers=scan_layers)
+  return huggingface.load(source, scan_layers=scan_layers)
+
+
+def _expected_config(args: argparse.Namespace, target: Path) -> TransformerConfig | None:
+  """The model that --gin_file describes, None where none is given."""
+  from t5like import configuration
+  from t5like.cli.gin_flags import register_configurables
+
+  if not args.gin_file:
+    if args.gin_overrides:
+      raise UserError("--gin options change a gin file's model", try_="--gin_file=models/t5/small.gin beside them")
+    return None
+  register_configurables()
+  # A run file binds MODEL and VOCABULARY; what else it needs has no part in a conversion.
+  unused = [("MODEL_DIR", str(target)), ("TASK", "''"), ("INIT_FROM", "None")]
+  configuration.load([*args.gin_file, "runs/finetune.gin"], [*args.gin_overrides, *unused], args.gin_search_paths)
+  config = configuration.build("train").model.config
+  return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)
+
+
+def _fingerprint(config: TransformerConfig, name: str, chosen: bool) -> dict:
+  """What the checkpoint is of. A vocabulary that t5like does not hold is remembered by its name."""
+  from t5like.cli.compatibility import check_vocabulary, model_fingerprint
+  from t5like.vocabularies import load_vocabulary
+
+  try:
+    vocabulary = load_vocabulary(name)
+  except UserError:
+    if chosen:
+      raise
+    return model_fingerprint(config, SimpleNamespace(fingerprint=name))
+  check_vocabulary(config, name, vocabulary)
+  return model_fingerprint(config, vocabulary)
+
+
+def _cast(imported: Imported, dtype: str | None) -> Imported:
+  import jax
+
+  if dtype is None:
+    return imported
+  config = dataclasses.replace(imported.model.config, param_dtype=dtype)
+  params = jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), imported.params)
+  return dataclasses.replace(imported, model=imported.model.clone(config=config), params=params)
+
+
+def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path) -> str:
+  """A config.gin that rebuilds the model, and with a task trains or scores it."""
+  config, name = imported.model.config, type(imported.model).__name__
+  defaults = {field.name: field.default for field in dataclasses.fields(config)}
+  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k]}
+  return "\n".join([
+    f"# Converted from {source} by `t5like convert`.",
+    "",
+    "include 'runs/finetune.gin'",
+    "",
+    f"MODEL = @{name}()",
+    f"{name}.config = @TransformerConfig()",
+    *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
+    "",
+    f"VOCABULARY = {vocabulary!r}",
+    f"MODEL_DIR = {str(target)!r}",
+    "TASK = ''",
+    "INIT_FROM = None",
+    "",
+  ])  # fmt: skip
+
+
+def _export(args: argparse.Namespace, target: Path) -> int:
+  from t5like import configuration
+  from t5like.cli.gin_flags import register_configurables
+  from t5like.interop import huggingface
+  from t5like.interop.layouts import check_parameters, flatten
+  from t5like.training.checkpoints import load_parameters
+  from t5like.training.model_dir import CONFIG
+
+  source = Path(args.source).expanduser().absolute()
+  if not (source / CONFIG).is_file():
+    raise UserError(f"{source} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion")
+  register_configurables()
+  configuration.load([str(source / CONFIG)])
+  experiment = configuration.build("train")
+  params = load_parameters(source, args.step)
+  check_parameters(experiment.model, flatten(params), str(source))
+  huggingface.save(target, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None)
+  print(f"{_describe(params)} to {target}\nread them with transformers' from_pretrained({str(target)!r})")
+  return 0
+
+
+def _describe(params: dict) -> str:
+  import jax
+
+  leaves = jax.tree.leaves(params)
+  return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
