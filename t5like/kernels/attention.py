@@ -208,12 +208,10 @@ def bias_matrix(
   # The bias depends on key - query alone, so look it up once per distance and
   # skew the vector into a matrix: row i of [query, n] is shifted right by i when
   # its buffer is read as [query, n - 1]. The backward pass is a sum over rows.
-  n = query_length + key_length - 1
-  distance = jnp.concatenate([jnp.arange(key_length), jnp.arange(1 - query_length, 0)])  # [n]
+  n = query_length + key_length
+  distance = jnp.concatenate([jnp.arange(key_length), jnp.arange(-query_length, 0)])  # [n]
   by_distance = _bias_of(bias, distance).T  # [heads, n]
   heads = by_distance.shape[0]
-  if n == 1:
-    return by_distance[None, :, :, None]
   rows = jnp.broadcast_to(by_distance[:, None, :], (heads, query_length, n))
   skewed = rows.reshape(heads, -1)[:, : query_length * (n - 1)].reshape(heads, query_length, n - 1)
   return skewed[None, :, :, :key_length]

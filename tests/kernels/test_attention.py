@@ -1,0 +1,150 @@
+"""Attention against published tables and matrices, and against arithmetic done by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like.errors import UserError
+from t5like.kernels import attention as kernel
+from t5like.kernels.attention import Mask, RelativeBias, attention, bias_matrix, mask_matrix, relative_buckets
+
+
+def first_distances(starts: dict[int, int], limit: int) -> list[int]:
+  """Bucket of each distance 0..limit-1, given the first distance of each bucket."""
+  buckets, current = [], 0
+  for distance in range(limit):
+    current = starts.get(distance, current)
+    buckets.append(current)
+  return buckets
+
+
+def test_bidirectional_buckets_equal_the_published_table():
+  starts = {d: d for d in range(9)} | {12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
+  past = first_distances(starts, 300)
+  ours = relative_buckets(-jnp.arange(300), 32, 128, bidirectional=True)
+  np.testing.assert_array_equal(ours, past)
+  future = relative_buckets(jnp.arange(1, 300), 32, 128, bidirectional=True)
+  np.testing.assert_array_equal(future, np.array(past[1:]) + 16)
+
+
+def test_causal_buckets_equal_the_published_table():
+  grown = {19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23, 46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29}
+  starts = {d: d for d in range(17)} | grown | {99: 30, 113: 31}
+  ours = relative_buckets(-jnp.arange(300), 32, 128, bidirectional=False)
+  np.testing.assert_array_equal(ours, first_distances(starts, 300))
+  assert not np.any(relative_buckets(jnp.arange(300), 32, 128, bidirectional=False)), "the future is bucket 0"
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 6), (6, 1), (5, 5), (4, 9), (9, 4)])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_bias_matrix_equals_a_lookup(lengths, bidirectional):
+  table = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+  bias = RelativeBias(jnp.asarray(table), bidirectional, max_distance=20)
+  query, key = lengths
+  distance = np.arange(key)[None, :] - np.arange(query)[:, None]
+  buckets = np.asarray(relative_buckets(jnp.asarray(distance), 8, 20, bidirectional))
+  expected = table[buckets].transpose(2, 0, 1)[None]  # [1, heads, query, key]
+  np.testing.assert_array_equal(bias_matrix(bias, query, key), expected)
+  offset = jnp.array([0, 2])
+  shifted = np.asarray(bias_matrix(bias, query, key, query_offset=offset))
+  np.testing.assert_array_equal(shifted[0], expected[0])
+  later = np.asarray(relative_buckets(jnp.asarray(distance - 2), 8, 20, bidirectional))
+  np.testing.assert_array_equal(shifted[1], table[later].transpose(2, 0, 1))
+
+
+def test_bias_gradient_counts_each_bucket():
+  """The sum of the matrix has as gradient how often each bucket occurs in it."""
+  bias = lambda table: RelativeBias(table, bidirectional=True, max_distance=20)
+  counts = jax.grad(lambda table: bias_matrix(bias(table), 6, 6).sum())(jnp.zeros((8, 2)))
+  distance = jnp.arange(6)[None, :] - jnp.arange(6)[:, None]
+  expected = np.bincount(np.ravel(relative_buckets(distance, 8, 20, True)), minlength=8)
+  np.testing.assert_array_equal(counts, np.stack([expected, expected], axis=1))
+
+
+# The matrices of T5X's make_decoder_mask, as its documentation and tests print them.
+T5X_MASKS = {
+  "language model": dict(
+    tokens=[6, 7, 3, 0], segments=None, prefix=None,
+    matrix=["1000", "1100", "1110", "0000"],
+  ),
+  "packed language model": dict(
+    tokens=[6, 7, 3, 4, 5, 0], segments=[1, 1, 1, 2, 2, 0], prefix=None,
+    matrix=["100000", "110000", "111000", "000100", "000110", "000000"],
+  ),
+  "prefix LM": dict(
+    tokens=[5, 6, 7, 3, 4, 0], segments=None, prefix=[1, 1, 1, 0, 0, 0],
+    matrix=["111000", "111000", "111000", "111100", "111110", "000000"],
+  ),
+  "packed prefix LM": dict(
+    tokens=[5, 6, 7, 8, 3, 4, 0], segments=[1, 1, 1, 2, 2, 2, 0], prefix=[1, 1, 0, 1, 1, 0, 0],
+    matrix=["1100000", "1100000", "1110000", "0001100", "0001100", "0001110", "0000000"],
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", T5X_MASKS)
+def test_masks_equal_published_matrices(name):
+  case = T5X_MASKS[name]
+  tokens = jnp.array([case["tokens"]])
+  segments = jnp.array([case["segments"]]) if case["segments"] else (tokens > 0).astype(jnp.int32)
+  prefix = jnp.array([case["prefix"]]) if case["prefix"] else None
+  mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments, key_valid=tokens > 0)
+  length = tokens.shape[1]
+  expected = np.array([[int(c) for c in row] for row in case["matrix"]])
+  np.testing.assert_array_equal(mask_matrix(mask, length, length)[0, 0], expected)
+
+
+def test_offset_moves_the_causal_mask():
+  matrix = mask_matrix(Mask(causal=True), 1, 4, query_offset=jnp.array([0, 2]))
+  np.testing.assert_array_equal(matrix[:, 0, 0], [[1, 0, 0, 0], [1, 1, 1, 0]])
+  assert mask_matrix(Mask(), 3, 3) is None
+
+
+def test_attention_by_hand():
+  """Two keys with scores 0 and ln 3 get the weights 1/4 and 3/4; the scale doubles the score."""
+  query = jnp.array([[[[1.0, 0.0]]]])  # [1, 1, 1, 2]
+  key = jnp.array([[[[0.0, 5.0]], [[0.5 * np.log(3.0), 0.0]], [[9.0, 0.0]]]])
+  value = jnp.array([[[[4.0, 0.0]], [[0.0, 4.0]], [[100.0, 100.0]]]])
+  mask = Mask(key_valid=jnp.array([[1, 1, 0]]))
+  out = attention(query, key, value, mask=mask, scale=2.0)
+  np.testing.assert_allclose(out, [[[[1.0, 3.0]]]], rtol=1e-6)
+
+
+def test_softmax_is_float32_under_bfloat16():
+  """64 equal keys: bfloat16 sums would drift from the mean by more than one rounding of the result."""
+  rng = np.random.default_rng(0)
+  value = jnp.asarray(rng.normal(size=(1, 64, 1, 4)), jnp.bfloat16)
+  zeros = jnp.zeros((1, 64, 1, 4), jnp.bfloat16)
+  out = attention(zeros[:, :1], zeros, value, mask=Mask())
+  assert out.dtype == jnp.bfloat16
+  expected = np.mean(np.asarray(value, np.float32), axis=1, keepdims=True)
+  np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=2**-8 * np.abs(expected).max() + 1e-3)
+
+
+def test_a_row_of_padding_stays_finite():
+  x = jnp.ones((1, 3, 2, 4))
+  out, grad = jax.value_and_grad(lambda q: attention(q, x, x, mask=Mask(key_valid=jnp.zeros((1, 3)))).sum())(x)
+  assert np.isfinite(out) and np.all(np.isfinite(grad))
+
+
+def test_dropout_keeps_the_mean():
+  x = jnp.ones((1, 1, 1, 1))
+  keys = jnp.ones((1, 4000, 1, 1))
+  out = attention(x, keys, keys, mask=Mask(), dropout_rate=0.25, dropout_key=jax.random.key(0))
+  assert abs(float(out[0, 0, 0, 0]) - 1.0) < 0.05 and float(out[0, 0, 0, 0]) != 1.0
+
+
+def test_unknown_backend_names_the_choices():
+  with pytest.raises(UserError) as error:
+    kernel.resolve_backend("xlaa")
+  assert "auto, xla" in str(error.value) and "attention_backend" in str(error.value)
+
+
+def test_backend_of_another_device_is_refused(monkeypatch):
+  only_tpu = kernel.Backend(kernel.BACKENDS["xla"].run, ("tpu",), "for this test")
+  monkeypatch.setitem(kernel.BACKENDS, "only_tpu", only_tpu)
+  with pytest.raises(UserError) as error:
+    kernel.resolve_backend("only_tpu", platform="cpu")
+  assert all(word in str(error.value) for word in ("only_tpu", "tpu", "cpu", "ATTENTION_BACKEND=auto"))
+  assert kernel.resolve_backend("only_tpu", platform="tpu") == "only_tpu"
