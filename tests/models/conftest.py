@@ -1,0 +1,70 @@
+"""Tiny models of every family, built and run compiled."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import pytest
+
+from t5like.models import BERT, GPT, T5, TransformerConfig
+
+SIZE = dict(vocab_size=50, embed_dim=16, mlp_dim=24, num_heads=2, head_dim=8)
+ENCODER_DECODER = SIZE | dict(num_encoder_layers=2, num_decoder_layers=2)
+DECODER = SIZE | dict(num_decoder_layers=2)
+LEARNED = dict(norm="layer", use_bias=True, scale_attention=True, positions="learned", max_positions=24,
+               scale_logits=False)  # fmt: skip
+HEADS = dict(num_encoder_layers=2, num_token_types=2, embedding_norm=True, norm_position="post", pooler=True,
+             mlm_head=True, nsp_head=True)  # fmt: skip
+
+
+def jit(function):
+  """Compiled without XLA's slower optimisations: these models run once."""
+  return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+
+
+class Built:
+  """A model with random parameters, biases and norms included; calls are compiled.
+
+  Parameters come from numpy: compiling an initialiser takes longer than any test.
+  """
+
+  def __init__(self, model):
+    self.model = model
+    self.config = model.config
+    token = np.ones((1, 2), np.int32)
+    batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+    shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
+    rng = np.random.default_rng(0)
+    self.params = jax.tree.map(lambda x: rng.normal(0.0, 0.3, x.shape).astype(x.dtype), shapes)
+
+    self._apply = jit(lambda params, batch: model.apply({"params": params}, batch))
+
+  def __call__(self, batch):
+    return self._apply(self.params, batch)
+
+
+@pytest.fixture
+def t5():
+  return lambda **fields: Built(T5(TransformerConfig(**ENCODER_DECODER | fields)))
+
+
+@pytest.fixture
+def gpt():
+  return lambda **fields: Built(GPT(TransformerConfig(**DECODER | LEARNED | fields)))
+
+
+@pytest.fixture
+def t5_lm():
+  """Decoder-only with T5's blocks, as in table 2 of its paper."""
+  return lambda **fields: Built(GPT(TransformerConfig(**DECODER | fields)))
+
+
+@pytest.fixture
+def bert():
+  return lambda **fields: Built(BERT(TransformerConfig(**SIZE | LEARNED | HEADS | fields)))
+
+
+@pytest.fixture
+def tokens():
+  """Random ids without padding, [rows, length]."""
+  rng = np.random.default_rng(0)
+  return lambda rows, length: rng.integers(2, 50, (rows, length)).astype(np.int32)

@@ -1,0 +1,104 @@
+"""A cached step gives the logits that the whole sequence gives at that position."""
+
+import jax
+import numpy as np
+import pytest
+
+from t5like.errors import UserError
+
+CLOSE = dict(rtol=0, atol=1e-5)
+
+
+def jit(function):
+  return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster, runs once
+
+
+def decode(built, batch, fed: np.ndarray, steps: int):
+  """Logits [rows, steps, vocab] of feeding `fed` token by token, inside one compiled loop."""
+
+  def run(params, batch, fed):
+    variables = {"params": params}
+    cache = built.model.apply(variables, batch, steps, method="start_decoding")
+    step = lambda cache, tokens: built.model.apply(variables, tokens, cache, method="decode_step")[::-1]
+    _, logits = jax.lax.scan(step, cache, fed.T)
+    return logits
+
+  return np.asarray(jit(run)(built.params, batch, fed)).transpose(1, 0, 2)
+
+
+T5_VARIANTS = {
+  "relative bias": {},
+  "scanned": dict(scan_layers=True),
+  "remat": dict(scan_layers=True, remat="full"),
+  "shared": dict(share_encoder_decoder=True),
+  "shared, scanned": dict(share_encoder_decoder=True, scan_layers=True),
+  "learned": dict(positions="learned", max_positions=9),
+  "sinusoidal": dict(positions="sinusoidal"),
+  "rotary": dict(positions="rotary", scan_layers=True),
+  "untied, gated": dict(tie_embeddings=False, gated_mlp=True, activation="gelu", scale_logits=False),
+}
+
+
+@pytest.mark.parametrize("variant", T5_VARIANTS)
+def test_t5_steps_equal_teacher_forcing(t5, tokens, variant):
+  built = t5(**T5_VARIANTS[variant])
+  inputs, fed = tokens(3, 9), tokens(3, 7)
+  inputs[1, 4:] = 0
+  fed[:, 0] = 0
+  batch = {"encoder_input_tokens": inputs}
+  np.testing.assert_array_equal(built.model.first_tokens(batch), [0, 0, 0])
+  expected = built(batch | {"decoder_input_tokens": fed})["logits"]
+  np.testing.assert_allclose(decode(built, batch, fed, 7), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("family", ["gpt", "t5_lm"])
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_prompts_of_different_lengths(request, family, scan_layers, tokens):
+  built = request.getfixturevalue(family)(scan_layers=scan_layers)
+  whole = tokens(3, 12)
+  lengths = np.array([5, 1, 3])
+  real = np.arange(5)[None] < lengths[:, None]
+  batch = {"decoder_input_tokens": np.where(real, whole[:, :5], 0), "decoder_segment_ids": real.astype(np.int32)}
+  np.testing.assert_array_equal(built.model.first_tokens(batch), whole[np.arange(3), lengths - 1])
+  # Row r goes on from the last token of its prompt, at its own index.
+  fed = np.stack([row[n - 1 : n + 5] for row, n in zip(whole, lengths, strict=True)])
+  expected = np.asarray(built({"decoder_input_tokens": whole})["logits"])
+  expected = np.stack([row[n - 1 : n + 5] for row, n in zip(expected, lengths, strict=True)])
+  np.testing.assert_allclose(decode(built, batch, fed, 6), expected, **CLOSE)
+
+
+def test_prefix_lm_reads_its_prompt_in_both_directions(t5_lm, tokens):
+  built = t5_lm(prefix_lm=True)
+  whole = tokens(2, 9)
+  lengths = np.array([4, 2])
+  prefix = (np.arange(9)[None] < lengths[:, None]).astype(np.int32)
+  batch = {"decoder_input_tokens": whole[:, :4] * prefix[:, :4], "decoder_causal_attention": prefix[:, :4]}
+  fed = np.stack([row[n - 1 : n + 4] for row, n in zip(whole, lengths, strict=True)])
+  expected = np.asarray(built({"decoder_input_tokens": whole, "decoder_causal_attention": prefix})["logits"])
+  causal = np.asarray(built({"decoder_input_tokens": whole})["logits"])
+  assert np.abs(causal - expected).max() > 0.01, "the prefix must matter, or this test proves nothing"
+  expected = np.stack([row[n - 1 : n + 4] for row, n in zip(expected, lengths, strict=True)])
+  np.testing.assert_allclose(decode(built, batch, fed, 5), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_rows_of_a_cache_can_be_reordered(t5, tokens, scan_layers):
+  """What beam search does: take rows 2, 0, 0 of every array along its batch axis."""
+  built = t5(scan_layers=scan_layers)
+  batch = {"encoder_input_tokens": tokens(3, 6)}
+  fed = tokens(3, 4)
+  order = np.array([2, 0, 0])
+  start = jit(lambda p, b: built.model.apply({"params": p}, b, 4, method="start_decoding"))
+  step = jit(lambda p, t, c: built.model.apply({"params": p}, t, c, method="decode_step"))
+  _, cache = step(built.params, fed[:, 0], start(built.params, batch))
+  axes = built.model.cache_batch_axes(cache)
+  moved = jax.tree.map(lambda x, axis: jax.numpy.take(x, order, axis=axis), cache, axes)
+  straight, _ = step(built.params, fed[:, 1], cache)
+  swapped, _ = step(built.params, fed[order, 1], moved)
+  np.testing.assert_allclose(swapped, np.asarray(straight)[order], **CLOSE)
+
+
+def test_cache_length_is_checked_against_learned_positions(gpt, tokens):
+  built = gpt()  # 24 positions
+  with pytest.raises(UserError, match="25 tokens do not fit a model with 24 learned positions"):
+    built.model.apply({"params": built.params}, {"decoder_input_tokens": tokens(1, 6)}, 20, method="start_decoding")

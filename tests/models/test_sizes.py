@@ -1,0 +1,95 @@
+"""Every gin file builds its model, with the exact parameter counts of the published ones.
+
+Counted from shapes, so that even XXL costs nothing.
+"""
+
+from pathlib import Path
+
+import flax.linen as nn
+import gin
+import jax
+import numpy as np
+import pytest
+
+import t5like.models.configurables  # noqa: F401
+from t5like.configuration.search_path import shipped_folder
+from t5like.configuration.statements import expanded_text
+from t5like.models import BERT, GPT, T5
+
+ROOT = shipped_folder()
+# T5_FACTS section 1: T5 paper and T5 1.1 release; BERT (encoder and pooler); GPT-2 release.
+PUBLISHED = {
+  "t5/small": 60_506_624, "t5/base": 222_903_552, "t5/large": 737_668_096,
+  "t5_1_1/small": 76_961_152, "t5_1_1/base": 247_577_856, "t5_1_1/large": 783_150_080,
+  "t5_1_1/xl": 2_849_757_184, "t5_1_1/xxl": 11_135_332_352,
+  "bert/base": 109_482_240, "bert/large": 335_141_888, "bert/tiny": 4_385_920, "bert/mini": 11_170_560,
+  "bert/small": 28_763_648, "bert/medium": 41_373_184,
+  "gpt2/small": 124_439_808, "gpt2/medium": 354_823_168, "gpt2/large": 774_030_080, "gpt2/xl": 1_557_611_200,
+  "gpt1/base": 116_534_784, "mt5/small": 300_176_768,
+}  # fmt: skip
+SIZES = sorted(
+  str(p.relative_to(ROOT / "models").with_suffix(""))
+  for p in (ROOT / "models").glob("*/*.gin")
+  if p.stem != p.parent.name
+)
+ARCHITECTURES = sorted(p.stem for p in (ROOT / "models/t5/architectures").glob("*.gin"))
+
+
+@pytest.fixture(autouse=True)
+def clean_gin():
+  yield
+  gin.clear_config()
+
+
+def model_of(*files: str):
+  gin.clear_config()
+  with gin.unlock_config():
+    gin.parse_config("\n".join(expanded_text(f"models/{name}.gin", [Path.cwd(), ROOT]) for name in files))
+  return gin.query_parameter("%MODEL").scoped_configurable_fn()
+
+
+def shapes_of(model):
+  token = np.ones((1, 2), np.int32)
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  return nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
+
+
+def count(tree) -> int:
+  return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameter_counts(size):
+  model = model_of(size)
+  assert type(model) in (T5, BERT, GPT)
+  shapes = shapes_of(model)
+  # The published BERT counts leave out the pre-training heads.
+  total = count(shapes) - count(shapes.get("mlm_head", {})) - count(shapes.get("nsp_head", {}))
+  if size in PUBLISHED:
+    assert total == PUBLISHED[size]
+  header = (ROOT / "models" / f"{size}.gin").read_text()
+  rounded = f"{total / 1e6:.1f}M" if total < 1e9 else f"{total / 1e9:.2f}B" if total < 1e10 else f"{total / 1e9:.1f}B"
+  assert rounded in header or size == "t5/tiny", f"the header should say {rounded}"
+
+
+def test_every_published_size_has_a_file():
+  assert set(PUBLISHED) <= set(SIZES)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_table_2_architectures(architecture):
+  """T5 paper, table 2: the baseline's blocks, arranged otherwise; counts by hand from its parts."""
+  base = shapes_of(model_of("t5/base"))
+  model = model_of("t5/base", f"t5/architectures/{architecture}")
+  shapes = shapes_of(model)
+  embedding, encoder, decoder = (count(base[part]) for part in ("token_embedder", "encoder", "decoder"))
+  layer = count(base["encoder"]["layers_0"]) + count(base["decoder"]["layers_0"])
+  expected = {
+    "shared": embedding + decoder,
+    "six_layers": embedding + encoder + decoder - 6 * layer,
+    "lm": embedding + encoder,  # the decoder of a language model has the encoder's parts: no cross-attention
+    "prefix_lm": embedding + encoder,
+  }
+  layouts = {"lm": "decoder", "prefix_lm": "prefix_lm"}
+  assert count(shapes) == expected[architecture]
+  assert model.batch_layout == layouts.get(architecture, "encoder_decoder")
