@@ -68,6 +68,7 @@ def write(folder: Path, tensors: dict[str, np.ndarray]) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   # transformers refuses files that do not say which framework's layout they follow.
   save_file(tensors, folder / ONE, metadata={"format": "pt"})
+  (folder / ONE).chmod(0o644)  # the library leaves it readable by its owner only
 
 
 def read_json(path: Path) -> dict:
