@@ -69,17 +69,18 @@ _FIELDS = (
 def check_parameters(model: T5 | BERT | GPT, params: Parameters, source: str) -> None:
   """Refuses parameters that are not exactly those of `model`, naming the first difference."""
   expected = expected_shapes(model)
-  for path in sorted(set(expected) | set(params)):
+  # The embedding first: its shape tells a wrong vocabulary and a wrong width apart.
+  for path in sorted(set(expected) | set(params), key=lambda path: (path != "token_embedder/embedding", path)):
     if path not in params or path not in expected:
       have, lack = ("the model", source) if path in expected else (source, "the model")
       raise UserError(f"{have} has a parameter {path} that {lack} lacks", try_="the gin file of that model")
     if params[path].shape != expected[path]:
       field = next(field for pattern, field in _FIELDS if re.search(pattern, path))
       raise UserError(
-        f"{source} is of another size than the model",
+        f"{source} is of another size or vocabulary than the model",
         parameter=path,
         checkpoint=params[path].shape,
         model=expected[path],
         field=field,
-        try_="the gin file of the checkpoint's own size and vocabulary",
+        try_="the config.json or gin file of the checkpoint's own size and vocabulary",
       )

@@ -1,0 +1,106 @@
+"""`t5like convert` as a user runs it: in, out, and what it refuses."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import serialization
+from safetensors.numpy import load_file, save_file
+
+from t5like.interop import huggingface
+from t5like.training.checkpoints import load_parameters
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+  """The golden T5 1.1 with rows added to its embedding, so that the embedded `tiny` vocabulary fits it."""
+  folder = tmp_path_factory.mktemp("hf")
+  tensors = load_file(GOLDEN / "t5_1_1" / "model.safetensors")
+  rng = np.random.default_rng(0)
+  for name in ("shared.weight", "lm_head.weight"):
+    tensors[name] = rng.normal(size=(4224, 16)).astype(np.float32)
+  save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+  config = json.loads((GOLDEN / "t5_1_1" / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4224}))
+  return folder
+
+
+@pytest.mark.parametrize("flags", [[], ["--scan_layers"]])
+def test_hugging_face_there_and_back(t5like, checkpoint, tmp_path, flags):
+  done = t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny", *flags)
+  assert "tensors used, 0 tied copies, 0 missing, 0 unexpected" in done.stdout
+  report = (tmp_path / "model" / "conversion.txt").read_text()
+  assert "used        encoder.block.0.layer.0.SelfAttention.q.weight" in report
+  expected = huggingface.load(checkpoint, scan_layers=bool(flags)).params
+  jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "model"), expected)
+
+  t5like("convert", "to_hf", tmp_path / "model", tmp_path / "out")
+  before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+  assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
+  assert huggingface.load(tmp_path / "out").model == huggingface.load(checkpoint).model
+
+
+def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches, tmp_path):
+  t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
+  config = tmp_path / "model" / "config.gin"
+  config.write_text(config.read_text() + f"CACHE_DIR = '{token_caches}'\n")
+  done = t5like(
+    "eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=4"
+  )
+  assert "snli (validation, 4 examples) at step 0" in done.stdout
+
+
+def test_t5x_in(t5like, tmp_path):
+  width, rng = 4, np.random.default_rng(0)
+  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
+  attention = lambda: {name: {"kernel": normal(width, width)} for name in ("query", "key", "value", "out")}
+  mlp = lambda: {"wi": {"kernel": normal(width, 8)}, "wo": {"kernel": normal(8, width)}}
+  scale = lambda: {"scale": normal(width)}
+  encoder = {"attention": attention(), "mlp": mlp(), "pre_attention_layer_norm": scale(), "pre_mlp_layer_norm": scale()}
+  decoder = {
+    "self_attention": attention(), "encoder_decoder_attention": attention(), "mlp": mlp(), "pre_mlp_layer_norm": scale(),
+    "pre_self_attention_layer_norm": scale(), "pre_cross_attention_layer_norm": scale(),
+  }  # fmt: skip
+  bias = lambda: {"rel_embedding": normal(2, 32)}
+  target = {
+    "token_embedder": {"embedding": normal(4224, width)},
+    "encoder": {"layers_0": encoder, "encoder_norm": scale(), "relpos_bias": bias()},
+    "decoder": {"layers_0": decoder, "decoder_norm": scale(), "relpos_bias": bias()},
+  }
+  (tmp_path / "checkpoint_7").write_bytes(serialization.msgpack_serialize({"optimizer": {"target": target}}))
+  t5like("convert", "from_t5x", tmp_path / "checkpoint_7", tmp_path / "model", "--vocabulary=tiny")
+  params = load_parameters(tmp_path / "model")
+  np.testing.assert_array_equal(
+    params["decoder"]["layers_0"]["cross_attention"]["key"]["kernel"], decoder["encoder_decoder_attention"]["key"]["kernel"]
+  )
+
+
+def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
+  size = ["--gin.EMBED_DIM=16", "--gin.MLP_DIM=24", "--gin.NUM_HEADS=3", "--gin.HEAD_DIM=6", "--gin.VOCAB_SIZE=4224",
+          "--gin.NUM_ENCODER_LAYERS=2", "--gin.NUM_DECODER_LAYERS=2"]  # fmt: skip
+  command = ["convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny"]
+  refused = t5like(*command, "--gin_file=models/t5/tiny.gin", *size, status=2)
+  assert "gated_mlp" in refused.stderr and "tie_embeddings" in refused.stderr and "embed_dim" not in refused.stderr
+  assert not (tmp_path / "model").exists()
+  t5like(*command, "--gin_file=models/t5_1_1/small.gin", *size, "--gin.VOCABULARY=tiny")
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    (["from_hf", "{hf}", "{new}"], ["which vocabulary has 4224 ids?", "--vocabulary"]),
+    (["from_hf", "{hf}", "{new}", "--vocabulary=t5"], ["32", "ids", "4224 rows"]),
+    (["from_hf", "{hf}", "{hf}", "--vocabulary=tiny"], ["is not empty"]),
+    (["from_hf", "{new}", "{new}2"], ["no config.json"]),
+    (["to_hf", "{hf}", "{new}"], ["is no model directory", "config.gin"]),
+    (["from_flax", "{hf}", "{new}"], ["from_flax", "from_t5x"]),
+  ],
+)
+def test_what_is_refused(t5like, checkpoint, tmp_path, arguments, words):
+  arguments = [a.format(hf=checkpoint, new=tmp_path / "new") for a in arguments]
+  refused = t5like("convert", *arguments, status=2)
+  assert all(word in refused.stderr for word in words), refused.stderr

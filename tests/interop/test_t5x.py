@@ -1,0 +1,149 @@
+"""T5X checkpoints in every form they come in, written here from a golden model's weights."""
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import tensorstore
+from flax import serialization, traverse_util
+
+from t5like.errors import UserError
+from t5like.interop import huggingface, t5x
+from t5like.interop.layouts import flatten
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+# Ours -> T5X's, written apart from the library's own table so that one checks the other.
+RENAMED = [
+  ("decoder/final_norm", "decoder/decoder_norm"),
+  ("encoder/final_norm", "encoder/encoder_norm"),
+  ("logits_dense", "decoder/logits_dense"),
+  ("cross_attention_norm", "pre_cross_attention_layer_norm"),
+  ("cross_attention/", "encoder_decoder_attention/"),
+  ("mlp_norm", "pre_mlp_layer_norm"),
+]
+
+
+def t5x_tree(params) -> dict[str, np.ndarray]:
+  tree = {}
+  for path, value in flatten(params).items():
+    for ours, theirs in RENAMED:
+      path = path.replace(ours, theirs)
+    if path.startswith("decoder/layers"):
+      path = path.replace("/attention/", "/self_attention/").replace("/attention_norm", "/pre_self_attention_layer_norm")
+    else:
+      path = path.replace("/attention_norm", "/pre_attention_layer_norm")
+    tree[path] = value
+  return tree
+
+
+@pytest.fixture(scope="module", params=["t5_1_0", "t5_1_1"])
+def expected(request):
+  return huggingface.load(GOLDEN / request.param)
+
+
+def write_msgpack(path: Path, tree: dict, wrap=lambda target: {"optimizer": {"target": target, "state": {"step": 3}}}):
+  path.write_bytes(serialization.msgpack_serialize(wrap(traverse_util.unflatten_dict(tree, sep="/"))))
+
+
+def write_zarr(folder: Path, name: str, value: np.ndarray) -> None:
+  metadata = {"shape": value.shape, "chunks": [max(1, n // 2) for n in value.shape], "dtype": value.dtype.str}
+  spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(folder / name)}, "metadata": metadata}
+  tensorstore.open(spec, create=True).result().write(value).result()
+
+
+def assert_loads(path: Path, expected) -> None:
+  imported = t5x.load(path)
+  assert imported.report.missing == imported.report.unexpected == []
+  config = dataclasses.replace(imported.model.config, dropout_rate=expected.model.config.dropout_rate)
+  assert config == expected.model.config
+  jax.tree.map(np.testing.assert_array_equal, imported.params, expected.params)
+
+
+@pytest.mark.parametrize("wrap", [lambda t: {"optimizer": {"target": t}}, lambda t: {"target": t}, lambda t: {"params": t}])
+def test_legacy_msgpack(tmp_path, expected, wrap):
+  write_msgpack(tmp_path / "checkpoint_3", t5x_tree(expected.params), wrap)
+  assert_loads(tmp_path, expected)
+  assert_loads(tmp_path / "checkpoint_3", expected)
+
+
+@pytest.mark.parametrize("pointer", ["kvstore", "placeholder"])
+def test_zarr_folder(tmp_path, expected, pointer):
+  """Matrices in zarr folders of several chunks, vectors in the index."""
+  folder = tmp_path / "checkpoint_1000"
+  folder.mkdir()
+  index = t5x_tree(expected.params)
+  for path, value in index.items():
+    if value.ndim > 1:
+      name = "target." + path.replace("/", ".")
+      write_zarr(folder, name, value)
+      spec = {"driver": "zarr", "kvstore": {"driver": "gfile", "path": name}}
+      index[path] = spec if pointer == "kvstore" else f"PLACEHOLDER://{name}"
+  write_msgpack(folder / "checkpoint", index)
+  assert_loads(folder, expected)
+  assert_loads(tmp_path, expected)
+
+
+@pytest.mark.parametrize("inner", ["layers", None])
+def test_scanned_over_axis_1(tmp_path, expected, inner):
+  """T5X's scalable models: encoder/layers/... or encoder/encoder/..., with the layers as axis 1."""
+  layers, tree = {}, {}
+  for path, value in t5x_tree(expected.params).items():
+    stack, *rest = path.split("/")
+    if rest and rest[0].startswith("layers_"):
+      layers.setdefault("/".join([stack, inner or stack, *rest[1:]]), []).append(value)
+    else:
+      tree[path] = value
+  tree |= {path: np.stack(values, axis=1) for path, values in layers.items()}
+  write_msgpack(tmp_path / "checkpoint_5", tree)
+  assert_loads(tmp_path, expected)
+
+
+def test_heads_kept_apart(tmp_path, expected):
+  heads = expected.model.config.num_heads
+
+  def split(path, value):
+    if "attention/" not in path or not path.endswith("kernel"):
+      return value
+    return value.reshape((heads, -1, value.shape[1]) if "/out/" in path else (value.shape[0], heads, -1))
+
+  write_msgpack(tmp_path / "checkpoint_5", {p: split(p, v) for p, v in t5x_tree(expected.params).items()})
+  assert_loads(tmp_path, expected)
+
+
+def test_a_bias_of_its_own_in_every_layer_is_refused(tmp_path, expected):
+  tree = t5x_tree(expected.params)
+  table = tree.pop("encoder/relpos_bias/rel_embedding")
+  tree["encoder/layers/relpos_bias/rel_embedding"] = np.stack([table, table + 1], axis=1)
+  write_msgpack(tmp_path / "checkpoint_5", tree)
+  with pytest.raises(UserError, match="in every layer"):
+    t5x.load(tmp_path)
+
+
+def test_a_config_of_another_size_is_refused(tmp_path, expected):
+  write_msgpack(tmp_path / "checkpoint_5", t5x_tree(expected.params))
+  config = dataclasses.replace(expected.model.config, mlp_dim=99, num_encoder_layers=1)
+  with pytest.raises(UserError) as error:
+    t5x.load(tmp_path, config)
+  assert "mlp_dim: checkpoint 24, config 99" in str(error.value)
+  assert "num_encoder_layers: checkpoint 2, config 1" in str(error.value)
+
+
+def test_what_is_no_t5x_checkpoint(tmp_path, expected):
+  with pytest.raises(UserError, match="no T5X checkpoint"):
+    t5x.load(tmp_path)
+  write_msgpack(tmp_path / "checkpoint_1", t5x_tree(expected.params))
+  whole = (tmp_path / "checkpoint_1").read_bytes()
+  (tmp_path / "checkpoint_1").write_bytes(whole[:-100])
+  with pytest.raises(UserError, match="not a whole T5X checkpoint"):
+    t5x.load(tmp_path)
+  write_msgpack(tmp_path / "checkpoint_1", {"a/b": np.ones(2)})
+  with pytest.raises(UserError, match="no T5X encoder-decoder"):
+    t5x.load(tmp_path)
+  (tmp_path / "checkpoint_2").write_bytes(whole)
+  with pytest.raises(UserError, match="several checkpoints"):
+    t5x.load(tmp_path)
+  write_msgpack(tmp_path / "checkpoint_2", t5x_tree(expected.params) | {"token_embedder/embedding": "PLACEHOLDER://gone"})
+  with pytest.raises(UserError, match="cannot read token_embedder/embedding"):
+    t5x.load(tmp_path / "checkpoint_2")
