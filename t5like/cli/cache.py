@@ -1,6 +1,6 @@
 """Tokenise a seqio task once; every run, objective and epoch then reads the tokens.
 
-  t5like cache novels --vocabulary=tiny
+t5like cache novels --vocabulary=tiny
 """
 
 import argparse
@@ -23,7 +23,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--force", action="store_true", help="build again even if an up-to-date cache is there")
 
 
-def command(task: str, split: str, vocabulary: str, out: str, task_modules: list[str], force: bool = False) -> list[str]:
+def command(
+  task: str, split: str, vocabulary: str, out: str, task_modules: list[str], force: bool = False
+) -> list[str]:
   """The command line that builds this cache."""
   line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
   return line + [f"--task_modules={m}" for m in task_modules] + (["--force"] if force else [])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import flax.linen as nn
+
 from t5like import data
 from t5like.cli.experiment import Experiment
 from t5like.errors import UserError
@@ -31,6 +33,15 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentenceP
     raise UserError(
       f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, the model's embedding {config.vocab_size} rows",
       try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the vocabulary the model was made for",
+    )
+
+
+def check_layout(model: nn.Module) -> None:
+  """Objectives and labelled tasks make inputs and targets; a model must take them as such."""
+  if model.batch_layout != "encoder_decoder":
+    raise UserError(
+      f"{type(model).__name__} takes {model.batch_layout!r} batches, the loader makes 'encoder_decoder' ones",
+      try_="an encoder-decoder model, such as --gin_file=models/t5/tiny.gin",
     )
 
 

@@ -29,6 +29,9 @@ def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def register_configurables() -> None:
+  from absl import logging
+
+  logging.set_verbosity(logging.ERROR)  # Orbax and Grain warn about their own deprecations
   for module in _CONFIGURABLES:
     importlib.import_module(module)
 

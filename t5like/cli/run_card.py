@@ -41,12 +41,16 @@ def describe_run(
       f"{rows} rows x ({lengths.inputs} inputs + {lengths.targets} targets) = {tokens:,} tokens a step, "
       f"{large(tokens * experiment.steps)} in {experiment.steps:,} steps"
     ),
-    "FLOPs": f"{large(flops, 'FLOP')} a step, {large(flops * experiment.steps, 'FLOP')} in all (model FLOPs, no recomputation)",
+    "FLOPs": (
+      f"{large(flops, 'FLOP')} a step, {large(flops * experiment.steps, 'FLOP')} in all (model FLOPs, no recomputation)"
+    ),
     "memory": _memory_text(experiment, spec, mesh, lengths),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
     "seed": str(experiment.seed),
     "starts from": initialisation,
-    "writes to": f"{model_dir}  (checkpoint every {experiment.checkpoint_period:,} steps, {experiment.checkpoints_kept} kept)",
+    "writes to": (
+      f"{model_dir}  (checkpoint every {experiment.checkpoint_period:,} steps, {experiment.checkpoints_kept} kept)"
+    ),
   }
   return planning.render_run_card(entries)
 

@@ -5,28 +5,43 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from t5like import configuration, data, evaluation, parallel
-from t5like.cli.compatibility import batch_source, check_scorable, check_vocabulary, model_fingerprint, row_lengths
+from t5like import configuration, data, parallel
+from t5like.cli import evaluation_run
+from t5like.cli.compatibility import (
+  batch_source,
+  check_layout,
+  check_scorable,
+  check_vocabulary,
+  model_fingerprint,
+  row_lengths,
+)
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
 from t5like.cli.token_caches import TokenCaches, special_tokens
 from t5like.data.layouts import encoder_decoder
 from t5like.objectives import Lengths, SpecialTokens
 from t5like.training import model_dir as directory
-from t5like.training.checkpoints import Checkpoints, check_fingerprint, find_checkpoint, load_parameters, read_fingerprint
+from t5like.training.checkpoints import (
+  Checkpoints,
+  check_fingerprint,
+  find_checkpoint,
+  load_parameters,
+  read_fingerprint,
+)
 from t5like.training.interruption import Interruption
 from t5like.training.loop import Hook, TrainLog, to_devices, train_loop
 from t5like.training.metrics import MetricWriter, read_metrics
 from t5like.training.plots import plot_loss
 from t5like.training.progress import ProgressLine, duration
 from t5like.training.state import StateSpec, TrainState, create_state, state_spec
-from t5like.training.step import LossSettings, compile_train_step
+from t5like.training.step import LossSettings, compile_train_step, keep_compiled_steps
 from t5like.vocabularies import SentencePieceVocabulary, load_vocabulary
 
 _SHOWN_EXAMPLES = 5
@@ -54,6 +69,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   model_dir = directory.check_model_dir(experiment.model_dir)
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  check_layout(experiment.model)
   mesh = parallel.make_mesh(experiment.mesh)
   parallel.check_batch(experiment.batch_size, mesh)
   special = special_tokens(vocabulary)
@@ -64,11 +80,11 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
   open_cache = caches.open_or_build if build_data else caches.open
   cache = open_cache(experiment.task, experiment.split)
+  share = data.HostShare(jax.process_index(), jax.process_count())
+  batches = None if cache is None else batch_source(experiment, cache, lengths, special, share)
   eval_cache = open_cache(experiment.task, experiment.eval_split) if experiment.eval_split else None
   if eval_cache is not None:
     check_scorable(eval_cache)
-  share = data.HostShare(jax.process_index(), jax.process_count())
-  batches = None if cache is None else batch_source(experiment, cache, lengths, special, share)
 
   batch = encoder_decoder(
     np.zeros((experiment.batch_size, lengths.inputs), np.int32),
@@ -98,6 +114,7 @@ def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str
 def execute(experiment: Experiment, plan: Plan) -> int:
   """Trains to the last step or the first signal; returns the exit status."""
   record_run(plan)
+  keep_compiled_steps(Path(experiment.cache_dir) / "compiled")
   checkpoints = Checkpoints(plan.model_dir, keep=experiment.checkpoints_kept)
   state = initialise(experiment, plan, checkpoints)
   first_step = int(state.step)
@@ -107,7 +124,7 @@ def execute(experiment: Experiment, plan: Plan) -> int:
   def save(state: TrainState) -> None:
     checkpoints.save(state, plan.fingerprint)
 
-  evaluate = evaluator(experiment, plan, writer, progress)
+  evaluate = evaluator(experiment, plan, writer)
   with Interruption() as interruption:
     if first_step < experiment.steps:
       step_function = compile_step(experiment, plan)
@@ -116,13 +133,16 @@ def execute(experiment: Experiment, plan: Plan) -> int:
       log = TrainLog(writer, progress, experiment.log_period, experiment.steps, tokens)
       hooks = [
         Hook(experiment.checkpoint_period, save, at_end=True),
-        Hook(experiment.eval_period if evaluate else 0, evaluate),
       ]
+      if evaluate:
+        hooks.append(Hook(experiment.eval_period, evaluate, at_end=True))
       feed = to_devices(batches, parallel.batch_sharding(plan.mesh))
       state = train_loop(state, step_function, feed, experiment.steps, log, hooks, interruption)
       progress.leave()
     else:
       print(f"already at step {first_step:,} of {experiment.steps:,}: nothing left to train")
+      if evaluate and not _was_evaluated(plan.model_dir, experiment.task, first_step):
+        evaluate(state)
     if interruption.requested:
       save(state)
   checkpoints.close()
@@ -130,8 +150,6 @@ def execute(experiment: Experiment, plan: Plan) -> int:
   if interruption.requested:
     writer.close()
     return _report_interruption(interruption.signal, int(state.step), experiment.steps)
-  if evaluate:
-    evaluate(state)
   writer.close()
   _report_end(plan.model_dir)
   return 0
@@ -161,42 +179,37 @@ def compile_step(experiment: Experiment, plan: Plan) -> jax.stages.Compiled:
   return compiled
 
 
-def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter, progress: ProgressLine):
+def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Callable[[TrainState], None] | None:
   """A function that scores a state by decoding, prints and records; None where nothing is to be evaluated."""
   cache = plan.eval_cache
   if cache is None:
     return None
-  kind = f"eval/{experiment.task}"
-  predictor = evaluation.Predictor(experiment.model, plan.mesh, plan.lengths.targets, plan.vocabulary.eos_id)
-  fields = list(cache.fields())
-  total = min(experiment.eval_examples or cache.examples, cache.examples)
+  task, split = experiment.task, experiment.eval_split
+  score = evaluation_run.scorer(
+    experiment.model, plan.mesh, plan.vocabulary, cache, plan.lengths, experiment.batch_size, experiment.eval_examples
+  )
 
   def evaluate(state: TrainState) -> None:
     step = int(state.step)
-    if any(row["kind"] == kind and row["step"] == step for row in read_metrics(plan.model_dir)):
-      return
-    result = evaluation.evaluate(
-      data.evaluation_batches(cache, plan.lengths, plan.special, experiment.batch_size, total),
-      lambda batch: predictor(state.params, batch),
-      plan.vocabulary.decode,
-      fields,
-      cache.manifest["scoring"],
-      lambda done: progress.show(f"evaluating {experiment.task}: {done:,}/{total:,}"),
-    )
-    progress.leave()
-    path = plan.model_dir / "predictions" / f"{experiment.task}-{experiment.eval_split}-{step}.jsonl"
-    result.write(path)
-    writer.write(step, kind, result.scores)
-    print(f"step {step:,}, {experiment.task} ({experiment.eval_split}, {len(result.rows):,} examples): {result.summary()}")
-    for row in result.rows[:_SHOWN_EXAMPLES]:
-      mark = "=" if row["prediction"] == row["target"] else "x"
-      print(f"  {mark} {row['inputs']}\n      prediction {row['prediction']!r}   target {row['target']!r}")
+    result = score(state.params)
+    result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step))
+    writer.write(step, f"eval/{task}", result.scores)
+    evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
 
   return evaluate
 
 
+def _was_evaluated(model_dir: Path, task: str, step: int) -> bool:
+  rows = [r for r in read_metrics(model_dir) if r["kind"] == f"eval/{task}" and r["step"] == step]
+  for row in rows:
+    scores = {k: v for k, v in row.items() if k not in ("step", "kind")}
+    print(f"{task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
+  return bool(rows)
+
+
 def _report_interruption(number: int, step: int, steps: int) -> int:
-  print(f"{signal.Signals(number).name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
+  name = signal.Signals(number).name
+  print(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
   return 128 + number
 
 

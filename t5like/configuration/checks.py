@@ -32,8 +32,11 @@ def check_names(bindings: Sequence[Binding]) -> None:
 
 
 def _check_configurable(name: str, where: str, known: dict[str, object]) -> None:
-  if name in known or gin.config._REGISTRY.matching_selectors(name):
+  matching = [] if name in known else gin.config._REGISTRY.matching_selectors(name)
+  if name in known or len(matching) == 1:
     return
+  if matching:
+    raise UserError(f"{name!r} could mean several configurables", file=where, known=", ".join(sorted(matching)))
   raise UserError(
     f"no configurable called {name!r}",
     file=where,

@@ -120,7 +120,9 @@ def evaluation_batches(
     yield np.where(real, rows, -1), batch
 
 
-def read_ahead(source: CorpusBatches | ExampleBatches, first_step: int, last_step: int, threads: int = 1) -> Iterator[Batch]:
+def read_ahead(
+  source: CorpusBatches | ExampleBatches, first_step: int, last_step: int, threads: int = 1
+) -> Iterator[Batch]:
   """The batches of steps first_step .. last_step - 1 in order, made in background threads."""
   steps = grain.MapDataset.range(first_step, last_step).map(source.__getitem__)
   return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(2, 2 * threads))))

@@ -30,7 +30,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-  folder: Path, number: int, examples: Sequence[Mapping[str, Sequence[int]]], fields: Sequence[Any] | None, dtype: np.dtype
+  folder: Path,
+  number: int,
+  examples: Sequence[Mapping[str, Sequence[int]]],
+  fields: Sequence[Any] | None,
+  dtype: np.dtype,
 ) -> dict[str, Any]:
   """Writes one shard; returns its manifest entry."""
   rows = [np.asarray(row, dtype) for example in examples for row in example.values()]

@@ -18,16 +18,20 @@ class Predictor:
   def __init__(self, model: nn.Module, mesh: Mesh, max_length: int, eos_id: int):
     def predict(params, batch):
       variables = {"params": params}
-      with mesh, nn.logical_axis_rules(parallel.LOGICAL_AXIS_RULES):
-        cache = model.apply(variables, batch, max_length, method="start_decoding")
-        first = model.apply(variables, batch, method="first_tokens")
-        step = lambda tokens, cache: model.apply(variables, tokens, cache, method="decode_step")  # noqa: E731
-        return decoding.greedy(step, cache, first, max_length, eos_id)
 
+      def step(tokens, cache):
+        return model.apply(variables, tokens, cache, method="decode_step")
+
+      cache = model.apply(variables, batch, max_length, method="start_decoding")
+      first = model.apply(variables, batch, method="first_tokens")
+      return decoding.greedy(step, cache, first, max_length, eos_id)
+
+    self._mesh = mesh
     self._rows = parallel.batch_sharding(mesh)
     self._predict = jax.jit(predict, out_shardings=parallel.replicated(mesh))
 
   def __call__(self, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
     """Answers [batch, max_length] of the rows' inputs; targets in the batch are not looked at."""
     inputs = {k: jax.device_put(v, self._rows) for k, v in batch.items() if k.startswith("encoder_")}
-    return np.asarray(self._predict(params, inputs))
+    with parallel.sharding_context(self._mesh):
+      return np.asarray(self._predict(params, inputs))

@@ -85,7 +85,7 @@ def _majority(metrics: Sequence[Callable], targets: Sequence[Any]) -> dict[str, 
   """Scores of the constant commonest answer; none where targets are free text and no answer recurs."""
   counts = collections.Counter(map(repr, targets))
   commonest, count = counts.most_common(1)[0]
-  if count < 2 or len(counts) > len(targets) / 10:
+  if count < 2 or len(counts) > len(targets) / 2:
     return {}
   answer = next(t for t in targets if repr(t) == commonest)
   return _scores(metrics, targets, [answer] * len(targets))

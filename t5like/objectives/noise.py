@@ -12,27 +12,25 @@ def noise_counts(length: int, density: float, mean_span_length: float) -> tuple[
   return tokens, min(spans, tokens, length - tokens)
 
 
-def random_spans(
-  draws: Draws, length: int, density: float, mean_span_length: float, always_end_with_noise: bool
-) -> np.ndarray:
+def random_spans(draws: Draws, length: int, density: float, mean_span_length: float, ends_free: bool) -> np.ndarray:
   """Noise in spans whose lengths are a uniformly drawn composition of the noise tokens.
 
-  The original library interleaves the spans so that a row always starts with text and ends with
-  noise (`always_end_with_noise`); otherwise each row flips a coin between that and its mirror, and
-  no position is favoured.
+  With `ends_free` every placement of the spans that leaves text between them is equally likely.
+  Without, as in the original library, text stands before every span and none after the last: the
+  first token is never noise and the last always is.
   """
   num_noise, num_spans = noise_counts(length, density, mean_span_length)
+  num_text = length - num_noise
   noise = _composition(draws, "noise span lengths", num_noise, num_spans)
-  text = _composition(draws, "text span lengths", length - num_noise, num_spans)
-  interleaved = np.stack([text, noise], axis=2).reshape(len(noise), -1)  # [rows, 2 * spans]
-  boundaries = np.cumsum(interleaved, axis=1)[:, :-1]
-  flips = np.zeros((len(noise), length), np.int8)
-  np.put_along_axis(flips, boundaries, 1, axis=1)
-  mask = (np.cumsum(flips, axis=1, dtype=np.int16) & 1).astype(bool)
-  if not always_end_with_noise:
-    mirrored = draws.uniform("mirror", 1)[:, 0] < 0.5
-    mask[mirrored] = mask[mirrored, ::-1]
-  return mask
+  if ends_free:
+    text = _composition(draws, "text span lengths", num_text + 2, num_spans + 1)
+    text[:, [0, -1]] -= 1  # the outer two may be empty
+  else:
+    text = _composition(draws, "text span lengths", num_text, num_spans)
+  interleaved = np.stack([text[:, :num_spans], noise], axis=2).reshape(len(noise), -1)  # [rows, 2 * spans]
+  flips = np.zeros((len(noise), length + 1), np.int8)
+  np.put_along_axis(flips, np.cumsum(interleaved, axis=1), 1, axis=1)
+  return (np.cumsum(flips[:, :length], axis=1, dtype=np.int16) & 1).astype(bool)
 
 
 def _composition(draws: Draws, purpose: str, total: int, parts: int) -> np.ndarray:

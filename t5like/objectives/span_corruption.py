@@ -20,9 +20,8 @@ class SpanCorruption:
   """Random spans are dropped from the text and predicted, each behind its sentinel.
 
   variant="paper" closes the targets with one more sentinel, as the paper's figure 2 does, and lets
-  noise fall on the first and the last token alike. variant="t5" gives what the original library
-  gives: no closing sentinel (targets are one token shorter), the first token never noise, the last
-  always.
+  spans fall anywhere. variant="t5" gives what the original library gives: no closing sentinel
+  (targets are one token shorter), the first token never noise, the last always.
   """
 
   noise_density: float = 0.15
@@ -50,7 +49,9 @@ class SpanCorruption:
 
   def lengths(self, inputs: int) -> Lengths:
     if inputs < 4:
-      raise UserError(f"span corruption needs at least 4 input tokens, not {inputs}", try_="--gin.LENGTHS={'inputs': 512}")
+      raise UserError(
+        f"span corruption needs at least 4 input tokens, not {inputs}", try_="--gin.LENGTHS={'inputs': 512}"
+      )
     raw = inputs - 1
     while self._lengths_of(raw + 1).inputs <= inputs:
       raw += 1
@@ -65,7 +66,8 @@ class SpanCorruption:
     needed = spans + int(self._closing)
     if needed > len(special.sentinels):
       raise UserError(
-        f"span corruption of {lengths.raw} tokens needs {needed} sentinels, the vocabulary has {len(special.sentinels)}",
+        f"span corruption of {lengths.raw} tokens needs {needed} sentinels, "
+        f"the vocabulary has {len(special.sentinels)}",
         try_="a longer mean_span_length, a shorter LENGTHS['inputs'], or a vocabulary with more extra_ids",
       )
 
@@ -75,7 +77,7 @@ class SpanCorruption:
       tokens.shape[1],
       self.noise_density,
       self.mean_span_length,
-      always_end_with_noise=self.variant == "t5",
+      ends_free=self.variant == "paper",
     )
     sentinels = np.asarray(special.sentinels, np.int32)
     return (

@@ -6,6 +6,7 @@ from t5like.parallel.rules import (
   batch_sharding,
   parameter_shardings,
   replicated,
+  sharding_context,
   shardings_like_parameters,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
   "make_mesh",
   "parameter_shardings",
   "replicated",
+  "sharding_context",
   "shardings_like_parameters",
 ]

@@ -6,6 +6,8 @@ data and fsdp, and nothing is left for `embed`; on parameters, which have no bat
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +24,13 @@ LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
   ("length", None),
   ("layers", None),
 )
+
+
+@contextlib.contextmanager
+def sharding_context(mesh: Mesh) -> Iterator[None]:
+  """While active, modules traced for the first time constrain their activations by the rules."""
+  with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+    yield
 
 
 def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:

@@ -71,7 +71,9 @@ class Checkpoints:
     self._manager.close()
 
 
-def save_parameters(model_dir: str | Path, params: Any, step: int = 0, fingerprint: Mapping[str, Any] | None = None) -> Path:
+def save_parameters(
+  model_dir: str | Path, params: Any, step: int = 0, fingerprint: Mapping[str, Any] | None = None
+) -> Path:
   """Writes a checkpoint without optimizer state, as conversion makes it."""
   folder = Path(model_dir).expanduser().absolute() / FOLDER
   with ocp.CheckpointManager(folder) as manager:

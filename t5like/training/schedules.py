@@ -8,7 +8,7 @@ import jax.numpy as jnp
 Schedule = Callable[[jax.Array], jax.Array]
 
 
-def constant(value: float = 1e-3) -> Schedule:
+def constant_rate(value: float = 1e-3) -> Schedule:
   """The same rate at every step: T5's fine-tuning."""
   return lambda step: jnp.full((), value, jnp.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -55,11 +56,12 @@ def train_step(
     return loss_and_metrics(outputs["logits"], batch, settings)
 
   gradients, metrics = jax.grad(loss_of, has_aux=True)(state.params)
-  updates, opt_state = optimizer.transformation.update(gradients, state.opt_state, state.params)
+  with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+    updates, opt_state = optimizer.transformation.update(gradients, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   metrics |= {
-    "gradient_norm": optax.global_norm(gradients),
-    "parameter_norm": optax.global_norm(params),
+    "gradient_norm": optax.tree.norm(gradients),
+    "parameter_norm": optax.tree.norm(params),
     "learning_rate": optimizer.learning_rate(state.step),
   }
   return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
@@ -71,8 +73,7 @@ def compile_train_step(
   """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused."""
 
   def step(state, batch):
-    with mesh, nn.logical_axis_rules(parallel.LOGICAL_AXIS_RULES):
-      return train_step(model, optimizer, settings, state, batch)
+    return train_step(model, optimizer, settings, state, batch)
 
   rows = parallel.batch_sharding(mesh)
   jitted = jax.jit(
@@ -82,4 +83,10 @@ def compile_train_step(
     donate_argnums=0,
   )
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
-  return jitted.lower(spec.shapes, shapes).compile()
+  with parallel.sharding_context(mesh):
+    return jitted.lower(spec.shapes, shapes).compile()
+
+
+def keep_compiled_steps(folder: str | Path) -> None:
+  """Keeps compiled programs in `folder`, so that a restarted run does not compile again."""
+  jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))

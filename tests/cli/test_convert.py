@@ -48,24 +48,35 @@ def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
   config = tmp_path / "model" / "config.gin"
   config.write_text(config.read_text() + f"CACHE_DIR = '{token_caches}'\n")
-  done = t5like(
-    "eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=4"
-  )
+  done = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=4")
   assert "snli (validation, 4 examples) at step 0" in done.stdout
 
 
 def test_t5x_in(t5like, tmp_path):
   width, rng = 4, np.random.default_rng(0)
-  normal = lambda *shape: rng.normal(size=shape).astype(np.float32)
-  attention = lambda: {name: {"kernel": normal(width, width)} for name in ("query", "key", "value", "out")}
-  mlp = lambda: {"wi": {"kernel": normal(width, 8)}, "wo": {"kernel": normal(8, width)}}
-  scale = lambda: {"scale": normal(width)}
+
+  def normal(*shape):
+    return rng.normal(size=shape).astype(np.float32)
+
+  def attention():
+    return {name: {"kernel": normal(width, width)} for name in ("query", "key", "value", "out")}
+
+  def mlp():
+    return {"wi": {"kernel": normal(width, 8)}, "wo": {"kernel": normal(8, width)}}
+
+  def scale():
+    return {"scale": normal(width)}
+
   encoder = {"attention": attention(), "mlp": mlp(), "pre_attention_layer_norm": scale(), "pre_mlp_layer_norm": scale()}
   decoder = {
-    "self_attention": attention(), "encoder_decoder_attention": attention(), "mlp": mlp(), "pre_mlp_layer_norm": scale(),
+    "self_attention": attention(), "encoder_decoder_attention": attention(), "mlp": mlp(),
+    "pre_mlp_layer_norm": scale(),
     "pre_self_attention_layer_norm": scale(), "pre_cross_attention_layer_norm": scale(),
   }  # fmt: skip
-  bias = lambda: {"rel_embedding": normal(2, 32)}
+
+  def bias():
+    return {"rel_embedding": normal(2, 32)}
+
   target = {
     "token_embedder": {"embedding": normal(4224, width)},
     "encoder": {"layers_0": encoder, "encoder_norm": scale(), "relpos_bias": bias()},
@@ -75,7 +86,8 @@ def test_t5x_in(t5like, tmp_path):
   t5like("convert", "from_t5x", tmp_path / "checkpoint_7", tmp_path / "model", "--vocabulary=tiny")
   params = load_parameters(tmp_path / "model")
   np.testing.assert_array_equal(
-    params["decoder"]["layers_0"]["cross_attention"]["key"]["kernel"], decoder["encoder_decoder_attention"]["key"]["kernel"]
+    params["decoder"]["layers_0"]["cross_attention"]["key"]["kernel"],
+    decoder["encoder_decoder_attention"]["key"]["kernel"],
   )
 
 

@@ -1,0 +1,37 @@
+# Makes (or finds) the virtual environment and installs this checkout into it. Sourced by the other scripts.
+#
+#   source launch/environment.sh '.[test]'
+#
+# T5LIKE_VENV chooses the folder (default: .venv in the checkout), PYTHON the interpreter.
+
+repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="${T5LIKE_VENV:-$repository/.venv}"
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3 python3.13 python3.12 python3.11 python; do
+    if [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 \
+      && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  echo "error: no Python >= 3.11 with venv found; set PYTHON=/path/to/python3" >&2
+  return 2
+}
+
+# install WHAT: `pip install -e WHAT`, unless it was done since the package's metadata last changed.
+install() {
+  local stamp="$venv/.installed-$(echo "$1" | tr -c 'a-z\n' '_')"
+  if [ ! -x "$venv/bin/python" ]; then
+    local python
+    python="$(find_python)" || return
+    echo "making a virtual environment in $venv"
+    "$python" -m venv "$venv"
+  fi
+  if [ ! -e "$stamp" ] || [ "$repository/setup.py" -nt "$stamp" ]; then
+    echo "installing t5like (a few minutes the first time)"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$repository$1"
+    touch "$stamp"
+  fi
+}

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Installs what the tests need and runs them; arguments go to pytest (launch/test.sh -m slow).
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+install "[test]"
+cd "$repository"
+# Two workers share the cores of a small machine; -m on the command line overrides the default marker.
+exec "$venv/bin/python" -m pytest -n 2 --dist loadfile -m "not slow" "$@"

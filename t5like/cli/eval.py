@@ -1,0 +1,57 @@
+"""Score a model directory's checkpoint on a task, by decoding.
+
+t5like eval --model_dir=~/runs/demo_snli --task=snli
+"""
+
+import argparse
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--model_dir", required=True, help="the directory of a training run")
+  parser.add_argument("--task", help="a task with metrics (default: the run's own)")
+  parser.add_argument("--split", default="validation", help="the split to score (default: validation)")
+  parser.add_argument("--step", type=int, help="the checkpoint's step (default: the newest)")
+  parser.add_argument("--examples", type=int, default=0, help="at most so many examples (default: all)")
+  parser.add_argument("--batch_size", type=int, help="rows decoded at a time (default: the run's)")
+  parser.add_argument("--show", type=int, default=5, metavar="N", help="answers to print (default: 5)")
+
+
+def run(args: argparse.Namespace) -> int:
+  from pathlib import Path
+
+  from t5like import configuration, parallel
+  from t5like.cli import evaluation_run
+  from t5like.cli.compatibility import check_scorable, model_fingerprint
+  from t5like.cli.gin_flags import register_configurables
+  from t5like.cli.token_caches import TokenCaches
+  from t5like.objectives import Lengths
+  from t5like.training.checkpoints import find_checkpoint, load_parameters
+  from t5like.training.model_dir import CONFIG
+  from t5like.vocabularies import load_vocabulary
+
+  model_dir = Path(args.model_dir).expanduser().absolute()
+  checkpoint = find_checkpoint(model_dir, args.step)
+  register_configurables()
+  configuration.load([str(model_dir / CONFIG)])
+  experiment = configuration.build("train")
+  task = args.task or experiment.task
+
+  vocabulary = load_vocabulary(experiment.vocabulary)
+  mesh = parallel.make_mesh(experiment.mesh)
+  batch_size = args.batch_size or experiment.batch_size
+  parallel.check_batch(batch_size, mesh)
+  caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
+  cache = caches.open_or_build(task, args.split)
+  check_scorable(cache)
+  # A pre-training run has no target length of its own for labelled tasks: T5's 62 serves them all.
+  targets = experiment.lengths.get("targets", 62)
+  lengths = Lengths(raw=experiment.lengths["inputs"], inputs=experiment.lengths["inputs"], targets=targets)
+
+  params = load_parameters(checkpoint, fingerprint=model_fingerprint(experiment.model.config, vocabulary))
+  score = evaluation_run.scorer(experiment.model, mesh, vocabulary, cache, lengths, batch_size, args.examples)
+  result = score(params)
+  path = evaluation_run.predictions_path(model_dir, task, args.split, int(checkpoint.name))
+  result.write(path)
+  evaluation_run.show(result, task, args.split, int(checkpoint.name), args.show)
+  print(f"all answers: {path}")
+  return 0

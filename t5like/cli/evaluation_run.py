@@ -1,0 +1,58 @@
+"""Scores parameters on the cached examples of a task, and shows the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from t5like import data, evaluation
+from t5like.cli.token_caches import special_tokens
+from t5like.objectives import Lengths
+from t5like.training.progress import ProgressLine
+from t5like.vocabularies import SentencePieceVocabulary
+
+
+def scorer(
+  model: nn.Module,
+  mesh: jax.sharding.Mesh,
+  vocabulary: SentencePieceVocabulary,
+  cache: data.TokenCache,
+  lengths: Lengths,
+  batch_size: int,
+  examples: int,
+) -> Callable[[Any], evaluation.Evaluation]:
+  """A function from parameters to an evaluation; decoding is compiled once. `examples` 0 means all."""
+  predictor = evaluation.Predictor(model, mesh, lengths.targets, vocabulary.eos_id)
+  fields = list(cache.fields())
+  total = min(examples or cache.examples, cache.examples)
+  progress = ProgressLine()
+
+  def score(params: Any) -> evaluation.Evaluation:
+    result = evaluation.evaluate(
+      data.evaluation_batches(cache, lengths, special_tokens(vocabulary), batch_size, total),
+      lambda batch: predictor(params, batch),
+      vocabulary.decode,
+      fields,
+      cache.manifest["scoring"],
+      lambda done: progress.show(f"decoding {done:,}/{total:,}"),
+    )
+    progress.leave()
+    return result
+
+  return score
+
+
+def predictions_path(model_dir: Path, task: str, split: str, step: int) -> Path:
+  return model_dir / "predictions" / f"{task}-{split}-{step}.jsonl"
+
+
+def show(result: evaluation.Evaluation, task: str, split: str, step: int, rows: int) -> None:
+  """Scores with their baseline, and a handful of answers."""
+  for row in result.rows[:rows]:
+    mark = "right" if row["prediction"] == row["target"] else "wrong"
+    print(f"  {row['inputs']}\n    {mark}: {row['prediction']!r}, target {row['target']!r}")
+  print(f"{task} ({split}, {len(result.rows):,} examples) at step {step:,}: {result.summary()}", flush=True)

@@ -1,0 +1,124 @@
+"""Every mistake is one readable message, exit status 2, before compilation, and nothing is damaged."""
+
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def refused(t5like, pretrain, tmp_path):
+  """Runs a command that must be refused; returns the message."""
+
+  def run(*overrides, base=None, devices=1, model_dir=tmp_path / "run"):
+    arguments = [*(pretrain if base is None else base), f"--gin.MODEL_DIR={model_dir}", *overrides]
+    done = t5like(*arguments, status=2, devices=devices)
+    assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+    assert "compiled" not in done.stdout
+    return done.stderr
+
+  return run
+
+
+def test_a_misspelt_macro(refused, tmp_path):
+  assert "TRAIN_STEPS" in refused("--gin.TRAIN_STEP=50")
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_gin_file(refused):
+  assert "models/t5/tiny.gin" in refused("--gin_file=models/t5/tinny.gin")
+
+
+def test_an_unknown_task(refused, tmp_path):
+  message = refused("--gin.TASK=novel")
+  assert "no task 'novel'" in message and "nearest  novels" in message
+  assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_task_module(refused):
+  assert "my.tasks" in refused("--gin.TASK=mine", "--gin.TASK_MODULES=['my.tasks']")
+
+
+def test_a_foreign_model_dir(refused, tmp_path):
+  folder = tmp_path / "thesis"
+  folder.mkdir()
+  (folder / "chapter1.txt").write_text("dear reader")
+  message = refused(model_dir=folder)
+  assert "holds other things" in message and "chapter1.txt" in message
+  assert [p.name for p in folder.iterdir()] == ["chapter1.txt"]
+
+
+def test_a_model_dir_that_is_a_file(refused, tmp_path):
+  (tmp_path / "file").write_text("x")
+  assert "is a file" in refused(model_dir=tmp_path / "file")
+
+
+def test_an_unwritable_model_dir(refused):
+  # /proc takes no new folders, whoever asks: root ignores permission bits.
+  assert "cannot be written" in refused(model_dir="/proc/t5like/run")
+
+
+@pytest.mark.parametrize("steps", ["0", "-1", "1.5", "soon"])
+def test_impossible_steps(refused, steps):
+  assert "TRAIN_STEPS" in refused(f"--gin.TRAIN_STEPS={steps}")
+
+
+def test_a_batch_that_does_not_divide(refused):
+  message = refused("--gin.BATCH_SIZE=12", devices=8)
+  assert "batch of 12 does not divide over 8" in message
+  assert "--gin.BATCH_SIZE=8 or --gin.BATCH_SIZE=16" in message
+
+
+def test_a_mesh_that_does_not_cover_the_devices(refused):
+  message = refused("--gin.MESH.tensor=3", devices=8)
+  assert "8 devices" in message and "--gin.MESH.tensor=1" in message
+
+
+@pytest.mark.parametrize("kind", ["tokens", "index"])
+def test_a_corrupt_token_cache(refused, token_caches, tmp_path, kind):
+  copy = tmp_path / "tokens"
+  shutil.copytree(token_caches, copy)
+  path = next((copy / "novels").rglob(f"shard-00000.{kind}"))
+  content = bytearray(path.read_bytes())
+  content[100] ^= 0xFF
+  path.write_bytes(content)
+  message = refused(f"--gin.CACHE_DIR={copy}")
+  assert "corrupt" in message and str(path) in message
+  assert "t5like cache novels --vocabulary=tiny --split=train" in message and "--force" in message
+  assert path.read_bytes() == bytes(content)
+
+
+def test_a_vocabulary_larger_than_the_embedding(refused):
+  message = refused("--gin.VOCAB_SIZE=4000")
+  assert "4100 ids" in message and "--gin.VOCAB_SIZE=4224" in message
+
+
+def test_a_corpus_without_objective_and_labels_with_one(refused, finetune):
+  assert "needs an objective" in refused("--gin.TASK=novels", base=[a for a in finetune if "TASK" not in a])
+  assert "takes no objective" in refused("--gin.TASK=snli")
+
+
+def test_a_model_of_another_layout(refused):
+  assert "'decoder' batches" in refused("--gin_file=models/t5/architectures/lm.gin", "--gin.NUM_ENCODER_LAYERS=0")
+
+
+def test_a_checkpoint_of_another_model(refused, t5like, pretrain, tmp_path):
+  t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=1")
+  before = sorted(p for p in (tmp_path / "run").rglob("*"))
+  message = refused("--gin.MLP_DIM=64", "--gin.TRAIN_STEPS=2")
+  assert "mlp_dim" in message and "saved 32, now 64" in message
+  message = refused("--gin.MLP_DIM=64", f"--gin.INIT_FROM={tmp_path}/run", model_dir=tmp_path / "other")
+  assert "saved 32, now 64" in message
+  assert sorted(p for p in (tmp_path / "run").rglob("*")) == before
+
+
+def test_an_empty_init_from(refused, tmp_path):
+  assert "no checkpoint here" in refused(f"--gin.INIT_FROM={tmp_path}/nothing")
+
+
+def test_eval_of_nothing(t5like, tmp_path):
+  assert "no checkpoint here" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
+
+
+def test_cache_of_a_missing_split(t5like, tmp_path):
+  message = t5like("cache", "snli", "--split=dev", f"--out={tmp_path}", status=2).stderr
+  assert "no split 'dev'" in message and "validation" in message

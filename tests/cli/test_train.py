@@ -1,0 +1,128 @@
+"""`t5like train` as a user runs it: real processes, real checkpoints, real signals."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from t5like.training.checkpoints import load_parameters
+from t5like.training.metrics import read_metrics
+
+
+def losses(model_dir):
+  return {row["step"]: row["loss"] for row in read_metrics(model_dir) if row["kind"] == "train"}
+
+
+def test_a_run_from_any_directory_writes_everything_it_should(t5like, pretrain, tmp_path):
+  out = t5like(*pretrain, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=60", "--gin.LOG_PERIOD=10", cwd=tmp_path).stdout
+  folder = tmp_path / "run"
+  assert re.search(r"step 60/60  loss \d+\.\d+ .* tokens/s .* ETA", out)
+  assert str(folder) in out
+  names = {p.name for p in folder.iterdir()}
+  assert {"checkpoints", "config.gin", "run_card.txt", "metrics.jsonl", "loss.png"} <= names
+  assert any(name.startswith("events.out.tfevents") for name in names)
+  assert (folder / "checkpoints/60/params").is_dir()
+  assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+  curve = losses(folder)
+  assert list(curve) == [10, 20, 30, 40, 50, 60]
+  assert curve[60] < curve[10] - 0.5  # it learns: from ln(4224) = 8.3 towards the frequencies of words
+
+
+def test_the_run_card_says_what_matters(t5like, pretrain, tmp_path):
+  card = t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=10", "--dry_run").stdout
+  # By hand: embedding 4224*16, an encoder layer 4*16*16 + 2*16*32 + 2*16 norms, a decoder layer with twice the
+  # attention and 3 norms, two position tables 32*2, two final norms 16.
+  parameters = 4224 * 16 + (4 * 256 + 1024 + 32) + (8 * 256 + 1024 + 48) + 2 * 64 + 2 * 16
+  assert f"{parameters:,} parameters" in card
+  for part in ("versions", "jax ", "1 x cpu", "mesh data=1", "582,017 tokens", "span_corruption", "FLOP a step",
+               "memory", "adafactor", "learning rate 0.01", "random initialisation", f"{tmp_path}/run"):  # fmt: skip
+    assert part in card
+  assert "train.steps = %TRAIN_STEPS" in card and "TRAIN_STEPS = 10" in card
+  assert not (tmp_path / "run").exists()
+
+
+def test_resuming_gives_the_same_bytes_as_running_through(t5like, pretrain, tmp_path):
+  whole = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.CHECKPOINT_PERIOD=4"]
+  halves = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/halves", "--gin.CHECKPOINT_PERIOD=4"]
+  t5like(*whole, "--gin.TRAIN_STEPS=8")
+  t5like(*halves, "--gin.TRAIN_STEPS=4")
+  out = t5like(*halves, "--gin.TRAIN_STEPS=8").stdout
+  assert "starts from  its own checkpoint of step 4" in out
+  assert losses(tmp_path / "whole") == losses(tmp_path / "halves")
+  a, b = load_parameters(tmp_path / "whole"), load_parameters(tmp_path / "halves")
+  flat = lambda tree: {k: v for k, v in _leaves(tree)}  # noqa: E731
+  assert flat(a).keys() == flat(b).keys()
+  assert all(np.array_equal(flat(a)[k], flat(b)[k]) for k in flat(a))
+  out = t5like(*halves, "--gin.TRAIN_STEPS=8").stdout
+  assert "nothing left to train" in out
+
+
+def _leaves(tree, path=()):
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, (*path, key))
+    else:
+      yield (*path, key), np.asarray(value)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
+  folder = tmp_path / "run"
+  command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(REPOSITORY)}
+  process = subprocess.Popen(
+    [sys.executable, "-m", "t5like", *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
+  deadline = time.monotonic() + 120
+  while not any((folder / "checkpoints").glob("[0-9]0")) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  process.send_signal(number)
+  output = process.communicate(timeout=60)[0]
+  if number == signal.SIGKILL:
+    assert process.returncode == -number
+  else:
+    assert process.returncode == 128 + number, output
+    assert f"{number.name}: stopped and saved at step" in output
+  newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+  out = t5like(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout
+  assert f"its own checkpoint of step {newest}" in out
+  assert (folder / f"checkpoints/{newest + 5}").is_dir()
+  steps = [row["step"] for row in read_metrics(folder)]
+  assert steps == sorted(set(steps))  # no step is recorded twice
+
+
+def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, pretrain, finetune, tmp_path):
+  t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/first", "--gin.TRAIN_STEPS=2")
+  arguments = [a for a in finetune if "INIT_FROM" not in a]
+  run = [*arguments, f"--gin.INIT_FROM={tmp_path}/first", f"--gin.MODEL_DIR={tmp_path}/second", "--gin.TRAIN_STEPS=4"]
+  out = t5like(*run).stdout
+  assert f"the parameters of {tmp_path}/first/checkpoints/2" in out
+  assert re.search(r"snli \(validation, 20 examples\) at step 4: accuracy \d+\.\d\d  \(always '\w+': \d+\.\d\d\)", out)
+  assert out.count("snli hypothesis:") == 5 and "target 'neutral'" in out
+  rows = [json.loads(line) for line in (tmp_path / "second/predictions/snli-validation-4.jsonl").read_text().splitlines()]
+  assert len(rows) == 20 and set(rows[0]) == {"inputs", "prediction", "target"}
+  scores = [row for row in read_metrics(tmp_path / "second") if row["kind"] == "eval/snli"]
+  right = 100 * sum(r["prediction"] == r["target"] for r in rows) / 20
+  assert scores == [{"step": 4, "kind": "eval/snli", "accuracy": right}]
+
+  again = t5like("eval", f"--model_dir={tmp_path}/second", "--examples=20", "--show=1").stdout
+  assert f"accuracy {right:.2f}" in again and again.count("snli hypothesis:") == 1
+  assert "was scored at this step" in t5like(*run).stdout
+
+
+def test_a_run_on_eight_devices_has_the_losses_of_one(t5like, pretrain, tmp_path):
+  for devices in (1, 8):
+    t5like(
+      *pretrain, f"--gin.MODEL_DIR={tmp_path}/{devices}", "--gin.TRAIN_STEPS=6", "--gin.MESH.fsdp=-1",
+      "--gin.MESH.data=1", devices=devices,
+    )  # fmt: skip
+  one, eight = losses(tmp_path / "1"), losses(tmp_path / "8")
+  assert one.keys() == eight.keys()
+  np.testing.assert_allclose(list(one.values()), list(eight.values()), rtol=1e-5)

@@ -1,0 +1,47 @@
+"""Training, decoding and scoring from a token cache work where TensorFlow and seqio are not installed."""
+
+import subprocess
+import sys
+
+from conftest import REPOSITORY
+
+BLOCKED = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio")
+
+# A finder that stands before all others and knows no such module, as on a machine without them.
+BLOCK = f"""
+import sys
+class Blocker:
+  def find_spec(self, name, path=None, target=None):
+    if name.split(".")[0] in {BLOCKED!r}:
+      raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run(script, status=0, **kwargs):
+  done = subprocess.run(
+    [sys.executable, "-c", BLOCK + script], cwd=REPOSITORY, capture_output=True, text=True, timeout=300, **kwargs
+  )
+  assert done.returncode == status, done.stdout + done.stderr
+  return done.stdout
+
+
+def test_the_blocker_blocks():
+  run("import seqio", status=1)
+
+
+def test_every_room_but_tasks_imports():
+  rooms = [
+    "configuration", "data", "decoding", "evaluation", "interop", "kernels", "models", "objectives", "parallel",
+    "planning", "training", "training.loop", "training.checkpoints", "vocabularies", "tasks.metrics",
+    "tasks.postprocessors",
+  ]  # fmt: skip
+  run("".join(f"import t5like.{room}\n" for room in rooms))
+
+
+def test_a_run_from_a_token_cache_trains_decodes_and_scores(finetune, tmp_path):
+  arguments = [*finetune, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=2"]
+  out = run(f"from t5like.cli.main import main\nsys.exit(main({arguments!r}))")
+  assert "at step 2: accuracy" in out
+  out = run(f"from t5like.cli.main import main\nsys.exit(main(['eval', '--model_dir={tmp_path}/run', '--examples=8']))")
+  assert "8 examples) at step 2: accuracy" in out

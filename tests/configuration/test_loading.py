@@ -1,0 +1,163 @@
+"""gin files, overrides and what is said about mistakes in them."""
+
+import gin
+import pytest
+
+from t5like import configuration
+from t5like.cli.gin_flags import register_configurables
+from t5like.configuration.statements import parse_override_value
+from t5like.errors import UserError
+
+MODEL, OBJECTIVE, RUN = "models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"
+
+
+@pytest.fixture(autouse=True)
+def registered():
+  register_configurables()
+  yield
+  gin.clear_config()
+
+
+def load(*overrides, files=(MODEL, OBJECTIVE, RUN), model_dir="/tmp/x", **kwargs):
+  given = [("MODEL_DIR", model_dir)] if model_dir else []
+  configuration.load(files, [*given, *overrides], **kwargs)
+
+
+def message_of(*args, **kwargs) -> str:
+  with pytest.raises(UserError) as error:
+    load(*args, **kwargs)
+  return str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("typed", "source"),
+  [
+    ("50", "50"),
+    ("1e-3", "1e-3"),
+    ("-1", "-1"),
+    ("~/runs/demo", "'~/runs/demo'"),
+    ("gs://bucket/x y", "'gs://bucket/x y'"),
+    ("snli", "'snli'"),
+    ("'quoted'", "'quoted'"),
+    ("{'inputs': 64}", "{'inputs': 64}"),
+    ("['a', 'b']", "['a', 'b']"),
+    ("@adamw()", "@adamw()"),
+    ("%SEED", "%SEED"),
+    ("true", "True"),
+    ("False", "False"),
+    ("none", "None"),
+    ("1,2", "'1,2'"),
+    ("", "''"),
+    ("it's", '"it\'s"'),
+  ],
+)  # fmt: skip
+def test_values_need_no_inner_quotes(typed, source):
+  assert parse_override_value(typed) == source
+
+
+def test_later_files_and_overrides_win(tmp_path):
+  mine = tmp_path / "mine.gin"
+  mine.write_text("SEED = 7\nTRAIN_STEPS = 11\n")
+  load(("TRAIN_STEPS", "13"), files=(MODEL, OBJECTIVE, RUN, str(mine)))
+  experiment = configuration.build("train")
+  assert (experiment.seed, experiment.steps) == (7, 13)
+
+
+def test_files_are_found_in_added_search_paths(tmp_path):
+  (tmp_path / "sub").mkdir()
+  (tmp_path / "sub/mine.gin").write_text("include 'runs/pretrain.gin'\nSEED = 3\n")
+  load(files=(MODEL, OBJECTIVE, "sub/mine.gin"), search_paths=[str(tmp_path)])
+  assert configuration.build("train").seed == 3
+
+
+def test_a_dotted_override_reaches_a_parameter():
+  load(("MESH.tensor", "4"), ("span_corruption.mean_span_length", "5"))
+  experiment = configuration.build("train")
+  assert experiment.mesh.tensor == 4
+  assert experiment.objective.mean_span_length == 5
+
+
+def test_a_misspelt_macro_is_named_with_the_nearest():
+  message = message_of(("TRAIN_STEP", "50"))
+  assert "nothing uses the macro TRAIN_STEP" in message and "--gin.TRAIN_STEP" in message
+  assert "nearest  TRAIN_STEPS" in message
+
+
+def test_a_misspelt_macro_in_a_file_is_named_with_its_line(tmp_path):
+  mine = tmp_path / "mine.gin"
+  mine.write_text("# a comment\nBATCHSIZE = 4\n")
+  message = message_of(files=(MODEL, OBJECTIVE, RUN, str(mine)))
+  assert f"{mine}:2" in message and "BATCH_SIZE" in message
+
+
+def test_a_misspelt_parameter_and_configurable_are_named_with_the_nearest():
+  message = message_of(("span_corruption.noise_densty", "0.1"))
+  assert "no parameter 'noise_densty'" in message and "noise_density" in message
+  message = message_of(("OPTIMIZER", "@adafacto()"))
+  assert "no configurable called 'adafacto'" in message and "adafactor" in message
+
+
+def test_a_missing_file_is_answered_with_the_nearest_and_the_search_path(tmp_path):
+  message = message_of(files=("models/t5/tyny.gin", RUN))
+  assert "models/t5/tiny.gin" in message and "searched" in message
+  mine = tmp_path / "mine.gin"
+  mine.write_text("\ninclude 'runs/pretrian.gin'\n")
+  message = message_of(files=(str(mine),))
+  assert f"{mine}:2" in message and "runs/pretrain.gin" in message
+
+
+def test_everything_that_is_required_is_listed_at_once():
+  message = message_of(files=("models/t5/tiny.gin", "runs/finetune.gin"), model_dir=None)
+  for name in ("MODEL_DIR", "TASK", "INIT_FROM"):
+    assert f"--gin.{name}=..." in message
+  assert "runs/finetune.gin:" in message and "runs/train.gin:" in message
+
+
+def test_a_run_without_a_model_names_the_macros_and_who_asks():
+  message = message_of(files=(OBJECTIVE, RUN))
+  assert "MODEL " in message and "VOCABULARY" in message and "runs/train.gin:" in message
+
+
+def test_no_run_file_is_said_so():
+  configuration.load([], [])
+  with pytest.raises(UserError, match="not configured") as error:
+    configuration.build("train")
+  assert "runs/pretrain.gin" in str(error.value)
+
+
+def test_a_syntax_error_gives_file_and_line(tmp_path):
+  mine = tmp_path / "mine.gin"
+  mine.write_text("SEED = 1\nTASK = = 2\n")
+  assert f"{mine}:2" in message_of(files=(MODEL, OBJECTIVE, RUN, str(mine)))
+
+
+def test_files_that_include_each_other_are_refused(tmp_path):
+  (tmp_path / "a.gin").write_text("include 'b.gin'\n")
+  (tmp_path / "b.gin").write_text("include 'a.gin'\n")
+  assert "circle" in message_of(files=("a.gin",), search_paths=[str(tmp_path)])
+
+
+def test_wrong_types_and_values_are_refused():
+  for override, part in [
+    (("TRAIN_STEPS", "0"), "TRAIN_STEPS = 0"),
+    (("TRAIN_STEPS", "many"), "a whole number"),
+    (("BATCH_SIZE", "-4"), "BATCH_SIZE = -4"),
+    (("OPTIMIZER", "@adafactor"), "with parentheses"),
+    (("LENGTHS", "{'outputs': 3}"), "LENGTHS"),
+    (("NOISE_DENSITY", "1.5"), "noise_density"),
+  ]:
+    load(override)
+    with pytest.raises(UserError) as error:
+      configuration.build("train")
+    assert part in error.value.render()
+
+
+def test_the_operative_config_builds_the_same_run_again(tmp_path):
+  load(("SEED", "5"), ("LENGTHS", "{'inputs': 64}"))
+  first = configuration.build("train")
+  saved = tmp_path / "config.gin"
+  saved.write_text(configuration.operative_config())
+  configuration.load([str(saved)])
+  again = configuration.build("train")
+  assert again.model.config == first.model.config
+  assert (again.seed, again.lengths, again.objective) == (first.seed, first.lengths, first.objective)

@@ -1,0 +1,67 @@
+"""What holds for every test: fake devices, strict numerics, and the command line as a user runs it."""
+
+import os
+
+# Before jax starts: eight CPU devices, in this process and in those it starts.
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The smallest model that is still a T5, on one device: a run of it takes seconds.
+SMALL_MODEL = [
+  "--gin_file=models/t5/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2", "--gin.HEAD_DIM=8",
+  "--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1", "--gin.BATCH_SIZE=8",
+]  # fmt: skip
+
+
+def run_t5like(*args: str, cwd: Path | None = None, status: int = 0, devices: int = 1, **environment: str):
+  """Runs `python -m t5like ...` in a process of its own and checks its exit status."""
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY), **environment}
+  done = subprocess.run(
+    [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+  )
+  assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
+  return done
+
+
+@pytest.fixture
+def t5like():
+  return run_t5like
+
+
+@pytest.fixture(scope="session")
+def token_caches(tmp_path_factory) -> Path:
+  """The embedded tasks, tokenised by the real command into a folder that tests must not change."""
+  folder = tmp_path_factory.mktemp("tokens")
+  for task, split in (("novels", "train"), ("snli", "train"), ("snli", "validation")):
+    run_t5like("cache", task, f"--split={split}", "--vocabulary=tiny", f"--out={folder}")
+  return folder
+
+
+@pytest.fixture
+def pretrain(token_caches):
+  """The arguments of a pre-training run that takes seconds."""
+  return [
+    "train", *SMALL_MODEL, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
+    "--gin.LENGTHS={'inputs': 32}", f"--gin.CACHE_DIR={token_caches}", "--gin.LOG_PERIOD=2",
+  ]  # fmt: skip
+
+
+@pytest.fixture
+def finetune(token_caches):
+  return [
+    "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
+    "--gin.LENGTHS={'inputs': 32, 'targets': 4}", f"--gin.CACHE_DIR={token_caches}", "--gin.EVAL_EXAMPLES=20",
+  ]  # fmt: skip

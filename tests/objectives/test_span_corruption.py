@@ -1,0 +1,122 @@
+"""Span corruption against the published figures, and properties that any row must have."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t5like.errors import UserError
+from t5like.objectives import Draws, SpanCorruption, SpecialTokens
+from t5like.objectives.corruption import replace_spans, spans_after_sentinels
+from t5like.objectives.noise import noise_counts, random_spans
+
+SENTINELS = np.arange(999, 899, -1)
+SPECIAL = SpecialTokens(vocab_size=1000, pad=0, eos=1, sentinels=tuple(SENTINELS))
+
+
+@pytest.mark.parametrize(
+  ("mean", "raw", "targets", "spans"), [(2, 552, 126, 42), (3, 568, 114, 28), (5, 581, 105, 17), (10, 591, 99, 9)]
+)
+def test_lengths_at_512_inputs_are_the_papers(mean, raw, targets, spans):
+  objective = SpanCorruption(mean_span_length=mean, variant="t5")
+  lengths = objective.lengths(512)
+  assert (lengths.raw, lengths.targets) == (raw, targets)
+  assert noise_counts(raw, 0.15, mean)[1] == spans
+  assert SpanCorruption(mean_span_length=mean).lengths(512).targets == targets + 1  # the closing sentinel
+
+
+@pytest.mark.parametrize(
+  ("inputs", "raw", "targets"), [(64, 70, 14), (128, 141, 29), (256, 284, 58), (1024, 1137, 229), (2048, 2274, 456)]
+)
+def test_lengths_of_mean_3_at_other_inputs(inputs, raw, targets):
+  lengths = SpanCorruption(variant="t5").lengths(inputs)
+  assert (lengths.raw, lengths.inputs, lengths.targets) == (raw, inputs, targets)
+
+
+def test_lengths_of_the_published_helper_test():
+  assert SpanCorruption(0.2, 2.0, "t5").lengths(64).raw == 70
+  assert SpanCorruption(0.2, 2.0, "t5").lengths(64).targets == 22
+  assert SpanCorruption(0.2, 1.0, "t5").lengths(64).raw == 63
+  assert SpanCorruption(0.2, 1.0, "t5").lengths(64).targets == 27
+
+
+def test_token_functions_on_the_published_example():
+  tokens = np.arange(10, 16)[None]
+  mask = np.array([[True, True, False, False, True, False]])
+  assert replace_spans(tokens, mask, SENTINELS).tokens.tolist() == [[999, 12, 13, 998, 15]]
+  # By hand: each run behind the sentinel that stands for it in the inputs, then the next sentinel.
+  assert spans_after_sentinels(tokens, mask, SENTINELS, closing=True).tokens.tolist() == [
+    [999, 10, 11, 998, 14, 997]
+  ]
+
+
+@given(
+  st.integers(5, 120),
+  st.floats(0.05, 0.6),
+  st.floats(1, 8),
+  st.sampled_from(["t5", "paper"]),
+  st.integers(0, 2**31),
+)
+def test_the_text_can_be_rebuilt_from_inputs_and_targets(length, density, mean, variant, seed):
+  tokens = np.random.default_rng(seed).integers(2, 800, (4, length)).astype(np.int32)
+  inputs, targets = SpanCorruption(density, mean, variant)(tokens, Draws.of(seed, 0, np.arange(4)), SPECIAL)
+  for row in range(4):
+    spans: dict[int, list[int]] = {}
+    for token in targets.tokens[row, : targets.lengths[row]].tolist():
+      spans[token] = [] if token >= 900 else None
+      if token < 900:
+        del spans[token]
+        spans[current].append(token)
+      else:
+        current = token
+    rebuilt = []
+    for token in inputs.tokens[row, : inputs.lengths[row]].tolist():
+      rebuilt += spans[token] if token >= 900 else [token]
+    assert rebuilt == tokens[row].tolist()
+
+
+@pytest.mark.parametrize("ends_free", [True, False])
+@pytest.mark.parametrize("mean", [2, 3, 5, 10])
+def test_noise_share_and_span_length_are_as_asked(mean, ends_free):
+  mask = random_spans(Draws.of(0, 0, np.arange(2000)), 568, 0.15, mean, ends_free)
+  starts = mask.copy()
+  starts[:, 1:] &= ~mask[:, :-1]
+  assert np.all(mask.sum(1) == 85)  # round(568 * 0.15)
+  assert np.all(starts.sum(1) == max(round(85 / mean), 1))
+
+
+def test_the_paper_variant_favours_no_position():
+  mask = random_spans(Draws.of(0, 0, np.arange(20_000)), 568, 0.15, 3.0, ends_free=True)
+  # Away from the ends, where a span has no room to have begun earlier, noise is everywhere alike.
+  inner = mask[:, 20:-20].mean(0)
+  assert np.max(np.abs(inner - inner.mean())) < 5 * np.sqrt(0.15 * 0.85 / 20_000)
+  # By hand: a row starts with noise if the first of 484 equally likely text gaps is one of the 28 chosen.
+  assert abs(mask[:, 0].mean() - 28 / 484) < 5 * np.sqrt(0.058 * 0.942 / 20_000)
+  assert abs(mask[:, -1].mean() - 28 / 484) < 5 * np.sqrt(0.058 * 0.942 / 20_000)
+
+
+def test_the_t5_variant_starts_with_text_and_ends_with_noise():
+  mask = random_spans(Draws.of(0, 0, np.arange(200)), 100, 0.15, 3.0, ends_free=False)
+  assert not mask[:, 0].any() and mask[:, -1].all()
+
+
+def test_every_placement_of_short_rows_is_equally_likely():
+  # 5 tokens, 2 noise in 2 spans: by hand 6 masks (positions 02 03 04 13 14 24).
+  masks = random_spans(Draws.of(0, 0, np.arange(60_000)), 5, 0.4, 1.0, ends_free=True)
+  _, counts = np.unique(masks, axis=0, return_counts=True)
+  assert len(counts) == 6
+  assert np.sum((counts - 10_000) ** 2 / 10_000) < 20.5  # chi-square, 5 degrees of freedom, p = 0.001
+
+
+def test_too_many_spans_for_the_sentinels_is_refused_with_the_remedy():
+  objective = SpanCorruption(variant="t5")
+  with pytest.raises(UserError, match="needs 114 sentinels") as error:
+    objective.check(objective.lengths(2048), SPECIAL)
+  assert "mean_span_length" in str(error.value)
+  objective.check(objective.lengths(512), SPECIAL)
+
+
+@pytest.mark.parametrize("settings", [dict(noise_density=0.0), dict(mean_span_length=0.5), dict(variant="t6")])
+def test_impossible_settings_are_refused(settings):
+  with pytest.raises(UserError):
+    SpanCorruption(**settings)

@@ -1,0 +1,90 @@
+"""The embedded tasks as any seqio user meets them, and as the token cache takes them."""
+
+import pytest
+import seqio
+
+from t5like.errors import UserError
+from t5like.tasks import metrics, registry, text_pipeline
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+  registry.find_task("snli")
+
+
+def test_seqio_reads_snli_in_text_to_text_form():
+  lengths = {"inputs": 64, "targets": 8}
+  converter = seqio.EncDecFeatureConverter(pack=False)
+  dataset = seqio.get_dataset("snli", lengths, dataset_split="validation", shuffle=False, feature_converter=converter)
+  batch = next(dataset.as_numpy_iterator())
+  vocabulary = seqio.TaskRegistry.get("snli").output_features["inputs"].vocabulary
+  text = vocabulary.decode(batch["encoder_input_tokens"].tolist())
+  assert text.startswith("snli hypothesis: ") and " premise: " in text
+  assert vocabulary.decode(batch["decoder_target_tokens"].tolist()) in ("entailment", "neutral", "contradiction")
+
+
+@pytest.mark.parametrize(("task", "split"), [("novels", "train"), ("novels", "validation"), ("snli", "train"), ("snli", "validation")])
+def test_row_counts_are_those_registered(task, split):
+  task = registry.find_task(task)
+  assert sum(1 for _ in text_pipeline.text_examples(task, split)) == task.source.num_input_examples(split)
+
+
+def test_the_text_pipeline_stops_before_tokens():
+  example = next(text_pipeline.text_examples(registry.find_task("snli"), "train"))
+  assert example == {
+    "inputs": "snli hypothesis: A person is training his horse for a competition. "
+    "premise: A person on a horse jumps over a broken down airplane.",
+    "targets": "neutral",
+  }
+
+
+def test_the_corpus_is_prose():
+  documents = [e["targets"] for e in text_pipeline.text_examples(registry.find_task("novels"), "train")]
+  assert sum(map(len, documents)) > 2_000_000
+  assert any("Baskerville" in d for d in documents)
+
+
+def test_unknown_names_are_answered_with_the_nearest():
+  with pytest.raises(UserError, match="no task 'snil'") as error:
+    registry.find_task("snil")
+  assert "nearest  snli" in str(error.value) and "TASK_MODULES" in str(error.value)
+  with pytest.raises(UserError, match="no split 'dev'") as error:
+    text_pipeline.describe(registry.find_task("snli"), "dev")
+  assert "validation" in str(error.value)
+  with pytest.raises(UserError, match="no task module 'my.module'"):
+    registry.find_task("x", ["my.module"])
+
+
+def test_the_description_changes_with_the_preprocessor():
+  import functools
+
+  from t5like.tasks import preprocessors
+
+  def described(name):
+    step = functools.partial(preprocessors.labelled_text, name=name, keys=("premise",), label_key="label")
+    return text_pipeline._code_identity(step)
+
+  assert described("a") != described("b") and described("a") == described("a")
+
+
+def test_scoring_can_be_found_without_the_registry():
+  assert text_pipeline.scoring(registry.find_task("snli")) == {
+    "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
+    "metrics": [{"function": "t5like.tasks.metrics:accuracy", "keywords": {}}],
+  }
+  with pytest.raises(UserError, match="cannot be imported by name"):
+    text_pipeline._importable(lambda x: x)
+
+
+def test_accuracy_is_the_published_value():
+  assert metrics.accuracy([0, 0, 2, 1], [0, 1, 2, 1]) == {"accuracy": 75.0}
+
+
+def test_a_bad_line_is_named(tmp_path):
+  from t5like.tasks.sources import read_json_lines
+
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"text": "a"}\n{"txt": "b"}\n')
+  with pytest.raises(UserError, match="not the JSON object") as error:
+    list(read_json_lines(path, ["text"]))
+  assert f"{path}:2" in str(error.value)

@@ -1,0 +1,141 @@
+"""The loss, the state and one update, against arithmetic done by hand."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like import parallel
+from t5like.data.layouts import encoder_decoder
+from t5like.models.config import TransformerConfig
+from t5like.models.t5 import T5
+from t5like.training import optimizers, schedules
+from t5like.training.state import create_state, state_spec
+from t5like.training.step import LossSettings, compile_train_step, loss_and_metrics, random_key
+
+CONFIG = TransformerConfig(
+  vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.1
+)
+
+
+def make_batch(rows=8):
+  rng = np.random.default_rng(0)
+  targets = rng.integers(2, 60, (rows, 6)).astype(np.int32)
+  targets[:, 4:] = 0
+  return encoder_decoder(rng.integers(2, 60, (rows, 10)).astype(np.int32), targets)
+
+
+def build(axes, optimizer=None):
+  mesh = parallel.make_mesh(axes)
+  model, batch = T5(CONFIG), make_batch()
+  optimizer = optimizer or optimizers.adafactor(schedules.constant_rate(0.01))
+  spec = state_spec(model, optimizer, batch, mesh)
+  state = create_state(model, optimizer, batch, 0, spec)
+  step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
+  rows = parallel.batch_sharding(mesh)
+  return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}, spec
+
+
+def test_loss_is_the_mean_over_real_target_tokens():
+  logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]]]))
+  batch = {
+    "decoder_target_tokens": jnp.array([[0, 2, 1]], jnp.int32),
+    "decoder_loss_weights": jnp.array([[1.0, 1.0, 0.0]]),
+  }
+  loss, metrics = loss_and_metrics(logits, batch, LossSettings(z_loss=0.0))
+  assert loss == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2, rel=1e-6)
+  assert float(metrics["target_tokens"]) == 2 and float(metrics["accuracy"]) == 2
+
+
+def test_steps_reduce_the_loss_and_count():
+  state, step, batch, _ = build(parallel.MeshAxes())
+  first = None
+  for _ in range(20):
+    state, metrics = step(state, batch)
+    loss = float(metrics["loss"]) / float(metrics["target_tokens"])
+    first = first or loss
+  assert int(state.step) == 20 and loss < first - 0.5
+
+
+@pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=8), dict(data=8)])
+def test_any_mesh_gives_the_losses_of_one_device(axes):
+  losses = {}
+  for name, mesh_axes in {"one": None, "many": parallel.MeshAxes(**axes)}.items():
+    if mesh_axes is None:
+      mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
+      model, batch, optimizer = T5(CONFIG), make_batch(), optimizers.adafactor(schedules.constant_rate(0.01))
+      spec = state_spec(model, optimizer, batch, mesh)
+      state = create_state(model, optimizer, batch, 0, spec)
+      step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
+      batch = {k: jax.device_put(v, parallel.batch_sharding(mesh)) for k, v in batch.items()}
+    else:
+      state, step, batch, _ = build(mesh_axes)
+    losses[name] = []
+    for _ in range(5):
+      state, metrics = step(state, batch)
+      losses[name].append(float(metrics["loss"]))
+  np.testing.assert_allclose(losses["one"], losses["many"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
+def test_parameters_and_optimizer_state_are_split_over_fsdp(make):
+  state, _, _, spec = build(parallel.MeshAxes(data=1, fsdp=8), make(schedules.constant_rate(0.01)))
+  kernel = state.params["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]
+  assert kernel.sharding.shard_shape(kernel.shape) == (2, 32)
+  for leaf, sharding in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(spec.shardings.opt_state), strict=True):
+    assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+  if make is optimizers.adamw:
+    moments = [leaf for leaf in jax.tree.leaves(state.opt_state) if leaf.shape == (64, 16)]
+    assert len(moments) == 2
+    assert all(leaf.sharding.shard_shape(leaf.shape) == (64, 2) for leaf in moments)
+
+
+def test_the_old_state_is_given_up_to_the_new():
+  state, step, batch, _ = build(parallel.MeshAxes())
+  step(state, batch)
+  assert jax.tree.leaves(state.params)[0].is_deleted()
+
+
+def test_keys_depend_on_seed_step_and_purpose():
+  keys = {
+    tuple(jax.random.key_data(random_key(jnp.uint32(seed), jnp.int32(step), purpose)).tolist())
+    for seed in (0, 1) for step in (0, 1) for purpose in ("dropout", "other")
+  }  # fmt: skip
+  assert len(keys) == 8
+
+
+def test_dropout_differs_from_step_to_step_and_repeats_on_restart():
+  model, batch = T5(CONFIG), make_batch()
+  variables = nn.meta.unbox(model.init(jax.random.key(0), batch))
+
+  def logits(step):
+    key = random_key(jnp.uint32(0), jnp.int32(step), "dropout")
+    return np.asarray(model.apply(variables, batch, deterministic=False, rngs={"dropout": key})["logits"])
+
+  assert np.array_equal(logits(3), logits(3)) and not np.array_equal(logits(3), logits(4))
+
+
+def test_adafactor_has_the_published_update():
+  # T5X's published check: ones(3, 2) gradients, v_row .9, v_col .1, step 1 -> v_row .9574349, v_col .6169143.
+  import optax
+
+  transformation = optax.scale_by_factored_rms(min_dim_size_to_factor=0, decay_rate=0.8)
+  state = transformation.init(jnp.ones((3, 2)))
+  # optax names the average over the larger axis v_row, the other v_col.
+  state = state._replace(
+    count=jnp.ones((), jnp.int32), v_row=jnp.full_like(state.v_row, 0.9), v_col=jnp.full_like(state.v_col, 0.1)
+  )
+  _, state = transformation.update(jnp.ones((3, 2)), state, jnp.ones((3, 2)))
+  np.testing.assert_allclose(state.v_row, 0.9574349, rtol=1e-6)
+  np.testing.assert_allclose(state.v_col, 0.6169143, rtol=1e-6)
+
+
+def test_schedules_at_hand_computed_steps():
+  at = lambda schedule, step: float(schedule(jnp.int32(step)))  # noqa: E731
+  assert at(schedules.inverse_square_root(), 0) == pytest.approx(0.01)
+  assert at(schedules.inverse_square_root(), 10_000) == pytest.approx(0.01)
+  assert at(schedules.inverse_square_root(), 1_000_000) == pytest.approx(0.001)
+  assert at(schedules.constant_rate(0.001), 123) == pytest.approx(0.001)
+  linear = schedules.warmup_linear(peak=1.0, warmup_steps=10, total_steps=110)
+  assert [at(linear, s) for s in (0, 9, 10, 60, 110)] == pytest.approx([0.1, 1.0, 1.0, 0.5, 0.0])
