@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("target", help="a new folder")
   parser.add_argument("--vocabulary", help="its name or file (default: told by the checkpoint's vocabulary size)")
   parser.add_argument("--scan_layers", action="store_true", help="store layers stacked, for SCAN_LAYERS = True")
-  parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)")
+  parser.add_argument(
+    "--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)"
+  )
   parser.add_argument("--step", type=int, help="to_hf: the checkpoint's step (default: the newest)")
   add_gin_arguments(parser)
 
@@ -157,7 +159,9 @@ def _export(args: argparse.Namespace, target: Path) -> int:
 
   source = Path(args.source).expanduser().absolute()
   if not (source / CONFIG).is_file():
-    raise UserError(f"{source} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion")
+    raise UserError(
+      f"{source} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
+    )
   register_configurables()
   configuration.load([str(source / CONFIG)])
   experiment = configuration.build("train")

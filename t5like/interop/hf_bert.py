@@ -15,7 +15,9 @@ IGNORED = (r"embeddings\.position_ids",)  # a constant buffer that older files c
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
   """The heads are those that the checkpoint holds."""
   if not tied:
-    raise UserError("an output projection apart from BERT's embedding is not supported", tensor="cls.predictions.decoder")
+    raise UserError(
+      "an output projection apart from BERT's embedding is not supported", tensor="cls.predictions.decoder"
+    )
   scheme = hf.get("position_embedding_type", "absolute")
   if scheme != "absolute" or hf.get("is_decoder"):
     raise UserError("only BERT encoders with absolute positions can be converted", position_embedding_type=scheme)

@@ -46,7 +46,10 @@ def load(folder: Path | str, **changes: object) -> Imported:
   hf, tensors = read_config(folder), TensorFolder(folder)
   family, model_class = FAMILIES[hf["model_type"]]
   names = {name.removeprefix(family.PREFIX): name for name in tensors.names()}
-  read = lambda name: tensors.read(names[name])
+
+  def read(name):
+    return tensors.read(names[name])
+
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read), folder)
   params, report = import_tensors(family.rules(config), wanted, read)

@@ -94,7 +94,10 @@ def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
       f"{source} is no T5X encoder-decoder", missing=missing, found=", ".join(sorted(tensors)[:6])
     ) from missing
   tied, gated = "decoder/logits_dense/kernel" not in tensors, "encoder/layers_0/mlp/wi_0/kernel" in tensors
-  count = lambda stack: len({m[0] for m in (re.match(rf"{stack}/layers_\d+", name) for name in tensors) if m})
+
+  def count(stack):
+    return len({m[0] for m in (re.match(rf"{stack}/layers_\d+", name) for name in tensors) if m})
+
   return TransformerConfig(
     vocab_size=vocab_size,
     embed_dim=embed_dim,
@@ -175,7 +178,10 @@ def read_target(path: Path) -> Parameters:
   if not isinstance(target, Mapping):
     raise UserError(f"{index} holds no `target` parameters", found=", ".join(map(str, tree)))
   target = target.get("params", target)
-  is_spec = lambda _, node: isinstance(node, Mapping) and "kvstore" in node
+
+  def is_spec(_, node):
+    return isinstance(node, Mapping) and "kvstore" in node
+
   flat = traverse_util.flatten_dict(target, sep="/", is_leaf=is_spec)
   return {name: _tensor(leaf, index.parent, name) for name, leaf in flat.items()}
 

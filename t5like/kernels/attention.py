@@ -78,14 +78,10 @@ def attention(
   return run(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key)
 
 
-def _xla_attention(
-  query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key
-) -> jax.Array:
+def _xla_attention(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key) -> jax.Array:
   """Plain matrix products: every device, every mask; memory grows with query x key."""
   lengths = query.shape[1], key.shape[1]
-  scores = scale * jnp.einsum(
-    "bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32
-  )
+  scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
   if bias is not None:
     scores = scores + bias_matrix(bias, *lengths, query_offset)
   allowed = mask_matrix(mask, *lengths, query_offset)
@@ -134,7 +130,7 @@ def resolve_backend(name: str, platform: str | None = None) -> str:
       field="TransformerConfig.attention_backend",
       needs=" or ".join(needs),
       found=platform,
-      try_='--gin.ATTENTION_BACKEND=auto',
+      try_="--gin.ATTENTION_BACKEND=auto",
     )
   return name
 
@@ -165,9 +161,7 @@ def mask_matrix(
   return together[:, None, :, :]
 
 
-def relative_buckets(
-  distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool
-) -> jax.Array:
+def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
   """Bucket of each `key index - query index`.
 
   Half of the buckets hold one distance each, the rest grow logarithmically up
@@ -183,9 +177,7 @@ def relative_buckets(
   else:
     distance = jnp.maximum(-distance, 0)
   edges = jnp.asarray(_bucket_edges(num_buckets, max_distance), distance.dtype)
-  return bucket + jnp.searchsorted(edges, distance, side="right", method="compare_all").astype(
-    distance.dtype
-  )
+  return bucket + jnp.searchsorted(edges, distance, side="right", method="compare_all").astype(distance.dtype)
 
 
 def _bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:

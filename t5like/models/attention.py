@@ -46,9 +46,7 @@ class Attention(nn.Module):
     self.value = dense(config, width, ("embed", "heads"))
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
 
-  def __call__(
-    self, x: jax.Array, context: Context, cache: KeysValues | None
-  ) -> tuple[jax.Array, KeysValues | None]:
+  def __call__(self, x: jax.Array, context: Context, cache: KeysValues | None) -> tuple[jax.Array, KeysValues | None]:
     """x [batch, length, embed]. With a cache, x is the one token at `context.index`."""
     query = self._split(self.query(x))  # [batch, length, heads, kv]
     new = {"key": self._split(self.key(x)), "value": self._split(self.value(x))}
@@ -64,9 +62,7 @@ class Attention(nn.Module):
       kept = _padded(new, context.cache_length)
     return self._attend(query, new, context, context.mask, context.bias), kept
 
-  def cross(
-    self, x: jax.Array, context: Context, cache: KeysValues | None
-  ) -> tuple[jax.Array, KeysValues | None]:
+  def cross(self, x: jax.Array, context: Context, cache: KeysValues | None) -> tuple[jax.Array, KeysValues | None]:
     """Looks at `context.encoded`, whose keys and values a cache holds ready."""
     keys_values = cache
     if cache is None:
@@ -115,6 +111,4 @@ def _padded(keys_values: KeysValues, length: int | None) -> KeysValues | None:
   """The start of a cache of `length` positions; None outside decoding."""
   if length is None:
     return None
-  return {
-    name: jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))) for name, x in keys_values.items()
-  }
+  return {name: jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))) for name, x in keys_values.items()}

@@ -17,7 +17,10 @@ class MLP(nn.Module):
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     config = self.config
     act = ACTIVATIONS[config.activation]
-    wide = lambda name: dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
+
+    def wide(name):
+      return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
+
     h = act(wide("wi_0")) * wide("wi_1") if config.gated_mlp else act(wide("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
@@ -45,9 +48,7 @@ class Block(nn.Module):
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
     kept = {}
-    y, kept["self"] = self.attention(
-      self._enter(self.attention_norm, x), context, cache and cache["self"]
-    )
+    y, kept["self"] = self.attention(self._enter(self.attention_norm, x), context, cache and cache["self"])
     x = self._leave(self.attention_norm, x, y, context)
     # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.
     if context.encoded is not None or (cache and "cross" in cache):

@@ -19,7 +19,9 @@ LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
-  decode = lambda x: np.frombuffer(base64.b64decode(x["data"]), "<f4").reshape(x["shape"])
+  def decode(x):
+    return np.frombuffer(base64.b64decode(x["data"]), "<f4").reshape(x["shape"])
+
   return {name: decode(x) for name, x in json.loads(path.read_text()).items() if name != "config"}
 
 

@@ -52,9 +52,11 @@ def zarr(folder: Path) -> np.ndarray:
   spec = json.loads((folder / ".zarray").read_text())
   whole = np.zeros(spec["shape"], spec["dtype"])
   for chunk in folder.glob("[0-9]*"):
-    at = [int(i) * size for i, size in zip(chunk.name.split("."), spec["chunks"])]
+    at = [int(i) * size for i, size in zip(chunk.name.split("."), spec["chunks"], strict=False)]
     block = np.frombuffer(gzip.decompress(chunk.read_bytes()), spec["dtype"]).reshape(spec["chunks"])
-    where = tuple(slice(a, min(a + size, limit)) for a, size, limit in zip(at, spec["chunks"], spec["shape"]))
+    where = tuple(
+      slice(a, min(a + size, limit)) for a, size, limit in zip(at, spec["chunks"], spec["shape"], strict=False)
+    )
     whole[where] = block[tuple(slice(0, w.stop - w.start) for w in where)]
   return whole
 
@@ -83,7 +85,7 @@ def build(x: dict) -> torch.nn.Module:
       if stack == "decoder":
         attentions[1] = ("EncDecAttention", "encoder_decoder_attention")
       for j, (module, name) in attentions.items():
-        for letter, kernel in zip("qkvo", ("query", "key", "value", "out")):
+        for letter, kernel in zip("qkvo", ("query", "key", "value", "out"), strict=False):
           state[f"{ours}.{j}.{module}.{letter}.weight"] = x[f"{theirs}/{name}/{kernel}/kernel"].T
       for kernel in ("wi_0", "wi_1", "wo"):
         state[f"{ours}.{len(NORMS[stack]) - 1}.DenseReluDense.{kernel}.weight"] = x[f"{theirs}/mlp/{kernel}/kernel"].T
@@ -101,7 +103,9 @@ def main(checkpoints: Path) -> None:
     decoder = torch.randint(1, 32000, (2, 30))
     decoder[:, 0] = 0
     with torch.no_grad():
-      out = model(input_ids=inputs, attention_mask=(inputs > 0).long(), decoder_input_ids=decoder, output_hidden_states=True)
+      out = model(
+        input_ids=inputs, attention_mask=(inputs > 0).long(), decoder_input_ids=decoder, output_hidden_states=True
+      )
     np.savez_compressed(
       GOLDEN / f"{name}.npz", encoder_input_tokens=inputs.int(), decoder_input_tokens=decoder.int(),
       encoded=out.encoder_last_hidden_state, hidden=out.decoder_hidden_states[-1], logits=out.logits[:, :, ::640],

@@ -53,10 +53,13 @@ def test_sharded_equals_whole(tmp_path):
 
 def test_without_prefix_and_with_old_buffers(rewritten):
   """As OpenAI's GPT-2 lies on the hub: no `transformer.`, causal masks among the weights, the output twice."""
-  bare = lambda t: {name.removeprefix("transformer."): x for name, x in t.items()} | {
-    "h.0.attn.bias": np.ones((1, 1, 20, 20), np.float32), "h.1.attn.masked_bias": np.array(-1e4, np.float32),
-    "lm_head.weight": t["transformer.wte.weight"],
-  }  # fmt: skip
+
+  def bare(t):
+    return {name.removeprefix("transformer."): x for name, x in t.items()} | {
+      "h.0.attn.bias": np.ones((1, 1, 20, 20), np.float32), "h.1.attn.masked_bias": np.array(-1e4, np.float32),
+      "lm_head.weight": t["transformer.wte.weight"],
+    }  # fmt: skip
+
   folder = rewritten("gpt2", bare)
   assert_same(folder, "gpt2")
   assert huggingface.load(folder).report.copies == ["lm_head.weight"]
@@ -64,7 +67,9 @@ def test_without_prefix_and_with_old_buffers(rewritten):
 
 def test_bert_with_tensorflow_names_and_tied_copies(rewritten):
   def old(tensors):
-    rename = lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    def rename(n):
+      return n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
     named = {rename(name): x for name, x in tensors.items()}
     return named | {
       "cls.predictions.decoder.weight": named["bert.embeddings.word_embeddings.weight"],
@@ -76,7 +81,9 @@ def test_bert_with_tensorflow_names_and_tied_copies(rewritten):
 
 
 def test_bert_heads_are_those_of_the_checkpoint(rewritten, tmp_path):
-  encoder = lambda t: {n.removeprefix("bert."): x for n, x in t.items() if n.startswith("bert.") and "pooler" not in n}
+  def encoder(t):
+    return {n.removeprefix("bert."): x for n, x in t.items() if n.startswith("bert.") and "pooler" not in n}
+
   imported = huggingface.load(rewritten("bert", encoder))
   config = imported.model.config
   assert (config.pooler, config.mlm_head, config.nsp_head) == (False, False, False)
@@ -89,27 +96,36 @@ def test_bert_heads_are_those_of_the_checkpoint(rewritten, tmp_path):
 
 @pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "lm_head.weight"])
 def test_a_tied_embedding_may_be_stored_under_any_of_its_names(rewritten, name):
-  moved = lambda t: {(name if n == "shared.weight" else n): x for n, x in t.items()}
+  def moved(t):
+    return {(name if n == "shared.weight" else n): x for n, x in t.items()}
+
   assert_same(rewritten("t5_1_0", moved), "t5_1_0")
 
 
 def test_t5_1_1_as_older_configs_say_it(rewritten):
   """Published T5 1.1 configs have tie_word_embeddings = false and no scale_decoder_outputs."""
-  drop = lambda c: {k: v for k, v in c.items() if k != "scale_decoder_outputs"} | {"tie_word_embeddings": False}
+
+  def drop(c):
+    return {k: v for k, v in c.items() if k != "scale_decoder_outputs"} | {"tie_word_embeddings": False}
+
   assert_same(rewritten("t5_1_1", config=drop), "t5_1_1")
 
 
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision_round_trips_bit_for_bit(rewritten, tmp_path, dtype):
   """Mixed too: transformers keeps T5's `wo` kernels in float32."""
-  cast = lambda t: {n: x if ".wo." in n else x.astype(dtype) for n, x in t.items()}
+
+  def cast(t):
+    return {n: x if ".wo." in n else x.astype(dtype) for n, x in t.items()}
+
   imported = huggingface.load(rewritten("t5_1_1", cast), scan_layers=True)
   assert imported.model.config.param_dtype == np.dtype(dtype).name
   huggingface.save(tmp_path / "out", imported.model, imported.params)
   before, after = load_file(tmp_path / "t5_1_1/model.safetensors"), load_file(tmp_path / "out/model.safetensors")
   assert {n: (x.dtype, x.tobytes()) for n, x in before.items()} == {n: (x.dtype, x.tobytes()) for n, x in after.items()}
   outputs = imported.model.apply(
-    {"params": imported.params}, {k: np.ones((1, 3), np.int32) for k in ("encoder_input_tokens", "decoder_input_tokens")}
+    {"params": imported.params},
+    {k: np.ones((1, 3), np.int32) for k in ("encoder_input_tokens", "decoder_input_tokens")},
   )
   assert np.all(np.isfinite(outputs["logits"]))
 
@@ -142,14 +158,18 @@ def test_heads_that_do_not_divide_are_named(rewritten):
 
 
 def test_missing_tensors_are_listed(rewritten):
-  lacking = lambda t: {n: x for n, x in t.items() if "block.1" not in n}
+  def lacking(t):
+    return {n: x for n, x in t.items() if "block.1" not in n}
+
   with pytest.raises(UserError) as error:
     huggingface.load(rewritten("t5_1_1", lacking))
   assert "encoder.block.1.layer.0.SelfAttention.q.weight" in str(error.value)
 
 
 def test_unexpected_tensors_are_reported(rewritten):
-  extra = lambda t: t | {"adapter.weight": np.zeros(3, np.float32)}
+  def extra(t):
+    return t | {"adapter.weight": np.zeros(3, np.float32)}
+
   report = huggingface.load(rewritten("gpt1", extra)).report
   assert report.unexpected == ["adapter.weight"]
   assert "1 unexpected" in report.summary() and "adapter.weight" in report.summary()

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from t5like.interop import huggingface
-from t5like.interop.layouts import flatten
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 T5_FAMILY = ("t5_1_0", "t5_1_1", "mt5", "byt5")
@@ -32,7 +30,10 @@ def batch_of(case: str, golden) -> dict[str, np.ndarray]:
 def run(imported, batch):
   """Outputs, and per stack the hidden states as Hugging Face lists them: embeddings, then each layer."""
   wanted = {"Block", "Embedder", "Stack"}
-  capture = lambda module, method: type(module).__name__.removeprefix("Scan") in wanted and method == "__call__"
+
+  def capture(module, method):
+    return type(module).__name__.removeprefix("Scan") in wanted and method == "__call__"
+
   apply = jax.jit(
     lambda params: imported.model.apply(
       {"params": params}, batch, capture_intermediates=capture, mutable="intermediates"

@@ -29,7 +29,10 @@ def test_exported_folder_loads_and_agrees(case, scan_layers, tmp_path):
   assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
 
   rng = np.random.default_rng(0)
-  ids = lambda length: rng.integers(1, imported.model.config.vocab_size, (2, length)).astype(np.int32)
+
+  def ids(length):
+    return rng.integers(1, imported.model.config.vocab_size, (2, length)).astype(np.int32)
+
   tokens, decoder = ids(11), ids(9)
   if imported.model.batch_layout == "encoder_decoder":
     batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": decoder}

@@ -24,7 +24,10 @@ def test_gpt_nano_sort():
   assert not imported.model.config.tie_embeddings and imported.report.unexpected == []
   golden = np.load(GOLDEN / "gpt_nano_sort" / "outputs.npz")
   batch = {"decoder_input_tokens": golden["idx"].astype(np.int32)}
-  capture = lambda module, _: type(module).__name__ in ("ScanBlock", "Block", "Embedder", "Stack")
+
+  def capture(module, _):
+    return type(module).__name__ in ("ScanBlock", "Block", "Embedder", "Stack")
+
   outputs, captured = apply(imported, batch, capture_intermediates=capture, mutable="intermediates")
   captured = captured["intermediates"]
   np.testing.assert_allclose(captured["token_embedder"]["__call__"][0], golden["x"], **TOLERANCE)
@@ -68,7 +71,10 @@ def test_bert_tiny_of_bleurt():
     "encoder_segment_ids": golden["attention_mask"].astype(np.int32),
     "encoder_token_types": golden["token_type_ids"].astype(np.int32),
   }
-  capture = lambda module, _: type(module).__name__ in ("Block", "Embedder")
+
+  def capture(module, _):
+    return type(module).__name__ in ("Block", "Embedder")
+
   outputs, captured = apply(imported, batch, capture_intermediates=capture, mutable="intermediates")
   captured = captured["intermediates"]
   ours = [captured["token_embedder"]["__call__"][0]]

@@ -31,7 +31,9 @@ def t5x_tree(params) -> dict[str, np.ndarray]:
     for ours, theirs in RENAMED:
       path = path.replace(ours, theirs)
     if path.startswith("decoder/layers"):
-      path = path.replace("/attention/", "/self_attention/").replace("/attention_norm", "/pre_self_attention_layer_norm")
+      path = path.replace("/attention/", "/self_attention/").replace(
+        "/attention_norm", "/pre_self_attention_layer_norm"
+      )
     else:
       path = path.replace("/attention_norm", "/pre_attention_layer_norm")
     tree[path] = value
@@ -61,7 +63,9 @@ def assert_loads(path: Path, expected) -> None:
   jax.tree.map(np.testing.assert_array_equal, imported.params, expected.params)
 
 
-@pytest.mark.parametrize("wrap", [lambda t: {"optimizer": {"target": t}}, lambda t: {"target": t}, lambda t: {"params": t}])
+@pytest.mark.parametrize(
+  "wrap", [lambda t: {"optimizer": {"target": t}}, lambda t: {"target": t}, lambda t: {"params": t}]
+)
 def test_legacy_msgpack(tmp_path, expected, wrap):
   write_msgpack(tmp_path / "checkpoint_3", t5x_tree(expected.params), wrap)
   assert_loads(tmp_path, expected)
@@ -144,6 +148,8 @@ def test_what_is_no_t5x_checkpoint(tmp_path, expected):
   (tmp_path / "checkpoint_2").write_bytes(whole)
   with pytest.raises(UserError, match="several checkpoints"):
     t5x.load(tmp_path)
-  write_msgpack(tmp_path / "checkpoint_2", t5x_tree(expected.params) | {"token_embedder/embedding": "PLACEHOLDER://gone"})
+  write_msgpack(
+    tmp_path / "checkpoint_2", t5x_tree(expected.params) | {"token_embedder/embedding": "PLACEHOLDER://gone"}
+  )
   with pytest.raises(UserError, match="cannot read token_embedder/embedding"):
     t5x.load(tmp_path / "checkpoint_2")

@@ -55,7 +55,10 @@ def test_bias_matrix_equals_a_lookup(lengths, bidirectional):
 
 def test_bias_gradient_counts_each_bucket():
   """The sum of the matrix has as gradient how often each bucket occurs in it."""
-  bias = lambda table: RelativeBias(table, bidirectional=True, max_distance=20)
+
+  def bias(table):
+    return RelativeBias(table, bidirectional=True, max_distance=20)
+
   counts = jax.grad(lambda table: bias_matrix(bias(table), 6, 6).sum())(jnp.zeros((8, 2)))
   distance = jnp.arange(6)[None, :] - jnp.arange(6)[:, None]
   expected = np.bincount(np.ravel(relative_buckets(distance, 8, 20, True)), minlength=8)

@@ -19,7 +19,10 @@ def decode(built, batch, fed: np.ndarray, steps: int):
   def run(params, batch, fed):
     variables = {"params": params}
     cache = built.model.apply(variables, batch, steps, method="start_decoding")
-    step = lambda cache, tokens: built.model.apply(variables, tokens, cache, method="decode_step")[::-1]
+
+    def step(cache, tokens):
+      return built.model.apply(variables, tokens, cache, method="decode_step")[::-1]
+
     _, logits = jax.lax.scan(step, cache, fed.T)
     return logits
 

@@ -62,7 +62,9 @@ def test_bert_packed_equals_unpacked(bert, tokens):
 
 
 def test_padding_changes_no_real_position(t5, gpt, bert, tokens):
-  pad = lambda x, length: np.pad(x, ((0, 0), (0, length - x.shape[1])))
+  def pad(x, length):
+    return np.pad(x, ((0, 0), (0, length - x.shape[1])))
+
   inputs, targets = tokens(2, 6), tokens(2, 5)
   for built, encoder, decoder in ((t5(), True, True), (gpt(), False, True), (bert(), True, False)):
     names = ["encoder_input_tokens"] * encoder + ["decoder_input_tokens"] * decoder
@@ -77,5 +79,7 @@ def test_what_stands_in_padding_does_not_matter(t5, tokens):
   built = t5()
   batch = {"encoder_input_tokens": tokens(1, 8), "decoder_input_tokens": tokens(1, 4)}
   segments = {"encoder_segment_ids": np.array([[1] * 5 + [0] * 3], np.int32)}
-  other = batch | {"encoder_input_tokens": np.where(segments["encoder_segment_ids"] > 0, batch["encoder_input_tokens"], 9)}
+  other = batch | {
+    "encoder_input_tokens": np.where(segments["encoder_segment_ids"] > 0, batch["encoder_input_tokens"], 9)
+  }
   np.testing.assert_array_equal(built(batch | segments)["logits"], built(other | segments)["logits"])

@@ -44,12 +44,16 @@ def test_head_dim_is_filled_in_and_the_config_is_json():
   assert TransformerConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
 
 
-@pytest.mark.parametrize("model, missing", [(T5, "num_encoder_layers"), (BERT, "num_encoder_layers"), (GPT, "num_decoder_layers")])
+@pytest.mark.parametrize(
+  "model, missing", [(T5, "num_encoder_layers"), (BERT, "num_encoder_layers"), (GPT, "num_decoder_layers")]
+)
 def test_models_need_their_stacks(model, missing):
   config = TransformerConfig(**SIZE | {missing: 0})
   token = np.ones((1, 1), np.int32)
   with pytest.raises(UserError, match=missing):
-    jax.eval_shape(model(config).init, jax.random.key(0), {"encoder_input_tokens": token, "decoder_input_tokens": token})
+    jax.eval_shape(
+      model(config).init, jax.random.key(0), {"encoder_input_tokens": token, "decoder_input_tokens": token}
+    )
 
 
 def test_rows_longer_than_the_learned_positions_are_refused():
