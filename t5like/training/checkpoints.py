@@ -93,8 +93,10 @@ def load_parameters(source: str | Path, step: int | None = None, fingerprint: Ma
     check_fingerprint(read_fingerprint(folder), fingerprint, folder)
   try:
     with ocp.PyTreeCheckpointer() as checkpointer:
-      tree = checkpointer.metadata(folder / "params").item_metadata.tree
-      arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+      metadata = checkpointer.metadata(folder / "params").item_metadata
+      if metadata is None:
+        raise ValueError("its list of arrays is missing or unreadable")
+      arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
       return checkpointer.restore(folder / "params", args=ocp.args.PyTreeRestore(restore_args=arguments))
   except (ValueError, KeyError, FileNotFoundError) as error:
     raise _unreadable(folder, error) from error

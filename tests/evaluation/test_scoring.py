@@ -1,0 +1,52 @@
+"""Scores, baselines and rows of an evaluation, without a model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t5like import evaluation
+from t5like.errors import UserError
+from t5like.evaluation.scoring import find_function
+
+SCORING = {
+  "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
+  "metrics": [{"function": "t5like.tasks.metrics:accuracy", "keywords": {}}],
+}
+TARGETS = ["yes", "no", "no", "no", "yes"]
+
+
+def run(answers, targets=TARGETS):
+  fields = [{"inputs_pretokenized": f"question {i}", "targets_pretokenized": t} for i, t in enumerate(targets)]
+  # Two batches of three; the last row fills up.
+  batches = [(np.array([0, 1, 2]), {"x": np.array([0, 1, 2])}), (np.array([3, 4, -1]), {"x": np.array([3, 4, 3])})]
+  return evaluation.evaluate(batches, lambda b: b["x"][:, None], lambda row: answers[row[0]], fields, SCORING)
+
+
+def test_scores_and_the_majority_baseline():
+  result = run([" yes", "no", "maybe", "no ", "no"])
+  assert result.scores == {"accuracy": 60.0}
+  assert result.majority == {"accuracy": 60.0} and result.majority_answer == "no"
+  assert result.summary() == "accuracy 60.00  (always 'no': 60.00)"
+  assert result.rows[0] == {"inputs": "question 0", "prediction": "yes", "target": "yes"}
+  assert len(result.rows) == 5  # the filling row does not count
+
+
+def test_free_text_has_no_majority_baseline():
+  result = run(list("abcde"), targets=list("abcdx"))
+  assert result.scores == {"accuracy": 80.0} and result.majority == {}
+  assert result.summary() == "accuracy 80.00"
+
+
+def test_rows_are_written_as_json_lines(tmp_path):
+  run(["yes"] * 5).write(tmp_path / "predictions/x.jsonl")
+  rows = [json.loads(line) for line in (tmp_path / "predictions/x.jsonl").read_text().splitlines()]
+  assert [row["target"] for row in rows] == TARGETS
+  assert [p.name for p in (tmp_path / "predictions").iterdir()] == ["x.jsonl"]
+
+
+def test_functions_are_found_by_name_with_their_keywords():
+  function = find_function({"function": "builtins:sorted", "keywords": {"reverse": True}})
+  assert function([1, 3, 2]) == [3, 2, 1]
+  with pytest.raises(UserError, match="cannot be imported"):
+    find_function({"function": "no.such.module:f", "keywords": {}})

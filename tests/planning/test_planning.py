@@ -1,0 +1,93 @@
+"""FLOPs by hand and against the products in the traced model; memory against arithmetic."""
+
+import jax
+import numpy as np
+import pytest
+
+from t5like import parallel, planning
+from t5like.data.layouts import encoder_decoder
+from t5like.models.config import TransformerConfig
+from t5like.models.t5 import T5
+from t5like.planning.flops import forward_flops
+from t5like.planning.run_card import bytes_text, large, render_run_card
+from t5like.training import optimizers, schedules
+from t5like.training.state import state_spec
+
+
+def config(**kwargs):
+  sizes = dict(vocab_size=96, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_encoder_layers=2, num_decoder_layers=3)
+  return TransformerConfig(**{**sizes, **kwargs})
+
+
+def count_products(jaxpr) -> int:
+  """FLOPs of every dot_general in a jaxpr, those of inner jaxprs included."""
+  total = 0
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == "dot_general":
+      (contracted, _), _ = equation.params["dimension_numbers"]
+      k = np.prod([equation.invars[0].aval.shape[i] for i in contracted], dtype=int)
+      total += 2 * k * equation.outvars[0].aval.size
+    for value in equation.params.values():
+      inner = getattr(value, "jaxpr", value)
+      if hasattr(inner, "eqns"):
+        total += count_products(inner)
+  return int(total)
+
+
+def test_a_forward_pass_by_hand():
+  # B=2, Le=5, Ld=3, d=8, a=8, f=16, V=96.
+  encoder = 2 * (8 * 2 * 5 * 64 + 4 * 2 * 25 * 8 + 4 * 2 * 5 * 8 * 16)
+  decoder = 3 * (8 * 2 * 3 * 64 + 4 * 2 * 9 * 8 + 4 * 2 * 3 * 8 * 16)
+  cross = 3 * (4 * 2 * 3 * 64 + 4 * 2 * 5 * 64 + 4 * 2 * 3 * 5 * 8)
+  assert forward_flops(config(), 2, 5, 3) == encoder + decoder + cross + 2 * 2 * 3 * 8 * 96
+  assert planning.train_step_flops(config(), 2, 5, 3) == 3 * forward_flops(config(), 2, 5, 3)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_formula_counts_the_products_of_the_traced_model(gated):
+  # Without the position bias, whose one-hot product is bookkeeping and not counted.
+  settings = config(gated_mlp=gated, positions="none")
+  batch = encoder_decoder(np.ones((2, 5), np.int32), np.ones((2, 3), np.int32))
+  model = T5(settings)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+  jaxpr = jax.make_jaxpr(lambda v: model.apply(v, batch)["logits"])(shapes)
+  assert count_products(jaxpr.jaxpr) == forward_flops(settings, 2, 5, 3)
+
+
+def test_t5_base_at_the_papers_batch_is_about_six_flops_a_parameter_and_token():
+  base = TransformerConfig(
+    vocab_size=32128, embed_dim=768, mlp_dim=3072, num_heads=12, num_encoder_layers=12, num_decoder_layers=12
+  )
+  flops = planning.train_step_flops(base, 128, 512, 114)
+  # By hand: encoder 84.9 M weights see 512 tokens, decoder 113.2 M see 114 (28.3/2 M of them 512), output 24.7 M
+  # see 114: 6 * 128 * (84.9e6 * 512 + 99.1e6 * 114 + 14.2e6 * 512 + 24.7e6 * 114) = 4.98e13, attention 4e12 more.
+  assert 5.0e13 < flops < 5.6e13
+
+
+def test_state_memory_is_exact_and_split_by_the_mesh():
+  batch = encoder_decoder(np.ones((8, 5), np.int32), np.ones((8, 3), np.int32))
+  optimizer = optimizers.adamw(schedules.constant_rate())
+  estimates = {}
+  for fsdp in (1, 8):
+    mesh = parallel.make_mesh(parallel.MeshAxes(data=8 // fsdp, fsdp=fsdp))
+    spec = state_spec(T5(config()), optimizer, batch, mesh)
+    estimates[fsdp] = planning.estimate_memory(
+      config(), spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, 1, 5, 3
+    )
+  count = sum(leaf.size for leaf in jax.tree.leaves(spec.shapes.params))
+  assert estimates[1].parameters == 4 * count == estimates[1].gradients
+  assert estimates[1].optimizer == 2 * 4 * count + 2 * 4  # two moments, and two step counts
+  # All but the position tables (2 x 32 x 2 floats) has an embed axis of 8, split 8 ways.
+  assert estimates[8].parameters == (4 * count - 512) // 8 + 512
+  assert estimates[1].total > estimates[8].total
+
+
+def test_numbers_for_people():
+  assert [large(n) for n in (999, 12_345, 1.2e6, 3.456e9, 7e13)] == ["999", "12,345", "1.2 M", "3.46 G", "70 T"]
+  assert large(2.5e12, "FLOP") == "2.5 TFLOP"
+  assert [bytes_text(n) for n in (512, 3 * 2**20, 5 * 2**30)] == ["0.5 KiB", "3.0 MiB", "5.0 GiB"]
+
+
+def test_the_card_is_aligned():
+  card = render_run_card({"a": "one", "longer": "two\nthree"}).split("\n")
+  assert card[1:-1] == ["a       one", "longer  two", "        three"] and set(card[0]) == {"-"}

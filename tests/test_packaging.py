@@ -1,0 +1,39 @@
+"""A wheel of this checkout works on its own: gin files, embedded data and the command are in it."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import REPOSITORY
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("wheel")
+  subprocess.run(
+    [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, REPOSITORY], check=True
+  )
+  return next(folder.glob("t5like-*.whl"))
+
+
+def test_everything_that_is_not_code_is_in_the_wheel(wheel):
+  names = set(zipfile.ZipFile(wheel).namelist())
+  for path in (REPOSITORY / "gin").rglob("*.gin"):
+    assert f"t5like/gin/{path.relative_to(REPOSITORY / 'gin')}" in names
+  assert "t5like/tasks/embedded/snli.train.jsonl.gz" in names
+  assert "t5like/vocabularies/embedded/t5.model" in names
+  assert not any(name.startswith(("gin/", "tests/")) for name in names)
+
+
+def test_an_installed_wheel_finds_its_gin_files_from_any_directory(wheel, tmp_path):
+  zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+  done = subprocess.run(
+    [sys.executable, "-m", "t5like", "train", "--gin_file=runs/quickstart/pretrain.gin", f"--gin.MODEL_DIR={tmp_path}/run",
+     f"--gin.CACHE_DIR={tmp_path}/tokens", "--dry_run"],
+    cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "JAX_NUM_CPU_DEVICES": "1"},
+    capture_output=True, text=True,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "T5, 1,459,968 parameters" in done.stdout and "not tokenised yet" in done.stdout

@@ -1,0 +1,39 @@
+"""Which directories a run may write to, and how a signal ends a loop."""
+
+import os
+import signal
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.training.interruption import Interruption
+from t5like.training.model_dir import check_model_dir, write_text
+
+
+def test_new_empty_and_own_directories_are_accepted(tmp_path):
+  assert check_model_dir(tmp_path / "a/b/c") == tmp_path / "a/b/c"
+  assert not (tmp_path / "a").exists()  # looking creates nothing
+  assert check_model_dir(tmp_path) == tmp_path
+  write_text(tmp_path / "config.gin", "x = 1")
+  assert check_model_dir(tmp_path) == tmp_path
+  assert [p.name for p in tmp_path.iterdir()] == ["config.gin"]
+
+
+def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert check_model_dir("~/runs/x") == tmp_path / "runs/x"
+
+
+def test_foreign_directories_are_refused(tmp_path):
+  (tmp_path / "photo.jpg").write_text("")
+  with pytest.raises(UserError, match="holds other things"):
+    check_model_dir(tmp_path)
+
+
+def test_the_first_signal_is_noted_and_the_second_acts():
+  with Interruption() as interruption:
+    assert not interruption.requested
+    os.kill(os.getpid(), signal.SIGINT)
+    assert interruption.signal == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt):
+      os.kill(os.getpid(), signal.SIGINT)
