@@ -7,7 +7,7 @@ here needs torch or transformers.
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -109,7 +109,7 @@ def _config(family: ModuleType, hf: Mapping, names: set[str], tied: bool, folder
     raise UserError(f"{folder}/config.json has no {missing}", model_type=hf["model_type"]) from missing
 
 
-def _tied(names: Mapping[str, str], read) -> bool:
+def _tied(names: Mapping[str, str], read: Callable[[str], np.ndarray]) -> bool:
   """As transformers decides: tied unless both tensors are there and differ."""
   output = next((name for name in _OUTPUTS if name in names), None)
   embedding = next((name for name in _EMBEDDINGS if name in names), None)

@@ -35,6 +35,7 @@ _DECODER_LAYER = {
   "pre_mlp_layer_norm": "mlp_norm",
 }
 _STACKS = {"encoder": _ENCODER_LAYER, "decoder": _DECODER_LAYER}
+_BIAS = "relpos_bias/rel_embedding"
 _PLACEHOLDER = "PLACEHOLDER://"  # how Orbax-written files point at a zarr folder
 
 
@@ -63,7 +64,8 @@ def rules(config: TransformerConfig) -> list[Rule]:
   if not config.tie_embeddings:
     found.append(Rule("decoder/logits_dense/kernel", ("logits_dense/kernel",)))
   for stack, layers in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
-    found.append(Rule(f"{stack}/relpos_bias/rel_embedding", (f"{stack}/relpos_bias/rel_embedding",)))
+    owners = [stack] if config.share_relative_bias else [f"{stack}/layers_{i}" for i in range(layers)]
+    found += [Rule(f"{owner}/{_BIAS}", (f"{owner}/{_BIAS}",)) for owner in owners]
     found.append(Rule(f"{stack}/{stack}_norm/scale", (f"{stack}/final_norm/scale",)))
     for i in range(layers):
       for theirs, ours in _STACKS[stack].items():
@@ -86,7 +88,8 @@ def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
   """The config that the shapes tell. Two MLP inputs are T5 1.1's gated GELU, one is T5 1.0's ReLU."""
   try:
     vocab_size, embed_dim = tensors["token_embedder/embedding"].shape
-    heads, buckets = tensors["encoder/relpos_bias/rel_embedding"].shape
+    shared = f"encoder/{_BIAS}" in tensors
+    heads, buckets = tensors[f"encoder/{_BIAS}" if shared else f"encoder/layers_0/{_BIAS}"].shape
     query = tensors["encoder/layers_0/attention/query/kernel"]
     mlp_dim = tensors["encoder/layers_0/mlp/wo/kernel"].shape[0]
   except KeyError as missing:
@@ -109,6 +112,7 @@ def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
     activation="gelu" if gated else "relu",
     gated_mlp=gated,
     relative_buckets=buckets,
+    share_relative_bias=shared,
     tie_embeddings=tied,
     scale_logits=tied,
     param_dtype=str(tensors["token_embedder/embedding"].dtype),
@@ -119,7 +123,7 @@ def _check_sizes(config: TransformerConfig, inferred: TransformerConfig, source:
   """Refuses a config of another size than the checkpoint's, naming every field that differs."""
   sizes = (
     "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers",
-    "relative_buckets", "gated_mlp", "tie_embeddings",
+    "relative_buckets", "share_relative_bias", "gated_mlp", "tie_embeddings",
   )  # fmt: skip
   differing = [field for field in sizes if getattr(config, field) != getattr(inferred, field)]
   if differing:
@@ -139,28 +143,15 @@ def _joined_heads(name: str, kernel: np.ndarray) -> np.ndarray:
 
 def _without_scan(tensors: Parameters) -> Parameters:
   """Layers apart. T5X scans over axis 1 (`encoder/layers/x` or `encoder/encoder/x`)."""
-  stacked = {}
+  apart = {}
   for name, value in tensors.items():
+    name = name.replace("relative_posemb/", "relpos_bias/")  # its scalable models' name
     match = re.fullmatch(r"(encoder|decoder)/(?:layers|\1)/(.*)", name)
     if match is None:
-      stacked[name] = value
-      continue
-    stack, rest = match.groups()
-    if rest.endswith("rel_embedding"):
-      stacked[f"{stack}/relpos_bias/rel_embedding"] = _shared_bias(name, value)
+      apart[name] = value
     else:
-      stacked[f"{stack}/layers/{rest}"] = np.moveaxis(value, 1, 0)
-  return unstack_layers(stacked)
-
-
-def _shared_bias(name: str, tables: np.ndarray) -> np.ndarray:
-  """[heads, layers, buckets] -> [heads, buckets], where every layer has the same table."""
-  if not np.all(tables == tables[:, :1]):
-    raise UserError(
-      "this T5X model has a relative position bias of its own in every layer; T5's layers share one",
-      parameter=f"{name} {tables.shape}",
-    )
-  return tables[:, 0]
+      apart[f"{match[1]}/layers/{match[2]}"] = np.moveaxis(value, 1, 0)
+  return unstack_layers(apart)
 
 
 # Reading.

@@ -78,7 +78,10 @@ def attention(
   return run(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key)
 
 
-def _xla_attention(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key) -> jax.Array:
+def _xla_attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
+  query_offset: jax.Array | None, dropout_rate: float, dropout_key: jax.Array | None,
+) -> jax.Array:  # fmt: skip
   """Plain matrix products: every device, every mask; memory grows with query x key."""
   lengths = query.shape[1], key.shape[1]
   scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)

@@ -21,12 +21,33 @@ class Context:
 
   mask: Mask
   positions: jax.Array | None = None  # [batch or 1, length]; None: 0, 1, 2, ...
-  bias: RelativeBias | None = None
+  bias: RelativeBias | None = None  # the one that all layers share
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: what cross-attention reads
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
   index: jax.Array | None = None  # [batch]: where a cached decoding step writes and stands
   cache_length: int | None = dataclasses.field(default=None, metadata={"static": True})  # set: return a new cache
+  bidirectional: bool = dataclasses.field(
+    default=False, metadata={"static": True}
+  )  # future keys get buckets of their own
   deterministic: bool = dataclasses.field(default=True, metadata={"static": True})
+
+
+class RelativeBiasTable(nn.Module):
+  """T5's relative position bias (Raffel et al. 2019, section 2.1), stored [heads, buckets] as in T5X."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, bidirectional: bool) -> RelativeBias:
+    config = self.config
+    init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+    table = self.param(
+      "rel_embedding",
+      nn.with_logical_partitioning(init, ("heads", None)),
+      (config.num_heads, config.relative_buckets),
+      jnp.dtype(config.param_dtype),
+    )
+    return RelativeBias(table.T, bidirectional=bidirectional, max_distance=config.relative_max_distance)
 
 
 class Attention(nn.Module):

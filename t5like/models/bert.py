@@ -54,8 +54,8 @@ class BERT(nn.Module):
     valid = (tokens if segments is None else segments) > 0
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid)
     x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
-    context = Context(mask=mask, positions=positions, deterministic=deterministic)
-    x, _ = self.encoder(x, context, bidirectional=True)
+    context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
+    x, _ = self.encoder(x, context)
     return x
 
   def project(self, hidden: jax.Array) -> jax.Array:

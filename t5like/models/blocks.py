@@ -1,9 +1,11 @@
 """One Transformer layer: attention, cross-attention in a decoder that has an encoder, MLP."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 
-from t5like.models.attention import Attention, Context
+from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Norm, dense, on_activations
 
@@ -41,6 +43,8 @@ class Block(nn.Module):
   def setup(self):
     config = self.config
     self.attention, self.attention_norm = Attention(config), Norm(config)
+    if config.positions == "relative_bias" and not config.share_relative_bias:
+      self.relpos_bias = RelativeBiasTable(config)
     if self.has_cross_attention:
       self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
     self.mlp, self.mlp_norm = MLP(config), Norm(config)
@@ -48,6 +52,8 @@ class Block(nn.Module):
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
     kept = {}
+    if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
+      context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
     y, kept["self"] = self.attention(self._enter(self.attention_norm, x), context, cache and cache["self"])
     x = self._leave(self.attention_norm, x, y, context)
     # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.

@@ -48,6 +48,7 @@ class TransformerConfig:
   positions: str = "relative_bias"
   relative_buckets: int = 32
   relative_max_distance: int = 128
+  share_relative_bias: bool = True  # one table for all layers of a stack; False: one each (T5X's scalable models)
   max_positions: int | None = None  # rows of the learned table; None: unbounded
   rotary_base: float = 10_000.0
 

@@ -43,17 +43,20 @@ class GPT(nn.Module):
     prefix = batch.get("decoder_causal_attention") if self.config.prefix_lm else None
     # Right padding needs no mask: real positions come before it and look back only.
     mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
-    context = Context(mask=mask, positions=batch.get("decoder_positions"), deterministic=deterministic)
-    x, _ = self._decode(batch["decoder_input_tokens"], context)
+    x, _ = self._decode(
+      batch["decoder_input_tokens"], mask=mask, positions=batch.get("decoder_positions"), deterministic=deterministic
+    )
     return x
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Logits of hidden states: [..., embed] -> [..., vocab]."""
     return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
 
-  def _decode(self, tokens: jax.Array, context: Context, cache: tuple | dict | None = None):
+  def _decode(self, tokens: jax.Array, cache: tuple | dict | None = None, **context):
+    """Hidden states of tokens [batch, length], and the cache to keep; `context` names fields of Context."""
+    context = Context(bidirectional=self.config.prefix_lm, **context)
     x = self.token_embedder(tokens, context.positions, deterministic=context.deterministic)
-    return self.decoder(x, context, bidirectional=self.config.prefix_lm, cache=cache)
+    return self.decoder(x, context, cache)
 
   # Decoding: read the prompts at once, then one token a row at a time.
 
@@ -75,14 +78,14 @@ class GPT(nn.Module):
     # Keys beyond a prompt are hidden from it by causality, or by `prefix` where that is lifted;
     # later steps write over them before they can be seen.
     mask = Mask(causal=True, prefix=real if self.config.prefix_lm else None)
-    _, layers = self._decode(prompts, Context(mask=mask, cache_length=cache_length))
+    _, layers = self._decode(prompts, mask=mask, cache_length=cache_length)
     return {"index": lengths - 1, "layers": layers}
 
   def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
     """Feeds tokens [batch]; gives the logits [batch, vocab] of what follows, and the cache."""
     index = cache["index"]
-    context = Context(mask=Mask(causal=True), positions=index[:, None], index=index)
-    x, layers = self._decode(tokens[:, None], context, cache["layers"])
+    step = {"mask": Mask(causal=True), "positions": index[:, None], "index": index}
+    x, layers = self._decode(tokens[:, None], cache["layers"], **step)
     return self.project(x[:, 0]), cache | {"index": index + 1, "layers": layers}
 
   def cache_batch_axes(self, cache: Cache) -> Cache:
@@ -90,9 +93,12 @@ class GPT(nn.Module):
 
 
 def prompt_lengths(batch: Batch) -> jax.Array:
-  """Tokens in each prompt, [batch]: by segment ids or the prefix mask where given, else whole rows."""
+  """Tokens in each prompt, [batch]: by segment ids or the prefix mask where given, else whole rows.
+
+  At least one: a row that only fills up a batch is read as one padding token.
+  """
   for feature in ("decoder_segment_ids", "decoder_causal_attention"):
     if feature in batch:
-      return jnp.sum(batch[feature] > 0, axis=1).astype(jnp.int32)
+      return jnp.maximum(jnp.sum(batch[feature] > 0, axis=1).astype(jnp.int32), 1)
   rows, length = batch["decoder_input_tokens"].shape
   return jnp.full((rows,), length, jnp.int32)

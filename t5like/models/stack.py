@@ -4,10 +4,8 @@ import dataclasses
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 
-from t5like.kernels.attention import RelativeBias
-from t5like.models.attention import Context
+from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm
@@ -19,24 +17,6 @@ REMAT_POLICIES = {
 }
 
 
-class RelativeBiasTable(nn.Module):
-  """One table for all layers of a stack (T5 paper, section 2.1), stored [heads, buckets] as in T5X."""
-
-  config: TransformerConfig
-
-  @nn.compact
-  def __call__(self, bidirectional: bool) -> RelativeBias:
-    config = self.config
-    init = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
-    table = self.param(
-      "rel_embedding",
-      nn.with_logical_partitioning(init, ("heads", None)),
-      (config.num_heads, config.relative_buckets),
-      jnp.dtype(config.param_dtype),
-    )
-    return RelativeBias(table.T, bidirectional=bidirectional, max_distance=config.relative_max_distance)
-
-
 class Stack(nn.Module):
   """`num_layers` blocks, unrolled as layers_0, layers_1, ... or scanned as `layers` with a leading axis."""
 
@@ -46,16 +26,12 @@ class Stack(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, context: Context, *, bidirectional: bool, cache: tuple | dict | None = None
+    self, x: jax.Array, context: Context, cache: tuple | dict | None = None
   ) -> tuple[jax.Array, tuple | dict | None]:
-    """x [batch, length, embed] -> hidden states, and the cache to keep (None when training).
-
-    `bidirectional` gives future keys relative position buckets of their own.
-    """
+    """x [batch, length, embed] -> hidden states, and the cache to keep (None when training)."""
     config = self.config
-    if config.positions == "relative_bias":
-      bias = RelativeBiasTable(config, name="relpos_bias")(bidirectional)
-      context = dataclasses.replace(context, bias=bias)
+    if config.positions == "relative_bias" and config.share_relative_bias:
+      context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
     x, kept = self._layers(x, context, cache)
     if config.norm_position == "pre":
       x = Norm(config, name="final_norm")(x)

@@ -55,7 +55,7 @@ class T5(nn.Module):
       deterministic=deterministic,
     )
     x = self.token_embedder(tokens, positions, deterministic=deterministic)
-    x, _ = self._decoder(x, context, bidirectional=False)
+    x, _ = self._decoder(x, context)
     return x
 
   def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
@@ -64,8 +64,8 @@ class T5(nn.Module):
     positions = batch.get("encoder_positions")
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch))
     x = self.token_embedder(tokens, positions, deterministic=deterministic)
-    context = Context(mask=mask, positions=positions, deterministic=deterministic)
-    x, _ = self._encoder(x, context, bidirectional=True)
+    context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
+    x, _ = self._encoder(x, context)
     return x
 
   def project(self, hidden: jax.Array) -> jax.Array:
@@ -97,7 +97,7 @@ class T5(nn.Module):
       mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), cache_length=max_decode_length
     )
     x = self.token_embedder(first[:, None], deterministic=True)
-    _, layers = self._decoder(x, context, bidirectional=False)
+    _, layers = self._decoder(x, context)
     return {"index": jnp.zeros_like(first), "layers": layers, "encoder_valid": valid}
 
   def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
@@ -110,7 +110,7 @@ class T5(nn.Module):
       index=index,
     )
     x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
-    x, layers = self._decoder(x, context, bidirectional=False, cache=cache["layers"])
+    x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "layers": layers}
 
   def cache_batch_axes(self, cache: Cache) -> Cache:

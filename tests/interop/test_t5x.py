@@ -116,13 +116,20 @@ def test_heads_kept_apart(tmp_path, expected):
   assert_loads(tmp_path, expected)
 
 
-def test_a_bias_of_its_own_in_every_layer_is_refused(tmp_path, expected):
+def test_a_bias_of_its_own_in_every_layer(tmp_path, expected):
+  """T5X's scalable models: equal tables in every layer compute what one shared table does."""
   tree = t5x_tree(expected.params)
-  table = tree.pop("encoder/relpos_bias/rel_embedding")
-  tree["encoder/layers/relpos_bias/rel_embedding"] = np.stack([table, table + 1], axis=1)
+  for stack, layers in (("encoder", 2), ("decoder", expected.model.config.num_decoder_layers)):
+    table = tree.pop(f"{stack}/relpos_bias/rel_embedding")
+    tree[f"{stack}/layers/relative_posemb/rel_embedding"] = np.stack([table] * layers, axis=1)
   write_msgpack(tmp_path / "checkpoint_5", tree)
-  with pytest.raises(UserError, match="in every layer"):
-    t5x.load(tmp_path)
+  batch = {name: np.arange(1, 13, dtype=np.int32)[None] for name in ("encoder_input_tokens", "decoder_input_tokens")}
+  shared = jax.jit(expected.model.apply)({"params": expected.params}, batch)["logits"]
+  for scan_layers in (False, True):
+    imported = t5x.load(tmp_path, scan_layers=scan_layers)
+    assert not imported.model.config.share_relative_bias
+    own = jax.jit(imported.model.apply)({"params": imported.params}, batch)["logits"]
+    np.testing.assert_allclose(own, shared, rtol=0, atol=1e-5)
 
 
 def test_a_config_of_another_size_is_refused(tmp_path, expected):

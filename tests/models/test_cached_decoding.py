@@ -38,6 +38,7 @@ T5_VARIANTS = {
   "learned": dict(positions="learned", max_positions=9),
   "sinusoidal": dict(positions="sinusoidal"),
   "rotary": dict(positions="rotary", scan_layers=True),
+  "a bias for each layer": dict(share_relative_bias=False, scan_layers=True),
   "untied, gated": dict(tie_embeddings=False, gated_mlp=True, activation="gelu", scale_logits=False),
 }
 
