@@ -14,6 +14,11 @@ from t5like.models.positions import rotate
 KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, heads, kv]
 
 
+def _static(default: object) -> dataclasses.Field:
+  """A field that is part of the compiled function, not an array."""
+  return dataclasses.field(default=default, metadata={"static": True})
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -25,11 +30,9 @@ class Context:
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: what cross-attention reads
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
   index: jax.Array | None = None  # [batch]: where a cached decoding step writes and stands
-  cache_length: int | None = dataclasses.field(default=None, metadata={"static": True})  # set: return a new cache
-  bidirectional: bool = dataclasses.field(
-    default=False, metadata={"static": True}
-  )  # future keys get buckets of their own
-  deterministic: bool = dataclasses.field(default=True, metadata={"static": True})
+  cache_length: int | None = _static(None)  # set: return a new cache of so many positions
+  bidirectional: bool = _static(False)  # future keys get relative position buckets of their own
+  deterministic: bool = _static(True)
 
 
 class RelativeBiasTable(nn.Module):

@@ -65,8 +65,9 @@ def build(x: dict) -> torch.nn.Module:
   heads, buckets = x["encoder/relpos_bias/rel_embedding"].shape
   vocab, width = x["token_embedder/embedding"].shape
   config = transformers.T5Config(
-    vocab_size=vocab, d_model=width, num_heads=heads, d_kv=x["encoder/layers_0/attention/query/kernel"].shape[1] // heads,
-    d_ff=x["encoder/layers_0/mlp/wo/kernel"].shape[0], num_layers=2, num_decoder_layers=2,
+    vocab_size=vocab, d_model=width, num_heads=heads, num_layers=2, num_decoder_layers=2,
+    d_kv=x["encoder/layers_0/attention/query/kernel"].shape[1] // heads,
+    d_ff=x["encoder/layers_0/mlp/wo/kernel"].shape[0],
     relative_attention_num_buckets=buckets, feed_forward_proj="gated-gelu", tie_word_embeddings=False,
     decoder_start_token_id=0, attn_implementation="eager",
   )  # fmt: skip

@@ -16,11 +16,6 @@ HEADS = dict(num_encoder_layers=2, num_token_types=2, embedding_norm=True, norm_
              mlm_head=True, nsp_head=True)  # fmt: skip
 
 
-def jit(function):
-  """Compiled without XLA's slower optimisations: these models run once."""
-  return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
-
-
 class Built:
   """A model with random parameters, biases and norms included; calls are compiled.
 
@@ -36,7 +31,12 @@ class Built:
     rng = np.random.default_rng(0)
     self.params = jax.tree.map(lambda x: rng.normal(0.0, 0.3, x.shape).astype(x.dtype), shapes)
 
-    self._apply = jit(lambda params, batch: model.apply({"params": params}, batch))
+    self._apply = self.jit(lambda params, batch: model.apply({"params": params}, batch))
+
+  @staticmethod
+  def jit(function):
+    """Compiled without XLA's slower optimisations: these models run once."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
   def __call__(self, batch):
     return self._apply(self.params, batch)

@@ -9,10 +9,6 @@ from t5like.errors import UserError
 CLOSE = dict(rtol=0, atol=1e-5)
 
 
-def jit(function):
-  return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster, runs once
-
-
 def decode(built, batch, fed: np.ndarray, steps: int):
   """Logits [rows, steps, vocab] of feeding `fed` token by token, inside one compiled loop."""
 
@@ -26,7 +22,7 @@ def decode(built, batch, fed: np.ndarray, steps: int):
     _, logits = jax.lax.scan(step, cache, fed.T)
     return logits
 
-  return np.asarray(jit(run)(built.params, batch, fed)).transpose(1, 0, 2)
+  return np.asarray(built.jit(run)(built.params, batch, fed)).transpose(1, 0, 2)
 
 
 T5_VARIANTS = {
@@ -92,8 +88,8 @@ def test_rows_of_a_cache_can_be_reordered(t5, tokens, scan_layers):
   batch = {"encoder_input_tokens": tokens(3, 6)}
   fed = tokens(3, 4)
   order = np.array([2, 0, 0])
-  start = jit(lambda p, b: built.model.apply({"params": p}, b, 4, method="start_decoding"))
-  step = jit(lambda p, t, c: built.model.apply({"params": p}, t, c, method="decode_step"))
+  start = built.jit(lambda p, b: built.model.apply({"params": p}, b, 4, method="start_decoding"))
+  step = built.jit(lambda p, t, c: built.model.apply({"params": p}, t, c, method="decode_step"))
   _, cache = step(built.params, fed[:, 0], start(built.params, batch))
   axes = built.model.cache_batch_axes(cache)
   moved = jax.tree.map(lambda x, axis: jax.numpy.take(x, order, axis=axis), cache, axes)

@@ -19,10 +19,6 @@ def dropout_key(seed: int):
   return jax.random.key(seed, impl="rbg")  # compiles many times faster than the default generator
 
 
-def jit(function):
-  return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster, runs once
-
-
 def loss_and_gradients(built, batch):
   """Of the mean squared logit, with dropout drawn from one key."""
 
@@ -30,7 +26,7 @@ def loss_and_gradients(built, batch):
     outputs = built.model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout_key(1)})
     return jnp.mean(jnp.square(outputs["logits"]))
 
-  return jit(jax.value_and_grad(loss))(built.params)
+  return built.jit(jax.value_and_grad(loss))(built.params)
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ def test_shared_stacks_are_one_set_of_parameters(t5, batch):
   assert set(built.params) == {"token_embedder", "shared"}
   moved = jax.tree.map(np.copy, built.params)
   moved["shared"]["layers_0"]["mlp"]["wi"]["kernel"] += 0.1
-  apply = jit(lambda params: built.model.apply({"params": params}, batch, method="encode"))
+  apply = built.jit(lambda params: built.model.apply({"params": params}, batch, method="encode"))
   assert np.abs(apply(moved) - apply(built.params)).max() > 1e-3, "the encoder reads the decoder's MLP"
 
 
@@ -97,7 +93,9 @@ def test_embedding_scale_and_logits_scale(t5_lm, tokens):
 
 def test_dropout_is_off_by_default_and_differs_by_key(t5, batch):
   built = t5(dropout_rate=0.5)
-  run = jit(lambda key: built.model.apply({"params": built.params}, batch, deterministic=False, rngs={"dropout": key}))
+  run = built.jit(
+    lambda key: built.model.apply({"params": built.params}, batch, deterministic=False, rngs={"dropout": key})
+  )
   first, again, other = (run(dropout_key(k))["logits"] for k in (0, 0, 1))
   np.testing.assert_array_equal(first, again)
   assert np.abs(first - other).max() > 1e-2
@@ -135,7 +133,8 @@ def test_t5_initialisation():
     vocab_size=1000, embed_dim=64, mlp_dim=128, num_heads=8, head_dim=16, num_encoder_layers=1, num_decoder_layers=1
   )
   token = np.ones((1, 2), np.int32)
-  init = jit(lambda key: nn.unbox(T5(config).init(key, {"encoder_input_tokens": token, "decoder_input_tokens": token})))
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  init = jax.jit(lambda key: nn.unbox(T5(config).init(key, batch)))
   params = init(jax.random.key(0))["params"]
   layer = params["decoder"]["layers_0"]
   expected = {

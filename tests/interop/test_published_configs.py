@@ -1,0 +1,68 @@
+"""The config.json of published checkpoints describes the model that our gin file of that name builds."""
+
+import dataclasses
+from pathlib import Path
+
+import gin
+import pytest
+
+import t5like.models.configurables  # noqa: F401
+from t5like.configuration.search_path import shipped_folder
+from t5like.configuration.statements import expanded_text
+from t5like.interop import hf_bert, hf_gpt, hf_t5
+
+# What does not change the parameters or what they compute in inference.
+FREE = {"dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "compute_dtype", "scan_layers"}
+T5 = {"model_type": "t5", "d_kv": 64, "relative_attention_num_buckets": 32, "layer_norm_epsilon": 1e-06}
+GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 8}
+GPT = {
+  "layer_norm_epsilon": 1e-05,
+  "initializer_range": 0.02,
+  "resid_pdrop": 0.1,
+  "n_embd": 768,
+  "n_head": 12,
+  "n_layer": 12,
+}
+
+
+def t5(vocab_size: int, d_model: int, d_ff: int, num_heads: int, num_layers: int, **more) -> dict:
+  return dict(vocab_size=vocab_size, d_model=d_model, d_ff=d_ff, num_heads=num_heads, num_layers=num_layers) | more
+
+
+# The fields that matter, as they stand in the files on the Hugging Face hub.
+PUBLISHED = {
+  "t5/small": (hf_t5, T5 | t5(32128, 512, 2048, 8, 6)),
+  "t5/11b": (hf_t5, T5 | t5(32128, 1024, 65536, 128, 24, d_kv=128)),
+  "t5_1_1/small": (hf_t5, GATED | t5(32128, 512, 1024, 6, 8)),
+  "mt5/small": (hf_t5, GATED | t5(250112, 512, 1024, 6, 8, model_type="mt5")),
+  "byt5/small": (hf_t5, GATED | t5(384, 1472, 3584, 6, 12, num_decoder_layers=4)),
+  "gpt2/small": (
+    hf_gpt, GPT | {"model_type": "gpt2", "activation_function": "gelu_new", "vocab_size": 50257, "n_positions": 1024},
+  ),
+  "gpt1/base": (hf_gpt, GPT | {"model_type": "openai-gpt", "afn": "gelu", "vocab_size": 40478, "n_positions": 512}),
+  # With Google's GELU; Hugging Face's file says "gelu", the exact form.
+  "bert/base": (
+    hf_bert,
+    {"model_type": "bert", "hidden_act": "gelu_new", "hidden_size": 768, "intermediate_size": 3072,
+     "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12,
+     "type_vocab_size": 2, "vocab_size": 30522, "initializer_range": 0.02},
+  ),
+}  # fmt: skip
+BERT_HEADS = {"pooler.dense.weight", "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight"}
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_published_config_is_our_gin_file(size):
+  family, hf = PUBLISHED[size]
+  gin.clear_config()
+  text = expanded_text(f"models/{size}.gin", [Path.cwd(), shipped_folder()])
+  with gin.unlock_config():
+    gin.parse_config(text)
+  ours = dataclasses.asdict(gin.query_parameter("%MODEL").scoped_configurable_fn().config)
+  gin.clear_config()
+  tied = not size.startswith(("t5_1_1", "mt5", "byt5"))
+  theirs = dataclasses.asdict(family.config_from_hf(hf, BERT_HEADS, tied))
+  assert {k: v for k, v in ours.items() if k not in FREE} == {k: v for k, v in theirs.items() if k not in FREE}
+  back = family.config_to_hf(family.config_from_hf(hf, BERT_HEADS, tied))
+  kept = {k: v for k, v in hf.items() if k not in ("model_type", "tie_word_embeddings")}
+  assert kept.items() <= back.items(), "config.json both ways"
