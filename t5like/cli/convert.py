@@ -1,4 +1,4 @@
-"""Bring a model in from Hugging Face or T5X, or take one out to Hugging Face. Bits are never changed.
+"""Bring a model in from Hugging Face or T5X, or take one out to Hugging Face: bit for bit, unless --dtype casts.
 
   t5like convert from_hf  ~/downloads/t5-small            ~/runs/t5_small
   t5like convert from_t5x ~/downloads/t5_1_1/checkpoint_1000000  ~/runs/t5_1_1
@@ -59,7 +59,9 @@ def _import(args: argparse.Namespace, target: Path) -> int:
 
   source = Path(args.source).expanduser()
   expected = _expected_config(args, target)
-  imported = _cast(_read(args, source, expected), args.dtype)
+  imported = _read(args, source, expected)
+  if args.dtype:
+    imported = _cast(imported, args.dtype)
   name = args.vocabulary or _VOCABULARIES.get(imported.model.config.vocab_size)
   if name is None:
     raise UserError(f"which vocabulary has {imported.model.config.vocab_size} ids?", try_="--vocabulary=NAME_OR_FILE")
@@ -117,14 +119,17 @@ def _fingerprint(config: TransformerConfig, name: str, chosen: bool) -> dict:
   return model_fingerprint(config, vocabulary)
 
 
-def _cast(imported: Imported, dtype: str | None) -> Imported:
+def _cast(imported: Imported, dtype: str) -> Imported:
+  config = dataclasses.replace(imported.model.config, param_dtype=dtype)
+  return dataclasses.replace(
+    imported, model=imported.model.clone(config=config), params=_cast_params(imported.params, dtype)
+  )
+
+
+def _cast_params(params: dict, dtype: str) -> dict:
   import jax
 
-  if dtype is None:
-    return imported
-  config = dataclasses.replace(imported.model.config, param_dtype=dtype)
-  params = jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), imported.params)
-  return dataclasses.replace(imported, model=imported.model.clone(config=config), params=params)
+  return jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), params)
 
 
 def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path) -> str:
@@ -158,6 +163,8 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   from t5like.training.model_dir import CONFIG
 
   source = Path(args.source).expanduser().absolute()
+  if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
+    raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
   if not (source / CONFIG).is_file():
     raise UserError(
       f"{source} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
@@ -167,6 +174,8 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   experiment = configuration.build("train")
   params = load_parameters(source, args.step)
   check_parameters(experiment.model, flatten(params), str(source))
+  if args.dtype:
+    params = _cast_params(params, args.dtype)
   huggingface.save(target, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None)
   print(f"{_describe(params)} to {target}\nread them with transformers' from_pretrained({str(target)!r})")
   return 0

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import ml_dtypes  # noqa: F401  (gives numpy its bfloat16)
 import numpy as np
 import pytest
 from flax import serialization
@@ -42,6 +43,15 @@ def test_hugging_face_there_and_back(t5like, checkpoint, tmp_path, flags):
   before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
   assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
   assert huggingface.load(tmp_path / "out").model == huggingface.load(checkpoint).model
+
+
+def test_dtype_casts_on_the_way_in_and_out(t5like, checkpoint, tmp_path):
+  t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny", "--dtype=bfloat16")
+  assert load_parameters(tmp_path / "model")["encoder"]["final_norm"]["scale"].dtype == "bfloat16"
+  t5like("convert", "to_hf", tmp_path / "model", tmp_path / "out", "--dtype=float32")
+  before, after = load_file(checkpoint / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+  for name, tensor in before.items():
+    np.testing.assert_array_equal(after[name], tensor.astype("bfloat16").astype(np.float32))
 
 
 def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches, tmp_path):
@@ -109,6 +119,7 @@ def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
     (["from_hf", "{hf}", "{hf}", "--vocabulary=tiny"], ["is not empty"]),
     (["from_hf", "{new}", "{new}2"], ["no config.json"]),
     (["to_hf", "{hf}", "{new}"], ["is no model directory", "config.gin"]),
+    (["to_hf", "{hf}", "{new}", "--scan_layers"], ["to_hf", "--dtype"]),
     (["from_flax", "{hf}", "{new}"], ["from_flax", "from_t5x"]),
   ],
 )
