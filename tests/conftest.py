@@ -7,6 +7,8 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -14,21 +16,23 @@ from pathlib import Path
 import jax
 import pytest
 
+from t5like.cli.main import main
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# The smallest model that is still a T5, on one device: a run of it takes seconds.
+# The smallest model that is still a T5: a run of it takes seconds.
 SMALL_MODEL = [
   "--gin_file=models/t5/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2", "--gin.HEAD_DIM=8",
   "--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1", "--gin.BATCH_SIZE=8",
 ]  # fmt: skip
 
 
-def run_t5like(*args: str, cwd: Path | None = None, status: int = 0, devices: int = 1, **environment: str):
-  """Runs `python -m t5like ...` in a process of its own and checks its exit status."""
-  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY), **environment}
+def run_process(*args: object, cwd: Path | None = None, status: int = 0, devices: int = 1):
+  """Runs `python -m t5like ...` in a process of its own, with so many devices, and checks its exit status."""
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY)}
   done = subprocess.run(
     [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
   )
@@ -36,9 +40,26 @@ def run_t5like(*args: str, cwd: Path | None = None, status: int = 0, devices: in
   return done
 
 
+def run_here(*args: object, status: int = 0):
+  """Runs the command in this process, which has jax loaded and eight devices: seconds faster."""
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    try:
+      code = main([str(a) for a in args])
+    except SystemExit as end:
+      code = end.code
+  assert code == status, f"status {code}\n{out.getvalue()}\n{err.getvalue()}"
+  return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
 def t5like():
-  return run_t5like
+  return run_here
+
+
+@pytest.fixture
+def t5like_process():
+  return run_process
 
 
 @pytest.fixture(scope="session")
@@ -46,7 +67,7 @@ def token_caches(tmp_path_factory) -> Path:
   """The embedded tasks, tokenised by the real command into a folder that tests must not change."""
   folder = tmp_path_factory.mktemp("tokens")
   for task, split in (("novels", "train"), ("snli", "train"), ("snli", "validation")):
-    run_t5like("cache", task, f"--split={split}", "--vocabulary=tiny", f"--out={folder}")
+    run_here("cache", task, f"--split={split}", "--vocabulary=tiny", f"--out={folder}")
   return folder
 
 

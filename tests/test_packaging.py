@@ -30,8 +30,8 @@ def test_everything_that_is_not_code_is_in_the_wheel(wheel):
 def test_an_installed_wheel_finds_its_gin_files_from_any_directory(wheel, tmp_path):
   zipfile.ZipFile(wheel).extractall(tmp_path / "site")
   done = subprocess.run(
-    [sys.executable, "-m", "t5like", "train", "--gin_file=runs/quickstart/pretrain.gin", f"--gin.MODEL_DIR={tmp_path}/run",
-     f"--gin.CACHE_DIR={tmp_path}/tokens", "--dry_run"],
+    [sys.executable, "-m", "t5like", "train", "--gin_file=runs/quickstart/pretrain.gin", "--dry_run",
+     f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR={tmp_path}/tokens"],
     cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "JAX_NUM_CPU_DEVICES": "1"},
     capture_output=True, text=True,
   )  # fmt: skip

@@ -22,10 +22,10 @@ _FREE_FIELDS = {
 }  # fmt: skip
 
 
-def model_fingerprint(config: TransformerConfig, vocabulary: SentencePieceVocabulary) -> dict[str, Any]:
-  """What a checkpoint's parameters mean: the model's structure and the vocabulary."""
+def model_fingerprint(config: TransformerConfig, vocabulary: SentencePieceVocabulary | None) -> dict[str, Any]:
+  """What a checkpoint's parameters mean: the model's structure and the vocabulary, None if it is not known."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
-  return fields | {"vocabulary": vocabulary.fingerprint}
+  return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 
 def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentencePieceVocabulary) -> None:

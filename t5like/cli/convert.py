@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from t5like.cli.gin_flags import add_gin_arguments
@@ -23,6 +22,7 @@ from t5like.errors import UserError
 if TYPE_CHECKING:
   from t5like.interop.huggingface import Imported
   from t5like.models import TransformerConfig
+  from t5like.vocabularies import SentencePieceVocabulary
 
 # The vocabularies that published checkpoints were trained with, by the rows of their embedding.
 _VOCABULARIES = {
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf"))
   parser.add_argument("source", help="a checkpoint of the other library; for to_hf, a model directory")
   parser.add_argument("target", help="a new folder")
-  parser.add_argument("--vocabulary", help="its name or file (default: told by the checkpoint's vocabulary size)")
+  parser.add_argument("--vocabulary", help="its name or file (default: the one beside the checkpoint, or by its size)")
   parser.add_argument("--scan_layers", action="store_true", help="store layers stacked, for SCAN_LAYERS = True")
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)"
@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace, target: Path) -> int:
+  from t5like.cli.compatibility import model_fingerprint
   from t5like.training.checkpoints import check_fingerprint, save_parameters
 
   source = Path(args.source).expanduser()
@@ -62,13 +63,11 @@ def _import(args: argparse.Namespace, target: Path) -> int:
   imported = _read(args, source, expected)
   if args.dtype:
     imported = _cast(imported, args.dtype)
-  name = args.vocabulary or _VOCABULARIES.get(imported.model.config.vocab_size)
-  if name is None:
-    raise UserError(f"which vocabulary has {imported.model.config.vocab_size} ids?", try_="--vocabulary=NAME_OR_FILE")
-  fingerprint = _fingerprint(imported.model.config, name, chosen=args.vocabulary is not None)
+  name, vocabulary = _vocabulary(args.vocabulary, source, imported.model.config)
+  fingerprint = model_fingerprint(imported.model.config, vocabulary)
   if expected is not None:
     expected = dataclasses.replace(expected, param_dtype=imported.model.config.param_dtype)
-    check_fingerprint(fingerprint, _fingerprint(expected, name, chosen=args.vocabulary is not None), source)
+    check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
     imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
   save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
   (target / "config.gin").write_text(_config_text(imported, name, source, target))
@@ -104,19 +103,28 @@ def _expected_config(args: argparse.Namespace, target: Path) -> TransformerConfi
   return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)
 
 
-def _fingerprint(config: TransformerConfig, name: str, chosen: bool) -> dict:
-  """What the checkpoint is of. A vocabulary that t5like does not hold is remembered by its name."""
-  from t5like.cli.compatibility import check_vocabulary, model_fingerprint
+def _vocabulary(
+  given: str | None, source: Path, config: TransformerConfig
+) -> tuple[str, SentencePieceVocabulary | None]:
+  """The vocabulary's name or file, and the vocabulary itself where it can be loaded.
+
+  The one asked for; else the SentencePiece model beside the checkpoint; else what published
+  checkpoints of this size were trained with. None of these: the weights are converted all the same.
+  """
+  from t5like.cli.compatibility import check_vocabulary
   from t5like.vocabularies import load_vocabulary
 
+  beside = [source / name for name in ("spiece.model", "sentencepiece.model") if (source / name).is_file()]
+  name = given or (str(beside[0].absolute()) if beside else _VOCABULARIES.get(config.vocab_size, "unknown"))
   try:
     vocabulary = load_vocabulary(name)
   except UserError:
-    if chosen:
+    if given or beside:
       raise
-    return model_fingerprint(config, SimpleNamespace(fingerprint=name))
+    print(f"the vocabulary ({name}) is not at hand: the weights are converted, text needs --vocabulary=FILE")
+    return name, None
   check_vocabulary(config, name, vocabulary)
-  return model_fingerprint(config, vocabulary)
+  return name, vocabulary
 
 
 def _cast(imported: Imported, dtype: str) -> Imported:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
   vocabulary = load_vocabulary(experiment.vocabulary)
   mesh = parallel.make_mesh(experiment.mesh)
   batch_size = args.batch_size or experiment.batch_size
-  parallel.check_batch(batch_size, mesh)
+  parallel.check_batch(batch_size, mesh, "--batch_size")
   caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
   cache = caches.open_or_build(task, args.split)
   check_scorable(cache)

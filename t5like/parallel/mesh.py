@@ -58,13 +58,13 @@ def make_mesh(axes: MeshAxes, devices: list[jax.Device] | None = None) -> Mesh:
   return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def check_batch(batch_size: int, mesh: Mesh) -> None:
-  """Rows must divide evenly over the devices that share the batch."""
+def check_batch(batch_size: int, mesh: Mesh, option: str = "--gin.BATCH_SIZE") -> None:
+  """Rows must divide evenly over the devices that share the batch; `option` is where the user sets them."""
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
   if batch_size % ways:
     below, above = batch_size // ways * ways, -(-batch_size // ways) * ways
     raise UserError(
       f"a batch of {batch_size} does not divide over {ways} devices",
       mesh=" ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
-      try_=" or ".join(f"--gin.BATCH_SIZE={size}" for size in (below, above) if size > 0),
+      try_=" or ".join(f"{option}={size}" for size in (below, above) if size > 0),
     )

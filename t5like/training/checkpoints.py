@@ -126,8 +126,12 @@ def read_fingerprint(folder: Path) -> dict[str, Any]:
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-  """Refuses a checkpoint of another model or vocabulary, naming every field that differs."""
-  differing = [k for k in sorted({*saved, *current}) if saved.get(k) != current.get(k)]
+  """Refuses a checkpoint of another model or vocabulary, naming every field that differs.
+
+  A converted checkpoint may not know its vocabulary (None): then any is taken.
+  """
+  unknown = {"vocabulary"} if saved.get("vocabulary", "") is None else set()
+  differing = [k for k in sorted({*saved, *current} - unknown) if saved.get(k) != current.get(k)]
   if differing:
     width = max(map(len, differing))
     raise UserError(

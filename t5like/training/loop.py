@@ -71,7 +71,7 @@ class TrainLog:
     self._writer.write(step, "train", values)
     remaining = (self._last_step - step) * seconds / steps
     self._progress.show(
-      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}  accuracy {100 * values['accuracy']:.1f}%"
+      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}  token accuracy {100 * values['accuracy']:.1f}%"
       f"  {values['tokens_per_second']:,.0f} tokens/s  input wait {100 * values['input_wait']:.0f}%"
       f"  ETA {duration(remaining)}",
       final=step == self._last_step,

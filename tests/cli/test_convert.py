@@ -1,6 +1,7 @@
 """`t5like convert` as a user runs it: in, out, and what it refuses."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -11,7 +12,8 @@ from flax import serialization
 from safetensors.numpy import load_file, save_file
 
 from t5like.interop import huggingface
-from t5like.training.checkpoints import load_parameters
+from t5like.training.checkpoints import load_parameters, read_fingerprint
+from t5like.vocabularies import load_vocabulary, vocabulary_path
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
@@ -58,8 +60,28 @@ def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
   config = tmp_path / "model" / "config.gin"
   config.write_text(config.read_text() + f"CACHE_DIR = '{token_caches}'\n")
-  done = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=4")
+  done = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=8")
   assert "snli (validation, 4 examples) at step 0" in done.stdout
+
+
+def test_the_vocabulary_beside_a_checkpoint_is_taken(t5like, checkpoint, tmp_path):
+  shutil.copytree(checkpoint, tmp_path / "hf")
+  shutil.copy(vocabulary_path("tiny"), tmp_path / "hf" / "spiece.model")
+  t5like("convert", "from_hf", tmp_path / "hf", tmp_path / "model")
+  assert f"VOCABULARY = '{tmp_path / 'hf' / 'spiece.model'}'" in (tmp_path / "model" / "config.gin").read_text()
+  assert read_fingerprint(tmp_path / "model/checkpoints/0")["vocabulary"] == load_vocabulary("tiny").fingerprint
+
+
+def test_weights_are_converted_without_a_vocabulary_and_used_with_any_that_fits(
+  t5like, checkpoint, token_caches, tmp_path
+):
+  done = t5like("convert", "from_hf", checkpoint, tmp_path / "model")
+  assert "not at hand" in done.stdout
+  refused = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
+  assert "no vocabulary 'unknown'" in refused.stderr
+  config = tmp_path / "model" / "config.gin"
+  config.write_text(config.read_text() + f"VOCABULARY = 'tiny'\nCACHE_DIR = '{token_caches}'\n")
+  t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=8")
 
 
 def test_t5x_in(t5like, tmp_path):
@@ -114,7 +136,6 @@ def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
 @pytest.mark.parametrize(
   "arguments, words",
   [
-    (["from_hf", "{hf}", "{new}"], ["which vocabulary has 4224 ids?", "--vocabulary"]),
     (["from_hf", "{hf}", "{new}", "--vocabulary=t5"], ["32", "ids", "4224 rows"]),
     (["from_hf", "{hf}", "{hf}", "--vocabulary=tiny"], ["is not empty"]),
     (["from_hf", "{new}", "{new}2"], ["no config.json"]),

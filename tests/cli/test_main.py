@@ -10,8 +10,8 @@ from t5like.cli import main as command
 from t5like.errors import UserError
 
 
-def test_help_lists_every_verb_with_a_line(t5like):
-  output = t5like("--help").stdout
+def test_help_lists_every_verb_with_a_line(t5like_process):
+  output = t5like_process("--help").stdout
   for verb, summary in command.VERBS.items():
     assert f"{verb} " in output and summary in output
 

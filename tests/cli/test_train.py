@@ -20,8 +20,9 @@ def losses(model_dir):
   return {row["step"]: row["loss"] for row in read_metrics(model_dir) if row["kind"] == "train"}
 
 
-def test_a_run_from_any_directory_writes_everything_it_should(t5like, pretrain, tmp_path):
-  out = t5like(*pretrain, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=60", "--gin.LOG_PERIOD=10", cwd=tmp_path).stdout
+def test_a_run_from_any_directory_writes_everything_it_should(t5like_process, pretrain, tmp_path):
+  run = [*pretrain, "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=60", "--gin.LOG_PERIOD=10"]
+  out = t5like_process(*run, cwd=tmp_path).stdout
   folder = tmp_path / "run"
   assert re.search(r"step 60/60  loss \d+\.\d+ .* tokens/s .* ETA", out)
   assert str(folder) in out
@@ -41,7 +42,7 @@ def test_the_run_card_says_what_matters(t5like, pretrain, tmp_path):
   # attention and 3 norms, two position tables 32*2, two final norms 16.
   parameters = 4224 * 16 + (4 * 256 + 1024 + 32) + (8 * 256 + 1024 + 48) + 2 * 64 + 2 * 16
   assert f"{parameters:,} parameters" in card
-  for part in ("versions", "jax ", "1 x cpu", "mesh data=1", "582,017 tokens", "span_corruption", "FLOP a step",
+  for part in ("versions", "jax ", "8 x cpu", "mesh data=8", "582,017 tokens", "span_corruption", "FLOP a step",
                "memory", "adafactor", "learning rate 0.01", "random initialisation", f"{tmp_path}/run"):  # fmt: skip
     assert part in card
   assert "train.steps = %TRAIN_STEPS" in card and "TRAIN_STEPS = 10" in card
@@ -73,7 +74,7 @@ def _leaves(tree, path=()):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
+def test_a_stopped_run_goes_on_where_it_was(t5like_process, pretrain, tmp_path, number):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
   env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -91,7 +92,7 @@ def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
     assert process.returncode == 128 + number, output
     assert f"{number.name}: stopped and saved at step" in output
   newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-  out = t5like(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout
+  out = t5like_process(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout
   assert f"its own checkpoint of step {newest}" in out
   assert (folder / f"checkpoints/{newest + 5}").is_dir()
   steps = [row["step"] for row in read_metrics(folder)]
@@ -106,7 +107,8 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, p
   assert f"the parameters of {tmp_path}/first/checkpoints/2" in out
   assert re.search(r"snli \(validation, 20 examples\) at step 4: accuracy \d+\.\d\d  \(always '\w+': \d+\.\d\d\)", out)
   assert out.count("snli hypothesis:") == 5 and "target 'neutral'" in out
-  rows = [json.loads(line) for line in (tmp_path / "second/predictions/snli-validation-4.jsonl").read_text().splitlines()]
+  predictions = tmp_path / "second/predictions/snli-validation-4.jsonl"
+  rows = [json.loads(line) for line in predictions.read_text().splitlines()]
   assert len(rows) == 20 and set(rows[0]) == {"inputs", "prediction", "target"}
   scores = [row for row in read_metrics(tmp_path / "second") if row["kind"] == "eval/snli"]
   right = 100 * sum(r["prediction"] == r["target"] for r in rows) / 20
@@ -117,9 +119,9 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, p
   assert "was scored at this step" in t5like(*run).stdout
 
 
-def test_a_run_on_eight_devices_has_the_losses_of_one(t5like, pretrain, tmp_path):
+def test_a_run_on_eight_devices_has_the_losses_of_one(t5like_process, pretrain, tmp_path):
   for devices in (1, 8):
-    t5like(
+    t5like_process(
       *pretrain, f"--gin.MODEL_DIR={tmp_path}/{devices}", "--gin.TRAIN_STEPS=6", "--gin.MESH.fsdp=-1",
       "--gin.MESH.data=1", devices=devices,
     )  # fmt: skip

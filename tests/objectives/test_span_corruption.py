@@ -45,9 +45,7 @@ def test_token_functions_on_the_published_example():
   mask = np.array([[True, True, False, False, True, False]])
   assert replace_spans(tokens, mask, SENTINELS).tokens.tolist() == [[999, 12, 13, 998, 15]]
   # By hand: each run behind the sentinel that stands for it in the inputs, then the next sentinel.
-  assert spans_after_sentinels(tokens, mask, SENTINELS, closing=True).tokens.tolist() == [
-    [999, 10, 11, 998, 14, 997]
-  ]
+  assert spans_after_sentinels(tokens, mask, SENTINELS, closing=True).tokens.tolist() == [[999, 10, 11, 998, 14, 997]]
 
 
 @given(
@@ -63,12 +61,10 @@ def test_the_text_can_be_rebuilt_from_inputs_and_targets(length, density, mean, 
   for row in range(4):
     spans: dict[int, list[int]] = {}
     for token in targets.tokens[row, : targets.lengths[row]].tolist():
-      spans[token] = [] if token >= 900 else None
-      if token < 900:
-        del spans[token]
-        spans[current].append(token)
+      if token >= 900:
+        span = spans[token] = []
       else:
-        current = token
+        span.append(token)
     rebuilt = []
     for token in inputs.tokens[row, : inputs.lengths[row]].tolist():
       rebuilt += spans[token] if token >= 900 else [token]

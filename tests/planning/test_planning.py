@@ -15,7 +15,7 @@ from t5like.training.state import state_spec
 
 
 def config(**kwargs):
-  sizes = dict(vocab_size=96, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_encoder_layers=2, num_decoder_layers=3)
+  sizes = dict(vocab_size=96, embed_dim=8, mlp_dim=16, num_heads=2, num_encoder_layers=2, num_decoder_layers=3)
   return TransformerConfig(**{**sizes, **kwargs})
 
 

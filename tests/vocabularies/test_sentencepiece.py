@@ -9,7 +9,8 @@ from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary, vocabulary_path
 
 ODD = [
-  "", " ", "Hello  world", "naïve café", "漢字 and emoji 🙂", "tabs\tand\nnewlines", "<extra_id_0> in <extra_id_99> text",
+  "", " ", "Hello  world", "naïve café", "漢字 and emoji 🙂", "tabs\tand\nnewlines",
+  "<extra_id_0> in <extra_id_99> text",
   "jel<extra_id_3>", "１２３ ﬁ ligature", "\u200bzero width", "null\x00byte", "<pad> </s> <unk>",
 ]  # fmt: skip
 
