@@ -4,7 +4,8 @@ import ast
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 PACKAGE = REPOSITORY / "t5like"
 FLOORS = [

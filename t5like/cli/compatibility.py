@@ -9,6 +9,7 @@ import flax.linen as nn
 
 from t5like import data
 from t5like.cli.experiment import Experiment
+from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.objectives import Lengths, SpecialTokens
@@ -37,12 +38,19 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentenceP
 
 
 def check_layout(model: nn.Module) -> None:
-  """Objectives and labelled tasks make inputs and targets; a model must take them as such."""
-  if model.batch_layout != "encoder_decoder":
+  """Objectives and labelled tasks make inputs and targets; a model must have a place for both."""
+  if model.batch_layout not in LAYOUTS:
     raise UserError(
-      f"{type(model).__name__} takes {model.batch_layout!r} batches, the loader makes 'encoder_decoder' ones",
-      try_="an encoder-decoder model, such as --gin_file=models/t5/tiny.gin",
+      f"{type(model).__name__} takes {model.batch_layout!r} batches, which no objective makes yet",
+      expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
     )
+
+
+def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
+  """Tokens of a row in each of the model's stacks; 0 where it has none."""
+  if model.batch_layout == "encoder_decoder":
+    return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
+  return {"encoder_length": 0, "decoder_length": lengths.inputs + lengths.targets}
 
 
 def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
@@ -55,7 +63,7 @@ def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
     if targets is not None:
       lengths = dataclasses.replace(lengths, targets=targets)  # as the paper cut or padded some rows
     experiment.objective.check(lengths, special)
-  longest = max(lengths.inputs, lengths.targets)
+  longest = max(stack_lengths(experiment.model, lengths).values())
   limit = experiment.model.config.max_positions
   if limit is not None and longest > limit:
     raise UserError(f"rows of {longest} tokens are longer than the model's {limit} positions", try_="--gin.LENGTHS=...")
@@ -76,11 +84,10 @@ def batch_source(
       f"task {experiment.task!r} has inputs and targets of its own: it takes no objective",
       try_="--gin_file=runs/finetune.gin",
     )
+  common = (lengths, special, experiment.batch_size, experiment.seed, share, experiment.model.batch_layout)
   if cache.is_corpus:
-    return data.CorpusBatches(
-      cache, experiment.objective, lengths, special, experiment.batch_size, experiment.seed, share
-    )
-  return data.ExampleBatches(cache, lengths, special, experiment.batch_size, experiment.seed, share)
+    return data.CorpusBatches(cache, experiment.objective, *common)
+  return data.ExampleBatches(cache, *common)
 
 
 def check_scorable(cache: data.TokenCache) -> None:

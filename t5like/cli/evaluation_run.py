@@ -11,6 +11,7 @@ import jax
 
 from t5like import data, evaluation
 from t5like.cli.token_caches import special_tokens
+from t5like.data.layouts import PROMPTS
 from t5like.objectives import Lengths
 from t5like.training.progress import ProgressLine
 from t5like.vocabularies import SentencePieceVocabulary
@@ -27,6 +28,7 @@ def scorer(
 ) -> Callable[[Any], evaluation.Evaluation]:
   """A function from parameters to an evaluation; decoding is compiled once. `examples` 0 means all."""
   predictor = evaluation.Predictor(model, mesh, lengths.targets, vocabulary.eos_id)
+  prompts = PROMPTS[model.batch_layout]
   fields = list(cache.fields())
   total = min(examples or cache.examples, cache.examples)
   progress = ProgressLine()
@@ -34,7 +36,7 @@ def scorer(
   def score(params: Any) -> evaluation.Evaluation:
     result = evaluation.evaluate(
       data.evaluation_batches(cache, lengths, special_tokens(vocabulary), batch_size, total),
-      lambda batch: predictor(params, batch),
+      lambda inputs: predictor(params, prompts(inputs)),
       vocabulary.decode,
       fields,
       cache.manifest["scoring"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 
 from t5like import data, planning
+from t5like.cli.compatibility import stack_lengths
 from t5like.cli.experiment import Experiment
 from t5like.objectives import Lengths
 from t5like.planning.run_card import bytes_text, devices, large, versions
@@ -25,7 +26,7 @@ def describe_run(
   config = experiment.model.config
   rows = experiment.batch_size
   tokens = rows * (lengths.inputs + lengths.targets)
-  flops = planning.train_step_flops(config, rows, lengths.inputs, lengths.targets)
+  flops = planning.train_step_flops(config, rows, **stack_lengths(experiment.model, lengths))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
     "versions": versions(),
@@ -79,8 +80,7 @@ def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mes
     spec.shapes.opt_state,
     spec.shardings.opt_state,
     rows_per_device=experiment.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"]),
-    encoder_length=lengths.inputs,
-    decoder_length=lengths.targets,
+    **stack_lengths(experiment.model, lengths),
   )
   parts = ("parameters", "optimizer", "gradients", "activations")
   return f"about {bytes_text(estimate.total)} a device: " + ", ".join(

@@ -25,7 +25,7 @@ from t5like.cli.compatibility import (
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
 from t5like.cli.token_caches import TokenCaches, special_tokens
-from t5like.data.layouts import encoder_decoder
+from t5like.data.layouts import LAYOUTS
 from t5like.objectives import Lengths, SpecialTokens
 from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
@@ -86,7 +86,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   if eval_cache is not None:
     check_scorable(eval_cache)
 
-  batch = encoder_decoder(
+  batch = LAYOUTS[experiment.model.batch_layout](
     np.zeros((experiment.batch_size, lengths.inputs), np.int32),
     np.zeros((experiment.batch_size, lengths.targets), np.int32),
   )

@@ -13,7 +13,7 @@ import grain
 import numpy as np
 
 from t5like.data.cache import TokenCache
-from t5like.data.layouts import Batch, encoder_decoder, ragged, with_eos
+from t5like.data.layouts import LAYOUTS, Batch, ragged, with_eos
 from t5like.errors import UserError
 from t5like.objectives import Draws, Lengths, Objective, SpecialTokens
 from t5like.objectives.randomness import combine, permute
@@ -50,6 +50,7 @@ class CorpusBatches:
   batch_size: int
   seed: int
   share: HostShare = HostShare()
+  layout: str = "encoder_decoder"
 
   def __post_init__(self):
     if self.rows_per_epoch < 1:
@@ -70,7 +71,7 @@ class CorpusBatches:
     epochs, rows = shuffled_rows(step, self.batch_size, self.share, self.rows_per_epoch, self.seed)
     tokens = np.stack([self.cache.stream(int(row) * self.lengths.raw, self.lengths.raw) for row in rows])
     inputs, targets = self.objective(tokens, Draws.of(self.seed, epochs, rows), self.special)
-    return encoder_decoder(
+    return LAYOUTS[self.layout](
       with_eos(inputs, self.lengths.inputs, self.special.eos), with_eos(targets, self.lengths.targets, self.special.eos)
     )
 
@@ -85,6 +86,7 @@ class ExampleBatches:
   batch_size: int
   seed: int
   share: HostShare = HostShare()
+  layout: str = "encoder_decoder"
 
   @property
   def rows_per_epoch(self) -> int:
@@ -95,12 +97,14 @@ class ExampleBatches:
 
   def __getitem__(self, step: int) -> Batch:
     _, rows = shuffled_rows(step, self.batch_size, self.share, self.rows_per_epoch, self.seed)
-    return example_batch(self.cache, rows, self.lengths, self.special)
+    return LAYOUTS[self.layout](*_inputs_and_targets(self.cache, rows, self.lengths, self.special))
 
 
-def example_batch(cache: TokenCache, rows: np.ndarray, lengths: Lengths, special: SpecialTokens) -> Batch:
+def _inputs_and_targets(
+  cache: TokenCache, rows: np.ndarray, lengths: Lengths, special: SpecialTokens
+) -> tuple[np.ndarray, np.ndarray]:
   examples = [cache.example(int(row)) for row in rows]
-  return encoder_decoder(
+  return (
     with_eos(ragged([e["inputs"] for e in examples]), lengths.inputs, special.eos),
     with_eos(ragged([e["targets"] for e in examples]), lengths.targets, special.eos),
   )
@@ -108,16 +112,18 @@ def example_batch(cache: TokenCache, rows: np.ndarray, lengths: Lengths, special
 
 def evaluation_batches(
   cache: TokenCache, lengths: Lengths, special: SpecialTokens, batch_size: int, limit: int | None = None
-) -> Iterator[tuple[np.ndarray, Batch]]:
-  """Every example once, in order: its numbers and the batch. The last batch is filled up with
-  copies of its first row, of loss weight 0, whose number is -1."""
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Every example once, in order: its numbers [rows], inputs and targets [rows, length].
+
+  The last batch is filled up with copies of its first row, whose number is -1 and whose targets
+  are all padding, so that they weigh nothing in a loss.
+  """
   count = min(cache.examples, limit or cache.examples)
   for start in range(0, count, batch_size):
     rows = np.arange(start, start + batch_size)
     real = rows < count
-    batch = example_batch(cache, np.where(real, rows, start), lengths, special)
-    batch["decoder_loss_weights"] *= real[:, None]
-    yield np.where(real, rows, -1), batch
+    inputs, targets = _inputs_and_targets(cache, np.where(real, rows, start), lengths, special)
+    yield np.where(real, rows, -1), inputs, np.where(real[:, None], targets, 0)
 
 
 def read_ahead(

@@ -30,8 +30,8 @@ class Predictor:
     self._rows = parallel.batch_sharding(mesh)
     self._predict = jax.jit(predict, out_shardings=parallel.replicated(mesh))
 
-  def __call__(self, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
-    """Answers [batch, max_length] of the rows' inputs; targets in the batch are not looked at."""
-    inputs = {k: jax.device_put(v, self._rows) for k, v in batch.items() if k.startswith("encoder_")}
+  def __call__(self, params: Any, prompts: dict[str, np.ndarray]) -> np.ndarray:
+    """Answers [batch, max_length] to prompts as `start_decoding` takes them."""
+    placed = {name: jax.device_put(array, self._rows) for name, array in prompts.items()}
     with parallel.sharding_context(self._mesh):
-      return np.asarray(self._predict(params, inputs))
+      return np.asarray(self._predict(params, placed))

@@ -44,8 +44,8 @@ class Evaluation:
 
 
 def evaluate(
-  batches: Iterable[tuple[np.ndarray, Mapping[str, np.ndarray]]],
-  predict: Callable[[Mapping[str, np.ndarray]], np.ndarray],
+  batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+  predict: Callable[[np.ndarray], np.ndarray],
   decode: Callable[[Sequence[int]], str],
   fields: Sequence[Mapping[str, Any]],
   scoring: Mapping[str, Any],
@@ -53,13 +53,13 @@ def evaluate(
 ) -> Evaluation:
   """Predicts every example, then scores all of them.
 
-  `batches` gives example numbers (-1 on filling rows) with each batch; `fields` and `scoring` come
-  from the token cache: no seqio is needed.
+  `batches` gives example numbers (-1 on filling rows), inputs and targets; `predict` answers inputs
+  [rows, length]; `fields` and `scoring` come from the token cache: no seqio is needed.
   """
   postprocess = find_function(scoring["postprocessor"]) if scoring["postprocessor"] else _as_it_is
   predictions: dict[int, str] = {}
-  for numbers, batch in batches:
-    answers = predict(batch)
+  for numbers, inputs, _ in batches:
+    answers = predict(inputs)
     predictions |= {int(n): decode(answer) for n, answer in zip(numbers, answers, strict=True) if n >= 0}
     progress(len(predictions))
 

@@ -97,8 +97,9 @@ def test_a_corpus_without_objective_and_labels_with_one(refused, finetune):
   assert "takes no objective" in refused("--gin.TASK=snli")
 
 
-def test_a_model_of_another_layout(refused):
-  assert "'decoder' batches" in refused("--gin_file=models/t5/architectures/lm.gin", "--gin.NUM_ENCODER_LAYERS=0")
+def test_a_model_that_no_objective_feeds_yet(refused):
+  message = refused("--gin_file=models/bert/tiny.gin", "--gin.VOCABULARY=tiny", "--gin.VOCAB_SIZE=4224")
+  assert "BERT takes 'encoder' batches" in message
 
 
 def test_a_checkpoint_of_another_model(refused, t5like, pretrain, tmp_path):

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
 
 from t5like.cli import main as command
 from t5like.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_help_lists_every_verb_with_a_line(t5like_process):

@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
-from conftest import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKED = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio")
 
 # Every finder passes the names over, as on a machine without them: importing fails, looking finds nothing.

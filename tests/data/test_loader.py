@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from t5like import data
-from t5like.data.layouts import encoder_decoder, ragged, with_eos
+from t5like.data.layouts import decoder_prompts, encoder_decoder, prefix_lm, ragged, with_eos
 from t5like.errors import UserError
 from t5like.objectives import Lengths, SpanCorruption, SpecialTokens
 
@@ -112,13 +112,41 @@ def test_the_decoder_is_fed_the_shifted_targets():
   }  # fmt: skip
 
 
+def test_decoder_rows_equal_seqios_prefix_lm_converter():
+  seqio = pytest.importorskip("seqio")
+  import tensorflow as tf
+
+  examples = [([9, 4, 1], [3, 1]), ([8, 1], [7, 6, 5, 1])]
+  dataset = tf.data.Dataset.from_generator(
+    lambda: ({"inputs": i, "targets": t} for i, t in examples),
+    output_signature={k: tf.TensorSpec([None], tf.int32) for k in ("inputs", "targets")},
+  )
+  converter = seqio.PrefixLMFeatureConverter(pack=False)
+  expected = list(converter(dataset, {"inputs": 4, "targets": 4}).as_numpy_iterator())
+  batch = prefix_lm(np.array([[9, 4, 1, 0], [8, 1, 0, 0]], np.int32), np.array([[3, 1, 0, 0], [7, 6, 5, 1]], np.int32))
+  for row, theirs in enumerate(expected):
+    for name, values in batch.items():
+      np.testing.assert_array_equal(values[row], theirs[name], err_msg=name)
+  # By hand, the first row: loss on the targets alone, both directions over the inputs and one position more.
+  assert batch["decoder_target_tokens"][0].tolist() == [9, 4, 1, 3, 1, 0, 0, 0]
+  assert batch["decoder_input_tokens"][0].tolist() == [0, 9, 4, 1, 3, 1, 0, 0]
+  assert batch["decoder_loss_weights"][0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
+  assert batch["decoder_causal_attention"][0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_prompts_end_where_the_answer_begins():
+  prompts = decoder_prompts(np.array([[9, 4, 1, 0], [8, 1, 0, 0]], np.int32))
+  assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0]]
+  assert prompts["decoder_causal_attention"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
+
+
 @pytest.mark.parametrize("batch_size", [7, 50, 64])
 def test_evaluation_sees_every_example_once(labelled, batch_size):
   seen, weight = [], 0.0
-  for rows, batch in data.evaluation_batches(labelled, Lengths(0, 8, 4), SPECIAL, batch_size):
-    assert len(rows) == batch_size == len(batch["encoder_input_tokens"])
-    seen += [(n, t) for n, t in zip(rows, batch["decoder_target_tokens"][:, 0], strict=True) if n >= 0]
-    weight += batch["decoder_loss_weights"].sum()
+  for rows, inputs, targets in data.evaluation_batches(labelled, Lengths(0, 8, 4), SPECIAL, batch_size):
+    assert len(rows) == batch_size == len(inputs) == len(targets)
+    seen += [(n, t) for n, t in zip(rows, targets[:, 0], strict=True) if n >= 0]
+    weight += encoder_decoder(inputs, targets)["decoder_loss_weights"].sum()
   assert seen == [(i, 10 + i) for i in range(50)]
   assert weight == 100  # one token and end-of-sequence for each example, none for filling rows
 

@@ -26,8 +26,8 @@ def make_batch(rows=8):
   return encoder_decoder(rng.integers(2, 60, (rows, 10)).astype(np.int32), targets)
 
 
-def build(axes, optimizer=None):
-  mesh = parallel.make_mesh(axes)
+def build(axes, optimizer=None, devices=None):
+  mesh = parallel.make_mesh(axes, devices)
   model, batch = T5(CONFIG), make_batch()
   optimizer = optimizer or optimizers.adafactor(schedules.constant_rate(0.01))
   spec = state_spec(model, optimizer, batch, mesh)
@@ -35,6 +35,20 @@ def build(axes, optimizer=None):
   step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
   rows = parallel.batch_sharding(mesh)
   return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}, spec
+
+
+def five_losses(axes, devices=None):
+  state, step, batch, _ = build(axes, devices=devices)
+  losses = []
+  for _ in range(5):
+    state, metrics = step(state, batch)
+    losses.append(float(metrics["loss"]))
+  return losses
+
+
+@pytest.fixture(scope="module")
+def losses_of_one_device():
+  return five_losses(parallel.MeshAxes(), jax.devices()[:1])
 
 
 def test_loss_is_the_mean_over_real_target_tokens():
@@ -59,23 +73,8 @@ def test_steps_reduce_the_loss_and_count():
 
 
 @pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=8), dict(data=8)])
-def test_any_mesh_gives_the_losses_of_one_device(axes):
-  losses = {}
-  for name, mesh_axes in {"one": None, "many": parallel.MeshAxes(**axes)}.items():
-    if mesh_axes is None:
-      mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
-      model, batch, optimizer = T5(CONFIG), make_batch(), optimizers.adafactor(schedules.constant_rate(0.01))
-      spec = state_spec(model, optimizer, batch, mesh)
-      state = create_state(model, optimizer, batch, 0, spec)
-      step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
-      batch = {k: jax.device_put(v, parallel.batch_sharding(mesh)) for k, v in batch.items()}
-    else:
-      state, step, batch, _ = build(mesh_axes)
-    losses[name] = []
-    for _ in range(5):
-      state, metrics = step(state, batch)
-      losses[name].append(float(metrics["loss"]))
-  np.testing.assert_allclose(losses["one"], losses["many"], rtol=1e-5)
+def test_any_mesh_gives_the_losses_of_one_device(axes, losses_of_one_device):
+  np.testing.assert_allclose(five_losses(parallel.MeshAxes(**axes)), losses_of_one_device, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
@@ -107,11 +106,12 @@ def test_keys_depend_on_seed_step_and_purpose():
 
 def test_dropout_differs_from_step_to_step_and_repeats_on_restart():
   model, batch = T5(CONFIG), make_batch()
-  variables = nn.meta.unbox(model.init(jax.random.key(0), batch))
+  variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch))
 
+  @jax.jit
   def logits(step):
-    key = random_key(jnp.uint32(0), jnp.int32(step), "dropout")
-    return np.asarray(model.apply(variables, batch, deterministic=False, rngs={"dropout": key})["logits"])
+    key = random_key(jnp.uint32(0), step, "dropout")
+    return model.apply(variables, batch, deterministic=False, rngs={"dropout": key})["logits"]
 
   assert np.array_equal(logits(3), logits(3)) and not np.array_equal(logits(3), logits(4))
 
