@@ -34,7 +34,8 @@ SMALL_MODEL = [
 
 def run_process(*args: object, cwd: Path | None = None, status: int = 0, devices: int = 1):
   """Runs `python -m t5like ...` in a process of its own, with so many devices, and checks its exit status."""
-  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY)}
+  # Safe path: as the installed command, `python -m` then does not look for modules in the current folder by itself.
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
   done = subprocess.run(
     [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
   )
@@ -71,6 +72,11 @@ def token_caches(tmp_path_factory) -> Path:
   for task, split in (("novels", "train"), ("snli", "train"), ("snli", "validation")):
     run_here("cache", task, f"--split={split}", "--vocabulary=tiny", f"--out={folder}")
   return folder
+
+
+@pytest.fixture
+def small_model() -> list[str]:
+  return SMALL_MODEL
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ t5like cache novels --vocabulary=tiny
 
 import argparse
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -33,7 +32,6 @@ def command(
 
 def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
-  sys.path.insert(0, os.getcwd())  # task modules of the user's folder
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   from t5like import data
   from t5like.tasks import registry, text_pipeline

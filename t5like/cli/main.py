@@ -66,6 +66,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
 
 
 def run_verb(verb: str, argv: Sequence[str]) -> int:
+  sys.path.append(os.getcwd())  # for the user's own task modules; last, so that it shadows nothing
   module = importlib.import_module(f"t5like.cli.{verb}")
   parser = _Parser(
     prog=f"t5like {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,0 +1,65 @@
+"""A user's own task in a module of their own, as the README shows it."""
+
+import json
+
+import pytest
+
+MODULE = """
+import seqio
+from t5like.tasks import postprocessors, preprocessors
+from t5like.tasks.registry import default_features, register_corpus
+from t5like.tasks.sources import JsonLinesSource
+
+register_corpus("diary", {"train": "diary.jsonl"})
+
+
+def long_answers(targets, predictions):
+  return {"long": 100 * sum(len(p) > 3 for p in predictions) / len(predictions)}
+
+
+def question(dataset):
+  return preprocessors.labelled_text(dataset, name="quiz", keys=("question",), label_key="answer")
+
+
+seqio.TaskRegistry.add(
+  "quiz",
+  source=JsonLinesSource({"train": "quiz.jsonl", "validation": "quiz.jsonl"}, ["question", "answer"]),
+  preprocessors=[question, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+  output_features=default_features(),
+  postprocess_fn=postprocessors.strip_text,
+  metric_fns=[long_answers],
+)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+  (tmp_path / "my_tasks.py").write_text(MODULE)
+  (tmp_path / "diary.jsonl").write_text(
+    "".join(json.dumps({"text": f"Day {i}: it rained again."}) + "\n" for i in range(50))
+  )
+  rows = [{"question": f"{i} plus {i}?", "answer": str(2 * i)} for i in range(16)]
+  (tmp_path / "quiz.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return tmp_path
+
+
+def test_a_corpus_and_a_labelled_task_of_ones_own(t5like_process, small_model, folder):
+  own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]
+  pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=diary"]
+  out = t5like_process(
+    "train", *own, *pretrain, "--gin.LENGTHS={'inputs': 16}", "--gin.MODEL_DIR=first", cwd=folder
+  ).stdout
+  assert "t5like cache diary" in out and "task diary (train)" in out
+  finetune = ["--gin_file=runs/finetune.gin", "--gin.TASK=quiz", "--gin.INIT_FROM=first", "--gin.MODEL_DIR=second"]
+  lengths = "--gin.LENGTHS={'inputs': 16, 'targets': 4}"
+  out = t5like_process("train", *own, *finetune, lengths, cwd=folder).stdout
+  assert "quiz (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
+
+
+def test_a_changed_file_makes_the_cache_stale_and_builds_it_again(t5like_process, folder):
+  command = ["cache", "diary", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks"]
+  assert "token cache written" in t5like_process(*command, cwd=folder).stdout
+  assert "up to date" in t5like_process(*command, cwd=folder).stdout
+  (folder / "diary.jsonl").write_text(json.dumps({"text": "One long dry day."}) + "\n")
+  out = t5like_process(*command, cwd=folder).stdout
+  assert "token cache written" in out and "1 examples" in out
