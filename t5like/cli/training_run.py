@@ -31,7 +31,9 @@ from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
   Checkpoints,
   check_fingerprint,
+  checkpoint_steps,
   find_checkpoint,
+  has_training_state,
   load_parameters,
   read_fingerprint,
 )
@@ -100,10 +102,12 @@ def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str
 
   The order: the run's own newest checkpoint, then INIT_FROM, then random initialisation.
   """
-  if (model_dir / "checkpoints").is_dir() and any(p.name.isdigit() for p in (model_dir / "checkpoints").iterdir()):
+  if checkpoint_steps(model_dir):
     own = find_checkpoint(model_dir)
     check_fingerprint(read_fingerprint(own), fingerprint, own)
-    return f"its own checkpoint of step {own.name}"
+    if has_training_state(own):
+      return f"its own checkpoint of step {own.name}"
+    return "the converted parameters in this directory, optimizer and step fresh"
   if init_from:
     other = find_checkpoint(init_from)
     check_fingerprint(read_fingerprint(other), fingerprint, other)
@@ -131,9 +135,7 @@ def execute(experiment: Experiment, plan: Plan) -> int:
       batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
       tokens = experiment.batch_size * (plan.lengths.inputs + plan.lengths.targets)
       log = TrainLog(writer, progress, experiment.log_period, experiment.steps, tokens)
-      hooks = [
-        Hook(experiment.checkpoint_period, save, at_end=True),
-      ]
+      hooks = [Hook(experiment.checkpoint_period, save, at_end=True)]
       if evaluate:
         hooks.append(Hook(experiment.eval_period, evaluate, at_end=True))
       feed = to_devices(batches, parallel.batch_sharding(plan.mesh))
@@ -162,12 +164,15 @@ def record_run(plan: Plan) -> None:
 
 
 def initialise(experiment: Experiment, plan: Plan, checkpoints: Checkpoints) -> TrainState:
-  if checkpoints.latest_step() is not None:
-    return checkpoints.restore(plan.spec, plan.fingerprint)
+  source = experiment.init_from
+  if checkpoint_steps(plan.model_dir):
+    if has_training_state(find_checkpoint(plan.model_dir)):
+      return checkpoints.restore(plan.spec, plan.fingerprint)
+    source = plan.model_dir
   state = create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
-  if not experiment.init_from:
+  if not source:
     return state
-  params = load_parameters(experiment.init_from, fingerprint=plan.fingerprint)
+  params = load_parameters(source, fingerprint=plan.fingerprint)
   return state.replace(params=jax.device_put(params, plan.spec.shardings.params))
 
 

@@ -102,12 +102,22 @@ def load_parameters(source: str | Path, step: int | None = None, fingerprint: Ma
     raise _unreadable(folder, error) from error
 
 
+def checkpoint_steps(model_dir: str | Path) -> list[int]:
+  """The steps of a model directory's whole checkpoints, oldest first."""
+  return sorted(int(p.name) for p in (Path(model_dir) / FOLDER).glob("*") if p.name.isdigit())
+
+
+def has_training_state(checkpoint: Path) -> bool:
+  """False for converted models, which have parameters only."""
+  return (checkpoint / "training").is_dir()
+
+
 def find_checkpoint(source: str | Path, step: int | None = None) -> Path:
   """The folder of one checkpoint, given it or the model directory above it."""
   path = Path(source).expanduser().absolute()
   if (path / "params").is_dir():
     return path
-  steps = sorted(int(p.name) for p in (path / FOLDER).glob("*") if p.name.isdigit())
+  steps = checkpoint_steps(path)
   if not steps:
     raise UserError(
       "no checkpoint here", looked=path / FOLDER, expected="a model directory, or its checkpoints/<step> folder"

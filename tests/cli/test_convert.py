@@ -64,6 +64,16 @@ def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches
   assert "snli (validation, 4 examples) at step 0" in done.stdout
 
 
+def test_a_converted_model_is_trained_on_in_its_own_directory(t5like, checkpoint, token_caches, tmp_path):
+  t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
+  command = [
+    "train", f"--gin_file={tmp_path / 'model' / 'config.gin'}", "--gin.TASK=snli", f"--gin.CACHE_DIR={token_caches}",
+    "--gin.LENGTHS={'inputs': 16, 'targets': 4}", "--gin.BATCH_SIZE=8", "--gin.EVAL_EXAMPLES=8",
+  ]  # fmt: skip
+  assert "the converted parameters in this directory" in t5like(*command, "--gin.TRAIN_STEPS=2").stdout
+  assert "its own checkpoint of step 2" in t5like(*command, "--gin.TRAIN_STEPS=3").stdout
+
+
 def test_the_vocabulary_beside_a_checkpoint_is_taken(t5like, checkpoint, tmp_path):
   shutil.copytree(checkpoint, tmp_path / "hf")
   shutil.copy(vocabulary_path("tiny"), tmp_path / "hf" / "spiece.model")
