@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import flax.linen as nn
+import jax
 
 from t5like import data
 from t5like.cli.experiment import Experiment
@@ -35,6 +37,19 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentenceP
       f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, the model's embedding {config.vocab_size} rows",
       try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the vocabulary the model was made for",
     )
+
+
+def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
+  """Every width that the mesh splits must divide by it."""
+  splits = {"num_heads": "tensor", "mlp_dim": "tensor", "vocab_size": "tensor", "embed_dim": "fsdp"}
+  for field, axis in splits.items():
+    width, size = getattr(config, field), mesh.shape[axis]
+    if width % size:
+      raise UserError(
+        f"{field} = {width} cannot be split over the {axis!r} axis of size {size}",
+        mesh=" ".join(f"{name}={count}" for name, count in mesh.shape.items()),
+        try_=f"--gin.MESH.data=-1 --gin.MESH.{axis}={math.gcd(width, size)}",
+      )
 
 
 def check_layout(model: nn.Module) -> None:

@@ -18,6 +18,7 @@ from t5like.cli.compatibility import (
   batch_source,
   check_layout,
   check_scorable,
+  check_splits,
   check_vocabulary,
   model_fingerprint,
   row_lengths,
@@ -73,6 +74,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   check_layout(experiment.model)
   mesh = parallel.make_mesh(experiment.mesh)
+  check_splits(experiment.model.config, mesh)
   parallel.check_batch(experiment.batch_size, mesh)
   special = special_tokens(vocabulary)
   lengths = row_lengths(experiment, special)

@@ -73,6 +73,12 @@ def test_a_mesh_that_does_not_cover_the_devices(refused):
   assert "8 devices" in message and "--gin.MESH.tensor=1" in message
 
 
+def test_heads_that_do_not_divide(refused):
+  message = refused("--gin.MESH.tensor=8")
+  assert "num_heads = 2 cannot be split over the 'tensor' axis of size 8" in message
+  assert "mesh  data=1 fsdp=1 tensor=8" in message and "--gin.MESH.tensor=2" in message
+
+
 @pytest.mark.parametrize("kind", ["tokens", "index"])
 def test_a_corrupt_token_cache(refused, token_caches, tmp_path, kind):
   copy = tmp_path / "tokens"
