@@ -40,14 +40,16 @@ def to_devices(batches: Iterable[Mapping[str, Any]], sharding: jax.sharding.Shar
 
 
 class TrainLog:
-  """Collects the metrics of steps and reports their means every `period` steps."""
+  """Collects the metrics of steps, writes their means every `period` steps, and keeps the live line alive."""
+
+  _SHOW_SECONDS = 5.0  # the live line is renewed at least so often, however long the period
 
   def __init__(self, writer: MetricWriter, progress: ProgressLine, period: int, last_step: int, tokens_per_step: int):
     self._writer, self._progress = writer, progress
     self._period, self._last_step, self._tokens_per_step = period, last_step, tokens_per_step
     self._pending: list[Mapping[str, jax.Array]] = []
-    self._started = time.monotonic()
-    self._waited = 0.0
+    self._shown = time.monotonic()
+    self.restart_clock()
 
   def restart_clock(self) -> None:
     self._started, self._waited = time.monotonic(), 0.0
@@ -59,25 +61,34 @@ class TrainLog:
   def add(self, step: int, metrics: Mapping[str, jax.Array], waited: float) -> None:
     self._pending.append(metrics)
     self._waited += waited
-    if step % self._period == 0 or step == self._last_step:
-      self._report(step)
+    due = step % self._period == 0 or step == self._last_step
+    if not due and time.monotonic() - self._shown < self._SHOW_SECONDS:
+      return
+    values = self._means()
+    self._show(step, values)
+    if due:
+      self._writer.write(step, "train", values)
+      self._pending = []
+      self.restart_clock()
 
-  def _report(self, step: int) -> None:
-    values = mean_metrics(jax.device_get(self._pending))  # waits for the steps to end
+  def _means(self) -> dict[str, float]:
+    """Over the steps since the last row; waits for them to end."""
+    self._pending = jax.device_get(self._pending)
+    values = mean_metrics(self._pending)
     seconds = max(time.monotonic() - self._started, 1e-9)
-    steps = len(self._pending)
-    values["tokens_per_second"] = steps * self._tokens_per_step / seconds
+    values["tokens_per_second"] = len(self._pending) * self._tokens_per_step / seconds
     values["input_wait"] = self._waited / seconds
-    self._writer.write(step, "train", values)
-    remaining = (self._last_step - step) * seconds / steps
+    return values
+
+  def _show(self, step: int, values: Mapping[str, float]) -> None:
+    remaining = (self._last_step - step) * self._tokens_per_step / values["tokens_per_second"]
     self._progress.show(
-      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}  token accuracy {100 * values['accuracy']:.1f}%"
-      f"  {values['tokens_per_second']:,.0f} tokens/s  input wait {100 * values['input_wait']:.0f}%"
-      f"  ETA {duration(remaining)}",
+      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}"
+      f"  token accuracy {100 * values['accuracy']:.1f}%  {values['tokens_per_second']:,.0f} tokens/s"
+      f"  input wait {100 * values['input_wait']:.0f}%  ETA {duration(remaining)}",
       final=step == self._last_step,
     )
-    self._pending = []
-    self.restart_clock()
+    self._shown = time.monotonic()
 
 
 def train_loop(

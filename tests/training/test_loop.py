@@ -1,0 +1,75 @@
+"""The loop: hooks at their cadence, rows at theirs, and a stop when asked."""
+
+import io
+
+import jax.numpy as jnp
+import pytest
+from flax import struct
+
+from t5like.training.interruption import Interruption
+from t5like.training.loop import Hook, TrainLog, train_loop
+from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.progress import ProgressLine
+
+
+class State(struct.PyTreeNode):
+  step: jnp.ndarray
+
+
+def count(state, batch):
+  state = state.replace(step=state.step + 1)
+  return state, {"loss": 2.0 * batch, "z_loss": 0.0, "accuracy": 1.0, "target_tokens": 2.0}
+
+
+def run(tmp_path, hooks=(), first=0, last=10, period=4, interruption=None):
+  writer, out = MetricWriter(tmp_path, first), io.StringIO()
+  log = TrainLog(writer, ProgressLine(out, log_every=0), period, last, tokens_per_step=100)
+  state = State(jnp.int32(first))
+  batches = iter(float(step) for step in range(first + 1, last + 1))
+  state = train_loop(state, count, batches, last, log, hooks, interruption or Interruption())
+  writer.close()
+  return state, out.getvalue()
+
+
+def test_rows_are_means_since_the_row_before_and_the_last_step_has_one(tmp_path):
+  state, shown = run(tmp_path)
+  rows = read_metrics(tmp_path)
+  assert int(state.step) == 10 and [row["step"] for row in rows] == [4, 8, 10]
+  # The loss of step n is n: means of 1..4, 5..8 and 9..10.
+  assert [row["loss"] for row in rows] == [2.5, 6.5, 9.5]
+  assert shown.splitlines()[-1].startswith("step 10/10  loss 9.500  token accuracy 50.0%")
+
+
+def test_the_live_line_does_not_wait_for_the_period(tmp_path, monkeypatch):
+  monkeypatch.setattr(TrainLog, "_SHOW_SECONDS", 0.0)
+  _, shown = run(tmp_path, period=100)
+  assert [line.split("  ")[0] for line in shown.splitlines()] == [f"step {n}/10" for n in range(1, 11)]
+  assert [row["step"] for row in read_metrics(tmp_path)] == [10]
+  assert read_metrics(tmp_path)[0]["loss"] == 5.5  # showing took nothing away from the mean
+
+
+@pytest.mark.parametrize(
+  ("every", "at_end", "expected"),
+  [(3, False, [3, 6, 9]), (3, True, [3, 6, 9, 10]), (0, True, [10]), (5, True, [5, 10])],
+)
+def test_hooks_act_at_their_cadence(tmp_path, every, at_end, expected):
+  seen = []
+  run(tmp_path, [Hook(every, lambda state: seen.append(int(state.step)), at_end)])
+  assert seen == expected
+
+
+def test_a_resumed_loop_does_only_what_is_left(tmp_path):
+  seen = []
+  state, _ = run(tmp_path, [Hook(1, lambda state: seen.append(int(state.step)))], first=7)
+  assert seen == [8, 9, 10] and int(state.step) == 10
+
+
+def test_the_loop_ends_after_the_step_in_which_it_was_asked_to(tmp_path):
+  interruption = Interruption()
+
+  def ask(state):
+    if int(state.step) == 6:
+      interruption.signal = 15
+
+  state, _ = run(tmp_path, [Hook(1, ask)], interruption=interruption)
+  assert int(state.step) == 6
