@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import gin
 
-from t5like.configuration import checks
+from t5like.configuration.checks import check_macros, check_names, registered
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import expanded_text, parse_override_value, read_file, read_text
 from t5like.errors import UserError
@@ -27,8 +27,8 @@ def load(
   bindings = [b for name in files for b in read_file(name, folders)]
   for where, line in override_lines:
     bindings.extend(read_text(line, where, folders))
-  checks.check_names(bindings)
-  checks.check_macros(bindings)
+  check_names(bindings)
+  check_macros(bindings)
 
   gin.clear_config()
   with gin.unlock_config():
@@ -40,7 +40,7 @@ def load(
 
 def build(name: str) -> object:
   """Calls the configurable `name` with the parameters the configuration gives it."""
-  target = checks.registered()[name]
+  target = registered()[name]
   bound = gin.get_bindings(name, resolve_references=False)
   missing = [
     p.name
