@@ -25,7 +25,7 @@ def devices(mesh: jax.sharding.Mesh) -> str:
 
 def large(number: float, unit: str = "") -> str:
   """1,234 as it is, larger ones as 12.3 M, 4.56 G."""
-  for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+  for size, letter in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
     if abs(number) >= size:
       return f"{number / size:.3g} {letter}{unit}"
   return f"{number:,.0f}{f' {unit}' if unit else ''}"

@@ -84,7 +84,7 @@ def test_state_memory_is_exact_and_split_by_the_mesh():
 
 def test_numbers_for_people():
   assert [large(n) for n in (999, 12_345, 1.2e6, 3.456e9, 7e13)] == ["999", "12,345", "1.2 M", "3.46 G", "70 T"]
-  assert large(2.5e12, "FLOP") == "2.5 TFLOP"
+  assert large(2.5e12, "FLOP") == "2.5 TFLOP" and large(1.4e21, "FLOP") == "1.4 ZFLOP"
   assert [bytes_text(n) for n in (512, 3 * 2**20, 5 * 2**30)] == ["0.5 KiB", "3.0 MiB", "5.0 GiB"]
 
 
