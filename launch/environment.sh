@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Makes (or finds) the virtual environment and installs this checkout into it. Sourced by the other scripts.
 #
 #   source launch/environment.sh '.[test]'
@@ -22,12 +23,13 @@ find_python() {
 
 # install WHAT: `pip install -e WHAT`, unless it was done since the package's metadata last changed.
 install() {
-  local stamp="$venv/.installed-$(echo "$1" | tr -c 'a-z\n' '_')"
-  if [ ! -x "$venv/bin/python" ]; then
-    local python
+  local stamp python
+  stamp="$venv/.installed-$(echo "$1" | tr -c 'a-z\n' '_')"
+  # pip comes last when an environment is made: one without it was interrupted.
+  if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python="$(find_python)" || return
     echo "making a virtual environment in $venv"
-    "$python" -m venv "$venv"
+    "$python" -m venv --clear "$venv"
   fi
   if [ ! -e "$stamp" ] || [ "$repository/setup.py" -nt "$stamp" ]; then
     echo "installing t5like (a few minutes the first time)"

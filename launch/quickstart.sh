@@ -6,6 +6,7 @@
 #
 # After installation it takes about 5 minutes on 2 cores.
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install ""
 t5like="$venv/bin/t5like"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs them; arguments go to pytest (launch/test.sh -m slow).
 set -euo pipefail
+# shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install "[test]"
 cd "$repository"
