@@ -29,7 +29,7 @@ install() {
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python="$(find_python)" || return
     echo "making a virtual environment in $venv"
-    "$python" -m venv --clear "$venv"
+    "$python" -m venv "$venv"
   fi
   if [ ! -e "$stamp" ] || [ "$repository/setup.py" -nt "$stamp" ]; then
     echo "installing t5like (a few minutes the first time)"
