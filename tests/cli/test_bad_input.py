@@ -57,6 +57,12 @@ def test_an_unwritable_model_dir(refused):
   assert "cannot be written" in refused(model_dir="/proc/t5like/run")
 
 
+def test_a_cloud_path_is_not_taken_for_a_folder(refused, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert "cloud storage" in refused(model_dir="gs://bucket/run")
+  assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("steps", ["0", "-1", "1.5", "soon"])
 def test_impossible_steps(refused, steps):
   assert "TRAIN_STEPS" in refused(f"--gin.TRAIN_STEPS={steps}")
