@@ -65,7 +65,7 @@ class Experiment:
       if getattr(self, name) < 0:
         raise _bad(name, getattr(self, name), "0 or more")
     for name in ("model_dir", "cache_dir", "init_from", "vocabulary"):
-      if "://" in (getattr(self, name) or ""):  # pathlib would make it a local folder called 'gs:'
+      if "://" in str(getattr(self, name)):  # pathlib would make it a local folder called 'gs:'
         raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
     expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
     if not expected <= set(self.lengths) <= {"inputs", "targets"}:
