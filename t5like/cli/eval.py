@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
   params = load_parameters(checkpoint, fingerprint=model_fingerprint(experiment.model.config, vocabulary))
   score = evaluation_run.scorer(experiment.model, mesh, vocabulary, cache, lengths, batch_size, args.examples)
   result = score(params)
-  path = evaluation_run.predictions_path(model_dir, task, args.split, int(checkpoint.name))
+  path = evaluation_run.predictions_path(model_dir, task, args.split, int(checkpoint.name), args.examples)
   result.write(path)
   evaluation_run.show(result, task, args.split, int(checkpoint.name), args.show)
   print(f"all answers: {path}")

@@ -48,8 +48,10 @@ def scorer(
   return score
 
 
-def predictions_path(model_dir: Path, task: str, split: str, step: int) -> Path:
-  return model_dir / "predictions" / f"{task}-{split}-{step}.jsonl"
+def predictions_path(model_dir: Path, task: str, split: str, step: int, examples: int) -> Path:
+  """Where answers are kept; those of a part of a split do not take the place of the whole's."""
+  part = f"-first{examples}" if examples else ""
+  return model_dir / "predictions" / f"{task}-{split}-{step}{part}.jsonl"
 
 
 def show(result: evaluation.Evaluation, task: str, split: str, step: int, rows: int) -> None:

@@ -199,7 +199,8 @@ def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Calla
   def evaluate(state: TrainState) -> None:
     step = int(state.step)
     result = score(state.params)
-    result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step))
+    path = evaluation_run.predictions_path(plan.model_dir, task, split, step, experiment.eval_examples)
+    result.write(path)
     writer.write(step, f"eval/{task}", result.scores)
     evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
 

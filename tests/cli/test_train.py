@@ -109,7 +109,7 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, p
   assert f"the parameters of {tmp_path}/first/checkpoints/2" in out
   assert re.search(r"snli \(validation, 20 examples\) at step 4: accuracy \d+\.\d\d  \(always '\w+': \d+\.\d\d\)", out)
   assert out.count("snli hypothesis:") == 5 and "target 'neutral'" in out
-  predictions = tmp_path / "second/predictions/snli-validation-4.jsonl"
+  predictions = tmp_path / "second/predictions/snli-validation-4-first20.jsonl"
   rows = [json.loads(line) for line in predictions.read_text().splitlines()]
   assert len(rows) == 20 and set(rows[0]) == {"inputs", "prediction", "target"}
   scores = [row for row in read_metrics(tmp_path / "second") if row["kind"] == "eval/snli"]
@@ -143,4 +143,4 @@ def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, a
   )  # fmt: skip
   curve = losses(tmp_path / "run")
   assert curve[40] < curve[10] - 1  # three label words out of 4,224 pieces are soon learnt
-  assert len((tmp_path / "run/predictions/snli-validation-40.jsonl").read_text().splitlines()) == 20
+  assert len((tmp_path / "run/predictions/snli-validation-40-first20.jsonl").read_text().splitlines()) == 20
