@@ -1,6 +1,6 @@
 """Writes tests/data/golden/gpt_nano_sort: a trained minGPT as a sharded Hugging Face checkpoint (it is no test).
 
-    python tests/interop/make_gpt_nano_golden.py /work/shared/data/checkpoints/gpt_nano_sort
+    python tests/interop/make_gpt_nano_golden.py CHECKPOINTS/gpt_nano_sort
 
 The weights and every activation of one run come as base64 in JSON. minGPT's Linear kernels are
 [out, in] where GPT-2's Conv1D has [in, out]; its output projection is not tied.

@@ -2,7 +2,7 @@
 
 Run it where torch, transformers and msgpack are installed (it is no test):
 
-    python tests/interop/make_t5x_goldens.py /work/shared/data/checkpoints
+    python tests/interop/make_t5x_goldens.py CHECKPOINTS
 
 It reads the checkpoints with plain msgpack and gzip and names the tensors by the table that Hugging
 Face's own converter documents, sharing no code with t5like. T5X itself needs TensorFlow and a pinned
