@@ -9,11 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from t5like import data
+from t5like import data, parallel
 from t5like.cli.experiment import Experiment
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
+from t5like.models.embedder import check_length
 from t5like.objectives import Lengths, SpecialTokens
 from t5like.vocabularies import SentencePieceVocabulary
 
@@ -47,7 +48,7 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
     if width % size:
       raise UserError(
         f"{field} = {width} cannot be split over the {axis!r} axis of size {size}",
-        mesh=" ".join(f"{name}={count}" for name, count in mesh.shape.items()),
+        mesh=parallel.describe_mesh(mesh),
         try_=f"--gin.MESH.data=-1 --gin.MESH.{axis}={math.gcd(width, size)}",
       )
 
@@ -78,10 +79,8 @@ def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
     if targets is not None:
       lengths = dataclasses.replace(lengths, targets=targets)  # as the paper cut or padded some rows
     experiment.objective.check(lengths, special)
-  longest = max(stack_lengths(experiment.model, lengths).values())
-  limit = experiment.model.config.max_positions
-  if limit is not None and longest > limit:
-    raise UserError(f"rows of {longest} tokens are longer than the model's {limit} positions", try_="--gin.LENGTHS=...")
+  for length in stack_lengths(experiment.model, lengths).values():
+    check_length(experiment.model.config, length)
   return lengths
 
 

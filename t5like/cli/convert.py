@@ -16,7 +16,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t5like.cli.gin_flags import add_gin_arguments
+from t5like.cli.gin_flags import add_gin_arguments, load_experiment
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
@@ -163,23 +163,14 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
 
 
 def _export(args: argparse.Namespace, target: Path) -> int:
-  from t5like import configuration
-  from t5like.cli.gin_flags import register_configurables
   from t5like.interop import huggingface
   from t5like.interop.layouts import check_parameters, flatten
   from t5like.training.checkpoints import load_parameters
-  from t5like.training.model_dir import CONFIG
 
   source = Path(args.source).expanduser().absolute()
   if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
     raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
-  if not (source / CONFIG).is_file():
-    raise UserError(
-      f"{source} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
-    )
-  register_configurables()
-  configuration.load([str(source / CONFIG)])
-  experiment = configuration.build("train")
+  experiment = load_experiment(source)
   params = load_parameters(source, args.step)
   check_parameters(experiment.model, flatten(params), str(source))
   if args.dtype:

@@ -19,21 +19,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   from pathlib import Path
 
-  from t5like import configuration, parallel
+  from t5like import parallel
   from t5like.cli import evaluation_run
   from t5like.cli.compatibility import check_scorable, model_fingerprint
-  from t5like.cli.gin_flags import register_configurables
+  from t5like.cli.gin_flags import load_experiment
   from t5like.cli.token_caches import TokenCaches
   from t5like.objectives import Lengths
   from t5like.training.checkpoints import find_checkpoint, load_parameters
-  from t5like.training.model_dir import CONFIG
   from t5like.vocabularies import load_vocabulary
 
   model_dir = Path(args.model_dir).expanduser().absolute()
   checkpoint = find_checkpoint(model_dir, args.step)
-  register_configurables()
-  configuration.load([str(model_dir / CONFIG)])
-  experiment = configuration.build("train")
+  experiment = load_experiment(model_dir)
   task = args.task or experiment.task
 
   vocabulary = load_vocabulary(experiment.vocabulary)

@@ -1,9 +1,18 @@
 """The gin options that every configured verb shares."""
 
+from __future__ import annotations
+
 import argparse
 import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from t5like import configuration
+from t5like.errors import UserError
+from t5like.training.model_dir import CONFIG
+
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.cli.experiment import Experiment
 
 # Importing these tells gin the names that files may use. None of them imports TensorFlow.
 _CONFIGURABLES = (
@@ -34,6 +43,18 @@ def register_configurables() -> None:
   logging.set_verbosity(logging.ERROR)  # Orbax and Grain warn about their own deprecations
   for module in _CONFIGURABLES:
     importlib.import_module(module)
+
+
+def load_experiment(model_dir: Path) -> Experiment:
+  """The run that a model directory's config.gin describes."""
+  config = model_dir / CONFIG
+  if not config.is_file():
+    raise UserError(
+      f"{model_dir} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
+    )
+  register_configurables()
+  configuration.load([str(config)])
+  return configuration.build("train")
 
 
 def load_configuration(args: argparse.Namespace) -> None:

@@ -6,7 +6,8 @@
 
 import argparse
 
-from t5like.cli.gin_flags import add_gin_arguments
+from t5like import configuration
+from t5like.cli.gin_flags import add_gin_arguments, load_configuration
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -15,9 +16,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like import configuration
-  from t5like.cli.gin_flags import load_configuration
-
   load_configuration(args)
   experiment = configuration.build("train")
 

@@ -27,7 +27,7 @@ from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
 from t5like.cli.token_caches import TokenCaches, special_tokens
 from t5like.data.layouts import LAYOUTS
-from t5like.objectives import Lengths, SpecialTokens
+from t5like.objectives import Lengths
 from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
   Checkpoints,
@@ -51,12 +51,20 @@ _SHOWN_EXAMPLES = 5
 
 
 @dataclasses.dataclass(frozen=True)
+class Start:
+  """Where a run's parameters come from."""
+
+  description: str
+  checkpoint: Path | None = None  # None: random initialisation
+  resumes: bool = False  # optimizer and step come from the checkpoint too
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
   """All that is known, checked and opened before the first compilation."""
 
   model_dir: Path
   vocabulary: SentencePieceVocabulary
-  special: SpecialTokens
   lengths: Lengths
   batches: data.CorpusBatches | data.ExampleBatches | None  # None: a dry run without a token cache
   eval_cache: data.TokenCache | None
@@ -64,6 +72,7 @@ class Plan:
   batch: dict[str, np.ndarray]  # a batch of the right shapes
   spec: StateSpec
   fingerprint: dict[str, Any]
+  start: Start
   run_card: str
 
 
@@ -79,7 +88,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   special = special_tokens(vocabulary)
   lengths = row_lengths(experiment, special)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  starts_from = starting_point(model_dir, experiment.init_from, fingerprint)
+  start = starting_point(model_dir, experiment.init_from, fingerprint)
 
   caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
   open_cache = caches.open_or_build if build_data else caches.open
@@ -95,12 +104,12 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
     np.zeros((experiment.batch_size, lengths.targets), np.int32),
   )
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
-  card = describe_run(experiment, model_dir, mesh, spec, lengths, batches, starts_from)
-  return Plan(model_dir, vocabulary, special, lengths, batches, eval_cache, mesh, batch, spec, fingerprint, card)
+  card = describe_run(experiment, model_dir, mesh, spec, lengths, batches, start.description)
+  return Plan(model_dir, vocabulary, lengths, batches, eval_cache, mesh, batch, spec, fingerprint, start, card)
 
 
-def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> str:
-  """Says where parameters will come from, and refuses a checkpoint that does not fit.
+def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> Start:
+  """Decides where parameters come from, and refuses a checkpoint that does not fit.
 
   The order: the run's own newest checkpoint, then INIT_FROM, then random initialisation.
   """
@@ -108,13 +117,13 @@ def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str
     own = find_checkpoint(model_dir)
     check_fingerprint(read_fingerprint(own), fingerprint, own)
     if has_training_state(own):
-      return f"its own checkpoint of step {own.name}"
-    return "the converted parameters in this directory, optimizer and step fresh"
+      return Start(f"its own checkpoint of step {own.name}", own, resumes=True)
+    return Start("the converted parameters in this directory, optimizer and step fresh", own)
   if init_from:
     other = find_checkpoint(init_from)
     check_fingerprint(read_fingerprint(other), fingerprint, other)
-    return f"the parameters of {other}, optimizer and step fresh"
-  return "random initialisation"
+    return Start(f"the parameters of {other}, optimizer and step fresh", other)
+  return Start("random initialisation")
 
 
 def execute(experiment: Experiment, plan: Plan) -> int:
@@ -150,11 +159,10 @@ def execute(experiment: Experiment, plan: Plan) -> int:
     if interruption.requested:
       save(state)
   checkpoints.close()
+  writer.close()
   plot_loss(plan.model_dir)
   if interruption.requested:
-    writer.close()
     return _report_interruption(interruption.signal, int(state.step), experiment.steps)
-  writer.close()
   _report_end(plan.model_dir)
   return 0
 
@@ -166,15 +174,12 @@ def record_run(plan: Plan) -> None:
 
 
 def initialise(experiment: Experiment, plan: Plan, checkpoints: Checkpoints) -> TrainState:
-  source = experiment.init_from
-  if checkpoint_steps(plan.model_dir):
-    if has_training_state(find_checkpoint(plan.model_dir)):
-      return checkpoints.restore(plan.spec, plan.fingerprint)
-    source = plan.model_dir
+  if plan.start.resumes:
+    return checkpoints.restore(plan.spec, plan.fingerprint)
   state = create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
-  if not source:
+  if plan.start.checkpoint is None:
     return state
-  params = load_parameters(source, fingerprint=plan.fingerprint)
+  params = load_parameters(plan.start.checkpoint)
   return state.replace(params=jax.device_put(params, plan.spec.shardings.params))
 
 

@@ -7,6 +7,7 @@ is not a cache. Nothing here knows seqio or TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -55,7 +56,8 @@ def write_cache(
     dtype = token_dtype(vocabulary["size"])
     # A corpus is a single feature that nobody scores: its text need not be kept beside its tokens.
     keep_fields = len(features) > 1 or bool(scoring["metrics"])
-    for batch in _batches(examples, _SHARD_EXAMPLES):
+    remaining = iter(examples)
+    while batch := list(itertools.islice(remaining, _SHARD_EXAMPLES)):
       encoded = [encode([_text(example, feature) for example in batch]) for feature in features]
       rows = [dict(zip(features, row, strict=True)) for row in zip(*encoded, strict=True)]
       fields = [_fields(example, features) for example in batch] if keep_fields else None
@@ -95,17 +97,6 @@ def _remove_abandoned(folder: Path) -> None:
     pid = leftover.name.rsplit("-", 1)[1]
     if pid.isdigit() and not Path(f"/proc/{pid}").exists():
       shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _batches(examples: Iterable[Any], size: int) -> Iterator[list[Any]]:
-  batch = []
-  for example in examples:
-    batch.append(example)
-    if len(batch) == size:
-      yield batch
-      batch = []
-  if batch:
-    yield batch
 
 
 def _text(example: Mapping[str, Any], feature: str) -> str:

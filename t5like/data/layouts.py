@@ -24,11 +24,7 @@ def with_eos(rows: Ragged, length: int, eos: int) -> np.ndarray:
 
 def ragged(rows: list[np.ndarray]) -> Ragged:
   """Rows of different lengths as one padded array."""
-  lengths = np.array([len(row) for row in rows], np.int64)
-  keep = np.arange(int(lengths.max(initial=0)))[None, :] < lengths[:, None]
-  tokens = np.zeros(keep.shape, np.int32)
-  tokens[keep] = np.concatenate(rows)
-  return Ragged(tokens, lengths)
+  return Ragged.of(np.concatenate(rows), np.array([len(row) for row in rows], np.int64))
 
 
 def encoder_decoder(inputs: np.ndarray, targets: np.ndarray) -> Batch:

@@ -16,6 +16,7 @@ from t5like.data.cache import TokenCache
 from t5like.data.layouts import LAYOUTS, Batch, ragged, with_eos
 from t5like.errors import UserError
 from t5like.objectives import Draws, Lengths, Objective, SpecialTokens
+from t5like.objectives.corruption import Ragged
 from t5like.objectives.randomness import combine, permute
 
 
@@ -64,16 +65,11 @@ class CorpusBatches:
   def rows_per_epoch(self) -> int:
     return self.cache.tokens // self.lengths.raw
 
-  def __len__(self) -> int:
-    return 2**62  # endless: epochs follow each other
-
   def __getitem__(self, step: int) -> Batch:
     epochs, rows = shuffled_rows(step, self.batch_size, self.share, self.rows_per_epoch, self.seed)
     tokens = np.stack([self.cache.stream(int(row) * self.lengths.raw, self.lengths.raw) for row in rows])
     inputs, targets = self.objective(tokens, Draws.of(self.seed, epochs, rows), self.special)
-    return LAYOUTS[self.layout](
-      with_eos(inputs, self.lengths.inputs, self.special.eos), with_eos(targets, self.lengths.targets, self.special.eos)
-    )
+    return LAYOUTS[self.layout](*_closed(inputs, targets, self.lengths, self.special))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +88,6 @@ class ExampleBatches:
   def rows_per_epoch(self) -> int:
     return self.cache.examples
 
-  def __len__(self) -> int:
-    return 2**62
-
   def __getitem__(self, step: int) -> Batch:
     _, rows = shuffled_rows(step, self.batch_size, self.share, self.rows_per_epoch, self.seed)
     return LAYOUTS[self.layout](*_inputs_and_targets(self.cache, rows, self.lengths, self.special))
@@ -104,10 +97,13 @@ def _inputs_and_targets(
   cache: TokenCache, rows: np.ndarray, lengths: Lengths, special: SpecialTokens
 ) -> tuple[np.ndarray, np.ndarray]:
   examples = [cache.example(int(row)) for row in rows]
-  return (
-    with_eos(ragged([e["inputs"] for e in examples]), lengths.inputs, special.eos),
-    with_eos(ragged([e["targets"] for e in examples]), lengths.targets, special.eos),
-  )
+  inputs, targets = (ragged([example[name] for example in examples]) for name in ("inputs", "targets"))
+  return _closed(inputs, targets, lengths, special)
+
+
+def _closed(inputs: Ragged, targets: Ragged, lengths: Lengths, special: SpecialTokens) -> tuple[np.ndarray, np.ndarray]:
+  """Both cut or padded to their length, with end-of-sequence."""
+  return with_eos(inputs, lengths.inputs, special.eos), with_eos(targets, lengths.targets, special.eos)
 
 
 def evaluation_batches(

@@ -22,8 +22,6 @@ import numpy as np
 
 from t5like.errors import UserError
 
-KINDS = ("tokens", "index", "fields")
-
 
 def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.training.model_dir import write_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +38,7 @@ class Evaluation:
 
   def write(self, path: Path) -> None:
     """One JSON object a row, replaced in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows), encoding="utf-8")
-    fresh.replace(path)
+    write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
 
 
 def evaluate(

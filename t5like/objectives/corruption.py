@@ -15,12 +15,16 @@ class Ragged:
   lengths: np.ndarray  # [rows] int64
 
   @classmethod
+  def of(cls, values: np.ndarray, lengths: np.ndarray) -> Ragged:
+    """From the values of all rows end to end."""
+    tokens = np.zeros((len(lengths), int(lengths.max(initial=0))), np.int32)
+    tokens[np.arange(tokens.shape[1])[None, :] < lengths[:, None]] = values
+    return cls(tokens, lengths)
+
+  @classmethod
   def gather(cls, values: np.ndarray, keep: np.ndarray) -> Ragged:
     """The kept values of each row, moved to its front."""
-    lengths = keep.sum(axis=1)
-    tokens = np.zeros((len(values), int(lengths.max(initial=0))), np.int32)
-    tokens[np.arange(tokens.shape[1])[None, :] < lengths[:, None]] = values[keep]
-    return cls(tokens, lengths)
+    return cls.of(values[keep], keep.sum(axis=1))
 
 
 def span_starts(mask: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The mesh and what is split over it."""
 
-from t5like.parallel.mesh import MeshAxes, check_batch, make_mesh
+from t5like.parallel.mesh import MeshAxes, check_batch, describe_mesh, make_mesh
 from t5like.parallel.rules import (
   LOGICAL_AXIS_RULES,
   batch_sharding,
@@ -15,6 +15,7 @@ __all__ = [
   "MeshAxes",
   "batch_sharding",
   "check_batch",
+  "describe_mesh",
   "make_mesh",
   "parameter_shardings",
   "replicated",

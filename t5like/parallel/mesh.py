@@ -58,6 +58,10 @@ def make_mesh(axes: MeshAxes, devices: list[jax.Device] | None = None) -> Mesh:
   return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices, axis_types=(AxisType.Auto,) * len(AXES))
 
 
+def describe_mesh(mesh: Mesh) -> str:
+  return " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
+
+
 def check_batch(batch_size: int, mesh: Mesh, option: str = "--gin.BATCH_SIZE") -> None:
   """Rows must divide evenly over the devices that share the batch; `option` is where the user sets them."""
   ways = mesh.shape["data"] * mesh.shape["fsdp"]
@@ -65,6 +69,6 @@ def check_batch(batch_size: int, mesh: Mesh, option: str = "--gin.BATCH_SIZE") -
     below, above = batch_size // ways * ways, -(-batch_size // ways) * ways
     raise UserError(
       f"a batch of {batch_size} does not divide over {ways} devices",
-      mesh=" ".join(f"{axis}={size}" for axis, size in mesh.shape.items()),
+      mesh=describe_mesh(mesh),
       try_=" or ".join(f"{option}={size}" for size in (below, above) if size > 0),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import jax
 
 import t5like
+from t5like import parallel
 
 
 def versions() -> str:
@@ -19,8 +20,7 @@ def versions() -> str:
 
 def devices(mesh: jax.sharding.Mesh) -> str:
   kind = mesh.devices.flat[0].device_kind
-  axes = " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
-  return f"{mesh.devices.size} x {kind} on {jax.process_count()} host(s), mesh {axes}"
+  return f"{mesh.devices.size} x {kind} on {jax.process_count()} host(s), mesh {parallel.describe_mesh(mesh)}"
 
 
 def large(number: float, unit: str = "") -> str:

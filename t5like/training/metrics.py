@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5like.training.model_dir import write_text
 from t5like.training.tensorboard import EventWriter
 
 FILE = "metrics.jsonl"
@@ -77,6 +78,4 @@ def _drop_rows_after(path: Path, step: int) -> None:
   if not path.exists():
     return
   rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
-  fresh = path.with_suffix(".tmp")
-  fresh.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-  fresh.replace(path)
+  write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

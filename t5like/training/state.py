@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -21,11 +22,12 @@ class TrainState(struct.PyTreeNode):
   seed: jax.Array  # uint32 scalar: everything random is derived from it, the step and a purpose
 
 
-class StateSpec(struct.PyTreeNode):
+@dataclasses.dataclass(frozen=True)
+class StateSpec:
   """Shapes and shardings of a state, known before any of it exists."""
 
-  shapes: TrainState = struct.field(pytree_node=False)
-  shardings: TrainState = struct.field(pytree_node=False)
+  shapes: TrainState
+  shardings: TrainState
 
 
 def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int) -> TrainState:
