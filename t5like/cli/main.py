@@ -18,6 +18,7 @@ VERBS = {
   "train": "pre-train or fine-tune a model from gin files",
   "eval": "score a checkpoint on a task by decoding",
   "cache": "tokenise a seqio task once into a token cache",
+  "tasks": "list, show, check and prepare the registered tasks",
   "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",
 }
 

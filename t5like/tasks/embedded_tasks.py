@@ -6,7 +6,7 @@ from pathlib import Path
 import seqio
 
 from t5like.tasks import metrics, postprocessors, preprocessors
-from t5like.tasks.registry import default_features, register_corpus
+from t5like.tasks.registry import default_features, register_corpus, register_task
 from t5like.tasks.sources import JsonLinesSource
 
 _FOLDER = Path(__file__).parent / "embedded"
@@ -20,7 +20,7 @@ def _files(name: str) -> dict[str, Path]:
 register_corpus("novels", _files("novels"), sizes={"train": 537, "validation": 23})
 
 # Does the premise entail the hypothesis? (Bowman et al. 2015; a sample)
-seqio.TaskRegistry.add(
+register_task(
   "snli",
   source=JsonLinesSource(
     _files("snli"), ["premise", "hypothesis", "label"], sizes={"train": 30_000, "validation": 2_000}

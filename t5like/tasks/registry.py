@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import seqio
 
 from t5like.errors import UserError, nearest
-from t5like.tasks import preprocessors
+from t5like.tasks import identity, preprocessors
 from t5like.tasks.sources import JsonLinesSource
 from t5like.vocabularies import vocabulary_path
 
@@ -17,6 +19,7 @@ from t5like.vocabularies import vocabulary_path
 SHIPPED_MODULES = ("t5like.tasks.embedded_tasks",)
 
 
+@functools.cache
 def default_features() -> dict[str, seqio.Feature]:
   """T5's own vocabulary; the token cache can be made with any other."""
   vocabulary = seqio.SentencePieceVocabulary(str(vocabulary_path("t5")), extra_ids=100)
@@ -26,9 +29,29 @@ def default_features() -> dict[str, seqio.Feature]:
   }
 
 
+def register_task(name: str, **definition: Any) -> seqio.Task:
+  """`seqio.TaskRegistry.add`, except that the same definition may come twice, as when a notebook cell runs again.
+
+  Takes source, preprocessors, output_features, postprocess_fn, metric_fns and whatever else seqio does.
+  """
+  task = seqio.Task(name, **definition)
+  if name not in seqio.TaskRegistry.names():
+    seqio.TaskRegistry.add_provider(name, task)
+    return task
+  registered = seqio.TaskRegistry.get(name)
+  was, given = identity.definition(registered), identity.definition(task)
+  if different := [part for part in was if was[part] != given[part]]:
+    raise UserError(
+      f"a task {name!r} is registered already, with another definition",
+      differs=", ".join(different),
+      try_=f"another name, or seqio.TaskRegistry.remove({name!r}) first",
+    )
+  return registered
+
+
 def register_corpus(name: str, files: Mapping[str, str | Path], sizes: Mapping[str, int] | None = None) -> seqio.Task:
   """Registers text to pre-train on: `files` maps a split to JSON lines with a `text` member."""
-  return seqio.TaskRegistry.add(
+  return register_task(
     name,
     source=JsonLinesSource(files, ["text"], sizes),
     preprocessors=[preprocessors.document, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
@@ -36,8 +59,8 @@ def register_corpus(name: str, files: Mapping[str, str | Path], sizes: Mapping[s
   )
 
 
-def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
-  """The registered task, after importing the shipped task modules and the user's own."""
+def import_modules(modules: Sequence[str] = ()) -> None:
+  """Imports the shipped task modules and the user's own, which registers their tasks."""
   for module in (*SHIPPED_MODULES, *modules):
     try:
       importlib.import_module(module)
@@ -49,12 +72,21 @@ def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
         asked_by="TASK_MODULES",
         try_="run from the folder that holds it, or put that folder on PYTHONPATH",
       ) from None
-  known = seqio.TaskRegistry.names()
+
+
+def task_names(modules: Sequence[str] = ()) -> list[str]:
+  import_modules(modules)
+  return sorted(seqio.TaskRegistry.names())
+
+
+def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
+  """The registered task, after importing the shipped task modules and the user's own."""
+  known = task_names(modules)
   if name not in known:
     raise UserError(
       f"no task {name!r}",
       nearest=nearest(name, known),
-      known=", ".join(sorted(known)),
+      known=", ".join(known),
       try_="--gin.TASK_MODULES=\"['my.module']\" imports the module that registers it",
     )
   return seqio.TaskRegistry.get(name)

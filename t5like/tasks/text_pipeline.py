@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import seqio
 
 from t5like.errors import UserError
+from t5like.tasks.identity import code_identity
 from t5like.tasks.registry import check_split
 
 
@@ -73,7 +73,7 @@ def describe(task: seqio.Task, split: str) -> dict[str, Any]:
     "split": split,
     "source": f"{type(task.source).__name__}{getattr(task.source, 'fields', '')}",
     "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
-    "preprocessors": [_code_identity(step) for step in _text_preprocessors(task)],
+    "preprocessors": [code_identity(step) for step in _text_preprocessors(task)],
   }
 
 
@@ -97,21 +97,6 @@ def _file_identity(path: str) -> dict[str, Any]:
   if not data.is_file():
     return {"path": path}
   return {"path": path, "bytes": data.stat().st_size, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}
-
-
-def _code_identity(step: Callable) -> str:
-  """A name and a hash of the source, so that an edited preprocessor is noticed."""
-  settings = ""
-  while isinstance(step, functools.partial):
-    settings += repr(sorted((k, v) for k, v in step.keywords.items() if not callable(v)))
-    step = step.func
-  step = inspect.unwrap(step)
-  try:
-    code = inspect.getsource(step)
-  except (OSError, TypeError):
-    code = repr(type(step))
-  name = getattr(step, "__qualname__", type(step).__qualname__)
-  return f"{name}:{hashlib.sha256((code + settings).encode()).hexdigest()[:16]}"
 
 
 def _importable(function: Callable) -> dict[str, Any]:

@@ -60,10 +60,11 @@ def test_the_description_changes_with_the_preprocessor():
   import functools
 
   from t5like.tasks import preprocessors
+  from t5like.tasks.identity import code_identity
 
   def described(name):
     step = functools.partial(preprocessors.labelled_text, name=name, keys=("premise",), label_key="label")
-    return text_pipeline._code_identity(step)
+    return code_identity(step)
 
   assert described("a") != described("b") and described("a") == described("a")
 
@@ -89,3 +90,13 @@ def test_a_bad_line_is_named(tmp_path):
   with pytest.raises(UserError, match="not the JSON object") as error:
     list(read_json_lines(path, ["text"]))
   assert f"{path}:2" in str(error.value)
+
+
+def test_the_same_definition_may_come_twice_and_another_is_refused(tmp_path):
+  def register(file):
+    return registry.register_corpus("registered_twice", {"train": tmp_path / file})
+
+  assert register("a.jsonl") is register("a.jsonl")
+  with pytest.raises(UserError, match="registered already, with another definition") as error:
+    register("b.jsonl")
+  assert "differs  source" in str(error.value)

@@ -1,0 +1,45 @@
+"""Look at the registered seqio tasks, check them, and prepare their data where nothing can be downloaded.
+
+t5like tasks list
+t5like tasks show snli --n=3
+"""
+
+import argparse
+import importlib
+import os
+
+# What a subcommand does, and the module of this folder that does it: `configure(parser)` and `run(args)`.
+SUBCOMMANDS = {
+  "list": ("name every task and mixture that is registered", "tasks_list"),
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
+  for name, (summary, module) in SUBCOMMANDS.items():
+    subcommand = importlib.import_module(f"t5like.cli.{module}")
+    subcommand.configure(
+      parsers.add_parser(
+        name,
+        help=summary,
+        description=subcommand.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+      )
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
+  module = importlib.import_module(f"t5like.cli.{SUBCOMMANDS[args.subcommand][1]}")
+  return module.run(args)
+
+
+def add_task_modules(parser: argparse.ArgumentParser) -> None:
+  """The option of every command that looks tasks up."""
+  parser.add_argument(
+    "--task_modules", action="append", default=[], metavar="MODULE", help="a module to import that registers tasks"
+  )
+
+
+def task_modules(args: argparse.Namespace) -> list[str]:
+  return [module for given in args.task_modules for module in given.split(",") if module]

@@ -1,0 +1,69 @@
+"""What a task is made of, as plain values that can be compared: has its definition, or its data, changed?"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import seqio
+
+
+def definition(task: seqio.Task) -> dict[str, Any]:
+  """Everything that two registrations under one name must agree on."""
+  return {
+    "source": source_identity(task.source),
+    "preprocessors": [code_identity(step) for step in task.preprocessors],
+    "output_features": {name: _feature(feature) for name, feature in task.output_features.items()},
+    "postprocessor": code_identity(task.postprocessor) if task.postprocessor else None,
+    "metrics": [code_identity(metric) for metric in task.metric_fns],
+  }
+
+
+def source_identity(source: seqio.DataSource) -> str:
+  """Its class and what it was made with, as far as that is plain values."""
+  settings = {
+    name.strip("_"): value if isinstance(value, str | int | float | tuple | list | dict) else code_identity(value)
+    for name, value in sorted(vars(source).items())
+    if name in _SOURCE_SETTINGS and value is not None
+  }
+  if isinstance(source, seqio.TfdsDataSource):
+    settings["tfds"] = source.tfds_dataset.name
+  return f"{type(source).__name__}{settings}"
+
+
+# seqio keeps these in its sources; `files` and `fields` are ours.
+_SOURCE_SETTINGS = ("files", "fields", "_split_to_filepattern", "_dataset_fn", "_splits")
+
+
+def code_identity(step: Callable) -> str:
+  """A name and a hash of source and settings, so that an edited function is noticed."""
+  settings = ""
+  while isinstance(step, functools.partial):
+    settings += repr(step.args) + repr(sorted((k, _setting(v)) for k, v in step.keywords.items()))
+    step = step.func
+  step = inspect.unwrap(step)
+  if inspect.ismethod(step):
+    step = step.__func__
+  try:
+    code = inspect.getsource(step)
+  except (OSError, TypeError):
+    # An instance: its class and its fields, where they print as values and not as addresses.
+    code = repr(type(step)) + ("" if " at 0x" in repr(step) else repr(step))
+  name = getattr(step, "__qualname__", type(step).__qualname__)
+  return f"{name}:{hashlib.sha256((code + settings).encode()).hexdigest()[:16]}"
+
+
+def _setting(value: Any) -> str:
+  return code_identity(value) if callable(value) else repr(value)
+
+
+def _feature(feature: seqio.Feature) -> str:
+  vocabulary = feature.vocabulary
+  described = getattr(vocabulary, "fingerprint", None) or getattr(vocabulary, "_sentencepiece_model_file", "")
+  return (
+    f"{type(vocabulary).__name__}({described}, extra_ids={vocabulary.extra_ids}) add_eos={feature.add_eos} "
+    f"required={feature.required} dtype={feature.dtype.name} rank={feature.rank}"
+  )
