@@ -36,8 +36,12 @@ setup(
     "numpy>=1.26,<3",
     "optax>=0.2.6,<0.4",
     "orbax-checkpoint>=0.11.30,<0.13",
+    "rouge-score>=0.1.2,<0.2",
+    "sacrebleu>=2.4,<3",
     "safetensors>=0.5,<1",
+    "scipy>=1.11,<2",
     "sentencepiece>=0.2,<0.3",
+    "tokenizers>=0.22,<0.24",
     # Only t5like.tasks uses these. tensorflow-datasets needs importlib_resources for GLUE, but does not say so.
     "importlib_resources>=6",
     "seqio>=0.0.20,<0.1",
