@@ -16,7 +16,7 @@ from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.objectives import Lengths, SpecialTokens
-from t5like.vocabularies import SentencePieceVocabulary
+from t5like.vocabularies import Vocabulary
 
 # A checkpoint may be used under other values of these: they change how a step is computed or how
 # parameters first came to be, not what the parameters are.
@@ -26,13 +26,13 @@ _FREE_FIELDS = {
 }  # fmt: skip
 
 
-def model_fingerprint(config: TransformerConfig, vocabulary: SentencePieceVocabulary | None) -> dict[str, Any]:
+def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
   """What a checkpoint's parameters mean: the model's structure and the vocabulary, None if it is not known."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 
-def check_vocabulary(config: TransformerConfig, name: str, vocabulary: SentencePieceVocabulary) -> None:
+def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabulary) -> None:
   if vocabulary.vocab_size > config.vocab_size:
     raise UserError(
       f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, the model's embedding {config.vocab_size} rows",

@@ -22,12 +22,12 @@ from t5like.errors import UserError
 if TYPE_CHECKING:
   from t5like.interop.huggingface import Imported
   from t5like.models import TransformerConfig
-  from t5like.vocabularies import SentencePieceVocabulary
+  from t5like.vocabularies import Vocabulary
 
 # The vocabularies that published checkpoints were trained with, by the rows of their embedding.
 _VOCABULARIES = {
   32128: "t5", 32100: "t5", 250112: "mt5", 384: "byte", 30522: "bert_uncased", 28996: "bert_cased", 50257: "gpt2",
-  40478: "gpt1",
+  50265: "roberta", 40478: "gpt1",
 }  # fmt: skip
 REPORT = "conversion.txt"
 
@@ -103,9 +103,7 @@ def _expected_config(args: argparse.Namespace, target: Path) -> TransformerConfi
   return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)
 
 
-def _vocabulary(
-  given: str | None, source: Path, config: TransformerConfig
-) -> tuple[str, SentencePieceVocabulary | None]:
+def _vocabulary(given: str | None, source: Path, config: TransformerConfig) -> tuple[str, Vocabulary | None]:
   """The vocabulary's name or file, and the vocabulary itself where it can be loaded.
 
   The one asked for; else the SentencePiece model beside the checkpoint; else what published

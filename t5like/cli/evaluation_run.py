@@ -14,13 +14,13 @@ from t5like.cli.token_caches import special_tokens
 from t5like.data.layouts import PROMPTS
 from t5like.objectives import Lengths
 from t5like.training.progress import ProgressLine
-from t5like.vocabularies import SentencePieceVocabulary
+from t5like.vocabularies import Vocabulary
 
 
 def scorer(
   model: nn.Module,
   mesh: jax.sharding.Mesh,
-  vocabulary: SentencePieceVocabulary,
+  vocabulary: Vocabulary,
   cache: data.TokenCache,
   lengths: Lengths,
   batch_size: int,

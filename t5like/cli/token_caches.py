@@ -16,13 +16,13 @@ from t5like.cli.cache import command
 from t5like.cli.main import BAD_INPUT
 from t5like.errors import UserError
 from t5like.objectives import SpecialTokens
-from t5like.vocabularies import SentencePieceVocabulary
+from t5like.vocabularies import Vocabulary
 
 
 class TokenCaches:
   """The caches of one vocabulary under one folder."""
 
-  def __init__(self, root: str, name: str, vocabulary: SentencePieceVocabulary, task_modules: Sequence[str] = ()):
+  def __init__(self, root: str, name: str, vocabulary: Vocabulary, task_modules: Sequence[str] = ()):
     self._root, self._name, self._vocabulary = root, name, vocabulary
     self._task_modules = list(task_modules)
 
@@ -59,7 +59,7 @@ class TokenCaches:
     return cache
 
 
-def special_tokens(vocabulary: SentencePieceVocabulary) -> SpecialTokens:
+def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
   return SpecialTokens(
     vocab_size=vocabulary.vocab_size,
     pad=vocabulary.pad_id,

@@ -45,7 +45,7 @@ from t5like.training.plots import plot_loss
 from t5like.training.progress import ProgressLine, duration
 from t5like.training.state import StateSpec, TrainState, create_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step, keep_compiled_steps
-from t5like.vocabularies import SentencePieceVocabulary, load_vocabulary
+from t5like.vocabularies import Vocabulary, load_vocabulary
 
 _SHOWN_EXAMPLES = 5
 
@@ -64,7 +64,7 @@ class Plan:
   """All that is known, checked and opened before the first compilation."""
 
   model_dir: Path
-  vocabulary: SentencePieceVocabulary
+  vocabulary: Vocabulary
   lengths: Lengths
   batches: data.CorpusBatches | data.ExampleBatches | None  # None: a dry run without a token cache
   eval_cache: data.TokenCache | None

@@ -1,6 +1,15 @@
 """Text to ids and back, without TensorFlow."""
 
-from t5like.vocabularies.catalogue import load_vocabulary, vocabulary_path
+from t5like.vocabularies.base import Vocabulary
+from t5like.vocabularies.byte import ByteVocabulary
+from t5like.vocabularies.catalogue import load_vocabulary, vocabulary_in, vocabulary_path
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
-__all__ = ["SentencePieceVocabulary", "load_vocabulary", "vocabulary_path"]
+__all__ = [
+  "ByteVocabulary",
+  "SentencePieceVocabulary",
+  "Vocabulary",
+  "load_vocabulary",
+  "vocabulary_in",
+  "vocabulary_path",
+]

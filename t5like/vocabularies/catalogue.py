@@ -1,33 +1,119 @@
 """Vocabularies by name or path."""
 
+from __future__ import annotations
+
+import os
 from pathlib import Path
 
 from t5like.errors import UserError, nearest
+from t5like.vocabularies.base import Vocabulary
+from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = {
   "t5": EMBEDDED_FOLDER / "t5.model",  # 32,000 pieces, the vocabulary of all T5 checkpoints in English
   "tiny": EMBEDDED_FOLDER / "tiny.model",  # 4,000 pieces of the embedded data, for the quickstart
+  "bert_uncased": EMBEDDED_FOLDER / "bert_uncased.txt",
+  "bert_cased": EMBEDDED_FOLDER / "bert_cased.txt",
+  "gpt2": EMBEDDED_FOLDER / "gpt2.json",
+  "roberta": EMBEDDED_FOLDER / "roberta.json",
 }
+BYTE = "byte"
+# Vocabularies that models are known by, too large to ship or not ours to: what to fetch for each.
+BY_HAND = {
+  "mt5": "spiece.model of google/mt5-small, or gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model",
+  "gpt1": "vocab.json and merges.txt of openai-community/openai-gpt",
+}
+NAMES = (*EMBEDDED, BYTE, *BY_HAND)
+
+SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
+DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
+# Files that hold a vocabulary in a folder, the surest first.
+_FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", "tokenizer.json")
+_OPTION = ":extra_ids="
+
+
+def search_path() -> list[Path]:
+  """Folders in which a name that is not shipped is looked for."""
+  listed = os.environ.get(SEARCH_VARIABLE, "").split(os.pathsep)
+  return [Path(folder).expanduser() for folder in (*listed, DEFAULT_SEARCH_PATH) if folder]
 
 
 def vocabulary_path(name: str) -> Path:
-  """The file behind a vocabulary name, or the path itself."""
+  """The file behind a vocabulary name: an embedded one, a path, or one on the search path."""
+  name = name.partition(_OPTION)[0]
   if name in EMBEDDED:
     return EMBEDDED[name]
-  path = Path(name).expanduser()
-  if path.is_dir():
-    path = path / "sentencepiece.model"
-  if path.is_file():
-    return path
-  raise UserError(
+  candidates = [Path(name).expanduser()]
+  if not Path(name).is_absolute():
+    candidates += [folder / f"{name}{ending}" for folder in search_path() for ending in ("", ".model", ".txt", ".json")]
+  for candidate in candidates:
+    path = vocabulary_in(candidate) if candidate.is_dir() else candidate
+    if path is not None and path.is_file():
+      return path
+  raise _unknown(name)
+
+
+def vocabulary_in(folder: Path) -> Path | None:
+  """The vocabulary file of a folder, such as one with a downloaded model."""
+  return next((folder / file for file in _FILES if (folder / file).is_file()), None)
+
+
+def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
+  """A vocabulary by name, file or folder.
+
+  `extra_ids` is the number of sentinels to add, for SentencePiece (default 100, as T5, unless the
+  model has its own) and bytes (default 125, as ByT5). A name may carry it: `t5:extra_ids=200`.
+  """
+  base, option, number = name.partition(_OPTION)
+  if option and extra_ids is None:
+    if not number.isdigit():
+      raise UserError(f"{name!r} does not say how many sentinels", expected="such as t5:extra_ids=200")
+    extra_ids = int(number)
+  if base == BYTE:
+    return ByteVocabulary(extra_ids)
+  path = vocabulary_path(base)
+  kind = _kind(path)
+  if kind == "sentencepiece":
+    return SentencePieceVocabulary(path, extra_ids)
+  if extra_ids:
+    raise UserError(f"the vocabulary {base!r} takes no sentinels", expected="a SentencePiece model, or byte")
+  return _load_subwords(path, kind)
+
+
+def _kind(path: Path) -> str:
+  if path.suffix == ".txt":
+    return "wordpiece"
+  if path.suffix == ".json":
+    return "tokenizer" if path.name == "tokenizer.json" else "bpe"
+  return "sentencepiece"
+
+
+def _load_subwords(path: Path, kind: str) -> Vocabulary:
+  from t5like.vocabularies import bpe, tokenizer_json, wordpiece  # not needed, nor loaded, for T5
+
+  if kind == "wordpiece":
+    return wordpiece.load_wordpiece(path)
+  if kind == "tokenizer":
+    return tokenizer_json.load_tokenizer_json(path)
+  if path.parent == EMBEDDED_FOLDER:
+    return bpe.load_bpe(path, EMBEDDED_FOLDER / "gpt2.merges.txt")  # RoBERTa has the merges of GPT-2
+  return bpe.load_bpe(path, path.with_name("merges.txt"))
+
+
+def _unknown(name: str) -> UserError:
+  searched = ", ".join(map(str, search_path()))
+  if name in BY_HAND:
+    return UserError(
+      f"the vocabulary {name!r} is not part of t5like",
+      needs=BY_HAND[name],
+      try_=f"put it into a folder {name} in one of: {searched}",
+    )
+  return UserError(
     f"no vocabulary {name!r}",
-    expected="a name or the path of a SentencePiece .model file",
-    nearest=nearest(name, EMBEDDED),
-    known=", ".join(EMBEDDED),
+    expected="a name, a file, or a folder with one of " + ", ".join(_FILES),
+    nearest=nearest(name, NAMES),
+    known=", ".join(NAMES),
+    searched=f"{searched}  (${SEARCH_VARIABLE} adds folders)",
   )
-
-
-def load_vocabulary(name: str) -> SentencePieceVocabulary:
-  return SentencePieceVocabulary(vocabulary_path(name))

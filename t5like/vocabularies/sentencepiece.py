@@ -2,60 +2,109 @@
 
 from __future__ import annotations
 
-import hashlib
+import re
 import struct
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import sentencepiece
 
 from t5like.errors import UserError
+from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_formed
+
+T5_SENTINELS = 100
+WORD_MARK = "▁"
+_SENTINEL = re.compile(f"{WORD_MARK}?<extra_id_([0-9]+)>")
 
 
-class SentencePieceVocabulary:
-  """Text to ids and back.
+class SentencePieceVocabulary(Vocabulary):
+  """A SentencePiece model and its sentinels.
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
-  sentinel, has the highest id.
+  sentinel, has the highest id. By default there are 100, as in T5, unless the model has sentinels
+  among its pieces, as mT5's does. Text that spells a sentinel becomes it, as in seqio; Hugging
+  Face's T5 tokenizer also takes `</s>` and `<pad>` out of text, which here are characters.
   """
 
-  pad_id = 0
-
-  def __init__(self, path: str | Path, extra_ids: int = 100):
+  def __init__(self, path: str | Path, extra_ids: int | None = None):
     self.path = Path(path).expanduser()
-    self.extra_ids = extra_ids
     try:
       model = self.path.read_bytes()
     except OSError as error:
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
-    try:
-      self._processor = sentencepiece.SentencePieceProcessor(model_proto=model + _sentinel_pieces(extra_ids))
-    except RuntimeError as error:
-      raise UserError(f"{path} is not a SentencePiece model", because=str(error).split("\n")[0]) from None
-    self.fingerprint = hashlib.sha256(model + str(extra_ids).encode()).hexdigest()[:16]
+    own = _load(model, path)
+    if extra_ids is None:
+      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else T5_SENTINELS
+    self.extra_ids = extra_ids
+    self._processor = _load(model + _sentinel_pieces(extra_ids), path)
+    self.fingerprint = fingerprint_of(model, extra_ids)
+
+    def special(*names: str) -> int | None:
+      found = [self._processor.piece_to_id(name) for name in names]
+      return next((token for token in found if token != self._processor.unk_id()), None)
+
+    self.pad_id = _present(self._processor.pad_id())
+    self.unk_id = self._processor.unk_id()
+    self.bos_id = _present(self._processor.bos_id())
+    self.cls_id, self.sep_id = special("[CLS]", "<cls>"), special("[SEP]", "<sep>")
+    self.mask_id = special("[MASK]", "<mask>")
+    eos = _present(self._processor.eos_id())
+    self.eos_id = self.sep_id if eos is None else eos
+    if self.eos_id is None:
+      raise UserError(f"the vocabulary {path} has no end-of-sequence piece", try_="t5like tasks vocabulary makes one")
+
+  def __reduce__(self):
+    return type(self), (self.path, self.extra_ids)
 
   @property
   def vocab_size(self) -> int:
-    """Pieces and sentinels; a model's embedding may be padded beyond it."""
     return self._processor.vocab_size()
 
-  @property
-  def eos_id(self) -> int:
-    return self._processor.eos_id()
-
-  @property
-  def unk_id(self) -> int:
-    return self._processor.unk_id()
-
-  @property
+  @cached_property
   def sentinel_ids(self) -> tuple[int, ...]:
-    return tuple(range(self.vocab_size - 1, self.vocab_size - 1 - self.extra_ids, -1))
+    numbers = {token: _SENTINEL.fullmatch(piece) for token, piece in enumerate(_pieces(self._processor))}
+    return tuple(sorted((t for t, match in numbers.items() if match), key=lambda t: int(numbers[t][1])))
+
+  @cached_property
+  def special_ids(self) -> frozenset[int]:
+    named = {self.pad_id, self.eos_id, self.bos_id, self.cls_id, self.sep_id, self.mask_id, *self.sentinel_ids}
+    control = {token for token in range(self.vocab_size) if self._processor.is_control(token)}
+    return frozenset(named - {None} | control)
+
+  @cached_property
+  def word_starts(self) -> np.ndarray:
+    return np.array(
+      [piece[:1] == WORD_MARK or token in self.special_ids for token, piece in enumerate(_pieces(self._processor))]
+    )
+
+  def piece(self, token: int) -> str:
+    return self._processor.id_to_piece(int(token))
 
   def encode(self, text: str) -> list[int]:
-    return self._processor.encode(text)
+    try:
+      return self._processor.encode(text)
+    except RuntimeError:
+      return self._processor.encode(well_formed(text))
 
-  def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-    return self._processor.encode(list(texts))
+  def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+    try:
+      return self._processor.encode(list(texts), num_threads=threads)
+    except RuntimeError:
+      return self._processor.encode([well_formed(text) for text in texts], num_threads=threads)
+
+  def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    from sentencepiece import sentencepiece_pb2
+
+    text = well_formed(text)
+    encoded = self._processor.encode(text, out_type="serialized_proto")
+    pieces = sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces
+    # SentencePiece counts bytes: a character begins at every byte that does not continue one.
+    utf8 = np.frombuffer(text.encode(), np.uint8)
+    characters = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])  # [bytes + 1] characters begun before
+    spans = [(int(characters[p.begin]), int(characters[p.end])) for p in pieces]
+    return [p.id for p in pieces], [trimmed(text, *span) for span in spans]
 
   def decode(self, ids: Sequence[int]) -> str:
     """Text up to the first end-of-sequence; ids outside the vocabulary (padding rows) are unknown."""
@@ -67,6 +116,24 @@ class SentencePieceVocabulary:
     return self._processor.decode(kept)
 
 
+def _load(model: bytes, path: str | Path) -> sentencepiece.SentencePieceProcessor:
+  try:
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
+  except RuntimeError as error:
+    message = str(error).split("\n")[0]
+    if "already defined" in message:
+      raise UserError(f"the vocabulary {path} has sentinels of its own", try_="extra_ids=0") from None
+    raise UserError(f"{path} is not a SentencePiece model", because=message) from None
+
+
+def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
+  return processor.id_to_piece(list(range(processor.vocab_size())))
+
+
+def _present(token: int) -> int | None:
+  return token if token >= 0 else None
+
+
 def _sentinel_pieces(count: int) -> bytes:
   """The sentinels as protocol-buffer bytes: appended to a serialised model they extend its pieces.
 
@@ -74,7 +141,7 @@ def _sentinel_pieces(count: int) -> bytes:
   """
   pieces = b""
   for number in reversed(range(count)):
-    text = f"▁<extra_id_{number}>".encode()  # the word mark is part of the piece, as in seqio
+    text = f"{WORD_MARK}<extra_id_{number}>".encode()  # the word mark is part of the piece, as in seqio
     body = b"\x0a" + bytes([len(text)]) + text + b"\x15" + struct.pack("<f", 0.0) + b"\x18\x04"
     pieces += b"\x0a" + bytes([len(body)]) + body
   return pieces

@@ -1,0 +1,92 @@
+"""Byte-pair encodings of the GPT family and RoBERTa. Ids equal those of Hugging Face's tokenizers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from t5like.errors import UserError
+from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+
+_END_OF_WORD = "</w>"
+# How byte-level BPE writes the white-space bytes: space, tab, newline, vertical tab, form feed, carriage return.
+_BLANKS = tuple("ĠĉĊċČč")
+
+# One token closes a document and opens the next. Bytes leave nothing unknown, and there is no padding token.
+_GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
+_ROBERTA = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", cls="<s>", sep="</s>", mask="<mask>")
+
+
+def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
+  """vocab.json and merges.txt: GPT-2's and RoBERTa's byte-level BPE, or GPT's own with its end-of-word mark."""
+  pieces, merges = Path(pieces).expanduser(), Path(merges).expanduser()
+  vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
+  reload = (load_bpe, (pieces, merges))
+  # RoBERTa's has GPT-2's end of text among its pieces, so it is asked for first.
+  for names in (_ROBERTA, _GPT2):
+    if all(name in vocabulary for name in names.all()):
+      return SubwordVocabulary(_byte_level(vocabulary, pairs, names), names, _begins_word, pieces, reload)
+  if any(piece.endswith(_END_OF_WORD) for piece in vocabulary):
+    tokenizer, names = _lower_cased(vocabulary, pairs)
+    return SubwordVocabulary(tokenizer, names, _any_piece, pieces, reload)
+  raise UserError(
+    f"{pieces} is no byte-pair vocabulary that is known here",
+    expected=f"GPT-2's with {_GPT2.eos}, RoBERTa's with {' '.join(_ROBERTA.all())}, or GPT's with {_END_OF_WORD}",
+  )
+
+
+def _byte_level(vocabulary: dict[str, int], pairs: list[tuple[str, str]], names: SpecialNames) -> Tokenizer:
+  tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  # RoBERTa's mask stands for a word with its space.
+  tokenizer.add_special_tokens([AddedToken(name, lstrip=name == names.mask) for name in names.all()])
+  return tokenizer
+
+
+def _lower_cased(vocabulary: dict[str, int], pairs: list[tuple[str, str]]) -> tuple[Tokenizer, SpecialNames]:
+  """GPT's of 2018: words split as BERT splits them.
+
+  It came without an end-of-sequence; its newline piece, which this splitting never makes of text, serves as one.
+  """
+  tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token="<unk>", end_of_word_suffix=_END_OF_WORD))
+  tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  tokenizer.decoder = decoders.BPEDecoder(suffix=_END_OF_WORD)
+  tokenizer.add_special_tokens(["<unk>"])
+  newline = f"\n{_END_OF_WORD}"
+  if newline not in vocabulary:
+    raise UserError("the vocabulary has no newline piece to end a sequence with", expected=repr(newline))
+  return tokenizer, SpecialNames(eos=newline, unk="<unk>")
+
+
+def _begins_word(piece: str) -> bool:
+  return piece.startswith(_BLANKS)
+
+
+def _any_piece(piece: str) -> bool:
+  """GPT's pieces show where a word ends, not where it begins: each counts as a word."""
+  del piece
+  return True
+
+
+def _read_pieces(path: Path) -> dict[str, int]:
+  try:
+    vocabulary = json.loads(path.read_text(encoding="utf-8"))
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise UserError(f"{path} is not JSON", because=error, expected="a vocab.json: pieces and their ids") from None
+  if not isinstance(vocabulary, dict) or not all(isinstance(token, int) for token in vocabulary.values()):
+    raise UserError(f"{path} is not a vocab.json", expected="an object of pieces and their ids")
+  return vocabulary
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+  if not path.is_file():
+    raise UserError("a byte-pair vocabulary needs its merges", missing=path)
+  lines = path.read_text(encoding="utf-8").split("\n")
+  pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+  if any(len(pair) != 2 for pair in pairs):
+    raise UserError(f"{path} is not a file of merges", expected="two pieces a line")
+  return pairs

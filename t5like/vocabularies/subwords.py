@@ -1,0 +1,126 @@
+"""Vocabularies that Hugging Face's `tokenizers` library runs: WordPiece, byte-level BPE, tokenizer.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_formed
+
+# The library's own threads would outlive a fork and ignore `threads`; a user's setting stays.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")  # BERT's and RoBERTa's spare rows
+_SENTINEL = re.compile(r"<extra_id_([0-9]+)>")
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecialNames:
+  """How a vocabulary writes its special tokens; None where it has none."""
+
+  pad: str | None = None
+  eos: str | None = None
+  unk: str | None = None
+  bos: str | None = None
+  cls: str | None = None
+  sep: str | None = None
+  mask: str | None = None
+
+  def all(self) -> list[str]:
+    return list(dict.fromkeys(name for name in dataclasses.astuple(self) if name is not None))
+
+
+class SubwordVocabulary(Vocabulary):
+  """A `tokenizers.Tokenizer` as a vocabulary. Text that spells a special token becomes it, as in Hugging Face.
+
+  `begins_word` says of a piece whether a new word begins with it. `reload` is a function and its
+  arguments that make the same vocabulary again, in another process.
+  """
+
+  def __init__(
+    self,
+    tokenizer: Tokenizer,
+    names: SpecialNames,
+    begins_word: Callable[[str], bool],
+    path: Path,
+    reload: tuple[Callable, tuple],
+  ):
+    self._tokenizer, self._begins_word, self._reload = tokenizer, begins_word, reload
+    self.path = path
+    self.fingerprint = fingerprint_of(tokenizer.to_str())
+    for field in dataclasses.fields(names):
+      name = getattr(names, field.name)
+      setattr(self, f"{field.name}_id", None if name is None else tokenizer.token_to_id(name))
+
+  def __reduce__(self):
+    return self._reload
+
+  @cached_property
+  def vocab_size(self) -> int:
+    """Ids in all; a vocabulary file may leave gaps."""
+    return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+  @cached_property
+  def sentinel_ids(self) -> tuple[int, ...]:
+    named = [(_SENTINEL.fullmatch(piece.lstrip("▁")), token) for piece, token in self._tokenizer.get_vocab().items()]
+    return tuple(token for _, token in sorted((int(match[1]), token) for match, token in named if match))
+
+  @cached_property
+  def special_ids(self) -> frozenset[int]:
+    named = {self.pad_id, self.eos_id, self.bos_id, self.cls_id, self.sep_id, self.mask_id}
+    added = {token for token, piece in self._tokenizer.get_added_tokens_decoder().items() if piece.special}
+    unused = {token for piece, token in self._tokenizer.get_vocab().items() if _UNUSED.fullmatch(piece)}
+    unknown = {None} if self.unk_id == self.eos_id else {None, self.unk_id}
+    return frozenset((named | added | unused | set(self.sentinel_ids)) - unknown)
+
+  @cached_property
+  def word_starts(self) -> np.ndarray:
+    starts = np.zeros(self.vocab_size, bool)
+    for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
+      starts[token] = token in self.special_ids or self._begins_word(piece)
+    return starts
+
+  def piece(self, token: int) -> str:
+    return self._tokenizer.id_to_token(int(token)) or ""
+
+  def encode(self, text: str) -> list[int]:
+    return self._encode_all([text])[0]
+
+  def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+    if threads == 1 or len(texts) < 2 * threads:
+      return self._encode_all(texts)
+    share = -(-len(texts) // (4 * threads))  # small enough shares that threads end together
+    shares = [texts[start : start + share] for start in range(0, len(texts), share)]
+    with ThreadPoolExecutor(threads) as pool:
+      return [ids for encoded in pool.map(self._encode_all, shares) for ids in encoded]
+
+  def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    try:
+      encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    except TypeError:
+      encoded = self._tokenizer.encode_batch_fast([well_formed(text) for text in texts], add_special_tokens=False)
+    return [encoding.ids for encoding in encoded]
+
+  def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    text = well_formed(text)
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    return encoding.ids, [trimmed(text, *span) for span in encoding.offsets]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text up to the first end-of-sequence, without padding and the marks around sequences; masks are shown."""
+    silent = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
+    kept = []
+    for token in map(int, ids):
+      if token == self.eos_id:
+        break
+      if 0 <= token < self.vocab_size and token not in silent:
+        kept.append(token)
+    return self._tokenizer.decode(kept, skip_special_tokens=False)

@@ -1,0 +1,57 @@
+"""Hugging Face's tokenizer.json: any tokenizer their library can run, with the special tokens it names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from t5like.errors import UserError
+from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+
+# How published tokenizers write their special tokens; the first that is there counts.
+_SPELLINGS = {
+  "pad": ("[PAD]", "<pad>"),
+  "eos": ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]"),
+  "unk": ("[UNK]", "<unk>"),
+  "bos": ("<s>", "<|endoftext|>", "<bos>", "<|begin_of_text|>"),
+  "cls": ("[CLS]",),
+  "sep": ("[SEP]",),
+  "mask": ("[MASK]", "<mask>"),
+}
+
+
+def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
+  """Special tokens come from tokenizer_config.json beside it, else from how they are usually written."""
+  path = Path(path).expanduser()
+  try:
+    tokenizer = Tokenizer.from_file(str(path))
+  except Exception as error:  # the library raises bare Exception
+    raise UserError(f"{path} is not a tokenizer.json", because=error) from None
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  names = SpecialNames(**{kind: _find(kind, path, tokenizer) for kind in _SPELLINGS})
+  if names.eos is None:
+    raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))
+  return SubwordVocabulary(tokenizer, names, _word_rule(tokenizer), path, (load_tokenizer_json, (path,)))
+
+
+def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:
+  settings = path.parent / "tokenizer_config.json"
+  given = json.loads(settings.read_text(encoding="utf-8")).get(f"{kind}_token") if settings.is_file() else None
+  if isinstance(given, dict):  # an AddedToken written out
+    given = given.get("content")
+  candidates = (given, *_SPELLINGS[kind]) if given else _SPELLINGS[kind]
+  return next((name for name in candidates if tokenizer.token_to_id(name) is not None), None)
+
+
+def _word_rule(tokenizer: Tokenizer):
+  """How this kind of model marks words."""
+  model = json.loads(tokenizer.to_str())["model"]
+  if model["type"] == "WordPiece":
+    prefix = model["continuing_subword_prefix"]
+    return lambda piece: not piece.startswith(prefix)
+  pieces = tokenizer.get_vocab()
+  marks = tuple(mark for mark in ("▁", "Ġ") if sum(piece.startswith(mark) for piece in pieces) > 1)
+  return (lambda piece: piece.startswith(marks)) if marks else (lambda piece: True)

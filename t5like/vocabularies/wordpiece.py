@@ -1,0 +1,61 @@
+"""BERT's WordPiece (Devlin et al. 2018), cased and uncased. Ids equal those of Hugging Face's BertTokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from t5like.errors import UserError
+from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+
+_CONTINUES = "##"
+# A sequence ends with [SEP], so that is its end-of-sequence.
+_NAMES = SpecialNames(pad="[PAD]", eos="[SEP]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
+
+
+def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordVocabulary:
+  """A file with one piece a line, whose number is its id.
+
+  Text is lower-cased, and loses its accents, if `lower_case` says so; else if tokenizer_config.json
+  beside the file does; else unless the pieces have capitals.
+  """
+  path = Path(path).expanduser()
+  pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+  vocabulary = {piece.rstrip("\r"): token for token, piece in enumerate(pieces)}
+  missing = [name for name in _NAMES.all() if name not in vocabulary]
+  if missing:
+    raise UserError(
+      f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}", expected="one WordPiece a line, as BERT's"
+    )
+  settings = _settings_beside(path)
+  if lower_case is None:
+    lower_case = settings.get("do_lower_case", not _has_capitals(vocabulary))
+  tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=_NAMES.unk, continuing_subword_prefix=_CONTINUES))
+  tokenizer.normalizer = normalizers.BertNormalizer(
+    clean_text=True,
+    handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    strip_accents=settings.get("strip_accents"),  # None: as lower_case
+    lowercase=lower_case,
+  )
+  tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+  tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
+  tokenizer.add_special_tokens(_NAMES.all())
+  return SubwordVocabulary(tokenizer, _NAMES, _begins_word, path, (load_wordpiece, (path, lower_case)))
+
+
+def _begins_word(piece: str) -> bool:
+  return not piece.startswith(_CONTINUES)
+
+
+def _has_capitals(vocabulary: dict[str, int]) -> bool:
+  return any(piece != piece.lower() for piece in vocabulary if not piece.startswith("["))
+
+
+def _settings_beside(path: Path) -> dict:
+  """Hugging Face's tokenizer settings, where a model was downloaded with them."""
+  try:
+    return json.loads((path.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+  except (OSError, json.JSONDecodeError):
+    return {}
