@@ -26,7 +26,7 @@ register_task(
     _files("snli"), ["premise", "hypothesis", "label"], sizes={"train": 30_000, "validation": 2_000}
   ),
   preprocessors=[
-    functools.partial(preprocessors.labelled_text, name="snli", keys=("premise", "hypothesis"), label_key="label"),
+    functools.partial(preprocessors.labelled_text, name="snli", keys=("hypothesis", "premise"), label_key="label"),
     seqio.preprocessors.tokenize,
     seqio.preprocessors.append_eos_after_trim,
   ],
