@@ -16,7 +16,10 @@ from t5like.tasks.sources import JsonLinesSource
 from t5like.vocabularies import vocabulary_path
 
 # Imported before a name is looked up, so that every shipped task is known.
-SHIPPED_MODULES = ("t5like.tasks.embedded_tasks",)
+SHIPPED_MODULES = tuple(
+  f"t5like.tasks.{module}"
+  for module in ("embedded_tasks", "glue", "super_glue", "squad", "summarization", "translation", "ner")
+)
 
 
 @functools.cache
