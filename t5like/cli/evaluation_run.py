@@ -10,9 +10,8 @@ import flax.linen as nn
 import jax
 
 from t5like import data, evaluation
-from t5like.cli.token_caches import special_tokens
 from t5like.data.layouts import PROMPTS
-from t5like.objectives import Lengths
+from t5like.objectives import Lengths, SpecialTokens
 from t5like.training.progress import ProgressLine
 from t5like.vocabularies import Vocabulary
 
@@ -35,7 +34,7 @@ def scorer(
 
   def score(params: Any) -> evaluation.Evaluation:
     result = evaluation.evaluate(
-      data.evaluation_batches(cache, lengths, special_tokens(vocabulary), batch_size, total),
+      data.evaluation_batches(cache, lengths, SpecialTokens.of(vocabulary), batch_size, total),
       lambda inputs: predictor(params, prompts(inputs)),
       vocabulary.decode,
       fields,

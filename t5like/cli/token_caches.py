@@ -15,7 +15,6 @@ from t5like import data
 from t5like.cli.cache import command
 from t5like.cli.main import BAD_INPUT
 from t5like.errors import UserError
-from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
 
 
@@ -57,12 +56,3 @@ class TokenCaches:
     if cache is None:
       raise UserError(f"the token cache could not be built (status {status})", try_=shlex.join(line))
     return cache
-
-
-def special_tokens(vocabulary: Vocabulary) -> SpecialTokens:
-  return SpecialTokens(
-    vocab_size=vocabulary.vocab_size,
-    pad=vocabulary.pad_id,
-    eos=vocabulary.eos_id,
-    sentinels=vocabulary.sentinel_ids,
-  )

@@ -25,9 +25,9 @@ from t5like.cli.compatibility import (
 )
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
-from t5like.cli.token_caches import TokenCaches, special_tokens
+from t5like.cli.token_caches import TokenCaches
 from t5like.data.layouts import LAYOUTS
-from t5like.objectives import Lengths
+from t5like.objectives import Lengths, SpecialTokens
 from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
   Checkpoints,
@@ -85,7 +85,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)
   parallel.check_batch(experiment.batch_size, mesh)
-  special = special_tokens(vocabulary)
+  special = SpecialTokens.of(vocabulary)
   lengths = row_lengths(experiment, special)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
   start = starting_point(model_dir, experiment.init_from, fingerprint)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from t5like.objectives.corruption import Ragged
+from t5like.objectives import Ragged
 
 Batch = dict[str, np.ndarray]
 

@@ -15,8 +15,7 @@ import numpy as np
 from t5like.data.cache import TokenCache
 from t5like.data.layouts import LAYOUTS, Batch, ragged, with_eos
 from t5like.errors import UserError
-from t5like.objectives import Draws, Lengths, Objective, SpecialTokens
-from t5like.objectives.corruption import Ragged
+from t5like.objectives import Draws, Lengths, Objective, Ragged, Rows, SpecialTokens
 from t5like.objectives.randomness import combine, permute
 
 
@@ -68,8 +67,8 @@ class CorpusBatches:
   def __getitem__(self, step: int) -> Batch:
     epochs, rows = shuffled_rows(step, self.batch_size, self.share, self.rows_per_epoch, self.seed)
     tokens = np.stack([self.cache.stream(int(row) * self.lengths.raw, self.lengths.raw) for row in rows])
-    inputs, targets = self.objective(tokens, Draws.of(self.seed, epochs, rows), self.special)
-    return LAYOUTS[self.layout](*_closed(inputs, targets, self.lengths, self.special))
+    pairs = self.objective(Rows.full(tokens), Draws.of(self.seed, epochs, rows), self.special)
+    return LAYOUTS[self.layout](*_closed(pairs.inputs, pairs.targets, self.lengths, self.special))
 
 
 @dataclasses.dataclass(frozen=True)

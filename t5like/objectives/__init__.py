@@ -1,7 +1,20 @@
 """What to hide and what to predict: numpy over rows of tokens, no TensorFlow."""
 
-from t5like.objectives.base import Lengths, Objective, SpecialTokens
+from t5like.objectives.base import Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
+from t5like.objectives.catalogue import CATALOGUE, find_objective, split_task_name
+from t5like.objectives.ragged import Ragged
 from t5like.objectives.randomness import Draws
-from t5like.objectives.span_corruption import SpanCorruption
 
-__all__ = ["Draws", "Lengths", "Objective", "SpanCorruption", "SpecialTokens"]
+__all__ = [
+  "CATALOGUE",
+  "Draws",
+  "Lengths",
+  "Masked",
+  "Objective",
+  "Pairs",
+  "Ragged",
+  "Rows",
+  "SpecialTokens",
+  "find_objective",
+  "split_task_name",
+]

@@ -1,30 +1,10 @@
-"""From tokens and a noise mask to inputs and targets; all functions work on rows [rows, length]."""
+"""From tokens and a noise mask to inputs and targets; all functions work on rows [rows, width]."""
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
-
-@dataclasses.dataclass(frozen=True)
-class Ragged:
-  """Rows of different lengths, padded with zeros."""
-
-  tokens: np.ndarray  # [rows, width] int32
-  lengths: np.ndarray  # [rows] int64
-
-  @classmethod
-  def of(cls, values: np.ndarray, lengths: np.ndarray) -> Ragged:
-    """From the values of all rows end to end."""
-    tokens = np.zeros((len(lengths), int(lengths.max(initial=0))), np.int32)
-    tokens[np.arange(tokens.shape[1])[None, :] < lengths[:, None]] = values
-    return cls(tokens, lengths)
-
-  @classmethod
-  def gather(cls, values: np.ndarray, keep: np.ndarray) -> Ragged:
-    """The kept values of each row, moved to its front."""
-    return cls.of(values[keep], keep.sum(axis=1))
+from t5like.objectives.ragged import Ragged, numbered
 
 
 def span_starts(mask: np.ndarray) -> np.ndarray:
@@ -34,26 +14,58 @@ def span_starts(mask: np.ndarray) -> np.ndarray:
   return starts
 
 
-def replace_spans(tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray) -> Ragged:
+def first_spans(mask: np.ndarray, most: int) -> np.ndarray:
+  """At most the first `most` runs of each row."""
+  starts = span_starts(mask)
+  if not mask.size or np.count_nonzero(starts, axis=1).max() <= most:
+    return mask
+  return mask & (np.cumsum(starts, axis=1) <= most)
+
+
+def replace_spans(rows: Ragged, mask: np.ndarray, sentinels: np.ndarray) -> Ragged:
   """Each run of noise becomes one sentinel, a new one for every run."""
   starts = span_starts(mask)
-  # Positions before the first span look up sentinel -1; np.where never takes that value.
-  numbered = sentinels[np.cumsum(starts, axis=1) - 1]
-  return Ragged.gather(np.where(starts, numbered, tokens), ~mask | starts)
+  out = rows.tokens.astype(np.int32, copy=True)
+  # Flat positions: np.nonzero on two axes costs four times as much.
+  out.reshape(-1)[np.flatnonzero(starts)] = sentinels[numbered(np.count_nonzero(starts, axis=1))]
+  keep = ~mask
+  keep |= starts
+  if np.any(rows.lengths < mask.shape[1]):
+    keep &= rows.valid
+  return Ragged.gather(out, keep)
 
 
-def spans_after_sentinels(tokens: np.ndarray, mask: np.ndarray, sentinels: np.ndarray, closing: bool) -> Ragged:
-  """Every run of noise after the sentinel that stands for it; `closing` adds the next sentinel at the end."""
-  starts = span_starts(mask)
-  number = np.cumsum(starts, axis=1)
-  rank = np.cumsum(mask, axis=1)
-  counts, spans = rank[:, -1], number[:, -1]
-  lengths = counts + spans + int(closing)
-  out = np.zeros((len(tokens), int(lengths.max(initial=0))), np.int32)
-  rows, columns = np.nonzero(mask)
-  out[rows, rank[rows, columns] - 1 + number[rows, columns]] = tokens[rows, columns]
-  rows, columns = np.nonzero(starts)
-  out[rows, rank[rows, columns] + number[rows, columns] - 2] = sentinels[number[rows, columns] - 1]
-  if closing:
-    out[np.arange(len(out)), lengths - 1] = sentinels[spans]
-  return Ragged(out, lengths)
+def spans_after_sentinels(rows: Ragged, mask: np.ndarray, sentinels: np.ndarray) -> Ragged:
+  """Every run of noise after the sentinel that stands for it, and one more sentinel at the end."""
+  noise = np.count_nonzero(mask, axis=1)
+  row_of_noise = np.repeat(np.arange(len(mask)), noise)
+  position = np.flatnonzero(mask)
+  first = np.ones(len(position), bool)  # the first token of its span
+  first[1:] = (position[1:] != position[:-1] + 1) | (row_of_noise[1:] != row_of_noise[:-1])
+  spans = np.bincount(row_of_noise[first], minlength=len(mask))
+  lengths = noise + spans + 1
+  # Before a noise token stand all earlier noise, all sentinels so far, and the earlier rows' closing sentinels.
+  place = np.arange(len(position)) + np.cumsum(first) + row_of_noise
+  out = np.empty(int(lengths.sum()), np.int32)
+  out[place] = rows.tokens.reshape(-1)[position]
+  out[place[first] - 1] = sentinels[numbered(spans)]
+  out[np.cumsum(lengths) - 1] = sentinels[spans]
+  return Ragged.of(out, lengths)
+
+
+def replace_tokens(rows: Ragged, mask: np.ndarray, replacement: int | np.ndarray) -> Ragged:
+  """Every noise token becomes `replacement`: one id, or one for each position [rows, width]."""
+  return Ragged(np.where(mask, np.asarray(replacement, np.int32), rows.tokens), rows.lengths)
+
+
+def keep_noise(rows: Ragged, mask: np.ndarray) -> Ragged:
+  return Ragged.gather(rows.tokens, mask)
+
+
+def drop_noise(rows: Ragged, mask: np.ndarray) -> Ragged:
+  return Ragged.gather(rows.tokens, ~mask & rows.valid)
+
+
+def reorder(rows: Ragged, order: np.ndarray) -> Ragged:
+  """The tokens of each row in another order [rows, width]."""
+  return Ragged(np.take_along_axis(rows.tokens, order, axis=1), rows.lengths)

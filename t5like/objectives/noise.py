@@ -1,40 +1,124 @@
-"""Which tokens are noise: masks [rows, length], True where a token is to be predicted."""
+"""Which tokens are noise: masks [rows, width], True where a token is hidden or predicted.
+
+Rows may differ in length; positions beyond a row's length are never noise.
+"""
+
+from __future__ import annotations
 
 import numpy as np
 
+from t5like.objectives.ragged import numbered, within
 from t5like.objectives.randomness import Draws
 
 
-def noise_counts(length: int, density: float, mean_span_length: float) -> tuple[int, int]:
-  """Noise tokens and noise spans in a row of `length` tokens (round half to even, as the original)."""
-  tokens = min(max(round(length * density), 1), length - 1)
-  spans = max(round(tokens / mean_span_length), 1)
-  return tokens, min(spans, tokens, length - tokens)
+def iid(draws: Draws, lengths: np.ndarray, width: int, density: float) -> np.ndarray:
+  """Every token is noise with probability `density`, on its own."""
+  # 16 bits a token, four tokens a random number: the density is met to 1 / 65,536.
+  bits = draws.bits("iid noise", -(-width // 4)).view(np.uint16).reshape(len(lengths), -1)[:, :width]
+  return (bits < round(density * 65_536)) & within(lengths, width)
 
 
-def random_spans(draws: Draws, length: int, density: float, mean_span_length: float, ends_free: bool) -> np.ndarray:
+def exact_count(draws: Draws, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+  """`counts[r]` of the candidates [rows, width] of each row, every choice equally likely."""
+  sizes = candidates.sum(axis=1)
+  chosen = draws.subsets("exact noise", sizes, counts)
+  if np.all(sizes == sizes[0]) and np.array_equal(candidates, within(sizes, candidates.shape[1])):
+    mask = np.zeros_like(candidates)
+    mask[:, : chosen.shape[1]] = chosen
+    return mask
+  # The n-th candidate of a row is noise where the n-th member of the subset is.
+  mask = np.zeros_like(candidates)
+  mask[candidates] = chosen[within(sizes, chosen.shape[1])]
+  return mask
+
+
+def noise_counts(
+  lengths: int | np.ndarray, density: float, mean_span_length: float
+) -> tuple[int | np.ndarray, int | np.ndarray]:
+  """Noise tokens and noise spans in rows of `lengths` tokens (round half to even, as the original).
+
+  A row of one token has no noise: nothing would be left to predict it from.
+  """
+  tokens = np.clip(np.rint(np.asarray(lengths) * density), 1, np.maximum(np.asarray(lengths) - 1, 0))
+  tokens = np.minimum(tokens, np.asarray(lengths) - 1).clip(0)
+  spans = np.maximum(np.rint(tokens / mean_span_length), 1)
+  spans = np.minimum(spans, np.minimum(tokens, np.asarray(lengths) - tokens))
+  if np.ndim(lengths) == 0:
+    return int(tokens), int(spans)
+  return tokens.astype(np.int64), spans.astype(np.int64)
+
+
+def random_spans(
+  draws: Draws, lengths: np.ndarray, width: int, density: float, mean_span_length: float, ends_free: bool
+) -> np.ndarray:
   """Noise in spans whose lengths are a uniformly drawn composition of the noise tokens.
 
   With `ends_free` every placement of the spans that leaves text between them is equally likely.
   Without, as in the original library, text stands before every span and none after the last: the
   first token is never noise and the last always is.
   """
-  num_noise, num_spans = noise_counts(length, density, mean_span_length)
-  num_text = length - num_noise
-  noise = _composition(draws, "noise span lengths", num_noise, num_spans)
+  num_noise, num_spans = noise_counts(lengths, density, mean_span_length)
+  ends = _span_ends(draws, num_noise, num_spans)
+  return place_spans(draws, lengths, width, ends, num_spans, ends_free)
+
+
+def _span_ends(draws: Draws, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
+  """[rows, max parts + 1] cumulative lengths, from 0, of `parts[r]` spans; every composition equally likely."""
+  cuts = draws.subsets("noise span lengths", np.maximum(totals - 1, 0), np.maximum(parts - 1, 0))
+  ends = np.zeros((len(totals), int(parts.max(initial=0)) + 1), np.int64)
+  row = np.repeat(np.arange(len(parts)), np.maximum(parts - 1, 0))
+  ends[:, 1:-1][within(parts - 1, ends.shape[1] - 2)] = np.flatnonzero(cuts) - row * cuts.shape[1] + 1
+  np.put_along_axis(ends, parts[:, None], totals[:, None], axis=1)
+  return ends
+
+
+def place_spans(
+  draws: Draws, lengths: np.ndarray, width: int, ends: np.ndarray, spans: np.ndarray, ends_free: bool = True
+) -> np.ndarray:
+  """The mask of spans with cumulative lengths `ends` [rows, max spans + 1], at least one token of text between two.
+
+  Span i of a row begins behind gap[i] tokens of text, where the gaps are a random subset of all gaps.
+  """
+  totals = np.take_along_axis(ends, spans[:, None], axis=1)[:, 0]
+  text = lengths - totals
   if ends_free:
-    text = _composition(draws, "text span lengths", num_text + 2, num_spans + 1)
-    text[:, [0, -1]] -= 1  # the outer two may be empty
+    gaps = draws.subsets("text between spans", text + 1, spans)
   else:
-    text = _composition(draws, "text span lengths", num_text, num_spans)
-  interleaved = np.stack([text[:, :num_spans], noise], axis=2).reshape(len(noise), -1)  # [rows, 2 * spans]
-  flips = np.zeros((len(noise), length + 1), np.int8)
-  np.put_along_axis(flips, np.cumsum(interleaved, axis=1), 1, axis=1)
-  return (np.cumsum(flips[:, :length], axis=1, dtype=np.int16) & 1).astype(bool)
+    gaps = np.zeros((len(lengths), int(text.max(initial=0)) + 1), bool)
+    inner = draws.subsets("text between spans", np.maximum(text - 1, 0), np.maximum(spans - 1, 0))
+    gaps[:, 1 : 1 + inner.shape[1]] = inner
+    gaps[spans > 0, text[spans > 0]] = True
+  gap = np.flatnonzero(gaps)
+  row = np.repeat(np.arange(len(lengths)), spans)
+  behind = row * (width + 1) + gap - row * gaps.shape[1]  # where the span would begin without the noise before it
+  number = row * ends.shape[1] + numbered(spans)  # flat index into ends
+  flips = np.zeros((len(lengths), width + 1), np.int8)
+  flat, ends = flips.reshape(-1), ends.reshape(-1)
+  flat[behind + ends[number]] = 1
+  flat[behind + ends[number + 1]] -= 1  # no span touches the next: a position flips once
+  return np.cumsum(flips[:, :width], axis=1, dtype=np.int8).view(bool)
 
 
-def _composition(draws: Draws, purpose: str, total: int, parts: int) -> np.ndarray:
-  """[rows, parts] positive integers that sum to `total`, every such sequence equally likely."""
-  cuts = draws.subsets(purpose, total - 1, parts - 1) + 1
-  edges = np.concatenate([np.zeros((len(cuts), 1), np.int64), cuts, np.full((len(cuts), 1), total)], axis=1)
-  return np.diff(edges, axis=1)
+def drawn_span_lengths(draws: Draws, budgets: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Lengths drawn from `probabilities` (of 0, 1, 2, ...) until a row's budget of tokens is used up, the last cut.
+
+  Returns lengths [rows, most spans], and which of them were drawn before the budget was reached.
+  """
+  mean = float(np.arange(len(probabilities)) @ probabilities)
+  most = int(1.5 * budgets.max(initial=0) / mean) + 8  # a row that needs more is left with a little less noise
+  cumulative = np.cumsum(probabilities)
+  lengths = np.searchsorted(cumulative / cumulative[-1], draws.uniform("span lengths", most), side="right")
+  before = np.cumsum(lengths, axis=1) - lengths
+  used = before < budgets[:, None]
+  return np.where(used, np.minimum(lengths, budgets[:, None] - before), 0), used
+
+
+def scattered_spans(draws: Draws, lengths: np.ndarray, width: int, span_lengths: np.ndarray) -> np.ndarray:
+  """The mask of the spans of positive length in `span_lengths` [rows, n], placed at random."""
+  positive = span_lengths > 0
+  order = np.argsort(~positive, axis=1, kind="stable")  # positive ones first, in their order
+  packed = np.take_along_axis(span_lengths, order, axis=1)
+  ends = np.concatenate([np.zeros((len(packed), 1), np.int64), np.cumsum(packed, axis=1)], axis=1)
+  # Between two spans stands a token: drop the last spans where a short row has no room for that.
+  room = ends[:, 1:] + np.arange(packed.shape[1])[None, :] <= lengths[:, None]
+  return place_spans(draws, lengths, width, ends, (positive.sum(axis=1)).clip(max=room.sum(axis=1)))

@@ -49,16 +49,44 @@ class Draws:
     """[rows, count] float64 in [0, 1)."""
     return (self.bits(purpose, count) >> np.uint64(11)) * 2.0**-53
 
-  def subsets(self, purpose: str, size: int, chosen: int) -> np.ndarray:
-    """[rows, chosen] sorted positions: in each row a uniformly drawn subset of range(size)."""
-    if not 0 <= chosen <= size < 2**16:
-      raise ValueError(f"cannot choose {chosen} of {size}")
-    if chosen == 0:
-      return np.zeros((len(self.keys), 0), np.int64)
-    # The position in the low bits makes the keys of a row distinct, so exactly `chosen` pass.
-    keys = (self.bits(purpose, size) & ~np.uint64(0xFFFF)) | np.arange(size, dtype=np.uint64)[None, :]
-    threshold = np.partition(keys, chosen - 1, axis=1)[:, chosen - 1 : chosen]
-    return np.nonzero(keys <= threshold)[1].reshape(len(keys), chosen)
+  def integers(self, purpose: str, count: int, below: int | np.ndarray) -> np.ndarray:
+    """[rows, count] int64 in range(below); `below` is one number, one a row [rows, 1], or one a draw.
+
+    The product of 32 random bits and `below`, without rejection: uneven by less than below / 2^32.
+    """
+    return (((self.bits(purpose, count) >> np.uint64(32)) * np.asarray(below, np.uint64)) >> np.uint64(32)).astype(
+      np.int64
+    )
+
+  def subsets(self, purpose: str, size: int | np.ndarray, chosen: int | np.ndarray) -> np.ndarray:
+    """[rows, max size] bool: in row r, `chosen[r]` of the first `size[r]` positions, every subset equally likely.
+
+    Floyd's algorithm (Bentley and Floyd 1987), a step for all rows at a time: as many random numbers
+    as positions are chosen, instead of a sort of all positions.
+    """
+    rows = len(self.keys)
+    size, chosen = (np.broadcast_to(np.asarray(n, np.int64), rows) for n in (size, chosen))
+    if np.any(chosen < 0) or np.any(chosen > size):
+      raise ValueError("cannot choose more positions than there are")
+    member = np.zeros((rows, int(size.max(initial=0)) + 1), bool)
+    steps = int(chosen.max(initial=0))
+    newest = (size - chosen)[:, None] + np.arange(steps)[None, :]  # [rows, steps]: the position each step adds
+    drawn = self.integers(purpose, steps, newest + 1)
+    # Rows that are done draw the spare last column.
+    done = np.arange(steps)[None, :] >= chosen[:, None]
+    newest[done] = drawn[done] = member.shape[1] - 1
+    flat = member.reshape(-1)
+    base = np.arange(rows) * member.shape[1]
+    newest, drawn = (newest + base[:, None]).T.copy(), (drawn + base[:, None]).T.copy()  # [steps, rows]
+    for new, draw in zip(newest, drawn, strict=True):
+      flat[np.where(flat[draw], new, draw)] = True
+    return member[:, :-1]
+
+  def orders(self, purpose: str, lengths: np.ndarray, width: int) -> np.ndarray:
+    """[rows, width]: a random permutation of the first `lengths[r]` positions of each row, the rest in place."""
+    keys = self.bits(purpose, width)
+    keys[np.arange(width)[None, :] >= lengths[:, None]] = np.uint64(2**64 - 1)
+    return np.argsort(keys, axis=1, kind="stable")
 
 
 def permute(positions: np.ndarray, size: int, key: int | np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ import pytest
 from t5like import data
 from t5like.data.layouts import decoder_prompts, encoder_decoder, prefix_lm, ragged, with_eos
 from t5like.errors import UserError
-from t5like.objectives import Lengths, SpanCorruption, SpecialTokens
+from t5like.objectives import Lengths, SpecialTokens
+from t5like.objectives.span_corruption import SpanCorruption
 
 SPECIAL = SpecialTokens(vocab_size=1100, pad=0, eos=1, sentinels=tuple(range(1099, 999, -1)))
 

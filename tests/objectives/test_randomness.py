@@ -38,13 +38,16 @@ def test_uniform_numbers_are_uniform():
   assert np.sum((counts - 5000) ** 2 / 5000) < 43.8
 
 
-@given(st.integers(1, 300), st.data())
-def test_subsets_are_sorted_distinct_and_of_the_asked_size(size, data):
-  chosen = data.draw(st.integers(0, size))
-  subsets = Draws.of(0, 0, np.arange(5)).subsets("s", size, chosen)
-  assert subsets.shape == (5, chosen)
-  assert np.all(np.diff(subsets, axis=1) > 0)
-  assert np.all((subsets >= 0) & (subsets < size))
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=5), st.data())
+def test_subsets_have_the_asked_size_and_do_not_depend_on_company(sizes, data):
+  chosen = [data.draw(st.integers(0, size)) for size in sizes]
+  draws = Draws.of(0, 0, np.arange(len(sizes)))
+  subsets = draws.subsets("s", np.array(sizes), np.array(chosen))
+  assert subsets.sum(axis=1).tolist() == chosen
+  for row, size in enumerate(sizes):
+    assert not subsets[row, size:].any()
+    alone = Draws.of(0, 0, np.array([row])).subsets("s", size, chosen[row])
+    np.testing.assert_array_equal(alone[0], subsets[row, :size])
 
 
 def test_every_subset_is_equally_likely():
@@ -52,6 +55,20 @@ def test_every_subset_is_equally_likely():
   _, counts = np.unique(subsets, axis=0, return_counts=True)
   assert len(counts) == 6  # 4 choose 2
   assert np.sum((counts - 10_000) ** 2 / 10_000) < 20.5  # 5 degrees of freedom, p = 0.001
+
+
+def test_every_order_is_equally_likely_and_leaves_padding_in_place():
+  orders = Draws.of(0, 0, np.arange(60_000)).orders("o", np.full(60_000, 3), 5)
+  _, counts = np.unique(orders, axis=0, return_counts=True)
+  assert len(counts) == 6 and np.all(orders[:, 3:] == [3, 4])
+  assert np.sum((counts - 10_000) ** 2 / 10_000) < 20.5
+
+
+def test_integers_are_below_their_bound_and_uniform():
+  values = Draws.of(0, 0, np.arange(60_000)).integers("i", 2, np.array([[6, 1]]))
+  assert not values[:, 1].any()
+  counts = np.bincount(values[:, 0], minlength=6)
+  assert len(counts) == 6 and np.sum((counts - 10_000) ** 2 / 10_000) < 20.5
 
 
 @given(st.integers(1, 2000), st.integers(0, 2**32))

@@ -1,0 +1,108 @@
+"""BART's denoising (Lewis et al. 2019, section 2.2): five kinds of noise, alone or together; targets are the text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from t5like.errors import UserError, nearest
+from t5like.objectives.base import Lengths, Objective, Pairs, Rows, SpecialTokens, at_least, check_mask, check_share
+from t5like.objectives.corruption import drop_noise, reorder, replace_tokens, span_starts
+from t5like.objectives.noise import drawn_span_lengths, exact_count, scattered_spans
+from t5like.objectives.ragged import Ragged, within
+from t5like.objectives.randomness import Draws
+
+NOISES = ("none", "mask", "delete", "infill")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bart(Objective):
+  """Sentences in another order, tokens hidden, the text begun in its middle: in this order, each where asked for.
+
+  noise: "mask" puts a mask for each chosen token, "delete" removes them, "infill" puts one mask for a
+  span whose length is Poisson distributed; a span of length 0 is a mask between two tokens.
+  The defaults are BART's own training: 30% infilling with mean 3, and sentence permutation.
+  """
+
+  noise: str = "infill"
+  noise_density: float = 0.3
+  mean_span_length: float = 3.0
+  permute_sentences: bool = True
+  rotate: bool = False
+  name: ClassVar[str] = "bart"
+
+  def __post_init__(self):
+    check_share("noise_density", self.noise_density)
+    if self.noise not in NOISES:
+      raise UserError(f"no noise {self.noise!r} of BART", nearest=nearest(self.noise, NOISES), known=", ".join(NOISES))
+
+  def lengths(self, inputs: int) -> Lengths:
+    at_least(self, inputs, 8)
+    return Lengths(inputs - 1, inputs, inputs)
+
+  def check(self, lengths: Lengths, special: SpecialTokens) -> None:
+    if self.noise in ("mask", "infill"):
+      check_mask(self, special)
+    if self.permute_sentences and not special.sentence_ends:
+      raise UserError(
+        f"{self.name} reorders sentences, but the vocabulary does not tell where they end",
+        try_="--gin.bart.permute_sentences=False, or a vocabulary with pieces for . ! ?",
+      )
+
+  def __call__(self, rows: Rows, draws: Draws, special: SpecialTokens) -> Pairs:
+    text = Ragged(rows.tokens, rows.lengths)
+    inputs = permuted_sentences(text, draws, special) if self.permute_sentences else text
+    inputs = self._hidden(inputs, draws, special)
+    return Pairs(rotated(inputs, draws) if self.rotate else inputs, text)
+
+  def _hidden(self, text: Ragged, draws: Draws, special: SpecialTokens) -> Ragged:
+    if self.noise == "none":
+      return text
+    if self.noise == "infill":
+      return self._infilled(text, draws, special)
+    candidates = special.is_text(text)
+    counts = np.minimum(np.rint(text.lengths * self.noise_density).astype(np.int64), candidates.sum(axis=1))
+    chosen = exact_count(draws, candidates, counts)
+    return drop_noise(text, chosen) if self.noise == "delete" else replace_tokens(text, chosen, special.mask)
+
+  def _infilled(self, text: Ragged, draws: Draws, special: SpecialTokens) -> Ragged:
+    width = text.tokens.shape[1]
+    budgets = np.rint(text.lengths * self.noise_density).astype(np.int64)
+    lengths, used = drawn_span_lengths(draws, budgets, _poisson(self.mean_span_length))
+    noise = scattered_spans(draws, text.lengths, width, lengths) & special.is_text(text)
+    # Spans of length 0: a mask before a token of text, as many as were drawn.
+    empty = np.count_nonzero(used & (lengths == 0), axis=1)
+    free = text.valid & ~noise
+    inserted = exact_count(draws, free, np.minimum(empty, np.count_nonzero(free, axis=1)))
+    masks = span_starts(noise) | inserted
+    # Two places for each token: a mask before it, and itself.
+    both = np.stack([np.full_like(text.tokens, special.mask), text.tokens], axis=2).reshape(len(noise), -1)
+    keep = np.stack([masks, free], axis=2).reshape(len(noise), -1)
+    return Ragged.gather(both, keep)
+
+
+def permuted_sentences(text: Ragged, draws: Draws, special: SpecialTokens) -> Ragged:
+  """Sentences, as the vocabulary's sentence ends tell them, in random order."""
+  ends = np.isin(text.tokens, np.asarray(special.sentence_ends, np.int32)) & text.valid
+  sentence = np.cumsum(ends, axis=1) - ends  # [rows, width], from 0
+  keys = draws.bits("order of sentences", int(sentence.max(initial=0)) + 1) >> np.uint64(1)
+  key = np.take_along_axis(keys, sentence, axis=1)
+  key[~text.valid] = np.uint64(2**64 - 1)
+  return reorder(text, np.argsort(key, axis=1, kind="stable"))
+
+
+def rotated(text: Ragged, draws: Draws) -> Ragged:
+  """Each row begins at a random one of its tokens and goes round."""
+  places = np.arange(text.tokens.shape[1])[None, :]
+  lengths = np.maximum(text.lengths, 1)[:, None]
+  start = draws.integers("first token", 1, lengths)
+  order = np.where(within(text.lengths, places.shape[1]), (places + start) % lengths, places)
+  return reorder(text, order)
+
+
+def _poisson(mean: float) -> np.ndarray:
+  """Probabilities of 0, 1, 2, ... as far as they matter."""
+  return np.array([math.exp(-mean) * mean**k / math.factorial(k) for k in range(int(mean + 10 * math.sqrt(mean)) + 10)])

@@ -1,0 +1,134 @@
+"""Objectives for encoders, against the shares their papers give and rows checked by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t5like.errors import UserError
+from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
+from t5like.objectives.masking import MaskedLM, SpanMaskedLM
+from t5like.objectives.segments import join_segments
+
+CLS, SEP, MASK, STOP = 101, 102, 103, 5
+SPECIAL = SpecialTokens(
+  vocab_size=2000, pad=0, eos=SEP, mask=MASK, cls=CLS, sep=SEP, others=frozenset(range(104, 200)),
+  sentence_ends=(STOP,), word_starts=np.arange(2000) % 3 == 0,
+)  # fmt: skip
+
+
+def rows_of(count, length, seed=0, others=True):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(200, 1000, (count, length)).astype(np.int32)
+  tokens[:, 9::10] = STOP
+  return Rows.full(tokens) if not others else Rows(
+    tokens, np.full(count, length), Ragged.full(rng.integers(1000, 2000, (count, length)).astype(np.int32))
+  )  # fmt: skip
+
+
+def draws(count):
+  return Draws.of(0, 0, np.arange(count))
+
+
+def test_bert_predicts_15_percent_80_10_10():
+  result = CATALOGUE["bert_mlm"](rows_of(2000, 510), draws(2000), SPECIAL)
+  assert np.all(result.weights.sum(axis=1) == 77)  # round(512 * 0.15), as BERT counts
+  chosen = result.weights
+  masked = (result.inputs.tokens == MASK) & chosen
+  kept = (result.inputs.tokens == result.targets) & chosen
+  total = chosen.sum()
+  for found, share in ((masked, 0.8), (chosen & ~masked & ~kept, 0.1), (kept, 0.1)):
+    assert abs(found.sum() / total - share) < 0.005
+  assert np.array_equal(result.inputs.tokens[~chosen], result.targets[~chosen])
+  assert result.inputs.tokens[:, 0].tolist() == [CLS] * 2000 and result.inputs.tokens[0, -1] == SEP
+  assert abs(chosen[:, 1:-1].mean(axis=0) - 77 / 510).max() < 5 * np.sqrt(0.15 * 0.85 / 2000)  # no place is favoured
+
+
+def test_the_128_token_phase_predicts_at_most_20():
+  result = MaskedLM(max_predictions=20)(rows_of(10, 510), draws(10), SPECIAL)
+  assert np.all(result.weights.sum(axis=1) == 20)
+  assert np.all(MaskedLM(max_predictions=20)(rows_of(10, 126), draws(10), SPECIAL).weights.sum(axis=1) == 19)
+
+
+def test_electra_masks_85_percent_and_draws_nothing():
+  result = CATALOGUE["electra"](rows_of(500, 510), draws(500), SPECIAL)
+  changed = result.inputs.tokens[result.weights & (result.inputs.tokens != result.targets)]
+  assert set(changed.tolist()) == {MASK}
+  assert abs(len(changed) / result.weights.sum() - 0.85) < 0.01
+
+
+def test_next_sentence_pairs_are_half_true_and_split_at_sentence_ends():
+  count = 2000
+  rows = rows_of(count, 61)
+  result = CATALOGUE["bert_mlm_nsp"](rows, draws(count), SPECIAL)
+  assert abs(result.labels.mean() - 0.5) < 0.05
+  for row in range(50):
+    text = result.targets[row, : result.inputs.lengths[row]].tolist()
+    middle = text.index(SEP)
+    first, second = text[1:middle], text[middle + 1 : -1]
+    assert text[0] == CLS and text[-1] == SEP and first[-1] == STOP
+    assert result.token_types[row, : len(text)].tolist() == [0] * (middle + 1) + [1] * (len(second) + 1)
+    whole = rows.tokens[row].tolist()
+    if result.labels[row] == 0:
+      assert first + second == whole
+    else:
+      assert second == rows.others.tokens[row, : len(second)].tolist() and first == whole[: len(first)]
+      assert len(first) + len(second) == len(whole)
+  splits = (result.targets == SEP).argmax(axis=1) - 1
+  assert set(splits.tolist()) == {10, 20, 30, 40, 50, 60}  # every sentence end is used
+
+
+def test_roberta_runs_over_documents_in_whole_sentences_without_pairs():
+  roberta = CATALOGUE["roberta"]
+  assert (roberta.unit, roberta.separated, roberta.needs_others) == ("sentences", True, False)
+  tokens = rows_of(1, 30).tokens
+  tokens[0, 12] = SEP  # the end of a document
+  result = roberta(Rows.full(tokens), draws(1), SPECIAL)
+  assert result.inputs.tokens[0, 13] == SEP and not result.weights[0, 13]
+
+
+def test_spanbert_predicts_whole_words_in_spans_that_share_a_fate():
+  count = 1500
+  result = SpanMaskedLM()(rows_of(count, 510, others=False), draws(count), SPECIAL)
+  weights, shown, text = result.weights, result.inputs.tokens, result.targets
+  assert abs(weights.mean() - 0.15) < 0.005
+  # A word is predicted whole: where its first token is, so are those that continue it.
+  continues = ~SPECIAL.word_starts[text] & ~SPECIAL.reserved[text]
+  inner = continues[:, 2:] & ~SPECIAL.reserved[text[:, 1:-1]]
+  assert np.array_equal(weights[:, 2:][inner], weights[:, 1:-1][inner])
+  # Neighbours in a span are masked together or not at all.
+  both = weights[:, 1:] & weights[:, :-1]
+  masked = shown == MASK
+  assert np.array_equal(masked[:, 1:][both], masked[:, :-1][both])
+  # Geometric(0.2) cut at 10 has mean 3.80. Of about 25.5 words, the last span is cut by 2.3 on average
+  # (renewal theory: E[L^2] / 2 E[L] - 1/2), so by hand a row has (25.5 + 2.3) / 3.80 = 7.3 spans of 3.5.
+  word = np.cumsum(SPECIAL.word_starts[text] & ~SPECIAL.reserved[text], axis=1)
+  starts = weights & ~np.pad(weights, ((0, 0), (1, 0)))[:, :-1]
+  ends = weights & ~np.pad(weights, ((0, 0), (0, 1)))[:, 1:]
+  spans = word[ends] - word[starts] + 1
+  assert spans.max() <= 10 and abs(spans.mean() - 3.48) < 0.1
+
+
+def test_objectives_for_encoders_need_their_special_tokens():
+  with pytest.raises(UserError, match=r"needs \[CLS\] and \[SEP\]"):
+    MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1, mask=99))
+  with pytest.raises(UserError, match="needs a mask token"):
+    MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1))
+  with pytest.raises(UserError, match="choose one"):
+    MaskedLM(next_sentence=True, whole_sentences=True)
+  with pytest.raises(UserError, match="exceed"):
+    MaskedLM(mask_share=0.8, random_share=0.3)
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20))
+def test_segments_are_cut_longest_first(first, second, length):
+  texts = [Ragged.full(np.arange(n, dtype=np.int32)[None] + 200) for n in (first, second)]
+  joined = join_segments(*texts, length, CLS, SEP)
+  while first + second > length - 3:
+    if first > second:
+      first -= 1
+    else:
+      second -= 1
+  expected = [CLS, *range(200, 200 + first), SEP, *range(200, 200 + second), SEP]
+  assert joined.tokens[0].tolist() == expected + [0] * (length - len(expected))
+  assert joined.token_types[0].tolist() == [0] * (first + 2) + [1] * (second + 1) + [0] * (length - len(expected))

@@ -1,0 +1,47 @@
+"""The functions under the objectives on the values that the original library publishes (T5_FACTS, section 2)."""
+
+import numpy as np
+import pytest
+
+from t5like.objectives import Ragged
+from t5like.objectives.corruption import (
+  drop_noise,
+  first_spans,
+  keep_noise,
+  replace_spans,
+  replace_tokens,
+  spans_after_sentinels,
+)
+
+ROWS = Ragged.full(np.arange(10, 16)[None])
+MASK = np.array([[True, True, False, False, True, False]])
+SENTINELS = np.arange(999, 899, -1, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+  ("function", "expected"),
+  [
+    (lambda: replace_tokens(ROWS, MASK, 999), [999, 999, 12, 13, 999, 15]),
+    (lambda: replace_spans(ROWS, MASK, np.full(9, 999)), [999, 12, 13, 999, 15]),
+    (lambda: replace_spans(ROWS, ~MASK, np.full(9, 999)), [10, 11, 999, 14, 999]),
+    (lambda: replace_spans(ROWS, MASK, SENTINELS), [999, 12, 13, 998, 15]),
+    (lambda: replace_spans(ROWS, ~MASK, SENTINELS), [10, 11, 999, 14, 998]),  # quirk 2: one behind the inputs
+    (lambda: drop_noise(ROWS, MASK), [12, 13, 15]),
+    (lambda: keep_noise(ROWS, MASK), [10, 11, 14]),
+    # By hand: each run behind the sentinel that stands for it in the inputs, then the next sentinel.
+    (lambda: spans_after_sentinels(ROWS, MASK, SENTINELS), [999, 10, 11, 998, 14, 997]),
+    (lambda: keep_noise(ROWS, first_spans(MASK, 1)), [10, 11]),
+  ],
+)
+def test_published_values(function, expected):
+  assert function().tokens.tolist() == [expected]
+
+
+def test_rows_of_different_lengths_do_not_touch_each_other():
+  # By hand; the second row ends where the third begins in memory, both in noise.
+  rows = Ragged.of(np.array([10, 11, 12, 20, 30, 31]), np.array([3, 1, 2]))
+  mask = np.array([[False, True, True], [True, False, False], [True, False, False]])
+  assert replace_spans(rows, mask, SENTINELS).tokens.tolist() == [[10, 999], [999, 0], [999, 31]]
+  targets = spans_after_sentinels(rows, mask, SENTINELS)
+  assert targets.tokens.tolist() == [[999, 11, 12, 998], [999, 20, 998, 0], [999, 30, 998, 0]]
+  assert targets.lengths.tolist() == [4, 3, 3]
