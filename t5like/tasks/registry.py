@@ -18,7 +18,7 @@ from t5like.vocabularies import vocabulary_path
 # Imported before a name is looked up, so that every shipped task is known.
 SHIPPED_MODULES = tuple(
   f"t5like.tasks.{module}"
-  for module in ("embedded_tasks", "glue", "super_glue", "squad", "summarization", "translation", "ner")
+  for module in ("embedded_tasks", "glue", "super_glue", "squad", "summarization", "translation", "ner", "mixtures")
 )
 
 
@@ -37,6 +37,8 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
 
   Takes source, preprocessors, output_features, postprocess_fn, metric_fns and whatever else seqio does.
   """
+  if name in seqio.MixtureRegistry.names():
+    raise UserError(f"a task cannot be named {name!r}: a mixture is", try_="another name")
   task = seqio.Task(name, **definition)
   if name not in seqio.TaskRegistry.names():
     seqio.TaskRegistry.add_provider(name, task)
@@ -82,9 +84,21 @@ def task_names(modules: Sequence[str] = ()) -> list[str]:
   return sorted(seqio.TaskRegistry.names())
 
 
+def mixture_names(modules: Sequence[str] = ()) -> list[str]:
+  import_modules(modules)
+  return sorted(seqio.MixtureRegistry.names())
+
+
 def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
   """The registered task, after importing the shipped task modules and the user's own."""
-  known = task_names(modules)
+  found = find_task_or_mixture(name, modules)
+  if isinstance(found, seqio.Mixture):
+    raise UserError(f"{name!r} is a mixture, not a task", try_=", ".join(task.name for task in found.tasks))
+  return found
+
+
+def find_task_or_mixture(name: str, modules: Sequence[str] = ()) -> seqio.Task | seqio.Mixture:
+  known = [*task_names(modules), *mixture_names()]
   if name not in known:
     raise UserError(
       f"no task {name!r}",
@@ -92,7 +106,13 @@ def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
       known=", ".join(known),
       try_="--gin.TASK_MODULES=\"['my.module']\" imports the module that registers it",
     )
-  return seqio.TaskRegistry.get(name)
+  return seqio.get_mixture_or_task(name)
+
+
+def check_mixture_name(name: str) -> None:
+  """seqio would take a mixture under a task's name, and then never find it."""
+  if name in seqio.TaskRegistry.names():
+    raise UserError(f"a mixture cannot be named {name!r}: a task is", try_="another name")
 
 
 def check_split(task: seqio.Task, split: str) -> None:

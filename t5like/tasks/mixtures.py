@@ -1,0 +1,210 @@
+"""Mixtures of tasks: how often each is drawn, by size, equally, or in between (Raffel et al. 2019, section 3.5.2)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+import seqio
+
+from t5like.errors import UserError, nearest
+from t5like.tasks import glue, super_glue  # noqa: F401  registers the tasks that are mixed below
+from t5like.tasks.registry import check_mixture_name
+
+Strategy = Literal["proportional", "equal", "temperature"]
+
+# Training examples, the weights of the t5 library. A task of size 0 is only evaluated.
+GLUE = {
+  "glue_cola": 8_551,
+  "glue_sst2": 67_349,
+  "glue_mrpc": 3_668,
+  "glue_qqp": 363_849,
+  "glue_stsb": 5_749,
+  "glue_mnli": 392_702,
+  "glue_qnli": 104_743,
+  "glue_rte": 2_490,
+  "glue_mnli_matched": 0,
+  "glue_mnli_mismatched": 0,
+  "glue_ax": 0,
+}
+SUPER_GLUE = {
+  "super_glue_boolq": 9_427,
+  "super_glue_cb": 250,
+  "super_glue_copa": 400,
+  "super_glue_multirc": 27_243,
+  "super_glue_record": 138_854,
+  "super_glue_rte": 2_490,
+  "super_glue_wic": 5_428,
+  "super_glue_wsc": 259,  # the rows whose referent is right
+  "dpr": 1_322,  # more pronouns, since WSC has so few
+  "super_glue_axb": 0,
+  "super_glue_axg": 0,
+}
+
+
+def mixing_rates(
+  sizes: Mapping[str, float], maximum: float | None = None, temperature: float = 1.0
+) -> dict[str, float]:
+  """min(size, maximum) ** (1 / temperature) for every task: relative, they need not sum to anything."""
+  if temperature <= 0 or (maximum is not None and maximum <= 0):
+    raise UserError("a mixture needs a positive temperature and maximum", temperature=temperature, maximum=maximum)
+  return {
+    task: float(size if maximum is None else min(size, maximum)) ** (1 / temperature) for task, size in sizes.items()
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class RateBySize:
+  """The rate of a task whose size is asked of its source, when it is first needed."""
+
+  maximum: float | None = None
+  temperature: float = 1.0
+
+  def __call__(self, task: seqio.Task) -> float:
+    return mixing_rates({task.name: training_examples(task)}, self.maximum, self.temperature)[task.name]
+
+
+def training_examples(task: seqio.Task) -> int:
+  """The rows of the training split: as published where we know, else as its source says."""
+  known = {**GLUE, **SUPER_GLUE}
+  if task.name in known:
+    return known[task.name]
+  if "train" not in task.splits:
+    return 0
+  because = None
+  try:
+    size = task.source.num_input_examples("train")
+  except Exception as error:  # TFDS has many ways to say that a data set is not there
+    size, because = None, str(error).strip().split("\n")[0]
+  if size is None:
+    raise UserError(
+      f"the size of task {task.name!r} is not known, and so not its share in a mixture",
+      because=because,
+      try_=f"give sizes: register_mixture(name, {{{task.name!r}: 12345, ...}}), or strategy='equal'",
+    )
+  return size
+
+
+def register_mixture(
+  name: str,
+  tasks: Sequence[str] | Mapping[str, int],
+  strategy: Strategy = "proportional",
+  maximum: float | None = None,
+  temperature: float | None = None,
+  leave_out: Sequence[str] = (),
+) -> seqio.Mixture:
+  """Registers a mixture with seqio; the same definition may come twice, another under its name is refused.
+
+  tasks: their names, or a size for each name.
+  strategy: "proportional" draws a task as often as it has examples, but as if it had no more than
+    `maximum` (K in the paper); "equal" draws all alike; "temperature" takes the rates of
+    "proportional" to the power 1 / temperature (T in the paper, 2 if not given).
+  leave_out: tasks to drop, as in leave-one-out training.
+  """
+  _check_settings(strategy, maximum, temperature)
+  for task in (*tasks, *leave_out):
+    known = seqio.TaskRegistry.names() if task in tasks else tasks
+    if task not in known:
+      raise UserError(f"no task {task!r} to mix in {name!r}", nearest=nearest(task, known))
+  sizes = {task: tasks[task] if isinstance(tasks, Mapping) else None for task in tasks if task not in leave_out}
+  if not sizes:
+    raise UserError(f"no task is left in the mixture {name!r}")
+  _check_features(name, sizes)
+  by_size = RateBySize(maximum, (temperature or 2.0) if strategy == "temperature" else 1.0)
+  rates = {task: _rate(strategy, task, size, by_size) for task, size in sizes.items()}
+  return _add(name, rates)
+
+
+def _rate(strategy: Strategy, task: str, size: int | None, by_size: RateBySize) -> float | RateBySize:
+  if strategy == "equal":
+    return 0.0 if size == 0 else 1.0
+  return by_size if size is None else mixing_rates({task: size}, by_size.maximum, by_size.temperature)[task]
+
+
+def _check_settings(strategy: str, maximum: float | None, temperature: float | None) -> None:
+  strategies = get_args(Strategy)
+  if strategy not in strategies:
+    raise UserError(f"no strategy {strategy!r}", nearest=nearest(strategy, strategies), known=", ".join(strategies))
+  if temperature is not None and strategy != "temperature":
+    raise UserError(f"strategy {strategy!r} has no temperature", try_="strategy='temperature'")
+  if maximum is not None and strategy == "equal":
+    raise UserError("strategy 'equal' has no maximum: it does not look at sizes", try_="strategy='proportional'")
+
+
+def _check_features(name: str, tasks: Iterable[str]) -> None:
+  features = {task: tuple(seqio.TaskRegistry.get(task).output_features) for task in tasks}
+  if len(set(features.values())) > 1:
+    raise UserError(
+      f"the tasks of the mixture {name!r} do not have the same features",
+      **{task: ", ".join(names) for task, names in features.items()},
+    )
+
+
+def _add(name: str, rates: Mapping[str, float | RateBySize]) -> seqio.Mixture:
+  check_mixture_name(name)
+  if name not in seqio.MixtureRegistry.names():
+    return seqio.MixtureRegistry.add(name, list(rates.items()))
+  registered = seqio.MixtureRegistry.get(name)
+  was = dict(registered.rate_per_task_name)
+  if was != dict(rates):
+    differs = [task for task in {**was, **rates} if was.get(task) != rates.get(task)]
+    raise UserError(
+      f"a mixture {name!r} is registered already, with other rates",
+      differs=", ".join(differs),
+      try_=f"another name, or seqio.MixtureRegistry.remove({name!r}) first",
+    )
+  return registered
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """A task's part of a mixture's training examples."""
+
+  task: str
+  size: int | None  # None where it is not known, which "equal" need not
+  rate: float
+  share: float  # of 1
+
+
+def shares(mixture: seqio.Mixture, split: str = "train") -> list[Share]:
+  """What each task is drawn with; one without the split is never drawn."""
+  rates = {task.name: mixture.get_rate(task) if split in task.splits else 0.0 for task in mixture.tasks}
+  total = sum(rates.values())
+  if not total:
+    raise UserError(f"no task of the mixture {mixture.name!r} is drawn in split {split!r}")
+  order = [name for name in mixture.rate_per_task_name if name in rates]
+  tasks = {task.name: task for task in mixture.tasks}
+  return [
+    Share(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
+    for name in (*order, *(name for name in rates if name not in order))
+  ]
+
+
+def _size_if_known(task: seqio.Task) -> int | None:
+  try:
+    return training_examples(task)
+  except UserError:
+    return None
+
+
+def proportions(name: str) -> dict[str, float]:
+  """The share of each task in a mixture's training examples; they sum to 1."""
+  if name not in seqio.MixtureRegistry.names():
+    raise UserError(f"no mixture {name!r}", nearest=nearest(name, seqio.MixtureRegistry.names()))
+  return {share.task: share.share for share in shares(seqio.MixtureRegistry.get(name))}
+
+
+# In both benchmarks RTE is the same data: half the weight each, as in the t5 library.
+_BOTH = {**GLUE, **SUPER_GLUE, "glue_rte": GLUE["glue_rte"] / 2, "super_glue_rte": SUPER_GLUE["super_glue_rte"] / 2}
+
+for _name, _tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE), ("glue_and_super_glue", _BOTH)):
+  register_mixture(_name, _tasks)
+  register_mixture(f"{_name}_equal", _tasks, "equal")
+  # The best temperature of the paper's Table 11, with its limit.
+  register_mixture(f"{_name}_temperature", _tasks, "temperature", maximum=2**21, temperature=2.0)
+for _name, _tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE)):
+  for _task, _size in _tasks.items():
+    if _size:
+      _left_out = [t for t in _tasks if t.startswith(_task)]  # MNLI takes its two validation sets along
+      register_mixture(f"{_name}_without_{_task.removeprefix(f'{_name}_')}", _tasks, leave_out=_left_out)

@@ -1,0 +1,144 @@
+"""Mixtures: rates by hand and by seqio, shares that seqio's data really have, definitions that do not change unseen."""
+
+import collections
+import functools
+
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.tasks import registry
+from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, shares, training_examples
+
+
+def rows_of(split, shuffle_files, seed=None, *, letter, size):
+  return tf.data.Dataset.from_tensor_slices([f"{letter} {i}" for i in range(size)]).map(lambda text: {"targets": text})
+
+
+@pytest.fixture(scope="module")
+def corpora():
+  """Three tasks of 100, 400 and 2,500 rows."""
+  sizes = {"mixed_a": 100, "mixed_b": 400, "mixed_c": 2_500}
+  for name, size in sizes.items():
+    source = seqio.FunctionDataSource(
+      functools.partial(rows_of, letter=name[-1], size=size), splits=["train"], num_input_examples={"train": size}
+    )
+    features = {"targets": registry.default_features()["targets"]}
+    registry.register_task(
+      name, source=source, preprocessors=[seqio.preprocessors.tokenize], output_features=features, metric_fns=[]
+    )
+  return sizes
+
+
+def test_rates_by_hand():
+  sizes = {"a": 100, "b": 400, "c": 2_500, "d": 0}
+  assert mixing_rates(sizes) == {"a": 100, "b": 400, "c": 2_500, "d": 0}
+  assert mixing_rates(sizes, maximum=900) == {"a": 100, "b": 400, "c": 900, "d": 0}
+  assert mixing_rates(sizes, temperature=2) == pytest.approx({"a": 10, "b": 20, "c": 50, "d": 0})
+  assert mixing_rates(sizes, maximum=900, temperature=2) == pytest.approx({"a": 10, "b": 20, "c": 30, "d": 0})
+  with pytest.raises(UserError, match="positive temperature"):
+    mixing_rates(sizes, temperature=0)
+
+
+@pytest.mark.parametrize("maximum", [None, 50, 500, 2**21])
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 3.5])
+def test_rates_are_seqios(corpora, maximum, temperature):
+  rates = mixing_rates(corpora, maximum, temperature)
+  for name in corpora:
+    task = seqio.TaskRegistry.get(name)
+    assert rates[name] == pytest.approx(seqio.mixing_rate_num_examples(task, maximum, temperature=temperature))
+
+
+def test_shares_by_hand(corpora):
+  register_mixture("by_size", list(corpora), maximum=500)
+  assert proportions("by_size") == pytest.approx({"mixed_a": 0.1, "mixed_b": 0.4, "mixed_c": 0.5})
+  register_mixture("alike", list(corpora), "equal")
+  assert proportions("alike") == pytest.approx(dict.fromkeys(corpora, 1 / 3))
+  register_mixture("between", list(corpora), "temperature", leave_out=["mixed_b"])
+  assert proportions("between") == pytest.approx({"mixed_a": 10 / 60, "mixed_c": 50 / 60})  # temperature 2
+  assert [(s.task, s.size, s.rate) for s in shares(seqio.MixtureRegistry.get("between"))] == [
+    ("mixed_a", 100, 10.0),
+    ("mixed_c", 2_500, 50.0),
+  ]
+
+
+def test_seqio_draws_with_these_shares(corpora):
+  register_mixture("drawn", corpora, "temperature", maximum=900)  # 10 : 20 : 30
+  dataset = seqio.get_mixture_or_task("drawn").get_dataset(None, "train", shuffle=False, seed=1, num_epochs=None)
+  vocabulary = registry.default_features()["targets"].vocabulary
+  rows = list(dataset.take(3_000).as_numpy_iterator())
+  drawn = collections.Counter(vocabulary.decode(row["targets"].tolist())[0] for row in rows)
+  for letter, share in zip("abc", (1 / 6, 2 / 6, 3 / 6), strict=True):
+    # Four standard deviations of a binomial draw.
+    assert drawn[letter] / 3_000 == pytest.approx(share, abs=4 * (share * (1 - share) / 3_000) ** 0.5)
+
+
+def test_benchmarks_have_the_published_weights():
+  assert "glue" in registry.mixture_names()
+  glue, super_glue = proportions("glue"), proportions("super_glue")
+  # 949,101 examples in all, of which MNLI has 392,702; 185,673, of which ReCoRD has 138,854.
+  assert glue["glue_mnli"] == pytest.approx(392_702 / 949_101) and glue["glue_mnli_matched"] == 0
+  assert super_glue["super_glue_record"] == pytest.approx(138_854 / 185_673)
+  assert super_glue["dpr"] == pytest.approx(1_322 / 185_673)
+  assert set(proportions("glue_equal").values()) == {0.125, 0.0}
+  # RTE is in both: half its 2,490 rows each, of 949,101 + 185,673 - 2,490.
+  assert proportions("glue_and_super_glue")["glue_rte"] == pytest.approx(1_245 / 1_132_284)
+  assert seqio.MixtureRegistry.get("glue_temperature").get_rate(seqio.TaskRegistry.get("glue_cola")) == 8_551**0.5
+
+
+def test_leave_one_out():
+  names = registry.mixture_names()
+  assert len([n for n in names if n.startswith("glue_without_")]) == 8
+  assert len([n for n in names if n.startswith("super_glue_without_")]) == 9
+  without = proportions("glue_without_cola")
+  assert "glue_cola" not in without and without["glue_mnli"] == pytest.approx(392_702 / (949_101 - 8_551))
+  assert not any("mnli" in task for task in proportions("glue_without_mnli"))
+
+
+def test_the_same_mixture_may_come_twice_and_another_is_refused(corpora):
+  first = register_mixture("twice", list(corpora), maximum=500)
+  assert register_mixture("twice", list(corpora), maximum=500) is first
+  with pytest.raises(UserError, match="registered already, with other rates") as error:
+    register_mixture("twice", list(corpora), maximum=400)
+  assert "mixed_b" in str(error.value)
+  with pytest.raises(UserError, match="cannot be named 'snli'"):
+    register_mixture("snli", list(corpora))
+  with pytest.raises(UserError, match="cannot be named 'twice': a mixture is"):
+    registry.register_corpus("twice", {"train": "x.jsonl"})
+
+
+def test_mistakes_are_answered(corpora):
+  with pytest.raises(UserError, match="no task 'mixed_x'"):
+    register_mixture("bad", ["mixed_x"])
+  with pytest.raises(UserError, match="no task 'mixed_d'") as error:
+    register_mixture("bad", list(corpora), leave_out=["mixed_d"])
+  assert "mixed_a" in str(error.value)
+  with pytest.raises(UserError, match="no strategy 'equals'") as error:
+    register_mixture("bad", list(corpora), "equals")
+  assert "nearest  equal" in str(error.value)
+  with pytest.raises(UserError, match="has no temperature"):
+    register_mixture("bad", list(corpora), temperature=2.0)
+  with pytest.raises(UserError, match="has no maximum"):
+    register_mixture("bad", list(corpora), "equal", maximum=5)
+  with pytest.raises(UserError, match="no task is left"):
+    register_mixture("bad", ["mixed_a"], leave_out=["mixed_a"])
+  with pytest.raises(UserError, match="do not have the same features") as error:
+    register_mixture("bad", ["mixed_a", "glue_rte"])
+  assert "glue_rte  inputs, targets" in str(error.value)
+  with pytest.raises(UserError, match="no mixture 'glu'"):
+    proportions("glu")
+  with pytest.raises(UserError, match="is a mixture, not a task") as error:
+    registry.find_task("super_glue")
+  assert "super_glue_cb" in str(error.value)
+  assert registry.find_task_or_mixture("super_glue").name == "super_glue"
+
+
+def test_a_size_that_nobody_knows_is_asked_for(corpora, tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"text": "a"}\n')
+  task = registry.register_corpus("of_unknown_size", {"train": path})
+  with pytest.raises(UserError, match="size of task 'of_unknown_size' is not known"):
+    training_examples(task)
+  register_mixture("given_sizes", {"of_unknown_size": 300, "mixed_a": 100})
+  assert proportions("given_sizes") == {"of_unknown_size": 0.75, "mixed_a": 0.25}
