@@ -16,6 +16,7 @@ from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_f
 
 T5_SENTINELS = 100
 WORD_MARK = "▁"
+_NO_UTF8 = (RuntimeError, TypeError)  # what SentencePiece raises at half surrogate pairs, alone or in a list
 _SENTINEL = re.compile(f"{WORD_MARK}?<extra_id_([0-9]+)>")
 
 
@@ -85,13 +86,13 @@ class SentencePieceVocabulary(Vocabulary):
   def encode(self, text: str) -> list[int]:
     try:
       return self._processor.encode(text)
-    except RuntimeError:
+    except _NO_UTF8:
       return self._processor.encode(well_formed(text))
 
   def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
     try:
       return self._processor.encode(list(texts), num_threads=threads)
-    except RuntimeError:
+    except _NO_UTF8:
       return self._processor.encode([well_formed(text) for text in texts], num_threads=threads)
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,0 +1,259 @@
+"""What every vocabulary says of its ids, and how it is found by name, file, folder and search path."""
+
+import functools
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from t5like.errors import UserError
+from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
+from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARIABLE
+
+NAMES = ["t5", "tiny", "byte", "byte:extra_ids=0", "bert_uncased", "bert_cased", "gpt2", "roberta"]
+BERT = {"pad": 0, "eos": 102, "unk": 100, "bos": None, "cls": 101, "sep": 102, "mask": 103}
+# Sizes and ids as the models were published with them.
+PUBLISHED = {
+  "t5": (32_100, {"pad": 0, "eos": 1, "unk": 2, "bos": None, "cls": None, "sep": None, "mask": None}),
+  "byte": (384, {"pad": 0, "eos": 1, "unk": 2, "bos": None, "cls": None, "sep": None, "mask": None}),
+  "bert_uncased": (30_522, BERT),
+  "bert_cased": (28_996, BERT),
+  "gpt2": (50_257, {"pad": None, "eos": 50256, "unk": None, "bos": 50256, "cls": None, "sep": None, "mask": None}),
+  "roberta": (50_265, {"pad": 1, "eos": 2, "unk": 3, "bos": 0, "cls": 0, "sep": 2, "mask": 50264}),
+}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def vocabulary(request):
+  return load_vocabulary(request.param)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes_and_special_ids(name):
+  vocabulary, (size, ids) = load_vocabulary(name), PUBLISHED[name]
+  assert vocabulary.vocab_size == size
+  assert {kind: getattr(vocabulary, f"{kind}_id") for kind in ids} == ids
+  assert {token for token in ids.values() if token is not None} - {ids["unk"]} <= vocabulary.special_ids
+  assert ids["unk"] not in vocabulary.special_ids
+
+
+def test_sentinels():
+  assert load_vocabulary("t5").sentinel_ids == tuple(range(32_099, 31_999, -1))
+  assert load_vocabulary("byte").sentinel_ids == tuple(range(383, 258, -1))
+  # ByT5 was pre-trained with 259 ids, its sentinels counting down from the last: bytes that UTF-8 never uses.
+  plain = load_vocabulary("byte", extra_ids=0)
+  assert plain.vocab_size == 259 and plain.sentinel_ids == tuple(range(258, 247, -1))
+  assert not set(plain.sentinel_ids) & {
+    t for c in ("\x00", "\x7f", "߿", "\uffff", "\U0010ffff") for t in plain.encode(c)
+  }
+  assert load_vocabulary("bert_uncased").sentinel_ids == load_vocabulary("gpt2").sentinel_ids == ()
+
+
+@pytest.mark.parametrize(
+  "name, extra, size", [("t5:extra_ids=7", None, 32_007), ("tiny", 12, 4_012), ("t5", 0, 32_000)]
+)
+def test_the_number_of_sentinels_is_free(name, extra, size):
+  vocabulary = load_vocabulary(name, extra)
+  assert vocabulary.vocab_size == size
+  assert vocabulary.sentinel_ids == tuple(range(size - 1, size - 1 - vocabulary.extra_ids, -1))
+
+
+def test_sentinels_that_a_model_brings_are_not_added_again(tmp_path):
+  """As mT5's file, which has its hundred among its pieces."""
+  brought = [f"▁<extra_id_{k}>" for k in (2, 1, 0)]
+  with open(tmp_path / "m.model", "wb") as out:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(["some words to learn pieces from", "and some more words"] * 9), model_writer=out,
+      vocab_size=40, hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=brought,
+    )  # fmt: skip
+  vocabulary = load_vocabulary(str(tmp_path / "m.model"))
+  assert vocabulary.extra_ids == 0 and vocabulary.sentinel_ids == (5, 4, 3)
+  assert 5 in vocabulary.encode("words <extra_id_0> more")
+  with pytest.raises(UserError, match="sentinels of its own"):
+    load_vocabulary(str(tmp_path / "m.model"), extra_ids=100)
+
+
+@pytest.mark.parametrize(
+  "name, starts, continues, ends",
+  [
+    ("t5", ["▁the", "▁", "▁<extra_id_0>", "</s>"], ["s", "ing", "."], [".", "!", "?", "..."]),
+    ("bert_uncased", ["the", ".", "[MASK]"], ["##s", "##ing"], [".", "!", "?"]),
+    ("gpt2", ["Ġthe", "Ġ", "Ċ", "<|endoftext|>"], ["s", "ing", "."], [".", "!", "?", "Ġ?", "..."]),
+    ("byte", [" ", "</s>", "<extra_id_3>"], ["t", ".", "<0xC3>"], [".", "!", "?"]),
+  ],
+)
+def test_words_and_sentences(name, starts, continues, ends):
+  vocabulary = load_vocabulary(name)
+  token = {vocabulary.piece(i): i for i in range(vocabulary.vocab_size)}
+  assert vocabulary.word_starts.shape == (vocabulary.vocab_size,) and vocabulary.word_starts.dtype == bool
+  assert all(vocabulary.word_starts[token[piece]] for piece in starts)
+  assert not any(vocabulary.word_starts[token[piece]] for piece in continues)
+  assert {token[piece] for piece in ends} <= vocabulary.sentence_end_ids
+  assert not {token[piece] for piece in starts + continues if piece != "."} & vocabulary.sentence_end_ids
+
+
+def test_whole_words_of_a_sentence():
+  text = "Unbelievable tokenisation works everywhere"
+  for name in ("t5", "bert_cased", "gpt2", "byte"):
+    vocabulary = load_vocabulary(name)
+    ids = np.array(vocabulary.encode(text))
+    words = np.split(ids, np.flatnonzero(vocabulary.word_starts[ids]))
+    assert [w for w in (vocabulary.decode(word).strip() for word in words) if w] == text.split()
+
+
+def test_special_ids_of_bert_are_its_marks_and_spare_rows():
+  vocabulary = load_vocabulary("bert_uncased")
+  pieces = {vocabulary.piece(token) for token in vocabulary.special_ids}
+  assert pieces == {"[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"[unused{i}]" for i in range(994))}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(), st.text(st.characters(codec="utf-8"), max_size=5))
+def test_any_text_can_be_encoded_alone_in_batches_and_with_offsets(text, other):
+  for name in NAMES:
+    vocabulary = _loaded(name)
+    ids, spans = vocabulary.encode_with_offsets(text)
+    assert vocabulary.encode(text) == ids == vocabulary.encode_batch([other, text] * 4, threads=2)[1]
+    assert len(ids) == len(spans) and all(0 <= token < vocabulary.vocab_size for token in ids)
+    assert isinstance(vocabulary.decode(ids), str)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\x00")))
+def test_bytes_come_back_whole(text):
+  for name in ("byte", "gpt2", "roberta"):
+    vocabulary = _loaded(name)
+    if not any(mark in text for mark in ("<", "\ufffd")):
+      assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+@functools.cache
+def _loaded(name):
+  return load_vocabulary(name)
+
+
+def test_decoding_stops_at_the_end_and_survives_padding_rows(vocabulary):
+  ids = vocabulary.encode("some words")
+  assert vocabulary.decode([*ids, vocabulary.eos_id, *ids]) == vocabulary.decode(ids)
+  assert vocabulary.decode([]) == ""
+  assert isinstance(vocabulary.decode(np.array([vocabulary.vocab_size + 20, *ids])), str)
+
+
+def test_pickled_vocabularies_are_equal(vocabulary):
+  copy = pickle.loads(pickle.dumps(vocabulary))
+  assert copy == vocabulary and hash(copy) == hash(vocabulary)
+  assert copy.encode("some <extra_id_0> words") == vocabulary.encode("some <extra_id_0> words")
+
+
+def test_fingerprints_tell_vocabularies_apart():
+  prints = [load_vocabulary(name).fingerprint for name in (*NAMES, "t5:extra_ids=50")]
+  assert len(set(prints)) == len(prints)
+  assert load_vocabulary("t5").fingerprint == load_vocabulary(str(vocabulary_path("t5"))).fingerprint
+
+
+def test_half_surrogates_are_replaced_one_for_one(vocabulary):
+  ids, spans = vocabulary.encode_with_offsets("ab \ud800 cd")
+  assert ids == vocabulary.encode("ab \ufffd cd") == vocabulary.encode_batch(["ab \ud800 cd"])[0]
+  assert max(end for _, end in spans) == len("ab x cd")
+
+
+def _folder(tmp_path, files):
+  for source, name in files.items():
+    shutil.copy(EMBEDDED_FOLDER / source, tmp_path / name)
+  return tmp_path
+
+
+@pytest.mark.parametrize(
+  "name, files",
+  [
+    ("t5", {"t5.model": "spiece.model"}),
+    ("tiny", {"tiny.model": "sentencepiece.model"}),
+    ("bert_uncased", {"bert_uncased.txt": "vocab.txt"}),
+    ("bert_cased", {"bert_cased.txt": "vocab.txt"}),
+    ("gpt2", {"gpt2.json": "vocab.json", "gpt2.merges.txt": "merges.txt"}),
+    ("roberta", {"roberta.json": "vocab.json", "gpt2.merges.txt": "merges.txt"}),
+  ],
+)
+def test_a_folder_and_the_search_path(name, files, tmp_path, monkeypatch):
+  (tmp_path / "mine").mkdir()
+  folder = _folder(tmp_path / "mine", files)
+  assert load_vocabulary(str(folder)) == load_vocabulary(name)
+  assert vocabulary_in(folder).name in files.values() and vocabulary_in(tmp_path) is None
+  monkeypatch.setenv(SEARCH_VARIABLE, f"/nowhere:{tmp_path}")
+  monkeypatch.chdir("/")
+  assert load_vocabulary("mine") == load_vocabulary(name)
+
+
+def test_case_follows_the_settings_beside_a_vocabulary(tmp_path):
+  folder = _folder(tmp_path, {"bert_cased.txt": "vocab.txt"})
+  (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+  assert load_vocabulary(str(folder)).encode("Hello") == load_vocabulary("bert_cased").encode("hello")
+  (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+  assert load_vocabulary(str(folder)) == load_vocabulary("bert_cased")
+
+
+def test_tokenizer_json_gives_the_same_ids(tmp_path):
+  for name in ("bert_uncased", "roberta"):
+    ours = load_vocabulary(name)
+    ours._tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert isinstance(Tokenizer.from_file(str(tmp_path / "tokenizer.json")), Tokenizer)
+    theirs = load_vocabulary(str(tmp_path))
+    text = "Words, and [MASK] or <mask>."
+    assert theirs.encode(text) == ours.encode(text) and theirs.special_ids == ours.special_ids
+    assert (theirs.eos_id, theirs.mask_id, theirs.pad_id) == (ours.eos_id, ours.mask_id, ours.pad_id)
+    np.testing.assert_array_equal(theirs.word_starts[:50_000], ours.word_starts[:50_000])
+
+
+def test_the_first_gpts_files(tmp_path):
+  """A small file in its format: merges by hand make 'hello' one piece and leave 'lo' in two."""
+  pieces = ["<unk>", "h", "e", "l", "o", "o</w>", "he", "ll", "hell", "hello</w>", ".</w>", "\n</w>"]
+  (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
+  (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\nhell o</w>\n")
+  vocabulary = load_vocabulary(str(tmp_path))
+  assert vocabulary.encode("Hello lo.") == [9, 3, 5, 10]
+  assert vocabulary.decode([9, 3, 5, 10, 11, 9]) == "hello lo ."
+  assert vocabulary.eos_id == 11 and vocabulary.unk_id == 0
+
+
+@pytest.mark.parametrize(
+  "name, words",
+  [
+    ("bert", ["no vocabulary 'bert'", "nearest", "bert_cased", "searched", "T5LIKE_VOCABULARIES"]),
+    ("mt5", ["'mt5'", "spiece.model", "vocabularies"]),
+    ("gpt1", ["'gpt1'", "merges.txt"]),
+    ("t5:extra_ids=many", ["how many sentinels"]),
+    ("bert_cased:extra_ids=3", ["takes no sentinels"]),
+  ],
+)
+def test_what_is_not_there_is_named(name, words, tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  with pytest.raises(UserError) as error:
+    load_vocabulary(name)
+  assert all(word in str(error.value) for word in words), str(error.value)
+
+
+@pytest.mark.parametrize(
+  "file, content, words",
+  [
+    ("vocab.txt", "[PAD]\nthe\n", ["not a BERT vocabulary", "[UNK]"]),
+    ("vocab.json", "[1, 2]", ["not a vocab.json"]),
+    ("vocab.json", "{", ["not JSON"]),
+    ("vocab.json", '{"a": 0, "b": 1}', ["merges"]),
+    ("tokenizer.json", "{}", ["not a tokenizer.json"]),
+    ("spiece.model", "text", ["not a SentencePiece model"]),
+  ],
+)
+def test_broken_files_are_named(file, content, words, tmp_path):
+  (tmp_path / file).write_text(content)
+  with pytest.raises(UserError) as error:
+    load_vocabulary(str(tmp_path))
+  assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_every_embedded_file_is_a_name():
+  assert all(path.is_file() for path in EMBEDDED.values())
