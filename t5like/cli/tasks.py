@@ -11,6 +11,7 @@ import os
 # What a subcommand does, and the module of this folder that does it: `configure(parser)` and `run(args)`.
 SUBCOMMANDS = {
   "list": ("name every task and mixture that is registered", "tasks_list"),
+  "prepare": ("turn original files into the TFDS data sets that tasks read", "tasks_prepare"),
 }
 
 

@@ -1,0 +1,100 @@
+"""Turn a data set's original files into the TFDS data set that its tasks read, where TFDS cannot download it.
+
+t5like tasks prepare glue/sst2 --from glue_data
+t5like tasks prepare super_glue --from superglue
+t5like tasks prepare wmt_t2t_translate/de-en --from corpus --files train=a.de,a.en
+t5like tasks prepare my_ner --from folder --format conll
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING
+
+from t5like.errors import UserError
+
+if TYPE_CHECKING:
+  from t5like.tasks.preparation.storing import Report
+
+DEFAULT_OUT = "~/tensorflow_datasets"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  from t5like.cli import tasks
+
+  parser.add_argument("name", help="a TFDS name (glue/sst2), a task (glue_sst2) or a group (glue, super_glue, squad)")
+  parser.add_argument("--from", dest="source", required=True, metavar="DIR", help="the folder of the original files")
+  parser.add_argument(
+    "--out", metavar="DIR", help=f"where TFDS keeps its data sets (default: $TFDS_DATA_DIR or {DEFAULT_OUT})"
+  )
+  parser.add_argument(
+    "--files",
+    action="append",
+    default=[],
+    metavar="SPLIT=PATH[,PATH]",
+    help="the files of a split, where their names do not say it",
+  )
+  parser.add_argument(
+    "--format", choices=("conll", "text"), help="make a data set that TFDS does not know, from such files"
+  )
+  parser.add_argument(
+    "--documents",
+    choices=("line", "paragraph", "file"),
+    default="line",
+    help="what one document of a plain text file is (default: line)",
+  )
+  parser.add_argument("--source_language", metavar="LANGUAGE", help="the language of src-*.txt files")
+  parser.add_argument("--force", action="store_true", help="replace what was prepared before")
+  tasks.add_task_modules(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  from t5like.cli import tasks
+
+  files = _files(args.files)
+  out = args.out or os.environ.get("TFDS_DATA_DIR") or DEFAULT_OUT
+  print(f"reading {args.source} ...", flush=True)
+  from t5like.tasks.preparation import storing
+
+  started = time.monotonic()
+  for report in storing.prepare_all(
+    args.name,
+    args.source,
+    out,
+    files=files,
+    own_format=args.format,
+    documents=args.documents,
+    source_language=args.source_language,
+    force=args.force,
+    task_modules=tasks.task_modules(args),
+  ):
+    print(render(report, time.monotonic() - started), flush=True)
+    started = time.monotonic()
+  return 0
+
+
+def render(report: Report, seconds: float) -> str:
+  """The table of one data set: rows written beside the published size of each split."""
+  if report.kept:
+    return f"{report.title}: prepared already, kept (--force replaces it): {report.folder}"
+  if report.folder is None:
+    return f"{report.title}: no files found"
+  lines = [f"{report.title}: {report.folder}  ({seconds:.1f} s)", f"  {'split':<22}{'rows':>12}{'official':>14}  equal"]
+  for split in report.splits:
+    rows = "absent" if split.rows is None else f"{split.rows:,}"
+    official = "-" if split.official is None else f"{split.official:,}"
+    equal = "" if split.rows is None or split.official is None else "yes" if split.equal else "no"
+    lines.append(f"  {split.split:<22}{rows:>12}{official:>14}  {equal:<5}  {split.note}".rstrip())
+  return "\n".join(lines)
+
+
+def _files(given: list[str]) -> dict[str, list[str]]:
+  files: dict[str, list[str]] = {}
+  for text in given:
+    split, equals, paths = text.partition("=")
+    if not equals or not paths:
+      raise UserError(f"--files {text!r} names no file", expected="--files SPLIT=PATH[,PATH]")
+    files.setdefault(split, []).extend(path for path in paths.split(",") if path)
+  return files

@@ -1,0 +1,119 @@
+"""From a name to the data sets it stands for, and from a data set to the reader of its files."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+
+import seqio
+import tensorflow_datasets as tfds
+
+from t5like.errors import UserError, nearest
+from t5like.tasks.preparation import conll, glue, members, pronouns, squad, super_glue, translation
+from t5like.tasks.preparation.datasets import Dataset, Split
+from t5like.tasks.preparation.files import Folder
+
+# Names that stand for all their configurations.
+GROUPS = ("glue", "super_glue", "squad")
+# What a data set that TFDS does not know can be made of.
+OWN_FORMATS = ("conll", "text")
+
+_READERS: dict[str, Callable[[Dataset, Folder], list[Split]]] = {
+  "glue": glue.find_splits,
+  "super_glue": super_glue.find_splits,
+  "squad": squad.find_splits,
+  "definite_pronoun_resolution": pronouns.find_splits,
+  "conll2003": conll.find_conll2003,
+  "wnut_17": conll.find_splits,
+}
+
+
+def datasets_named(
+  name: str, folder: Folder, own_format: str | None = None, task_modules: Sequence[str] = ()
+) -> list[Dataset]:
+  """A TFDS name with or without version, a group of them, or a registered task that reads from TFDS."""
+  title, _, version = name.partition(":")
+  dataset_name, _, config = title.partition("/")
+  if own_format is not None:
+    return [_own(title, version or "1.0.0", own_format, folder)]
+  if title == "wnut_17":
+    # Not in TFDS; the name and class numbers are those of its public mirror.
+    return [Dataset("wnut_17", None, version or "1.0.0", conll.features(conll.WNUT_17_TAGS))]
+  if dataset_name not in tfds.list_builders(with_community_datasets=False):
+    return datasets_named(_tfds_name_of_task(name, task_modules), folder)
+  builder_class = tfds.builder_cls(dataset_name)
+  configs = list(builder_class.builder_configs)
+  if dataset_name in GROUPS and not config:
+    return [_official(dataset_name, each, version) for each in configs]
+  if config and config not in configs:
+    raise UserError(
+      f"{dataset_name} has no configuration {config!r}", nearest=nearest(config, configs), known=", ".join(configs[:40])
+    )
+  if len(configs) > 1 and not config:
+    raise UserError(
+      f"{dataset_name} has {len(configs)} configurations",
+      known=", ".join(configs[:40]),
+      try_=f"{dataset_name}/{configs[0]}",
+    )
+  return [_official(dataset_name, config or (configs[0] if configs else None), version)]
+
+
+def find_splits(
+  dataset: Dataset, folder: Folder, documents: str = "line", source_language: str | None = None
+) -> list[Split]:
+  """The splits of a data set, with those whose files are missing."""
+  if reader := _READERS.get(dataset.name):
+    return reader(dataset, folder)
+  if isinstance(dataset.features, tfds.features.Translation):
+    return translation.find_splits(dataset, folder, source_language, documents)
+  if "ner" in dataset.features and dataset.builder is None:
+    return conll.find_splits(dataset, folder)
+  return members.find_splits(dataset, folder, documents)
+
+
+@functools.lru_cache
+def _official(name: str, config: str | None, version: str) -> Dataset:
+  # The folder does not exist, so that nothing prepared before decides the features.
+  builder = tfds.builder_cls(name)(config=config, data_dir="/nonexistent")
+  info = builder.info
+  return Dataset(
+    name,
+    config,
+    version or str(builder.version),
+    info.features,
+    builder,
+    description=info.description,
+    homepage=info.homepage,
+    citation=info.citation,
+  )
+
+
+def _own(name: str, version: str, own_format: str, folder: Folder) -> Dataset:
+  if own_format not in OWN_FORMATS:
+    raise UserError(f"no format {own_format!r}", nearest=nearest(own_format, OWN_FORMATS), known=", ".join(OWN_FORMATS))
+  if not re.fullmatch("[a-z][a-z0-9_]*", name):
+    raise UserError(f"{name!r} cannot name a TFDS data set", expected="lower-case letters, digits and _")
+  if own_format == "text":
+    return Dataset(name, None, version, tfds.features.FeaturesDict({"text": tfds.features.Text()}))
+  return Dataset(name, None, version, conll.features(conll.tags_of(conll.find_files(folder))))
+
+
+def _tfds_name_of_task(name: str, task_modules: Sequence[str]) -> str:
+  from t5like.tasks import registry
+
+  known = registry.task_names(task_modules)
+  if name not in known:
+    candidates = [*known, *tfds.list_builders(with_community_datasets=False), "wnut_17"]
+    raise UserError(
+      f"no data set or task {name!r}",
+      nearest=nearest(name, candidates),
+      try_=f"a TFDS name such as glue/sst2, a task of `t5like tasks list`, or --format={'|'.join(OWN_FORMATS)} "
+      "for files of your own",
+    )
+  source = registry.find_task(name, task_modules).source
+  if not isinstance(source, seqio.TfdsDataSource):
+    raise UserError(
+      f"task {name!r} does not read from TFDS", source=type(source).__name__, try_="it needs no preparation"
+    )
+  return source.tfds_dataset.name

@@ -1,0 +1,151 @@
+"""What is prepared: a TFDS data set, its splits, and rows checked against its features."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow_datasets as tfds
+
+from t5like.errors import UserError
+from t5like.tasks.preparation.files import OriginalFile
+
+# A key decides a record's place in the stored order, as it does in TFDS's own builders.
+KeyedRow = tuple[int | str, dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+  """A data set as TFDS names and describes it; `builder` is None for those that TFDS does not know."""
+
+  name: str
+  config: str | None
+  version: str
+  features: tfds.features.FeatureConnector
+  builder: tfds.core.DatasetBuilder | None = None
+  description: str | None = None
+  homepage: str | None = None
+  citation: str | None = None
+
+  @property
+  def title(self) -> str:
+    return f"{self.name}/{self.config}" if self.config else self.name
+
+  @property
+  def folder(self) -> str:
+    return f"{self.title}/{self.version}"
+
+
+@dataclasses.dataclass
+class Split:
+  """One split: its rows, or None where its files are missing, and then what was looked for."""
+
+  name: str
+  rows: Callable[[Split], Iterator[KeyedRow]] | None
+  sought: str
+  # Rows that are left out as the official builder leaves them out: how many, by reason.
+  left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+
+class Mismatch(Exception):
+  """A value is not what a feature takes."""
+
+  def __init__(self, member: str, expected: str, found: Any):
+    super().__init__(member)
+    self.member, self.expected, self.found = member, expected, found
+
+
+def conform(feature: Any, value: Any, member: str = "") -> Any:
+  """`value`, read from JSON, if a TFDS feature can hold it; raises Mismatch otherwise.
+
+  `encode_example` of TFDS would take much that is wrong (a number for a text, "1.5" for a float) or
+  raise without saying where.
+  """
+  if isinstance(feature, tfds.features.Sequence):
+    return _conform_sequence(feature, value, member)
+  if isinstance(feature, tfds.features.FeaturesDict):
+    if not isinstance(value, dict):
+      raise Mismatch(member, f"an object with {', '.join(feature)}", value)
+    if absent := [name for name in feature if name not in value]:
+      raise Mismatch(f"{member}.{absent[0]}".strip("."), "a value", "no such member")
+    return {name: conform(feature[name], value[name], f"{member}.{name}".strip(".")) for name in feature}
+  if isinstance(feature, tfds.features.ClassLabel):
+    return _conform_label(feature, value, member)
+  if isinstance(feature, tfds.features.Text) or feature.np_dtype in (np.str_, np.object_, object):
+    return _of_type(value, (str,), "a string", member)
+  if feature.np_dtype == np.bool_:
+    return _of_type(value, (bool,), "true or false", member)
+  if np.issubdtype(feature.np_dtype, np.integer):
+    if isinstance(value, str) and value.lstrip("-").isdigit():  # AX-b writes its idx as a string
+      value = int(value)
+    return _of_type(value, (int,), "an integer", member)
+  if np.issubdtype(feature.np_dtype, np.floating):
+    return _of_type(value, (int, float), "a number", member)
+  raise UserError(f"{type(feature).__name__} features cannot be read from these files", feature=member)
+
+
+def _of_type(value: Any, types: tuple[type, ...], expected: str, member: str) -> Any:
+  if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+    raise Mismatch(member, expected, value)
+  return value
+
+
+def _conform_label(feature: tfds.features.ClassLabel, value: Any, member: str) -> Any:
+  names = feature.names
+  if isinstance(value, str) and value in names:
+    return value
+  if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < len(names):
+    return value
+  raise Mismatch(member, f"one of {', '.join(names)}, or a class number below {len(names)}", value)
+
+
+def _conform_sequence(feature: tfds.features.Sequence, value: Any, member: str) -> Any:
+  inner = feature.feature
+  if isinstance(inner, tfds.features.FeaturesDict) and isinstance(value, dict):  # columns instead of rows
+    columns = {
+      name: conform(tfds.features.Sequence(inner[name]), value.get(name), f"{member}.{name}") for name in inner
+    }
+    if len({len(column) for column in columns.values()}) > 1:
+      raise Mismatch(member, "lists of one length", value)
+    return columns
+  if not isinstance(value, list):
+    raise Mismatch(member, "a list", value)
+  if feature._length is not None and len(value) != feature._length:
+    raise Mismatch(member, f"{feature._length} values", value)
+  return [conform(inner, item, f"{member}[{i}]") for i, item in enumerate(value)]
+
+
+def json_objects(file: OriginalFile) -> Iterator[tuple[int, dict[str, Any]]]:
+  """The objects of a JSON-lines file with their line numbers; empty lines hold none."""
+  for number, line in file.lines():
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+    except json.JSONDecodeError as error:
+      raise file.malformed(number, f"a JSON object ({error.msg} at column {error.colno})", line) from None
+    if not isinstance(record, dict):
+      raise file.malformed(number, "a JSON object", line)
+    yield number, record
+
+
+def checked(features: Any, row: dict[str, Any], file: OriginalFile, line: int | str) -> dict[str, Any]:
+  """`conform` of a whole row; a mismatch names the file and the line."""
+  try:
+    return conform(features, row)
+  except Mismatch as wrong:
+    raise file.malformed(line, f"{wrong.expected} as {wrong.member}", wrong.found) from None
+
+
+def unique(rows: Iterator[tuple[OriginalFile, int | str, KeyedRow]]) -> Iterator[KeyedRow]:
+  """Rows without their places; two of the same key are refused, naming both."""
+  places: dict[str, int | str] = {}
+  for file, line, (key, row) in rows:
+    first = places.setdefault(str(key), line)
+    if first is not line:
+      raise file.malformed(line, "an id of its own", f"{key}, as at {first}")
+    yield key, row

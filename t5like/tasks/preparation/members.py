@@ -1,0 +1,107 @@
+"""Any data set whose rows lie in JSON lines with the members of its features, and corpora of plain text.
+
+CNN/DailyMail and XSum are passed on in this form, C4 (`c4-train.00000-of-01024.json.gz`) and Wikipedia too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from t5like.errors import UserError
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, json_objects
+from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
+
+# Members that files in circulation leave out, and what stands there then.
+_OPTIONAL = {
+  "c4": {"url": "", "timestamp": "", "content-type": "", "content-length": ""},
+  "wikipedia": {"title": ""},
+  "cnn_dailymail": {"publisher": "", "id": ""},
+}
+
+JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
+TEXT_ENDINGS = (".txt", ".text")
+
+# How plain text is parted into documents.
+DOCUMENTS = ("line", "paragraph", "file")
+
+
+def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> list[Split]:
+  takes_text = "text" in dataset.features
+  endings = JSON_ENDINGS + (TEXT_ENDINGS if takes_text else ())
+  by_split: dict[str, list[OriginalFile]] = {split: list(files) for split, files in folder.given.items()}
+  if not by_split:
+    for file in _data_files(folder, dataset, endings):
+      by_split.setdefault(split_named_by(file.name) or "train", []).append(file)
+  sought = f"files with the split in their name that end in {', '.join(endings)} (plain, .gz, .xz, .bz2 or .zip)"
+  usual = [s for s in ("train", "validation", "test") if s != "test" or dataset.name not in ("c4", "wikipedia")]
+  return [
+    Split(
+      split,
+      functools.partial(_rows, dataset=dataset, files=by_split[split], documents=documents)
+      if split in by_split
+      else None,
+      sought,
+    )
+    for split in dict.fromkeys((*usual, *by_split))
+  ]
+
+
+def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> list[OriginalFile]:
+  """The folder's own files, or those of the one folder below it that is named like the data set."""
+  for place in (folder.root, folder.root / dataset.title, folder.root / dataset.name, folder.root / "text"):
+    if place.is_dir():
+      found = [f for f in Folder(place).all_files() if f.name.endswith(endings)]
+      if found:
+        return found
+  return []
+
+
+def _rows(split: Split, dataset: Dataset, files: list[OriginalFile], documents: str) -> Iterator[KeyedRow]:
+  optional = _OPTIONAL.get(dataset.name, {})
+  number = 0
+  for file in files:
+    if file.name.endswith(TEXT_ENDINGS):
+      rows: Iterator[tuple[int, dict[str, Any]]] = ((line, {"text": text}) for line, text in plain(file, documents))
+    else:
+      rows = json_objects(file)
+    for line, record in rows:
+      row = _reshaped(dataset, record)
+      if not optional.keys() <= row.keys():
+        row = optional | row
+      yield number, checked(dataset.features, row, file, line)
+      number += 1
+
+
+def _reshaped(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:
+  """Hugging Face wraps the two languages of a pair in `translation`."""
+  if isinstance(dataset.features, tfds.features.Translation) and isinstance(record.get("translation"), dict):
+    return record["translation"]
+  return record
+
+
+def plain(file: OriginalFile, documents: str) -> Iterator[tuple[int, str]]:
+  """The documents of a text file and the lines they begin at: one a line, one a paragraph, or the whole file."""
+  if documents not in DOCUMENTS:
+    raise UserError(f"no way {documents!r} to part text into documents", known=", ".join(DOCUMENTS))
+  if documents == "file":
+    text = file.text().strip()
+    if text:
+      yield 1, text
+    return
+  first, block = 0, []
+  for number, line in file.lines():
+    if documents == "line":
+      if line.strip():
+        yield number, line
+    elif line.strip():
+      first = first if block else number
+      block.append(line)
+    elif block:
+      yield first, "\n".join(block)
+      block = []
+  if block:
+    yield first, "\n".join(block)

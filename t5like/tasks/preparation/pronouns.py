@@ -1,0 +1,56 @@
+"""Definite pronoun resolution: blocks of sentence, pronoun, two candidates and the right one (Rahman and Ng 2012)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.files import Folder, OriginalFile
+
+
+def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+  del dataset
+  splits = []
+  for split in ("train", "test"):
+    name = f"{split}.c.txt"
+    given = folder.given.get(split)
+    file = given[0] if given else folder.find(name)
+    splits.append(Split(split, functools.partial(_rows, file=file) if file else None, name))
+  return splits
+
+
+def _rows(split: Split, file: OriginalFile) -> Iterator[KeyedRow]:
+  del split
+  for number, (line, block) in enumerate(_blocks(file)):
+    if len(block) != 4:
+      raise file.malformed(line, "four lines: sentence, pronoun, two candidates, the right one", f"{len(block)} lines")
+    sentence, pronoun, pair, right = block
+    candidates = [candidate.strip() for candidate in pair.split(",")]
+    if len(candidates) != 2:
+      raise file.malformed(line + 2, "two candidates separated by a comma", pair)
+    if right not in candidates:
+      raise file.malformed(line + 3, f"one of the candidates: {pair}", right)
+    yield (
+      number,
+      {
+        "sentence": sentence,
+        "pronoun": pronoun,
+        "candidates": candidates,
+        "label": candidates.index(right),
+      },
+    )
+
+
+def _blocks(file: OriginalFile) -> Iterator[tuple[int, list[str]]]:
+  """Runs of lines that are not empty, and the number of the first."""
+  first, block = 0, []
+  for number, line in file.lines():
+    if line.strip():
+      first = first if block else number
+      block.append(line.strip())
+    elif block:
+      yield first, block
+      block = []
+  if block:
+    yield first, block

@@ -1,0 +1,72 @@
+"""SQuAD's JSON files, 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, unique
+from t5like.tasks.preparation.files import Folder, OriginalFile
+
+_STEMS = {"train": "train", "validation": "dev"}
+
+
+def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+  splits = []
+  for split, stem in _STEMS.items():
+    name = f"{stem}-{dataset.config}.json"
+    given = folder.given.get(split)
+    file = given[0] if given else folder.find(name, f"squad/{name}")
+    splits.append(Split(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
+  return splits
+
+
+def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
+  del split
+  questions = _questions(file, dataset.config)
+  if dataset.config == "v1.1":
+    questions = _joined(questions)
+  return unique((file, place, (row["id"], checked(dataset.features, row, file, place))) for place, row in questions)
+
+
+def _questions(file: OriginalFile, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Each question with its place in the file, `data[3].paragraphs[0].qas[2]`."""
+  try:
+    content = json.loads(file.text())
+  except json.JSONDecodeError as error:
+    raise file.malformed(error.lineno, f"JSON ({error.msg} at column {error.colno})", "") from None
+  for a, article in enumerate(_list(content, "data", file, "the file")):
+    place = f"data[{a}]"
+    for p, paragraph in enumerate(_list(article, "paragraphs", file, place)):
+      inner = f"{place}.paragraphs[{p}]"
+      for q, question in enumerate(_list(paragraph, "qas", file, inner)):
+        where = f"{inner}.qas[{q}]"
+        row = {"title": article.get("title", ""), "context": paragraph.get("context"), "plausible_answers": []}
+        if not isinstance(question, dict):
+          raise file.malformed(where, "an object", question)
+        if version == "v2.0" and "is_impossible" not in question:
+          raise file.malformed(where, "a member 'is_impossible', which every question of SQuAD 2.0 has", "none")
+        if missing := [m for m in ("id", "question", "answers") if m not in question]:
+          raise file.malformed(where, f"a member {missing[0]!r}", ", ".join(question))
+        yield where, row | question
+
+
+def _list(value: Any, member: str, file: OriginalFile, place: str) -> list[Any]:
+  found = value.get(member) if isinstance(value, dict) else None
+  if not isinstance(found, list):
+    raise file.malformed(place, f"an object with a list {member!r}", value)
+  return found
+
+
+def _joined(questions: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Answers that a file spreads over several entries of one id belong to one question."""
+  by_id: dict[str, tuple[str, dict[str, Any]]] = {}
+  for place, question in questions:
+    if question["id"] in by_id:
+      kept = by_id[question["id"]][1]
+      kept["answers"] = [*kept["answers"], *question["answers"]]
+    else:
+      by_id[question["id"]] = (place, question)
+  yield from by_id.values()

@@ -1,0 +1,201 @@
+"""Writes prepared rows as a TFDS data set: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tensorflow_datasets as tfds
+from absl import logging
+
+from t5like.errors import UserError
+from t5like.tasks.preparation import catalogue
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.files import Folder
+from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
+
+_UNFINISHED = ".t5like-preparing-"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitReport:
+  """A split: rows written (None: its files are missing, `note` says which), and its published size."""
+
+  split: str
+  rows: int | None
+  official: int | None
+  note: str = ""
+
+  @property
+  def equal(self) -> bool:
+    return self.rows is not None and self.rows == self.official
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What became of one data set; `folder` is None where no file of it was found."""
+
+  title: str
+  folder: Path | None
+  splits: tuple[SplitReport, ...]
+  kept: bool = False  # was there before, and stays as it was
+
+
+def prepare(dataset: Dataset, splits: Sequence[Split], out: str | Path, force: bool = False) -> Report:
+  """Stores the splits whose files are there under `out`; `force` replaces what was prepared before."""
+  out = Path(out).expanduser()
+  final = out / dataset.folder
+  present = [split for split in splits if split.rows]
+  if not present:
+    return Report(dataset.title, None, _absent(dataset, splits))
+  if final.exists() and not force:
+    raise UserError(f"{dataset.title} is prepared already", folder=final, try_="--force prepares it again")
+  with _room_to_work(out) as work:
+    counts = _store(dataset, present, work)
+    _move(work / dataset.folder, final, work)
+  reports = []
+  for split in splits:
+    rows = counts.get(split.name)
+    notes = [f"{count:,} rows {reason} left out" for reason, count in split.left_out.items()]
+    reports.append(
+      SplitReport(
+        split.name,
+        rows,
+        OFFICIAL_SIZES.get(dataset.title, {}).get(split.name),
+        "; ".join(notes) if rows is not None else f"no {split.sought}",
+      )
+    )
+  return Report(dataset.title, final, tuple(reports))
+
+
+def prepare_all(
+  name: str,
+  source: str | Path,
+  out: str | Path,
+  *,
+  files: dict[str, list[str]] | None = None,
+  own_format: str | None = None,
+  documents: str = "line",
+  source_language: str | None = None,
+  force: bool = False,
+  task_modules: Sequence[str] = (),
+) -> Iterator[Report]:
+  """Prepares what `name` stands for; of a group, every data set whose files are found."""
+  named = catalogue.datasets_named(name, Folder(source, files), own_format, task_modules)
+  folder = Folder(source, files, alone=len(named) == 1)
+  found_any = False
+  for dataset in named:
+    splits = catalogue.find_splits(dataset, folder, documents, source_language)
+    final = Path(out).expanduser() / dataset.folder
+    if len(named) > 1 and final.exists() and not force:
+      found_any = True
+      yield Report(dataset.title, final, (), kept=True)
+      continue
+    report = prepare(dataset, splits, out, force)
+    found_any = found_any or report.folder is not None
+    if report.folder is None and len(named) == 1:
+      raise UserError(
+        f"no file of {dataset.title} in the folder",
+        folder=folder.root,
+        expected="\n".join(f"{split.name}: {split.sought}" for split in splits),
+        try_="--files=train=PATH names them outright",
+      )
+    yield report
+  if not found_any:
+    raise UserError(f"no file of {name} in the folder", folder=folder.root, expected="the layout of its archives")
+
+
+def _absent(dataset: Dataset, splits: Sequence[Split]) -> tuple[SplitReport, ...]:
+  sizes = OFFICIAL_SIZES.get(dataset.title, {})
+  return tuple(SplitReport(s.name, None, sizes.get(s.name), f"no {s.sought}") for s in splits)
+
+
+def _store(dataset: Dataset, splits: Sequence[Split], work: Path) -> dict[str, int]:
+  """Writes under `work` in TFDS's own order: rows sorted by a hash of split and key, in as many shards as needed."""
+  tfds.disable_progress_bar()
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      builder = tfds.dataset_builders.store_as_tfds_dataset(
+        name=dataset.name,
+        config=dataset.config,
+        version=dataset.version,
+        features=dataset.features,
+        split_datasets={split.name: _not_empty(split) for split in splits},
+        data_dir=work,
+        description=dataset.description,
+        homepage=dataset.homepage,
+        citation=dataset.citation,
+      )
+  finally:
+    logging.set_verbosity(verbosity)
+  return {name: info.num_examples for name, info in builder.info.splits.items()}
+
+
+def _not_empty(split: Split) -> Iterator[KeyedRow]:
+  row = None
+  for row in split.rows(split):
+    yield row
+  if row is None:
+    raise UserError(f"the file of split {split.name!r} holds no rows", file=split.sought)
+
+
+@contextlib.contextmanager
+def _room_to_work(out: Path) -> Iterator[Path]:
+  """A folder beside the data sets that is gone afterwards, whatever happens; a full disk is said plainly."""
+  try:
+    out.mkdir(parents=True, exist_ok=True)
+    _clear_abandoned(out)
+    work = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{socket.gethostname()}-{os.getpid()}-", dir=out))
+  except OSError as error:
+    raise UserError("the data sets cannot be written", folder=out, because=error.strerror) from None
+  try:
+    yield work
+  except Exception as error:
+    if user_error := _in_chain(error, lambda e: isinstance(e, UserError)):
+      raise user_error from None
+    if _in_chain(error, _says_no_room):
+      free = shutil.disk_usage(out).free / 1e9
+      raise UserError(
+        "there is no room left on the disk", folder=out, free=f"{free:.2f} GB", try_="--out on another disk"
+      ) from None
+    raise
+  finally:
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _in_chain(error: BaseException | None, is_wanted) -> BaseException | None:
+  while error is not None and not is_wanted(error):
+    error = error.__cause__ or error.__context__
+  return error
+
+
+def _says_no_room(error: BaseException) -> bool:
+  # TensorFlow's file system raises its own classes and keeps the system's words.
+  words = (os.strerror(number) for number in _NO_ROOM)
+  return getattr(error, "errno", None) in _NO_ROOM or any(word in str(error) for word in words)
+
+
+def _clear_abandoned(out: Path) -> None:
+  """Removes what a killed run of this machine left behind."""
+  for folder in out.glob(f"{_UNFINISHED}{socket.gethostname()}-*"):
+    pid = folder.name.removeprefix(f"{_UNFINISHED}{socket.gethostname()}-").partition("-")[0]
+    if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+      shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(made: Path, final: Path, work: Path) -> None:
+  final.parent.mkdir(parents=True, exist_ok=True)
+  if final.exists():
+    final.rename(work / "replaced")
+  made.rename(final)

@@ -1,0 +1,140 @@
+"""SuperGLUE's JSON lines (Wang et al. 2019)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, json_objects, unique
+from t5like.tasks.preparation.files import Folder, OriginalFile
+
+_FOLDERS = {
+  "boolq": "BoolQ",
+  "cb": "CB",
+  "copa": "COPA",
+  "multirc": "MultiRC",
+  "record": "ReCoRD",
+  "rte": "RTE",
+  "wic": "WiC",
+  "wsc": "WSC",
+  "wsc.fixed": "WSC",
+  "axb": "AX-b",
+  "axg": "AX-g",
+}
+_STEMS = {"train": "train", "validation": "val", "test": "test"}
+
+# Spans of WSC whose words do not stand together in the text; `wsc.fixed` keeps them as they are.
+_SCATTERED_SPANS = ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin")
+
+
+def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+  top = _FOLDERS[dataset.config]
+  if dataset.config in ("axb", "axg"):
+    names = {"test": f"{top}/{top}.jsonl"}
+  else:
+    names = {split: f"{top}/{stem}.jsonl" for split, stem in _STEMS.items()}
+  splits = []
+  for split, name in names.items():
+    given = folder.given.get(split)
+    file = given[0] if given else folder.find(name)
+    splits.append(Split(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
+  return splits
+
+
+def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
+  def placed() -> Iterator[tuple[OriginalFile, int, KeyedRow]]:
+    for line, record in json_objects(file):
+      try:
+        for key, row in _examples(dataset.config, record, split.name == "test"):
+          yield file, line, (key, checked(dataset.features, row, file, line))
+      except _Missing as missing:
+        raise file.malformed(line, f"a member {missing.args[0]!r}", ", ".join(record)) from None
+
+  # The lines of ReCoRD and MultiRC hold several rows each, told apart by their own ids.
+  return unique(placed())
+
+
+class _Missing(Exception):
+  """A member that every row must have is not there."""
+
+
+def _member(record: Any, name: str) -> Any:
+  if not isinstance(record, dict) or name not in record:
+    raise _Missing(name)
+  return record[name]
+
+
+def _examples(config: str, record: dict[str, Any], is_test: bool) -> Iterator[tuple[int | str, dict[str, Any]]]:
+  if config == "multirc":
+    yield from _multirc(record)
+  elif config == "record":
+    yield from _record(record)
+  else:
+    row = {**record, **_member(record, "target")} if config.startswith("wsc") else dict(record)
+    if config == "wsc.fixed":
+      row = _with_spans_in_text(row)
+    if "label" not in record and not is_test:
+      raise _Missing("label")
+    row["label"] = _label(config, record["label"]) if "label" in record else -1
+    yield _member(record, "idx"), row
+
+
+def _label(config: str, value: Any) -> Any:
+  if config == "copa":
+    return {0: "choice1", 1: "choice2"}.get(value, value)
+  return str(value) if isinstance(value, bool) else value
+
+
+def _multirc(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+  passage = _member(record, "passage")
+  for question in _member(passage, "questions"):
+    for answer in _member(question, "answers"):
+      idx = {
+        "paragraph": _member(record, "idx"),
+        "question": _member(question, "idx"),
+        "answer": _member(answer, "idx"),
+      }
+      label = answer.get("label")
+      yield (
+        f"{idx['paragraph']}_{idx['question']}_{idx['answer']}",
+        {
+          "paragraph": _member(passage, "text"),
+          "question": _member(question, "question"),
+          "answer": _member(answer, "text"),
+          "label": -1 if label is None else str(bool(label)),
+          "idx": idx,
+        },
+      )
+
+
+def _record(record: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+  """A row for each query. Entities and answers are sets, given in alphabetical order."""
+  passage = _member(record, "passage")
+  text = _member(passage, "text")
+  # The end of an entity is its last character.
+  entities = {text[_member(e, "start") : _member(e, "end") + 1] for e in _member(passage, "entities")}
+  for query in _member(record, "qas"):
+    yield (
+      _member(query, "idx"),
+      {
+        "passage": text,
+        "query": _member(query, "query"),
+        "entities": sorted(entities),
+        "answers": sorted({_member(a, "text") for a in query.get("answers", ())}),
+        "idx": {"passage": _member(record, "idx"), "query": query["idx"]},
+      },
+    )
+
+
+def _with_spans_in_text(row: dict[str, Any]) -> dict[str, Any]:
+  """`wsc.fixed`: a span that the text writes otherwise takes its first letter, loses line ends and full stop."""
+  text = _member(row, "text")
+  for span in ("span1", "span2"):
+    words, index = _member(row, f"{span}_text"), _member(row, f"{span}_index")
+    if words in text or words in _SCATTERED_SPANS:
+      continue
+    first = text.split()[index]
+    words = (words[0].lower() if first[0].islower() else words[0].upper()) + words[1:]
+    row[f"{span}_text"] = words.rstrip(".").replace("\n", " ")
+  return row
