@@ -12,6 +12,7 @@ import os
 SUBCOMMANDS = {
   "list": ("name every task and mixture that is registered", "tasks_list"),
   "prepare": ("turn original files into the TFDS data sets that tasks read", "tasks_prepare"),
+  "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "tasks_vocabulary"),
 }
 
 

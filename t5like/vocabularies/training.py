@@ -1,0 +1,146 @@
+"""Trains a SentencePiece vocabulary with T5's conventions: pad 0, eos 1, unk 2, no bos."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import io
+import itertools
+import json
+import lzma
+import random
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import sentencepiece
+
+from t5like.errors import UserError
+from t5like.vocabularies.base import well_formed
+from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
+
+MODEL_TYPES = ("unigram", "bpe", "char", "word")
+_LONGEST = 2_000  # characters of a sentence: SentencePiece leaves out those above 4,192 bytes
+_THREADS = 4  # fixed, since sums over threads and with them the pieces depend on their number
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyReport:
+  """How a vocabulary fits the sentences it was trained on."""
+
+  sentences: int
+  coverage: float  # share of characters, white space aside, that are not unknown
+  tokens_per_word: float
+  characters_per_token: float
+
+
+def train_sentencepiece(
+  texts: Iterable[str],
+  size: int,
+  out: str | Path,
+  model_type: str = "unigram",
+  byte_fallback: bool = False,
+  character_coverage: float = 0.9995,
+  max_sentences: int = 1_000_000,
+  seed: int = 0,
+) -> tuple[SentencePieceVocabulary, VocabularyReport]:
+  """Writes a model of `size` pieces to `out`; the same texts and settings give the same file.
+
+  From more than `max_sentences` a random sample is taken. `byte_fallback` spells characters
+  outside the vocabulary as bytes, so that nothing is unknown, for 256 of the pieces.
+  """
+  sample = sample_sentences(texts, max_sentences, seed)
+  if not sample:
+    raise UserError("there is no text to learn a vocabulary from")
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(sample), model_writer=model, vocab_size=size, model_type=model_type,
+      pad_id=0, eos_id=1, unk_id=2, bos_id=-1, byte_fallback=byte_fallback, character_coverage=character_coverage,
+      normalization_rule_name="nmt_nfkc", num_threads=_THREADS, minloglevel=2,
+    )  # fmt: skip
+  except RuntimeError as error:
+    raise _refusal(error, size, len(sample)) from None
+  out = Path(out).expanduser()
+  out.parent.mkdir(parents=True, exist_ok=True)
+  out.write_bytes(model.getvalue())
+  vocabulary = SentencePieceVocabulary(out)
+  return vocabulary, _report(vocabulary, sample)
+
+
+def sample_sentences(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
+  """Lines of the texts, long ones cut between words; `count` of them drawn evenly where there are more."""
+  chosen = random.Random(seed)
+  kept: list[str] = []
+  for number, sentence in enumerate(_sentences(texts)):
+    if number < count:
+      kept.append(sentence)
+    elif (place := chosen.randrange(number + 1)) < count:
+      kept[place] = sentence
+  return kept
+
+
+def read_texts(path: str | Path, field: str = "text") -> Iterator[str]:
+  """The `field` of every object of a JSON-lines file (.jsonl, .json), or the lines of any other; .gz and .xz too."""
+  path = Path(path).expanduser()
+  opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+  is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
+  try:
+    with opener(path, "rt", encoding="utf-8", errors="replace") as lines:
+      for number, line in enumerate(lines, 1):
+        yield _member(line, field, f"{path}:{number}") if is_json else line
+  except (OSError, EOFError, lzma.LZMAError) as error:
+    raise UserError(f"cannot read {path}", because=error) from None
+
+
+def _member(line: str, field: str, where: str) -> str:
+  try:
+    text = json.loads(line)[field]
+  except (json.JSONDecodeError, KeyError, TypeError) as error:
+    raise UserError(
+      f"a line is not a JSON object with {field!r}", file=where, because=f"{type(error).__name__}: {error}"
+    ) from None
+  if not isinstance(text, str):
+    raise UserError(f"the member {field!r} is not text", file=where, value=repr(text)[:100])
+  return text
+
+
+def _sentences(texts: Iterable[str]) -> Iterator[str]:
+  for line in itertools.chain.from_iterable(text.split("\n") for text in texts):
+    line = well_formed(line).replace("\0", "").strip()
+    while len(line) > _LONGEST:
+      cut = line.rfind(" ", 1, _LONGEST)
+      cut = cut if cut > 0 else _LONGEST
+      yield line[:cut]
+      line = line[cut:].lstrip()
+    if line:
+      yield line
+
+
+def _refusal(error: RuntimeError, size: int, sentences: int) -> UserError:
+  message = str(error).split("\n")[0]
+  if "too high" in message or "too small" in message:
+    limit = re.findall(r"[0-9]+", message.partition("value")[2])
+    return UserError(
+      f"{sentences} sentences do not make a vocabulary of {size} pieces",
+      because=message,
+      try_=f"--size={limit[-1]}, or more text" if limit else "another --size, or more text",
+    )
+  return UserError("SentencePiece could not be trained", because=message)
+
+
+def _report(vocabulary: SentencePieceVocabulary, sample: list[str], most: int = 20_000) -> VocabularyReport:
+  measured = sample[:: max(1, len(sample) // most)]
+  tokens = unknown = 0
+  for sentence in measured:
+    ids, spans = vocabulary.encode_with_offsets(sentence)
+    tokens += len(ids)
+    unknown += sum(end - start for token, (start, end) in zip(ids, spans, strict=True) if token == vocabulary.unk_id)
+  words = [word for sentence in measured for word in sentence.split()]
+  characters = sum(map(len, words))
+  return VocabularyReport(
+    sentences=len(sample),
+    coverage=1 - unknown / max(characters, 1),
+    tokens_per_word=tokens / max(len(words), 1),
+    characters_per_token=sum(map(len, measured)) / max(tokens, 1),
+  )
