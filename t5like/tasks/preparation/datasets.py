@@ -144,8 +144,8 @@ def checked(features: Any, row: dict[str, Any], file: OriginalFile, line: int | 
 def unique(rows: Iterator[tuple[OriginalFile, int | str, KeyedRow]]) -> Iterator[KeyedRow]:
   """Rows without their places; two of the same key are refused, naming both."""
   places: dict[str, int | str] = {}
-  for file, line, (key, row) in rows:
-    first = places.setdefault(str(key), line)
-    if first is not line:
-      raise file.malformed(line, "an id of its own", f"{key}, as at {first}")
+  for file, place, (key, row) in rows:
+    if str(key) in places:
+      raise file.malformed(place, "an id of its own", f"{key}, as at {places[str(key)]}")
+    places[str(key)] = place
     yield key, row

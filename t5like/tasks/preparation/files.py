@@ -130,7 +130,7 @@ class Folder:
     return None
 
   def all_files(self) -> list[OriginalFile]:
-    """Every file of the folder; where it has none of its own, those of its only data folder."""
+    """Every file that lies in the folder itself."""
     return [OriginalFile(path) for path in sorted(self.root.iterdir()) if path.is_file() and path.name[0] != "."]
 
   def _given(self, path: str | Path) -> OriginalFile:

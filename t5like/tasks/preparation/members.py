@@ -34,7 +34,9 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
   endings = JSON_ENDINGS + (TEXT_ENDINGS if takes_text else ())
   by_split: dict[str, list[OriginalFile]] = {split: list(files) for split, files in folder.given.items()}
   if not by_split:
-    for file in _data_files(folder, dataset, endings):
+    files = _data_files(folder, dataset, endings)
+    named = [file for file in files if split_named_by(file.name)]
+    for file in named or files:  # a folder of texts whose names say nothing is one to train on
       by_split.setdefault(split_named_by(file.name) or "train", []).append(file)
   sought = f"files with the split in their name that end in {', '.join(endings)} (plain, .gz, .xz, .bz2 or .zip)"
   usual = [s for s in ("train", "validation", "test") if s != "test" or dataset.name not in ("c4", "wikipedia")]

@@ -65,13 +65,13 @@ def prepare(dataset: Dataset, splits: Sequence[Split], out: str | Path, force: b
   reports = []
   for split in splits:
     rows = counts.get(split.name)
-    notes = [f"{count:,} rows {reason} left out" for reason, count in split.left_out.items()]
+    notes = [f"left out: {count:,} {reason}" for reason, count in split.left_out.items()]
     reports.append(
       SplitReport(
         split.name,
         rows,
         OFFICIAL_SIZES.get(dataset.title, {}).get(split.name),
-        "; ".join(notes) if rows is not None else f"no {split.sought}",
+        "; ".join(notes) if rows is not None else _looked_for(split),
       )
     )
   return Report(dataset.title, final, tuple(reports))
@@ -91,10 +91,16 @@ def prepare_all(
 ) -> Iterator[Report]:
   """Prepares what `name` stands for; of a group, every data set whose files are found."""
   named = catalogue.datasets_named(name, Folder(source, files), own_format, task_modules)
+  if files and len(named) > 1:
+    raise UserError(f"{name} is {len(named)} data sets", try_=f"--files with one of them, such as {named[0].title}")
   folder = Folder(source, files, alone=len(named) == 1)
   found_any = False
   for dataset in named:
     splits = catalogue.find_splits(dataset, folder, documents, source_language)
+    if unknown := [split for split in folder.given if split not in [known.name for known in splits]]:
+      raise UserError(
+        f"{dataset.title} has no split {unknown[0]!r}", asked_by="--files", known=", ".join(s.name for s in splits)
+      )
     final = Path(out).expanduser() / dataset.folder
     if len(named) > 1 and final.exists() and not force:
       found_any = True
@@ -114,9 +120,13 @@ def prepare_all(
     raise UserError(f"no file of {name} in the folder", folder=folder.root, expected="the layout of its archives")
 
 
+def _looked_for(split: Split) -> str:
+  return f"looked for {split.sought}"
+
+
 def _absent(dataset: Dataset, splits: Sequence[Split]) -> tuple[SplitReport, ...]:
   sizes = OFFICIAL_SIZES.get(dataset.title, {})
-  return tuple(SplitReport(s.name, None, sizes.get(s.name), f"no {s.sought}") for s in splits)
+  return tuple(SplitReport(s.name, None, sizes.get(s.name), _looked_for(s)) for s in splits)
 
 
 def _store(dataset: Dataset, splits: Sequence[Split], work: Path) -> dict[str, int]:

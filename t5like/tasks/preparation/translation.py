@@ -30,12 +30,12 @@ def find_splits(
     if len(files) == 2:
       pairs.setdefault(split, []).append((stem, files))
     else:
-      halves.setdefault(split, []).extend(str(f) for f in files.values())
+      halves.setdefault(split, []).extend(file.path.name for file in files.values())
   a, b = sorted(languages)
   splits = []
   for split in dict.fromkeys((*subsets, "train", "validation", "test")):
     rows = functools.partial(_rows, pairs=pairs[split]) if split in pairs else None
-    alone = f"; without its partner: {', '.join(halves[split])}" if split in halves else ""
+    alone = f"; {', '.join(halves[split])} has no partner" if split in halves else ""
     splits.append(Split(split, rows, f"a pair of files such as {split}.{a} and {split}.{b}{alone}"))
   return splits
 
