@@ -16,7 +16,11 @@ class Segments(NamedTuple):
 
 
 def join_segments(first: Ragged, second: Ragged | None, length: int, cls: int, sep: int) -> Segments:
-  """Rows of `length`; what does not fit is cut from the end of the longer text, one token after the other."""
+  """Rows of `length`; what does not fit is cut from the end of the longer text, then of both.
+
+  As Hugging Face's `truncation="longest_first"`: where both are cut and an odd token is left, it stays
+  with the text that was longer, or with the second. (Google's BERT leaves it to the first.)
+  """
   if second is None:
     second = Ragged(np.zeros((len(first.tokens), 0), np.int32), np.zeros(len(first.tokens), np.int64))
     room, closing = length - 2, 0
@@ -46,10 +50,8 @@ def join_segments(first: Ragged, second: Ragged | None, length: int, cls: int, s
 
 
 def _longest_first(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-  """What is left of both after taking tokens from the longer, from the second where both are equally long."""
-  shorter = np.minimum(first, second)
-  fits = first + second <= room
-  half = np.where(shorter <= room // 2, shorter, room // 2)  # the shorter stays whole, or both are cut to half
-  cut_first = np.where(shorter > room // 2, room - room // 2, np.where(first <= second, half, room - half))
-  kept_first = np.where(fits, first, cut_first)
-  return kept_first, np.where(fits, second, room - kept_first)
+  """The lengths that are left of both."""
+  shorter = np.minimum(np.minimum(first, second), room // 2)  # stays whole, or both are cut to half
+  longer = np.minimum(np.maximum(first, second), room - shorter)
+  first_is_longer = first > second
+  return np.where(first_is_longer, longer, shorter), np.where(first_is_longer, shorter, longer)

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
 from t5like.objectives.masking import MaskedLM, SpanMaskedLM
-from t5like.objectives.segments import join_segments
 
 CLS, SEP, MASK, STOP = 101, 102, 103, 5
 SPECIAL = SpecialTokens(
@@ -118,17 +115,3 @@ def test_objectives_for_encoders_need_their_special_tokens():
     MaskedLM(next_sentence=True, whole_sentences=True)
   with pytest.raises(UserError, match="exceed"):
     MaskedLM(mask_share=0.8, random_share=0.3)
-
-
-@given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20))
-def test_segments_are_cut_longest_first(first, second, length):
-  texts = [Ragged.full(np.arange(n, dtype=np.int32)[None] + 200) for n in (first, second)]
-  joined = join_segments(*texts, length, CLS, SEP)
-  while first + second > length - 3:
-    if first > second:
-      first -= 1
-    else:
-      second -= 1
-  expected = [CLS, *range(200, 200 + first), SEP, *range(200, 200 + second), SEP]
-  assert joined.tokens[0].tolist() == expected + [0] * (length - len(expected))
-  assert joined.token_types[0].tolist() == [0] * (first + 2) + [1] * (second + 1) + [0] * (length - len(expected))

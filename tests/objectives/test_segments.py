@@ -1,0 +1,59 @@
+"""One or two texts in a row, cut as Hugging Face cuts them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from t5like.objectives.ragged import Ragged
+from t5like.objectives.segments import join_segments
+
+CLS, SEP = 101, 102
+
+
+def rows(*lengths):
+  return Ragged.of(np.concatenate([200 + np.arange(n) for n in lengths]), np.array(lengths, np.int64))
+
+
+def test_a_pair_as_bert_reads_it():
+  joined = join_segments(rows(2, 1), rows(1, 3), 8, CLS, SEP)
+  assert joined.tokens.tolist() == [[CLS, 200, 201, SEP, 200, SEP, 0, 0], [CLS, 200, SEP, 200, 201, 202, SEP, 0]]
+  assert joined.token_types.tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1, 0]]
+  assert joined.lengths.tolist() == [6, 7]
+
+
+def test_one_text():
+  joined = join_segments(rows(2, 0, 9), None, 5, CLS, SEP)
+  assert joined.tokens.tolist() == [[CLS, 200, 201, SEP, 0], [CLS, SEP, 0, 0, 0], [CLS, 200, 201, 202, SEP]]
+  assert not joined.token_types.any() and joined.lengths.tolist() == [4, 2, 5]
+
+
+# (first, second, length) -> what transformers' BertTokenizer keeps of both with truncation="longest_first".
+HUGGING_FACE = {
+  (3, 3, 8): (2, 3), (4, 3, 8): (3, 2), (3, 4, 8): (2, 3), (9, 9, 8): (2, 3), (9, 8, 8): (3, 2), (9, 9, 9): (3, 3),
+  (1, 9, 8): (1, 4), (9, 1, 8): (4, 1), (2, 3, 8): (2, 3), (9, 2, 8): (3, 2), (2, 9, 8): (2, 3), (5, 7, 20): (5, 7),
+  (11, 3, 11): (5, 3), (3, 11, 11): (3, 5), (7, 7, 4): (0, 1), (8, 7, 4): (1, 0), (7, 7, 3): (0, 0),
+}  # fmt: skip
+
+
+def test_truncation_is_hugging_faces():
+  for (first, second, length), kept in HUGGING_FACE.items():
+    joined = join_segments(rows(first), rows(second), length, CLS, SEP)
+    expected = [CLS, *range(200, 200 + kept[0]), SEP, *range(200, 200 + kept[1]), SEP]
+    assert joined.tokens[0].tolist() == expected + [0] * (length - len(expected)), (first, second, length)
+
+
+def test_many_rows_are_cut_as_each_alone():
+  pairs = list(itertools.product(range(8), repeat=2))
+  together = join_segments(rows(*(a for a, _ in pairs)), rows(*(b for _, b in pairs)), 9, CLS, SEP)
+  for number, (a, b) in enumerate(pairs):
+    alone = join_segments(rows(a), rows(b), 9, CLS, SEP)
+    assert together.tokens[number].tolist() == alone.tokens[0].tolist()
+    assert together.token_types[number].tolist() == alone.token_types[0].tolist()
+    kept = together.lengths[number] - 3
+    assert kept == min(a + b, 6)  # nothing is cut that fits
+
+
+def test_no_room():
+  with pytest.raises(ValueError, match="no room"):
+    join_segments(rows(1), rows(1), 2, CLS, SEP)
