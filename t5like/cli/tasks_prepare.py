@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -69,10 +70,23 @@ def run(args: argparse.Namespace) -> int:
     source_language=args.source_language,
     force=args.force,
     task_modules=tasks.task_modules(args),
+    progress=_Progress(),
   ):
     print(render(report, time.monotonic() - started), flush=True)
     started = time.monotonic()
   return 0
+
+
+class _Progress:
+  """A line on standard error every ten seconds: C4 takes hours."""
+
+  def __init__(self):
+    self.last = time.monotonic()
+
+  def __call__(self, split: str, rows: int) -> None:
+    if time.monotonic() - self.last >= 10:
+      self.last = time.monotonic()
+      print(f"  {split}: {rows:,} rows", file=sys.stderr, flush=True)
 
 
 def render(report: Report, seconds: float) -> str:

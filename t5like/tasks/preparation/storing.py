@@ -10,7 +10,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tensorflow_datasets as tfds
@@ -23,7 +23,11 @@ from t5like.tasks.preparation.files import Folder
 from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
 
 _UNFINISHED = ".t5like-preparing-"
+_ROWS_BETWEEN_REPORTS = 10_000
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+# Told the split and its rows so far, now and then.
+Progress = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +54,9 @@ class Report:
   kept: bool = False  # was there before, and stays as it was
 
 
-def prepare(dataset: Dataset, splits: Sequence[Split], out: str | Path, force: bool = False) -> Report:
+def prepare(
+  dataset: Dataset, splits: Sequence[Split], out: str | Path, force: bool = False, progress: Progress | None = None
+) -> Report:
   """Stores the splits whose files are there under `out`; `force` replaces what was prepared before."""
   out = Path(out).expanduser()
   final = out / dataset.folder
@@ -60,7 +66,7 @@ def prepare(dataset: Dataset, splits: Sequence[Split], out: str | Path, force: b
   if final.exists() and not force:
     raise UserError(f"{dataset.title} is prepared already", folder=final, try_="--force prepares it again")
   with _room_to_work(out) as work:
-    counts = _store(dataset, present, work)
+    counts = _store(dataset, present, work, progress)
     _move(work / dataset.folder, final, work)
   reports = []
   for split in splits:
@@ -88,6 +94,7 @@ def prepare_all(
   source_language: str | None = None,
   force: bool = False,
   task_modules: Sequence[str] = (),
+  progress: Progress | None = None,
 ) -> Iterator[Report]:
   """Prepares what `name` stands for; of a group, every data set whose files are found."""
   named = catalogue.datasets_named(name, Folder(source, files), own_format, task_modules)
@@ -106,7 +113,7 @@ def prepare_all(
       found_any = True
       yield Report(dataset.title, final, (), kept=True)
       continue
-    report = prepare(dataset, splits, out, force)
+    report = prepare(dataset, splits, out, force, progress)
     found_any = found_any or report.folder is not None
     if report.folder is None and len(named) == 1:
       raise UserError(
@@ -129,7 +136,7 @@ def _absent(dataset: Dataset, splits: Sequence[Split]) -> tuple[SplitReport, ...
   return tuple(SplitReport(s.name, None, sizes.get(s.name), _looked_for(s)) for s in splits)
 
 
-def _store(dataset: Dataset, splits: Sequence[Split], work: Path) -> dict[str, int]:
+def _store(dataset: Dataset, splits: Sequence[Split], work: Path, progress: Progress | None) -> dict[str, int]:
   """Writes under `work` in TFDS's own order: rows sorted by a hash of split and key, in as many shards as needed."""
   tfds.disable_progress_bar()
   verbosity = logging.get_verbosity()
@@ -141,7 +148,7 @@ def _store(dataset: Dataset, splits: Sequence[Split], work: Path) -> dict[str, i
         config=dataset.config,
         version=dataset.version,
         features=dataset.features,
-        split_datasets={split.name: _not_empty(split) for split in splits},
+        split_datasets={split.name: _counted(split, progress) for split in splits},
         data_dir=work,
         description=dataset.description,
         homepage=dataset.homepage,
@@ -152,11 +159,13 @@ def _store(dataset: Dataset, splits: Sequence[Split], work: Path) -> dict[str, i
   return {name: info.num_examples for name, info in builder.info.splits.items()}
 
 
-def _not_empty(split: Split) -> Iterator[KeyedRow]:
-  row = None
-  for row in split.rows(split):
+def _counted(split: Split, progress: Progress | None) -> Iterator[KeyedRow]:
+  count = 0
+  for count, row in enumerate(split.rows(split), 1):
     yield row
-  if row is None:
+    if progress and count % _ROWS_BETWEEN_REPORTS == 0:
+      progress(split.name, count)
+  if not count:
     raise UserError(f"the file of split {split.name!r} holds no rows", file=split.sought)
 
 
