@@ -9,6 +9,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5like.errors import UserError
 from t5like.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary, load_vocabulary
 
 
@@ -110,3 +111,17 @@ def _text(value: str | bytes | np.ndarray) -> str:
   """TensorFlow hands over bytes; outside a graph, in an array without axes."""
   value = value.item() if isinstance(value, np.ndarray) else value
   return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def from_seqio(vocabulary: seqio.Vocabulary) -> Vocabulary:
+  """Ours behind one of seqio's, for what seqio does not tell: sentence ends, words, special ids."""
+  if isinstance(vocabulary, WrappedVocabulary):
+    return vocabulary.wrapped
+  if isinstance(vocabulary, seqio.SentencePieceVocabulary):
+    return SentencePieceVocabulary(vocabulary.sentencepiece_model_file, vocabulary.extra_ids)
+  if isinstance(vocabulary, seqio.ByteVocabulary):
+    return ByteVocabulary(vocabulary.extra_ids)
+  raise UserError(
+    f"objectives cannot use a {type(vocabulary).__name__}",
+    expected="a seqio SentencePieceVocabulary or ByteVocabulary, or t5like.tasks.seqio_vocabularies.as_seqio(NAME)",
+  )

@@ -1,0 +1,113 @@
+"""The forms of tasks for encoders: what BERT reads instead of T5's text, through seqio all the same.
+
+A task in an encoder form has a step that makes its text, and then one that makes its tokens, which
+`tokenizes` marks: a token cache stops before it. Features are `inputs` with [CLS] and [SEP],
+`token_types` and `labels`; for tagging `targets` and `weights`, one a token, instead of labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.objectives.ragged import Ragged
+from t5like.objectives.segments import join_segments
+from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio
+from t5like.vocabularies import Vocabulary
+
+VOCABULARY = "bert_uncased"
+DEFAULT_LENGTH = 512  # as long as BERT's positions reach
+_BATCH = 256  # texts that are tokenised in one call
+
+Step = TypeVar("Step", bound=Callable)
+
+
+def tokenizes(step: Step) -> Step:
+  """Marks a preprocessor as the one that makes tokens of text, as seqio's `tokenize` does."""
+  step.makes_tokens = True
+  return step
+
+
+def encoder_features(vocabulary: str = VOCABULARY, **more: seqio.Feature) -> dict[str, seqio.Feature]:
+  """`inputs` and `token_types`, and whatever else a form has."""
+  return {
+    "inputs": seqio.Feature(as_seqio(vocabulary), add_eos=False),
+    "token_types": seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False),
+    **more,
+  }
+
+
+def class_labels(classes: int) -> seqio.Feature:
+  return seqio.Feature(seqio.PassThroughVocabulary(classes), add_eos=False, rank=0)
+
+
+def score_labels() -> seqio.Feature:
+  return seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, rank=0, dtype=tf.float32)
+
+
+def encoder_vocabulary(output_features: Mapping[str, seqio.Feature]) -> Vocabulary:
+  vocabulary = from_seqio(output_features["inputs"].vocabulary)
+  if vocabulary.cls_id is None or vocabulary.sep_id is None:
+    raise UserError(
+      "an encoder's inputs need [CLS] and [SEP], the vocabulary has none", expected="bert_uncased or bert_cased"
+    )
+  return vocabulary
+
+
+def row_length(sequence_length: Mapping[str, int] | None, default: int = DEFAULT_LENGTH) -> int:
+  return (sequence_length or {}).get("inputs") or default
+
+
+@tokenizes
+def encode_segments(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int] | None,
+  output_features: Mapping[str, seqio.Feature],
+) -> tf.data.Dataset:
+  """{"first", "second" or none, "label"} to [CLS] first [SEP] second [SEP], cut to length from the longer text.
+
+  Other fields, and the texts, are handed on.
+  """
+  vocabulary = encoder_vocabulary(output_features)
+  length = row_length(sequence_length)
+  has_second = "second" in dataset.element_spec
+
+  def join(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = join_segments(
+      _encoded(vocabulary, first),
+      _encoded(vocabulary, second) if has_second else None,
+      length,
+      vocabulary.cls_id,
+      vocabulary.sep_id,
+    )
+    kept = np.arange(length)[None, :] < rows.lengths[:, None]
+    return rows.tokens[kept], rows.token_types[kept], rows.lengths
+
+  def encode(examples: dict) -> dict:
+    texts = [examples["first"], examples["second" if has_second else "first"]]
+    tokens, types, lengths = tf.numpy_function(join, texts, [tf.int32, tf.int32, tf.int64])
+    examples |= ragged_features({"inputs": tokens, "token_types": types}, lengths)
+    label = examples.pop("label", None)
+    return examples if label is None else examples | {"labels": tf.cast(label, output_features["labels"].dtype)}
+
+  dataset = dataset.ragged_batch(_BATCH).map(encode, num_parallel_calls=tf.data.AUTOTUNE)
+  return dataset.unbatch()
+
+
+def ragged_features(values: Mapping[str, tf.Tensor], lengths: tf.Tensor) -> dict[str, tf.RaggedTensor]:
+  """Values of all rows end to end, out of a numpy function, as rows."""
+  lengths.set_shape([None])
+  for tensor in values.values():
+    tensor.set_shape([None])
+  return {name: tf.RaggedTensor.from_row_lengths(tensor, lengths) for name, tensor in values.items()}
+
+
+def _encoded(vocabulary: Vocabulary, texts: np.ndarray) -> Ragged:
+  rows = vocabulary.encode_batch([text.decode("utf-8", errors="replace") for text in texts])
+  lengths = np.array([len(row) for row in rows], np.int64)
+  return Ragged.of(np.array([token for row in rows for token in row], np.int32), lengths)
