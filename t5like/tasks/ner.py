@@ -16,17 +16,13 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.tasks import metrics, ner_text, preprocessors
+from t5like.tasks.preparation import conll
 from t5like.tasks.registry import default_features, register_task
-
-
-def _iob2(*types: str) -> tuple[str, ...]:
-  return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
-
 
 # The tags in the order of their class numbers, as TFDS and Hugging Face have them.
 TAGS = {
-  "conll2003": _iob2("PER", "ORG", "LOC", "MISC"),
-  "wnut_17": _iob2("corporation", "creative-work", "group", "location", "person", "product"),
+  "conll2003": ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
+  "wnut_17": conll.WNUT_17_TAGS,
 }
 # Words a model has met before it meets the task say more to it than abbreviations.
 TYPE_NAMES = {"PER": "person", "ORG": "organization", "LOC": "location", "MISC": "miscellaneous"}

@@ -92,8 +92,9 @@ def wsc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     place = tf.argmin(tf.where(is_pronoun, distance, tf.int32.max), output_type=tf.int32)
   punctuation = tf.strings.substr(words[place], tf.strings.length(pronoun), tf.strings.length(words[place]))
   parted = tf.boolean_mask([punctuation], [punctuation != ""])
-  pieces = [words[:place], [tf.strings.join(["*", pronoun, "*"])], parted, words[place + 1 :]]
-  marked = tf.strings.reduce_join(tf.concat(pieces, 0), separator=" ")
+  before = tf.concat([words[:place], [tf.strings.join(["*", pronoun, "*"])], parted], 0)
+  # A pronoun that is the last word keeps a space behind it, as in the t5 library.
+  marked = tf.strings.join([_joined(before), _joined(words[place + 1 :])], separator=" ")
   marked = tf.where(punctuation != "", tf.strings.strip(marked), marked)
   return {
     "inputs": tf.strings.join(["wsc:", marked], separator=" "),
@@ -101,6 +102,10 @@ def wsc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     "label": example["label"],
     "idx": example["idx"],
   }
+
+
+def _joined(words: tf.Tensor) -> tf.Tensor:
+  return tf.strings.reduce_join(words, separator=" ")
 
 
 class RightReferents(seqio.TfdsDataSource):
