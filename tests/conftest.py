@@ -15,12 +15,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
 from t5like.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Two cores shared by two workers: how long an example takes says nothing.
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

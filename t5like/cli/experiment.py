@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import gin
 
 from t5like.cli.cache import DEFAULT_ROOT
 from t5like.errors import UserError
-from t5like.objectives import Objective
+from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
 from t5like.training.optimizers import Optimizer
 
@@ -34,8 +34,9 @@ class Experiment:
   batch_size: int
   steps: int
   optimizer: Optimizer
-  # What to hide and predict in a corpus; None for labelled examples.
-  objective: Objective | None = None
+  # What to hide and predict in a corpus; None for labelled examples; "task" for what the task's name says:
+  # c4_span_corruption is span corruption of the corpus c4, a name without an objective is a labelled task.
+  objective: Objective | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
   split: str = "train"
@@ -58,6 +59,7 @@ class Experiment:
 
   def __post_init__(self):
     self._check_types()
+    self._resolve_objective()
     for name in ("batch_size", "steps", "log_period", "checkpoints_kept", "loader_threads"):
       if getattr(self, name) < 1:
         raise _bad(name, getattr(self, name), "a whole number of at least 1")
@@ -74,6 +76,19 @@ class Experiment:
       if not _is_whole(length) or length < 2:
         raise _bad("lengths", dict(self.lengths), f"at least 2 tokens of {name}")
 
+  def _resolve_objective(self) -> None:
+    corpus, named = split_task_name(self.task)
+    if self.objective == "task":
+      object.__setattr__(self, "objective", CATALOGUE[named] if named else None)
+    elif self.objective is None or named is None:
+      return
+    elif self.objective != CATALOGUE[named]:
+      raise UserError(
+        f"the task {self.task!r} names the objective {named}, OBJECTIVE is another: {self.objective}",
+        try_=f"--gin.TASK={corpus}",
+      )
+    object.__setattr__(self, "task", corpus)
+
   def _check_types(self) -> None:
     for name in ("model_dir", "vocabulary", "task", "split", "eval_split", "cache_dir"):
       if not isinstance(getattr(self, name), str):
@@ -89,7 +104,7 @@ class Experiment:
     for name, kind in (("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes)):
       if not isinstance(getattr(self, name), kind):
         raise _bad(name, getattr(self, name), f"a {kind.__name__}: with parentheses, as in @adafactor()")
-    if self.objective is not None and not hasattr(self.objective, "lengths"):
+    if self.objective not in (None, "task") and not isinstance(self.objective, Objective):
       raise _bad("objective", self.objective, "an objective: with parentheses, as in @span_corruption()")
 
 

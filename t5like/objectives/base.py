@@ -121,6 +121,8 @@ class Objective:
   # The first token of a row is given and not predicted: targets are the row moved by one.
   shifted: ClassVar[bool] = False
   needs_others: bool = False
+  # `lengths` gives room for all but the rarest targets, not for every one.
+  targets_vary: ClassVar[bool] = False
 
   def lengths(self, inputs: int) -> Lengths:
     """What fits into `inputs` input tokens."""

@@ -42,6 +42,7 @@ class _IidNoise(Objective):
 
   noise_density: float = 0.15
   variant: str = "paper"
+  targets_vary: ClassVar[bool] = True
 
   def __post_init__(self):
     check_share("noise_density", self.noise_density)

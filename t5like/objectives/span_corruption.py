@@ -48,6 +48,10 @@ class SpanCorruption(Objective):
 
   def _lengths_of(self, raw: int) -> Lengths:
     noise, spans = noise_counts(raw, self.noise_density, self.mean_span_length)
+    if self.variant == "t5":
+      # Its planner, unlike its noise, may count no span at all: a short row is then cut at its end.
+      noise = round(raw * self.noise_density)
+      spans = round(noise / self.mean_span_length)
     return Lengths(raw, raw - noise + spans + 1, noise + spans + self._closing + 1)
 
   def lengths(self, inputs: int) -> Lengths:
@@ -58,8 +62,8 @@ class SpanCorruption(Objective):
     lengths = self._lengths_of(raw)
     if self.noise_density == 0.5 and lengths.targets > lengths.inputs:
       # As the original: at half noise one raw token less keeps both sides at the round number asked for.
-      lengths = self._lengths_of(raw - 1)
-    return lengths
+      lengths = Lengths(raw - 1, lengths.inputs, lengths.targets - 1)
+    return dataclasses.replace(lengths, inputs=inputs)
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:
     self._check_sentinels(lengths.raw, special)

@@ -6,7 +6,8 @@ from pathlib import Path
 import seqio
 
 from t5like.tasks import metrics, postprocessors, preprocessors
-from t5like.tasks.registry import default_features, register_corpus, register_task
+from t5like.tasks.corpora import register_corpus
+from t5like.tasks.registry import default_features, register_task
 from t5like.tasks.sources import JsonLinesSource
 
 _FOLDER = Path(__file__).parent / "embedded"

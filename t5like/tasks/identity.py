@@ -34,8 +34,8 @@ def source_identity(source: seqio.DataSource) -> str:
   return f"{type(source).__name__}{settings}"
 
 
-# seqio keeps these in its sources; `files` and `fields` are ours.
-_SOURCE_SETTINGS = ("files", "fields", "_split_to_filepattern", "_dataset_fn", "_splits")
+# seqio keeps these in its sources; `files`, `fields` and `settings` are ours.
+_SOURCE_SETTINGS = ("files", "fields", "settings", "_split_to_filepattern", "_dataset_fn", "_splits")
 
 
 def code_identity(step: Callable) -> str:

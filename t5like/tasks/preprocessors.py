@@ -16,9 +16,9 @@ UNLABELLED = "<unk>"
 
 
 @seqio.map_over_dataset
-def document(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def document(example: dict[str, tf.Tensor], text_key: str = "text") -> dict[str, tf.Tensor]:
   """A passage of a corpus: its text is what objectives corrupt."""
-  return {"targets": example["text"]}
+  return {"targets": example[text_key]}
 
 
 def labelled_text(

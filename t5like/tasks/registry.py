@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import seqio
 
 from t5like.errors import UserError, nearest
-from t5like.tasks import identity, preprocessors
-from t5like.tasks.sources import JsonLinesSource
+from t5like.tasks import identity
 from t5like.vocabularies import vocabulary_path
 
 # Imported before a name is looked up, so that every shipped task is known.
 SHIPPED_MODULES = tuple(
   f"t5like.tasks.{module}"
-  for module in ("embedded_tasks", "glue", "super_glue", "squad", "summarization", "translation", "ner", "mixtures")
+  for module in (
+    "embedded_tasks",
+    "corpora",
+    "glue",
+    "super_glue",
+    "squad",
+    "summarization",
+    "translation",
+    "ner",
+    "mixtures",
+  )
 )
 
 
@@ -52,16 +60,6 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
       try_=f"another name, or seqio.TaskRegistry.remove({name!r}) first",
     )
   return registered
-
-
-def register_corpus(name: str, files: Mapping[str, str | Path], sizes: Mapping[str, int] | None = None) -> seqio.Task:
-  """Registers text to pre-train on: `files` maps a split to JSON lines with a `text` member."""
-  return register_task(
-    name,
-    source=JsonLinesSource(files, ["text"], sizes),
-    preprocessors=[preprocessors.document, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={"targets": default_features()["targets"]},
-  )
 
 
 def import_modules(modules: Sequence[str] = ()) -> None:

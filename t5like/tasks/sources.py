@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -12,27 +10,32 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
+from t5like.tasks.preparation.datasets import json_objects
+from t5like.tasks.preparation.files import OriginalFile
+from t5like.tasks.preparation.members import JSON_ENDINGS, plain
 
 
 def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-  """The named members of every object of a JSON-lines file, plain or gzipped."""
-  opener = gzip.open if str(path).endswith(".gz") else open
-  with opener(path, "rt", encoding="utf-8") as lines:
-    for number, line in enumerate(lines, 1):
-      try:
-        record = json.loads(line)
-        yield {field: record[field] for field in fields}
-      except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(
-          "a line is not the JSON object this task expects",
-          file=f"{path}:{number}",
-          expected=f"an object with {', '.join(fields)}",
-          because=f"{type(error).__name__}: {error}",
-        ) from None
+  """The named members of every object of a JSON-lines file, plain or compressed."""
+  file = OriginalFile(Path(path))
+  for number, record in json_objects(file):
+    try:
+      yield {field: record[field] for field in fields}
+    except KeyError:
+      raise file.malformed(number, f"an object with {', '.join(fields)}", record) from None
+
+
+def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
+  """The texts of a JSON-lines file or of a text file, plain or compressed."""
+  file = OriginalFile(Path(path))
+  if file.name.endswith(JSON_ENDINGS):
+    yield from (record[text_key] for record in read_json_lines(path, [text_key]))
+  else:
+    yield from (text for _, text in plain(file, documents))
 
 
 class JsonLinesSource(seqio.FunctionDataSource):
-  """JSON objects, one a line, plain or gzipped; `fields` are the string members to keep."""
+  """JSON objects, one a line, plain or compressed; `fields` are the string members to keep."""
 
   def __init__(self, files: Mapping[str, str | Path], fields: Sequence[str], sizes: Mapping[str, int] | None = None):
     self.files = {split: str(path) for split, path in files.items()}

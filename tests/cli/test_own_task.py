@@ -7,7 +7,8 @@ import pytest
 MODULE = """
 import seqio
 from t5like.tasks import postprocessors, preprocessors
-from t5like.tasks.registry import default_features, register_corpus
+from t5like.tasks.corpora import register_corpus
+from t5like.tasks.registry import default_features
 from t5like.tasks.sources import JsonLinesSource
 
 register_corpus("diary", {"train": "diary.jsonl"})

@@ -7,6 +7,7 @@ from t5like import configuration
 from t5like.cli.gin_flags import register_configurables
 from t5like.configuration.search_path import shipped_folder
 from t5like.models.config import TransformerConfig
+from t5like.objectives import CATALOGUE
 
 FILES = sorted(str(p.relative_to(shipped_folder())) for p in shipped_folder().rglob("*.gin"))
 # Files that others include: a family's base has no sizes, train.gin no task.
@@ -46,7 +47,12 @@ def test_every_architecture_builds_over_a_size(overlay):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_objective_file_builds_an_objective(objective):
-  assert build("models/t5/tiny.gin", objective, "runs/pretrain.gin").objective.lengths(512).inputs <= 512
+  name = objective.removeprefix("objectives/").removesuffix(".gin")
+  assert build("models/t5/tiny.gin", objective, "runs/pretrain.gin").objective == CATALOGUE[name]
+
+
+def test_every_objective_has_a_file():
+  assert {f"objectives/{name}.gin" for name in CATALOGUE} == set(OBJECTIVES)
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -1,5 +1,8 @@
 """The functions under the objectives on the values that the original library publishes (T5_FACTS, section 2)."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,6 +15,7 @@ from t5like.objectives.corruption import (
   replace_tokens,
   spans_after_sentinels,
 )
+from t5like.objectives.span_corruption import SpanCorruption
 
 ROWS = Ragged.full(np.arange(10, 16)[None])
 MASK = np.array([[True, True, False, False, True, False]])
@@ -45,3 +49,30 @@ def test_rows_of_different_lengths_do_not_touch_each_other():
   targets = spans_after_sentinels(rows, mask, SENTINELS)
   assert targets.tokens.tolist() == [[999, 11, 12, 998], [999, 20, 998, 0], [999, 30, 998, 0]]
   assert targets.lengths.tolist() == [4, 3, 3]
+
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "data/objectives/t5.json").read_text())
+T5_SENTINELS = np.arange(32_099, -1, -1, dtype=np.int32)
+SAME = np.full(64, 32_099, np.int32)
+AS_THE_ORIGINAL = {
+  "noise_token_to_sentinel": lambda rows, mask: replace_tokens(rows, mask, 32_099),
+  "noise_span_to_sentinel": lambda rows, mask: replace_spans(rows, mask, SAME),
+  "nonnoise_span_to_sentinel": lambda rows, mask: replace_spans(rows, ~mask, SAME),
+  "noise_span_to_unique_sentinel": lambda rows, mask: replace_spans(rows, mask, T5_SENTINELS),
+  "nonnoise_span_to_unique_sentinel": lambda rows, mask: replace_spans(rows, ~mask, T5_SENTINELS),
+  "drop_noise_tokens": drop_noise,
+  "drop_nonnoise_tokens": keep_noise,
+}
+
+
+@pytest.mark.parametrize("name", AS_THE_ORIGINAL)
+def test_the_original_library_makes_the_same_of_random_masks(name):
+  for case in GOLDEN["token_functions"]:
+    rows, mask = Ragged.full(np.array([case["tokens"]])), np.array([case["mask"]], bool)
+    assert AS_THE_ORIGINAL[name](rows, mask).tokens.tolist() == [case[name]]
+
+
+def test_the_original_library_computes_the_same_lengths():
+  for inputs, density, mean, raw, targets in GOLDEN["lengths"]:
+    lengths = SpanCorruption(density, mean, "t5").lengths(inputs)
+    assert (lengths.raw, lengths.targets) == (raw, targets), (inputs, density, mean)

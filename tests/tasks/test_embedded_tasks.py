@@ -4,7 +4,7 @@ import pytest
 import seqio
 
 from t5like.errors import UserError
-from t5like.tasks import metrics, registry, text_pipeline
+from t5like.tasks import corpora, metrics, registry, text_pipeline
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,14 +87,14 @@ def test_a_bad_line_is_named(tmp_path):
 
   path = tmp_path / "x.jsonl"
   path.write_text('{"text": "a"}\n{"txt": "b"}\n')
-  with pytest.raises(UserError, match="not the JSON object") as error:
+  with pytest.raises(UserError, match="not what its format asks for") as error:
     list(read_json_lines(path, ["text"]))
   assert f"{path}:2" in str(error.value)
 
 
 def test_the_same_definition_may_come_twice_and_another_is_refused(tmp_path):
   def register(file):
-    return registry.register_corpus("registered_twice", {"train": tmp_path / file})
+    return corpora.register_corpus("registered_twice", {"train": tmp_path / file})
 
   assert register("a.jsonl") is register("a.jsonl")
   with pytest.raises(UserError, match="registered already, with another definition") as error:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.tasks import registry
+from t5like.tasks.corpora import register_corpus
 from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, shares, training_examples
 
 
@@ -105,7 +106,7 @@ def test_the_same_mixture_may_come_twice_and_another_is_refused(corpora):
   with pytest.raises(UserError, match="cannot be named 'snli'"):
     register_mixture("snli", list(corpora))
   with pytest.raises(UserError, match="cannot be named 'twice': a mixture is"):
-    registry.register_corpus("twice", {"train": "x.jsonl"})
+    register_corpus("twice", {"train": "x.jsonl"})
 
 
 def test_mistakes_are_answered(corpora):
@@ -137,7 +138,7 @@ def test_mistakes_are_answered(corpora):
 def test_a_size_that_nobody_knows_is_asked_for(corpora, tmp_path):
   path = tmp_path / "x.jsonl"
   path.write_text('{"text": "a"}\n')
-  task = registry.register_corpus("of_unknown_size", {"train": path})
+  task = register_corpus("of_unknown_size", {"train": path})
   with pytest.raises(UserError, match="size of task 'of_unknown_size' is not known"):
     training_examples(task)
   register_mixture("given_sizes", {"of_unknown_size": 300, "mixed_a": 100})

@@ -1,0 +1,147 @@
+"""Corpora as any seqio user meets them: local files, C4, and a task for every objective."""
+
+import bz2
+import gzip
+import json
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.objectives import CATALOGUE
+from t5like.objectives.cutting import document_rows, sentence_rows, separate, stream_rows
+from t5like.tasks import registry, text_pipeline
+from t5like.tasks.corpora import register_corpus
+
+TEXTS = [f"Document {n} has a first sentence. It has {n} more words." + " word" * n for n in range(40)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shipped():
+  registry.import_modules()
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpus")
+  for number in range(2):
+    lines = [json.dumps({"text": text, "url": "u"}) for text in TEXTS[number::2]]
+    (folder / f"part{number}.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+  register_corpus("forty", {"train": folder / "*.jsonl.gz"})
+  return folder
+
+
+def rows(task, length=64, targets=None, seed=0):
+  objective = CATALOGUE[task.removeprefix("forty_")]
+  lengths = {"inputs": length, "targets": targets or objective.lengths(length).targets}
+  dataset = seqio.TaskRegistry.get(task).get_dataset(lengths, "train", shuffle=False, seed=seed)
+  return list(dataset.as_numpy_iterator())
+
+
+def test_text_comes_out_of_all_files(corpus):
+  documents = [e["targets"] for e in text_pipeline.text_examples(registry.find_task("forty"), "train")]
+  assert sorted(documents) == sorted(TEXTS)
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_seqio_reads_every_objective(corpus, name):
+  found = rows(f"forty_{name}")
+  features = seqio.TaskRegistry.get(f"forty_{name}").output_features
+  for row in found[:20]:
+    assert set(features) <= set(row)
+    if CATALOGUE[name].makes == "masked":
+      assert row["inputs"].shape == row["targets"].shape == row["weights"].shape == row["token_types"].shape
+      assert row["weights"].sum() >= 1 and row["inputs"][0] == 101
+    elif CATALOGUE[name].closed:
+      assert row["targets"][-1] == 1  # end-of-sequence
+
+
+def test_nothing_is_lost_between_documents_and_rows(corpus):
+  vocabulary = seqio.TaskRegistry.get("forty").output_features["targets"].vocabulary
+  tokens = [
+    t
+    for d in text_pipeline.text_examples(registry.find_task("forty"), "train")
+    for t in vocabulary.encode(d["targets"])
+  ]
+  rebuilt = []
+  for row in rows("forty_span_corruption"):
+    spans, span = {}, []
+    for token in row["targets"][:-1].tolist():
+      if token >= 32_000:
+        span = spans[token] = []
+      else:
+        span.append(token)
+    for token in row["inputs"][:-1].tolist():
+      rebuilt += spans[token] if token >= 32_000 else [token]
+  assert rebuilt == tokens
+
+
+def test_noise_follows_the_seed_and_nothing_else(corpus):
+  def inputs(seed):
+    return [row["inputs"].tolist() for row in rows("forty_span_corruption", seed=seed)]
+
+  assert inputs(0) == inputs(0) != inputs(1)
+
+
+def test_seqio_packs_and_batches_as_ever(corpus):
+  lengths = {"inputs": 128, "targets": 64}
+  converter = seqio.EncDecFeatureConverter(pack=True)
+  dataset = seqio.get_dataset(
+    "forty_iid_replace_spans", lengths, dataset_split="train", shuffle=False, feature_converter=converter
+  )
+  batch = next(dataset.batch(2).as_numpy_iterator())
+  assert batch["encoder_input_tokens"].shape == (2, 128) and batch["decoder_segment_ids"].max() >= 1
+
+
+def test_full_lm_ends_documents_and_causal_lm_fills_its_rows(corpus):
+  found = rows("forty_full_lm", targets=64)
+  assert all(len(row["targets"]) == 64 for row in found[:-1])
+  assert sum((row["targets"] == 1).sum() for row in found) == len(TEXTS)
+  assert [r["targets"].tolist() for r in rows("forty_causal_lm", targets=64)] == [r["targets"].tolist() for r in found]
+
+
+def test_targets_that_cannot_fit_are_refused(corpus):
+  with pytest.raises(UserError, match="has 15 target tokens") as error:
+    rows("forty_span_corruption", targets=14)
+  assert "'targets': 15" in str(error.value) and "variant 't5'" in str(error.value)
+
+
+@pytest.mark.parametrize(("documents", "expected"), [("line", 3), ("paragraph", 2), ("file", 1)])
+def test_text_files_are_parted_as_asked(tmp_path, documents, expected):
+  (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("One line\nand another.\n\nA second paragraph.\n".encode()))
+  task = register_corpus(f"parted_{documents}", {"train": tmp_path / "a.txt.bz2"}, documents=documents)
+  assert len(list(text_pipeline.text_examples(task, "train"))) == expected
+
+
+def test_missing_files_are_named(tmp_path):
+  task = register_corpus("missing", {"train": tmp_path / "nothing*.jsonl"})
+  with pytest.raises(UserError, match="no file of split 'train'") as error:
+    list(text_pipeline.text_examples(task, "train"))
+  assert "nothing*.jsonl" in str(error.value)
+  with pytest.raises(UserError, match="either files or a source"):
+    register_corpus("neither")
+
+
+def test_any_seqio_source_is_a_corpus():
+  def dataset(split, shuffle_files, seed=None):
+    return tf.data.Dataset.from_tensor_slices({"body": TEXTS})
+
+  task = register_corpus("from_source", source=seqio.FunctionDataSource(dataset, ["train"]), text_key="body")
+  assert [e["targets"] for e in text_pipeline.text_examples(task, "train")] == TEXTS
+
+
+def test_c4_and_wikipedia_are_registered_without_touching_their_data():
+  for name in ("c4", "c4_span_corruption", "wikipedia_bert_mlm_nsp"):
+    assert name in registry.task_names()
+
+
+def test_rows_are_cut_as_stated():
+  # By hand.
+  assert [a.tolist() for a in stream_rows(10, 4)] == [[0, 4, 8], [4, 4, 2]]
+  assert [a.tolist() for a in document_rows(np.array([5, 2, 4]), 4)] == [[0, 4, 5, 7], [4, 1, 2, 4]]
+  # Sentences end behind 3, 5, 12, 14; rows of at most 6: 0-5, 5-11 and 11-12 cut from the long one, 11-14.
+  assert [a.tolist() for a in sentence_rows(np.array([3, 5, 12, 14]), 14, 6)] == [[0, 5, 11], [5, 6, 3]]
+  joined, lengths = separate(np.array([10, 11, 12]), np.array([2, 1]), 1)
+  assert joined.tolist() == [10, 11, 1, 12, 1] and lengths.tolist() == [3, 2]
