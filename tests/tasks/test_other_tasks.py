@@ -176,7 +176,7 @@ FAMILIES = ("glue_", "super_glue_", "squad", "wmt_", "cnn_", "xsum", "dpr", "con
 def test_every_shipped_task_can_be_scored_without_the_registry():
   tasks = [seqio.TaskRegistry.get(n) for n in registry.task_names() if n in seqio.TaskRegistry.names()]
   tasks = [task for task in tasks if task.name.startswith(FAMILIES)]
-  assert len(tasks) == 34
+  assert len(tasks) >= 34
   for task in tasks:
     metrics = json.loads(json.dumps(text_pipeline.scoring(task)))["metrics"]
     assert metrics or task.name.endswith(("_ax", "_axb", "_axg"))
