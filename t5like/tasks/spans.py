@@ -48,7 +48,7 @@ def make_windows(
   asked = vocabulary.encode(question)[:longest_question]
   ids, spans = _encoded(vocabulary, passage)
   room = length - len(asked) - 3
-  step = stride if overlap is None else room - overlap
+  step = min(stride, room) if overlap is None else room - overlap  # no token may fall between windows
   if room < 1 or step < 1:
     raise UserError(
       f"a window of {length} tokens has no room for a passage after a question of {len(asked)}",
