@@ -25,8 +25,8 @@ class SentencePieceVocabulary(Vocabulary):
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
   sentinel, has the highest id. By default there are 100, as in T5, unless the model has sentinels
-  among its pieces, as mT5's does. Text that spells a sentinel becomes it, as in seqio; Hugging
-  Face's T5 tokenizer also takes `</s>` and `<pad>` out of text, which here are characters.
+  among its pieces, as mT5's does. A sentinel spelt as a word of its own becomes it, as in seqio;
+  Hugging Face's T5 tokenizer also finds it inside words, and `</s>` and `<pad>`, which here are characters.
   """
 
   def __init__(self, path: str | Path, extra_ids: int | None = None):

@@ -4,6 +4,7 @@ import functools
 import json
 import pickle
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from t5like.cli.compatibility import check_vocabulary
 from t5like.errors import UserError
 from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
 from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARIABLE
@@ -41,6 +43,15 @@ def test_published_sizes_and_special_ids(name):
   assert {kind: getattr(vocabulary, f"{kind}_id") for kind in ids} == ids
   assert {token for token in ids.values() if token is not None} - {ids["unk"]} <= vocabulary.special_ids
   assert ids["unk"] not in vocabulary.special_ids
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_embedding_must_have_a_row_for_every_id(name):
+  size = PUBLISHED[name][0]
+  for rows in (size, size + 28):
+    check_vocabulary(types.SimpleNamespace(vocab_size=rows), name, _loaded(name))
+  with pytest.raises(UserError, match=f"has {size} ids, the model's embedding {size - 1} rows"):
+    check_vocabulary(types.SimpleNamespace(vocab_size=size - 1), name, _loaded(name))
 
 
 def test_sentinels():
