@@ -11,6 +11,8 @@ import os
 # What a subcommand does, and the module of this folder that does it: `configure(parser)` and `run(args)`.
 SUBCOMMANDS = {
   "list": ("name every task and mixture that is registered", "tasks_list"),
+  "show": ("print examples as they are, as text and as tokens, or a mixture's shares", "tasks_show"),
+  "check": ("look for what would spoil training or evaluation", "tasks_check"),
   "prepare": ("turn original files into the TFDS data sets that tasks read", "tasks_prepare"),
   "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "tasks_vocabulary"),
 }

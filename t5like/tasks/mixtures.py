@@ -65,6 +65,14 @@ class RateBySize:
     return mixing_rates({task.name: training_examples(task)}, self.maximum, self.temperature)[task.name]
 
 
+def known_size(task: seqio.Task, split: str) -> int | None:
+  """The rows of a split where they are known without reading any data."""
+  if split == "train" and (size := {**GLUE, **SUPER_GLUE}.get(task.name)):
+    return size
+  told_by_tfds = isinstance(task.source, seqio.TfdsDataSource)  # which looks for the data, and may download them
+  return None if told_by_tfds else task.source.num_input_examples(split)
+
+
 def training_examples(task: seqio.Task) -> int:
   """The rows of the training split: as published where we know, else as its source says."""
   known = {**GLUE, **SUPER_GLUE}

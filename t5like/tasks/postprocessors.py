@@ -38,9 +38,12 @@ def string_label_to_class_id(string_label: str, label_classes: Sequence[str], de
   return list(label_classes).index(string_label) if string_label in label_classes else default
 
 
+MULTIRC_LABELS = ("False", "True")
+
+
 def multirc(string_label: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
   """Whether the answer option is said to be right; a target also tells the question it belongs to."""
-  value = {"value": string_label_to_class_id(string_label, ("False", "True"))}
+  value = {"value": string_label_to_class_id(string_label, MULTIRC_LABELS)}
   return value | {"group": _plain(example["idx/question"])} if is_target else value
 
 

@@ -1,0 +1,87 @@
+"""The first examples of a task at every stage: as its source has them, as text, as tokens, after an objective."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, SpecialTokens
+from t5like.tasks import objective_adapter, text_pipeline
+from t5like.tasks.missing_data import data_explained
+from t5like.tasks.registry import check_split
+from t5like.vocabularies import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Preview:
+  raw: dict[str, Any]  # numpy values and bytes, as read
+  texts: list[dict[str, Any]]  # what the task's preprocessors make of it: none, one or several examples
+
+
+def previews(task: seqio.Task, split: str, count: int) -> Iterator[Preview]:
+  """The first rows of the source, each with the examples that become of it."""
+  check_split(task, split)
+  with data_explained(task):
+    rows = task.source.get_dataset(split=split, shuffle=False)
+    for number in range(count):
+      row = rows.skip(number).take(1)
+      for raw in row.as_numpy_iterator():
+        yield Preview(raw, list(text_pipeline.text_examples(_with_rows(task, row, split), split)))
+
+
+def _with_rows(task: seqio.Task, rows: tf.data.Dataset, split: str) -> seqio.Task:
+  """The same task over a data set of a row."""
+
+  def read(split: str, shuffle_files: bool) -> tf.data.Dataset:
+    del split, shuffle_files
+    return rows
+
+  return task.replace(name=f"{task.name}_preview", source=seqio.FunctionDataSource(read, splits=[split]))
+
+
+def corrupted(
+  task: seqio.Task,
+  split: str,
+  vocabulary: Vocabulary,
+  objective: Objective,
+  lengths: Lengths,
+  count: int,
+  seed: int,
+) -> Pairs | Masked:
+  """What an objective makes of the first rows of a corpus; as in training, but in the order of the documents."""
+  special = SpecialTokens.of(vocabulary)
+  objective.check(lengths, special)
+  tokens: list[int] = []
+  documents: list[int] = []
+  with data_explained(task):
+    for example in itertools.islice(text_pipeline.text_examples(task, split), objective_adapter.DOCUMENTS):
+      document = vocabulary.encode(example["targets"])
+      if document:
+        tokens += document
+        documents.append(len(document))
+      # One more document than the rows need, for objectives that compare documents.
+      if len(tokens) - len(document) >= count * lengths.raw and len(documents) >= 2 * count:
+        break
+  rows, numbers = objective_adapter.cut(
+    np.array(tokens, np.int32), np.array(documents), objective, lengths.raw, special
+  )
+  result = objective(rows, Draws.of(seed, 0, numbers), special)
+  return _first(result, count)
+
+
+def _first(result: Pairs | Masked, count: int) -> Pairs | Masked:
+  parts = {}
+  for field in dataclasses.fields(result):
+    value = getattr(result, field.name)
+    if isinstance(value, Ragged):
+      value = Ragged(value.tokens[:count], value.lengths[:count])
+    elif isinstance(value, np.ndarray):
+      value = value[:count]
+    parts[field.name] = value
+  return type(result)(**parts)
