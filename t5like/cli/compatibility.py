@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
@@ -15,7 +16,7 @@ from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
-from t5like.objectives import Lengths, SpecialTokens
+from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.vocabularies import Vocabulary
 
 # A checkpoint may be used under other values of these: they change how a step is computed or how
@@ -53,25 +54,44 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
       )
 
 
-def check_layout(model: nn.Module) -> None:
-  """Objectives and labelled tasks make inputs and targets; a model must have a place for both."""
-  if model.batch_layout not in LAYOUTS:
+def check_layout(model: nn.Module, objective: Objective | None) -> None:
+  """An encoder fills in masked text; the others read inputs and write targets."""
+  name = type(model).__name__
+  if model.batch_layout == "encoder":
+    if objective is None:
+      raise UserError(
+        f"{name} is an encoder: text-to-text tasks need a decoder",
+        expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
+      )
+    if objective.makes != "masked":
+      raise UserError(f"{name} is an encoder, {objective.name} needs a decoder", try_=_objectives("masked", False))
+  elif objective is not None and objective.makes == "masked":
+    raise UserError(f"{objective.name} is for encoders, {name} has a decoder", try_=_objectives("pairs", True))
+  elif objective is not None and model.batch_layout == "encoder_decoder" and not objective.lengths(512).inputs:
     raise UserError(
-      f"{type(model).__name__} takes {model.batch_layout!r} batches, which no objective makes yet",
-      expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
+      f"{objective.name} leaves nothing for the encoder to read",
+      try_="--gin_file=objectives/prefix_lm.gin, or a decoder: --gin_file=models/t5/architectures/lm.gin",
     )
+
+
+def _objectives(makes: str, with_inputs: bool) -> str:
+  """Files of objectives that would fit."""
+  fitting = [n for n, o in CATALOGUE.items() if o.makes == makes and (o.lengths(512).inputs > 0 or not with_inputs)]
+  return "--gin_file=objectives/X.gin with X one of " + ", ".join(fitting)
 
 
 def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   """Tokens of a row in each of the model's stacks; 0 where it has none."""
   if model.batch_layout == "encoder_decoder":
     return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
+  if model.batch_layout == "encoder":
+    return {"encoder_length": lengths.inputs, "decoder_length": 0}
   return {"encoder_length": 0, "decoder_length": lengths.inputs + lengths.targets}
 
 
-def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
+def row_lengths(experiment: Experiment, given: Mapping[str, int], special: SpecialTokens) -> Lengths:
   """Lengths of a batch's rows: an objective computes its own targets' length."""
-  inputs, targets = experiment.lengths["inputs"], experiment.lengths.get("targets")
+  inputs, targets = given["inputs"], given.get("targets")
   if experiment.objective is None:
     lengths = Lengths(raw=inputs, inputs=inputs, targets=targets)
   else:
@@ -84,24 +104,19 @@ def row_lengths(experiment: Experiment, special: SpecialTokens) -> Lengths:
   return lengths
 
 
-def batch_source(
-  experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, share: data.HostShare
-) -> data.CorpusBatches | data.ExampleBatches:
-  """The batches of a run, if its task and its objective belong together."""
+def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
+  """A corpus needs an objective, labelled examples have their own targets."""
+  task = cache.manifest["description"]["task"]
   if cache.is_corpus and experiment.objective is None:
     raise UserError(
-      f"task {experiment.task!r} is a corpus: it needs an objective",
-      try_="--gin_file=objectives/span_corruption.gin and --gin_file=runs/pretrain.gin",
+      f"task {task!r} is a corpus: it needs an objective",
+      try_=f"--gin.TASK={task}_span_corruption, or --gin_file=objectives/span_corruption.gin",
     )
   if not cache.is_corpus and experiment.objective is not None:
     raise UserError(
-      f"task {experiment.task!r} has inputs and targets of its own: it takes no objective",
+      f"task {task!r} has inputs and targets of its own: it takes no objective",
       try_="--gin_file=runs/finetune.gin",
     )
-  common = (lengths, special, experiment.batch_size, experiment.seed, share, experiment.model.batch_layout)
-  if cache.is_corpus:
-    return data.CorpusBatches(cache, experiment.objective, *common)
-  return data.ExampleBatches(cache, *common)
 
 
 def check_scorable(cache: data.TokenCache) -> None:

@@ -28,14 +28,15 @@ def scorer(
   """A function from parameters to an evaluation; decoding is compiled once. `examples` 0 means all."""
   predictor = evaluation.Predictor(model, mesh, lengths.targets, vocabulary.eos_id)
   prompts = PROMPTS[model.batch_layout]
+  special = SpecialTokens.of(vocabulary)
   fields = list(cache.fields())
   total = min(examples or cache.examples, cache.examples)
   progress = ProgressLine()
 
   def score(params: Any) -> evaluation.Evaluation:
     result = evaluation.evaluate(
-      data.evaluation_batches(cache, lengths, SpecialTokens.of(vocabulary), batch_size, total),
-      lambda inputs: predictor(params, prompts(inputs)),
+      data.evaluation_batches(cache, lengths, special, batch_size, total),
+      lambda inputs, lengths: predictor(params, prompts(inputs, lengths, special.start)),
       vocabulary.decode,
       fields,
       cache.manifest["scoring"],

@@ -39,6 +39,11 @@ class Experiment:
   objective: Objective | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
+  # Labelled examples share rows, as many as fit; False: one a row.
+  pack: bool = False
+  # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
+  # first phase, [{"steps": 1000, "batch_size": 32}] a batch that grows. What a phase leaves out is as above.
+  phases: Sequence[Mapping[str, Any]] = ()
   split: str = "train"
   mesh: MeshAxes = MeshAxes()
   z_loss: float = 1e-4
@@ -69,12 +74,28 @@ class Experiment:
     for name in ("model_dir", "cache_dir", "init_from", "vocabulary"):
       if "://" in str(getattr(self, name)):  # pathlib would make it a local folder called 'gs:'
         raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
+    for phase in self.phases:
+      self._check_phase(phase)
+    for lengths in (self.lengths, *(phase["lengths"] for phase in self.phases if "lengths" in phase)):
+      self._check_lengths(lengths)
+
+  def _check_lengths(self, lengths: Mapping[str, int]) -> None:
     expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
-    if not expected <= set(self.lengths) <= {"inputs", "targets"}:
-      raise _bad("lengths", dict(self.lengths), f"the lengths of {' and '.join(sorted(expected))}")
-    for name, length in self.lengths.items():
+    if not expected <= set(lengths) <= {"inputs", "targets"}:
+      raise _bad("lengths", dict(lengths), f"the lengths of {' and '.join(sorted(expected))}")
+    for name, length in lengths.items():
       if not _is_whole(length) or length < 2:
-        raise _bad("lengths", dict(self.lengths), f"at least 2 tokens of {name}")
+        raise _bad("lengths", dict(lengths), f"at least 2 tokens of {name}")
+
+  def _check_phase(self, phase: Any) -> None:
+    expected = "a list such as [{'steps': 1000, 'lengths': {'inputs': 128}, 'batch_size': 64}]"
+    if not isinstance(phase, Mapping) or not {"steps"} < set(phase) <= {"steps", "lengths", "batch_size"}:
+      raise _bad("phases", self.phases, expected)
+    for name in ("steps", "batch_size"):
+      if not _is_whole(phase.get(name, 1)) or phase.get(name, 1) < 1:
+        raise _bad("phases", self.phases, f"{name} of at least 1")
+    if not isinstance(phase.get("lengths", {}), Mapping):
+      raise _bad("phases", self.phases, expected)
 
   def _resolve_objective(self) -> None:
     corpus, named = split_task_name(self.task)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
 
 from t5like import data, planning
+from t5like.cli.batch_plan import Phase
 from t5like.cli.compatibility import stack_lengths
 from t5like.cli.experiment import Experiment
 from t5like.objectives import Lengths
@@ -19,14 +21,19 @@ def describe_run(
   model_dir: Path,
   mesh: jax.sharding.Mesh,
   spec: StateSpec,
-  lengths: Lengths,
-  batches: data.CorpusBatches | data.ExampleBatches | None,
+  phases: Sequence[Phase],
+  batches: data.Batches | None,
   initialisation: str,
 ) -> str:
   config = experiment.model.config
-  rows = experiment.batch_size
-  tokens = rows * (lengths.inputs + lengths.targets)
-  flops = planning.train_step_flops(config, rows, **stack_lengths(experiment.model, lengths))
+  lengths, rows = phases[-1].lengths, phases[-1].batch_size
+  steps = _steps_of_phases(phases, experiment.steps)
+  all_tokens = sum(phase.tokens * n for phase, n in zip(phases, steps, strict=True))
+  step_flops = [
+    planning.train_step_flops(config, phase.batch_size, **stack_lengths(experiment.model, phase.lengths))
+    for phase in phases
+  ]
+  all_flops = sum(flops * n for flops, n in zip(step_flops, steps, strict=True))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
     "versions": versions(),
@@ -37,15 +44,17 @@ def describe_run(
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
     ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
-    "data": _data_text(experiment, lengths, batches),
-    "batch": (
-      f"{rows} rows x ({lengths.inputs} inputs + {lengths.targets} targets) = {tokens:,} tokens a step, "
-      f"{large(tokens * experiment.steps)} in {experiment.steps:,} steps"
-    ),
+    "data": _data_text(experiment, lengths, batches, sum(p.batch_size * n for p, n in zip(phases, steps, strict=True))),
+    "batch": "\n".join(
+      f"{phase.batch_size} rows x ({phase.lengths.inputs} inputs + {phase.lengths.targets} targets) = "
+      f"{phase.tokens:,} tokens a step, {large(phase.tokens * n)} in {n:,} steps"
+      for phase, n in zip(phases, steps, strict=True)
+    )
+    + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else ""),
     "FLOPs": (
-      f"{large(flops, 'FLOP')} a step, {large(flops * experiment.steps, 'FLOP')} in all (model FLOPs, no recomputation)"
+      f"{large(step_flops[-1], 'FLOP')} a step, {large(all_flops, 'FLOP')} in all (model FLOPs, no recomputation)"
     ),
-    "memory": _memory_text(experiment, spec, mesh, lengths),
+    "memory": _memory_text(experiment, spec, mesh, lengths, rows),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
     "seed": str(experiment.seed),
     "starts from": initialisation,
@@ -56,30 +65,43 @@ def describe_run(
   return planning.render_run_card(entries)
 
 
-def _data_text(
-  experiment: Experiment, lengths: Lengths, batches: data.CorpusBatches | data.ExampleBatches | None
-) -> str:
+def _steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
+  """How many of a run's steps fall into each phase."""
+  counts = []
+  for phase in phases:
+    counts.append(steps if phase.steps is None else min(phase.steps, steps))
+    steps -= counts[-1]
+  return counts
+
+
+def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches | None, rows: int) -> str:
   name = f"task {experiment.task} ({experiment.split})"
   if batches is None:
     return f"{name}: not tokenised yet; a run does that first"
-  epochs = experiment.steps * experiment.batch_size / batches.rows_per_epoch
-  passes = f"{epochs:.3g} passes in this run"
-  if experiment.objective is None:
-    return f"{name}: {batches.cache.examples:,} examples, one a row (not packed), {passes}"
+  source = batches.stages[-1].source
+  passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
+  if isinstance(source, data.ExampleRows):
+    how = f"packed, {source.efficiency:.1%} full" if source.pack else "one a row (not packed)"
+    return f"{name}: {source.cache.examples:,} examples, {how}\n{passes}"
+  kinds = {
+    "stream": f"rows are full: {lengths.raw} tokens of running text each",
+    "document": f"a row is up to {lengths.raw} tokens of one document",
+    "sentences": f"a row is whole sentences, up to {lengths.raw} tokens",
+  }
   return (
-    f"{name}: {batches.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
-    f"rows are full: {lengths.raw} tokens of running text each, {batches.rows_per_epoch:,} rows, {passes}"
+    f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
+    f"{kinds[experiment.objective.unit]}; {passes}"
   )
 
 
-def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, lengths: Lengths) -> str:
+def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, lengths: Lengths, rows: int) -> str:
   estimate = planning.estimate_memory(
     experiment.model.config,
     spec.shapes.params,
     spec.shardings.params,
     spec.shapes.opt_state,
     spec.shardings.opt_state,
-    rows_per_device=experiment.batch_size // (mesh.shape["data"] * mesh.shape["fsdp"]),
+    rows_per_device=rows // (mesh.shape["data"] * mesh.shape["fsdp"]),
     **stack_lengths(experiment.model, lengths),
   )
   parts = ("parameters", "optimizer", "gradients", "activations")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,18 @@ import numpy as np
 
 from t5like import configuration, data, parallel
 from t5like.cli import evaluation_run
+from t5like.cli.batch_plan import Phase, blank_batch, make_batches, phases_left, run_phases
 from t5like.cli.compatibility import (
-  batch_source,
   check_layout,
   check_scorable,
   check_splits,
   check_vocabulary,
   model_fingerprint,
-  row_lengths,
 )
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
 from t5like.cli.token_caches import TokenCaches
-from t5like.data.layouts import LAYOUTS
-from t5like.objectives import Lengths, SpecialTokens
+from t5like.objectives import SpecialTokens
 from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
   Checkpoints,
@@ -65,8 +63,8 @@ class Plan:
 
   model_dir: Path
   vocabulary: Vocabulary
-  lengths: Lengths
-  batches: data.CorpusBatches | data.ExampleBatches | None  # None: a dry run without a token cache
+  phases: list[Phase]  # the last goes on to the end of the run
+  batches: data.Batches | None  # None: a dry run without a token cache
   eval_cache: data.TokenCache | None
   mesh: jax.sharding.Mesh
   batch: dict[str, np.ndarray]  # a batch of the right shapes
@@ -81,31 +79,28 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   model_dir = directory.check_model_dir(experiment.model_dir)
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
-  check_layout(experiment.model)
+  check_layout(experiment.model, experiment.objective)
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)
-  parallel.check_batch(experiment.batch_size, mesh)
   special = SpecialTokens.of(vocabulary)
-  lengths = row_lengths(experiment, special)
+  phases = run_phases(experiment, special)
+  for phase in phases:
+    parallel.check_batch(phase.batch_size, mesh)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
   start = starting_point(model_dir, experiment.init_from, fingerprint)
 
   caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
   open_cache = caches.open_or_build if build_data else caches.open
   cache = open_cache(experiment.task, experiment.split)
-  share = data.HostShare(jax.process_index(), jax.process_count())
-  batches = None if cache is None else batch_source(experiment, cache, lengths, special, share)
+  batches = None if cache is None else make_batches(experiment, cache, phases, special)
   eval_cache = open_cache(experiment.task, experiment.eval_split) if experiment.eval_split else None
   if eval_cache is not None:
     check_scorable(eval_cache)
 
-  batch = LAYOUTS[experiment.model.batch_layout](
-    np.zeros((experiment.batch_size, lengths.inputs), np.int32),
-    np.zeros((experiment.batch_size, lengths.targets), np.int32),
-  )
+  batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
-  card = describe_run(experiment, model_dir, mesh, spec, lengths, batches, start.description)
-  return Plan(model_dir, vocabulary, lengths, batches, eval_cache, mesh, batch, spec, fingerprint, start, card)
+  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, start.description)
+  return Plan(model_dir, vocabulary, phases, batches, eval_cache, mesh, batch, spec, fingerprint, start, card)
 
 
 def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> Start:
@@ -142,10 +137,9 @@ def execute(experiment: Experiment, plan: Plan) -> int:
   evaluate = evaluator(experiment, plan, writer)
   with Interruption() as interruption:
     if first_step < experiment.steps:
-      step_function = compile_step(experiment, plan)
+      step_function = compile_steps(experiment, plan, first_step)
       batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
-      tokens = experiment.batch_size * (plan.lengths.inputs + plan.lengths.targets)
-      log = TrainLog(writer, progress, experiment.log_period, experiment.steps, tokens)
+      log = TrainLog(writer, progress, experiment.log_period, experiment.steps)
       hooks = [Hook(experiment.checkpoint_period, save, at_end=True)]
       if evaluate:
         hooks.append(Hook(experiment.eval_period, evaluate, at_end=True))
@@ -183,12 +177,22 @@ def initialise(experiment: Experiment, plan: Plan, checkpoints: Checkpoints) -> 
   return state.replace(params=jax.device_put(params, plan.spec.shardings.params))
 
 
-def compile_step(experiment: Experiment, plan: Plan) -> jax.stages.Compiled:
+def compile_steps(experiment: Experiment, plan: Plan, first_step: int) -> Callable[[TrainState, Any], Any]:
+  """The compiled step; where phases have batches of different shapes, the one for the batch at hand."""
   started = time.monotonic()
   settings = LossSettings(experiment.z_loss, experiment.label_smoothing)
-  compiled = compile_train_step(experiment.model, experiment.optimizer, settings, plan.spec, plan.batch, plan.mesh)
+  compiled = {}
+  for phase in phases_left(plan.phases, first_step):
+    batch = blank_batch(experiment, phase)
+    compiled[_shapes(batch)] = compile_train_step(
+      experiment.model, experiment.optimizer, settings, plan.spec, batch, plan.mesh
+    )
   print(f"train step compiled in {duration(time.monotonic() - started)}", flush=True)
-  return compiled
+  return lambda state, batch: compiled[_shapes(batch)](state, batch)
+
+
+def _shapes(batch: Mapping[str, Any]) -> tuple:
+  return tuple((name, batch[name].shape) for name in sorted(batch))
 
 
 def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Callable[[TrainState], None] | None:
@@ -198,7 +202,13 @@ def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Calla
     return None
   task, split = experiment.task, experiment.eval_split
   score = evaluation_run.scorer(
-    experiment.model, plan.mesh, plan.vocabulary, cache, plan.lengths, experiment.batch_size, experiment.eval_examples
+    experiment.model,
+    plan.mesh,
+    plan.vocabulary,
+    cache,
+    plan.phases[-1].lengths,
+    experiment.batch_size,
+    experiment.eval_examples,
   )
 
   def evaluate(state: TrainState) -> None:

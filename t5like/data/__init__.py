@@ -1,17 +1,27 @@
 """From token cache to batches: every batch is a function of (seed, step)."""
 
-from t5like.data.cache import TokenCache, cache_folder, changed_since_written, open_cache, write_cache
-from t5like.data.loader import CorpusBatches, ExampleBatches, HostShare, evaluation_batches, read_ahead
+from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, read_ahead
+from t5like.data.builder_lock import sole_builder
+from t5like.data.cache import TokenCache, cache_folder, changed_since_written, open_cache
+from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
+from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 
 __all__ = [
-  "CorpusBatches",
-  "ExampleBatches",
+  "Batches",
+  "CorpusRows",
+  "ExampleRows",
   "HostShare",
+  "PieceLimits",
+  "MixtureRows",
+  "RowSource",
+  "Stage",
   "TokenCache",
+  "build_cache",
   "cache_folder",
   "changed_since_written",
   "evaluation_batches",
   "open_cache",
   "read_ahead",
+  "sole_builder",
   "write_cache",
 ]

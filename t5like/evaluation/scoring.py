@@ -42,8 +42,8 @@ class Evaluation:
 
 
 def evaluate(
-  batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
-  predict: Callable[[np.ndarray], np.ndarray],
+  batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
+  predict: Callable[[np.ndarray, np.ndarray], np.ndarray],
   decode: Callable[[Sequence[int]], str],
   fields: Sequence[Mapping[str, Any]],
   scoring: Mapping[str, Any],
@@ -51,13 +51,13 @@ def evaluate(
 ) -> Evaluation:
   """Predicts every example, then scores all of them.
 
-  `batches` gives example numbers (-1 on filling rows), inputs and targets; `predict` answers inputs
-  [rows, length]; `fields` and `scoring` come from the token cache: no seqio is needed.
+  `batches` gives example numbers (-1 on filling rows), inputs, their lengths, and targets; `predict`
+  answers inputs [rows, length] of given lengths; `fields` and `scoring` come from the token cache: no seqio is needed.
   """
   postprocess = find_function(scoring["postprocessor"]) if scoring["postprocessor"] else _as_it_is
   predictions: dict[int, str] = {}
-  for numbers, inputs, _ in batches:
-    answers = predict(inputs)
+  for numbers, inputs, lengths, _ in batches:
+    answers = predict(inputs, lengths)
     predictions |= {int(n): decode(answer) for n, answer in zip(numbers, answers, strict=True) if n >= 0}
     progress(len(predictions))
 

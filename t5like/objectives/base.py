@@ -49,6 +49,11 @@ class SpecialTokens:
       word_starts=vocabulary.word_starts,
     )
 
+  @property
+  def start(self) -> int:
+    """What a decoder begins with: padding, as T5, or end-of-text where 0 is a word."""
+    return 0 if self.pad == 0 else self.eos
+
   @functools.cached_property
   def sentinel_array(self) -> np.ndarray:
     return np.asarray(self.sentinels, np.int32)

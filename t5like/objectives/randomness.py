@@ -89,24 +89,29 @@ class Draws:
     return np.argsort(keys, axis=1, kind="stable")
 
 
-def permute(positions: np.ndarray, size: int, key: int | np.ndarray) -> np.ndarray:
-  """A pseudo-random permutation of range(size), evaluated only at `positions`.
+def permute(positions: np.ndarray, size: int | np.ndarray, key: int | np.ndarray) -> np.ndarray:
+  """A pseudo-random permutation of range(size), evaluated only at `positions`; sizes and keys may differ.
 
   A four-round Feistel network over the next even number of bits, walked until the value falls
   inside range(size): O(1) memory, any position at once, a bijection for every key.
   """
-  half = np.uint64(max(1, (max(size - 1, 1).bit_length() + 1) // 2))
+  result = np.asarray(positions).astype(np.uint64)
+  sizes = np.broadcast_to(np.asarray(size, np.int64), result.shape)
+  if np.any(result >= sizes.astype(np.uint64)):
+    raise ValueError("a position is outside its permutation")
+  # Half of the bits that hold the largest value, at least 1; frexp gives the bits of a number exactly.
+  half = np.maximum((np.frexp(np.maximum(sizes - 1, 1).astype(np.float64))[1] + 1) // 2, 1).astype(np.uint64)
   low = (np.uint64(1) << half) - np.uint64(1)
-  values = np.asarray(positions).astype(np.uint64)
-  keys = np.broadcast_to(np.asarray(key).astype(np.uint64), values.shape).copy()
-  if values.size and int(values.max()) >= size:
-    raise ValueError(f"position {int(values.max())} is outside a permutation of {size}")
-  result = values.copy()
-  walking = np.ones(values.shape, bool)
-  while walking.any():
-    left, right = result[walking] >> half, result[walking] & low
-    for round_number in range(4):
-      left, right = right, left ^ (mix(combine(keys[walking], round_number) + right) & low)
-    result[walking] = (left << half) | right
-    walking &= result >= np.uint64(size)
-  return result.astype(np.int64)
+  sizes = sizes.astype(np.uint64)
+  keys = np.broadcast_to(np.asarray(key).astype(np.uint64), result.shape)
+  walking = np.arange(result.size)
+  flat = result.reshape(-1)
+  half, low, sizes, keys = (np.broadcast_to(x, result.shape).reshape(-1) for x in (half, low, sizes, keys))
+  rounds = [combine(keys, number) for number in range(4)]
+  while walking.size:
+    left, right = flat[walking] >> half[walking], flat[walking] & low[walking]
+    for round_keys in rounds:
+      left, right = right, left ^ (mix(round_keys[walking] + right) & low[walking])
+    flat[walking] = (left << half[walking]) | right
+    walking = walking[flat[walking] >= sizes[walking]]
+  return flat.reshape(result.shape).astype(np.int64)

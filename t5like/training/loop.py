@@ -44,22 +44,24 @@ class TrainLog:
 
   _SHOW_SECONDS = 5.0  # the live line is renewed at least so often, however long the period
 
-  def __init__(self, writer: MetricWriter, progress: ProgressLine, period: int, last_step: int, tokens_per_step: int):
+  def __init__(self, writer: MetricWriter, progress: ProgressLine, period: int, last_step: int):
     self._writer, self._progress = writer, progress
-    self._period, self._last_step, self._tokens_per_step = period, last_step, tokens_per_step
+    self._period, self._last_step = period, last_step
     self._pending: list[Mapping[str, jax.Array]] = []
     self._shown = time.monotonic()
     self.restart_clock()
 
   def restart_clock(self) -> None:
-    self._started, self._waited = time.monotonic(), 0.0
+    self._started, self._waited, self._tokens = time.monotonic(), 0.0, 0
 
   def leave_out(self, seconds: float) -> None:
     """Takes out of the speed what was not training: a save, an evaluation."""
     self._started += seconds
 
-  def add(self, step: int, metrics: Mapping[str, jax.Array], waited: float) -> None:
+  def add(self, step: int, metrics: Mapping[str, jax.Array], tokens: int, waited: float) -> None:
+    """The metrics of a step, the tokens of its batch, and how long the step waited for them."""
     self._pending.append(metrics)
+    self._tokens += tokens
     self._waited += waited
     due = step % self._period == 0 or step == self._last_step
     if not due and time.monotonic() - self._shown < self._SHOW_SECONDS:
@@ -76,12 +78,13 @@ class TrainLog:
     self._pending = jax.device_get(self._pending)
     values = mean_metrics(self._pending)
     seconds = max(time.monotonic() - self._started, 1e-9)
-    values["tokens_per_second"] = len(self._pending) * self._tokens_per_step / seconds
+    values["tokens_per_second"] = self._tokens / seconds
+    self._steps_per_second = len(self._pending) / seconds
     values["input_wait"] = self._waited / seconds
     return values
 
   def _show(self, step: int, values: Mapping[str, float]) -> None:
-    remaining = (self._last_step - step) * self._tokens_per_step / values["tokens_per_second"]
+    remaining = (self._last_step - step) / self._steps_per_second
     self._progress.show(
       f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}"
       f"  token accuracy {100 * values['accuracy']:.1f}%  {values['tokens_per_second']:,.0f} tokens/s"
@@ -89,6 +92,11 @@ class TrainLog:
       final=step == self._last_step,
     )
     self._shown = time.monotonic()
+
+
+def _tokens(batch: Mapping[str, Any]) -> int:
+  """Positions that a model goes through, padding included."""
+  return sum(batch[name].size for name in ("encoder_input_tokens", "decoder_input_tokens") if name in batch)
 
 
 def train_loop(
@@ -107,7 +115,7 @@ def train_loop(
     batch = next(batches)
     waited = time.monotonic() - before
     state, metrics = step_function(state, batch)
-    log.add(step, metrics, waited)
+    log.add(step, metrics, _tokens(batch), waited)
     due = [hook for hook in hooks if hook.due(step, last=step == last_step)]
     if due:
       jax.block_until_ready(state)  # steps run ahead of Python; let them end on their own time

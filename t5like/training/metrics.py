@@ -17,6 +17,8 @@ GLOSSARY = {
   "loss": "mean cross entropy of a target token, z-loss included (nats)",
   "z_loss": "the part of loss that keeps the softmax normaliser near 1",
   "accuracy": "share of target tokens whose likeliest prediction is right, given the true tokens before",
+  "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
+  "sentence_accuracy": "share of rows whose second part is rightly told to follow the first or not",
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
   "parameter_norm": "global L2 norm of the parameters",
   "learning_rate": "the schedule's value at the step",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,14 @@ def random_key(seed: jax.Array, step: jax.Array, purpose: str) -> jax.Array:
   return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
 
 
-def loss_and_metrics(logits: jax.Array, batch: Any, settings: LossSettings) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Mean loss over real target tokens, and sums that can be added up over batches and hosts."""
+def loss_and_metrics(
+  outputs: Mapping[str, jax.Array], batch: Any, settings: LossSettings
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Mean loss over real target tokens, and sums that can be added up over batches and hosts.
+
+  Where a batch has `labels` for whole rows, their mean loss is added, as BERT adds next-sentence prediction.
+  """
+  logits = outputs["logits"]
   side = "decoder" if "decoder_target_tokens" in batch else "encoder"
   targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
   loss, z_part = cross_entropy(logits, targets, settings.z_loss, settings.label_smoothing)
@@ -44,7 +51,14 @@ def loss_and_metrics(logits: jax.Array, batch: Any, settings: LossSettings) -> t
     "accuracy": jnp.sum(right * weights),
     "target_tokens": total_weight,
   }
-  return metrics["loss"] / jnp.maximum(total_weight, 1.0), metrics
+  mean = metrics["loss"] / jnp.maximum(total_weight, 1.0)
+  if "labels" in batch:
+    sentence_loss, _ = cross_entropy(outputs["nsp_logits"], batch["labels"], 0.0, 0.0)
+    verdict = jnp.argmax(outputs["nsp_logits"], axis=-1).astype(batch["labels"].dtype)
+    mean += jnp.mean(sentence_loss)
+    metrics["sentence_loss"] = jnp.mean(sentence_loss)
+    metrics["sentence_accuracy"] = jnp.mean((verdict == batch["labels"]).astype(jnp.float32))
+  return mean, metrics
 
 
 def train_step(
@@ -53,7 +67,7 @@ def train_step(
   def loss_of(params):
     rngs = {"dropout": random_key(state.seed, state.step, "dropout")}
     outputs = model.apply({"params": params}, batch, deterministic=False, rngs=rngs)
-    return loss_and_metrics(outputs["logits"], batch, settings)
+    return loss_and_metrics(outputs, batch, settings)
 
   gradients, metrics = jax.grad(loss_of, has_aux=True)(state.params)
   with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts

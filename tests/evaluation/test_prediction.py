@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from t5like import evaluation, parallel
-from t5like.data.layouts import LAYOUTS, PROMPTS
+from t5like.data.layouts import LAYOUTS, PROMPTS, Examples
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
+from t5like.objectives import Lengths
 
 # Untied: with a tied embedding an untrained decoder mostly repeats its last token.
 SIZE = dict(vocab_size=40, embed_dim=16, mlp_dim=32, num_heads=2, num_decoder_layers=2, tie_embeddings=False)
@@ -31,7 +32,7 @@ def greedy_by_hand(model, variables, row: np.ndarray) -> list[int]:
   while len(answer) < MAX_LENGTH and EOS not in answer:
     # A placeholder where the next token will be: it is predicted, not read.
     targets = np.array([answer + [2] + [0] * (MAX_LENGTH - len(answer) - 1)], np.int32)
-    batch = layout(row[None], targets)
+    batch = layout(Examples.from_padded(row[None], targets), Lengths(0, 5, MAX_LENGTH))
     position = int(np.flatnonzero(batch["decoder_loss_weights"][0])[-1])
     answer.append(int(jnp.argmax(forward(batch)[0, position])))
   return answer + [0] * (MAX_LENGTH - len(answer))
@@ -40,11 +41,12 @@ def greedy_by_hand(model, variables, row: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_a_forward_pass_for_every_token(name):
   model = MODELS[name]
-  batch = LAYOUTS[model.batch_layout](INPUTS, np.ones((len(INPUTS), 2), np.int32))
+  examples = Examples.from_padded(INPUTS, np.ones((len(INPUTS), 2), np.int32))
+  batch = LAYOUTS[model.batch_layout](examples, Lengths(0, 5, 2))
   variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(3), batch))
   mesh = parallel.make_mesh(parallel.MeshAxes())
   predictor = evaluation.Predictor(model, mesh, MAX_LENGTH, EOS)
-  answers = predictor(variables["params"], PROMPTS[model.batch_layout](INPUTS))
+  answers = predictor(variables["params"], PROMPTS[model.batch_layout](INPUTS, (INPUTS > 0).sum(axis=1), 0))
   expected = [greedy_by_hand(model, variables, row) for row in INPUTS[:4]]
   assert answers[:4].tolist() == expected and answers[4:].tolist() == expected
   assert len({tuple(row) for row in expected}) > 1  # the answers depend on the inputs

@@ -20,8 +20,8 @@ def run(answers, targets=TARGETS):
   fields = [{"inputs_pretokenized": f"question {i}", "targets_pretokenized": t} for i, t in enumerate(targets)]
   # Two batches of three; the last row fills up.
   inputs = np.array([[0], [1], [2]]), np.array([[3], [4], [3]])
-  batches = [(np.array([0, 1, 2]), inputs[0], None), (np.array([3, 4, -1]), inputs[1], None)]
-  return evaluation.evaluate(batches, lambda x: x, lambda row: answers[row[0]], fields, SCORING)
+  batches = [(np.array([0, 1, 2]), inputs[0], None, None), (np.array([3, 4, -1]), inputs[1], None, None)]
+  return evaluation.evaluate(batches, lambda x, lengths: x, lambda row: answers[row[0]], fields, SCORING)
 
 
 def test_scores_and_the_majority_baseline():

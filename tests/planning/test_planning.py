@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from t5like import parallel, planning
-from t5like.data.layouts import encoder_decoder
+from t5like.data.layouts import blank
+from t5like.objectives import Lengths
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.planning.flops import forward_flops
@@ -47,7 +48,7 @@ def test_a_forward_pass_by_hand():
 def test_the_formula_counts_the_products_of_the_traced_model(gated):
   # Without the position bias, whose one-hot product is bookkeeping and not counted.
   settings = config(gated_mlp=gated, positions="none")
-  batch = encoder_decoder(np.ones((2, 5), np.int32), np.ones((2, 3), np.int32))
+  batch = blank("encoder_decoder", Lengths(0, 5, 3), 2, packed=False, shifted=False)
   model = T5(settings)
   shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
   jaxpr = jax.make_jaxpr(lambda v: model.apply(v, batch)["logits"])(shapes)
@@ -65,7 +66,7 @@ def test_t5_base_at_the_papers_batch_is_about_six_flops_a_parameter_and_token():
 
 
 def test_state_memory_is_exact_and_split_by_the_mesh():
-  batch = encoder_decoder(np.ones((8, 5), np.int32), np.ones((8, 3), np.int32))
+  batch = blank("encoder_decoder", Lengths(0, 5, 3), 8, packed=False, shifted=False)
   optimizer = optimizers.adamw(schedules.constant_rate())
   estimates = {}
   for fsdp in (1, 8):

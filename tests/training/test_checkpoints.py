@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from t5like import parallel
-from t5like.data.layouts import encoder_decoder
+from t5like.data.layouts import Examples, encoder_decoder
+from t5like.objectives import Lengths
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
@@ -14,7 +15,8 @@ from t5like.training.checkpoints import Checkpoints, find_checkpoint, load_param
 from t5like.training.state import create_state, state_spec
 
 MODEL = T5(TransformerConfig(64, 16, 32, 2, num_encoder_layers=1, num_decoder_layers=1))
-BATCH = encoder_decoder(np.ones((8, 6), np.int32), np.ones((8, 4), np.int32))
+ROWS = Examples.from_padded(np.ones((8, 6), np.int32), np.ones((8, 4), np.int32))
+BATCH = encoder_decoder(ROWS, Lengths(0, 6, 4))
 FINGERPRINT = {"embed_dim": 16, "vocabulary": "abc"}
 
 

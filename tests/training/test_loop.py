@@ -3,6 +3,7 @@
 import io
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import struct
 
@@ -18,14 +19,14 @@ class State(struct.PyTreeNode):
 
 def count(state, batch):
   state = state.replace(step=state.step + 1)
-  return state, {"loss": 2.0 * batch, "z_loss": 0.0, "accuracy": 1.0, "target_tokens": 2.0}
+  return state, {"loss": 2.0 * float(batch["decoder_input_tokens"][0, 0]), "z_loss": 0.0, "accuracy": 1.0, "target_tokens": 2.0}
 
 
 def run(tmp_path, hooks=(), first=0, last=10, period=4, interruption=None):
   writer, out = MetricWriter(tmp_path, first), io.StringIO()
-  log = TrainLog(writer, ProgressLine(out, log_every=0), period, last, tokens_per_step=100)
+  log = TrainLog(writer, ProgressLine(out, log_every=0), period, last)
   state = State(jnp.int32(first))
-  batches = iter(float(step) for step in range(first + 1, last + 1))
+  batches = iter({"decoder_input_tokens": np.full((2, 3), step)} for step in range(first + 1, last + 1))
   state = train_loop(state, count, batches, last, log, hooks, interruption or Interruption())
   writer.close()
   return state, out.getvalue()

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from t5like import parallel
-from t5like.data.layouts import encoder_decoder
+from t5like.data.layouts import Examples, encoder_decoder
+from t5like.objectives import Lengths
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.training import optimizers, schedules
@@ -23,7 +24,8 @@ def make_batch(rows=8):
   rng = np.random.default_rng(0)
   targets = rng.integers(2, 60, (rows, 6)).astype(np.int32)
   targets[:, 4:] = 0
-  return encoder_decoder(rng.integers(2, 60, (rows, 10)).astype(np.int32), targets)
+  inputs = rng.integers(2, 60, (rows, 10)).astype(np.int32)
+  return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
 
 
 def build(axes, optimizer=None, devices=None):
@@ -57,9 +59,24 @@ def test_loss_is_the_mean_over_real_target_tokens():
     "decoder_target_tokens": jnp.array([[0, 2, 1]], jnp.int32),
     "decoder_loss_weights": jnp.array([[1.0, 1.0, 0.0]]),
   }
-  loss, metrics = loss_and_metrics(logits, batch, LossSettings(z_loss=0.0))
+  loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0))
   assert loss == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2, rel=1e-6)
   assert float(metrics["target_tokens"]) == 2 and float(metrics["accuracy"]) == 2
+
+
+def test_next_sentence_prediction_adds_its_own_mean():
+  batch = {
+    "encoder_target_tokens": jnp.array([[0], [1]], jnp.int32),
+    "encoder_loss_weights": jnp.array([[1.0], [0.0]]),
+    "labels": jnp.array([0, 1], jnp.int32),
+  }
+  outputs = {
+    "logits": jnp.log(jnp.array([[[0.5, 0.5]], [[0.9, 0.1]]])),
+    "nsp_logits": jnp.log(jnp.array([[0.8, 0.2], [0.6, 0.4]])),
+  }
+  loss, metrics = loss_and_metrics(outputs, batch, LossSettings(z_loss=0.0))
+  assert loss == pytest.approx(-np.log(0.5) - (np.log(0.8) + np.log(0.4)) / 2, rel=1e-6)
+  assert float(metrics["sentence_accuracy"]) == 0.5
 
 
 def test_steps_reduce_the_loss_and_count():

@@ -1,0 +1,89 @@
+"""The phases of a run and the batches of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+
+from t5like import data
+from t5like.cli.compatibility import check_kind, row_lengths
+from t5like.cli.experiment import Experiment
+from t5like.data.layouts import Batch, blank
+from t5like.objectives import Lengths, SpecialTokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """Steps with batches of one shape; `steps` None: to the end of the run."""
+
+  lengths: Lengths
+  batch_size: int
+  steps: int | None = None
+
+  @property
+  def tokens(self) -> int:
+    """Tokens of a step, padding included."""
+    return self.batch_size * (self.lengths.inputs + self.lengths.targets)
+
+
+def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
+  """The phases of PHASES, then what LENGTHS and BATCH_SIZE say."""
+  given = [*experiment.phases, {}]
+  return [
+    Phase(
+      row_lengths(experiment, phase.get("lengths", experiment.lengths), special),
+      phase.get("batch_size", experiment.batch_size),
+      phase.get("steps"),
+    )
+    for phase in given
+  ]
+
+
+def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
+  """Those that a run beginning at `first_step` still meets."""
+  left, end = [], 0
+  for phase in phases:
+    end = None if phase.steps is None else end + phase.steps
+    if end is None or end > first_step:
+      left.append(phase)
+  return left
+
+
+def make_batches(
+  experiment: Experiment, cache: data.TokenCache, phases: Sequence[Phase], special: SpecialTokens
+) -> data.Batches:
+  """All batches of a run; phases of the same lengths go on in the same rows."""
+  check_kind(experiment, cache)
+  sources: dict[Lengths, data.RowSource] = {}
+  for number, phase in enumerate(phases):
+    if phase.lengths not in sources:
+      # Another seed for each kind of rows, or a second phase would begin with the text of the first.
+      sources[phase.lengths] = _source(experiment, cache, phase.lengths, special, experiment.seed + (number << 32))
+  stages = [data.Stage(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
+  return data.Batches(stages, data.HostShare(jax.process_index(), jax.process_count()))
+
+
+def _source(
+  experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
+) -> data.RowSource:
+  layout = experiment.model.batch_layout
+  if experiment.objective is not None:
+    return data.CorpusRows(cache, experiment.objective, lengths, special, seed, layout)
+  return data.ExampleRows(cache, lengths, special, seed, layout, experiment.pack)
+
+
+def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
+  """A batch of the shapes that this phase has."""
+  objective = experiment.objective
+  batch = blank(
+    experiment.model.batch_layout,
+    phase.lengths,
+    phase.batch_size,
+    packed=objective is None and experiment.pack,
+    shifted=objective is not None and objective.shifted,
+  )
+  if "labels" in batch and not objective.needs_others:
+    del batch["labels"]
+  return batch

@@ -1,0 +1,166 @@
+"""How a corpus is cut into rows: across documents, inside them, or at the ends of sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from t5like.data.cache import TokenCache
+from t5like.objectives import Objective, Ragged, SpecialTokens
+from t5like.objectives.cutting import sentence_rows
+from t5like.objectives.ragged import numbered, within
+
+
+class RowPlan(Protocol):
+  rows: int
+
+  def read(self, rows: np.ndarray) -> Ragged:
+    """The tokens of some rows."""
+
+  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """For each row another, drawn with its key, of another document where there is one."""
+
+
+def plan_rows(cache: TokenCache, objective: Objective, raw: int, special: SpecialTokens) -> RowPlan:
+  if objective.unit == "document":
+    return DocumentRows(cache, raw)
+  separator = special.eos if objective.separated else None
+  if objective.unit == "sentences":
+    return SentenceRows.of(cache, raw, special.sentence_ends, separator)
+  return StreamRows(cache, raw, separator)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Stream:
+  """Documents end to end, with a separator behind each where one is given."""
+
+  cache: TokenCache
+  separator: int | None
+  starts: np.ndarray  # [documents + 1] where each document begins, separators counted
+
+  @classmethod
+  def of(cls, cache: TokenCache, separator: int | None) -> _Stream:
+    starts = cache.documents()
+    return cls(cache, separator, starts + np.arange(len(starts)) if separator is not None else starts)
+
+  @property
+  def length(self) -> int:
+    return int(self.starts[-1])
+
+  def read(self, begin: np.ndarray, length: int) -> np.ndarray:
+    """[rows, length] from each `begin`; what is behind the end of the corpus is 0."""
+    if self.separator is None:
+      return self._tokens(begin, length)
+    # Document d ends with the separator at starts[d + 1] - 1; before position p stand as many as documents ended.
+    ends = self.starts[1:] - 1
+    before = np.searchsorted(ends, begin)
+    counts = np.searchsorted(ends, begin + length) - before
+    separators = np.zeros((len(begin), length), bool)
+    row = np.repeat(np.arange(len(begin)), counts)
+    separators[row, ends[np.repeat(before, counts) + numbered(counts)] - begin[row]] = True
+    tokens = self._tokens(begin - before, length)
+    out = np.full((len(begin), length), self.separator, np.int32)
+    out[~separators] = tokens[within(length - counts, length)]
+    return out
+
+  def _tokens(self, begin: np.ndarray, length: int) -> np.ndarray:
+    overrun = np.maximum(begin + length - self.cache.tokens, 0)
+    if not overrun.any():
+      return self.cache.stream_rows(begin, length)
+    if length > self.cache.tokens:
+      whole = self.cache.stream_rows(np.zeros(1, np.int64), self.cache.tokens)
+      whole = np.pad(whole, ((0, 0), (0, 2 * length)))
+      return np.stack([whole[0, b : b + length] for b in begin.tolist()])
+    # Read so that the row ends where the corpus does, then move it to the front.
+    tokens = self.cache.stream_rows(begin - overrun, length)
+    places = np.arange(length)[None, :] + overrun[:, None]
+    moved = np.take_along_axis(tokens, np.minimum(places, length - 1), axis=1)
+    return np.where(places < length, moved, 0).astype(np.int32)
+
+
+class StreamRows:
+  """Rows of `raw` tokens whatever the documents; what is left at the end of the corpus is not used."""
+
+  def __init__(self, cache: TokenCache, raw: int, separator: int | None):
+    self._raw = raw
+    self._stream = _Stream.of(cache, separator) if separator is not None else None
+    self._cache = cache
+    self.rows = (self._stream.length if self._stream else cache.tokens) // raw
+
+  def read(self, rows: np.ndarray) -> Ragged:
+    begin = rows * self._raw
+    return Ragged.full(
+      self._stream.read(begin, self._raw) if self._stream else self._cache.stream_rows(begin, self._raw)
+    )
+
+  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    return _another(rows, self.rows, keys)
+
+
+class DocumentRows:
+  """Pieces of at most `raw` tokens of one document."""
+
+  def __init__(self, cache: TokenCache, raw: int):
+    self._raw = raw
+    self._stream = _Stream.of(cache, None)
+    lengths = np.diff(self._stream.starts)
+    self._pieces = np.concatenate([[0], np.cumsum(-(-lengths // raw))])  # [documents + 1] rows before each document
+    self.rows = int(self._pieces[-1])
+
+  def read(self, rows: np.ndarray) -> Ragged:
+    document = self._document(rows)
+    begin = self._stream.starts[document] + (rows - self._pieces[document]) * self._raw
+    lengths = np.minimum(self._raw, self._stream.starts[document + 1] - begin)
+    tokens = self._stream.read(begin, int(lengths.max(initial=0)))
+    return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
+
+  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Drawn from the rows of all other documents: rows are numbered on from the end of one's own."""
+    document = self._document(rows)
+    own = self._pieces[document + 1] - self._pieces[document]
+    foreign = self.rows - own
+    if not foreign.all():  # a corpus of one document
+      return _another(rows, self.rows, keys)
+    drawn = ((keys >> np.uint64(32)) * foreign.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
+    return (self._pieces[document + 1] + drawn) % self.rows
+
+  def _document(self, rows: np.ndarray) -> np.ndarray:
+    return np.searchsorted(self._pieces, rows, side="right") - 1
+
+
+class SentenceRows:
+  """As many whole sentences as `raw` tokens hold, over the ends of documents."""
+
+  def __init__(self, stream: _Stream, starts: np.ndarray, lengths: np.ndarray):
+    self._stream, self._starts, self._lengths = stream, starts, lengths
+    self.rows = len(starts)
+
+  @classmethod
+  def of(cls, cache: TokenCache, raw: int, sentence_ends: tuple[int, ...], separator: int | None) -> SentenceRows:
+    stream = _Stream.of(cache, separator)
+    ends = [stream.starts[1:]]
+    block = 1 << 20
+    table = np.zeros(int(max(sentence_ends, default=0)) + 1, bool)
+    table[list(sentence_ends)] = True
+    for begin in range(0, stream.length, block):
+      size = min(block, stream.length - begin)
+      tokens = stream.read(np.array([begin]), size)[0]
+      is_end = table[np.minimum(tokens, len(table) - 1)] & (tokens < len(table))
+      ends.append(begin + 1 + np.flatnonzero(is_end))
+    return cls(stream, *sentence_rows(np.concatenate(ends), stream.length, raw))
+
+  def read(self, rows: np.ndarray) -> Ragged:
+    lengths = self._lengths[rows]
+    tokens = self._stream.read(self._starts[rows], int(lengths.max(initial=0)))
+    return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
+
+  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    return _another(rows, self.rows, keys)
+
+
+def _another(rows: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+  """Any other row; the same where there is only one."""
+  drawn = ((keys >> np.uint64(32)) * np.uint64(max(count - 1, 1)) >> np.uint64(32)).astype(np.int64)
+  return (rows + 1 + drawn) % count

@@ -1,0 +1,156 @@
+"""Rows by number: any row of any epoch is a function of the seed and its number.
+
+A source has `rows_per_epoch` rows and answers `rows(numbers)`; numbers count on over all epochs.
+Nothing is remembered between calls, so there is nothing to save, and hosts, threads and restarts
+all see the same rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from t5like.data.cache import TokenCache
+from t5like.data.document_plans import RowPlan, plan_rows
+from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, closed, encoder
+from t5like.data.mixing import mixture_rows
+from t5like.data.packing import PackingPlan, plan_packing
+from t5like.errors import UserError
+from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
+from t5like.objectives.randomness import combine, permute
+
+_ORDER = 0x5487FF1E  # what a random number is for: the order of rows ...
+_OTHER = 0x07E2  # ... or the row of another document
+
+
+class RowSource(Protocol):
+  @property
+  def rows_per_epoch(self) -> int: ...
+
+  def rows(self, numbers: np.ndarray) -> Batch: ...
+
+
+def shuffled(numbers: np.ndarray, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+  """Epochs and rows of running numbers; an epoch visits every row exactly once, in an order of its own."""
+  epochs = numbers // rows
+  return epochs, permute(numbers % rows, rows, combine(seed, epochs, _ORDER))
+
+
+@dataclasses.dataclass(frozen=True)
+class CorpusRows:
+  """A corpus in rows of `lengths.raw` tokens, corrupted afresh every epoch."""
+
+  cache: TokenCache
+  objective: Objective
+  lengths: Lengths
+  special: SpecialTokens
+  seed: int
+  layout: str = "encoder_decoder"
+
+  def __post_init__(self):
+    if self.rows_per_epoch < 1:
+      raise UserError(
+        f"the corpus has {self.cache.tokens} tokens, fewer than one row of {self.lengths.raw}",
+        cache=self.cache.folder,
+        try_="a shorter LENGTHS['inputs'], or more text",
+      )
+
+  @cached_property
+  def plan(self) -> RowPlan:
+    return plan_rows(self.cache, self.objective, self.lengths.raw, self.special)
+
+  @property
+  def rows_per_epoch(self) -> int:
+    return self.plan.rows
+
+  def rows(self, numbers: np.ndarray) -> Batch:
+    epochs, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    text = self.plan.read(rows)
+    others = None
+    if self.objective.needs_others:
+      others = self.plan.read(self.plan.of_other_documents(rows, combine(self.seed, epochs, rows, _OTHER)))
+    draws = Draws.of(self.seed, epochs, rows)
+    result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
+    if self.objective.makes == "masked":
+      return encoder(result, self.lengths.inputs)
+    if self.objective.shifted:
+      return causal(result.targets, self.lengths)
+    inputs, targets = result.inputs, result.targets
+    if self.objective.closed:
+      inputs = closed(inputs, self.lengths.inputs, self.special.eos) if self.lengths.inputs else inputs
+      targets = closed(targets, self.lengths.targets, self.special.eos)
+    return LAYOUTS[self.layout](Examples(inputs, targets, len(numbers)), self.lengths, self.special.start)
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleRows:
+  """Labelled examples, one a row or packed, shuffled every epoch."""
+
+  cache: TokenCache
+  lengths: Lengths
+  special: SpecialTokens
+  seed: int
+  layout: str = "encoder_decoder"
+  pack: bool = False
+
+  @cached_property
+  def plan(self) -> PackingPlan:
+    """Which examples share a row; lengths are those after cutting, end-of-sequence included."""
+    room = np.array([self.lengths.inputs, self.lengths.targets])
+    sides = [self.cache.lengths(feature) + 1 for feature in ("inputs", "targets")]
+    return plan_packing(np.minimum(np.stack(sides, axis=1), room), room)
+
+  @property
+  def rows_per_epoch(self) -> int:
+    return self.plan.rows if self.pack else self.cache.examples
+
+  @property
+  def efficiency(self) -> float:
+    """The share of input tokens that are no padding."""
+    tokens = np.minimum(self.cache.lengths("inputs") + 1, self.lengths.inputs).sum()
+    return float(tokens / (self.rows_per_epoch * self.lengths.inputs))
+
+  def rows(self, numbers: np.ndarray) -> Batch:
+    epochs, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    row = None
+    if self.pack:
+      rows, row = self.plan.fill(rows, epochs, self.seed)
+    examples = dataclasses.replace(
+      read_examples(self.cache, rows, self.lengths, self.special), rows=len(numbers), row=row
+    )
+    return LAYOUTS[self.layout](examples, self.lengths, self.special.start)
+
+
+def read_examples(cache: TokenCache, numbers: np.ndarray, lengths: Lengths, special: SpecialTokens) -> Examples:
+  """Inputs and targets of some examples, cut and closed by end-of-sequence."""
+  inputs, targets = (
+    closed(cache.texts(feature, numbers), length, special.eos)
+    for feature, length in (("inputs", lengths.inputs), ("targets", lengths.targets))
+  )
+  return Examples(inputs, targets, len(numbers))
+
+
+@dataclasses.dataclass(frozen=True)
+class MixtureRows:
+  """Rows of several sources at given rates; each source goes through its own epochs."""
+
+  sources: Sequence[RowSource]
+  rates: Sequence[float]
+
+  @property
+  def rows_per_epoch(self) -> int:
+    """All rows of all sources."""
+    return sum(source.rows_per_epoch for source in self.sources)
+
+  def rows(self, numbers: np.ndarray) -> Batch:
+    task, own = mixture_rows(numbers, self.rates)
+    batch: Batch = {}
+    for index in np.unique(task):
+      mine = np.flatnonzero(task == index)
+      for name, array in self.sources[index].rows(own[mine]).items():
+        batch.setdefault(name, np.zeros((len(numbers), *array.shape[1:]), array.dtype))[mine] = array
+    return batch

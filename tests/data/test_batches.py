@@ -1,0 +1,244 @@
+"""A batch is a pure function of (seed, step), whatever the objective, the packing, the mixture and the phases."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from t5like import data
+from t5like.errors import UserError
+from t5like.objectives import CATALOGUE, Lengths, SpecialTokens
+from t5like.objectives.span_corruption import SpanCorruption
+
+SPECIAL = SpecialTokens(
+  vocab_size=1100, pad=0, eos=1, sentinels=tuple(range(1099, 999, -1)), mask=999, cls=998, sep=997,
+  sentence_ends=(5, 6), word_starts=np.arange(1100) % 2 == 0,
+)  # fmt: skip
+LENGTHS = Lengths(0, 16, 8)
+
+
+def numbers(texts, threads=1):
+  return [[int(n) for n in text.split()] for text in texts]
+
+
+def make_cache(folder, rows, features):
+  data.write_cache(
+    folder, rows, features, numbers, {"name": "n", "size": 1100, "fingerprint": "f"},
+    {"task": "t", "split": "s", "source_files": []}, {"postprocessor": None, "metrics": []},
+  )  # fmt: skip
+  return data.open_cache(folder, mend="")
+
+
+def document(rng, length):
+  return " ".join(map(str, np.where(rng.random(length) < 0.1, 5, rng.integers(10, 900, length))))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  rng = np.random.default_rng(0)
+  documents = [{"targets": document(rng, n)} for n in rng.integers(3, 300, 60)]
+  return make_cache(tmp_path_factory.mktemp("c") / "corpus", documents, ["targets"])
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory):
+  rng = np.random.default_rng(1)
+  rows = [{"inputs": f"{10 + i} " + "3 " * rng.integers(0, 12), "targets": f"{10 + i}"} for i in range(50)]
+  return make_cache(tmp_path_factory.mktemp("c") / "labelled", rows, ["inputs", "targets"])
+
+
+def corpus_rows(cache, name="span_corruption", seed=0):
+  objective = CATALOGUE[name]
+  layout = (
+    "encoder" if objective.makes == "masked" else "encoder_decoder" if objective.lengths(64).inputs else "decoder"
+  )
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    return data.CorpusRows(cache, objective, objective.lengths(64), SPECIAL, seed, layout)
+
+
+def batches(source, batch_size=8, share=None):
+  return data.Batches([data.Stage(source, batch_size)], share or data.HostShare())
+
+
+def same(a, b):
+  return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
+
+
+def sources(corpus, labelled):
+  packed = data.ExampleRows(labelled, LENGTHS, SPECIAL, 0, pack=True)
+  unpacked = data.ExampleRows(labelled, LENGTHS, SPECIAL, 7, pack=True)
+  return {
+    **{name: corpus_rows(corpus, name) for name in CATALOGUE},
+    "labelled": data.ExampleRows(labelled, LENGTHS, SPECIAL, 0),
+    "packed": packed,
+    "mixture": data.MixtureRows([packed, unpacked], [3, 1]),
+  }
+
+
+@pytest.mark.parametrize("name", [*CATALOGUE, "labelled", "packed", "mixture"])
+def test_hosts_together_see_the_batch_of_one_host_at_any_step(corpus, labelled, name):
+  source = sources(corpus, labelled)[name]
+  for step in (0, 7, 10_000):
+    whole = batches(source)[step]
+    for hosts in (2, 4):
+      parts = [batches(source, share=data.HostShare(h, hosts))[step] for h in range(hosts)]
+      assert same({k: np.concatenate([p[k] for p in parts]) for k in whole}, whole)
+  assert same(batches(sources(corpus, labelled)[name])[10_000], batches(source)[10_000])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_reading_ahead_changes_nothing(corpus, threads):
+  source = batches(corpus_rows(corpus))
+  ahead = list(data.read_ahead(source, 5, 12, threads))
+  assert len(ahead) == 7
+  assert all(same(batch, source[step]) for step, batch in enumerate(ahead, 5))
+
+
+@pytest.mark.parametrize("name", ["span_corruption", "prefix_lm", "bert_mlm_nsp", "roberta", "causal_lm"])
+def test_seeds_and_epochs_differ(corpus, name):
+  source = corpus_rows(corpus, name)
+  count = source.rows_per_epoch
+  first = source.rows(np.arange(count))
+  assert not same(first, corpus_rows(corpus, name, seed=1).rows(np.arange(count)))
+  assert not same(first, source.rows(np.arange(count, 2 * count)))
+
+
+@pytest.mark.parametrize("name", ["lm", "full_lm", "causal_lm", "prefix_lm", "roberta"])
+def test_an_epoch_of_a_corpus_has_every_token_once(corpus, name):
+  source = corpus_rows(corpus, name)
+  batch = source.rows(np.arange(source.rows_per_epoch) + 3 * source.rows_per_epoch)
+  tokens = corpus.stream(0, corpus.tokens)
+  if name == "prefix_lm":
+    found = np.concatenate([batch["encoder_input_tokens"].ravel(), batch["decoder_target_tokens"].ravel()])
+    expected = tokens
+  elif name == "roberta":
+    found = batch["encoder_target_tokens"].ravel()
+    found = found[(found != SPECIAL.cls) & (found != SPECIAL.sep)]
+    expected = tokens
+  else:
+    found = batch["decoder_target_tokens"].ravel()
+    if name == "causal_lm":  # the first token of a row is given
+      found = np.concatenate([found, batch["decoder_input_tokens"][:, 0]])
+    # Rows are full: what does not fill one at the end of the corpus is left out.
+    used = source.rows_per_epoch * source.lengths.raw
+    separators = corpus.examples if name != "lm" else 0
+    assert corpus.tokens + separators - used < source.lengths.raw
+    text = found[found > 1]
+    expected = tokens[: len(text)]
+    if separators:
+      assert (found == 1).sum() == used - len(text)
+    found = text
+  found = found[found > 1]
+  np.testing.assert_array_equal(np.sort(found), np.sort(expected))
+
+
+def test_documents_end_where_the_separators_stand(corpus):
+  rows = corpus_rows(corpus, "full_lm").plan.read(np.arange(corpus_rows(corpus, "full_lm").rows_per_epoch))
+  stream = rows.tokens.ravel()
+  documents = [corpus.example(i)["targets"].tolist() for i in range(corpus.examples)]
+  expected = [token for document in documents for token in [*document, SPECIAL.eos]]
+  assert stream.tolist() == expected[: len(stream)]
+
+
+def test_rows_of_one_document_and_of_another(corpus):
+  source = corpus_rows(corpus, "bert_mlm_nsp")
+  documents = [corpus.example(i)["targets"].tolist() for i in range(corpus.examples)]
+  pieces = [d[i : i + 61] for d in documents for i in range(0, len(d), 61)]
+  owner = [n for n, d in enumerate(documents) for _ in range(0, len(d), 61)]
+  numbers = np.arange(source.rows_per_epoch)
+  rows = source.plan.read(numbers)
+  assert [rows.tokens[i, : rows.lengths[i]].tolist() for i in numbers] == pieces
+  others = source.plan.of_other_documents(
+    numbers, np.random.default_rng(0).integers(0, 2**63, len(numbers)).astype(np.uint64)
+  )
+  assert all(owner[i] != owner[other] for i, other in enumerate(others))
+
+
+def test_whole_sentences_fill_rows(corpus):
+  source = corpus_rows(corpus, "roberta")
+  rows = source.plan.read(np.arange(source.rows_per_epoch))
+  ends = rows.tokens[np.arange(len(rows.tokens)), rows.lengths - 1]
+  assert (rows.lengths <= 62).all() and np.isin(ends, [1, 5, 6]).mean() > 0.95  # or a sentence longer than a row
+  assert rows.lengths.mean() > 45
+
+
+def targets_of(batch):
+  return batch["decoder_target_tokens"][batch["decoder_target_tokens"] >= 10].tolist()
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_an_epoch_has_every_example_once_and_whole(labelled, pack):
+  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=pack)
+  for epoch in range(3):
+    batch = source.rows(np.arange(source.rows_per_epoch) + epoch * source.rows_per_epoch)
+    assert sorted(targets_of(batch)) == list(range(10, 60))
+    assert sorted(batch["encoder_input_tokens"][batch["encoder_input_tokens"] >= 10].tolist()) == list(range(10, 60))
+    assert (batch["encoder_input_tokens"] == SPECIAL.eos).sum() == 50
+  whole = batches(source, 20)
+  seen = [t for step in range(5 * source.rows_per_epoch // 20 + 1) for t in targets_of(whole[step])]
+  assert len(set(seen[:50])) >= 45  # batches run over the ends of epochs
+
+
+def test_packed_examples_keep_their_partners_only_for_an_epoch(labelled):
+  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=True)
+
+  def partners(epoch):
+    batch = source.rows(np.arange(source.rows_per_epoch) + epoch * source.rows_per_epoch)
+    return {tuple(row[row >= 10]) for row in batch["decoder_target_tokens"]}
+
+  assert partners(0) != partners(1)
+  assert source.rows_per_epoch < 40 and 0.5 < source.efficiency <= 1
+
+
+def test_packed_inputs_and_targets_of_a_row_belong_together(labelled):
+  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=True)
+  batch = source.rows(np.arange(source.rows_per_epoch))
+  for row in range(source.rows_per_epoch):
+    inputs, targets = batch["encoder_input_tokens"][row], batch["decoder_target_tokens"][row]
+    for segment in range(1, batch["encoder_segment_ids"][row].max() + 1):
+      assert (
+        inputs[batch["encoder_segment_ids"][row] == segment][0]
+        == targets[batch["decoder_segment_ids"][row] == segment][0]
+      )
+
+
+def test_a_mixture_gives_each_source_its_rate_and_its_own_epochs(labelled):
+  members = [data.ExampleRows(labelled, LENGTHS, SPECIAL, seed) for seed in range(2)]
+  mixed = data.MixtureRows(members, [3, 1])
+  batch = mixed.rows(np.arange(40))
+  own = [source.rows(np.arange(n)) for source, n in zip(members, (30, 10), strict=True)]
+  assert sorted(targets_of(batch)) == sorted(targets_of(own[0]) + targets_of(own[1]))
+
+
+def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):
+  short, long = (data.CorpusRows(corpus, SpanCorruption(), SpanCorruption().lengths(n), SPECIAL, 0) for n in (32, 64))
+  run = data.Batches([data.Stage(short, 4, 10), data.Stage(short, 8, 5), data.Stage(long, 8)])
+  assert [run[step]["encoder_input_tokens"].shape for step in (0, 9, 10, 14, 15, 99)] == [
+    (4, 32), (4, 32), (8, 32), (8, 32), (8, 64), (8, 64),
+  ]  # fmt: skip
+  # A growing batch goes on where the smaller one stopped; another length begins its own rows.
+  assert same(run[10], short.rows(np.arange(40, 48))) and same(run[15], long.rows(np.arange(8)))
+
+
+@pytest.mark.parametrize("batch_size", [7, 50, 64])
+def test_evaluation_sees_every_example_once(labelled, batch_size):
+  seen, weight = [], 0
+  for rows, inputs, lengths, targets in data.evaluation_batches(labelled, LENGTHS, SPECIAL, batch_size):
+    assert len(rows) == batch_size == len(inputs) == len(targets) and np.array_equal((inputs > 0).sum(axis=1), lengths)
+    seen += [(n, t) for n, t in zip(rows, targets[:, 0], strict=True) if n >= 0]
+    weight += (targets > 0).sum()
+  assert seen == [(i, 10 + i) for i in range(50)]
+  assert weight == 100  # one token and end-of-sequence for each example, none for filling rows
+
+
+def test_corpus_rows_are_full(corpus):
+  batch = corpus_rows(corpus).rows(np.arange(8))
+  assert batch["encoder_input_tokens"].shape == (8, 64) and batch["decoder_target_tokens"].shape == (8, 15)
+  assert np.all(batch["encoder_input_tokens"] > 0) and np.all(batch["decoder_loss_weights"] == 1)
+
+
+def test_a_corpus_shorter_than_a_row_is_refused(tmp_path):
+  short = make_cache(tmp_path / "short", [{"targets": "2 3 4"}], ["targets"])
+  with pytest.raises(UserError, match="fewer than one row"):
+    corpus_rows(short)

@@ -1,0 +1,133 @@
+"""Batches as seqio makes them, packed and not."""
+
+import numpy as np
+import pytest
+
+from t5like.data.layouts import Examples, blank, causal, closed, decoder_prompts, encoder, encoder_decoder, prefix_lm
+from t5like.objectives import Lengths, Masked, Ragged
+
+
+def ragged(*rows):
+  return Ragged.of(np.concatenate([np.asarray(r, np.int32) for r in rows]), np.array([len(r) for r in rows]))
+
+
+def test_texts_end_with_end_of_sequence_and_long_ones_are_cut():
+  rows = closed(ragged([5, 6], [7, 8, 9, 10, 11], []), 4, eos=1)
+  assert rows.tokens.tolist() == [[5, 6, 1, 0], [7, 8, 9, 1], [1, 0, 0, 0]] and rows.lengths.tolist() == [3, 4, 1]
+
+
+def test_packing_on_the_published_example():
+  # T5_FACTS, section 5.
+  examples = Examples(ragged([7, 8, 5, 1], [8, 4, 9, 3, 1]), ragged([3, 8, 1], [9, 1]), 1, np.array([0, 0]))
+  batch = encoder_decoder(examples, Lengths(0, 10, 10))
+  assert batch["encoder_segment_ids"].tolist() == [[1, 1, 1, 1, 2, 2, 2, 2, 2, 0]]
+  assert batch["encoder_positions"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 0]]
+  three = Examples(ragged([2], [2], [2]), ragged([3, 8, 1], [9, 1], [5, 4, 1]), 1, np.array([0, 0, 0]))
+  batch = encoder_decoder(three, Lengths(0, 10, 10))
+  assert batch["decoder_target_tokens"].tolist() == [[3, 8, 1, 9, 1, 5, 4, 1, 0, 0]]
+  assert batch["decoder_input_tokens"].tolist() == [[0, 3, 8, 0, 9, 0, 5, 4, 0, 0]]
+
+
+def test_the_decoder_is_fed_the_shifted_targets():
+  batch = encoder_decoder(Examples(ragged([4, 1]), ragged([3, 8, 1]), 1), Lengths(0, 2, 4))
+  assert batch["decoder_input_tokens"].tolist() == [[0, 3, 8, 1]]
+  assert batch["decoder_loss_weights"].tolist() == [[1, 1, 1, 0]]
+  assert {k: v.dtype for k, v in batch.items()} == {
+    "encoder_input_tokens": np.int32, "decoder_input_tokens": np.int32,
+    "decoder_target_tokens": np.int32, "decoder_loss_weights": np.float32,
+  }  # fmt: skip
+
+
+def seqio_batches(converter, examples, lengths):
+  import tensorflow as tf
+
+  dataset = tf.data.Dataset.from_generator(
+    lambda: ({"inputs": i, "targets": t} for i, t in examples),
+    output_signature={k: tf.TensorSpec([None], tf.int32) for k in ("inputs", "targets")},
+  )
+  rows = list(converter(dataset, lengths).as_numpy_iterator())
+  return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("layout", ["encoder_decoder", "prefix_lm"])
+def test_batches_equal_those_of_seqios_converters(layout, pack):
+  seqio = pytest.importorskip("seqio")
+  rng = np.random.default_rng(0)
+  pairs = [
+    ([*rng.integers(2, 99, rng.integers(1, 7)), 1], [*rng.integers(2, 99, rng.integers(0, 4)), 1]) for _ in range(12)
+  ]
+  converters = {"encoder_decoder": seqio.EncDecFeatureConverter, "prefix_lm": seqio.PrefixLMFeatureConverter}
+  expected = seqio_batches(converters[layout](pack=pack), pairs, {"inputs": 16, "targets": 12})
+  inputs, targets = (ragged(*(pair[side] for pair in pairs)) for side in (0, 1))
+  if pack:
+    # seqio fills rows in its own order: find the row of each example by its tokens.
+    side = "encoder" if layout == "encoder_decoder" else "decoder"
+    tokens, segments = (
+      expected[f"{side}_{'input' if side == 'encoder' else 'target'}_tokens"],
+      expected[f"{side}_segment_ids"],
+    )
+    order = []
+    for row in range(len(tokens)):
+      for segment in range(1, segments[row].max() + 1):
+        here = tokens[row][segments[row] == segment].tolist()
+        order.append(
+          (row, next(i for i, p in enumerate(pairs) if here == list(p[0]) + (list(p[1]) if side == "decoder" else [])))
+        )
+    numbers = [i for _, i in order]
+    assert sorted(numbers) == list(range(12))
+    examples = Examples(
+      ragged(*(pairs[i][0] for i in numbers)), ragged(*(pairs[i][1] for i in numbers)), len(tokens),
+      np.array([row for row, _ in order]),
+    )  # fmt: skip
+  else:
+    examples = Examples(inputs, targets, 12)
+  made = {"encoder_decoder": encoder_decoder, "prefix_lm": prefix_lm}[layout](examples, Lengths(0, 16, 12))
+  assert set(made) == set(expected)
+  for name in made:
+    np.testing.assert_array_equal(made[name], expected[name], err_msg=name)
+
+
+def test_prefix_lm_rows_by_hand():
+  batch = prefix_lm(Examples(ragged([9, 4, 1]), ragged([3, 1]), 1), Lengths(0, 4, 4))
+  # Loss on the targets alone, both directions over the inputs and one position more.
+  assert batch["decoder_target_tokens"][0].tolist() == [9, 4, 1, 3, 1, 0, 0, 0]
+  assert batch["decoder_input_tokens"][0].tolist() == [0, 9, 4, 1, 3, 1, 0, 0]
+  assert batch["decoder_loss_weights"][0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
+  assert batch["decoder_causal_attention"][0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_prompts_end_where_the_answer_begins():
+  prompts = decoder_prompts(np.array([[9, 4, 1, 0], [8, 1, 0, 0]], np.int32), np.array([3, 2]))
+  assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0]]
+  assert prompts["decoder_causal_attention"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
+
+
+def test_a_real_token_0_counts_where_the_vocabulary_has_no_padding():
+  batch = causal(ragged([0, 7, 0, 9], [5, 0]), Lengths(4, 0, 3))
+  assert batch["decoder_input_tokens"].tolist() == [[0, 7, 0], [5, 0, 0]]
+  assert batch["decoder_target_tokens"].tolist() == [[7, 0, 9], [0, 0, 0]]
+  assert batch["decoder_loss_weights"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_an_encoder_gets_segments_positions_and_labels():
+  masked = Masked(
+    ragged([2, 3, 9], [2, 8]), np.array([[2, 7, 9], [2, 8, 0]]), np.array([[0, 1, 0], [0, 1, 0]], bool),
+    np.array([[0, 0, 1], [0, 0, 0]]), np.array([1, 0]),
+  )  # fmt: skip
+  batch = encoder(masked, 4)
+  assert batch["encoder_input_tokens"].tolist() == [[2, 3, 9, 0], [2, 8, 0, 0]]
+  assert batch["encoder_segment_ids"].tolist() == [[1, 1, 1, 0], [1, 1, 0, 0]]
+  assert batch["encoder_positions"].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0]]
+  assert batch["encoder_token_types"].tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
+  assert batch["encoder_loss_weights"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
+  assert batch["labels"].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("layout", ["encoder_decoder", "decoder", "prefix_lm", "encoder"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_blank_batches_have_the_shapes(layout, packed):
+  batch = blank(layout, Lengths(0, 6, 4), 3, packed, shifted=False)
+  assert all(
+    array.shape[0] == 3 and not array.any() for name, array in batch.items() if name != "decoder_causal_attention"
+  )
