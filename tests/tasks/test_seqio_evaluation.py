@@ -1,0 +1,90 @@
+"""seqio's own Evaluator over our postprocessors and metrics: fields come as numpy values, metrics as partials."""
+
+import functools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5like.tasks import metrics, postprocessors, registry
+
+PADDED = 16
+
+
+def evaluate(name, columns, postprocessor, metric_fns, answers):
+  """The scores that seqio gives to `answers` to the rows of `columns`."""
+
+  def read(split, shuffle_files, seed=None):
+    return tf.data.Dataset.from_tensor_slices(columns)
+
+  features = registry.default_features()
+  registry.register_task(
+    name,
+    source=seqio.FunctionDataSource(read, splits=["validation"]),
+    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features=features,
+    postprocess_fn=postprocessor,
+    metric_fns=metric_fns,
+  )
+  evaluator = seqio.Evaluator(
+    name,
+    feature_converter=seqio.EncDecFeatureConverter(pack=False),
+    eval_split="validation",
+    sequence_length={"inputs": 32, "targets": PADDED},
+  )
+  tokens = np.zeros((len(answers), PADDED), np.int32)
+  for row, answer in zip(tokens, answers, strict=True):
+    ids = features["targets"].vocabulary.encode(answer)
+    row[: len(ids)] = ids
+  scores, _ = evaluator.evaluate(compute_metrics=True, step=0, predict_fn=lambda dataset: list(enumerate(tokens)))
+  return scores.result()[name]
+
+
+def test_multirc():
+  columns = {
+    "inputs": ["a", "b", "c", "d"],
+    "targets": ["True", "False", "True", "False"],
+    "idx/question": [0, 0, 1, 1],
+  }
+  scores = evaluate(
+    "evaluated_multirc",
+    columns,
+    postprocessors.multirc,
+    [metrics.multirc_f1_over_all_answers, metrics.mean_group_metric(metrics.all_match)],
+    ["True", "False", "True", "True"],
+  )
+  # Two of three that were said to be right are; of two questions one is right in all its options.
+  assert scores == pytest.approx({"f1": 80.0, "exact_match": 50.0})
+
+
+def test_record():
+  columns = {
+    "inputs": ["q", "q", "r"],
+    "targets": ["Zürich", "the city", "a bear"],
+    "answers": [["Zürich", "the city"], ["Zürich", "the city"], ["a bear", "bear"]],
+    "idx/passage": [5, 5, 5],
+    "idx/query": [0, 0, 1],
+  }
+  metric = metrics.deduplicate_metric(metrics.squad)
+  scores = evaluate("evaluated_record", columns, postprocessors.record, [metric], ["Zürich", "x", "two bear"])
+  assert scores == pytest.approx({"em": 50.0, "f1": (100 + 200 / 3) / 2})
+
+
+def test_labels_and_class_f1():
+  labels = ["entailment", "contradiction", "neutral"]
+  columns = {"inputs": ["a", "b", "c", "d"], "targets": [labels[0], labels[1], labels[1], labels[2]]}
+  scores = evaluate(
+    "evaluated_cb",
+    columns,
+    functools.partial(postprocessors.string_label_to_class_id, label_classes=labels),
+    [metrics.mean_multiclass_f1(num_classes=3), metrics.accuracy],
+    [labels[0], labels[0], labels[2], labels[2]],
+  )
+  assert scores == pytest.approx({"mean_3class_f1": 400 / 9, "accuracy": 50.0})
+
+
+def test_wsc_reads_the_referent_and_the_label():
+  columns = {"inputs": ["a", "b"], "targets": ["the table", "Bob"], "label": [1, 0]}
+  scores = evaluate("evaluated_wsc", columns, postprocessors.wsc_simple, [metrics.accuracy], ["table", "Jim"])
+  assert scores == {"accuracy": 100.0}
