@@ -6,10 +6,10 @@ import pytest
 
 from t5like import parallel
 from t5like.data.layouts import Examples, encoder_decoder
-from t5like.objectives import Lengths
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
+from t5like.objectives import Lengths
 from t5like.training import optimizers, schedules
 from t5like.training.checkpoints import Checkpoints, find_checkpoint, load_parameters, save_parameters
 from t5like.training.state import create_state, state_spec

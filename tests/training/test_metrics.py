@@ -54,7 +54,7 @@ def test_tensorflow_reads_our_event_files(tmp_path):
 
 def test_the_glossary_explains_what_a_run_writes():
   written = {"loss", "z_loss", "accuracy", "gradient_norm", "parameter_norm", "learning_rate", "tokens_per_second"}
-  assert written | {"input_wait"} == set(GLOSSARY)
+  assert written | {"input_wait", "sentence_loss", "sentence_accuracy"} == set(GLOSSARY)
 
 
 def test_the_progress_line_rewrites_itself_in_a_terminal_and_is_rare_in_a_log():
