@@ -1,12 +1,24 @@
 """Tokenise a seqio task once; every run, objective and epoch then reads the tokens.
 
+A build that was stopped, even by a kill or a full disk, goes on where it was when the command is given again.
+
 t5like cache novels --vocabulary=tiny
 """
 
+from __future__ import annotations
+
 import argparse
+import functools
 import os
+import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from t5like.errors import UserError
+
+if TYPE_CHECKING:
+  from t5like.data.cache_builder import Progress
 
 DEFAULT_ROOT = "~/.cache/t5like"
 
@@ -16,6 +28,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--vocabulary", default="t5", help="a vocabulary's name or file (default: t5)")
   parser.add_argument("--split", default="train", help="the split to tokenise (default: train)")
   parser.add_argument("--out", default=DEFAULT_ROOT, help=f"the folder of all caches (default: {DEFAULT_ROOT})")
+  parser.add_argument(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="processes that tokenise, besides the one that reads (default: one for each CPU); 0: do all in one",
+  )
   parser.add_argument(
     "--task_modules", action="append", default=[], metavar="MODULE", help="a module to import that registers tasks"
   )
@@ -31,10 +49,12 @@ def command(
 
 
 def run(args: argparse.Namespace) -> int:
+  if args.workers is not None and args.workers < 0:
+    raise UserError(f"--workers={args.workers}", expected="0 or more")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   from t5like import data
-  from t5like.tasks import registry, text_pipeline
+  from t5like.tasks import registry, source_shards, text_pipeline
   from t5like.vocabularies import load_vocabulary
 
   task = registry.find_task(args.task, [m for given in args.task_modules for m in given.split(",")])
@@ -45,32 +65,71 @@ def run(args: argparse.Namespace) -> int:
     print(f"up to date: {folder}")
     return 0
 
-  features = [name for name in ("inputs", "targets") if name in task.output_features]
-  started = time.monotonic()
-
-  def progress(examples: int, tokens: int) -> None:
-    speed = tokens / max(time.monotonic() - started, 1e-9)
-    print(f"  {examples:,} examples, {tokens:,} tokens, {speed:,.0f} tokens/s", flush=True)
-
-  data.write_cache(
-    folder,
-    text_pipeline.text_examples(task, args.split),
-    features,
-    vocabulary.encode_batch,
-    vocabulary={"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
-    description=description,
-    scoring=text_pipeline.scoring(task),
-    progress=progress,
-  )
+  with data.sole_builder(folder, waiting=lambda holder: print(f"waiting for {holder}, which builds it ...")) as alive:
+    if not args.force and _is_current(folder, description):
+      print(f"up to date: {folder}")
+      return 0
+    parts = source_shards.parts_of(task, args.split)
+    line = ProgressLine(task.num_input_examples(args.split), alive)
+    data.build_cache(
+      folder,
+      [functools.partial(text_pipeline.text_examples, part, args.split) for part in parts],
+      [name for name in ("inputs", "targets") if name in task.output_features],
+      vocabulary.encode_batch,
+      vocabulary={"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
+      description=description,
+      scoring=text_pipeline.scoring(task),
+      workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
+      progress=line,
+    )
+    line.close()
   print(f"token cache written: {folder}")
   return 0
 
 
+class ProgressLine:
+  """Examples, tokens, tokens/s and, where the number of examples is known, the time left."""
+
+  def __init__(self, total: int | None, alive=lambda: None):
+    self._total, self._alive = total, alive
+    self._started = self._told = time.monotonic()
+    self._last: Progress | None = None
+
+  def __call__(self, done: Progress) -> None:
+    self._last = done
+    self._alive()
+    if time.monotonic() - self._told >= 2:
+      self._told = time.monotonic()
+      print(self.text(done, time.monotonic() - self._started), flush=True)
+
+  def close(self) -> None:
+    if self._last:
+      print(self.text(self._last, time.monotonic() - self._started), flush=True)
+
+  def text(self, done: Progress, seconds: float) -> str:
+    total = f" of {self._total:,}" if self._total else ""
+    speed = (done.tokens - done.resumed_tokens) / max(seconds, 1e-9)
+    parts = [f"{done.examples:,}{total} examples", f"{done.tokens:,} tokens", f"{speed:,.0f} tokens/s"]
+    fresh = done.examples - done.resumed_examples
+    if self._total and fresh and done.examples < self._total:
+      parts.append(f"about {_duration((self._total - done.examples) * seconds / fresh)} left")
+    if done.resumed_tokens:
+      parts.append(f"{done.resumed_tokens:,} tokens were there from an earlier attempt")
+    return "  " + ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
 def _is_current(folder: Path, description: dict) -> bool:
   from t5like import data
-  from t5like.errors import UserError
 
   try:
     return data.open_cache(folder, mend="").manifest["description"] == description
-  except UserError:
-    return False  # missing or damaged: build it
+  except UserError as error:
+    if folder.exists():
+      print(f"the token cache is built anew: {error.what}", file=sys.stderr)
+    return False

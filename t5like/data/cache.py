@@ -1,29 +1,27 @@
-"""A token cache: written once from an iterator of examples, read by any number of runs.
+"""A token cache: written once by `cache_builder`, read by any number of runs.
 
-The folder holds shards and `cache.json`, the manifest, which is written last: a folder without it
-is not a cache. Nothing here knows seqio or TensorFlow.
+The folder holds shards and `cache.json`, the manifest: a folder without it is not a cache. Nothing
+here knows seqio or TensorFlow.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
+import functools
 import json
-import os
-import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import resource
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from t5like.data.shards import check_shard, token_dtype, write_shard
+from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
+from t5like.objectives import Ragged
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "cache.json"
-_SHARD_EXAMPLES = 16_384
+_CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as it is read
 
 
 def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocabulary_fingerprint: str) -> Path:
@@ -32,95 +30,42 @@ def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocab
   return Path(root).expanduser() / task / name / split
 
 
-def write_cache(
-  folder: Path,
-  examples: Iterable[Mapping[str, Any]],
-  features: Sequence[str],
-  encode: Callable[[Sequence[str]], Sequence[Sequence[int]]],
-  vocabulary: Mapping[str, Any],
-  description: Mapping[str, Any],
-  scoring: Mapping[str, Any],
-  progress: Callable[[int, int], None] = lambda examples, tokens: None,
-) -> None:
-  """Tokenises `features` of every example and writes them; other members are kept as raw fields.
+class _Shard:
+  """The files of one shard, mapped when first needed."""
 
-  Built beside `folder` and moved there whole, so a killed build leaves nothing that could be taken
-  for a cache, and two builders at once do no harm. `progress` is told examples and tokens so far.
-  """
-  folder.parent.mkdir(parents=True, exist_ok=True)
-  _remove_abandoned(folder)
-  building = folder.with_name(f"{folder.name}.building-{os.getpid()}")
-  building.mkdir()
-  try:
-    shards, num_examples, num_tokens = [], 0, 0
-    dtype = token_dtype(vocabulary["size"])
-    # A corpus is a single feature that nobody scores: its text need not be kept beside its tokens.
-    keep_fields = len(features) > 1 or bool(scoring["metrics"])
-    remaining = iter(examples)
-    while batch := list(itertools.islice(remaining, _SHARD_EXAMPLES)):
-      encoded = [encode([_text(example, feature) for example in batch]) for feature in features]
-      rows = [dict(zip(features, row, strict=True)) for row in zip(*encoded, strict=True)]
-      fields = [_fields(example, features) for example in batch] if keep_fields else None
-      shards.append(write_shard(building, len(shards), rows, fields, dtype))
-      num_examples += shards[-1]["examples"]
-      num_tokens += shards[-1]["tokens"]
-      progress(num_examples, num_tokens)
-    if not num_tokens:
-      raise UserError(f"task {description['task']!r} gave no text in split {description['split']!r}")
-    manifest = {
-      "format": FORMAT,
-      "features": list(features),
-      "dtype": dtype.str,
-      "examples": num_examples,
-      "tokens": num_tokens,
-      "vocabulary": dict(vocabulary),
-      "description": dict(description),
-      "scoring": dict(scoring),
-      "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-      "shards": shards,
-    }
-    (building / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    if folder.exists():
-      shutil.rmtree(folder)
-    building.rename(folder)
-  except OSError as error:
-    raise UserError(
-      "the token cache could not be written", folder=folder, because=error.strerror or error, left="nothing behind"
-    ) from error
-  finally:
-    shutil.rmtree(building, ignore_errors=True)
+  def __init__(self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, mend: str):
+    self.files = {kind: CheckedFile(folder / f"{entry['name']}.{kind}", f, mend) for kind, f in entry["files"].items()}
+    self._dtype = dtype
+
+  @functools.cached_property
+  def tokens(self) -> np.ndarray:
+    """[tokens], unchecked."""
+    return self.files["tokens"].data.view(self._dtype)
+
+  @functools.cached_property
+  def index(self) -> np.ndarray:
+    """[examples * features + 1]"""
+    return np.frombuffer(self.files["index"].read(), "<i8")
+
+  def check(self, start: int, stop: int) -> None:
+    size = self._dtype.itemsize
+    self.files["tokens"].check(start * size, stop * size)
 
 
-def _remove_abandoned(folder: Path) -> None:
-  """Removes what killed builders left: a build whose process no longer lives."""
-  for leftover in folder.parent.glob(f"{folder.name}.building-*"):
-    pid = leftover.name.rsplit("-", 1)[1]
-    if pid.isdigit() and not Path(f"/proc/{pid}").exists():
-      shutil.rmtree(leftover, ignore_errors=True)
-
-
-def _text(example: Mapping[str, Any], feature: str) -> str:
-  value = example.get(feature)
-  if not isinstance(value, str):
-    raise UserError(f"an example has no text {feature!r}", found=", ".join(example), value=repr(value)[:100])
-  return value
-
-
-def _fields(example: Mapping[str, Any], features: Sequence[str]) -> dict[str, Any]:
-  """Raw members, the text of features under seqio's name for it."""
-  return {f"{name}_pretokenized" if name in features else name: value for name, value in example.items()}
-
-
-@dataclasses.dataclass(frozen=True)
 class TokenCache:
-  """An opened, checked cache."""
+  """An opened cache. Numbers of examples and tokens count through all shards."""
 
-  folder: Path
-  manifest: Mapping[str, Any]
-  _tokens: Sequence[np.ndarray]  # one memory map a shard
-  _index: Sequence[np.ndarray]  # [examples, features + 1] a shard
-  _first: np.ndarray  # [shards + 1] number of the first example of each shard
-  _first_token: np.ndarray  # [shards + 1] number of the first token of each shard
+  def __init__(self, folder: Path, manifest: Mapping[str, Any], mend: str):
+    self.folder, self.manifest, self._mend = folder, manifest, mend
+    dtype = np.dtype(manifest["dtype"])
+    self._shards = [_Shard(folder, entry, dtype, mend) for entry in manifest["shards"]]
+    self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
+    self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
+    self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are checked to the last
+    self._lengths: dict[str, np.ndarray] = {}
+
+  def __reduce__(self):
+    return open_cache, (self.folder, self._mend)  # maps cannot go to another process
 
   @property
   def examples(self) -> int:
@@ -141,11 +86,14 @@ class TokenCache:
 
   def example(self, number: int) -> dict[str, np.ndarray]:
     """The tokens of one example by feature."""
-    shard = int(np.searchsorted(self._first, number, side="right")) - 1
-    index = self._index[shard][number - self._first[shard]]
+    at = int(np.searchsorted(self._first, number, side="right")) - 1
+    shard, width = self._shards[at], len(self.features)
+    row = (number - int(self._first[at])) * width
+    bounds = shard.index[row : row + width + 1].tolist()
+    if not self._checked[at]:
+      self._check(at, bounds[0], bounds[-1])
     return {
-      feature: np.asarray(self._tokens[shard][index[i] : index[i + 1]], np.int32)
-      for i, feature in enumerate(self.features)
+      feature: shard.tokens[bounds[i] : bounds[i + 1]].astype(np.int32) for i, feature in enumerate(self.features)
     }
 
   def stream(self, start: int, length: int) -> np.ndarray:
@@ -153,39 +101,116 @@ class TokenCache:
     out = np.empty(length, np.int32)
     filled = 0
     while filled < length:
-      shard = int(np.searchsorted(self._first_token, start + filled, side="right")) - 1
-      offset = start + filled - self._first_token[shard]
-      piece = self._tokens[shard][offset : offset + length - filled]
-      out[filled : filled + len(piece)] = piece
-      filled += len(piece)
+      at = int(np.searchsorted(self._first_token, start + filled, side="right")) - 1
+      offset = start + filled - int(self._first_token[at])
+      stop = min(offset + length - filled, int(self._first_token[at + 1] - self._first_token[at]))
+      if not self._checked[at]:
+        self._check(at, offset, stop)
+      out[filled : filled + stop - offset] = self._shards[at].tokens[offset:stop]
+      filled += stop - offset
     return out
+
+  def stream_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
+    """`stream` of many rows at once: [rows] to int32 [rows, length]."""
+    starts = np.asarray(starts, np.int64)
+    if len(starts) and (starts.min() < 0 or starts.max() + length > self.tokens):
+      raise IndexError(f"rows of {length} tokens from {starts.min()} to {starts.max()} of {self.tokens}")
+    shards = self._shards_of(starts)
+    offsets = starts - self._first_token[shards]
+    stops = offsets + length
+    across = starts + length > self._first_token[shards + 1]
+    self._check_rows(shards[~across], offsets[~across], stops[~across])
+    out = np.empty((len(starts), length), np.int32)
+    tokens = {at: self._shards[at].tokens for at in set(shards.tolist())}
+    for row, at, start, stop in zip(out, shards.tolist(), offsets.tolist(), stops.tolist(), strict=True):
+      piece = tokens[at][start:stop]
+      if len(piece) == length:
+        row[:] = piece
+    for number in np.flatnonzero(across):
+      out[number] = self.stream(int(starts[number]), length)
+    return out
+
+  def documents(self) -> np.ndarray:
+    """[examples + 1] int64: the token numbers at which the documents of a corpus begin, and the end of the last."""
+    if len(self.features) != 1:
+      raise ValueError(f"examples of {', '.join(self.features)} are not documents")
+    return self._bounds
+
+  def lengths(self, feature: str) -> np.ndarray:
+    """[examples] int32: the tokens of a feature in each example."""
+    if feature not in self._lengths:
+      per_example = np.diff(self._bounds).reshape(-1, len(self.features))
+      self._lengths[feature] = per_example[:, self.features.index(feature)].astype(np.int32)
+    return self._lengths[feature]
+
+  def texts(self, feature: str, numbers: np.ndarray) -> Ragged:
+    """The tokens of a feature in some examples."""
+    first = np.asarray(numbers, np.int64) * len(self.features) + self.features.index(feature)
+    starts, stops = self._bounds[first], self._bounds[first + 1]
+    shards = self._shards_of(starts)
+    lengths = stops - starts
+    starts, stops = starts - self._first_token[shards], stops - self._first_token[shards]
+    self._check_rows(shards, starts, stops)
+    out = np.zeros((len(first), int(lengths.max(initial=0))), np.int32)
+    tokens = {at: self._shards[at].tokens for at in set(shards.tolist())}
+    for row, at, start, stop in zip(out, shards.tolist(), starts.tolist(), stops.tolist(), strict=True):
+      row[: stop - start] = tokens[at][start:stop]
+    return Ragged(out, lengths)
 
   def fields(self) -> Iterator[dict[str, Any]]:
     """The raw fields of every example in order."""
-    for shard in self.manifest["shards"]:
-      with (self.folder / f"{shard['name']}.fields").open(encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
+    for shard in self._shards:
+      if "fields" not in shard.files:
+        raise UserError("this token cache holds no raw fields: nobody scores its task", folder=self.folder)
+      yield from map(json.loads, shard.files["fields"].read().splitlines())
+
+  @functools.cached_property
+  def _bounds(self) -> np.ndarray:
+    """[examples * features + 1] token numbers, as the index of one shard but over all."""
+    starts = [shard.index[:-1] + first for shard, first in zip(self._shards, self._first_token, strict=False)]
+    return np.concatenate([*starts, self._first_token[-1:]])
+
+  def _shards_of(self, tokens: np.ndarray) -> np.ndarray:
+    """[tokens] the shards that hold tokens of these numbers; what is empty at the very end counts to the last."""
+    return np.minimum(np.searchsorted(self._first_token, tokens, side="right") - 1, len(self._shards) - 1)
+
+  def _check_rows(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
+    for row in np.flatnonzero(~self._checked[shards]):
+      self._check(int(shards[row]), int(starts[row]), int(stops[row]))
+
+  def _check(self, at: int, start: int, stop: int) -> None:
+    self._shards[at].check(start, stop)
+    self._checked[at] = self._shards[at].files["tokens"].wholly_checked
+
+  def check_all(self) -> None:
+    """Reads every byte; damage is a UserError that names the file."""
+    for at, shard in enumerate(self._shards):
+      for file in shard.files.values():
+        file.check(0, file.bytes)
+      self._checked[at] = True
 
 
 def open_cache(folder: Path, mend: str) -> TokenCache:
-  """Opens and checks a cache; `mend` is the command that builds it anew, for error messages."""
+  """Opens a cache; `mend` is the command that builds it anew, for error messages.
+
+  Missing and truncated files are found here; altered ones here too if the cache is small, otherwise
+  when they are first read.
+  """
   manifest = _read_manifest(folder, mend)
-  for shard in manifest["shards"]:
-    check_shard(folder, shard, mend)
-  dtype = np.dtype(manifest["dtype"])
-  width = len(manifest["features"])
-  tokens, index = [], []
-  for shard in manifest["shards"]:
-    path = folder / shard["name"]
-    tokens.append(np.memmap(f"{path}.tokens", dtype, mode="r") if shard["tokens"] else np.zeros(0, dtype))
-    offsets = np.fromfile(f"{path}.index", "<i8")
-    windows = np.lib.stride_tricks.sliding_window_view(offsets, width + 1)[::width]
-    index.append(windows)
-  counts = [s["examples"] for s in manifest["shards"]]
-  sizes = [s["tokens"] for s in manifest["shards"]]
-  return TokenCache(
-    folder, manifest, tokens, index, np.cumsum([0, *counts]).astype(np.int64), np.cumsum([0, *sizes]).astype(np.int64)
-  )
+  _allow_open_files(len(manifest["shards"]))
+  cache = TokenCache(folder, manifest, mend)
+  if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
+    cache.check_all()
+  return cache
+
+
+def _allow_open_files(count: int) -> None:
+  """Files whose tokens are read stay open: a cache of 100 GB has more of them than a process may open by default."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  wanted = count + 1024
+  if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _read_manifest(folder: Path, mend: str) -> dict[str, Any]:

@@ -7,12 +7,16 @@ A shard `shard-00000` is three files:
               tokens[index[e * features + f] : index[e * features + f + 1]]
     .fields   one JSON object a line: what metrics and people need (only for labelled examples)
 
-Their sizes and CRC-32 sums stand in the cache's manifest.
+The cache's manifest holds their sizes and the CRC-32 of each block of 256 KiB, so that damage is found
+where it is read, without reading everything first.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +26,8 @@ import numpy as np
 
 from t5like.errors import UserError
 
+BLOCK = 1 << 18
+
 
 def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
@@ -29,36 +35,57 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 def write_shard(
   folder: Path,
-  number: int,
-  examples: Sequence[Mapping[str, Sequence[int]]],
+  name: str,
+  features: Sequence[Sequence[Sequence[int]]],
   fields: Sequence[Any] | None,
   dtype: np.dtype,
+  temporary: Path,
 ) -> dict[str, Any]:
-  """Writes one shard; returns its manifest entry."""
-  rows = [np.asarray(row, dtype) for example in examples for row in example.values()]
+  """Writes one shard from the ids of each feature of each example; returns its entry of the manifest."""
+  rows = list(itertools.chain.from_iterable(zip(*features, strict=True)))
   offsets = np.zeros(len(rows) + 1, "<i8")
   np.cumsum([len(row) for row in rows], out=offsets[1:])
   contents = {
-    "tokens": np.concatenate(rows).tobytes() if rows else b"",
+    "tokens": np.fromiter(itertools.chain.from_iterable(rows), dtype, int(offsets[-1])).tobytes(),
     "index": offsets.tobytes(),
   }
   if fields is not None:
-    contents["fields"] = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in fields).encode()
-  name = f"shard-{number:05d}"
+    contents["fields"] = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in fields).encode(errors="replace")
   for kind, data in contents.items():
-    (folder / f"{name}.{kind}").write_bytes(data)
+    write_whole(folder / f"{name}.{kind}", data, temporary)
   return {
     "name": name,
-    "examples": len(examples),
+    "examples": len(features[0]),
     "tokens": int(offsets[-1]),
-    "files": {kind: {"bytes": len(data), "crc32": zlib.crc32(data)} for kind, data in contents.items()},
+    "files": {kind: {"bytes": len(data), "crc32": block_sums(data)} for kind, data in contents.items()},
   }
 
 
-def check_shard(folder: Path, entry: Mapping[str, Any], mend: str) -> None:
-  """Raises UserError for a missing, truncated or altered file of the shard."""
-  for kind, expected in entry["files"].items():
-    path = folder / f"{entry['name']}.{kind}"
+def write_whole(path: Path, data: bytes, temporary: Path) -> None:
+  """A file that is there with all its bytes, on the disk and not only in memory, or not there at all."""
+  handle, name = tempfile.mkstemp(dir=temporary)
+  try:
+    with os.fdopen(handle, "wb") as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+    os.chmod(name, 0o644)
+    os.replace(name, path)
+  except BaseException:
+    Path(name).unlink(missing_ok=True)
+    raise
+
+
+def block_sums(data: bytes | memoryview) -> list[int]:
+  view = memoryview(data)
+  return [zlib.crc32(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK)]
+
+
+class CheckedFile:
+  """A file of the cache, whose blocks are checked when they are first read."""
+
+  def __init__(self, path: Path, expected: Mapping[str, Any], mend: str):
+    self.path, self._sums, self._mend = path, expected["crc32"], mend
     try:
       size = path.stat().st_size
     except OSError:
@@ -67,9 +94,42 @@ def check_shard(folder: Path, entry: Mapping[str, Any], mend: str) -> None:
       raise UserError(
         "a file of the token cache has the wrong size", file=path, found=size, expected=expected["bytes"], try_=mend
       )
-    checksum = 0
-    with path.open("rb") as data:
-      while block := data.read(1 << 24):
-        checksum = zlib.crc32(block, checksum)
-    if checksum != expected["crc32"]:
-      raise UserError("a file of the token cache is corrupt: its checksum differs", file=path, try_=mend)
+    self.bytes = size
+    self._unread = np.ones(len(self._sums), bool)
+    self._data: np.ndarray | None = None
+
+  @property
+  def data(self) -> np.ndarray:
+    """[bytes] uint8, unchecked; the file stays open."""
+    if self._data is None:
+      # A plain array over the map: slicing np.memmap itself costs microseconds.
+      self._data = np.asarray(np.memmap(self.path, np.uint8, mode="r")) if self.bytes else np.zeros(0, np.uint8)
+    return self._data
+
+  def check(self, start: int, stop: int) -> None:
+    """Compares the blocks from byte `start` to `stop` with their sums, those that were not yet."""
+    first, last = start // BLOCK, -(-stop // BLOCK)
+    if self._unread[first:last].any():
+      for block in first + np.flatnonzero(self._unread[first:last]):
+        self._compare(int(block), self.data[block * BLOCK : (block + 1) * BLOCK])
+
+  def read(self) -> bytes:
+    """All of the file, checked, without keeping it open."""
+    content = self.path.read_bytes()
+    for block in range(len(self._sums)):
+      self._compare(block, content[block * BLOCK : (block + 1) * BLOCK])
+    return content
+
+  @property
+  def wholly_checked(self) -> bool:
+    return not self._unread.any()
+
+  def _compare(self, block: int, content: bytes | np.ndarray) -> None:
+    if zlib.crc32(content) != self._sums[block]:
+      raise UserError(
+        "a file of the token cache is corrupt: its checksum differs",
+        file=self.path,
+        bytes=f"{block * BLOCK:,} to {min((block + 1) * BLOCK, self.bytes):,}",
+        try_=self._mend,
+      )
+    self._unread[block] = False

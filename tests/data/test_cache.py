@@ -1,18 +1,20 @@
 """The token cache: what is written is read back, and damage is found and named."""
 
 import json
-import shutil
+import pickle
 
 import numpy as np
 import pytest
 
 from t5like import data
 from t5like.data import cache as cache_module
+from t5like.data import cache_builder, shards
 from t5like.errors import UserError
 
 VOCABULARY = {"name": "letters", "size": 300, "fingerprint": "abc"}
 DESCRIPTION = {"task": "letters", "split": "train", "source_files": []}
 NO_SCORING = {"postprocessor": None, "metrics": []}
+MEND = "t5like cache letters --force"
 
 
 def encode(texts):
@@ -21,10 +23,17 @@ def encode(texts):
 
 def write(folder, examples, features=("inputs", "targets"), scoring=NO_SCORING):
   data.write_cache(folder, examples, features, encode, VOCABULARY, DESCRIPTION, scoring)
-  return data.open_cache(folder, mend="t5like cache letters --force")
+  return data.open_cache(folder, mend=MEND)
 
 
 EXAMPLES = [{"inputs": "abc", "targets": "x", "id": 1}, {"inputs": "", "targets": "yz", "id": 2}]
+
+
+@pytest.fixture
+def shards_of_two(monkeypatch):
+  monkeypatch.setattr(cache_builder.build_cache, "__kwdefaults__", {
+    **cache_builder.build_cache.__kwdefaults__, "limits": data.PieceLimits(examples=2),
+  })  # fmt: skip
 
 
 def test_examples_come_back_as_they_were(tmp_path):
@@ -38,41 +47,113 @@ def test_examples_come_back_as_they_were(tmp_path):
   ]
 
 
-def test_a_corpus_reads_end_to_end_across_shards(tmp_path, monkeypatch):
-  monkeypatch.setattr(cache_module, "_SHARD_EXAMPLES", 2)
+def test_a_corpus_reads_end_to_end_across_shards(tmp_path, shards_of_two):
   texts = ["ab", "cde", "", "fghij", "k"]
   cache = write(tmp_path / "c", [{"targets": t} for t in texts], features=["targets"])
   assert len(cache.manifest["shards"]) == 3 and cache.is_corpus
   everything = "".join(texts)
-  for start in range(len(everything)):
-    for length in range(len(everything) - start):
-      assert "".join(map(chr, cache.stream(start, length))) == everything[start : start + length]
+  for length in range(len(everything) + 1):
+    starts = np.arange(len(everything) - length + 1)
+    expected = [everything[start : start + length] for start in starts]
+    assert ["".join(map(chr, cache.stream(int(start), length))) for start in starts] == expected
+    rows = cache.stream_rows(starts, length)
+    assert rows.dtype == np.int32 and rows.shape == (len(starts), length)
+    assert ["".join(map(chr, row)) for row in rows] == expected
   for number, text in enumerate(texts):
     assert "".join(map(chr, cache.example(number)["targets"])) == text
+  for starts in ([len(everything) - 1], [-1]):
+    with pytest.raises(IndexError):
+      cache.stream_rows(np.array(starts), 2)
+
+
+def test_where_documents_begin_and_how_long_features_are(tmp_path, shards_of_two):
+  corpus = write(tmp_path / "corpus", [{"targets": t} for t in ["ab", "cde", "", "f"]], features=["targets"])
+  assert corpus.documents().tolist() == [0, 2, 5, 5, 6] and corpus.documents().dtype == np.int64
+  examples = [{"inputs": "a" * n, "targets": "b" * (5 - n)} for n in range(5)]
+  labelled = write(tmp_path / "labelled", examples)
+  assert labelled.lengths("inputs").tolist() == [0, 1, 2, 3, 4] and labelled.lengths("inputs").dtype == np.int32
+  assert labelled.lengths("targets").tolist() == [5, 4, 3, 2, 1]
+  with pytest.raises(ValueError, match="not documents"):
+    labelled.documents()
+
+
+def test_texts_of_many_examples_at_once(tmp_path, shards_of_two):
+  examples = [{"first": "abc"[:n], "second": "", "third": "z"} for n in (3, 0, 1, 2, 3)]
+  cache = write(tmp_path / "c", examples, features=("first", "second", "third"))
+  texts = cache.texts("first", np.array([3, 1, 0, 4]))
+  assert texts.tokens.tolist() == [[97, 98, 0], [0, 0, 0], [97, 98, 99], [97, 98, 99]]
+  assert texts.lengths.tolist() == [2, 0, 3, 3]
+  assert cache.texts("second", np.arange(5)).tokens.shape == (5, 0)
+  assert cache.texts("third", np.arange(5)).tokens.tolist() == [[122]] * 5
 
 
 def test_ids_are_stored_in_the_smallest_type_that_holds_them(tmp_path):
   cache = write(tmp_path / "c", EXAMPLES)
   assert cache.manifest["dtype"] == "<u2"
-  assert cache_module.token_dtype(2**16) == np.uint16 and cache_module.token_dtype(2**16 + 1) == np.uint32
+  assert shards.token_dtype(2**16) == np.uint16 and shards.token_dtype(2**16 + 1) == np.uint32
 
 
-@pytest.mark.parametrize("kind", ["tokens", "index", "fields"])
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
-def test_damage_is_found_at_open_and_named(tmp_path, kind, damage):
-  write(tmp_path / "c", EXAMPLES)
-  path = tmp_path / "c" / f"shard-00000.{kind}"
+def test_an_opened_cache_can_go_to_another_process(tmp_path):
+  cache = pickle.loads(pickle.dumps(write(tmp_path / "c", EXAMPLES)))
+  assert cache.example(0)["inputs"].tolist() == [97, 98, 99]
+
+
+def damaged(path, damage):
   content = bytearray(path.read_bytes())
   if damage == "truncated":
     path.write_bytes(content[:-1])
   elif damage == "flipped":
-    content[0] ^= 1
+    content[-1] ^= 1
     path.write_bytes(content)
   else:
     path.unlink()
+
+
+def read_all(cache):
+  list(cache.fields())
+  cache.texts("inputs", np.arange(cache.examples))
+  cache.stream_rows(np.zeros(1, np.int64), cache.tokens)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "index", "fields"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_damage_is_found_and_named(tmp_path, monkeypatch, kind, damage, size):
+  """In a small cache at open; in a large one a file of the right size is checked when it is read."""
+  write(tmp_path / "c", EXAMPLES)
+  path = tmp_path / "c" / f"shard-00000.{kind}"
+  damaged(path, damage)
+  if size == "large":
+    monkeypatch.setattr(cache_module, "_CHECKED_AT_ONCE", 0)
+  lazily = size == "large" and damage == "flipped"
+  cache = data.open_cache(tmp_path / "c", mend=MEND) if lazily else None
   with pytest.raises(UserError) as error:
-    data.open_cache(tmp_path / "c", mend="t5like cache letters --force")
-  assert str(path) in str(error.value) and "t5like cache letters --force" in str(error.value)
+    read_all(cache) if lazily else data.open_cache(tmp_path / "c", mend=MEND)
+  assert str(path) in str(error.value) and MEND in str(error.value)
+
+
+@pytest.mark.parametrize("read", ["stream", "stream_rows", "example", "texts"])
+def test_a_large_cache_is_checked_block_by_block_as_it_is_read(tmp_path, monkeypatch, read):
+  monkeypatch.setattr(cache_module, "_CHECKED_AT_ONCE", 0)
+  monkeypatch.setattr(shards, "BLOCK", 16)  # eight tokens
+  write(tmp_path / "c", [{"targets": "abcdefgh"}, {"targets": "ijklmnop"}, {"targets": "qr"}], features=["targets"])
+  path = tmp_path / "c/shard-00000.tokens"
+  content = bytearray(path.read_bytes())
+  content[16] ^= 1  # of the second block
+  path.write_bytes(content)
+  cache = data.open_cache(tmp_path / "c", mend=MEND)
+  reads = {
+    "stream": lambda start, stop, number: cache.stream(start, stop - start),
+    "stream_rows": lambda start, stop, number: cache.stream_rows(np.array([start]), stop - start),
+    "example": lambda start, stop, number: cache.example(number),
+    "texts": lambda start, stop, number: cache.texts("targets", np.array([number])),
+  }
+  for good in ((0, 8, 0), (16, 18, 2)):
+    reads[read](*good)
+  for _ in range(2):  # not forgotten after it was said once
+    with pytest.raises(UserError, match="corrupt") as error:
+      reads[read](8, 16, 1)
+    assert error.value.lines["bytes"] == "16 to 32"
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"format": 99}'])
@@ -96,28 +177,12 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_cache(tmp_path):
   assert data.open_cache(tmp_path / "c", mend="").examples == 2
 
 
-def test_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
-  def full(*args):
-    raise OSError(28, "No space left on device")
-
-  monkeypatch.setattr(cache_module, "write_shard", full)
-  with pytest.raises(UserError, match="could not be written") as error:
-    write(tmp_path / "c", EXAMPLES)
-  assert "No space left" in str(error.value) and not list(tmp_path.iterdir())
-
-
-def test_what_a_killed_builder_left_is_removed(tmp_path):
-  leftover = tmp_path / "c.building-999999999"
-  leftover.mkdir()
-  write(tmp_path / "c", EXAMPLES)
-  assert not leftover.exists()
-
-
 def test_a_task_without_text_is_refused(tmp_path):
   with pytest.raises(UserError, match="gave no text"):
     write(tmp_path / "c", [])
   with pytest.raises(UserError, match="no text 'targets'"):
     write(tmp_path / "c", [{"inputs": "a", "targets": 3}])
+  assert not list(tmp_path.iterdir())
 
 
 def test_a_changed_source_or_vocabulary_is_noticed(tmp_path):
@@ -133,9 +198,8 @@ def test_a_changed_source_or_vocabulary_is_noticed(tmp_path):
 
 
 def test_the_manifest_says_what_the_cache_is(tmp_path):
-  write(tmp_path / "c", EXAMPLES, scoring={"postprocessor": None, "metrics": [{"function": "m:f", "keywords": {}}]})
+  scoring = {"postprocessor": None, "metrics": [{"function": "m:f", "keywords": {}}]}
+  write(tmp_path / "c", EXAMPLES, scoring=scoring)
   manifest = json.loads((tmp_path / "c/cache.json").read_text())
-  assert manifest["features"] == ["inputs", "targets"]
-  assert manifest["vocabulary"] == VOCABULARY
-  assert manifest["shards"][0]["examples"] == 2
-  shutil.rmtree(tmp_path / "c")
+  assert manifest["features"] == ["inputs", "targets"] and manifest["vocabulary"] == VOCABULARY
+  assert manifest["scoring"] == scoring and manifest["shards"][0]["examples"] == 2

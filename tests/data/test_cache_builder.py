@@ -1,0 +1,303 @@
+"""Building a token cache: the same bytes whatever the workers, kills, full disks and rivals."""
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t5like import data
+from t5like.data import builder_lock, piece_workers
+from t5like.errors import UserError
+from t5like.vocabularies import load_vocabulary
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DESCRIPTION = {"task": "words", "split": "train", "source_files": []}
+NO_SCORING = {"postprocessor": None, "metrics": []}
+WORDS = "the of and to in that was he it his with as had for not at on but be they".split()
+PARTS, PIECES, EXAMPLES = 3, 16, 20  # a part has pieces, a piece examples
+
+
+def examples(part):
+  draw = random.Random(part)
+  for number in range(PIECES * EXAMPLES - 1):  # the last piece is not full
+    text = " ".join(draw.choices(WORDS, k=draw.randrange(60)))
+    yield {"inputs": text, "targets": f"{number} {text[:20]}", "idx": number}
+
+
+def build(folder, workers=0, parts=PARTS, source=examples, description=DESCRIPTION, **options):
+  vocabulary = load_vocabulary("tiny")
+  data.build_cache(
+    Path(folder),
+    [lambda part=part: source(part) for part in range(parts)],
+    ["inputs", "targets"],
+    vocabulary.encode_batch,
+    {"name": "tiny", "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
+    description,
+    NO_SCORING,
+    workers=workers,
+    limits=data.PieceLimits(examples=EXAMPLES),
+    **options,
+  )
+
+
+def contents(folder):
+  return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("undisturbed") / "train"
+  build(folder)
+  return contents(folder)
+
+
+def test_the_cache_holds_every_example_in_order(tmp_path, undisturbed):
+  build(tmp_path / "train")
+  cache = data.open_cache(tmp_path / "train", mend="")
+  encode = load_vocabulary("tiny").encode
+  wanted = [example for part in range(PARTS) for example in examples(part)]
+  assert cache.examples == len(wanted) and len(cache.manifest["shards"]) == PARTS * PIECES
+  for number in (0, 1, 318, 319, 500, len(wanted) - 1):
+    assert {name: ids.tolist() for name, ids in cache.example(number).items()} == {
+      name: encode(wanted[number][name]) for name in ("inputs", "targets")
+    }
+  assert [field["idx"] for field in cache.fields()] == [example["idx"] for example in wanted]
+  assert contents(tmp_path / "train") == undisturbed
+  assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+# A builder as a process of its own. Building needs no Grain, whose import (of all of JAX) would take most of the time.
+BUILDER = f"""
+import sys, time
+sys.path[:0] = [{str(REPOSITORY)!r}, {str(Path(__file__).parent)!r}]
+from t5like.data import piece_workers, sole_builder
+piece_workers._WORTH_A_PROCESS = 0
+from test_cache_builder import build, examples
+def slowly(part):
+  for example in examples(part):
+    time.sleep(0.001)
+    yield example
+from pathlib import Path
+folder = Path(sys.argv[1])
+with sole_builder(folder, waiting=lambda holder: print("waiting for", holder, flush=True), poll=0.01):
+  if folder.exists():
+    print("it is there")
+  else:
+    build(folder, workers=int(sys.argv[2]), source=slowly)
+    print("built")
+"""
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """Starts a builder; all that were started are gone in the end."""
+  light = tmp_path_factory.mktemp("light")
+  (light / "grain.py").write_text("")
+  processes = []
+
+  def start(folder, workers):
+    process = subprocess.Popen(
+      [sys.executable, "-c", BUILDER, str(folder), str(workers)],
+      env={**os.environ, "PYTHONPATH": str(light)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+    )
+    processes.append(process)
+    return process
+
+  yield start
+  for process in processes:
+    if process.poll() is None:
+      os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def entries(folder):
+  return len(list(folder.with_name("train.building").glob("entries/shard-*")))
+
+
+def workers_of(pid):
+  children = subprocess.run(["pgrep", "-s", str(pid)], capture_output=True, text=True).stdout.split()
+  return [int(child) for child in children if int(child) != pid]
+
+
+def test_ten_kills_at_random_moments_change_nothing(tmp_path, start, undisturbed):
+  folder = tmp_path / "train"
+  draw = random.Random(1)
+  kills, reached = 0, []
+  while kills < 10:
+    process = start(folder, workers=draw.choice((0, 1, 2)))
+    goal = entries(folder) + draw.randrange(3)
+    while process.poll() is None and entries(folder) < min(goal, PARTS * PIECES - 1):
+      time.sleep(0.002)
+    time.sleep(draw.random() * 0.03)
+    if process.poll() is not None or folder.exists():
+      break  # done sooner than it could be killed
+    # Sometimes the workers die with their builder, sometimes they are left alone.
+    (os.killpg if draw.random() < 0.5 else os.kill)(process.pid, signal.SIGKILL)
+    process.communicate()
+    kills += 1
+    reached.append(entries(folder))
+  assert kills >= 8 and len(set(reached)) > 3, reached  # it was killed here and there, and went on
+  last = start(folder, workers=2)
+  out, err = last.communicate(timeout=120)
+  assert last.returncode == 0, out + err
+  assert contents(folder) == undisturbed
+
+
+def test_workers_end_when_their_builder_is_killed(tmp_path, start):
+  process = start(tmp_path / "train", workers=2)
+  while not (workers := workers_of(process.pid)) and process.poll() is None:
+    time.sleep(0.005)
+  os.kill(process.pid, signal.SIGKILL)
+  deadline = time.monotonic() + 60
+  while any(
+    Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in workers
+  ):
+    assert time.monotonic() < deadline, "a worker lives on without its builder"
+    time.sleep(0.02)
+
+
+def test_two_builders_at_once_build_it_once(tmp_path, start, undisturbed):
+  both = [start(tmp_path / "train", workers=1) for _ in range(2)]
+  outputs = [process.communicate(timeout=120) for process in both]
+  assert [process.returncode for process in both] == [0, 0], outputs
+  lines = sorted(out.splitlines()[-1] for out, _ in outputs)
+  assert lines == ["built", "it is there"]
+  assert contents(tmp_path / "train") == undisturbed
+  assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def stopped(part, after):
+  for number, example in enumerate(examples(part)):
+    if part == 1 and number == after:
+      raise KeyboardInterrupt
+    yield example
+
+
+def test_complete_parts_are_not_read_again(tmp_path, undisturbed):
+  with pytest.raises(KeyboardInterrupt):
+    build(tmp_path / "train", source=lambda part: stopped(part, after=EXAMPLES * 2 + 1))
+  # The first part and two pieces of the second are there. Parts are marked when all of theirs are.
+  assert entries(tmp_path / "train") == PIECES + 2
+  read, seen = [], []
+
+  def recorded(part):
+    read.append(part)
+    return examples(part)
+
+  build(tmp_path / "train", source=recorded, progress=seen.append)
+  assert read == [1, 2]
+  assert contents(tmp_path / "train") == undisturbed
+  assert seen[-1].resumed_examples == 319 + 2 * EXAMPLES and seen[-1].examples == 3 * 319
+
+
+def test_a_damaged_piece_of_an_earlier_attempt_is_made_again(tmp_path, undisturbed):
+  with pytest.raises(KeyboardInterrupt):
+    build(tmp_path / "train", source=lambda part: stopped(part, after=EXAMPLES * 2 + 1))
+  made = tmp_path / "train.building/cache"
+  content = bytearray((made / "shard-00000-00003.tokens").read_bytes())
+  content[5] ^= 1
+  (made / "shard-00000-00003.tokens").write_bytes(content)
+  (made / "shard-00000-00004.index").write_bytes(b"")
+  (made / "shard-00000-00005.fields").unlink()
+  build(tmp_path / "train")
+  assert contents(tmp_path / "train") == undisturbed
+
+
+def test_another_plan_starts_over(tmp_path, undisturbed):
+  with pytest.raises(KeyboardInterrupt):
+    build(
+      tmp_path / "train",
+      source=lambda part: stopped(part, after=EXAMPLES * 2 + 1),
+      description={**DESCRIPTION, "preprocessors": ["older"]},
+    )
+  seen = []
+  build(tmp_path / "train", progress=seen.append)
+  assert seen[-1].resumed_examples == 0 and contents(tmp_path / "train") == undisturbed
+
+
+def test_a_full_disk_is_said_and_the_build_goes_on_when_there_is_room(tmp_path, undisturbed):
+  def growing(part):
+    """As the others, but the third piece does not fit."""
+    for number, example in enumerate(examples(part)):
+      yield {**example, "note": "x" * (40_000 if number == 50 else 0)}
+
+  with pytest.raises(UserError) as error:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))  # the nearest to a full disk that needs no root
+    try:
+      build(tmp_path / "train", source=growing)
+    finally:
+      resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+  assert "no room left" in error.value.what and "goes on" in error.value.lines["try"]
+  assert not (tmp_path / "train").exists() and entries(tmp_path / "train") == 2
+  made = {path.name for path in (tmp_path / "train.building/cache").iterdir()}
+  assert made == {f"shard-00000-0000{n}.{kind}" for n in (0, 1) for kind in ("tokens", "index", "fields")} | {
+    f"shard-00000-00002.{kind}" for kind in ("tokens", "index")
+  }
+  seen = []
+  build(tmp_path / "train", source=growing, progress=seen.append)
+  assert seen[-1].resumed_examples == 2 * EXAMPLES
+  build(tmp_path / "whole", source=growing)
+  assert contents(tmp_path / "train") == contents(tmp_path / "whole") != undisturbed
+
+
+def test_an_error_in_a_worker_is_the_users_error(tmp_path, monkeypatch):
+  monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
+  pool = piece_workers.PieceWorkers(_refuse, 1)
+  with pool, pytest.raises(UserError) as error:
+    list(pool.make((0, 0), "shard", [], 1))
+    list(pool.finish())
+  assert error.value.what == "not this one" and error.value.lines == {"name": "shard"}
+
+
+def test_a_worker_that_is_killed_is_said(monkeypatch):
+  monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
+  pool = piece_workers.PieceWorkers(_kill_oneself, 1)
+  with pool, pytest.raises(UserError) as error:
+    list(pool.make((0, 0), "shard", [], 1))
+    list(pool.finish())
+  assert "SIGKILL" in error.value.lines["because"] and "goes on" in error.value.lines["try"]
+
+
+def _refuse(name, examples):
+  raise UserError("not this one", name=name)
+
+
+def _kill_oneself(name, examples):
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_lock_of_the_dead_is_taken_over_and_that_of_another_machine_is_not(tmp_path, monkeypatch):
+  monkeypatch.setattr("socket.gethostname", lambda: "here")
+  lock = tmp_path / "train.lock"
+  lock.write_text(json.dumps({"host": "here", "pid": 999_999_999}))
+  with data.sole_builder(tmp_path / "train"):
+    assert json.loads(lock.read_text()) == {"host": "here", "pid": os.getpid()}
+  assert not lock.exists()
+
+  lock.write_text(json.dumps({"host": "there", "pid": 7}))
+  told = []
+
+  def silent_for_long(holder):
+    told.append(holder)
+    os.utime(lock, (0, time.time() - builder_lock._SILENCE_OF_THE_DEAD - 1))
+
+  with data.sole_builder(tmp_path / "train", waiting=silent_for_long, poll=0.01):
+    assert told == ["process 7 on there"]
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match="cannot be written"), data.sole_builder(tmp_path / "file/train"):
+    pass
