@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from t5like.errors import UserError
+from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+from t5like.vocabularies.wordpiece import WORDS
 
 _END_OF_WORD = "</w>"
 # How byte-level BPE writes the white-space bytes: space, tab, newline, vertical tab, form feed, carriage return.
 _BLANKS = tuple("ĠĉĊċČč")
+
+# White space and what follows it: no word of GPT-2's pattern goes on from anything else into white space.
+_CHUNKS = re.compile(r"\s*\S+|\s+")
 
 # One token closes a document and opens the next. Bytes leave nothing unknown, and there is no padding token.
 _GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
@@ -23,14 +29,16 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   """vocab.json and merges.txt: GPT-2's and RoBERTa's byte-level BPE, or GPT's own with its end-of-word mark."""
   pieces, merges = Path(pieces).expanduser(), Path(merges).expanduser()
   vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
-  reload = (load_bpe, (pieces, merges))
+  fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
+  origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
   # RoBERTa's has GPT-2's end of text among its pieces, so it is asked for first.
   for names in (_ROBERTA, _GPT2):
     if all(name in vocabulary for name in names.all()):
-      return SubwordVocabulary(_byte_level(vocabulary, pairs, names), names, _begins_word, pieces, reload)
+      tokenizer = _byte_level(vocabulary, pairs, names)
+      return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS)
   if any(piece.endswith(_END_OF_WORD) for piece in vocabulary):
     tokenizer, names = _lower_cased(vocabulary, pairs)
-    return SubwordVocabulary(tokenizer, names, _any_piece, pieces, reload)
+    return SubwordVocabulary(tokenizer, names, _any_piece, *origin, WORDS)
   raise UserError(
     f"{pieces} is no byte-pair vocabulary that is known here",
     expected=f"GPT-2's with {_GPT2.eos}, RoBERTa's with {' '.join(_ROBERTA.all())}, or GPT's with {_END_OF_WORD}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -13,12 +14,14 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_formed
+from t5like.vocabularies.base import Vocabulary, trimmed, well_formed
 
 # The library's own threads would outlive a fork and ignore `threads`; a user's setting stays.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")  # BERT's and RoBERTa's spare rows
+_MOST_CHUNKS = 2**18
+_UNSURE_SPACES = "\x1c\x1d\x1e\x1f\u180e"  # white space to some libraries, not to others
 _SENTINEL = re.compile(r"<extra_id_([0-9]+)>")
 
 
@@ -42,7 +45,8 @@ class SubwordVocabulary(Vocabulary):
   """A `tokenizers.Tokenizer` as a vocabulary. Text that spells a special token becomes it, as in Hugging Face.
 
   `begins_word` says of a piece whether a new word begins with it. `reload` is a function and its
-  arguments that make the same vocabulary again, in another process.
+  arguments that make the same vocabulary again, in another process. `chunks` finds the parts of a text
+  that are encoded alone just as in the text: most have been met before, and are looked up.
   """
 
   def __init__(
@@ -51,11 +55,15 @@ class SubwordVocabulary(Vocabulary):
     names: SpecialNames,
     begins_word: Callable[[str], bool],
     path: Path,
+    fingerprint: str,
     reload: tuple[Callable, tuple],
+    chunks: re.Pattern | None = None,
   ):
     self._tokenizer, self._begins_word, self._reload = tokenizer, begins_word, reload
-    self.path = path
-    self.fingerprint = fingerprint_of(tokenizer.to_str())
+    self.path, self.fingerprint = path, fingerprint
+    self._chunks, self._met = chunks, {}
+    special = [piece.content for piece in tokenizer.get_added_tokens_decoder().values()]
+    self._not_plain = (*_UNSURE_SPACES, *special)
     for field in dataclasses.fields(names):
       name = getattr(names, field.name)
       setattr(self, f"{field.name}_id", None if name is None else tokenizer.token_to_id(name))
@@ -103,6 +111,22 @@ class SubwordVocabulary(Vocabulary):
       return [ids for encoded in pool.map(self._encode_all, shares) for ids in encoded]
 
   def _encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+    if self._chunks is None:
+      return self._run(texts)
+    plain = [not any(part in text for part in self._not_plain) for text in texts]
+    others = iter(self._run([text for text, is_plain in zip(texts, plain, strict=True) if not is_plain]))
+    return [self._look_up(text) if is_plain else next(others) for text, is_plain in zip(texts, plain, strict=True)]
+
+  def _look_up(self, text: str) -> list[int]:
+    met = self._met
+    if len(met) > _MOST_CHUNKS:
+      met = self._met = {}  # other threads go on with theirs
+    chunks = self._chunks.findall(text)
+    if new := list(set(chunks).difference(met)):
+      met.update(zip(new, self._run(new), strict=True))
+    return list(itertools.chain.from_iterable(map(met.__getitem__, chunks)))
+
+  def _run(self, texts: Sequence[str]) -> list[list[int]]:
     try:
       encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     except TypeError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from t5like.errors import UserError
+from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 
 # How published tokenizers write their special tokens; the first that is there counts.
@@ -34,7 +35,8 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
   names = SpecialNames(**{kind: _find(kind, path, tokenizer) for kind in _SPELLINGS})
   if names.eos is None:
     raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))
-  return SubwordVocabulary(tokenizer, names, _word_rule(tokenizer), path, (load_tokenizer_json, (path,)))
+  fingerprint = fingerprint_of("tokenizer.json", path.read_bytes(), names)
+  return SubwordVocabulary(tokenizer, names, _word_rule(tokenizer), path, fingerprint, (load_tokenizer_json, (path,)))
 
 
 def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from t5like.errors import UserError
+from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 
 _CONTINUES = "##"
+# BERT parts words at white space before it looks at them; at these characters everyone agrees that it is.
+WORDS = re.compile(r"[^ \t\n\r]+")
 # A sequence ends with [SEP], so that is its end-of-sequence.
 _NAMES = SpecialNames(pad="[PAD]", eos="[SEP]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
@@ -22,7 +26,8 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
   beside the file does; else unless the pieces have capitals.
   """
   path = Path(path).expanduser()
-  pieces = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+  file = path.read_bytes()
+  pieces = file.decode("utf-8", errors="replace").removesuffix("\n").split("\n")
   vocabulary = {piece.rstrip("\r"): token for token, piece in enumerate(pieces)}
   missing = [name for name in _NAMES.all() if name not in vocabulary]
   if missing:
@@ -32,17 +37,21 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
   settings = _settings_beside(path)
   if lower_case is None:
     lower_case = settings.get("do_lower_case", not _has_capitals(vocabulary))
+  split_chinese = settings.get("tokenize_chinese_chars", True)
+  strip_accents = settings.get("strip_accents")  # None: as lower_case
   tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=_NAMES.unk, continuing_subword_prefix=_CONTINUES))
   tokenizer.normalizer = normalizers.BertNormalizer(
     clean_text=True,
-    handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    strip_accents=settings.get("strip_accents"),  # None: as lower_case
+    handle_chinese_chars=split_chinese,
+    strip_accents=strip_accents,
     lowercase=lower_case,
   )
   tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
   tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
   tokenizer.add_special_tokens(_NAMES.all())
-  return SubwordVocabulary(tokenizer, _NAMES, _begins_word, path, (load_wordpiece, (path, lower_case)))
+  fingerprint = fingerprint_of("wordpiece", file, lower_case, split_chinese, strip_accents)
+  reload = (load_wordpiece, (path, lower_case))
+  return SubwordVocabulary(tokenizer, _NAMES, _begins_word, path, fingerprint, reload, WORDS)
 
 
 def _begins_word(piece: str) -> bool:

@@ -135,6 +135,25 @@ def test_any_text_can_be_encoded_alone_in_batches_and_with_offsets(text, other):
     assert isinstance(vocabulary.decode(ids), str)
 
 
+SPACES = " \t\n\r\v\f\x1c\x1f\x85\xa0\u1680\u180e\u2003\u2028\u3000\u200b"
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+  st.lists(
+    st.sampled_from(
+      [*SPACES, " ", "  ", "\n", "a", "Is", "'s", "é", "\u0301", "1", "!", "漢", "🙂", "<mask>", "[MASK]"]
+    )
+  )
+)
+def test_looking_words_up_changes_nothing(parts):
+  text = "".join(parts)
+  for name in ("bert_uncased", "bert_cased", "gpt2", "roberta"):
+    vocabulary = _loaded(name)
+    at_once = vocabulary._tokenizer.encode(text, add_special_tokens=False).ids
+    assert vocabulary.encode(text) == at_once == vocabulary.encode_batch([text, text])[1]
+
+
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00")))
 def test_bytes_come_back_whole(text):
   for name in ("byte", "gpt2", "roberta"):
