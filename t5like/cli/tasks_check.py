@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5like.cli.terminal import paint
 from t5like.errors import UserError
@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
   parser.add_argument("task", help="a registered task, or a mixture: each of its tasks")
   parser.add_argument("--split", default="train", help="the split to look at (default: train)")
-  parser.add_argument("--vocabulary", default="t5", help="a vocabulary's name or file (default: t5)")
+  parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, or that of an encoder's form)")
   parser.add_argument(
     "--lengths", metavar="FEATURE=N,...", help="the lengths of a run in tokens (default: inputs=512,targets=62)"
   )
@@ -45,19 +45,29 @@ def run(args: argparse.Namespace) -> int:
   given = parse_lengths(args.lengths)
   if args.limit is not None and args.limit < 1:
     raise UserError(f"--limit must be 1 or more, not {args.limit}")
-  vocabulary = load_vocabulary(args.vocabulary)
+  vocabulary = load_vocabulary(args.vocabulary or "t5")
   found = registry.find_task_or_mixture(args.task, task_modules(args))
   tasks = [task for task in getattr(found, "tasks", [found]) if args.split in task.splits] or [found]
   problems = 0
   for task in tasks:
     with data_explained(task):
       registry.check_split(task, args.split)
-    report = checks.check_task(
-      task, args.split, vocabulary, {**checks.TYPICAL_LENGTHS, **given}, args.limit or checks.DEFAULT_LIMIT
-    )
-    print_report(report, args.vocabulary)
+    name = _vocabulary_name(task, args.vocabulary)
+    lengths = {**checks.TYPICAL_LENGTHS, **given}
+    report = checks.check_task(task, args.split, vocabulary, lengths, args.limit or checks.DEFAULT_LIMIT)
+    print_report(report, name)
     problems += len(report.problems)
   return PROBLEMS_FOUND if problems else 0
+
+
+def _vocabulary_name(task: Any, given: str | None) -> str:
+  from t5like.tasks.encoder_checks import is_encoder_form
+
+  if not is_encoder_form(task):
+    return given or "t5"
+  if given:
+    raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
+  return "of its own"
 
 
 def parse_lengths(given: str | None) -> dict[str, int]:

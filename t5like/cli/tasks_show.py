@@ -74,29 +74,33 @@ def print_shares(mixture: Any) -> None:
 
 def print_task(task: Any, args: argparse.Namespace) -> None:
   from t5like.objectives import find_objective, split_task_name
+  from t5like.tasks.encoder_checks import is_encoder_form
   from t5like.tasks.example_checks import is_corpus
   from t5like.tasks.previews import corrupted, previews
   from t5like.vocabularies import load_vocabulary
 
   if args.objective and not is_corpus(task):
     raise UserError(f"{task.name!r} has targets of its own: an objective is for a corpus", try_="leave out --objective")
+  inputs = parse_lengths(args.lengths).get("inputs", _DEFAULT_INPUTS)
+  if is_encoder_form(task):
+    print_encoder_form(task, args, inputs)
+    return
   name = args.objective or split_task_name(task.name)[1] or "span_corruption"
   objective = find_objective(name) if is_corpus(task) else None
   masked = objective is not None and objective.makes == "masked"
   vocabulary_name = args.vocabulary or ("bert_uncased" if masked else "t5")
   vocabulary = load_vocabulary(vocabulary_name)
-  for number, preview in enumerate(previews(task, args.split, args.n)):
+  for number, preview in enumerate(previews(task, args.split, args.n, inputs)):
     print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
     _print_fields("raw", preview.raw, "blue")
-    if not preview.texts:
+    if not preview.examples:
       print("  " + paint("left out by a preprocessor", "yellow"))
-    for example in preview.texts:
+    for example in preview.examples:
       if objective is None or example["targets"].encode() not in preview.raw.values():
         _print_fields("text", example, "green")
       _print_tokens(task, example, vocabulary, vocabulary_name)
   # Without sentinels the default objective has nothing to work with; one that was asked for says so.
   if objective is not None and (vocabulary.sentinel_ids or masked or args.objective):
-    inputs = parse_lengths(args.lengths).get("inputs", _DEFAULT_INPUTS)
     lengths = objective.lengths(inputs)
     result = corrupted(task, args.split, vocabulary, objective, lengths, args.n, args.seed)
     sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
@@ -104,9 +108,29 @@ def print_task(task: Any, args: argparse.Namespace) -> None:
     _print_result(result, vocabulary)
 
 
+def print_encoder_form(task: Any, args: argparse.Namespace, length: int) -> None:
+  """Tokens and labels as the task makes them, with the vocabulary of its features."""
+  from t5like.tasks.encoder_forms import encoder_vocabulary
+  from t5like.tasks.previews import previews
+
+  if args.vocabulary:
+    raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
+  vocabulary = encoder_vocabulary(task.output_features)
+  for number, preview in enumerate(previews(task, args.split, args.n, length)):
+    print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
+    _print_fields("raw", preview.raw, "blue")
+    for example in preview.examples:
+      tokens = example["inputs"]
+      said = f"inputs  {len(tokens):,}: "
+      _print_wrapped(f"  {paint('tokens  ', 'magenta')}{said}", 12, _pieces(tokens, vocabulary), len(said) - 2)
+      others = {name: example[name] for name in task.output_features if name != "inputs"}
+      _print_fields("", others, "magenta")
+
+
 def _print_fields(stage: str, fields: dict[str, Any], colour: str) -> None:
+  fields = _flat(fields)
   width = max(map(len, fields))
-  for number, (name, value) in enumerate(_flat(fields).items()):
+  for number, (name, value) in enumerate(fields.items()):
     label = paint(f"{stage if number == 0 else '':<8}", colour)
     _print_wrapped(f"  {label}{name:<{width}}  ", 12 + width, _shown(value))
 

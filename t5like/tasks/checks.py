@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import seqio
 
-from t5like.tasks import example_checks, scoring_checks
+from t5like.tasks import encoder_checks, example_checks, scoring_checks
 from t5like.tasks.example_checks import Finding, Tokens
 from t5like.tasks.scoring_checks import Labels, Scores
 from t5like.vocabularies import Vocabulary
@@ -50,8 +50,13 @@ def check_task(
 ) -> Report:
   """Reads up to `limit` rows of a split and looks for what would spoil training or evaluation.
 
-  `lengths` are those of a run, in tokens. A corpus has none: objectives cut its text.
+  `lengths` are those of a run, in tokens. A corpus has none: objectives cut its text. A form for
+  encoders has a vocabulary of its own, and `vocabulary` is not looked at.
   """
+  if encoder_checks.is_encoder_form(task):
+    lengths = {"inputs": lengths["inputs"]}
+    count, whole, tokens, labels, findings = encoder_checks.check_tokens(task, split, lengths, limit)
+    return Report(task.name, split, count, whole, tokens, lengths, labels, None, findings)
   rows, whole = example_checks.read_rows(task, split, limit)
   findings = list(example_checks.feature_findings(task, rows))
   tokens = example_checks.count_tokens(task, rows, vocabulary)

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, SpecialTokens
 from t5like.tasks import objective_adapter, text_pipeline
+from t5like.tasks.encoder_checks import is_encoder_form, read_tokens
 from t5like.tasks.missing_data import data_explained
 from t5like.tasks.registry import check_split
 from t5like.vocabularies import Vocabulary
@@ -21,18 +22,22 @@ from t5like.vocabularies import Vocabulary
 @dataclasses.dataclass(frozen=True)
 class Preview:
   raw: dict[str, Any]  # numpy values and bytes, as read
-  texts: list[dict[str, Any]]  # what the task's preprocessors make of it: none, one or several examples
+  examples: list[dict[str, Any]]  # what the task makes of it, none, one or several: text, or tokens for encoders
 
 
-def previews(task: seqio.Task, split: str, count: int) -> Iterator[Preview]:
-  """The first rows of the source, each with the examples that become of it."""
+def previews(task: seqio.Task, split: str, count: int, length: int) -> Iterator[Preview]:
+  """The first rows of the source, each with the examples that become of it; `length` is that of an encoder's inputs."""
   check_split(task, split)
   with data_explained(task):
     rows = task.source.get_dataset(split=split, shuffle=False)
     for number in range(count):
       row = rows.skip(number).take(1)
       for raw in row.as_numpy_iterator():
-        yield Preview(raw, list(text_pipeline.text_examples(_with_rows(task, row, split), split)))
+        of_row = _with_rows(task, row, split)
+        if is_encoder_form(task):
+          yield Preview(raw, read_tokens(of_row, split, length, None)[0])
+        else:
+          yield Preview(raw, list(text_pipeline.text_examples(of_row, split)))
 
 
 def _with_rows(task: seqio.Task, rows: tf.data.Dataset, split: str) -> seqio.Task:

@@ -10,8 +10,9 @@ import functools
 import pathlib
 
 import seqio
+import tensorflow as tf
 
-from t5like.tasks import metrics, postprocessors, preprocessors
+from t5like.tasks import encoder_forms, encoder_scores, metrics, postprocessors, preprocessors
 from t5like.tasks.corpora import register_corpus
 from t5like.tasks.registry import default_features, register_task
 from t5like.tasks.sources import JsonLinesSource
@@ -26,6 +27,12 @@ def spoilt_metric(targets, predictions):
 @seqio.map_over_dataset
 def without_inputs(example):
   return {"question": example["question"], "targets": example["answer"]}
+
+
+@seqio.map_over_dataset
+def as_segments(example):
+  label = tf.cast(tf.equal(example["answer"], "yes"), tf.int32)
+  return {"first": example["question"], "second": example["answer"], "label": label}
 
 
 @seqio.map_over_dataset
@@ -59,6 +66,15 @@ register("no_inputs", [metrics.accuracy], step=without_inputs)
 register("numbers", [metrics.accuracy], step=number_as_target)
 register("holes", [metrics.accuracy], rows="holes")
 register("always_long", [metrics.accuracy], rows="long")
+for name, classes_of_labels in (("pairs_classification", 2), ("one_class_more_classification", 3)):
+  register_task(
+    name,
+    source=JsonLinesSource({"train": FOLDER / "rows.jsonl"}, ["question", "answer"]),
+    preprocessors=[as_segments, encoder_forms.encode_segments],
+    output_features=encoder_forms.encoder_features(labels=encoder_forms.class_labels(classes_of_labels)),
+    postprocess_fn=encoder_scores.class_id,
+    metric_fns=[metrics.accuracy],
+  )
 register_corpus("diary", {"train": FOLDER / "diary.jsonl"})
 """
 
@@ -150,6 +166,18 @@ def test_text_that_is_cut(check):
   out = check("well", "--lengths=inputs=9")  # numbers of two digits take a token more
   assert "are cut at 9 tokens" in out and "no problems" in out
   assert "cut at" not in check("diary")  # objectives cut a corpus
+
+
+def test_a_form_for_encoders(check, t5like):
+  out = check("pairs_classification")
+  assert "30 rows, vocabulary of its own" in out and "labels: 1 15, 0 15" in out and "no problems" in out
+  assert "class 2 is never seen" in check("one_class_more_classification", status=1)
+  out = check("pairs_classification", "--lengths=inputs=4", status=1)  # [CLS] is 0 even ? [SEP] yes [SEP] are 8
+  assert "every row's 'inputs' is cut at 4 tokens" in out and "--lengths inputs=8" in out
+  out = t5like("tasks", "show", "pairs_classification").stdout
+  assert "inputs  8: [CLS] is 0 even ? [SEP] yes [SEP]" in out and "labels       1" in out
+  message = t5like("tasks", "check", "pairs_classification", "--vocabulary=t5", status=2).stderr
+  assert "has a vocabulary of its own" in message
 
 
 def test_mixtures_and_mistakes(check, t5like):
