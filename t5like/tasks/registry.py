@@ -101,7 +101,7 @@ def find_task_or_mixture(name: str, modules: Sequence[str] = ()) -> seqio.Task |
     raise UserError(
       f"no task {name!r}",
       nearest=nearest(name, known),
-      known=", ".join(known),
+      known=f"{len(known)} tasks and mixtures, which `t5like tasks list` names",
       try_="--gin.TASK_MODULES=\"['my.module']\" imports the module that registers it",
     )
   return seqio.get_mixture_or_task(name)
