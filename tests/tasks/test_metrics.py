@@ -45,6 +45,13 @@ def test_published_values():
   assert metrics.auc([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8]) == pytest.approx({"auc-roc": 0.75, "auc-pr": 5 / 6})
 
 
+def test_squad2_answers_up_to_the_threshold():
+  said = [{"text": "Rome", "no_answer_probability": 0.5}, {"text": "Rome", "no_answer_probability": 0.6}]
+  scores = metrics.squad2([["Rome"], []], said, threshold=0.5)  # the first is answered, the second is not
+  assert scores["exact"] == 100 and scores["best_exact"] == 100 and scores["best_exact_thresh"] == 0.5
+  assert metrics.squad2([["Rome"], []], said)["exact"] == 50
+
+
 def test_conlleval_by_hand():
   targets = [["B-PER", "I-PER", "O", "B-LOC"], ["I-LOC", "B-LOC", "O"]]  # four entities; the second row is IOB1
   predictions = [["B-PER", "I-PER", "O", "O"], ["B-LOC", "I-LOC", "B-PER"]]  # three, of which one is right
