@@ -10,6 +10,7 @@ import jax
 from t5like import data
 from t5like.cli.compatibility import check_kind, row_lengths
 from t5like.cli.experiment import Experiment
+from t5like.cli.token_caches import Member
 from t5like.data.layouts import Batch, blank
 from t5like.objectives import Lengths, SpecialTokens
 
@@ -52,17 +53,26 @@ def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
 
 
 def make_batches(
-  experiment: Experiment, cache: data.TokenCache, phases: Sequence[Phase], special: SpecialTokens
+  experiment: Experiment, members: Sequence[Member], phases: Sequence[Phase], special: SpecialTokens
 ) -> data.Batches:
   """All batches of a run; phases of the same lengths go on in the same rows."""
-  check_kind(experiment, cache)
+  for member in members:
+    check_kind(experiment, member.cache)
   sources: dict[Lengths, data.RowSource] = {}
   for number, phase in enumerate(phases):
     if phase.lengths not in sources:
       # Another seed for each kind of rows, or a second phase would begin with the text of the first.
-      sources[phase.lengths] = _source(experiment, cache, phase.lengths, special, experiment.seed + (number << 32))
+      seed = experiment.seed + (number << 32)
+      sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
   stages = [data.Stage(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
   return data.Batches(stages, data.HostShare(jax.process_index(), jax.process_count()))
+
+
+def _mixed(
+  experiment: Experiment, members: Sequence[Member], lengths: Lengths, special: SpecialTokens, seed: int
+) -> data.RowSource:
+  sources = [_source(experiment, member.cache, lengths, special, seed) for member in members]
+  return sources[0] if len(sources) == 1 else data.MixtureRows(sources, [member.rate for member in members])
 
 
 def _source(

@@ -12,6 +12,7 @@ import functools
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,15 +38,30 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--task_modules", action="append", default=[], metavar="MODULE", help="a module to import that registers tasks"
   )
+  parser.add_argument(
+    "--files",
+    action="append",
+    default=[],
+    metavar="SPLIT=FILES",
+    help="register TASK as a corpus of these JSON-lines or text files, such as train='news/*.jsonl.gz'",
+  )
   parser.add_argument("--force", action="store_true", help="build again even if an up-to-date cache is there")
 
 
 def command(
-  task: str, split: str, vocabulary: str, out: str, task_modules: list[str], force: bool = False
+  task: str,
+  split: str,
+  vocabulary: str,
+  out: str,
+  task_modules: Sequence[str] = (),
+  files: Mapping[str, str] | None = None,
+  force: bool = False,
 ) -> list[str]:
   """The command line that builds this cache."""
   line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
-  return line + [f"--task_modules={m}" for m in task_modules] + (["--force"] if force else [])
+  line += [f"--task_modules={m}" for m in task_modules]
+  line += [f"--files={name}={pattern}" for name, pattern in (files or {}).items()]
+  return line + (["--force"] if force else [])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,12 +70,38 @@ def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   from t5like import data
-  from t5like.tasks import registry, source_shards, text_pipeline
+  from t5like.tasks import mixtures, registry
   from t5like.vocabularies import load_vocabulary
 
-  task = registry.find_task(args.task, [m for given in args.task_modules for m in given.split(",")])
+  if args.files:
+    _register_files(args.task, args.files)
+  found = registry.find_task_or_mixture(args.task, [m for given in args.task_modules for m in given.split(",")])
   vocabulary = load_vocabulary(args.vocabulary)
+  if not mixtures.is_mixture(found):
+    return _build(found, vocabulary, args)
+  shares = [share for share in mixtures.shares(found, args.split) if share.rate > 0]
+  for share in shares:
+    _build(registry.find_task(share.task), vocabulary, args)
   folder = data.cache_folder(args.out, args.task, args.split, args.vocabulary, vocabulary.fingerprint)
+  data.write_mixture(folder, {share.task: share.rate for share in shares})
+  print(f"mixture of {len(shares)} tasks: {folder}")
+  return 0
+
+
+def _register_files(name: str, given: Sequence[str]) -> None:
+  from t5like.tasks.corpora import register_corpus
+
+  files = dict(item.split("=", 1) for item in given if "=" in item)
+  if len(files) < len(given):
+    raise UserError(f"--files={given[-1]}", expected="SPLIT=FILES, such as train='news/*.jsonl.gz'")
+  register_corpus(name, files)
+
+
+def _build(task, vocabulary, args: argparse.Namespace) -> int:
+  from t5like import data
+  from t5like.tasks import source_shards, text_pipeline
+
+  folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
   description = text_pipeline.describe(task, args.split)
   if not args.force and _is_current(folder, description):
     print(f"up to date: {folder}")
@@ -74,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     data.build_cache(
       folder,
       [functools.partial(text_pipeline.text_examples, part, args.split) for part in parts],
-      [name for name in ("inputs", "targets") if name in task.output_features],
+      text_pipeline.text_features(task, args.split),
       vocabulary.encode_batch,
       vocabulary={"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
       description=description,

@@ -38,17 +38,19 @@ def run(args: argparse.Namespace) -> int:
   batch_size = args.batch_size or experiment.batch_size
   parallel.check_batch(batch_size, mesh, "--batch_size")
   caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
-  cache = caches.open_or_build(task, args.split)
-  check_scorable(cache)
+  members = caches.open_or_build(task, args.split)
+  for member in members:
+    check_scorable(member.cache)
   # A pre-training run has no target length of its own for labelled tasks: T5's 62 serves them all.
   targets = experiment.lengths.get("targets", 62)
   lengths = Lengths(raw=experiment.lengths["inputs"], inputs=experiment.lengths["inputs"], targets=targets)
 
   params = load_parameters(checkpoint, fingerprint=model_fingerprint(experiment.model.config, vocabulary))
-  score = evaluation_run.scorer(experiment.model, mesh, vocabulary, cache, lengths, batch_size, args.examples)
-  result = score(params)
-  path = evaluation_run.predictions_path(model_dir, task, args.split, int(checkpoint.name), args.examples)
-  result.write(path)
-  evaluation_run.show(result, task, args.split, int(checkpoint.name), args.show)
-  print(f"all answers: {path}")
+  for member in members:
+    score = evaluation_run.scorer(experiment.model, mesh, vocabulary, member.cache, lengths, batch_size, args.examples)
+    result = score(params)
+    path = evaluation_run.predictions_path(model_dir, member.task, args.split, int(checkpoint.name), args.examples)
+    result.write(path)
+    evaluation_run.show(result, member.task, args.split, int(checkpoint.name), args.show)
+    print(f"all answers: {path}")
   return 0

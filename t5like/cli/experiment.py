@@ -39,6 +39,8 @@ class Experiment:
   objective: Objective | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
+  # Makes `task` a corpus of local files: {"train": "news/*.jsonl.gz"}.
+  corpus_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Labelled examples share rows, as many as fit; False: one a row.
   pack: bool = False
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
@@ -120,6 +122,8 @@ class Experiment:
     ):  # fmt: skip
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")
+    if not isinstance(self.corpus_files, Mapping) or not all(isinstance(v, str) for v in self.corpus_files.values()):
+      raise _bad("corpus_files", self.corpus_files, "a dict such as {'train': 'news/*.jsonl.gz'}")
     if not isinstance(self.lengths, Mapping):
       raise _bad("lengths", self.lengths, "a dict such as {'inputs': 512}")
     for name, kind in (("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes)):

@@ -19,6 +19,7 @@ VERBS = {
   "eval": "score a checkpoint on a task by decoding",
   "cache": "tokenise a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
+  "bench": "measure how fast things are on this machine",
   "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",
 }
 

@@ -80,6 +80,9 @@ def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches |
     return f"{name}: not tokenised yet; a run does that first"
   source = batches.stages[-1].source
   passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
+  if isinstance(source, data.MixtureRows):
+    shares = [f"{rate / sum(source.rates):.1%}" for rate in source.rates]
+    return f"{name}: a mixture of {len(shares)} tasks ({', '.join(shares)})\n{passes}"
   if isinstance(source, data.ExampleRows):
     how = f"packed, {source.efficiency:.1%} full" if source.pack else "one a row (not packed)"
     return f"{name}: {source.cache.examples:,} examples, {how}\n{passes}"

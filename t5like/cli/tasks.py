@@ -10,6 +10,7 @@ import os
 
 # What a subcommand does, and the module of this folder that does it: `configure(parser)` and `run(args)`.
 SUBCOMMANDS = {
+  "objective": ("show what an objective makes of a text", "tasks_objective"),
   "list": ("name every task and mixture that is registered", "tasks_list"),
   "show": ("print examples as they are, as text and as tokens, or a mixture's shares", "tasks_show"),
   "check": ("look for what would spoil training or evaluation", "tasks_check"),

@@ -46,7 +46,9 @@ def describe(name, objective, args: argparse.Namespace) -> list[str]:
   text = row(args.text)
   lengths = objective.lengths(args.length)
   objective.check(objective.lengths(max(text.tokens.shape[1], 8)), special)
-  result = objective(Rows(text.tokens, text.lengths, row(args.other)), Draws.of(args.seed, 0, np.zeros(1, int)), special)
+  result = objective(
+    Rows(text.tokens, text.lengths, row(args.other)), Draws.of(args.seed, 0, np.zeros(1, int)), special
+  )
 
   def pieces(rows: Ragged) -> str:
     return " ".join(vocabulary.piece(int(token)) for token in rows.tokens[0, : rows.lengths[0]]) or "(nothing)"

@@ -24,7 +24,7 @@ from t5like.cli.compatibility import (
 )
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
-from t5like.cli.token_caches import TokenCaches
+from t5like.cli.token_caches import Member, TokenCaches
 from t5like.objectives import SpecialTokens
 from t5like.training import model_dir as directory
 from t5like.training.checkpoints import (
@@ -65,7 +65,7 @@ class Plan:
   vocabulary: Vocabulary
   phases: list[Phase]  # the last goes on to the end of the run
   batches: data.Batches | None  # None: a dry run without a token cache
-  eval_cache: data.TokenCache | None
+  scored: list[Member]  # the tasks that are evaluated
   mesh: jax.sharding.Mesh
   batch: dict[str, np.ndarray]  # a batch of the right shapes
   spec: StateSpec
@@ -89,18 +89,20 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
   start = starting_point(model_dir, experiment.init_from, fingerprint)
 
-  caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules)
-  open_cache = caches.open_or_build if build_data else caches.open
-  cache = open_cache(experiment.task, experiment.split)
-  batches = None if cache is None else make_batches(experiment, cache, phases, special)
-  eval_cache = open_cache(experiment.task, experiment.eval_split) if experiment.eval_split else None
-  if eval_cache is not None:
-    check_scorable(eval_cache)
+  caches = TokenCaches(
+    experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
+  )
+  open_caches = caches.open_or_build if build_data else caches.open
+  members = open_caches(experiment.task, experiment.split)
+  batches = None if members is None else make_batches(experiment, members, phases, special)
+  scored = (open_caches(experiment.task, experiment.eval_split) or []) if experiment.eval_split else []
+  for member in scored:
+    check_scorable(member.cache)
 
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   card = describe_run(experiment, model_dir, mesh, spec, phases, batches, start.description)
-  return Plan(model_dir, vocabulary, phases, batches, eval_cache, mesh, batch, spec, fingerprint, start, card)
+  return Plan(model_dir, vocabulary, phases, batches, scored, mesh, batch, spec, fingerprint, start, card)
 
 
 def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> Start:
@@ -148,7 +150,7 @@ def execute(experiment: Experiment, plan: Plan) -> int:
       progress.leave()
     else:
       print(f"already at step {first_step:,} of {experiment.steps:,}: nothing left to train")
-      if evaluate and not _was_evaluated(plan.model_dir, experiment.task, first_step):
+      if evaluate and not all(_was_evaluated(plan.model_dir, member.task, first_step) for member in plan.scored):
         evaluate(state)
     if interruption.requested:
       save(state)
@@ -197,27 +199,30 @@ def _shapes(batch: Mapping[str, Any]) -> tuple:
 
 def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Callable[[TrainState], None] | None:
   """A function that scores a state by decoding, prints and records; None where nothing is to be evaluated."""
-  cache = plan.eval_cache
-  if cache is None:
+  if not plan.scored:
     return None
-  task, split = experiment.task, experiment.eval_split
-  score = evaluation_run.scorer(
-    experiment.model,
-    plan.mesh,
-    plan.vocabulary,
-    cache,
-    plan.phases[-1].lengths,
-    experiment.batch_size,
-    experiment.eval_examples,
-  )
+  split = experiment.eval_split
+  scorers = {
+    member.task: evaluation_run.scorer(
+      experiment.model,
+      plan.mesh,
+      plan.vocabulary,
+      member.cache,
+      plan.phases[-1].lengths,
+      experiment.batch_size,
+      experiment.eval_examples,
+    )
+    for member in plan.scored
+  }
 
   def evaluate(state: TrainState) -> None:
     step = int(state.step)
-    result = score(state.params)
-    path = evaluation_run.predictions_path(plan.model_dir, task, split, step, experiment.eval_examples)
-    result.write(path)
-    writer.write(step, f"eval/{task}", result.scores)
-    evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
+    for task, score in scorers.items():
+      result = score(state.params)
+      path = evaluation_run.predictions_path(plan.model_dir, task, split, step, experiment.eval_examples)
+      result.write(path)
+      writer.write(step, f"eval/{task}", result.scores)
+      evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
 
   return evaluate
 

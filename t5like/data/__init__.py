@@ -4,6 +4,7 @@ from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, r
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import TokenCache, cache_folder, changed_since_written, open_cache
 from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
+from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 
 __all__ = [
@@ -11,8 +12,8 @@ __all__ = [
   "CorpusRows",
   "ExampleRows",
   "HostShare",
-  "PieceLimits",
   "MixtureRows",
+  "PieceLimits",
   "RowSource",
   "Stage",
   "TokenCache",
@@ -22,6 +23,8 @@ __all__ = [
   "evaluation_batches",
   "open_cache",
   "read_ahead",
+  "read_mixture",
   "sole_builder",
   "write_cache",
+  "write_mixture",
 ]

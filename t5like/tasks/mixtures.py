@@ -196,6 +196,10 @@ def _size_if_known(task: seqio.Task) -> int | None:
     return None
 
 
+def is_mixture(found: seqio.Task | seqio.Mixture) -> bool:
+  return isinstance(found, seqio.Mixture)
+
+
 def proportions(name: str) -> dict[str, float]:
   """The share of each task in a mixture's training examples; they sum to 1."""
   if name not in seqio.MixtureRegistry.names():

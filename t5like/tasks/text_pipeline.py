@@ -15,10 +15,15 @@ from typing import Any
 
 import numpy as np
 import seqio
+import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.tasks.identity import code_identity
+from t5like.tasks.identity import code_identity, source_identity
 from t5like.tasks.registry import check_split
+
+_HASHED = 1 << 20  # bytes of a file at each of three places
+# An encoder reads a first and a second text; its label is a number.
+_TEXTS = ("inputs", "targets", "first", "second")
 
 
 def _text_preprocessors(task: seqio.Task) -> list[Callable]:
@@ -28,7 +33,7 @@ def _text_preprocessors(task: seqio.Task) -> list[Callable]:
     if isinstance(step, seqio.CacheDatasetPlaceholder):
       continue
     function = step.func if isinstance(step, functools.partial) else step
-    if function is seqio.preprocessors.tokenize:
+    if function is seqio.preprocessors.tokenize or getattr(function, "makes_tokens", False):
       return steps
     steps.append(step)
   raise UserError(
@@ -37,13 +42,26 @@ def _text_preprocessors(task: seqio.Task) -> list[Callable]:
   )
 
 
-def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
-  """Examples as plain Python values, before tokenisation, in the source's order."""
+def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
   check_split(task, split)
   dataset = task.source.get_dataset(split=split, shuffle=False)
   for step in _text_preprocessors(task):
     step = seqio.utils.add_kwargs_to_transform(step, sequence_length=None, output_features=task.output_features)
     dataset = step(dataset)
+  return dataset
+
+
+def text_features(task: seqio.Task, split: str) -> list[str]:
+  """The members of an example that become tokens: inputs and targets, or the texts that an encoder reads."""
+  members = _text_dataset(task, split).element_spec
+  return [
+    name for name in _TEXTS if name in members and members[name].dtype == tf.string and not members[name].shape.rank
+  ]
+
+
+def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
+  """Examples as plain Python values, before tokenisation, in the source's order."""
+  dataset = _text_dataset(task, split)
   if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
     # Handing values over one by one costs more than making them.
     for block in dataset.batch(1024).as_numpy_iterator():
@@ -71,7 +89,7 @@ def describe(task: seqio.Task, split: str) -> dict[str, Any]:
   return {
     "task": task.name,
     "split": split,
-    "source": f"{type(task.source).__name__}{getattr(task.source, 'fields', '')}",
+    "source": source_identity(task.source),
     "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
     "preprocessors": [code_identity(step) for step in _text_preprocessors(task)],
   }
@@ -89,14 +107,21 @@ def _source_files(source: seqio.DataSource, split: str) -> list[str]:
   files = getattr(source, "files", None)
   if files is not None:
     return [files[split]]
-  return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource) else []
+  return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource | seqio.TfdsDataSource) else []
 
 
 def _file_identity(path: str) -> dict[str, Any]:
+  """Its size and a hash of its beginning, middle and end: a corpus of terabytes is not read for this."""
   data = Path(path)
   if not data.is_file():
     return {"path": path}
-  return {"path": path, "bytes": data.stat().st_size, "sha256": hashlib.sha256(data.read_bytes()).hexdigest()}
+  size = data.stat().st_size
+  digest = hashlib.sha256()
+  with data.open("rb") as content:
+    for start in (0, (size - _HASHED) // 2, size - _HASHED):
+      content.seek(max(start, 0))
+      digest.update(content.read(_HASHED))
+  return {"path": path, "bytes": size, "sha256_of_parts": digest.hexdigest()}
 
 
 def _importable(function: Callable) -> dict[str, Any]:

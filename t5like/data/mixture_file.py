@@ -1,0 +1,34 @@
+"""What a mixture is made of, written beside the token caches of its tasks so that training needs no registry."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from t5like.errors import UserError
+
+FILE = "mixture.json"
+
+
+def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
+  """Records the rates of a mixture's tasks, replacing what was there in one step."""
+  folder.mkdir(parents=True, exist_ok=True)
+  unfinished = folder / f"{FILE}.{os.getpid()}"
+  try:
+    unfinished.write_text(json.dumps({"rates": dict(rates)}, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(folder / FILE)
+  except OSError as error:
+    raise UserError("the mixture could not be written", folder=folder, because=error.strerror) from error
+
+
+def read_mixture(folder: Path, mend: str) -> dict[str, float] | None:
+  """The rates of the tasks, None where the folder is no mixture's; `mend` is the command that writes it anew."""
+  path = folder / FILE
+  if not path.is_file():
+    return None
+  try:
+    return {str(task): float(rate) for task, rate in json.loads(path.read_text(encoding="utf-8"))["rates"].items()}
+  except (ValueError, KeyError, TypeError, AttributeError):
+    raise UserError("the record of a mixture is corrupt", file=path, try_=mend) from None

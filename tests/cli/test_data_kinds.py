@@ -1,0 +1,115 @@
+"""Every kind of data a run can be fed with: objectives by name, encoders, decoders, mixtures, phases, own files."""
+
+import json
+
+import pytest
+
+ENCODER = [
+  "--gin_file=models/bert/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.HEAD_DIM=8",
+  "--gin.NUM_ENCODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}", "--gin.LOG_PERIOD=2",
+]  # fmt: skip
+
+
+def metrics(folder):
+  return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_objective_may_stand_in_the_tasks_name(t5like, pretrain, tmp_path):
+  line = [a for a in pretrain if "objectives/" not in a]
+  out = t5like(*line, "--gin.TASK=novels_prefix_lm", f"--gin.MODEL_DIR={tmp_path}/a", "--dry_run").stdout
+  assert "objective prefix_lm" in out and "up to 31 tokens of one document" in out
+  err = t5like(*line, "--gin.TASK=novels", f"--gin.MODEL_DIR={tmp_path}/b", status=2).stderr
+  assert "LENGTHS" in err or "is a corpus: it needs an objective" in err
+  err = t5like(*pretrain, "--gin.TASK=novels_prefix_lm", f"--gin.MODEL_DIR={tmp_path}/c", status=2).stderr
+  assert "names the objective prefix_lm, OBJECTIVE is another" in err and "--gin.TASK=novels" in err
+
+
+@pytest.mark.parametrize("objective", ["bert_mlm_nsp", "roberta"])
+def test_an_encoder_learns_to_fill_in(t5like, tmp_path, token_caches, objective):
+  out = t5like(
+    "train", *ENCODER, "--gin_file=runs/pretrain.gin", f"--gin.TASK=novels_{objective}", "--gin.TRAIN_STEPS=4",
+    f"--gin.CACHE_DIR={token_caches}", f"--gin.MODEL_DIR={tmp_path}/run",
+  ).stdout  # fmt: skip
+  assert "objective masked_lm" in out
+  rows = metrics(tmp_path / "run")
+  assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5  # of 30,522 pieces
+  assert ("sentence_accuracy" in rows[-1]) == (objective == "bert_mlm_nsp")
+
+
+def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp_path, token_caches):
+  common = [f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR={token_caches}", "--gin_file=runs/pretrain.gin"]
+  err = t5like("train", *ENCODER, *common, "--gin.TASK=novels_span_corruption", status=2).stderr
+  assert "BERT is an encoder, span_corruption needs a decoder" in err and "bert_mlm" in err
+  line = [a for a in pretrain if "objectives/" not in a] + [f"--gin.MODEL_DIR={tmp_path}/run"]
+  assert "is for encoders, T5 has a decoder" in t5like(*line, "--gin.TASK=novels_bert_mlm", status=2).stderr
+  assert "leaves nothing for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
+
+
+def test_a_gpt_learns_to_go_on(t5like, tmp_path, token_caches):
+  out = t5like(
+    "train", "--gin_file=models/gpt2/small.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2",
+    "--gin.HEAD_DIM=8", "--gin.NUM_DECODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}",
+    "--gin_file=runs/pretrain.gin", "--gin.TASK=novels_causal_lm", "--gin.TRAIN_STEPS=2", "--gin.LOG_PERIOD=1",
+    f"--gin.CACHE_DIR={token_caches}", f"--gin.MODEL_DIR={tmp_path}/run",
+  ).stdout  # fmt: skip
+  assert "33 tokens of running text each" in out and metrics(tmp_path / "run")[-1]["loss"] > 5
+
+
+def test_phases_change_length_and_batch_and_resume_exactly(t5like, pretrain, tmp_path):
+  phases = "--gin.PHASES=[{'steps': 2, 'lengths': {'inputs': 16}}, {'steps': 2, 'batch_size': 16}]"
+  whole = t5like(
+    *pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=6", "--gin.LOG_PERIOD=1"
+  ).stdout
+  assert "8 rows x (16 inputs" in whole and "16 rows x (32 inputs" in whole
+  for steps in (1, 3, 6):  # stopped in each phase
+    t5like(*pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/parts", f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1")
+  losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("whole", "parts")]
+  assert losses[0] == losses[1] and len(losses[0]) == 6
+  err = t5like(*pretrain, "--gin.PHASES=[{'stepz': 2}]", f"--gin.MODEL_DIR={tmp_path}/x", status=2).stderr
+  assert "PHASES" in err and "'steps': 1000" in err
+
+
+def test_text_of_ones_own_is_one_gin_line(t5like_process, small_model, tmp_path):
+  for number in range(3):
+    lines = [f"Day {number}.{i}: it rained again, and we stayed at home." for i in range(20)]
+    (tmp_path / f"{number}.txt").write_text("\n".join(lines))
+  out = t5like_process(
+    "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
+    "--gin.TASK=diary", "--gin.CORPUS_FILES={'train': '*.txt'}", "--gin.LENGTHS={'inputs': 16}",
+    "--gin.TRAIN_STEPS=1", "--gin.CACHE_DIR=tokens", "--gin.MODEL_DIR=run", cwd=tmp_path,
+  ).stdout  # fmt: skip
+  assert "task diary (train)" in out and "--files=train=" in out
+
+
+MIXTURE = """
+from t5like.tasks import registry
+from t5like.tasks.mixtures import register_mixture
+registry.import_modules()
+register_mixture("both", ["snli", "snli_again"], strategy="temperature", temperature=2.0)
+"""
+AGAIN = """
+from t5like.tasks import embedded_tasks, preprocessors, postprocessors, metrics
+import functools, seqio
+from t5like.tasks.registry import default_features, register_task
+register_task(
+  "snli_again",
+  source=embedded_tasks.JsonLinesSource(embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 300, "validation": 20}),
+  preprocessors=[
+    functools.partial(preprocessors.labelled_text, name="again", keys=("hypothesis",), label_key="label"),
+    seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim,
+  ],
+  output_features=default_features(), postprocess_fn=postprocessors.strip_text, metric_fns=[metrics.accuracy],
+)
+"""
+
+
+def test_a_mixture_trains_and_scores_each_of_its_tasks(t5like_process, finetune, tmp_path):
+  (tmp_path / "mixed_tasks.py").write_text(AGAIN + MIXTURE)
+  line = [a for a in finetune if "TASK=" not in a]
+  out = t5like_process(
+    *line, "--gin.TASK=both", "--gin.TASK_MODULES=['mixed_tasks']", "--gin.TRAIN_STEPS=2", "--gin.MODEL_DIR=run",
+    cwd=tmp_path,
+  ).stdout  # fmt: skip
+  # sqrt(30,000) against sqrt(300) is 10 to 1.
+  assert "a mixture of 2 tasks (90.9%, 9.1%)" in out
+  assert "snli (validation, 20 examples) at step 2" in out and "snli_again (validation, 20 examples) at step 2" in out
