@@ -26,6 +26,9 @@ SHIPPED_MODULES = tuple(
     "translation",
     "ner",
     "mixtures",
+    "classification",
+    "squad_spans",
+    "tagging",
   )
 )
 
