@@ -99,7 +99,8 @@ def print_report(report: Report, vocabulary: str) -> None:
     counts = ", ".join(f"{word} {count:,}" for word, count in report.labels.counts.most_common())
     _print_wrapped("labels", counts)
   if report.scores:
-    _print_wrapped("right answers score", _scores(report.scores.through_vocabulary))
+    part = f" (first {report.scores.rows:,} rows)" if report.scores.rows < report.rows else ""
+    _print_wrapped(f"right answers score{part}", _scores(report.scores.through_vocabulary))
     _print_wrapped(f"always {_short(report.scores.majority_answer)!r} scores", _scores(report.scores.majority))
   for finding in report.problems:
     _print_finding("problem", "red", finding)

@@ -10,13 +10,13 @@ from typing import Any
 
 import seqio
 
-from t5like.tasks import postprocessors
+from t5like.tasks import metrics, postprocessors
 from t5like.tasks.example_checks import Finding, Row, excerpt
 from t5like.tasks.preprocessors import UNLABELLED
 from t5like.vocabularies import Vocabulary
 
-# Metrics of more rows than this cost time and tell nothing new.
-SCORED_ROWS = 5_000
+# A thousand summaries cost seconds; the other metrics are quick, and groups must be whole.
+_SLOW_METRICS, _SLOW_ROWS = (metrics.rouge, metrics.edit_distance), 2_000
 # Targets are taken for labels where so few differ, and each comes so often.
 _MOST_LABELS, _LEAST_ROWS_A_LABEL = 20, 5
 # A model that says what stands in the target is wrong on these where the target itself is.
@@ -43,6 +43,7 @@ class Scores:
   through_vocabulary: dict[str, float]  # the targets as a model can write them: the best score there is
   majority: dict[str, float]  # always the commonest target
   majority_answer: str
+  rows: int  # that were scored
 
 
 def unlabelled(rows: Sequence[Row]) -> list[int]:
@@ -94,7 +95,8 @@ def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> I
 
 def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tuple[Scores | None, list[Finding]]:
   """Runs postprocessor and metrics over answers that are known to be right, and over the commonest one."""
-  rows = rows[:SCORED_ROWS]
+  if any(_function(metric) in _SLOW_METRICS for metric in task.predict_metric_fns):
+    rows = rows[:_SLOW_ROWS]
   if not task.predict_metric_fns or not rows or len(unlabelled(rows)) == len(rows):
     return None, []
   texts = [row["targets"] for row in rows]
@@ -105,9 +107,8 @@ def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tupl
     right, through, same = (
       _postprocessed(task, rows, answers, is_target=False) for answers in (texts, written, [commonest] * len(rows))
     )
-    scores = Scores(
-      _scores(task, targets, right), _scores(task, targets, through), _scores(task, targets, same), commonest
-    )
+    scored = (_scores(task, targets, answers) for answers in (right, through, same))
+    scores = Scores(*scored, commonest, len(rows))
   except _Failed as failed:
     return None, [failed.finding]
   findings = [*_imperfect(task, scores, targets), *_changed_by_vocabulary(rows, texts, written, right, through, scores)]
@@ -143,10 +144,14 @@ def _scores(task: seqio.Task, targets: Sequence[Any], answers: Sequence[Any]) ->
   return scores
 
 
-def _name(function: Callable) -> str:
+def _function(function: Callable) -> Callable:
   while isinstance(function, functools.partial):
     function = function.func
-  return getattr(function, "__name__", repr(function))
+  return function
+
+
+def _name(function: Callable) -> str:
+  return getattr(_function(function), "__name__", repr(function))
 
 
 def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iterator[Finding]:
@@ -162,8 +167,7 @@ def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iter
     if name not in missing_class and (best := _best(task, name)) is not None and abs(value - best) > 1e-6
   }
   if low:
-    function = task.postprocessor.func if isinstance(task.postprocessor, functools.partial) else task.postprocessor
-    expected = function in _TARGETS_MAY_BE_WRONG
+    expected = _function(task.postprocessor) in _TARGETS_MAY_BE_WRONG
     yield Finding(
       "the targets themselves score only " + ", ".join(f"{name} {value:.2f}" for name, value in low.items()),
       remedy="read it as the share of targets that are right: in this task a label says whether they are"
@@ -180,17 +184,11 @@ def _classes_missing(task: seqio.Task, targets: Sequence[Any]) -> bool:
 
 def _best(task: seqio.Task, name: str) -> float | None:
   """The best value of one of our metrics; None for counts, thresholds and the metrics of others."""
-  if not all(_module(metric).startswith("t5like.tasks.") for metric in task.predict_metric_fns):
+  if not all(_function(metric).__module__.startswith("t5like.tasks.") for metric in task.predict_metric_fns):
     return None
   if name.endswith(("total", "_thresh")):
     return None
   return 0.0 if name.endswith("_edit") else 1.0 if name.startswith("auc-") else 100.0
-
-
-def _module(function: Callable) -> str:
-  while isinstance(function, functools.partial):
-    function = function.func
-  return getattr(function, "__module__", "") or ""
 
 
 def _changed_by_vocabulary(
