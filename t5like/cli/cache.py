@@ -121,12 +121,16 @@ def _build(task, vocabulary, args: argparse.Namespace) -> int:
       vocabulary={"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
       description=description,
       scoring=text_pipeline.scoring(task),
-      workers=len(os.sched_getaffinity(0)) if args.workers is None else args.workers,
+      workers=_usable_cpus() if args.workers is None else args.workers,
       progress=line,
     )
     line.close()
   print(f"token cache written: {folder}")
   return 0
+
+
+def _usable_cpus() -> int:
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class ProgressLine:

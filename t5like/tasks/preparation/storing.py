@@ -209,8 +209,18 @@ def _clear_abandoned(out: Path) -> None:
   """Removes what a killed run of this machine left behind."""
   for folder in out.glob(f"{_UNFINISHED}{socket.gethostname()}-*"):
     pid = folder.name.removeprefix(f"{_UNFINISHED}{socket.gethostname()}-").partition("-")[0]
-    if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+    if pid.isdigit() and not _lives(int(pid)):
       shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except (ProcessLookupError, OverflowError):
+    return False
+  except PermissionError:
+    pass  # another user's
+  return True
 
 
 def _move(made: Path, final: Path, work: Path) -> None:
