@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import grain
 import numpy as np
+from absl import flags
 
 from t5like.data.cache import TokenCache
 from t5like.data.layouts import Batch, padded
@@ -83,7 +84,20 @@ def evaluation_batches(
     yield np.where(real, rows, -1), inputs, examples.inputs.lengths, np.where(real[:, None], targets, 0)
 
 
-def read_ahead(batches: Batches, first_step: int, last_step: int, threads: int = 1) -> Iterator[Batch]:
-  """The batches of steps first_step .. last_step - 1 in order, made in background threads."""
+def read_ahead(
+  batches: Batches, first_step: int, last_step: int, threads: int = 1, processes: int = 0
+) -> Iterator[Batch]:
+  """The batches of steps first_step .. last_step - 1 in order, made in background threads, or none with 0.
+
+  With `processes` they are made there, each by its own threads: for batches that cost more than one
+  interpreter can give, as a process starts slowly and its batches are copied.
+  """
+  if not threads:
+    return (batches[step] for step in range(first_step, last_step))
   steps = grain.MapDataset.range(first_step, last_step).map(batches.__getitem__)
-  return iter(steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(2, 2 * threads))))
+  ahead = steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(2, 2 * threads)))
+  if processes:
+    if not flags.FLAGS.is_parsed():
+      flags.FLAGS.mark_as_parsed()  # Grain asks absl, whose flags nobody uses here
+    ahead = ahead.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes, per_worker_buffer_size=2))
+  return iter(ahead)

@@ -87,10 +87,10 @@ def test_hosts_together_see_the_batch_of_one_host_at_any_step(corpus, labelled, 
   assert same(batches(sources(corpus, labelled)[name])[10_000], batches(source)[10_000])
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_reading_ahead_changes_nothing(corpus, threads):
+@pytest.mark.parametrize(("threads", "processes"), [(0, 0), (1, 0), (4, 0), (1, 2)])
+def test_reading_ahead_changes_nothing(corpus, threads, processes):
   source = batches(corpus_rows(corpus))
-  ahead = list(data.read_ahead(source, 5, 12, threads))
+  ahead = list(data.read_ahead(source, 5, 12, threads, processes))
   assert len(ahead) == 7
   assert all(same(batch, source[step]) for step, batch in enumerate(ahead, 5))
 
