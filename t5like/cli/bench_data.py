@@ -20,6 +20,7 @@ import numpy as np
 
 INPUTS = 512
 _DOCUMENT = 10_000  # characters
+_PACKED_TARGETS = 114
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--threads", type=int, default=2, help="threads that tokenise and make batches (default: 2)")
   parser.add_argument("--megabytes", type=int, default=20, help="take so much text (default: 20)")
   parser.add_argument("--rows", type=int, default=100_000, help="rows to make from the cache (default: 100,000)")
+  parser.add_argument(
+    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labelled tasks are"
+  )
   parser.add_argument("--all", action="store_true", help="every objective of the catalogue")
 
 
@@ -40,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
     ours = _from_text(texts, args.threads)
     _beside_t5(texts, ours)
     _from_cache(texts, Path(folder), args.threads, args.rows)
+  for task in args.pack:
+    _packing(task)
   return 0
 
 
@@ -159,6 +165,7 @@ def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> 
     growth = f"memory {_resident_megabytes() - before:+.0f} MB over {steps * 128:,} rows"
     _report(f"{name} {lengths.inputs or lengths.targets}", steps * 128, seconds, note=growth)
     if name == "span_corruption":
+      print(f"  rows are {_full(batches[0]):.2%} full; {_same_batches(batches)}")
       first, far = (_seconds_to_first(batches, step, threads) for step in (0, 1_000_000))
       print(f"  first batch at step 0 after {first:.3f} s, at step 1,000,000 after {far:.3f} s")
 
@@ -176,6 +183,46 @@ def _cache(texts: Sequence[str], folder: Path, name: str, vocabulary, threads: i
     scoring={"postprocessor": None, "metrics": []},
   )
   return data.open_cache(folder, mend="t5like bench data")
+
+
+def _full(batch) -> float:
+  """The share of input positions that hold a token."""
+  return float(np.mean(batch["encoder_input_tokens"] > 0))
+
+
+def _same_batches(batches) -> str:
+  """Compares the batches of two steps, made in different ways, byte by byte."""
+  from t5like import data
+
+  for step in (0, 10_000):
+    whole = batches[step]
+    ways = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
+    for hosts in (2, 4):
+      parts = [data.Batches(batches.stages, data.HostShare(host, hosts))[step] for host in range(hosts)]
+      ways.append({name: np.concatenate([part[name] for part in parts]) for name in whole})
+    if any(way[name].tobytes() != array.tobytes() for way in ways for name, array in whole.items()):
+      return f"BATCHES DIFFER at step {step}"
+  return "the same bytes with 1, 2 and 4 hosts and 0, 1 and 4 threads, at steps 0 and 10,000"
+
+
+def _packing(task: str) -> None:
+  from t5like import data
+  from t5like.cli.cache import DEFAULT_ROOT
+  from t5like.cli.token_caches import TokenCaches
+  from t5like.objectives import Lengths, SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  vocabulary = load_vocabulary("t5")
+  for member in TokenCaches(DEFAULT_ROOT, "t5", vocabulary).open_or_build(task, "train"):
+    started = time.perf_counter()
+    rows = data.ExampleRows(
+      member.cache, Lengths(INPUTS, INPUTS, _PACKED_TARGETS), SpecialTokens.of(vocabulary), 0, pack=True
+    )
+    count, seconds = rows.rows_per_epoch, time.perf_counter() - started
+    print(
+      f"{member.task}: {member.cache.examples:,} examples in {count:,} rows of {INPUTS}/{_PACKED_TARGETS}, "
+      f"{rows.efficiency:.1%} full, planned in {seconds:.1f} s"
+    )
 
 
 def _seconds_to_first(batches, step: int, threads: int) -> float:

@@ -98,6 +98,13 @@ def _register_files(name: str, given: Sequence[str]) -> None:
 
 
 def _build(task, vocabulary, args: argparse.Namespace) -> int:
+  from t5like.tasks.missing_data import data_explained
+
+  with data_explained(task):
+    return _build_known(task, vocabulary, args)
+
+
+def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like import data
   from t5like.tasks import source_shards, text_pipeline
 

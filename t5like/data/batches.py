@@ -9,9 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-import grain
 import numpy as np
-from absl import flags
 
 from t5like.data.cache import TokenCache
 from t5like.data.layouts import Batch, padded
@@ -92,6 +90,9 @@ def read_ahead(
   With `processes` they are made there, each by its own threads: for batches that cost more than one
   interpreter can give, as a process starts slowly and its batches are copied.
   """
+  import grain  # loads jax, which those who only write a cache do not need
+  from absl import flags
+
   if not threads:
     return (batches[step] for step in range(first_step, last_step))
   steps = grain.MapDataset.range(first_step, last_step).map(batches.__getitem__)

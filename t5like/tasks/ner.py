@@ -121,8 +121,8 @@ class ConllSource(seqio.FunctionDataSource):
     self.fields = reading
     super().__init__(self._dataset, splits=list(files))
 
-  def _dataset(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
-    del shuffle_files  # a split is one file
+  def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    del shuffle_files, seed  # a split is one file
     path = self.files[split]
     if not Path(path).is_file():
       raise UserError(f"the file of split {split!r} is missing", file=path)

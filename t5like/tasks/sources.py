@@ -42,8 +42,8 @@ class JsonLinesSource(seqio.FunctionDataSource):
     self.fields = tuple(fields)
     super().__init__(self._dataset, splits=list(files), num_input_examples=sizes)
 
-  def _dataset(self, split: str, shuffle_files: bool) -> tf.data.Dataset:
-    del shuffle_files  # a split is one file
+  def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
+    del shuffle_files, seed  # a split is one file
     path = self.files[split]
     if not Path(path).is_file():
       raise UserError(f"the file of split {split!r} is missing", file=path)

@@ -109,9 +109,9 @@ def test_a_corpus_without_objective_and_labels_with_one(refused, finetune):
   assert "takes no objective" in refused("--gin.TASK=snli")
 
 
-def test_a_model_that_no_objective_feeds_yet(refused):
+def test_an_encoder_for_a_text_to_text_objective(refused):
   message = refused("--gin_file=models/bert/tiny.gin", "--gin.VOCABULARY=tiny", "--gin.VOCAB_SIZE=4224")
-  assert "BERT takes 'encoder' batches" in message
+  assert "BERT is an encoder, span_corruption needs a decoder" in message
 
 
 def test_a_checkpoint_of_another_model(refused, t5like, pretrain, tmp_path):

@@ -93,7 +93,9 @@ import functools, seqio
 from t5like.tasks.registry import default_features, register_task
 register_task(
   "snli_again",
-  source=embedded_tasks.JsonLinesSource(embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 300, "validation": 20}),
+  source=embedded_tasks.JsonLinesSource(
+    embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 300, "validation": 20}
+  ),
   preprocessors=[
     functools.partial(preprocessors.labelled_text, name="again", keys=("hypothesis",), label_key="label"),
     seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim,

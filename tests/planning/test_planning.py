@@ -6,9 +6,9 @@ import pytest
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
-from t5like.objectives import Lengths
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
+from t5like.objectives import Lengths
 from t5like.planning.flops import forward_flops
 from t5like.planning.run_card import bytes_text, large, render_run_card
 from t5like.training import optimizers, schedules

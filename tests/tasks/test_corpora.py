@@ -110,7 +110,7 @@ def test_targets_that_cannot_fit_are_refused(corpus):
 
 @pytest.mark.parametrize(("documents", "expected"), [("line", 3), ("paragraph", 2), ("file", 1)])
 def test_text_files_are_parted_as_asked(tmp_path, documents, expected):
-  (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("One line\nand another.\n\nA second paragraph.\n".encode()))
+  (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"One line\nand another.\n\nA second paragraph.\n"))
   task = register_corpus(f"parted_{documents}", {"train": tmp_path / "a.txt.bz2"}, documents=documents)
   assert len(list(text_pipeline.text_examples(task, "train"))) == expected
 
