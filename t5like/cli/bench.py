@@ -4,7 +4,8 @@ t5like bench data
 """
 
 import argparse
-import importlib
+
+from t5like.cli.subcommands import add_subcommands, run_subcommand
 
 SUBCOMMANDS = {
   "data": ("objectives, tokenising, and batches from a token cache", "bench_data"),
@@ -12,15 +13,8 @@ SUBCOMMANDS = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="WHAT")
-  for name, (summary, module) in SUBCOMMANDS.items():
-    subcommand = importlib.import_module(f"t5like.cli.{module}")
-    subcommand.configure(
-      parsers.add_parser(
-        name, help=summary, description=subcommand.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-      )
-    )
+  add_subcommands(parser, SUBCOMMANDS, "WHAT")
 
 
 def run(args: argparse.Namespace) -> int:
-  return importlib.import_module(f"t5like.cli.{SUBCOMMANDS[args.subcommand][1]}").run(args)
+  return run_subcommand(args, SUBCOMMANDS)

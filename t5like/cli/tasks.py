@@ -5,38 +5,27 @@ t5like tasks show snli --n=3
 """
 
 import argparse
-import importlib
 import os
 
-# What a subcommand does, and the module of this folder that does it: `configure(parser)` and `run(args)`.
+from t5like.cli.subcommands import add_subcommands, run_subcommand
+
 SUBCOMMANDS = {
-  "objective": ("show what an objective makes of a text", "tasks_objective"),
   "list": ("name every task and mixture that is registered", "tasks_list"),
   "show": ("print examples as they are, as text and as tokens, or a mixture's shares", "tasks_show"),
   "check": ("look for what would spoil training or evaluation", "tasks_check"),
+  "objective": ("show what an objective makes of a text", "tasks_objective"),
   "prepare": ("turn original files into the TFDS data sets that tasks read", "tasks_prepare"),
   "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "tasks_vocabulary"),
 }
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parsers = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
-  for name, (summary, module) in SUBCOMMANDS.items():
-    subcommand = importlib.import_module(f"t5like.cli.{module}")
-    subcommand.configure(
-      parsers.add_parser(
-        name,
-        help=summary,
-        description=subcommand.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-      )
-    )
+  add_subcommands(parser, SUBCOMMANDS, "SUBCOMMAND")
 
 
 def run(args: argparse.Namespace) -> int:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
-  module = importlib.import_module(f"t5like.cli.{SUBCOMMANDS[args.subcommand][1]}")
-  return module.run(args)
+  return run_subcommand(args, SUBCOMMANDS)
 
 
 def add_task_modules(parser: argparse.ArgumentParser) -> None:
