@@ -155,7 +155,6 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",
     "TASK = ''",
-    "OBJECTIVE = 'task'",
     "INIT_FROM = None",
     "",
   ])  # fmt: skip

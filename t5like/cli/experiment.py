@@ -83,6 +83,12 @@ class Experiment:
 
   def _check_lengths(self, lengths: Mapping[str, int]) -> None:
     expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
+    if set(lengths) == {"inputs"} and self.objective is None:
+      raise UserError(
+        f"LENGTHS = {dict(lengths)!r} says nothing of targets, and {self.task!r} names no objective",
+        corpus=f"--gin.TASK={self.task}_span_corruption, or a file of objectives/: its targets follow from the inputs",
+        labelled="--gin.LENGTHS=\"{'inputs': 512, 'targets': 62}\"",
+      )
     if not expected <= set(lengths) <= {"inputs", "targets"}:
       raise _bad("lengths", dict(lengths), f"the lengths of {' and '.join(sorted(expected))}")
     for name, length in lengths.items():

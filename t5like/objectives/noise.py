@@ -22,10 +22,6 @@ def exact_count(draws: Draws, candidates: np.ndarray, counts: np.ndarray) -> np.
   """`counts[r]` of the candidates [rows, width] of each row, every choice equally likely."""
   sizes = candidates.sum(axis=1)
   chosen = draws.subsets("exact noise", sizes, counts)
-  if np.all(sizes == sizes[0]) and np.array_equal(candidates, within(sizes, candidates.shape[1])):
-    mask = np.zeros_like(candidates)
-    mask[:, : chosen.shape[1]] = chosen
-    return mask
   # The n-th candidate of a row is noise where the n-th member of the subset is.
   mask = np.zeros_like(candidates)
   mask[candidates] = chosen[within(sizes, chosen.shape[1])]
@@ -39,11 +35,10 @@ def noise_counts(
 
   A row of one token has no noise: nothing would be left to predict it from.
   """
-  tokens = np.clip(np.rint(np.asarray(lengths) * density), 1, np.maximum(np.asarray(lengths) - 1, 0))
-  tokens = np.minimum(tokens, np.asarray(lengths) - 1).clip(0)
-  spans = np.maximum(np.rint(tokens / mean_span_length), 1)
-  spans = np.minimum(spans, np.minimum(tokens, np.asarray(lengths) - tokens))
-  if np.ndim(lengths) == 0:
+  rows = np.asarray(lengths)
+  tokens = np.minimum(np.maximum(np.rint(rows * density), 1), np.maximum(rows - 1, 0))
+  spans = np.minimum(np.maximum(np.rint(tokens / mean_span_length), 1), np.minimum(tokens, rows - tokens))
+  if rows.ndim == 0:
     return int(tokens), int(spans)
   return tokens.astype(np.int64), spans.astype(np.int64)
 

@@ -3,7 +3,8 @@
 import pytest
 
 
-def test_an_example_at_every_stage(t5like):
+def test_an_example_at_every_stage(t5like, monkeypatch):
+  monkeypatch.setenv("COLUMNS", "120")
   out = t5like("tasks", "show", "snli", "--n=2").stdout
   first, second = out.split("snli (train), row 1")
   assert "raw     premise     A person on a horse jumps over a broken down airplane." in first

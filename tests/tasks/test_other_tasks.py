@@ -179,7 +179,7 @@ def test_every_shipped_task_can_be_scored_without_the_registry():
   assert len(tasks) >= 34
   for task in tasks:
     metrics = json.loads(json.dumps(text_pipeline.scoring(task)))["metrics"]
-    assert metrics or task.name.endswith(("_ax", "_axb", "_axg"))
+    assert metrics or task.name.removesuffix("_classification").endswith(("_ax", "_axb", "_axg"))
     assert task.splits and task.supports_caching
 
 
