@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -28,15 +29,47 @@ class Hook:
 
 
 def to_devices(batches: Iterable[Mapping[str, Any]], sharding: jax.sharding.Sharding) -> Iterator[Mapping[str, Any]]:
-  """Hands batches over one ahead, so that the copy overlaps with the step before."""
-  ahead = None
-  for batch in batches:
-    placed = {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
-    if ahead is not None:
-      yield ahead
-    ahead = placed
-  if ahead is not None:
-    yield ahead
+  """Hands batches over one ahead, in a thread, so that fetching and copying overlap with the step before."""
+  source = iter(batches)
+
+  def place() -> Mapping[str, Any] | None:
+    batch = next(source, None)
+    if batch is None:
+      return None
+    return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+
+  with ThreadPoolExecutor(1, "to-devices") as thread:
+    ahead = thread.submit(place)
+    while (batch := ahead.result()) is not None:
+      ahead = thread.submit(place)
+      yield batch
+
+
+class DeviceWatch:
+  """Notes when the devices run out of steps.
+
+  Python runs many steps ahead of the devices. What it waits for a batch meanwhile costs nothing: only
+  the wait that outlasts the last step counts. A thread notes when that step ends.
+  """
+
+  def __init__(self):
+    self._thread = ThreadPoolExecutor(1, "device-watch")
+    self._end: Future[float] | None = None  # of the last step
+
+  def given(self, metrics: Mapping[str, jax.Array]) -> None:
+    """A step was given to the devices, and these will come out."""
+    self._end = self._thread.submit(_time_of_end, metrics)
+
+  def idle_since(self, moment: float) -> float:
+    """Seconds since `moment` in which the devices had nothing to do."""
+    if self._end is None:
+      return time.monotonic() - moment
+    return time.monotonic() - max(moment, self._end.result()) if self._end.done() else 0.0
+
+
+def _time_of_end(metrics: Mapping[str, jax.Array]) -> float:
+  jax.block_until_ready(metrics)
+  return time.monotonic()
 
 
 class TrainLog:
@@ -59,7 +92,7 @@ class TrainLog:
     self._started += seconds
 
   def add(self, step: int, metrics: Mapping[str, jax.Array], tokens: int, waited: float) -> None:
-    """The metrics of a step, the tokens of its batch, and how long the step waited for them."""
+    """The metrics of a step, the tokens of its batch, and how long the devices waited for them."""
     self._pending.append(metrics)
     self._tokens += tokens
     self._waited += waited
@@ -109,12 +142,14 @@ def train_loop(
   interruption: Interruption,
 ) -> TrainState:
   """Runs from state.step to `last_step`, or until interrupted; hooks then see a settled state."""
+  watch = DeviceWatch()
   log.restart_clock()
   for step in range(int(state.step) + 1, last_step + 1):
     before = time.monotonic()
     batch = next(batches)
-    waited = time.monotonic() - before
+    waited = watch.idle_since(before)
     state, metrics = step_function(state, batch)
+    watch.given(metrics)
     log.add(step, metrics, _tokens(batch), waited)
     due = [hook for hook in hooks if hook.due(step, last=step == last_step)]
     if due:
