@@ -4,8 +4,11 @@ import gin
 
 from t5like.training import optimizers, schedules
 
-gin.external_configurable(optimizers.adafactor, "adafactor")
-gin.external_configurable(optimizers.adamw, "adamw")
-gin.external_configurable(schedules.constant_rate, "constant_rate")
-gin.external_configurable(schedules.inverse_square_root, "inverse_square_root")
-gin.external_configurable(schedules.warmup_linear, "warmup_linear")
+for _optimizer in ("adafactor", "adamw", "adamw_scaled", "lion", "muon"):
+  gin.external_configurable(getattr(optimizers, _optimizer), _optimizer)
+
+for _schedule in (
+  "chain", "constant_rate", "cosine", "inverse_square_root", "linear", "slanted_triangular", "warmup", "warmup_cosine",
+  "warmup_linear",
+):  # fmt: skip
+  gin.external_configurable(getattr(schedules, _schedule), _schedule)
