@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import glob
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from t5like.objectives import CATALOGUE
 from t5like.tasks import objective_adapter, preprocessors
 from t5like.tasks.registry import register_task
 from t5like.tasks.seqio_vocabularies import as_seqio
-from t5like.tasks.sources import read_documents
+from t5like.tasks.sources import FileBlocks, read_documents
 
 _BLOCK = 256  # documents handed to TensorFlow at a time
 
@@ -44,6 +43,7 @@ class TextFiles(seqio.FileDataSource):
       for split, given in files.items()
     }
     self.settings = (text_key, documents)
+    self._blocks = FileBlocks(self._documents, columns=1, size=_BLOCK)
     super().__init__(self._read, patterns, num_input_examples=sizes)
 
   def list_shards(self, split: str) -> list[str]:
@@ -55,16 +55,11 @@ class TextFiles(seqio.FileDataSource):
 
   @tf.autograph.experimental.do_not_convert
   def _read(self, path: tf.Tensor) -> tf.data.Dataset:
+    return self._blocks.dataset(path).map(lambda text: {"text": text})
+
+  def _documents(self, path: str) -> Iterator[tuple[str]]:
     text_key, documents = self.settings
-
-    def blocks(path: bytes) -> Iterator[list[str]]:
-      remaining = read_documents(path.decode(), text_key, documents)
-      while block := list(itertools.islice(remaining, _BLOCK)):
-        yield block
-
-    signature = tf.TensorSpec([None], tf.string)
-    dataset = tf.data.Dataset.from_generator(blocks, args=(path,), output_signature=signature)
-    return dataset.unbatch().map(lambda text: {"text": text})
+    return ((text,) for text in read_documents(path, text_key, documents))
 
 
 def register_corpus(

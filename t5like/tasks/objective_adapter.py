@@ -47,7 +47,7 @@ def corrupt(
       return _flat(objective(rows, draws, special), names)
 
     types = [tf.int32] * len(names) + [tf.int64]
-    *values, counts = tf.numpy_function(call, [documents.values, documents.row_lengths(), seed], types)
+    *values, counts = tf.numpy_function(call, [documents.values, documents.row_lengths(), seed], types, stateful=False)
     counts.set_shape([len(names), None])
     result = {}
     for number, (name, rank) in enumerate(zip(names, ranks, strict=True)):

@@ -70,7 +70,7 @@ class WrappedVocabulary(seqio.Vocabulary):
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
     """A scalar to ids [length]; strings of any other shape to ragged ids, encoded together."""
     if s.shape.rank == 0:
-      ids = tf.numpy_function(lambda text: np.array(self._encode(text), np.int32), [s], tf.int32)
+      ids = tf.numpy_function(lambda text: np.array(self._encode(text), np.int32), [s], tf.int32, stateful=False)
       ids.set_shape([None])
       return ids
 
@@ -78,7 +78,7 @@ class WrappedVocabulary(seqio.Vocabulary):
       rows = self.wrapped.encode_batch([_text(text) for text in texts])
       return np.array([token for row in rows for token in row], np.int32), np.array(list(map(len, rows)), np.int64)
 
-    values, lengths = tf.numpy_function(encode_all, [tf.reshape(s, [-1])], [tf.int32, tf.int64])
+    values, lengths = tf.numpy_function(encode_all, [tf.reshape(s, [-1])], [tf.int32, tf.int64], stateful=False)
     values.set_shape([None])
     lengths.set_shape([None])
     ids = tf.RaggedTensor.from_row_lengths(values, lengths)
@@ -93,7 +93,7 @@ class WrappedVocabulary(seqio.Vocabulary):
       texts = [self.wrapped.decode(row).encode() for row in rows.reshape(-1, rows.shape[-1])]
       return np.array(texts, object).reshape(rows.shape[:-1])
 
-    texts = tf.numpy_function(decode_all, [ids], tf.string)
+    texts = tf.numpy_function(decode_all, [ids], tf.string, stateful=False)
     texts.set_shape(ids.shape[:-1])
     return texts
 
