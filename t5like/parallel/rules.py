@@ -1,8 +1,4 @@
-"""Which logical axis is split over which mesh axis: one table to audit.
-
-An array takes the rules in this order, and each mesh axis once. So on activations `batch` takes
-data and fsdp, and nothing is left for `embed`; on parameters, which have no batch, `embed` takes fsdp.
-"""
+"""Shardings of parameters, optimizer state, batches and activations, by the rules of a preset."""
 
 from __future__ import annotations
 
@@ -12,30 +8,36 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-LOGICAL_AXIS_RULES: tuple[tuple[str, str | tuple[str, ...] | None], ...] = (
-  ("batch", ("data", "fsdp")),
-  ("vocab", "tensor"),
-  ("mlp", "tensor"),
-  ("heads", "tensor"),
-  ("embed", "fsdp"),
-  ("kv", None),
-  ("length", None),
-  ("layers", None),
-)
+from t5like.parallel.presets import DEFAULT_PRESET, PRESETS, Rules
+
+# In force where no preset is named.
+LOGICAL_AXIS_RULES = PRESETS[DEFAULT_PRESET]
 
 
 @contextlib.contextmanager
-def sharding_context(mesh: Mesh) -> Iterator[None]:
-  """While active, modules traced for the first time constrain their activations by the rules."""
-  with jax.set_mesh(mesh), nn.logical_axis_rules(LOGICAL_AXIS_RULES):
+def use_preset(preset: str | None) -> Iterator[None]:
+  """While active, `sharding_context` and `parameter_shardings` follow the preset; None is the default one."""
+  with nn.logical_axis_rules(PRESETS[preset or DEFAULT_PRESET]):
     yield
 
 
-def parameter_shardings(boxed: Any, mesh: Mesh) -> Any:
-  """Shardings for the (abstract) parameters of a Flax module with logical axis names."""
-  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, LOGICAL_AXIS_RULES)
+def rules_in_force() -> Rules:
+  return tuple(nn.get_logical_axis_rules()) or LOGICAL_AXIS_RULES
+
+
+@contextlib.contextmanager
+def sharding_context(mesh: Mesh | AbstractMesh) -> Iterator[None]:
+  """While active, modules traced for the first time constrain their activations by the rules in force."""
+  enter = jax.sharding.use_abstract_mesh if isinstance(mesh, AbstractMesh) else jax.set_mesh
+  with enter(mesh), nn.logical_axis_rules(rules_in_force()):
+    yield
+
+
+def parameter_shardings(boxed: Any, mesh: Mesh | AbstractMesh) -> Any:
+  """Shardings for the (abstract) parameters of a Flax module with logical axis names, by the rules in force."""
+  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules_in_force())
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
