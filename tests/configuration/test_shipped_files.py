@@ -1,6 +1,11 @@
 """Every gin file that ships is read, resolved and built, and has a header."""
 
+import functools
+
+import flax.linen as nn
 import gin
+import jax
+import numpy as np
 import pytest
 
 from t5like import configuration
@@ -19,6 +24,7 @@ BASES = {f for f in FILES if f.split("/")[-1] == f"{f.split('/')[-2]}.gin"} | {
 OVERLAYS = [f for f in FILES if "/architectures/" in f]
 MODELS = [f for f in FILES if f.startswith("models/") and f not in BASES and f not in OVERLAYS]
 OBJECTIVES = [f for f in FILES if f.startswith("objectives/")]
+OPTIMIZERS = [f for f in FILES if f.startswith("optimizers/")]
 RUNS = [f for f in FILES if f.startswith("runs/") and f not in BASES]
 
 
@@ -62,6 +68,34 @@ def test_every_run_file_builds_a_run(run):
     assert build(*([] if whole else ["models/t5/tiny.gin"]), run).objective is None
   else:
     assert build(*([] if whole else ["models/t5/tiny.gin", "objectives/span_corruption.gin"]), run).objective
+
+
+@functools.cache
+def parameter_shapes(model):
+  """Of a model file, with no arrays made."""
+  features = ("input_tokens", "target_tokens", "segment_ids", "positions", "token_types")
+  batch = {f"{side}_{f}": np.zeros((1, 8), np.int32) for side in ("encoder", "decoder") for f in features}
+  built = build(model, "objectives/causal_lm.gin", "runs/pretrain.gin").model
+  return jax.eval_shape(built.init, jax.random.key(0), batch)["params"]
+
+
+@pytest.mark.parametrize("model", ["models/t5/tiny.gin", "models/bert/tiny.gin", "models/gpt2/small.gin"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer_file_suits_every_kind_of_model(optimizer, model):
+  name = optimizer.removeprefix("optimizers/").removesuffix(".gin")
+  for run in ("runs/pretrain.gin", "runs/finetune.gin"):
+    objective = ["objectives/span_corruption.gin"] if "pretrain" in run else []
+    gin.clear_config()
+    built = build(model, *objective, run, optimizer).optimizer
+    assert built.description.startswith(f"{name}(")
+    assert jax.eval_shape(built.transformation.init, nn.meta.unbox(parameter_shapes(model)))
+    assert 0 < float(built.learning_rate(jax.numpy.int32(1000))) < 1
+
+
+def test_every_optimizer_has_a_file():
+  assert {f.removeprefix("optimizers/") for f in OPTIMIZERS} == {
+    "adafactor.gin", "adamw.gin", "adamw_scaled.gin", "lion.gin", "muon.gin"
+  }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FILES)
