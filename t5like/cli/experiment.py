@@ -47,6 +47,8 @@ class Experiment:
   # first phase, [{"steps": 1000, "batch_size": 32}] a batch that grows. What a phase leaves out is as above.
   phases: Sequence[Mapping[str, Any]] = ()
   split: str = "train"
+  # Read the task through seqio at every run, in place of a token cache; the run card says what is lost.
+  stream: bool = False
   mesh: MeshAxes = MeshAxes()
   z_loss: float = 1e-4
   label_smoothing: float = 0.0
@@ -78,6 +80,10 @@ class Experiment:
         raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
     for phase in self.phases:
       self._check_phase(phase)
+    if self.stream and self.phases:
+      raise UserError(
+        "a stream cannot have PHASES: its rows are of one kind", try_="--gin.STREAM=False, or PHASES = []"
+      )
     for lengths in (self.lengths, *(phase["lengths"] for phase in self.phases if "lengths" in phase)):
       self._check_lengths(lengths)
 
@@ -128,6 +134,9 @@ class Experiment:
     ):  # fmt: skip
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")
+    for name in ("stream", "pack"):
+      if not isinstance(getattr(self, name), bool):
+        raise _bad(name, getattr(self, name), "True or False")
     if not isinstance(self.corpus_files, Mapping) or not all(isinstance(v, str) for v in self.corpus_files.values()):
       raise _bad("corpus_files", self.corpus_files, "a dict such as {'train': 'news/*.jsonl.gz'}")
     if not isinstance(self.lengths, Mapping):

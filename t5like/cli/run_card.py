@@ -11,6 +11,7 @@ from t5like import data, planning
 from t5like.cli.batch_plan import Phase
 from t5like.cli.compatibility import stack_lengths
 from t5like.cli.experiment import Experiment
+from t5like.cli.streaming_run import MISSING_GUARANTEES, StreamProcess
 from t5like.objectives import Lengths
 from t5like.planning.run_card import bytes_text, devices, large, versions
 from t5like.training.state import StateSpec, parameter_count
@@ -23,12 +24,14 @@ def describe_run(
   spec: StateSpec,
   phases: Sequence[Phase],
   batches: data.Batches | None,
+  stream: StreamProcess | None,
   initialisation: str,
 ) -> str:
   config = experiment.model.config
   lengths, rows = phases[-1].lengths, phases[-1].batch_size
   steps = _steps_of_phases(phases, experiment.steps)
   all_tokens = sum(phase.tokens * n for phase, n in zip(phases, steps, strict=True))
+  all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [
     planning.train_step_flops(config, phase.batch_size, **stack_lengths(experiment.model, phase.lengths))
     for phase in phases
@@ -44,7 +47,9 @@ def describe_run(
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
     ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
-    "data": _data_text(experiment, lengths, batches, sum(p.batch_size * n for p, n in zip(phases, steps, strict=True))),
+    "data": _stream_text(experiment, stream)
+    if experiment.stream
+    else _data_text(experiment, lengths, batches, all_rows),
     "batch": "\n".join(
       f"{phase.batch_size} rows x ({phase.lengths.inputs} inputs + {phase.lengths.targets} targets) = "
       f"{phase.tokens:,} tokens a step, {large(phase.tokens * n)} in {n:,} steps"
@@ -72,6 +77,13 @@ def _steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
     counts.append(steps if phase.steps is None else min(phase.steps, steps))
     steps -= counts[-1]
   return counts
+
+
+def _stream_text(experiment: Experiment, stream: StreamProcess | None) -> str:
+  rows = "packed by seqio" if experiment.pack else "one example a row"
+  what = f"objective {experiment.objective.name}" if experiment.objective else rows
+  lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
+  return "\n".join(lines + (stream.describe() if stream else []))
 
 
 def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches | None, rows: int) -> str:

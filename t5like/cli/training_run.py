@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from t5like.cli.compatibility import (
 )
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
+from t5like.cli.streaming_run import StreamProcess, StreamSettings
 from t5like.cli.token_caches import Member, TokenCaches
 from t5like.objectives import SpecialTokens
 from t5like.training import model_dir as directory
@@ -64,7 +65,8 @@ class Plan:
   model_dir: Path
   vocabulary: Vocabulary
   phases: list[Phase]  # the last goes on to the end of the run
-  batches: data.Batches | None  # None: a dry run without a token cache
+  batches: data.Batches | None  # None: a dry run without a token cache, or a stream
+  stream: StreamProcess | None
   scored: list[Member]  # the tasks that are evaluated
   mesh: jax.sharding.Mesh
   batch: dict[str, np.ndarray]  # a batch of the right shapes
@@ -93,16 +95,17 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
     experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
   )
   open_caches = caches.open_or_build if build_data else caches.open
-  members = open_caches(experiment.task, experiment.split)
+  members = None if experiment.stream else open_caches(experiment.task, experiment.split)
   batches = None if members is None else make_batches(experiment, members, phases, special)
   scored = (open_caches(experiment.task, experiment.eval_split) or []) if experiment.eval_split else []
   for member in scored:
     check_scorable(member.cache)
+  stream = open_stream(experiment, phases[-1], model_dir, start) if experiment.stream and build_data else None
 
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
-  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, start.description)
-  return Plan(model_dir, vocabulary, phases, batches, scored, mesh, batch, spec, fingerprint, start, card)
+  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
+  return Plan(model_dir, vocabulary, phases, batches, stream, scored, mesh, batch, spec, fingerprint, start, card)
 
 
 def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> Start:
@@ -123,6 +126,14 @@ def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str
   return Start("random initialisation")
 
 
+def open_stream(experiment: Experiment, phase: Phase, model_dir: Path, start: Start) -> StreamProcess | None:
+  """The stream of a run, where it has steps left."""
+  step = int(start.checkpoint.name) if start.resumes else 0
+  if step >= experiment.steps:
+    return None
+  return StreamProcess(StreamSettings.of(experiment, phase), experiment.seed, model_dir, step)
+
+
 def execute(experiment: Experiment, plan: Plan) -> int:
   """Trains to the last step or the first signal; returns the exit status."""
   record_run(plan)
@@ -134,18 +145,19 @@ def execute(experiment: Experiment, plan: Plan) -> int:
   progress = ProgressLine()
 
   def save(state: TrainState) -> None:
+    if plan.stream:
+      plan.stream.save(int(state.step))
     checkpoints.save(state, plan.fingerprint)
 
   evaluate = evaluator(experiment, plan, writer)
   with Interruption() as interruption:
     if first_step < experiment.steps:
       step_function = compile_steps(experiment, plan, first_step)
-      batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
       log = TrainLog(writer, progress, experiment.log_period, experiment.steps)
       hooks = [Hook(experiment.checkpoint_period, save, at_end=True)]
       if evaluate:
         hooks.append(Hook(experiment.eval_period, evaluate, at_end=True))
-      feed = to_devices(batches, parallel.batch_sharding(plan.mesh))
+      feed = device_feed(experiment, plan, first_step)
       state = train_loop(state, step_function, feed, experiment.steps, log, hooks, interruption)
       progress.leave()
     else:
@@ -154,6 +166,8 @@ def execute(experiment: Experiment, plan: Plan) -> int:
         evaluate(state)
     if interruption.requested:
       save(state)
+  if plan.stream:
+    plan.stream.close()
   checkpoints.close()
   writer.close()
   plot_loss(plan.model_dir)
@@ -161,6 +175,15 @@ def execute(experiment: Experiment, plan: Plan) -> int:
     return _report_interruption(interruption.signal, int(state.step), experiment.steps)
   _report_end(plan.model_dir)
   return 0
+
+
+def device_feed(experiment: Experiment, plan: Plan, first_step: int) -> Iterator[Mapping[str, jax.Array]]:
+  """The batches of the steps to come, on the devices."""
+  sharding = parallel.batch_sharding(plan.mesh)
+  if plan.stream:
+    return plan.stream.feed(sharding)
+  batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
+  return to_devices(batches, sharding)
 
 
 def record_run(plan: Plan) -> None:

@@ -20,7 +20,7 @@ from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, closed, encode
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
 from t5like.errors import UserError
-from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
+from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
 from t5like.objectives.randomness import combine, permute
 
 _ORDER = 0x5487FF1E  # what a random number is for: the order of rows ...
@@ -75,15 +75,22 @@ class CorpusRows:
       others = self.plan.read(self.plan.of_other_documents(rows, combine(self.seed, epochs, rows, _OTHER)))
     draws = Draws.of(self.seed, epochs, rows)
     result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
-    if self.objective.makes == "masked":
-      return encoder(result, self.lengths.inputs)
-    if self.objective.shifted:
-      return causal(result.targets, self.lengths)
-    inputs, targets = result.inputs, result.targets
-    if self.objective.closed:
-      inputs = closed(inputs, self.lengths.inputs, self.special.eos) if self.lengths.inputs else inputs
-      targets = closed(targets, self.lengths.targets, self.special.eos)
-    return LAYOUTS[self.layout](Examples(inputs, targets, len(numbers)), self.lengths, self.special.start)
+    return laid_out(result, self.objective, self.lengths, self.special, self.layout)
+
+
+def laid_out(
+  made: Pairs | Masked, objective: Objective, lengths: Lengths, special: SpecialTokens, layout: str
+) -> Batch:
+  """The batch of what an objective made, for a model of this layout."""
+  if objective.makes == "masked":
+    return encoder(made, lengths.inputs)
+  if objective.shifted:
+    return causal(made.targets, lengths)
+  inputs, targets = made.inputs, made.targets
+  if objective.closed:
+    inputs = closed(inputs, lengths.inputs, special.eos) if lengths.inputs else inputs
+    targets = closed(targets, lengths.targets, special.eos)
+  return LAYOUTS[layout](Examples(inputs, targets, len(targets.lengths)), lengths, special.start)
 
 
 @dataclasses.dataclass(frozen=True)

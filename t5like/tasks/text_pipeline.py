@@ -26,7 +26,7 @@ _HASHED = 1 << 20  # bytes of a file at each of three places
 _TEXTS = ("inputs", "targets", "first", "second")
 
 
-def _text_preprocessors(task: seqio.Task) -> list[Callable]:
+def text_preprocessors(task: seqio.Task) -> list[Callable]:
   """The steps before seqio's `tokenize`, which must be there."""
   steps = []
   for step in task.preprocessors:
@@ -45,7 +45,7 @@ def _text_preprocessors(task: seqio.Task) -> list[Callable]:
 def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
   check_split(task, split)
   dataset = task.source.get_dataset(split=split, shuffle=False)
-  for step in _text_preprocessors(task):
+  for step in text_preprocessors(task):
     step = seqio.utils.add_kwargs_to_transform(step, sequence_length=None, output_features=task.output_features)
     dataset = step(dataset)
   return dataset
@@ -91,7 +91,7 @@ def describe(task: seqio.Task, split: str) -> dict[str, Any]:
     "split": split,
     "source": source_identity(task.source),
     "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
-    "preprocessors": [code_identity(step) for step in _text_preprocessors(task)],
+    "preprocessors": [code_identity(step) for step in text_preprocessors(task)],
   }
 
 
