@@ -65,6 +65,8 @@ class Experiment:
   # The folder of token caches, and how many threads make batches.
   cache_dir: str = DEFAULT_ROOT
   loader_threads: int = 1
+  # Processes that make batches, each with that many threads; 0: the threads of this one.
+  loader_processes: int = 0
 
   def __post_init__(self):
     self._check_types()
@@ -72,7 +74,7 @@ class Experiment:
     for name in ("batch_size", "steps", "log_period", "checkpoints_kept", "loader_threads"):
       if getattr(self, name) < 1:
         raise _bad(name, getattr(self, name), "a whole number of at least 1")
-    for name in ("checkpoint_period", "eval_period", "eval_examples", "seed"):
+    for name in ("checkpoint_period", "eval_period", "eval_examples", "seed", "loader_processes"):
       if getattr(self, name) < 0:
         raise _bad(name, getattr(self, name), "0 or more")
     for name in ("model_dir", "cache_dir", "init_from", "vocabulary"):
@@ -130,7 +132,7 @@ class Experiment:
         raise _bad(name, getattr(self, name), "a string")
     for name in (
       "batch_size", "steps", "seed", "log_period", "checkpoint_period", "eval_period", "checkpoints_kept",
-      "eval_examples", "loader_threads",
+      "eval_examples", "loader_threads", "loader_processes",
     ):  # fmt: skip
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")

@@ -182,7 +182,9 @@ def device_feed(experiment: Experiment, plan: Plan, first_step: int) -> Iterator
   sharding = parallel.batch_sharding(plan.mesh)
   if plan.stream:
     return plan.stream.feed(sharding)
-  batches = data.read_ahead(plan.batches, first_step, experiment.steps, experiment.loader_threads)
+  batches = data.read_ahead(
+    plan.batches, first_step, experiment.steps, experiment.loader_threads, experiment.loader_processes
+  )
   return to_devices(batches, sharding)
 
 

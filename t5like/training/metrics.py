@@ -23,7 +23,7 @@ GLOSSARY = {
   "parameter_norm": "global L2 norm of the parameters",
   "learning_rate": "the schedule's value at the step",
   "tokens_per_second": "input and target tokens, padding included, per second of wall time",
-  "input_wait": "share of wall time the loop waited for a batch",
+  "input_wait": "share of wall time the devices stood still for want of a batch",
 }
 
 
