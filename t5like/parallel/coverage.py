@@ -33,7 +33,7 @@ def check_sharded(
   for (path, leaf), sharding in zip(leaves, jax.tree.leaves(shardings), strict=True):
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     sizes[name] = math.prod(leaf.shape)
-    if math.prod(sharding.shard_shape(leaf.shape)) == sizes[name]:
+    if sharding.is_fully_replicated:
       whole[name] = leaf.shape
   total, left = sum(sizes.values()), sum(sizes[name] for name in whole)
   if left <= allowed * total:

@@ -1,9 +1,14 @@
 """Meshes from named axes, and what is said when they do not fit."""
 
+import types
+
+import jax
+import numpy as np
 import pytest
 
 from t5like import parallel
 from t5like.errors import UserError
+from t5like.parallel import mesh as mesh_module
 
 
 def test_minus_one_fills():
@@ -11,23 +16,40 @@ def test_minus_one_fills():
   assert parallel.MeshAxes(data=2, fsdp=-1, tensor=2).sizes(16) == {"data": 2, "fsdp": 4, "tensor": 2}
 
 
+def test_slices_lengthen_the_data_axis():
+  assert parallel.MeshAxes(data=-1, fsdp=4, slices=2).sizes(32) == {"data": 8, "fsdp": 4, "tensor": 1}
+  assert parallel.MeshAxes(data=1, fsdp=-1, slices=2).sizes(32) == {"data": 2, "fsdp": 16, "tensor": 1}
+
+
 @pytest.mark.parametrize(
-  ("axes", "devices", "suggestion"),
+  ("axes", "devices", "equation", "suggestion"),
   [
-    (dict(data=3), 8, "--gin.MESH.data=-1 --gin.MESH.fsdp=1 --gin.MESH.tensor=1"),
-    (dict(tensor=3), 8, "--gin.MESH.tensor=1"),
-    (dict(data=-1, fsdp=4, tensor=6), 16, "--gin.MESH.fsdp=4 --gin.MESH.tensor=2"),
+    (dict(data=3), 8, "data=3 * fsdp=1 * tensor=1 = 3", "--gin.MESH.data=-1 --gin.MESH.fsdp=1 --gin.MESH.tensor=1"),
+    (dict(tensor=3), 8, "data=-1 * fsdp=1 * tensor=3 = 3 * ?", "--gin.MESH.tensor=1"),
+    (
+      dict(data=-1, fsdp=4, tensor=6), 16, "data=-1 * fsdp=4 * tensor=6 = 24 * ?",
+      "--gin.MESH.fsdp=4 --gin.MESH.tensor=2",
+    ),
+    (
+      dict(data=2, fsdp=4, tensor=2, slices=3), 32, "slices=3 * data=2 * fsdp=4 * tensor=2 = 48",
+      "--gin.MESH.slices=1 --gin.MESH.data=-1 --gin.MESH.fsdp=4 --gin.MESH.tensor=2",
+    ),
+    (dict(data=-1, slices=4), 6, "slices=4 * data=-1 * fsdp=1 * tensor=1 = 4 * ?", "--gin.MESH.slices=2"),
   ],
-)
-def test_a_mesh_that_does_not_fit_comes_with_one_that_does(axes, devices, suggestion):
+)  # fmt: skip
+def test_a_mesh_that_does_not_fit_comes_with_some_that_do(axes, devices, equation, suggestion):
   with pytest.raises(UserError, match="does not cover") as error:
     parallel.MeshAxes(**axes).sizes(devices)
-  assert f"{devices} devices" in str(error.value) and suggestion in str(error.value)
-  sizes = dict(part.removeprefix("--gin.MESH.").split("=") for part in str(error.value).split() if "MESH" in part)
-  assert parallel.MeshAxes(**{k: int(v) for k, v in sizes.items()}).sizes(devices)
+  assert f"{equation}, but there are {devices} devices" in str(error.value)
+  suggestions = error.value.lines["try"].split("\n")
+  assert suggestion in suggestions[0]
+  for line in suggestions:
+    sizes = dict(part.removeprefix("--gin.MESH.").split("=") for part in line.split())
+    filled = parallel.MeshAxes(**{k: int(v) for k, v in sizes.items()}).sizes(devices)
+    assert np.prod(list(filled.values())) == devices
 
 
-@pytest.mark.parametrize("axes", [dict(data=-1, fsdp=-1), dict(data=0), dict(tensor=-2)])
+@pytest.mark.parametrize("axes", [dict(data=-1, fsdp=-1), dict(data=0), dict(tensor=-2), dict(slices=0)])
 def test_impossible_sizes_are_refused(axes):
   with pytest.raises(UserError, match="positive size"):
     parallel.MeshAxes(**axes).sizes(8)
@@ -40,6 +62,40 @@ def test_rows_must_divide_over_data_and_fsdp():
     parallel.check_batch(6, mesh)
 
 
-def test_every_logical_axis_has_one_rule():
-  names = [name for name, _ in parallel.LOGICAL_AXIS_RULES]
-  assert sorted(names) == sorted({"batch", "length", "embed", "mlp", "heads", "kv", "vocab", "layers"})
+def fake_devices(platform: str, slices: int, per_slice: int) -> list:
+  """Devices as a multi-slice machine lists them, here in an order that mixes the slices."""
+  return [
+    types.SimpleNamespace(
+      id=slice_index * per_slice + i, slice_index=slice_index, process_index=slice_index, platform=platform,
+      device_kind="fake", core_on_chip=0, coords=(i, 0, 0),
+    )
+    for i in range(per_slice) for slice_index in range(slices)
+  ]  # fmt: skip
+
+
+def test_each_slice_is_one_stretch_of_data():
+  sizes = parallel.MeshAxes(data=2, fsdp=2, tensor=2, slices=2).sizes(16)
+  grid = mesh_module.arrange_slices(sizes, 2, fake_devices("cpu", slices=2, per_slice=8))
+  assert grid.shape == (4, 2, 2)
+  slices = np.vectorize(lambda device: device.slice_index)(grid)
+  assert (slices[:2] == 0).all() and (slices[2:] == 1).all()
+  assert sorted(device.id for device in grid.flat) == list(range(16))
+
+
+def test_without_slices_in_hardware_the_order_of_devices_has_them_outermost():
+  mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=4, slices=2))
+  assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+  assert [device.id for device in mesh.devices[0].flat] == [device.id for device in jax.devices()[:4]]
+
+
+def test_tpu_slices_that_the_mesh_does_not_know_of_are_named():
+  with pytest.raises(UserError, match=r"in 2 slice\(s\), the mesh says 1") as error:
+    parallel.make_mesh(parallel.MeshAxes(), fake_devices("tpu", slices=2, per_slice=4))
+  assert "--gin.MESH.slices=2" in str(error.value)
+
+
+def test_an_abstract_mesh_has_the_same_sizes():
+  axes = parallel.MeshAxes(data=-1, fsdp=16, tensor=4, slices=2)
+  mesh = parallel.abstract_mesh(axes, 512)
+  assert dict(mesh.shape) == axes.sizes(512) == {"data": 8, "fsdp": 16, "tensor": 4}
+  assert parallel.describe_mesh(mesh) == "data=8 fsdp=16 tensor=4"

@@ -1,0 +1,273 @@
+"""Hosts that find each other, name who is missing or different, train as one and stop together.
+
+Hosts are real processes of this machine, connected over TCP and gloo.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import losses
+
+from t5like import parallel
+from t5like.errors import UserError
+from t5like.parallel import multihost
+from t5like.parallel.roll_call import Host, check_alike, check_present, roll_call
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(("", 0))
+    return s.getsockname()[1]
+
+
+class Pod:
+  """Processes that take this machine for several; they end with the test."""
+
+  def __init__(self, action, processes, *, present=None, configs=None, timeout=60, devices=1):
+    self.processes = {}
+    port = free_port()
+    for number in range(processes) if present is None else present:
+      env = {
+        **os.environ,
+        "T5LIKE_COORDINATOR": f"localhost:{port}",
+        "T5LIKE_NUM_PROCESSES": str(processes),
+        "T5LIKE_PROCESS_ID": str(number),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "PYTHONPATH": str(REPOSITORY),
+      }
+      config = (configs or {}).get(number, "the same")
+      self.processes[number] = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("host_process.py"), action, config, str(timeout)],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+      )  # fmt: skip
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *unused):
+    for process in self.processes.values():
+      process.kill()
+      process.wait()
+      process.stdout.close()
+
+  def wait_for(self, word):
+    """Until every process has printed a line that begins with `word`."""
+    for process in self.processes.values():
+      while not (line := process.stdout.readline()).startswith(word):
+        assert line, f"ended before it printed {word!r}"
+
+  def results(self, status=0):
+    """What each printed, once all have ended as they should."""
+    outputs = {number: process.communicate(timeout=120)[0] for number, process in self.processes.items()}
+    for number, process in self.processes.items():
+      assert process.returncode == status, f"process {number}: status {process.returncode}\n{outputs[number]}"
+    return outputs
+
+
+def test_four_hosts_report_and_compute_together():
+  with Pod("collective", 4, devices=2) as pod:
+    outputs = pod.results()
+  for output in outputs.values():
+    assert "report 4 of 4 hosts, 8 devices" in output
+    assert all(f"process {n} on {socket.gethostname()}: 2 devices" in output for n in range(4))
+    assert f"configuration {multihost.config_hash('the same')}" in output and "jaxlib" in output
+    assert "sum 1111" in output  # 1 + 10 + 100 + 1000
+
+
+def test_two_hosts_train_as_one():
+  with Pod("train", 2, devices=4) as pod:
+    outputs = pod.results()
+  expected = losses("gpt", parallel.MeshAxes(data=2, fsdp=4), steps=3)
+  for output in outputs.values():
+    values = [float(x) for x in re.search("losses (.*)", output)[1].split()]
+    np.testing.assert_allclose(values, expected, atol=1e-5)
+
+
+def test_a_missing_host_is_named_in_time():
+  with Pod("none", 4, present=(0, 1, 3), timeout=10) as pod:
+    outputs = pod.results(status=2)
+  for output in outputs.values():
+    assert "3 of 4 hosts came within 10 s" in output
+    assert "missing  process 2\n" in output and "process 3 on" in output
+    assert float(re.search(r"failed after ([\d.]+) s", output)[1]) < 12
+
+
+def test_a_host_with_another_configuration_is_named():
+  with Pod("none", 2, configs={1: "another"}) as pod:
+    outputs = pod.results(status=2)
+  for output in outputs.values():
+    assert f"not all hosts have the same configuration: another one on process 1 on {socket.gethostname()}" in output
+    assert multihost.config_hash("the same") in output and multihost.config_hash("another") in output
+
+
+@pytest.mark.parametrize("way", ["SIGTERM to one", "asked by one"])
+def test_all_hosts_stop_at_the_same_step(way):
+  with Pod("loop" if way == "SIGTERM to one" else "stop_itself", 2) as pod:
+    pod.wait_for("running")
+    if way == "SIGTERM to one":
+      pod.processes[1].send_signal(signal.SIGTERM)
+    outputs = pod.results()
+  steps = {re.search(r"stopped (\d+)", output)[1] for output in outputs.values()}
+  assert len(steps) == 1 and int(steps.pop()) < 1999
+
+
+# One process is enough for what follows: hosts are threads.
+
+
+def host(number, processes=3, config="c", **versions):
+  return Host(number, processes, f"host{number}", config, {"jax": "1", **versions})
+
+
+def call_all(hosts, timeout=10.0, before=None):
+  """What the roll call answers each host, or its error."""
+  port, answers = free_port(), {}
+
+  def attend(own):
+    try:
+      answers[own.host] = roll_call(f"localhost:{port}", own, timeout)
+    except UserError as error:
+      answers[own.host] = error
+
+  threads = [threading.Thread(target=attend, args=(own,)) for own in hosts]
+  for thread in threads:
+    thread.start()
+  if before:
+    before(port)
+  for thread in threads:
+    thread.join()
+  return answers
+
+
+def test_everyone_gets_the_same_list_whoever_else_knocks():
+  def knock(port):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+      try:
+        with socket.create_connection(("localhost", port), timeout=1) as stranger:
+          stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+          return
+      except OSError:
+        time.sleep(0.01)
+
+  def knock_then_join(port):
+    knock(port)
+    assert roll_call(f"localhost:{port}", host(2), 10.0) == [host(0), host(1), host(2)]
+
+  answers = call_all([host(0), host(1)], before=knock_then_join)
+  assert answers == {"host0": [host(0), host(1), host(2)], "host1": [host(0), host(1), host(2)]}
+
+
+def test_the_least_patient_ends_the_wait_for_all():
+  began = time.monotonic()
+  port, answers = free_port(), {}
+  thread = threading.Thread(target=lambda: answers.update(zero=roll_call(f"localhost:{port}", host(0), 60.0)))
+  thread.start()
+  answers["one"] = roll_call(f"localhost:{port}", host(1), 1.5)
+  thread.join()
+  assert time.monotonic() - began < 5 and answers["zero"] == answers["one"] == [host(0), host(1)]
+  with pytest.raises(UserError, match="2 of 3 hosts") as error:
+    check_present(answers["one"], 3, 1.5)
+  assert "missing  process 2" in str(error.value)
+
+
+def test_an_absent_coordinator_is_named():
+  began = time.monotonic()
+  answers = call_all([host(1)], timeout=1.0)
+  assert "process 0, the coordinator at localhost" in str(answers["host1"]) and time.monotonic() - began < 4
+
+
+def test_two_coordinators_on_one_machine():
+  with socket.socket() as taken:
+    taken.bind(("", 0))
+    taken.listen()
+    with pytest.raises(UserError, match="cannot open the coordinator's port"):
+      roll_call(f"localhost:{taken.getsockname()[1]}", host(0), 1.0)
+
+
+def test_an_id_given_twice_is_refused():
+  with pytest.raises(UserError, match="2 processes say that they are process 1"):
+    check_present([host(0), host(1), host(1)], 3, 1.0)
+
+
+@pytest.mark.parametrize(
+  ("hosts", "message"),
+  [
+    ([host(0), host(1, jax="2"), host(2)], "version of jax: another one on process 1 on host1"),
+    ([host(0, config="d"), host(1), host(2)], "configuration: another one on process 0 on host0"),
+    ([host(0), host(1, processes=4)], "number of processes: another one on process 1"),
+    ([host(0), host(1, libtpu="1"), host(2)], "version of libtpu: another one on process 1"),
+  ],
+)
+def test_the_odd_ones_out_are_named(hosts, message):
+  with pytest.raises(UserError, match=message):
+    check_alike(hosts)
+
+
+# Who am I?
+
+
+@pytest.fixture
+def environment(monkeypatch):
+  for name in list(os.environ):
+    if name.startswith(("T5LIKE_", "SLURM_", "OMPI_", "KUBERNETES_")):
+      monkeypatch.delenv(name)
+  return monkeypatch.setenv
+
+
+def test_nothing_happens_on_a_single_machine(environment):
+  assert multihost.start() is None
+  environment("T5LIKE_NUM_PROCESSES", "1")
+  assert multihost.start(coordinator="localhost:1", process_id=0) is None
+
+
+def test_arguments_count_before_the_environment(environment):
+  environment("T5LIKE_COORDINATOR", "a:1")
+  environment("T5LIKE_NUM_PROCESSES", "4")
+  environment("T5LIKE_PROCESS_ID", "3")
+  assert multihost.find_place() == multihost.Place("a:1", 4, 3)
+  assert multihost.find_place("b:2", process_id=0) == multihost.Place("b:2", 4, 0)
+
+
+def test_slurm_is_detected(environment):
+  environment("SLURM_JOB_ID", "70000")
+  environment("SLURM_STEP_NODELIST", "node[003-006]")
+  environment("SLURM_STEP_NUM_TASKS", "4")
+  environment("SLURM_NTASKS", "4")
+  environment("SLURM_PROCID", "2")
+  environment("SLURM_LOCALID", "0")
+  place = multihost.find_place()
+  assert (place.processes, place.process_id) == (4, 2) and re.fullmatch(r"node003:\d+", place.coordinator)
+
+
+@pytest.mark.parametrize(
+  ("given", "message"),
+  [
+    (dict(T5LIKE_COORDINATOR="a:1"), "T5LIKE_NUM_PROCESSES=... T5LIKE_PROCESS_ID=..."),
+    (dict(T5LIKE_NUM_PROCESSES="two"), "T5LIKE_NUM_PROCESSES=two cannot work"),
+    (dict(T5LIKE_COORDINATOR="a", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="0"), "'a' has no port"),
+    (dict(T5LIKE_COORDINATOR="a:1", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="2"), "an id from 0 to 1"),
+  ],
+)
+def test_half_a_place_is_refused(environment, given, message):
+  for name, value in given.items():
+    environment(name, value)
+  with pytest.raises(UserError) as error:
+    multihost.find_place()
+  assert message in str(error.value)
+
+
+def test_a_single_machine_stops_when_it_is_asked():
+  assert parallel.any_host_requested_stop(1, requested_here=True)
+  assert not parallel.any_host_requested_stop(1)
+  assert parallel.stop_signals() == (signal.SIGINT, signal.SIGTERM)

@@ -1,0 +1,83 @@
+"""The train step of the largest model is lowered for TPU pods that are not here."""
+
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from t5like import configuration, parallel
+from t5like.cli.gin_flags import register_configurables
+from t5like.models.config import TransformerConfig
+from t5like.models.t5 import T5
+from t5like.training import optimizers, schedules
+from t5like.training.state import parameter_count, state_spec
+from t5like.training.step import LossSettings, train_step
+
+PRESETS = ["fsdp_tensor", "sequence"]
+
+
+def shapes_of_a_batch(rows, inputs=512, targets=114):
+  lengths = {
+    "encoder_input_tokens": inputs, "decoder_input_tokens": targets, "decoder_target_tokens": targets,
+    "decoder_loss_weights": targets,
+  }  # fmt: skip
+  dtype = lambda name: np.float32 if "weights" in name else np.int32  # noqa: E731
+  return {name: jax.ShapeDtypeStruct((rows, length), dtype(name)) for name, length in lengths.items()}
+
+
+def trace_step(model, optimizer, batch, mesh, preset):
+  """The whole train step as the loop has it: state donated, shardings in and out."""
+  with parallel.use_preset(preset), parallel.sharding_context(mesh):
+    spec = state_spec(model, optimizer, batch, mesh)
+    parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, preset)
+    step = jax.jit(
+      lambda state, batch: train_step(model, optimizer, LossSettings(), state, batch),
+      in_shardings=(spec.shardings, parallel.batch_sharding(mesh)),
+      out_shardings=(spec.shardings, parallel.replicated(mesh)),
+      donate_argnums=0,
+    )
+    return spec, step.trace(spec.shapes, batch)
+
+
+@pytest.fixture(scope="module")
+def xxl():
+  register_configurables()
+  files = ["models/t5_1_1/xxl.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
+  configuration.load(files, [("MODEL_DIR", "unused"), ("REMAT", "full")])
+  yield configuration.build("train")
+  import gin
+
+  gin.clear_config()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_t5_1_1_xxl_lowers_for_512_tpus(xxl, preset):
+  mesh = parallel.abstract_mesh(parallel.MeshAxes(data=-1, fsdp=16, tensor=4, preset=preset), 512)
+  spec, traced = trace_step(xxl.model, xxl.optimizer, shapes_of_a_batch(2048), mesh, preset)
+  assert parameter_count(spec.shapes.params) == 11_135_332_352
+  # Each device has a 64th of every kernel: 11.1 G parameters of 4 bytes are 0.65 GiB on each.
+  leaves = zip(jax.tree.leaves(spec.shapes.params), jax.tree.leaves(spec.shardings.params), strict=True)
+  local = sum(math.prod(sharding.shard_shape(leaf.shape)) for leaf, sharding in leaves)
+  assert local == pytest.approx(11_135_332_352 / 64, rel=0.01)
+
+  text = traced.lower(lowering_platforms=("tpu",)).as_text()
+  assert "mhlo.num_partitions = 512" in text and '["data"=8, "fsdp"=16, "tensor"=4]' in text
+  assert text.count("tf.aliasing_output") == len(jax.tree.leaves(spec.shapes))  # all of the state is donated
+  residuals = [line for line in text.splitlines() if "sdy.sharding_constraint" in line and "2048x512x4096x" in line]
+  by_position = '[{"data", "fsdp"}, {"tensor"}, {}]'
+  assert residuals and all((by_position in line) == (preset == "sequence") for line in residuals)
+
+
+def test_a_small_model_compiles_for_a_named_topology():
+  pytest.importorskip("libtpu", reason="libtpu, the TPU compiler, is not installed")
+  from jax.experimental import topologies
+
+  devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+  mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=2, tensor=2), devices)
+  config = TransformerConfig(
+    vocab_size=256, embed_dim=128, mlp_dim=256, num_heads=4, num_encoder_layers=1, num_decoder_layers=1
+  )
+  optimizer = optimizers.adafactor(schedules.inverse_square_root())
+  _, traced = trace_step(T5(config), optimizer, shapes_of_a_batch(8, 128, 128), mesh, "fsdp_tensor")
+  assert traced.lower().compile().memory_analysis() is not None
