@@ -72,7 +72,7 @@ def train_step(
   gradients, metrics = jax.grad(loss_of, has_aux=True)(state.params)
   with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
     updates, opt_state = optimizer.transformation.update(gradients, state.opt_state, state.params)
-  params = optax.apply_updates(state.params, updates)
+    params = optax.apply_updates(state.params, updates)
   metrics |= {
     "gradient_norm": optax.tree.norm(gradients),
     "parameter_norm": optax.tree.norm(params),
