@@ -83,9 +83,7 @@ class Experiment:
     for phase in self.phases:
       self._check_phase(phase)
     if self.stream and self.phases:
-      raise UserError(
-        "a stream cannot have PHASES: its rows are of one kind", try_="--gin.STREAM=False, or PHASES = []"
-      )
+      raise UserError("a stream has no PHASES: its rows are of one kind", try_="--gin.STREAM=False, or --gin.PHASES=[]")
     for lengths in (self.lengths, *(phase["lengths"] for phase in self.phases if "lengths" in phase)):
       self._check_lengths(lengths)
 

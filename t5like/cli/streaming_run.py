@@ -127,13 +127,17 @@ class StreamProcess:
 
   def save(self, step: int) -> None:
     """Saves the place of the stream; before the checkpoint of `step`, so that no checkpoint is without it."""
-    if self._obstacle or step == self._saved:
+    if step == self._saved or self._obstacle:
       return
     place = self._place(step)
     fresh = place.with_name(f"{place.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
-    self._ask("save", fresh / "state")
+    self._obstacle = self._ask("save", fresh / "state")
+    if self._obstacle:  # some pipelines can be saved at one time and not at another
+      shutil.rmtree(fresh)
+      print(f"step {step:,}: tf.data cannot save the place of the stream ({self._obstacle})", flush=True)
+      return
     (fresh / _SETTINGS).write_text(json.dumps({"seed": self._seed, "identity": self._identity}))
     shutil.rmtree(place, ignore_errors=True)
     fresh.rename(place)
@@ -199,7 +203,8 @@ def _serve(connection: Connection, settings: StreamSettings, seed: int, place: P
   os.environ["JAX_PLATFORMS"] = "cpu"  # the devices are the run's
   try:
     stream, batches = _open(settings, seed, place)
-    answer, first = stream.obstacle(), next(batches)
+    first = next(batches)
+    answer = stream.obstacle()
     while True:
       connection.send(answer)
       order, *given = connection.recv()

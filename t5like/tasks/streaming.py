@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -138,22 +139,18 @@ class Stream:
     return _unpacked(values) if self._pack else _unpadded(values, self._masked)
 
   def obstacle(self) -> str | None:
-    """Why tf.data cannot save this pipeline's place, None where it can."""
+    """Why tf.data cannot save the place of this pipeline, None where it can; it knows from the first batch on."""
+    with tempfile.TemporaryDirectory() as folder:
+      return self.save(Path(folder) / "state")
+
+  def save(self, path: Path) -> str | None:
+    """Saves the place of the pipeline with all that its buffers hold; says why where that cannot be."""
     try:
-      with tempfile.TemporaryDirectory() as folder:
-        self._write(Path(folder) / "state")
+      tf.train.Checkpoint(iterator=self._iterator).write(str(path))
     except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
       return _reason(error)
-
-  def save(self, path: Path) -> None:
-    """The place of the pipeline, with all that its buffers hold."""
-    try:
-      self._write(path)
     except tf.errors.OpError as error:
       raise UserError("the place of the stream cannot be saved", file=path, because=_reason(error)) from None
-
-  def _write(self, path: Path) -> None:
-    tf.train.Checkpoint(iterator=self._iterator).write(str(path))
 
   def restore(self, path: Path) -> None:
     """Goes on where `save` was called; the stream must have been opened with the same arguments."""
@@ -180,10 +177,15 @@ def _errors_explained(name: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-  """What our own code said inside the pipeline, else TensorFlow's first line."""
-  text = error.message if isinstance(error, tf.errors.OpError) else str(error)
+  """What our own code said inside the pipeline, else the line that says most."""
+  text = re.sub(
+    r"\{\{.*?\}\} | \[Op:.*?\] name: *$", "", error.message if isinstance(error, tf.errors.OpError) else str(error)
+  )
   _, marker, ours = text.partition("UserError: ")
-  return ours.partition("\nTraceback")[0].strip() if marker else text.strip().split("\n")[0][:300]
+  if marker:
+    return ours.partition("\nTraceback")[0].strip()
+  # TensorFlow begins with it; an error while a pipeline is put together ends with it, behind where it was.
+  return text.split("\n")[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]
 
 
 def _padded(dataset: tf.data.Dataset, names: list[str]):

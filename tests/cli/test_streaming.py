@@ -1,0 +1,172 @@
+"""`--gin.STREAM=True`: batches as from a token cache, losses that fall, a place that is saved, and plain words."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t5like.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Opens a stream for each kind of model and compares its first batch with a blank one of the cached way.
+SHAPES = """
+import os, sys
+from t5like.cli.streaming_run import StreamSettings, _open
+from t5like.data.layouts import blank
+from t5like.objectives import CATALOGUE, Lengths
+
+def check(task, vocabulary, layout, given, objective=None, pack=False):
+  objective = CATALOGUE[objective] if objective else None
+  lengths = objective.lengths(given["inputs"]) if objective else Lengths(0, given["inputs"], given["targets"])
+  settings = StreamSettings(task, "train", [], {}, vocabulary, objective, given, lengths, layout, pack, 4, 0, 1)
+  stream, batches = _open(settings, 0, None)
+  next(batches)
+  batch = next(batches)
+  expected = blank(layout, lengths, 4, pack, bool(objective and objective.shifted))
+  if objective and not objective.needs_others:
+    expected.pop("labels", None)
+  assert batch.keys() == expected.keys(), (objective, layout, batch.keys() ^ expected.keys())
+  for name, array in batch.items():
+    assert (array.shape, array.dtype) == (expected[name].shape, expected[name].dtype), (objective, layout, name)
+  weights = next(array for name, array in batch.items() if name.endswith("loss_weights"))
+  assert 0 < weights.sum() and set(weights.ravel()) <= {0, 1}
+  assert stream.obstacle() is None
+  return batch, weights
+
+batch, _ = check("snli", "tiny", "encoder_decoder", {"inputs": 64, "targets": 8}, pack=True)
+assert batch["encoder_segment_ids"].max() > 1
+check("snli", "tiny", "prefix_lm", {"inputs": 32, "targets": 4})
+check("snli", "gpt2", "decoder", {"inputs": 64, "targets": 8}, pack=True)
+batch, weights = check("novels", "gpt2", "decoder", {"inputs": 32}, "causal_lm")
+assert (batch["decoder_input_tokens"][:, 1:] == batch["decoder_target_tokens"][:, :-1]).all() and weights.all()
+_, weights = check("novels", "tiny", "encoder_decoder", {"inputs": 32}, "span_corruption")
+assert weights.all()  # 28 tokens and 2 sentinels and end-of-sequence; 5 tokens and 3 sentinels and end-of-sequence
+batch, weights = check("novels", "bert_uncased", "encoder", {"inputs": 64}, "bert_mlm_nsp")
+assert 0.05 < weights.sum() / (batch["encoder_segment_ids"] > 0).sum() < 0.3
+print("all alike")
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def losses(model_dir):
+  return {row["step"]: row["loss"] for row in read_metrics(model_dir) if row["kind"] == "train"}
+
+
+@pytest.fixture
+def streamed(small_model, tmp_path):
+  """A pre-training run that streams, without its MODEL_DIR."""
+  return [
+    "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
+    "--gin.LENGTHS={'inputs': 32}", f"--gin.CACHE_DIR={tmp_path}/tokens", "--gin.LOG_PERIOD=1", "--gin.STREAM=True",
+  ]  # fmt: skip
+
+
+def test_batches_are_as_from_a_token_cache():
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+  done = subprocess.run([sys.executable, "-c", SHAPES], env=env, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0 and "all alike" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tmp_path):
+  out = t5like(*streamed, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=70").stdout
+  for missing in ("not a function of (seed, step)", "another number of hosts", "within seqio's buffer only",
+                  "how full packed rows are is not known", "needs the place that tf.data saves"):  # fmt: skip
+    assert missing in out
+  assert not list((tmp_path / "tokens").glob("novels*"))  # no token cache was made
+  whole = losses(tmp_path / "whole")
+  assert sum(whole[s] for s in range(61, 71)) < sum(whole[s] for s in range(1, 11)) - 10  # by 1 on average
+
+  folder = tmp_path / "killed"
+  command = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.CHECKPOINT_PERIOD=10", "--gin.CHECKPOINTS_KEPT=2"]
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+  line = [sys.executable, "-m", "t5like", *command, "--gin.TRAIN_STEPS=69"]
+  with subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL) as process:
+    deadline = time.monotonic() + 200
+    while not any((folder / "checkpoints").glob("[0-9]0")) and time.monotonic() < deadline:
+      time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+  newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+  out = t5like(*command, "--gin.TRAIN_STEPS=70").stdout
+  assert f"the stream goes on from its place at step {newest}" in out
+  goes_on = losses(folder)
+  assert [goes_on[s] for s in range(newest + 1, 71)] == [whole[s] for s in range(newest + 1, 71)]
+  steps = {int(p.parent.name) for p in (folder / "stream").glob("*/host-0-of-1")}
+  kept = {int(p.name) for p in (folder / "checkpoints").iterdir()}
+  assert kept <= steps and len(steps - kept) <= 1  # a checkpoint's place may go one save later than it
+
+  place = folder / "stream/70/host-0-of-1"
+  out = t5like(*command, "--gin.TRAIN_STEPS=71", "--gin.BATCH_SIZE=16").stdout
+  assert "the stream starts over, as these changed since its place was saved: rows: the 1,120 rows before" in out
+  shutil.rmtree(folder / "checkpoints/71")
+  place.rename(place.with_name("host-1-of-2"))
+  out = t5like(*command, "--gin.TRAIN_STEPS=73").stdout
+  assert "starts over, as its place was saved by other hosts (host-1-of-2): the 560 rows before come again" in out
+
+
+MIXTURE = """
+import functools, seqio
+from t5like.tasks import embedded_tasks, preprocessors, registry
+from t5like.tasks.mixtures import register_mixture
+from t5like.tasks.sources import JsonLinesSource
+registry.register_task(
+  "hypotheses",
+  source=JsonLinesSource(embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 30_000}),
+  preprocessors=[
+    functools.partial(preprocessors.labelled_text, name="only", keys=("hypothesis",), label_key="label"),
+    seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim,
+  ],
+  output_features=registry.default_features(),
+)
+register_mixture("both", ["snli", "hypotheses"])
+"""
+
+
+def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
+  (tmp_path / "mixed_tasks.py").write_text(MIXTURE)
+  out = t5like_process(
+    "train", *small_model, "--gin_file=runs/finetune.gin", "--gin.TASK=both", "--gin.TASK_MODULES=['mixed_tasks']",
+    "--gin.INIT_FROM=None", "--gin.EVAL_SPLIT=''", "--gin.LENGTHS={'inputs': 64, 'targets': 8}", "--gin.STREAM=True",
+    "--gin.CACHE_DIR=tokens", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=30", "--gin.LOG_PERIOD=10",
+    "--gin.FINETUNE_LEARNING_RATE=0.01", cwd=tmp_path,
+  ).stdout  # fmt: skip
+  assert "task both (train), packed by seqio" in out
+  curve = losses(tmp_path / "run")
+  assert curve[30] < curve[10] - 1  # three label words are soon learnt
+  assert (tmp_path / "run/stream/30/host-0-of-1/state.index").is_file()
+
+
+def test_an_encoder_streams(t5like, tmp_path):
+  out = t5like(
+    "train", "--gin_file=models/bert/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.HEAD_DIM=8",
+    "--gin.NUM_ENCODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}", "--gin.LOG_PERIOD=2",
+    "--gin_file=runs/pretrain.gin", "--gin.TASK=novels_bert_mlm_nsp", "--gin.TRAIN_STEPS=4", "--gin.STREAM=True",
+    f"--gin.CACHE_DIR={tmp_path}/tokens", f"--gin.MODEL_DIR={tmp_path}/run",
+  ).stdout  # fmt: skip
+  assert "objective masked_lm" in out
+  rows = read_metrics(tmp_path / "run")
+  assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5 and "sentence_accuracy" in rows[-1]  # of 30,522 pieces
+
+
+def test_mistakes_end_before_anything_is_written(t5like, streamed, tmp_path):
+  folder = tmp_path / "run"
+  run = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=2"]
+  err = t5like(*run, "--gin.PHASES=[{'steps': 1, 'batch_size': 16}]", status=2).stderr
+  assert "a stream has no PHASES" in err
+  assert "STREAM = 3 cannot work" in t5like(*run, "--gin.STREAM=3", status=2).stderr
+  err = t5like(*run, "--gin.TASK=novles", status=2).stderr
+  assert "no task 'novles'" in err and re.search(r"nearest +novels", err)
+  err = t5like(*run, "--gin.TASK=diary", f"--gin.CORPUS_FILES={{'train': '{tmp_path}/*.txt'}}", status=2).stderr
+  assert "no file of split 'train' is there" in err and "Traceback" not in err
+  (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "it rained"}) + "\n{\n")
+  err = t5like(*run, "--gin.TASK=diary", f"--gin.CORPUS_FILES={{'train': '{tmp_path}/bad.jsonl'}}", status=2).stderr
+  assert f"{tmp_path}/bad.jsonl:2" in err and "Traceback" not in err
+  assert not folder.exists()

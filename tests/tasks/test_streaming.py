@@ -1,0 +1,158 @@
+"""Tasks read through seqio itself: the run's own ids, seqio's packing, shares of hosts, and a place that is saved.
+
+No pipeline here calls back into Python while it runs: taking such a one down may hang (see the module).
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.objectives import CATALOGUE
+from t5like.tasks import streaming
+from t5like.tasks.registry import default_features
+from t5like.vocabularies import load_vocabulary
+
+LENGTHS = {"inputs": 40, "targets": 12}
+TINY = load_vocabulary("tiny")
+NUMBERS = "zero one two three four five six seven eight nine".split()
+
+
+def rows(name, count=40):
+  """Questions of different lengths, each with an answer of its own."""
+  texts = [
+    f"{name}: what is {' and '.join(NUMBERS[: 1 + i % 5])} of {NUMBERS[i // 10]} {NUMBERS[i % 10]}"
+    for i in range(count)
+  ]
+  return [(text, f"{NUMBERS[i % 10]} {NUMBERS[i // 10]} {name}") for i, text in enumerate(texts)]
+
+
+def labelled(name, steps=(), features=None, count=40):
+  def read(split, shuffle_files):  # takes no seed, as most of such functions do
+    inputs, targets = zip(*rows(name, count), strict=True) if count else ([], [])
+    return tf.data.Dataset.from_tensor_slices(
+      {"inputs": tf.constant(inputs, tf.string), "targets": tf.constant(targets, tf.string)}
+    )
+
+  return seqio.Task(
+    name,
+    source=seqio.FunctionDataSource(read, splits=["train"]),
+    preprocessors=[*steps, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+    output_features=features or default_features(),
+  )
+
+
+def stream(found, seed=7, size=4, **settings):
+  return streaming.Stream(
+    streaming.with_vocabulary(found, "train", TINY, None), "train", LENGTHS, size, seed, **settings
+  )
+
+
+def texts(batch):
+  """(question, answer) of every example in a batch; both must end with end-of-sequence."""
+
+  def decoded(side):
+    ids = [tokens[:length] for tokens, length in zip(side.tokens, side.lengths, strict=True)]
+    assert all(text[-1] == TINY.eos_id for text in ids)
+    return [TINY.decode(text[:-1]) for text in ids]
+
+  return list(zip(decoded(batch.texts.inputs), decoded(batch.texts.targets), strict=True))
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_examples_come_whole_in_the_runs_own_ids(pack):
+  batches = stream(labelled("sum"), pack=pack)
+  seen = []
+  for _ in range(8):
+    batch = next(batches)
+    seen += texts(batch)
+    if pack:
+      sizes = [np.bincount(batch.row, side.lengths) for side in (batch.texts.inputs, batch.texts.targets)]
+      assert len(sizes[0]) == 4 and sizes[0].max() <= 40 and sizes[1].max() <= 12
+  assert set(seen) <= set(rows("sum")) and len(set(seen)) > 20
+  assert len(seen) > 40 if pack else len(seen) == 32
+
+
+def test_packing_keeps_an_id_of_zero():
+  # GPT-2's "!" is 0, which seqio takes for padding.
+  given = tf.data.Dataset.from_generator(
+    lambda: iter(
+      [{"inputs": [0, 5, 0], "targets": [0]}, {"inputs": [7], "targets": [3, 0]}, {"inputs": [], "targets": [1]}]
+    ),
+    output_signature={name: tf.TensorSpec([None], tf.int32) for name in LENGTHS},
+  )
+  (batch,) = streaming._packed(given, LENGTHS)(1)
+  got = streaming._unpacked({name: value.numpy() for name, value in batch.items()})
+  assert got.texts.inputs.lengths.tolist() == [3, 1] and got.texts.inputs.tokens.tolist() == [[0, 5, 0], [7, 0, 0]]
+  assert got.texts.targets.lengths.tolist() == [1, 2] and got.texts.targets.tokens.tolist() == [[0, 0], [3, 0]]
+  assert got.row.tolist() == [0, 0]
+
+
+def test_a_saved_place_gives_the_batches_that_were_to_come(tmp_path):
+  def open_(seed):
+    mixture = seqio.Mixture("mixed", [(labelled("sum"), 3.0), (labelled("product"), 1.0)])
+    return stream(mixture, seed, pack=True)
+
+  def take(batches, count):
+    return [texts(next(batches)) for _ in range(count)]
+
+  first = open_(7)
+  begin = take(first, 5)
+  assert first.save(tmp_path / "state") is None
+  rest = take(first, 12)
+  again = open_(7)
+  again.restore(tmp_path / "state")
+  assert take(again, 12) == rest
+  assert take(open_(7), 5) == begin and take(open_(8), 5) != begin
+  names = [question.split(":")[0] for batch in begin + rest for question, _ in batch]
+  assert 0.6 < names.count("sum") / len(names) < 0.9 and len(names) > 100  # 3 of 4
+  (tmp_path / "state.index").write_bytes(b"nothing")
+  with pytest.raises(UserError, match="starts over"):
+    open_(7).restore(tmp_path / "state")
+
+
+def test_hosts_share_the_examples():
+  shares = []
+  for host in range(2):
+    batches = stream(labelled("sum"), shard=(host, 2))
+    shares.append({pair for _ in range(30) for pair in texts(next(batches))})
+  assert not shares[0] & shares[1] and shares[0] | shares[1] == set(rows("sum"))
+
+
+def test_what_tf_data_cannot_save_is_named(tmp_path):
+  @seqio.map_over_dataset
+  def draw(example):
+    return example | {"number": tf.random.uniform([])}
+
+  batches = stream(labelled("sum"))
+  next(batches)
+  assert batches.obstacle() is None
+  batches = stream(labelled("sum", [draw]))
+  next(batches)
+  assert batches.obstacle() == "RandomUniform is stateful."
+  assert batches.save(tmp_path / "state") == "RandomUniform is stateful."
+  assert not list(tmp_path.glob("state*"))
+
+
+def test_mistakes_are_told_before_any_batch(tmp_path):
+  corpus = seqio.Task(
+    "diary",
+    source=seqio.TextLineDataSource({"train": str(tmp_path / "none.txt")}),
+    preprocessors=[
+      functools.partial(seqio.preprocessors.rekey, key_map={"targets": None}),
+      seqio.preprocessors.tokenize,
+    ],
+    output_features={"targets": default_features()["targets"]},
+  )
+  objective = CATALOGUE["span_corruption"]
+  with pytest.raises(UserError, match="is a corpus: it needs an objective"):
+    streaming.with_vocabulary(corpus, "train", TINY, None)
+  with pytest.raises(UserError, match="it takes no objective"):
+    streaming.with_vocabulary(labelled("sum"), "train", TINY, objective)
+  with pytest.raises(UserError, match="no split 'trian'(.|\n)*nearest +train"):
+    streaming.with_vocabulary(labelled("sum"), "trian", TINY, None)
+  with pytest.raises(UserError, match="has no rows"):
+    next(stream(labelled("sum", count=0)))
