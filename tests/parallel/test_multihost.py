@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,15 @@ def test_an_id_given_twice_is_refused():
 def test_the_odd_ones_out_are_named(hosts, message):
   with pytest.raises(UserError, match=message):
     check_alike(hosts)
+
+
+def test_a_host_with_fewer_devices_is_named(monkeypatch):
+  owners = [0, 0, 1, 2, 2]
+  devices = [types.SimpleNamespace(process_index=owner, device_kind="fake") for owner in owners]
+  monkeypatch.setattr(multihost.jax, "devices", lambda: devices)
+  with pytest.raises(UserError, match="different numbers of devices") as error:
+    multihost._count_devices([host(0), host(1), host(2)])
+  assert "2 devices" in str(error.value) and "process 1 on host1: 1" in str(error.value)
 
 
 # Who am I?
