@@ -46,11 +46,14 @@ def run(args: argparse.Namespace) -> int:
   lengths = Lengths(raw=experiment.lengths["inputs"], inputs=experiment.lengths["inputs"], targets=targets)
 
   params = load_parameters(checkpoint, fingerprint=model_fingerprint(experiment.model.config, vocabulary))
-  for member in members:
-    score = evaluation_run.scorer(experiment.model, mesh, vocabulary, member.cache, lengths, batch_size, args.examples)
-    result = score(params)
-    path = evaluation_run.predictions_path(model_dir, member.task, args.split, int(checkpoint.name), args.examples)
-    result.write(path)
-    evaluation_run.show(result, member.task, args.split, int(checkpoint.name), args.show)
-    print(f"all answers: {path}")
+  with parallel.use_preset(experiment.mesh.preset):
+    for member in members:
+      score = evaluation_run.scorer(
+        experiment.model, mesh, vocabulary, member.cache, lengths, batch_size, args.examples
+      )
+      result = score(params)
+      path = evaluation_run.predictions_path(model_dir, member.task, args.split, int(checkpoint.name), args.examples)
+      result.write(path)
+      evaluation_run.show(result, member.task, args.split, int(checkpoint.name), args.show)
+      print(f"all answers: {path}")
   return 0

@@ -19,10 +19,12 @@ def run(args: argparse.Namespace) -> int:
   load_configuration(args)
   experiment = configuration.build("train")
 
+  from t5like import parallel
   from t5like.cli.training_run import execute, prepare
 
-  plan = prepare(experiment, build_data=not args.dry_run)
-  if args.dry_run:
-    print(configuration.resolved_config())
-  print(plan.run_card)
-  return 0 if args.dry_run else execute(experiment, plan)
+  with parallel.use_preset(experiment.mesh.preset):
+    plan = prepare(experiment, build_data=not args.dry_run)
+    if args.dry_run:
+      print(configuration.resolved_config())
+    print(plan.run_card)
+    return 0 if args.dry_run else execute(experiment, plan)

@@ -104,6 +104,7 @@ def prepare(experiment: Experiment, build_data: bool) -> Plan:
 
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
+  parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
   return Plan(model_dir, vocabulary, phases, batches, stream, scored, mesh, batch, spec, fingerprint, start, card)
 

@@ -132,6 +132,14 @@ def test_a_run_on_eight_devices_has_the_losses_of_one(t5like_process, pretrain, 
   np.testing.assert_allclose(list(one.values()), list(eight.values()), rtol=1e-5)
 
 
+def test_a_mesh_file_splits_the_model_and_changes_no_loss(t5like, pretrain, tmp_path):
+  for name, mesh in (("plain", []), ("split", ["--gin_file=meshes/fsdp.gin"])):
+    out = t5like(*pretrain, *mesh, f"--gin.MODEL_DIR={tmp_path}/{name}", "--gin.TRAIN_STEPS=4").stdout
+    assert ("fsdp=8" in out) == (name == "split")
+  plain, split = losses(tmp_path / "plain"), losses(tmp_path / "split")
+  np.testing.assert_allclose(list(plain.values()), list(split.values()), rtol=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ["lm", "prefix_lm", "shared"])
 def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, architecture):
   size = [a for a in finetune if "NUM_ENCODER_LAYERS" not in a]
