@@ -83,6 +83,8 @@ def _stream_text(experiment: Experiment, stream: StreamProcess | None) -> str:
   rows = "packed by seqio" if experiment.pack else "one example a row"
   what = f"objective {experiment.objective.name}" if experiment.objective else rows
   lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
+  if experiment.eval_split:
+    lines.append(f"evaluation still has a token cache, of the split {experiment.eval_split}: each example exactly once")
   return "\n".join(lines + (stream.describe() if stream else []))
 
 

@@ -97,7 +97,7 @@ class StreamProcess:
     place, self._start = None, None
     if step and (lost := self._lost(step)):
       rows = step * settings.rows * settings.hosts
-      self._start = f"the stream starts over, as {lost}: the {rows:,} rows before come again, in another order"
+      self._start = f"the stream starts over, as {lost}: the {rows:,} rows before may come again, in another order"
     elif step:
       place = self._place(step)
       self._start = f"the stream goes on from its place at step {step:,}"

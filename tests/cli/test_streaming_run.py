@@ -109,7 +109,7 @@ def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tm
   shutil.rmtree(folder / "checkpoints/71")
   place.rename(place.with_name("host-1-of-2"))
   out = t5like(*command, "--gin.TRAIN_STEPS=73").stdout
-  assert "starts over, as its place was saved by other hosts (host-1-of-2): the 560 rows before come again" in out
+  assert "starts over, as its place was saved by other hosts (host-1-of-2): the 560 rows before may come again" in out
 
 
 MIXTURE = """
