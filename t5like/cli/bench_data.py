@@ -101,7 +101,7 @@ def _objectives(everything: bool) -> None:
 
 def _from_text(texts: Sequence[str], threads: int) -> float:
   """Span-corruption rows of 512/115 straight from text: tokenise, join, cut, corrupt, pad."""
-  from t5like.data.layouts import Examples, closed, encoder_decoder
+  from t5like.data.rows import laid_out
   from t5like.objectives import CATALOGUE, Draws, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
@@ -119,14 +119,12 @@ def _from_text(texts: Sequence[str], threads: int) -> float:
     left = stream[count * lengths.raw :]
     text = stream[: count * lengths.raw].reshape(count, lengths.raw)
     pairs = objective(Rows.full(text), Draws.of(0, 0, np.arange(rows, rows + count)), special)
-    sides = (closed(pairs.inputs, lengths.inputs, special.eos), closed(pairs.targets, lengths.targets, special.eos))
-    encoder_decoder(Examples(*sides, count), lengths)
+    laid_out(pairs, objective, lengths, special, "encoder_decoder")
     tokens, rows = tokens + text.size, rows + count
   seconds = time.perf_counter() - started
   print("from text: tokenise, cut, corrupt, pad")
   _report("tokens", tokens, seconds, "tokens/s")
-  speed = _report(f"span corruption {lengths.inputs}/{lengths.targets}", rows, seconds)
-  return speed
+  return _report(f"span corruption {lengths.inputs}/{lengths.targets}", rows, seconds)
 
 
 def _beside_t5(texts: Sequence[str], ours: float) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,9 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     metavar="N",
     help="processes that tokenise, besides the one that reads (default: one for each CPU); 0: do all in one",
   )
-  parser.add_argument(
-    "--task_modules", action="append", default=[], metavar="MODULE", help="a module to import that registers tasks"
-  )
+  add_task_modules(parser)
   parser.add_argument(
     "--files",
     action="append",
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
   if args.files:
     _register_files(args.task, args.files)
-  found = registry.find_task_or_mixture(args.task, [m for given in args.task_modules for m in given.split(",")])
+  found = registry.find_task_or_mixture(args.task, task_modules(args))
   vocabulary = load_vocabulary(args.vocabulary)
   if not mixtures.is_mixture(found):
     return _build(found, vocabulary, args)

@@ -42,13 +42,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   from t5like.cli.tasks import task_modules
-  from t5like.tasks import registry
+  from t5like.tasks import mixtures, registry
   from t5like.tasks.missing_data import data_explained
 
   if args.n < 1:
     raise UserError(f"--n must be 1 or more, not {args.n}")
   found = registry.find_task_or_mixture(args.task, task_modules(args))
-  if hasattr(found, "get_rate"):
+  if mixtures.is_mixture(found):
     print_shares(found)
   else:
     with data_explained(found):
