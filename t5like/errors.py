@@ -1,4 +1,4 @@
-"""Errors a user can mend: one readable block, exit status 2, no traceback."""
+"""Errors a user can mend: one readable block, an exit status, no traceback."""
 
 import difflib
 from collections.abc import Iterable
@@ -20,6 +20,8 @@ class UserError(Exception):
         try    --gin.MESH.tensor=8
   """
 
+  status = 2  # of the command that ends with it: nothing was begun
+
   def __init__(self, what: str, **lines: object):
     super().__init__(what)
     self.what = what
@@ -36,6 +38,12 @@ class UserError(Exception):
     return "\n".join(rows)
 
   __str__ = render
+
+
+class RunError(UserError):
+  """A run that was going well could not go on. What it had saved is still there."""
+
+  status = 1
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:

@@ -23,7 +23,7 @@ VERBS = {
   "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",
 }
 
-BAD_INPUT = 2  # exit status of every mistake a user can mend
+BAD_INPUT = UserError.status
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       traceback.print_exc()
     # gin wraps exceptions that pass through it and adds its call stack to str(); ours stays clean.
     print(f"error: {error.render()}", file=sys.stderr)
-    return BAD_INPUT
+    return error.status
   except BrokenPipeError:  # `t5like ... | head`
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 
 class Interruption:
-  """While active, turns the first SIGINT or SIGTERM into `requested`."""
+  """While active, turns the first of `signals` into `requested`."""
 
-  def __init__(self):
+  def __init__(self, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)):
     self.signal: int | None = None
+    self._signals = signals
     self._previous: dict[int, object] = {}
 
   @property
@@ -17,7 +19,7 @@ class Interruption:
     return self.signal is not None
 
   def __enter__(self) -> Interruption:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in self._signals:
       self._previous[number] = signal.signal(number, self._receive)
     return self
 
@@ -27,7 +29,8 @@ class Interruption:
 
   def _restore(self) -> None:
     for number, handler in self._previous.items():
-      signal.signal(number, handler)
+      # None: a handler that C code installed, which Python cannot put back.
+      signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
   def __exit__(self, *unused) -> None:
     self._restore()
