@@ -7,8 +7,11 @@ stack), embed d, inner width a = heads * head_dim, mlp f, vocab V, a forward pas
     cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L d V
+    BERT's heads      2 B L d d  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
 
-and a train step three times that: the backward pass has two products for each of the forward pass.
+and a train step three times that: the backward pass has two products for each of the forward pass. Attention counts
+in full where it is causal or rows are packed, and every position counts in the output where only masked ones are
+predicted: it is the model's work, not a kernel's, so that kernels which skip some of it show as faster.
 """
 
 from t5like.models.config import TransformerConfig
@@ -35,6 +38,8 @@ def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0,
     total += 2 * rows * encoder_length * d * (d + vocab)
   if config.pooler:
     total += 2 * rows * d * d
+  if config.nsp_head:
+    total += 2 * rows * d * 2
   return total
 
 
