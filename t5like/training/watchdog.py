@@ -1,0 +1,157 @@
+"""A run that stands still ends by itself: stacks of all threads, one line that says so, status 124."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+STALLED = 124  # the exit status, as of `timeout`: launchers may start the run again
+_STDERR = 2
+
+
+class Watchdog:
+  """Ends the process when `seconds` pass between two `beat`s; 0 switches it off.
+
+  It counts from the first beat, or from `arm`, so that start-up and compilation may take their time.
+  """
+
+  def __init__(self, seconds: float, report: Path | None = None):
+    self._seconds, self._report = float(seconds), report
+    self._last: float | None = None  # the last beat; None: not armed
+    self._pauses = 0
+    self._lock = threading.Lock()
+    self._ended = threading.Event()
+    self._last_resort = _LastResort()
+    self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+  def __enter__(self) -> Watchdog:
+    if self._seconds > 0:
+      self._thread.start()
+    return self
+
+  def __exit__(self, *unused) -> None:
+    self._ended.set()
+    if self._thread.is_alive():
+      self._thread.join()
+    self._last_resort.cancel()
+
+  def beat(self) -> None:
+    """Something was done: a step ended, a batch was evaluated. Costs nothing."""
+    self._last = time.monotonic()
+
+  arm = beat
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Time in here does not count; it begins anew afterwards."""
+    with self._lock:
+      self._pauses += 1
+      self._last_resort.cancel()
+    try:
+      yield
+    finally:
+      with self._lock:
+        self._pauses -= 1
+        if self._last is not None:
+          self.beat()
+
+  def _watch(self) -> None:
+    patience = min(self._seconds / 4, 5.0)
+    while not self._ended.wait(patience):
+      with self._lock:
+        if self._last is None or self._pauses:
+          continue
+        self._last_resort.postpone(self._seconds + patience)
+        if time.monotonic() - self._last < self._seconds:
+          continue
+      self._end()
+
+  def _end(self) -> None:
+    """Says what every thread is at, and leaves without waiting for any of them."""
+    self._last_resort.postpone(10.0)  # should what follows hang too
+    copy = ""
+    if self._report is not None:
+      with contextlib.suppress(OSError):  # a full disk may be why nothing goes on
+        self._report.parent.mkdir(parents=True, exist_ok=True)
+        with self._report.open("w", encoding="utf-8") as file:
+          file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}: nothing ended in {self._seconds:g} seconds\n")
+          file.flush()
+          faulthandler.dump_traceback(file, all_threads=True)
+        copy = f", and in {self._report}"
+    faulthandler.dump_traceback(_STDERR, all_threads=True)
+    text = (
+      f"error: the run stands still: no step ended in {self._seconds / 60:.3g} minutes, so it is ended "
+      f"(status {STALLED}); what every thread was doing stands above{copy}\n"
+      "  try  the same command, which goes on from the last checkpoint; if steps may take longer, "
+      "--gin.WATCHDOG_MINUTES=..., 0 for no limit\n"
+    )
+    # Straight to the descriptor: a stuck thread may hold the lock of sys.stderr.
+    os.write(_STDERR, text.encode())
+    os._exit(STALLED)
+
+
+class _LastResort:
+  """Timers outside of Python, for a thread that never lets go of the interpreter: a regular expression, an extension.
+
+  Then no Python runs, the watchdog's neither. faulthandler's own thread still writes the stacks, but would exit with
+  status 1; so a timer of the C library calls `_exit(124)` half a second later. Without glibc there are only the stacks.
+  """
+
+  def __init__(self):
+    self._timer = _make_timer()
+
+  def postpone(self, seconds: float) -> None:
+    faulthandler.dump_traceback_later(seconds, file=_STDERR)
+    if self._timer is not None:
+      _set_timer(self._timer, seconds + 0.5)
+
+  def cancel(self) -> None:
+    faulthandler.cancel_dump_traceback_later()
+    if self._timer is not None:
+      _set_timer(self._timer, 0.0)
+
+
+class _Event(ctypes.Structure):
+  """`struct sigevent` of Linux; 64 bytes in all."""
+
+  _fields_ = [
+    ("value", ctypes.c_void_p),
+    ("signal", ctypes.c_int),
+    ("notify", ctypes.c_int),
+    ("function", ctypes.c_void_p),
+    ("attributes", ctypes.c_void_p),
+    ("unused", ctypes.c_byte * 32),
+  ]
+
+
+class _Interval(ctypes.Structure):
+  """`struct itimerspec`: repetition and first expiry, in seconds and nanoseconds."""
+
+  _fields_ = [(name, ctypes.c_long) for name in ("again_s", "again_ns", "first_s", "first_ns")]
+
+
+_CALL_IN_A_THREAD = 2  # SIGEV_THREAD
+
+
+def _make_timer() -> ctypes.c_void_p | None:
+  """A timer that calls `_exit(STALLED)`, not running yet; None where the C library has none."""
+  try:
+    library = ctypes.CDLL(None, use_errno=True)
+    leave = ctypes.cast(library._exit, ctypes.c_void_p).value
+    event = _Event(value=STALLED, notify=_CALL_IN_A_THREAD, function=leave)
+    timer = ctypes.c_void_p()
+    made = library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
+  except (AttributeError, OSError, TypeError):
+    return None
+  return timer if made == 0 else None
+
+
+def _set_timer(timer: ctypes.c_void_p, seconds: float) -> None:
+  interval = _Interval(first_s=int(seconds), first_ns=int(seconds % 1 * 1e9))
+  ctypes.CDLL(None).timer_settime(timer, 0, ctypes.byref(interval), None)
