@@ -8,10 +8,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.training.initialisation import initialise
 from t5like.training.optimizers import Optimizer
 
 
@@ -56,11 +58,10 @@ def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -
 
 
 def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:
-  """Initialises every array directly on the devices that hold it."""
+  """Initialises every array directly on the devices that hold it; the values do not depend on which these are."""
   # Zeros instead of the batch's values: initialisation depends on shapes alone.
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), batch)
-  create = jax.jit(lambda: initial_state(model, optimizer, zeros, seed), out_shardings=spec.shardings)
-  return create()
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
+  return initialise(lambda: initial_state(model, optimizer, zeros, seed), spec.shardings)
 
 
 def parameter_count(params: Any) -> int:
