@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t5like.errors import UserError
+from t5like.file_lock import FileLock
 
-# File locks may not reach other machines that share the disk; there a lock counts while its holder touches it.
-_SILENCE_OF_THE_DEAD = 600.0  # seconds
+_SILENCE_OF_THE_DEAD = 600.0  # seconds; a builder gives signs of life between pieces of work
 
 
 @contextlib.contextmanager
@@ -23,58 +19,24 @@ def sole_builder(
 ) -> Iterator[Callable[[], None]]:
   """Waits until nobody else builds the cache of `folder`; yields a function to call now and then as a sign of life.
 
-  The operating system frees the lock of a process that is killed. `waiting` is told once who builds.
+  `waiting` is told once who builds.
   """
-  path = folder.with_name(f"{folder.name}.lock")
+  lock = FileLock(folder.with_name(f"{folder.name}.lock"), _SILENCE_OF_THE_DEAD)
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = _acquire(path, waiting, poll)
+    lock.path.parent.mkdir(parents=True, exist_ok=True)
+    _wait_for(lock, waiting, poll)
   except OSError as error:
     raise UserError("the token cache cannot be written", folder=folder, because=error.strerror or error) from None
   try:
-    yield lambda: os.utime(lock)
+    yield lock.touch
   finally:
-    path.unlink(missing_ok=True)  # before the lock is free: nobody else can have taken it over
-    os.close(lock)
+    lock.release()
 
 
-def _acquire(path: Path, waiting: Callable[[str], None], poll: float) -> int:
+def _wait_for(lock: FileLock, waiting: Callable[[str], None], poll: float) -> None:
   told = False
-  while True:
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    if _is_free(lock) and _is_still(lock, path):
-      os.ftruncate(lock, 0)
-      os.pwrite(lock, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
-      return lock
-    holder = _holder(lock)
-    os.close(lock)
+  while (holder := lock.try_acquire()) is not None:
     if holder and not told:
       told = True
       waiting(f"process {holder.get('pid')} on {holder.get('host')}")
     time.sleep(poll)
-
-
-def _is_free(lock: int) -> bool:
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return False
-  holder = _holder(lock)
-  if not holder or holder.get("host") == socket.gethostname():
-    return True  # nobody, or a process of this machine that no longer lives
-  return time.time() - os.fstat(lock).st_mtime > _SILENCE_OF_THE_DEAD
-
-
-def _is_still(lock: int, path: Path) -> bool:
-  """Whether `path` is the file that was locked: its last holder may have removed it meanwhile."""
-  try:
-    return os.path.samestat(os.fstat(lock), os.stat(path))
-  except FileNotFoundError:
-    return False
-
-
-def _holder(lock: int) -> dict[str, object]:
-  try:
-    return json.loads(os.pread(lock, 4096, 0))
-  except ValueError:
-    return {}

@@ -1,13 +1,16 @@
-"""Checkpoints: all of Orbax's names live here.
+"""Checkpoints: saved in the background, whole or not at all, and read again. What lies where: checkpoint_folders.py.
 
-`MODEL_DIR/checkpoints/<step>/` holds three items: `params`, `training` (step, optimizer state,
-seed; absent from converted models) and `metadata` (fingerprint of the model and vocabulary). Orbax
-writes a checkpoint under another name and renames it when it is whole.
+Orbax writes a checkpoint under another name and renames it when it is whole. Then, still in the background, process 0
+writes its checksums and removes the checkpoints that nobody wants kept. Orbax's names live here and in
+stored_arrays.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,150 +19,306 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from t5like.errors import UserError
+from t5like.training import integrity
+from t5like.training.agreement import first_process_decides
+from t5like.training.checkpoint_folders import (
+  FOLDER,
+  METADATA,
+  PARAMS,
+  TRAINING,
+  check_fingerprint,
+  checkpoint_metrics,
+  checkpoint_steps,
+  checkpoints_folder,
+  clear_leftovers,
+  find_checkpoint,
+  fingerprint_differences,
+  has_training_state,
+  read_fingerprint,
+  remove_checkpoint,
+)
+from t5like.training.integrity import Newest, newest_whole
+from t5like.training.restoring import (
+  EXACTLY,
+  Restore,
+  check_restorable,
+  damaged_error,
+  optimizer_kind,
+  restore_parameters,
+  restore_state,
+)
+from t5like.training.retention import Keep
 from t5like.training.state import StateSpec, TrainState
+from t5like.training.stored_arrays import READ_ERRORS, read_arrays, read_nested, stored_arrays
 
-FOLDER = "checkpoints"
+__all__ = [
+  "FOLDER",
+  "Checkpoints",
+  "Keep",
+  "Newest",
+  "Restore",
+  "SaveError",
+  "check_fingerprint",
+  "check_restorable",
+  "check_room",
+  "checkpoint_bytes",
+  "checkpoint_metrics",
+  "checkpoint_steps",
+  "find_checkpoint",
+  "fingerprint_differences",
+  "has_training_state",
+  "load_parameters",
+  "newest_whole",
+  "read_fingerprint",
+  "restore_parameters",
+  "restore_state",
+  "save_parameters",
+]
+
+
+class SaveError(UserError):
+  """A checkpoint could not be written. The run has to end; the checkpoints before are whole."""
 
 
 class Checkpoints:
-  """The checkpoints of one model directory; saves in the background."""
+  """The checkpoints of one model directory, for its sole trainer. To be made and called by all processes."""
 
-  def __init__(self, model_dir: str | Path, keep: int = 3):
-    self.folder = Path(model_dir).expanduser().absolute() / FOLDER
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-    self._manager = ocp.CheckpointManager(self.folder, options=options)
+  def __init__(self, model_dir: str | Path, keep: Keep | int = 3):
+    """`keep`: a policy, or a number: so many newest."""
+    self.folder = checkpoints_folder(model_dir)
+    self._keep = Keep(last=keep) if isinstance(keep, int) else keep
+    first_process_decides(self._prepare_folder)
+    self._metrics = checkpoint_metrics(model_dir)  # of what is on disk; process 0 keeps it up to date
+    self._checkpointer = _checkpointer()
+    self._thread: threading.Thread | None = None
+    self._error: SaveError | None = None
 
   def latest_step(self) -> int | None:
-    return self._manager.latest_step()
+    return max(checkpoint_steps(self.folder.parent), default=None)
 
-  def save(self, state: TrainState, fingerprint: Mapping[str, Any]) -> None:
-    """Returns when the arrays are copied; the writing goes on behind the next steps."""
-    step = int(state.step)
-    if step == self.latest_step():
-      return
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(state.params),
-        training=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state, "seed": state.seed}),
-        metadata=ocp.args.JsonSave({"fingerprint": dict(fingerprint)}),
+  def best_step(self) -> int | None:
+    """By the metric that checkpoints are kept by; None without one."""
+    return next(iter(self._keep.best_steps(checkpoint_metrics(self.folder.parent))), None)
+
+  def save(self, state: TrainState, fingerprint: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> bool:
+    """Returns when the arrays are copied; the writing goes on behind the next steps. False: this step is saved.
+
+    Waits for the save before this one. `metrics` are remembered, to keep the best.
+    """
+    self._wait()
+    step, needed = int(state.step), checkpoint_bytes(state)
+    if first_process_decides(lambda: self._is_saved_or_has_room(step, needed)):
+      return False
+    metrics = {name: float(value) for name, value in (metrics or {}).items()}
+    training = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
+    items = {
+      PARAMS: ocp.args.StandardSave(state.params),
+      TRAINING: ocp.args.StandardSave(training),
+      METADATA: ocp.args.JsonSave(
+        {"fingerprint": dict(fingerprint), "optimizer": optimizer_kind(state.opt_state), "metrics": metrics}
       ),
-    )
-
-  def restore(self, spec: StateSpec, fingerprint: Mapping[str, Any]) -> TrainState:
-    """The newest state, onto the devices and shardings of `spec`."""
-    step = self.latest_step()
-    check_fingerprint(read_fingerprint(self.folder / str(step)), fingerprint, self.folder / str(step))
-    shapes, shardings = spec.shapes, spec.shardings
-    training = {"step": shapes.step, "opt_state": shapes.opt_state, "seed": shapes.seed}
-    placed = {"step": shardings.step, "opt_state": shardings.opt_state, "seed": shardings.seed}
+    }
     try:
-      restored = self._manager.restore(
-        step,
-        args=ocp.args.Composite(
-          params=ocp.args.StandardRestore(_abstract(shapes.params, shardings.params)),
-          training=ocp.args.StandardRestore(_abstract(training, placed)),
-        ),
-      )
-    except (ValueError, KeyError, FileNotFoundError) as error:
-      raise _unreadable(self.folder / str(step), error) from error
-    return TrainState(params=restored["params"], **restored["training"])
+      self._checkpointer.save(self.folder / str(step), args=ocp.args.Composite(**items))
+    except Exception as error:
+      self._fail(step, needed, error)
+      self.raise_errors()
+    self._thread = threading.Thread(target=self._finish, args=(step, needed, metrics), name=f"save-{step}")
+    self._thread.start()
+    return True
+
+  def raise_errors(self) -> None:
+    """Raises what a save in the background has raised; costs nothing, so that a loop calls it at every step."""
+    if self._error is not None:
+      error, self._error = self._error, None
+      raise error
+
+  def restore(
+    self,
+    spec: StateSpec,
+    fingerprint: Mapping[str, Any],
+    step: int | None = None,
+    options: Restore = EXACTLY,
+    fresh: Callable[[], TrainState] | None = None,
+    verified: bool = False,
+  ) -> TrainState:
+    """The state of `step` (the newest), as `restore_state` gives it. Damage is an error: see `newest_whole`."""
+    self._wait()
+    checkpoint = find_checkpoint(self.folder.parent, step)
+    return restore_state(checkpoint, spec, fingerprint, options, fresh, verified)
 
   def close(self) -> None:
-    """Waits for the last save; an error in the background is raised here."""
-    self._manager.wait_until_finished()
-    self._manager.close()
+    """Waits for the last save; an error in the background that was not raised yet is raised here."""
+    try:
+      self._wait()
+    finally:
+      self._checkpointer.close()
+
+  def _prepare_folder(self) -> int:
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      clear_leftovers(self.folder)
+    except OSError as error:
+      raise UserError(
+        "checkpoints cannot be written", folder=self.folder, because=error.strerror or str(error)
+      ) from None
+    return 0
+
+  def _is_saved_or_has_room(self, step: int, needed: int) -> bool:
+    if (self.folder / str(step)).is_dir():
+      return True
+    try:
+      check_room(self.folder, needed)
+    except UserError as error:
+      raise SaveError(f"checkpoint {step} was not written: {error.what}", **error.lines, **self._whole()) from None
+    return False
+
+  def _wait(self) -> None:
+    if self._thread is not None:
+      self._thread.join()
+      self._thread = None
+    self.raise_errors()
+
+  def _finish(self, step: int, needed: int, metrics: dict[str, float]) -> None:
+    """The save's last part, in the background."""
+    try:
+      self._checkpointer.wait_until_finished()
+      if jax.process_index() == 0:
+        integrity.write_checksums(self.folder / str(step))
+        self._metrics[step] = metrics
+        for unwanted in set(self._metrics) - self._keep.kept(self._metrics):
+          remove_checkpoint(self.folder / str(unwanted))
+          del self._metrics[unwanted]
+    except BaseException as error:
+      self._fail(step, needed, error)
+
+  def _fail(self, step: int, needed: int, error: BaseException) -> None:
+    free = _free_bytes(self.folder)  # before the half-written files are gone
+    if jax.process_count() == 1:  # others may still write; the next start clears up then
+      with contextlib.suppress(OSError):
+        clear_leftovers(self.folder)
+    self._error = SaveError(
+      f"checkpoint {step} could not be written",
+      folder=self.folder,
+      because=integrity.first_line(error),
+      disk=f"{_size(free)} were free when it failed; a checkpoint needs {_size(needed)}",
+      **self._whole(),
+      try_="make room or mend the disk, then the same command; fewer checkpoints are kept with a smaller Keep.last",
+    )
+    self._error.__cause__ = error
+
+  def _whole(self) -> dict[str, str]:
+    steps = checkpoint_steps(self.folder.parent)
+    return {"whole": f"checkpoint {steps[-1]}: the same command goes on from there" if steps else "none before it"}
 
 
 def save_parameters(
   model_dir: str | Path, params: Any, step: int = 0, fingerprint: Mapping[str, Any] | None = None
 ) -> Path:
   """Writes a checkpoint without optimizer state, as conversion makes it."""
-  folder = Path(model_dir).expanduser().absolute() / FOLDER
-  with ocp.CheckpointManager(folder) as manager:
-    manager.save(
-      step,
-      args=ocp.args.Composite(
-        params=ocp.args.StandardSave(params), metadata=ocp.args.JsonSave({"fingerprint": dict(fingerprint or {})})
-      ),
-    )
-  return folder / str(step)
+  checkpoint = checkpoints_folder(model_dir) / str(step)
+  checkpoint.parent.mkdir(parents=True, exist_ok=True)
+  clear_leftovers(checkpoint.parent)
+  with contextlib.closing(_checkpointer()) as checkpointer:
+    items = {
+      PARAMS: ocp.args.StandardSave(params),
+      METADATA: ocp.args.JsonSave({"fingerprint": dict(fingerprint or {})}),
+    }
+    checkpointer.save(checkpoint, args=ocp.args.Composite(**items))
+  if jax.process_index() == 0:
+    integrity.write_checksums(checkpoint)
+  return checkpoint
 
 
-def load_parameters(source: str | Path, step: int | None = None, fingerprint: Mapping[str, Any] | None = None) -> Any:
-  """Parameters as numpy arrays, from a model directory (its newest step) or one checkpoint folder."""
-  folder = find_checkpoint(source, step)
-  if fingerprint is not None:
-    check_fingerprint(read_fingerprint(folder), fingerprint, folder)
-  try:
-    with ocp.PyTreeCheckpointer() as checkpointer:
-      metadata = checkpointer.metadata(folder / "params").item_metadata
-      if metadata is None:
-        raise ValueError("its list of arrays is missing or unreadable")
-      arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata.tree)
-      return checkpointer.restore(folder / "params", args=ocp.args.PyTreeRestore(restore_args=arguments))
-  except (ValueError, KeyError, FileNotFoundError) as error:
-    raise _unreadable(folder, error) from error
+def load_parameters(
+  source: str | Path,
+  step: int | None = None,
+  fingerprint: Mapping[str, Any] | None = None,
+  average: bool = False,
+) -> Any:
+  """Parameters as numpy arrays, from a model directory (its newest step) or one checkpoint folder.
 
-
-def checkpoint_steps(model_dir: str | Path) -> list[int]:
-  """The steps of a model directory's whole checkpoints, oldest first."""
-  return sorted(int(p.name) for p in (Path(model_dir) / FOLDER).glob("*") if p.name.isdigit())
-
-
-def has_training_state(checkpoint: Path) -> bool:
-  """False for converted models, which have parameters only."""
-  return (checkpoint / "training").is_dir()
-
-
-def find_checkpoint(source: str | Path, step: int | None = None) -> Path:
-  """The folder of one checkpoint, given it or the model directory above it."""
-  path = Path(source).expanduser().absolute()
-  if (path / "params").is_dir():
-    return path
-  steps = checkpoint_steps(path)
-  if not steps:
-    raise UserError(
-      "no checkpoint here", looked=path / FOLDER, expected="a model directory, or its checkpoints/<step> folder"
-    )
-  if step is not None and step not in steps:
-    raise UserError(f"no checkpoint of step {step}", looked=path / FOLDER, known=", ".join(map(str, steps)))
-  return path / FOLDER / str(steps[-1] if step is None else step)
-
-
-def read_fingerprint(folder: Path) -> dict[str, Any]:
-  try:
-    with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-      return checkpointer.restore(folder / "metadata")["fingerprint"]
-  except (ValueError, KeyError, FileNotFoundError) as error:
-    raise _unreadable(folder, error) from error
-
-
-def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], folder: Path) -> None:
-  """Refuses a checkpoint of another model or vocabulary, naming every field that differs.
-
-  A converted checkpoint may not know its vocabulary (None): then any is taken.
+  With `average`, their moving average, which the optimizer state of a run with ema_decay holds. A run may go on
+  writing meanwhile: where it removes the checkpoint that is being read, the newest is taken instead.
   """
-  unknown = {"vocabulary"} if saved.get("vocabulary", "") is None else set()
-  differing = [k for k in sorted({*saved, *current} - unknown) if saved.get(k) != current.get(k)]
-  if differing:
-    width = max(map(len, differing))
+  while True:
+    checkpoint = find_checkpoint(source, step)
+    try:
+      return _load(checkpoint, fingerprint, average)
+    except UserError:
+      if checkpoint.exists() or find_checkpoint(source, step) == checkpoint:
+        raise
+
+
+def check_room(model_dir: str | Path, bytes_needed: int) -> None:
+  """Refuses to begin where a checkpoint would not fit on the disk."""
+  free = _free_bytes(Path(model_dir).expanduser().absolute())
+  if free < bytes_needed:
     raise UserError(
-      "this checkpoint belongs to another model or vocabulary",
-      checkpoint=folder,
-      differs="\n".join(f"{k:<{width}}  saved {saved.get(k)!r}, now {current.get(k)!r}" for k in differing),
-      try_="another MODEL_DIR, or the gin files the checkpoint was made with (its config.gin)",
+      "the disk has no room for a checkpoint",
+      folder=model_dir,
+      free=_size(free),
+      needed=_size(bytes_needed),
+      try_="make room, or another --gin.MODEL_DIR=...",
     )
 
 
-def _abstract(shapes: Any, shardings: Any) -> Any:
-  return jax.tree.map(lambda s, sharding: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes, shardings)
+def checkpoint_bytes(state: TrainState) -> int:
+  """The size of a checkpoint of this state, or of its shapes, but for a few kilobytes."""
+  return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
 
 
-def _unreadable(folder: Path, error: Exception) -> UserError:
-  return UserError(
-    "the checkpoint cannot be read: it is damaged or of another structure",
-    checkpoint=folder,
-    because=str(error).split("\n")[0][:300],
-    try_="move it away; the run then goes on from the checkpoint before it",
+def _load(checkpoint: Path, fingerprint: Mapping[str, Any] | None, average: bool) -> Any:
+  items = (PARAMS, METADATA, TRAINING) if average else (PARAMS, METADATA)
+  if integrity.has_checksums(checkpoint) and (damage := integrity.check_sums(checkpoint, items)):
+    raise damaged_error(checkpoint, damage)
+  if fingerprint is not None:
+    check_fingerprint(read_fingerprint(checkpoint), fingerprint, checkpoint)
+  try:
+    return _averaged(checkpoint) if average else read_nested(checkpoint / PARAMS)
+  except READ_ERRORS as error:
+    raise damaged_error(checkpoint, integrity.first_line(error)) from error
+
+
+def _averaged(checkpoint: Path) -> Any:
+  """The moving average in the types of the parameters: it lies at `.../average/<path>` beside a `.../count`."""
+  params = stored_arrays(checkpoint / PARAMS)
+  training = stored_arrays(checkpoint / TRAINING) if has_training_state(checkpoint) else {}
+  some = f"/average/{next(iter(params))}"
+  places = [path.removesuffix(some) for path in training if path.endswith(some)]
+  places = [p for p in places if f"{p}/count" in training and all(f"{p}/average/{path}" in training for path in params)]
+  if not places:
+    raise UserError(
+      "this checkpoint has no moving average of the parameters",
+      checkpoint=checkpoint,
+      try_="a run with ema_decay of the optimizer, such as 0.999",
+    )
+  arrays = read_arrays(checkpoint / TRAINING, {f"{places[0]}/average/{path}": None for path in params})
+  nested: dict[str, Any] = {}
+  for path, stored in params.items():
+    *parents, name = path.split("/")
+    node = nested
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[name] = arrays[f"{places[0]}/average/{path}"].astype(stored.dtype)
+  return nested
+
+
+def _checkpointer() -> ocp.AsyncCheckpointer:
+  # Folders are made before save returns: one that cannot be made is an error at once.
+  return ocp.AsyncCheckpointer(
+    ocp.CompositeCheckpointHandler(), async_options=ocp.AsyncOptions(create_directories_asynchronously=False)
   )
+
+
+def _free_bytes(path: Path) -> int:
+  while not path.exists():
+    path = path.parent
+  return shutil.disk_usage(path).free
+
+
+def _size(count: int) -> str:
+  for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    if count >= factor:
+      return f"{count / factor:.1f} {unit}"
+  return f"{count} bytes"

@@ -1,0 +1,88 @@
+"""The arrays of a checkpoint's item, by path ('a/b/c'): which there are, and those that are wanted.
+
+Orbax's handler is used directly: it reads without waiting for other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from t5like.training.optimizer_rules import path_text
+
+# What reading damaged files raises, from JSON, TensorStore and the file system.
+READ_ERRORS = (ValueError, KeyError, OSError, TypeError, AttributeError)
+_TRIAL_BYTES = 2**30  # read at a time where nothing is kept
+
+
+def stored_arrays(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
+  """Shape and type of every array, from the item's list of contents: no array is read."""
+  leaves, _ = _contents(item)
+  return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
+
+
+def read_arrays(item: Path, wanted: Mapping[str, jax.ShapeDtypeStruct | None]) -> dict[str, Any]:
+  """The wanted arrays: as numpy where None is given, else in its type and straight onto its sharding's devices."""
+  leaves, tree = _contents(item)
+  items = [0 if path in wanted else ocp.PLACEHOLDER for path in leaves]
+  arguments = [_arguments(wanted.get(path)) for path in leaves]
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    restored = handler.restore(
+      item, args=ocp.args.PyTreeRestore(item=tree.unflatten(items), restore_args=tree.unflatten(arguments))
+    )
+  finally:
+    handler.close()
+  arrays = dict(zip(leaves, tree.flatten_up_to(restored), strict=True))
+  return {path: arrays[path] for path in wanted}
+
+
+def read_nested(item: Path) -> Any:
+  """All arrays as numpy, in nested dicts."""
+  leaves, tree = _contents(item)
+  arrays = read_arrays(item, dict.fromkeys(leaves))
+  return tree.unflatten([arrays[path] for path in leaves])
+
+
+def try_reading(item: Path) -> None:
+  """Reads every array and drops it, not many at a time; raises one of READ_ERRORS where one cannot be read."""
+  for group in _groups(stored_arrays(item)):
+    read_arrays(item, dict.fromkeys(group))
+
+
+def _groups(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
+  group, size = [], 0
+  for path, array in arrays.items():
+    if group and size + array.size * array.dtype.itemsize > _TRIAL_BYTES:
+      yield group
+      group, size = [], 0
+    group.append(path)
+    size += array.size * array.dtype.itemsize
+  yield group
+
+
+def _contents(item: Path) -> tuple[dict[str, Any], Any]:
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    metadata = handler.metadata(item)
+  finally:
+    handler.close()
+  if metadata is None:
+    raise ValueError("its list of arrays is missing")
+  leaves, tree = jax.tree_util.tree_flatten_with_path(metadata.tree)
+  if not leaves:
+    raise ValueError("its list of arrays is empty")
+  return {path_text(path): leaf for path, leaf in leaves}, tree
+
+
+def _arguments(target: jax.ShapeDtypeStruct | None) -> ocp.RestoreArgs:
+  if target is None:
+    return ocp.RestoreArgs(restore_type=np.ndarray)
+  return ocp.ArrayRestoreArgs(
+    restore_type=jax.Array, dtype=target.dtype, sharding=target.sharding, global_shape=target.shape
+  )
