@@ -2,7 +2,7 @@
 
 from t5like.parallel.coverage import check_sharded
 from t5like.parallel.mesh import MeshAxes, abstract_mesh, check_batch, describe_mesh, make_mesh
-from t5like.parallel.multihost import any_host_requested_stop, first_host_says, start, stop_signals
+from t5like.parallel.multihost import any_host_requested_stop, start, stop_signals
 from t5like.parallel.presets import PRESETS
 from t5like.parallel.rules import (
   LOGICAL_AXIS_RULES,
@@ -25,7 +25,6 @@ __all__ = [
   "check_batch",
   "check_sharded",
   "describe_mesh",
-  "first_host_says",
   "make_mesh",
   "parameter_shardings",
   "replicated",

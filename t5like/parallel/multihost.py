@@ -12,7 +12,6 @@ import signal
 import socket
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 import t5like
@@ -187,10 +186,3 @@ def any_host_requested_stop(step: int, requested_here: bool = False) -> bool:
   if requested_here:
     signal.raise_signal(signal.SIGTERM)  # into JAX's handler; more of them change nothing
   return multihost_utils.reached_preemption_sync_point(step)
-
-
-def first_host_says(verdict: bool) -> bool:
-  """The verdict of process 0, on all hosts: for what each would decide by its own clock. To be called by all."""
-  if jax.process_count() == 1:
-    return verdict
-  return bool(multihost_utils.broadcast_one_to_all(np.asarray(verdict)))
