@@ -1,59 +1,51 @@
 """Attention behind one function: softmax(scale * q k^T + bias, masked) v.
 
-The caller describes the mask and the relative position bias (`Mask`,
-`RelativeBias`); a back end draws the full [query, key] matrices only if it has
-to. `attention(..., backend="auto")` picks a back end; `resolve_backend` says
-which one and refuses, by name, what this machine cannot run.
+The caller describes the mask and the relative position bias (`Mask`, `RelativeBias`); a back end draws the full
+[query, key] matrices only if it has to. `attention(..., backend="auto")` takes the fastest back end that can do
+what is asked; `choose_backend` says which one and why, and refuses by name what a machine cannot run.
 """
 
+import contextlib
+import contextvars
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from jax.sharding import PartitionSpec
 
 from t5like.errors import UserError, nearest
+from t5like.kernels.masks import Mask, mask_matrix
+from t5like.kernels.relative_bias import RelativeBias, bias_matrix, relative_buckets
+from t5like.kernels.xla_attention import xla_attention
 
-# Added to masked scores. Finite, so that a row with nothing to look at (an
-# empty row of padding) comes out as a harmless average and not as NaN.
-_MASKED = -1e30
+__all__ = [
+  "Case", "Mask", "RelativeBias", "Split", "attention", "bias_matrix", "check_backend", "choose_backend",
+  "compile_for", "mask_matrix", "relative_buckets",
+]  # fmt: skip
+
+Axes = str | tuple[str, ...] | None
 
 
-def _static(default):
-  return dataclasses.field(default=default, metadata={"static": True})
-
-
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Mask:
-  """Which keys a query may look at. Every given condition must hold.
+class Split:
+  """The mesh axes over which the batch and the heads are split."""
 
-  causal          key index <= query index.
-  prefix          [batch, length], nonzero on a prefix LM's inputs: those
-                  positions see one another in both directions.
-  query_segments, key_segments
-                  [batch, query], [batch, key]: only within the same packed
-                  example.
-  key_valid       [batch, key], nonzero on real tokens.
-  """
-
-  causal: bool = _static(False)
-  prefix: jax.Array | None = None
-  query_segments: jax.Array | None = None
-  key_segments: jax.Array | None = None
-  key_valid: jax.Array | None = None
+  batch: Axes = None
+  heads: Axes = None
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RelativeBias:
-  """T5's relative position bias (Raffel et al. 2019, section 2.1) as its table."""
+class Case:
+  """What a back end is asked to do, as far as the choice depends on it."""
 
-  table: jax.Array  # [buckets, heads]
-  bidirectional: bool = _static(True)
-  max_distance: int = _static(128)
+  dtype: str
+  head_dim: int
+  query_length: int
+  key_length: int
+  has_bias: bool = False
+  has_prefix: bool = False
+  dropout: bool = False
+  cached: bool = False  # one step of decoding: queries stand at an offset
 
 
 def attention(
@@ -68,45 +60,91 @@ def attention(
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   backend: str = "auto",
+  split: Split = Split(),
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Attends; the softmax is in float32 whatever the inputs are.
 
-  query_offset [batch] is the index of each row's first query among the keys
-  (decoding with a cache); without it query i stands at key i.
+  query_offset [batch] is the index of each row's first query among the keys (decoding with a cache); without it
+  query i stands at key i. A query that may look at no key at all gets something finite that differs by back end.
   """
-  run = BACKENDS[resolve_backend(backend)].run
-  return run(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key)
+  case = Case(
+    dtype=query.dtype.name, head_dim=query.shape[3], query_length=query.shape[1], key_length=key.shape[1],
+    has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
+    dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
+  )  # fmt: skip
+  name, _ = choose_backend(backend, case)
+  if name == "xla":
+    return xla_attention(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key)
+  return _on_each_device(_KERNELS[name](), query, key, value, mask, bias, scale, split)
 
 
-def _xla_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  query_offset: jax.Array | None, dropout_rate: float, dropout_key: jax.Array | None,
+def _on_each_device(
+  kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask,
+  bias: RelativeBias | None, scale: float, split: Split,
 ) -> jax.Array:  # fmt: skip
-  """Plain matrix products: every device, every mask; memory grows with query x key."""
-  lengths = query.shape[1], key.shape[1]
-  scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-  if bias is not None:
-    scores = scores + bias_matrix(bias, *lengths, query_offset)
-  allowed = mask_matrix(mask, *lengths, query_offset)
-  if allowed is not None:
-    scores = jnp.where(allowed, scores, _MASKED)
-  weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-  if dropout_rate > 0.0 and dropout_key is not None:
-    keep = jax.random.bernoulli(dropout_key, 1.0 - dropout_rate, weights.shape)
-    weights = jnp.where(keep, weights / (1.0 - dropout_rate), 0.0)
-  return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+  """Runs a kernel on every device's own rows and heads: the partitioner cannot look inside one.
+
+  Axes that do not divide the rows or heads (a batch of two while parameters are initialised) are left whole.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  batch, _, heads, _ = query.shape
+  rows, columns = _dividing(mesh, split.batch, batch), _dividing(mesh, split.heads, heads)
+  if rows is None and columns is None:
+    return kernel(query, key, value, mask, bias, scale)
+  tokens = PartitionSpec(rows, None, columns, None)
+  masks = jax.tree.map(lambda _: PartitionSpec(rows, None), mask)
+  tables = jax.tree.map(lambda _: PartitionSpec(None, columns), bias)
+  return jax.shard_map(
+    lambda q, k, v, m, b: kernel(q, k, v, m, b, scale),
+    in_specs=(tokens, tokens, tokens, masks, tables),
+    out_specs=tokens,
+    check_vma=False,  # a kernel's results carry no record of the axes they vary over
+  )(query, key, value, mask, bias)
 
 
-@dataclasses.dataclass(frozen=True)
-class Backend:
-  run: Callable[..., jax.Array]
-  platforms: tuple[str, ...] | None  # None: runs anywhere
-  why: str  # what the run card prints beside the choice
+def _dividing(mesh: jax.sharding.AbstractMesh, axes: Axes, size: int) -> Axes:
+  axes = (axes,) if isinstance(axes, str) else axes or ()
+  axes = tuple(axis for axis in axes if mesh.shape.get(axis, 1) > 1)
+  parts = 1
+  for axis in axes:
+    parts *= mesh.shape[axis]
+  return axes if axes and size % parts == 0 else None
 
 
+def _cudnn():
+  from t5like.kernels.cudnn_attention import cudnn_attention
+
+  return cudnn_attention
+
+
+def _pallas_tpu():
+  from t5like.kernels.tpu_attention import tpu_attention
+
+  return tpu_attention
+
+
+# Imported when they are first used: each needs parts of JAX that take long to load.
+_KERNELS = {"cudnn": _cudnn, "pallas_tpu": _pallas_tpu}
 BACKENDS = {
-  "xla": Backend(_xla_attention, None, "plain XLA: runs everywhere, memory grows with length^2"),
+  "xla": "plain matrix products: runs everywhere, memory grows with length^2",
+  "cudnn": "cuDNN's fused attention: NVIDIA GPUs, the score matrix is never written",
+  "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
 }
+_PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu"}
+# Below this many scores a head, plain products are as fast as a kernel that never writes them.
+_FEW_SCORES = 128 * 128
+
+_platform = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def compile_for(platform: str) -> Iterator[None]:
+  """While active, back ends are chosen for another machine's platform: to lower a step for TPUs on a laptop."""
+  token = _platform.set(platform)
+  try:
+    yield
+  finally:
+    _platform.reset(token)
 
 
 def check_backend(name: str) -> None:
@@ -120,109 +158,55 @@ def check_backend(name: str) -> None:
     )
 
 
-def resolve_backend(name: str, platform: str | None = None) -> str:
-  """The back end that runs for `name` on `platform` (default: this machine's)."""
+def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[str, str]:
+  """The back end that runs, and why. A back end asked for by name is refused where it cannot run at all, and
+  makes way for plain products where only this case is beyond it (dropout, a step of decoding)."""
   check_backend(name)
+  platform = platform or _platform.get() or jax.default_backend()
+  if name == "xla":
+    return "xla", "asked for by name"
   if name == "auto":
-    return "xla"
-  platform = platform or jax.default_backend()
-  needs = BACKENDS[name].platforms
-  if needs is not None and platform not in needs:
+    fitting = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
+    if not fitting:
+      return "xla", f"plain products: {platform} has no fused attention"
+    obstacle = _obstacle(fitting[0], case)
+    if not obstacle and platform == "tpu" and case.query_length * case.key_length < _FEW_SCORES:
+      obstacle = f"{case.query_length} x {case.key_length} scores are few"
+    return ("xla", f"plain products: {obstacle}") if obstacle else (fitting[0], BACKENDS[fitting[0]])
+  if platform != _PLATFORMS[name]:
     raise UserError(
       f"attention back end {name!r} does not run on this machine",
       field="TransformerConfig.attention_backend",
-      needs=" or ".join(needs),
+      needs=_PLATFORMS[name],
       found=platform,
       try_="--gin.ATTENTION_BACKEND=auto",
     )
-  return name
-
-
-def mask_matrix(
-  mask: Mask, query_length: int, key_length: int, query_offset: jax.Array | None = None
-) -> jax.Array | None:
-  """True where a query may look: [batch or 1, 1, query, key]; None: everywhere."""
-  allowed = []
-  if mask.causal:
-    query_index = jnp.arange(query_length)[None, :, None]  # [1, query, 1]
-    if query_offset is not None:
-      query_index = query_index + query_offset[:, None, None]  # [batch, query, 1]
-    visible = jnp.arange(key_length)[None, None, :] <= query_index
-    if mask.prefix is not None:
-      inside = mask.prefix.astype(bool)
-      visible = visible | (inside[:, :, None] & inside[:, None, :])
-    allowed.append(visible)
-  if mask.query_segments is not None:
-    allowed.append(mask.query_segments[:, :, None] == mask.key_segments[:, None, :])
-  if mask.key_valid is not None:
-    allowed.append(mask.key_valid.astype(bool)[:, None, :])
-  if not allowed:
-    return None
-  together = allowed[0]
-  for condition in allowed[1:]:
-    together = together & condition
-  return together[:, None, :, :]
-
-
-def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
-  """Bucket of each `key index - query index`.
-
-  Half of the buckets hold one distance each, the rest grow logarithmically up
-  to `max_distance`. Bucket edges are computed on the host in float64 and
-  compared as integers: a float32 log on the device would put distances such as
-  16, 32 and 64 in another bucket from one device to the next.
-  """
-  bucket = jnp.zeros_like(distance)
-  if bidirectional:
-    num_buckets //= 2
-    bucket = jnp.where(distance > 0, num_buckets, 0).astype(distance.dtype)
-    distance = jnp.abs(distance)
-  else:
-    distance = jnp.maximum(-distance, 0)
-  edges = jnp.asarray(_bucket_edges(num_buckets, max_distance), distance.dtype)
-  return bucket + jnp.searchsorted(edges, distance, side="right", method="compare_all").astype(distance.dtype)
-
-
-def _bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
-  """First distance of buckets 1, 2, ... num_buckets - 1."""
-  exact = num_buckets // 2
-  growth = math.log(max_distance / exact) / (num_buckets - exact)
-  grown = exact * np.exp(growth * np.arange(1, num_buckets - exact))
-  # A hair below, so that an edge that is a whole number stays that number.
-  return np.concatenate([np.arange(1, exact + 1), np.ceil(grown - 1e-6)]).astype(np.int32)
-
-
-def bias_matrix(
-  bias: RelativeBias, query_length: int, key_length: int, query_offset: jax.Array | None = None
-) -> jax.Array:
-  """The bias to add to the scores: [1 or batch, heads, query, key] float32."""
-  if query_offset is not None:
-    query_index = jnp.arange(query_length)[None, :] + query_offset[:, None]  # [batch, query]
-    distance = jnp.arange(key_length)[None, None, :] - query_index[:, :, None]
-    return jnp.einsum("bqkh->bhqk", _bias_of(bias, distance))
-  # The bias depends on key - query alone, so look it up once per distance and
-  # skew the vector into a matrix: row i of [query, n] is shifted right by i when
-  # its buffer is read as [query, n - 1]. The backward pass is a sum over rows.
-  n = query_length + key_length
-  distance = jnp.concatenate([jnp.arange(key_length), jnp.arange(-query_length, 0)])  # [n]
-  by_distance = _bias_of(bias, distance).T  # [heads, n]
-  heads = by_distance.shape[0]
-  rows = jnp.broadcast_to(by_distance[:, None, :], (heads, query_length, n))
-  skewed = rows.reshape(heads, -1)[:, : query_length * (n - 1)].reshape(heads, query_length, n - 1)
-  return skewed[None, :, :, :key_length]
-
-
-def _bias_of(bias: RelativeBias, distance: jax.Array) -> jax.Array:
-  """Table row of each distance, [..., heads], as a one-hot product.
-
-  The gradient of a gather is a scatter, slow on GPU and TPU; that of a product
-  is a product. Full precision keeps the table's float32 values exact.
-  """
-  buckets, _ = bias.table.shape
-  hot = jax.nn.one_hot(
-    relative_buckets(distance, buckets, bias.max_distance, bias.bidirectional),
-    buckets,
-    dtype=jnp.float32,
+  obstacle = _obstacle(name, case)
+  return (
+    ("xla", f"plain products, although {name} is asked for: {obstacle}") if obstacle else (name, "asked for by name")
   )
-  table = bias.table.astype(jnp.float32)
-  return jnp.einsum("...n,nh->...h", hot, table, precision=jax.lax.Precision.HIGHEST)
+
+
+def _obstacle(name: str, case: Case) -> str | None:
+  """Why a back end cannot do this; None where it can."""
+  if case.cached:
+    return "a step of decoding looks at a cache"
+  if case.dropout:
+    return "dropout on attention weights"
+  if name == "cudnn":
+    if case.dtype not in ("bfloat16", "float16"):
+      return f"cuDNN has no {case.dtype}"
+    if case.head_dim % 8 or case.head_dim > 128:
+      return f"cuDNN has no heads of {case.head_dim}"
+    return _gpu_obstacle()
+  return None
+
+
+def _gpu_obstacle() -> str | None:
+  if _platform.get() == "gpu":
+    return None
+  device = jax.local_devices()[0]
+  capability = getattr(device, "compute_capability", "")
+  if "cuda" not in device.client.platform_version or float(capability or 0) < 8.0:
+    return f"cuDNN's attention needs an NVIDIA GPU of capability 8.0, this is {device.device_kind} ({capability})"
+  return None

@@ -1,13 +1,25 @@
 """Attention against published tables and matrices, and against arithmetic done by hand."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from t5like.errors import UserError
-from t5like.kernels import attention as kernel
-from t5like.kernels.attention import Mask, RelativeBias, attention, bias_matrix, mask_matrix, relative_buckets
+from t5like.kernels.attention import (
+  Case,
+  Mask,
+  RelativeBias,
+  attention,
+  bias_matrix,
+  check_backend,
+  choose_backend,
+  compile_for,
+  mask_matrix,
+  relative_buckets,
+)
 
 
 def first_distances(starts: dict[int, int], limit: int) -> list[int]:
@@ -140,14 +152,42 @@ def test_dropout_keeps_the_mean():
 
 def test_unknown_backend_names_the_choices():
   with pytest.raises(UserError) as error:
-    kernel.resolve_backend("xlaa")
-  assert "auto, xla" in str(error.value) and "attention_backend" in str(error.value)
+    check_backend("xlaa")
+  assert "auto, xla, cudnn, pallas_tpu" in str(error.value) and "attention_backend" in str(error.value)
 
 
-def test_backend_of_another_device_is_refused(monkeypatch):
-  only_tpu = kernel.Backend(kernel.BACKENDS["xla"].run, ("tpu",), "for this test")
-  monkeypatch.setitem(kernel.BACKENDS, "only_tpu", only_tpu)
+CASE = Case(dtype="bfloat16", head_dim=64, query_length=512, key_length=512, has_bias=True)
+
+
+def test_backend_of_another_device_is_refused():
   with pytest.raises(UserError) as error:
-    kernel.resolve_backend("only_tpu", platform="cpu")
-  assert all(word in str(error.value) for word in ("only_tpu", "tpu", "cpu", "ATTENTION_BACKEND=auto"))
-  assert kernel.resolve_backend("only_tpu", platform="tpu") == "only_tpu"
+    choose_backend("pallas_tpu", CASE, platform="cpu")
+  assert all(word in str(error.value) for word in ("pallas_tpu", "tpu", "cpu", "ATTENTION_BACKEND=auto"))
+  assert choose_backend("pallas_tpu", CASE, platform="tpu")[0] == "pallas_tpu"
+
+
+@pytest.mark.parametrize(
+  "platform, change, chosen, reason",
+  [
+    ("cpu", {}, "xla", "cpu has no fused attention"),
+    ("tpu", {}, "pallas_tpu", "T5's bias is made inside"),
+    ("tpu", dict(dtype="float32"), "pallas_tpu", ""),
+    ("tpu", dict(query_length=16, key_length=16), "xla", "16 x 16 scores are few"),
+    ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
+    ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
+    ("gpu", {}, "cudnn", "NVIDIA"),
+    ("gpu", dict(dtype="float32"), "xla", "cuDNN has no float32"),
+    ("gpu", dict(head_dim=60), "xla", "no heads of 60"),
+    ("gpu", dict(head_dim=256), "xla", "no heads of 256"),
+    ("gpu", dict(dropout=True), "xla", "dropout on attention weights"),
+  ],
+)
+def test_the_choice_says_why(platform, change, chosen, reason):
+  with compile_for(platform):
+    name, why = choose_backend("auto", dataclasses.replace(CASE, **change))
+  assert name == chosen and reason in why
+
+
+def test_a_backend_asked_for_makes_way_where_it_cannot_do_a_case():
+  name, why = choose_backend("pallas_tpu", dataclasses.replace(CASE, dropout=True), platform="tpu")
+  assert name == "xla" and "pallas_tpu is asked for" in why and "dropout" in why

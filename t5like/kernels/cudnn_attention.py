@@ -1,0 +1,111 @@
+"""Attention on NVIDIA GPUs through cuDNN: scores stay on the chip, forward and backward.
+
+T5's bias goes in as a matrix [1, heads, query, key], once for the batch. cuDNN can also give its gradient, but
+sums it over the batch with atomic additions, which costs more than the rest of the backward pass's use of the
+bias; `gpu_bias_gradient` sums it in registers instead. JAX offers cuDNN's backward pass without the bias's
+gradient only by its primitives, hence the private module.
+"""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+from jax._src.cudnn import fused_attention_stablehlo as cudnn
+
+from t5like.kernels.gpu_bias_gradient import bias_gradient
+from t5like.kernels.masks import Codes, Mask, mask_codes, visible
+from t5like.kernels.relative_bias import RelativeBias, bias_by_distance, skewed
+
+# Added to masked scores. bfloat16 has float32's range; much larger numbers make cuDNN subtract infinities.
+_MASKED = -(2.0**40)
+_PARAMETERS = inspect.signature(cudnn.dot_product_attention).parameters
+
+
+def cudnn_attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float
+) -> jax.Array:
+  """query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
+  batch, query_length = query.shape[:2]
+  key_length = key.shape[1]
+  by_distance = None if bias is None else bias_by_distance(bias, query_length, key_length)
+  lengths = codes = None
+  if mask.right_padded and mask.key_valid is not None and mask.query_segments is None and mask.prefix is None:
+    lengths = jnp.sum(mask.key_valid != 0, axis=1, dtype=jnp.int32)
+    # A row without a single key would divide by zero; nobody reads what it attends to.
+    lengths = jnp.maximum(lengths, 1)
+  else:
+    codes = mask_codes(mask, batch, query_length, key_length)
+  # cuDNN skips what lies above the diagonal, but knows no prefix.
+  causal = mask.causal and mask.prefix is None
+  return _attend(query, key, value, by_distance, codes, lengths, mask.causal, causal, scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
+def _attend(query, key, value, by_distance, codes, lengths, causal, skips_future, scale):
+  return _forward(query, key, value, by_distance, codes, lengths, causal, skips_future, scale)[0]
+
+
+def _forward(query, key, value, by_distance, codes, lengths, causal, skips_future, scale):
+  matrix = _score_matrix(query, key, by_distance, codes, causal, skips_future)
+  operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
+  out, log_sums = cudnn._dot_product_attention_fwd_p_wrapper.bind(*operands, **settings, is_training=True)
+  return out, (query, key, value, by_distance, codes, lengths, matrix, out, log_sums)
+
+
+def _backward(causal, skips_future, scale, kept, gradient):
+  query, key, value, by_distance, codes, lengths, matrix, out, log_sums = kept
+  operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
+  d_query, d_key, d_value = cudnn._dot_product_attention_bwd_p_wrapper.bind(
+    *operands, log_sums, out, gradient, **settings
+  )
+  d_by_distance = None
+  if by_distance is not None:
+    if lengths is not None:
+      codes = _codes_of_lengths(lengths, query.shape[1], key.shape[1])
+    shape = query.shape[1], key.shape[1]
+    turn = jax.linear_transpose(lambda x: skewed(x, *shape), by_distance)
+    (d_by_distance,) = turn(
+      bias_gradient(query, key, value, out, gradient, log_sums, by_distance, codes, causal=causal, scale=scale)
+    )
+  return d_query, d_key, d_value, d_by_distance, None, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool, skips_future: bool) -> jax.Array | None:
+  """What is added to the scores, [batch or 1, heads or 1, query, key]: the bias, and the mask where cuDNN has none."""
+  shape = query.shape[1], key.shape[1]
+  matrix = None if by_distance is None else skewed(by_distance, *shape)[None]
+  index = jnp.arange(shape[0])[:, None], jnp.arange(shape[1])[None, :]
+  if codes is not None:
+    allowed = visible(*(i[None] for i in index), codes.query[:, :, None], codes.key[:, None, :], causal)[:, None]
+    matrix = jnp.where(allowed, 0.0 if matrix is None else matrix, _MASKED)
+  elif causal and not skips_future:
+    matrix = jnp.where(index[1] <= index[0], 0.0 if matrix is None else matrix, _MASKED)[None]
+  return None if matrix is None else matrix.astype(query.dtype)
+
+
+def _codes_of_lengths(lengths: jax.Array, query_length: int, key_length: int) -> Codes:
+  valid = jnp.arange(key_length)[None, :] < lengths[:, None]
+  return mask_codes(Mask(key_valid=valid), len(lengths), query_length, key_length)
+
+
+def _call(query, key, value, matrix, lengths, skips_future: bool, scale: float):
+  """Operands and settings that cuDNN's forward and backward calls have in common."""
+  unused = jnp.zeros(0, query.dtype)
+  kinds = cudnn.MaskType
+  if lengths is None:
+    kind, query_lengths, key_lengths = (kinds.CAUSAL if skips_future else kinds.NO_MASK), unused, unused
+  else:
+    kind = kinds.PADDING_CAUSAL if skips_future else kinds.PADDING
+    query_lengths, key_lengths = jnp.full_like(lengths, query.shape[1]), lengths
+  settings = dict(
+    scale=scale, seed=0, dropout_rate=0.0, variadic_args=(matrix is not None, False), mask_type=kind,
+    layout=cudnn.AttentionLayout.BTNH.value, sliding_window_length=None,
+  )  # fmt: skip
+  if "score_mod" in _PARAMETERS:  # since JAX 0.12
+    settings["score_mod"] = None
+  matrix = unused if matrix is None else matrix
+  return (query, key, value, matrix, query_lengths, key_lengths, unused, unused, unused, unused), settings

@@ -1,0 +1,101 @@
+"""Which keys a query may look at, described; as a matrix; and as a code a position for kernels that never write one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+def static(default):
+  """A field that is part of the compiled function, not an array."""
+  return dataclasses.field(default=default, metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Mask:
+  """Which keys a query may look at. Every given condition must hold.
+
+  causal          key index <= query index.
+  prefix          [batch, length], nonzero on a prefix LM's inputs: those
+                  positions see one another in both directions.
+  query_segments, key_segments
+                  [batch, query], [batch, key], 0 or more: only within the same
+                  packed example.
+  key_valid       [batch, key], nonzero on real tokens.
+  right_padded    a promise that `key_valid` is real tokens first, padding after:
+                  a back end may then take a length a row instead of a matrix.
+  """
+
+  causal: bool = static(False)
+  prefix: jax.Array | None = None
+  query_segments: jax.Array | None = None
+  key_segments: jax.Array | None = None
+  key_valid: jax.Array | None = None
+  right_padded: bool = static(False)
+
+
+def mask_matrix(
+  mask: Mask, query_length: int, key_length: int, query_offset: jax.Array | None = None
+) -> jax.Array | None:
+  """True where a query may look: [batch or 1, 1, query, key]; None: everywhere."""
+  allowed = []
+  if mask.causal:
+    query_index = jnp.arange(query_length)[None, :, None]  # [1, query, 1]
+    if query_offset is not None:
+      query_index = query_index + query_offset[:, None, None]  # [batch, query, 1]
+    visible = jnp.arange(key_length)[None, None, :] <= query_index
+    if mask.prefix is not None:
+      inside = mask.prefix.astype(bool)
+      visible = visible | (inside[:, :, None] & inside[:, None, :])
+    allowed.append(visible)
+  if mask.query_segments is not None:
+    allowed.append(mask.query_segments[:, :, None] == mask.key_segments[:, None, :])
+  if mask.key_valid is not None:
+    allowed.append(mask.key_valid.astype(bool)[:, None, :])
+  if not allowed:
+    return None
+  together = allowed[0]
+  for condition in allowed[1:]:
+    together = together & condition
+  return together[:, None, :, :]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Codes:
+  """A mask as one int32 a position: 2 * segment + (1 inside a prefix), and -2 for keys that nobody sees."""
+
+  query: jax.Array  # [batch, query]
+  key: jax.Array  # [batch, key]
+
+
+def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Codes | None:
+  """None where causality is all there is to the mask."""
+  if mask.prefix is None and mask.query_segments is None and mask.key_valid is None:
+    return None
+  query, key = jnp.zeros((batch, query_length), jnp.int32), jnp.zeros((batch, key_length), jnp.int32)
+  if mask.query_segments is not None:
+    query, key = 2 * mask.query_segments.astype(jnp.int32), 2 * mask.key_segments.astype(jnp.int32)
+  if mask.causal and mask.prefix is not None:
+    inside = (mask.prefix != 0).astype(jnp.int32)
+    query, key = query + inside, key + inside
+  if mask.key_valid is not None:
+    key = jnp.where(mask.key_valid != 0, key, -2)
+  return Codes(query, key)
+
+
+def visible(
+  query_index: jax.Array, key_index: jax.Array, query_code: jax.Array | None, key_code: jax.Array | None, causal: bool
+) -> jax.Array | None:
+  """The mask of one tile, from arrays that broadcast to it. None: everywhere.
+
+  Codes that differ by a prefix bit alone are of the same segment.
+  """
+  allowed = key_index <= query_index if causal else None
+  if query_code is None:
+    return allowed
+  same = (query_code >> 1) == (key_code >> 1)
+  if allowed is None:
+    return same
+  return same & (allowed | ((query_code & key_code & 1) == 1))
