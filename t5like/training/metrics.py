@@ -1,20 +1,28 @@
-"""Where numbers go: `metrics.jsonl`, TensorBoard, and what each of them means."""
+"""Where numbers go: `metrics.jsonl`, TensorBoard and other writers, and what each of them means."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import jax
+import numpy as np
+
+from t5like.errors import UserError
 from t5like.training.model_dir import write_text
 from t5like.training.tensorboard import EventWriter
 
 FILE = "metrics.jsonl"
+GLOSSARY_FILE = "metrics_glossary.md"
 
 GLOSSARY = {
-  "loss": "mean cross entropy of a target token, z-loss included (nats)",
+  # Of training, means over the steps since the row before.
+  "loss": "mean cross entropy of a target token (nats); in training z-loss and label smoothing are part of it",
   "z_loss": "the part of loss that keeps the softmax normaliser near 1",
   "accuracy": "share of target tokens whose likeliest prediction is right, given the true tokens before",
   "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
@@ -22,62 +30,171 @@ GLOSSARY = {
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
   "parameter_norm": "global L2 norm of the parameters",
   "learning_rate": "the schedule's value at the step",
+  "skipped_steps": "steps without effect, as loss or gradients were not finite; the other values are those of the rest",
+  # Speed, saves and evaluations left out.
   "tokens_per_second": "input and target tokens, padding included, per second of wall time",
+  "steps_per_second": "steps per second of wall time",
+  "model_teraflops": "TFLOP/s of a device, in the model's own matrix products: nothing that is recomputed counts",
+  "model_flops_utilization": "model_teraflops as a share of the device's published bfloat16 peak",
   "input_wait": "share of wall time the devices stood still for want of a batch",
+  "seconds_in_checkpoints": "wall time that saving took from training since the row before",
+  # Of layers, on demand, from the last step of a row; [3] is the fourth layer of a stack.
+  "gradient/PATH": "L2 norm of the gradients of the parameters under PATH",
+  "parameter/PATH": "L2 norm of the parameters under PATH",
+  "update/PATH": "L2 norm of the change that the step made to the parameters under PATH",
+  # Of evaluation, beside the metrics of the task itself.
+  "perplexity": "e to the loss: among how many equally likely tokens the model is as good as choosing",
+  "target_tokens": "target tokens that an evaluation's loss is the mean of",
 }
+
+_OVER_TOKENS = ("loss", "z_loss", "accuracy")
+_OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
 
 
 def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Means over several steps: sums over target tokens weighed by them, the rest step by step."""
-  tokens = sum(float(m["target_tokens"]) for m in steps)
+  """Means over several steps: sums over target tokens weighed by them, the rest step by step.
+
+  Steps whose `finite` flag is down changed nothing and are only counted. `norms` are those of the last step that
+  has them: the mean of a layer's norm over steps says little.
+  """
+  finite = [m for m in steps if bool(m.get("finite", True))]
+  counted = finite or steps
+  counts = {name: sum(float(m.get(name, 0.0)) for m in counted) for name in ("target_tokens", "sentences")}
   result = {}
-  for name in steps[0]:
-    total = sum(float(m[name]) for m in steps)
-    if name in ("loss", "z_loss", "accuracy"):
-      result[name] = total / max(tokens, 1.0)
-    elif name != "target_tokens":
-      result[name] = total / len(steps)
-  return result
+  for name in counted[0]:
+    if name in ("norms", "finite", "target_tokens", "sentences"):
+      continue
+    total = sum(float(m[name]) for m in counted)
+    if name in _OVER_TOKENS:
+      result[name] = total / max(counts["target_tokens"], 1.0)
+    elif name in _OVER_SENTENCES and "sentences" in counted[0]:
+      result[name] = total / max(counts["sentences"], 1.0)
+    else:
+      result[name] = total / len(counted)
+  if "finite" in steps[0]:
+    result["skipped_steps"] = float(len(steps) - len(finite))
+  norms = next((m["norms"] for m in reversed(counted) if m.get("norms")), {})
+  return result | dict(_named(norms))
+
+
+def _named(norms: Any, path: str = "") -> Iterator[tuple[str, float]]:
+  """{"gradient": {"mlp": [.5, .7]}} as gradient/mlp[0] and gradient/mlp[1]."""
+  if isinstance(norms, Mapping):
+    for name, inner in norms.items():
+      yield from _named(inner, f"{path}/{name}" if path else str(name))
+  elif np.ndim(norms):
+    for number, inner in enumerate(np.asarray(norms)):
+      yield from _named(inner, f"{path}[{number}]")
+  else:
+    yield path, float(norms)
+
+
+class Writer(Protocol):
+  """What further writers are."""
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None: ...
+
+  def close(self) -> None: ...
 
 
 class MetricWriter:
-  """Writes each row of numbers to `metrics.jsonl` and to TensorBoard."""
+  """Writes each row of numbers to `metrics.jsonl`, to TensorBoard and to `writers`.
 
-  def __init__(self, model_dir: Path, first_step: int):
-    self._path = model_dir / FILE
-    _drop_rows_after(self._path, first_step)
-    self._file = self._path.open("a", encoding="utf-8")
-    self._events = EventWriter(model_dir)
+  On several hosts the first one writes for all; on the others nothing is written.
+  """
+
+  def __init__(self, model_dir: Path, first_step: int, writers: Sequence[Writer] = ()):
+    self._writers: list[Writer] = []
+    if jax.process_index() != 0:
+      return
+    path = model_dir / FILE
+    try:
+      model_dir.mkdir(parents=True, exist_ok=True)
+      _drop_rows_after(path, first_step)
+      write_text(model_dir / GLOSSARY_FILE, glossary_text())
+      self._writers = [_JsonLines(path), _TensorBoard(model_dir, first_step), *writers]
+    except OSError as error:
+      raise cannot_write(path, error) from None
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     """`kind` is "train" or "eval/<task>": TensorBoard groups by it."""
+    for writer in self._writers:
+      writer.write(step, kind, values)
+
+  def close(self) -> None:
+    for writer in self._writers:
+      writer.close()
+
+
+class _JsonLines:
+  """Every row is with the system when `write` returns: a killed process loses none."""
+
+  def __init__(self, path: Path):
+    self._path = path
+    self._file = path.open("ab", buffering=0)
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     # JSON knows no NaN; null keeps the row readable by every parser.
     finite = {k: (v if math.isfinite(v) else None) for k, v in values.items()}
-    self._file.write(json.dumps({"step": step, "kind": kind, **finite}) + "\n")
-    self._file.flush()
-    self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
+    row = json.dumps({"step": step, "kind": kind, **finite}).encode() + b"\n"
+    with _naming(self._path):
+      while row:
+        row = row[self._file.write(row) :]
 
   def close(self) -> None:
     self._file.close()
+
+
+class _TensorBoard:
+  def __init__(self, model_dir: Path, first_step: int):
+    self._events = EventWriter(model_dir, first_step)
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    with _naming(self._events.path):
+      self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
+
+  def close(self) -> None:
     self._events.close()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+  """A full disk, a quota, a file system that went away: what a user can do something about."""
+  full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+  return UserError(
+    f"cannot write {path}",
+    because=error.strerror or error,
+    try_="make room there; the same command then goes on from the last checkpoint" if full else "",
+  )
+
+
+def glossary_text() -> str:
+  lines = [f"- `{name}`: {meaning}" for name, meaning in GLOSSARY.items()]
+  return "\n".join(["# What the numbers in metrics.jsonl and TensorBoard mean", "", *lines]) + "\n"
 
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
   """All rows written so far; a line that a killed run left unfinished is passed over."""
   path = Path(model_dir).expanduser() / FILE
   rows = []
-  if path.exists():
-    for line in path.read_text(encoding="utf-8").splitlines():
-      try:
-        rows.append(json.loads(line))
-      except json.JSONDecodeError:
-        continue
+  if path.is_file():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+      with contextlib.suppress(json.JSONDecodeError):
+        row = json.loads(line)
+        if isinstance(row, dict) and {"step", "kind"} <= set(row):
+          rows.append(row)
   return rows
 
 
 def _drop_rows_after(path: Path, step: int) -> None:
   """Forgets rows of steps that a resumed run will do again, so that each step stands once."""
-  if not path.exists():
-    return
-  rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
-  write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+  if path.is_file():
+    rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -59,21 +59,30 @@ def _record(data: bytes) -> bytes:
 
 
 class EventWriter:
-  """Appends scalars to one event file of a folder."""
+  """Appends scalars to one event file of a folder.
 
-  def __init__(self, folder: str | Path):
+  After a restart at `first_step`, TensorBoard is told to forget what earlier files have of later steps.
+  """
+
+  def __init__(self, folder: str | Path, first_step: int = 0):
     now = time.time()
     name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
-    self._file = (Path(folder) / name).open("ab")
-    self._file.write(_record(_event(now, 0, _message(3, b"brain.Event:2"))))
-    self._file.flush()
+    self.path = Path(folder) / name
+    self._file = self.path.open("ab", buffering=0)  # nothing is left behind in this process when it is killed
+    self._append(_event(now, 0, _message(3, b"brain.Event:2")))
+    if first_step:
+      self._append(_event(now, first_step + 1, _message(7, b"\x08\x01")))  # a session log: START
 
   def scalars(self, step: int, values: Mapping[str, float]) -> None:
     summary = b"".join(
       _message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in values.items()
     )
-    self._file.write(_record(_event(time.time(), step, _message(5, summary))))
-    self._file.flush()
+    self._append(_event(time.time(), step, _message(5, summary)))
 
   def close(self) -> None:
     self._file.close()
+
+  def _append(self, event: bytes) -> None:
+    record = _record(event)
+    while record:
+      record = record[self._file.write(record) :]

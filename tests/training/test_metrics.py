@@ -1,13 +1,23 @@
-"""Metrics on their way to files: means, resumed files, TensorBoard read back by TensorFlow's own reader."""
+"""Metrics on their way to files: means, resumed files, full disks, TensorBoard read back by TensorFlow's own reader."""
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 
+from t5like.errors import UserError
 from t5like.training.metrics import GLOSSARY, MetricWriter, mean_metrics, read_metrics
 from t5like.training.progress import ProgressLine, duration
 from t5like.training.tensorboard import EventWriter
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def test_means_weigh_target_tokens():
@@ -16,6 +26,49 @@ def test_means_weigh_target_tokens():
     {"loss": 5.0, "accuracy": 3.0, "target_tokens": 3.0, "learning_rate": 0.3},
   ]
   assert mean_metrics(steps) == pytest.approx({"loss": 3.0, "accuracy": 0.8, "learning_rate": 0.2})
+
+
+def test_means_of_sentences_weigh_rows_where_they_are_counted():
+  sums = [
+    {"loss": 1.0, "target_tokens": 1.0, "sentence_loss": 6.0, "sentence_accuracy": 1.0, "sentences": 4.0},
+    {"loss": 1.0, "target_tokens": 1.0, "sentence_loss": 2.0, "sentence_accuracy": 3.0, "sentences": 12.0},
+  ]
+  assert mean_metrics(sums) == pytest.approx({"loss": 1.0, "sentence_loss": 0.5, "sentence_accuracy": 0.25})
+  means = [{k: v for k, v in m.items() if k != "sentences"} for m in sums]
+  assert mean_metrics(means)["sentence_loss"] == 4.0
+
+
+def test_steps_that_are_not_finite_are_counted_and_left_out():
+  nan, flag = float("nan"), lambda up: np.asarray(up)
+  steps = [
+    {"loss": 10.0, "target_tokens": 2.0, "gradient_norm": 3.0, "finite": flag(True)},
+    {"loss": nan, "target_tokens": 7.0, "gradient_norm": nan, "finite": flag(False)},
+    {"loss": 6.0, "target_tokens": 2.0, "gradient_norm": 1.0, "finite": flag(True)},
+  ]
+  assert mean_metrics(steps) == {"loss": 4.0, "gradient_norm": 2.0, "skipped_steps": 1.0}
+  assert mean_metrics(steps[:1])["skipped_steps"] == 0.0
+  nothing = mean_metrics(steps[1:2])
+  assert nothing["skipped_steps"] == 1.0 and np.isnan(nothing["loss"])
+
+
+def test_norms_of_layers_are_those_of_the_last_step_that_has_them():
+  plain = {"loss": 2.0, "target_tokens": 1.0, "finite": True}
+  norms = {
+    "gradient": {"encoder/layers/mlp": np.array([0.5, 0.25]), "embedder": np.float32(2.0)},
+    "parameter": {"encoder": {"layers": {"mlp": np.array([3.0, 4.0])}}},
+  }
+  other = {"gradient": {"encoder/layers/mlp": np.array([9.0, 9.0]), "embedder": np.float32(9.0)}}
+  lost = {"gradient": {"embedder": np.float32("nan")}}
+  steps = [plain | {"norms": other}, plain | {"norms": norms}, plain, plain | {"finite": False, "norms": lost}]
+  assert mean_metrics(steps) == {
+    "loss": 2.0,
+    "skipped_steps": 1.0,
+    "gradient/encoder/layers/mlp[0]": 0.5,
+    "gradient/encoder/layers/mlp[1]": 0.25,
+    "gradient/embedder": 2.0,
+    "parameter/encoder/layers/mlp[0]": 3.0,
+    "parameter/encoder/layers/mlp[1]": 4.0,
+  }
 
 
 def test_a_resumed_run_records_each_step_once(tmp_path):
@@ -37,14 +90,84 @@ def test_a_resumed_run_records_each_step_once(tmp_path):
     json.loads(line)
 
 
-def test_tensorflow_reads_our_event_files(tmp_path):
+def test_what_a_crash_of_the_machine_left_is_passed_over(tmp_path):
+  good = b'{"step": 1, "kind": "train", "loss": 2.0}\n'
+  (tmp_path / "metrics.jsonl").write_bytes(good + b"\0" * 50 + b"\n\xff\xfe17\n[1, 2]\n17\n" + good)
+  assert [row["loss"] for row in read_metrics(tmp_path)] == [2.0, 2.0]
+
+
+def test_rows_survive_a_kill(tmp_path):
+  program = f"""
+from pathlib import Path
+from t5like.training.metrics import MetricWriter
+writer = MetricWriter(Path({str(tmp_path)!r}), 0)
+for step in range(1, 1000):
+  writer.write(step, "train", {{"loss": 1.0}})
+  print(step, flush=True)
+  if step == 50:
+    import os, signal; os.kill(os.getpid(), signal.SIGKILL)
+"""
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+  done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, 51))
+
+
+def test_a_full_disk_is_named(tmp_path):
+  (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+  writer = MetricWriter(tmp_path, 0)
+  with pytest.raises(UserError) as full:
+    writer.write(1, "train", {"loss": 1.0})
+  assert "metrics.jsonl" in str(full.value) and "No space left" in str(full.value) and "make room" in str(full.value)
+  writer.close()
+
+
+def test_a_model_dir_that_is_a_file_is_named(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match=r"cannot write .*file/metrics\.jsonl"):
+    MetricWriter(tmp_path / "file", 0)
+
+
+class Collected:
+  def __init__(self):
+    self.rows, self.closed = [], False
+
+  def write(self, step, kind, values):
+    self.rows.append((step, kind, dict(values)))
+
+  def close(self):
+    self.closed = True
+
+
+def test_further_writers_get_the_same_rows(tmp_path):
+  other = Collected()
+  writer = MetricWriter(tmp_path, 0, [other])
+  writer.write(2, "eval/snli", {"accuracy": 88.0})
+  writer.close()
+  assert other.rows == [(2, "eval/snli", {"accuracy": 88.0})] and other.closed
+
+
+def test_other_hosts_write_nothing(tmp_path, monkeypatch):
+  other = Collected()
+  monkeypatch.setattr(jax, "process_index", lambda: 1)
+  writer = MetricWriter(tmp_path / "run", 0, [other])
+  writer.write(1, "train", {"loss": 1.0})
+  writer.close()
+  assert not (tmp_path / "run").exists() and not other.rows
+
+
+def read_events(folder):
   tf = pytest.importorskip("tensorflow")
+  paths = sorted(p for p in folder.iterdir() if "tfevents" in p.name)
+  return [tf.compat.v1.Event.FromString(r.numpy()) for p in paths for r in tf.data.TFRecordDataset(str(p))]
+
+
+def test_tensorflow_reads_our_event_files(tmp_path):
   writer = EventWriter(tmp_path)
   writer.scalars(3, {"train/loss": 2.5, "train/ünïcode": -1e-3})
   writer.scalars(2**40, {"train/loss": float("inf")})
   writer.close()
-  (path,) = tmp_path.iterdir()
-  events = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(str(path))]
+  events = read_events(tmp_path)
   assert events[0].file_version == "brain.Event:2"
   assert events[1].step == 3 and events[2].step == 2**40
   values = {v.tag: v.simple_value for v in events[1].summary.value}
@@ -52,9 +175,20 @@ def test_tensorflow_reads_our_event_files(tmp_path):
   assert events[2].summary.value[0].simple_value == float("inf")
 
 
-def test_the_glossary_explains_what_a_run_writes():
+def test_tensorboard_is_told_to_forget_what_is_done_again(tmp_path):
+  tf = pytest.importorskip("tensorflow")
+  EventWriter(tmp_path, first_step=20).close()
+  events = read_events(tmp_path)
+  assert events[1].session_log.status == tf.compat.v1.SessionLog.START and events[1].step == 21
+
+
+def test_the_glossary_explains_what_a_run_writes(tmp_path):
+  MetricWriter(tmp_path, 0).close()
+  text = (tmp_path / "metrics_glossary.md").read_text()
   written = {"loss", "z_loss", "accuracy", "gradient_norm", "parameter_norm", "learning_rate", "tokens_per_second"}
-  assert written | {"input_wait", "sentence_loss", "sentence_accuracy"} == set(GLOSSARY)
+  written |= {"input_wait", "sentence_loss", "sentence_accuracy", "skipped_steps", "model_flops_utilization"}
+  written |= {"steps_per_second", "seconds_in_checkpoints", "perplexity", "target_tokens", "gradient/PATH"}
+  assert written <= set(GLOSSARY) and all(f"`{name}`: " in text for name in GLOSSARY)
 
 
 def test_the_progress_line_rewrites_itself_in_a_terminal_and_is_rare_in_a_log():

@@ -1,0 +1,96 @@
+"""When a run ends because nothing gets better, worked out by hand; the same after a kill."""
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.training.early_stopping import EarlyStopping
+from t5like.training.metrics import MetricWriter, read_metrics
+
+NAN = float("nan")
+
+
+def stops_at(stopping, scores, name="accuracy"):
+  """The number of the first score, from 1, at which the run ends."""
+  return next((n for n, score in enumerate(scores, 1) if stopping.update(10 * n, {name: score})), None)
+
+
+@pytest.mark.parametrize(
+  "scores, arguments, expected",
+  [
+    ([1, 2, 3, 4, 5], {}, None),
+    ([5, 4, 4.5], {}, 3),  # two in a row below the best
+    ([5, 4, 6, 5, 7, 6, 7], {}, 7),  # as good as the best is not better
+    ([5, 4, 6, 3, 2], dict(higher_is_better=False), None),
+    ([5, 4, 6, 4, 3], dict(higher_is_better=False), 4),
+    ([1, 1.1, 1.2, 1.3], dict(min_delta=0.25), 3),
+    ([1, 1.2, 1.4, 1.6, 1.8], dict(min_delta=0.25), None),  # compared with the best, not with the one before
+    ([NAN, NAN], {}, 2),
+    ([NAN, 1, NAN, 2, NAN, float("inf")], {}, 6),
+    ([3, NAN, NAN], dict(higher_is_better=False), 3),
+  ],
+)
+def test_patience_of_two(scores, arguments, expected):
+  assert stops_at(EarlyStopping("accuracy", 2, **arguments), scores) == expected
+
+
+def test_it_says_why():
+  stopping = EarlyStopping("snli/loss", 1, higher_is_better=False)
+  assert stops_at(stopping, [2.5, 2.75], "snli/loss") == 2
+  assert stopping.describe() == "snli/loss has not fallen below 2.5 of step 10 in 1 evaluations"
+  assert stopping.best == 2.5 and stopping.best_step == 10
+
+
+def test_names_may_be_short_as_long_as_they_are_clear():
+  scores = {"eval/snli/accuracy": 1.0, "eval/boolq/accuracy": 2.0, "eval/boolq/f1": 3.0}
+  assert not EarlyStopping("f1", 1).update(1, scores)
+  stopping = EarlyStopping("boolq/accuracy", 1)
+  stopping.update(1, scores)
+  assert stopping.best == 2.0
+  with pytest.raises(UserError, match="several scores") as several:
+    EarlyStopping("accuracy", 1).update(1, scores)
+  assert "eval/snli/accuracy, eval/boolq/accuracy" in str(several.value)
+
+
+def test_a_name_that_does_not_appear_is_an_error_with_the_nearest():
+  with pytest.raises(UserError, match="no evaluation gives such a score") as unknown:
+    EarlyStopping("acuracy", 1).update(1, {"eval/snli/accuracy": 1.0, "eval/snli/f1": 2.0})
+  assert "nearest  accuracy" in str(unknown.value)
+  stopping = EarlyStopping("accuracy", 1)
+  assert not stopping.update(1, {"loss": 1.0}, whole=False)  # another evaluation, with another period
+  stopping.update(2, {"accuracy": 1.0})
+  assert not stopping.update(3, {"loss": 2.0})
+
+
+@pytest.mark.parametrize(
+  "arguments", [dict(patience=0), dict(patience=1, min_delta=-1.0), dict(patience=1, min_delta=NAN)]
+)
+def test_settings_that_cannot_work_are_refused(arguments):
+  with pytest.raises(UserError, match="cannot work"):
+    EarlyStopping("accuracy", **arguments)
+
+
+SCORES = [1.0, 3.0, 2.0, NAN, 3.0, 1.0, 5.0]  # of the steps 10, 20, ...; patience 4 ends at 60
+
+
+@pytest.mark.parametrize("kill", range(5, 75, 10))
+@pytest.mark.parametrize("checkpoint_every", [10, 15, 20])
+def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_every):
+  """Killed once after `kill` steps, it goes on from its last checkpoint, in a process that knows metrics.jsonl only."""
+
+  def run(first, last):
+    writer = MetricWriter(tmp_path, first)
+    stopping = EarlyStopping("snli/accuracy", 4)
+    step = first
+    stop = stopping.restore(read_metrics(tmp_path), first)
+    while not stop and step < last:
+      step += 1
+      if step % 10 == 0:
+        writer.write(step, "train", {"loss": 1.0, "accuracy": 0.5})
+        writer.write(step, "eval/snli", {"accuracy": SCORES[step // 10 - 1]})
+        stop = stopping.update(step, {"snli/accuracy": SCORES[step // 10 - 1]})
+    writer.close()
+    return step, stop
+
+  step, stop = run(0, kill)
+  step, stop = run(step - step % checkpoint_every, 70)
+  assert (step, stop) == (60, True)
