@@ -6,10 +6,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.attention import Mask, RelativeBias, attention
+from t5like.kernels.attention import Case, Mask, RelativeBias, Split, attention, bias_matrix, choose_backend
+from t5like.kernels.cached_attention import Fixed, Grown, PastBias, cached_attention
+from t5like.models.cache import Step
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import dense
 from t5like.models.positions import rotate
+from t5like.models.stepping import fused_products
 
 KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, heads, kv]
 
@@ -29,8 +32,8 @@ class Context:
   bias: RelativeBias | None = None  # the one that all layers share
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: what cross-attention reads
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
-  index: jax.Array | None = None  # [batch]: where a cached decoding step writes and stands
-  cache_length: int | None = _static(None)  # set: return a new cache of so many positions
+  step: Step | None = None  # of cached decoding; x is then one token a row
+  keep: bool = _static(False)  # return every layer's keys and values: a cache starts from them
   bidirectional: bool = _static(False)  # future keys get relative position buckets of their own
   deterministic: bool = _static(True)
 
@@ -70,30 +73,59 @@ class Attention(nn.Module):
     self.value = dense(config, width, ("embed", "heads"))
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
 
-  def __call__(self, x: jax.Array, context: Context, cache: KeysValues | None) -> tuple[jax.Array, KeysValues | None]:
-    """x [batch, length, embed]. With a cache, x is the one token at `context.index`."""
+  def __call__(self, x: jax.Array, context: Context, cache: dict | None) -> tuple[jax.Array, KeysValues | None]:
+    """x [batch, length, embed]. With a cache, x is one token a row, and the cache's grown part comes back."""
+    if context.step is not None:
+      return self._step(x, context, cache)
     query = self._split(self.query(x))  # [batch, length, heads, kv]
     new = {"key": self._split(self.key(x)), "value": self._split(self.value(x))}
-    if self.config.positions == "rotary":
-      positions = context.positions
-      if positions is None:
-        positions = jnp.arange(x.shape[1], dtype=jnp.int32)[None, :]
-      query = rotate(query, positions, self.config.rotary_base)
-      new["key"] = rotate(new["key"], positions, self.config.rotary_base)
-    if cache is not None:
-      new = kept = {name: _write(cache[name], new[name], context.index) for name in new}
-    else:
-      kept = _padded(new, context.cache_length)
-    return self._attend(query, new, context, context.mask, context.bias), kept
+    query, new["key"] = self._rotated(query, new["key"], context.positions)
+    return self._attend(query, new, context, context.mask, context.bias), new if context.keep else None
 
-  def cross(self, x: jax.Array, context: Context, cache: KeysValues | None) -> tuple[jax.Array, KeysValues | None]:
+  def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
     """Looks at `context.encoded`, whose keys and values a cache holds ready."""
-    keys_values = cache
-    if cache is None:
-      encoded = context.encoded
-      keys_values = {"key": self._split(self.key(encoded)), "value": self._split(self.value(encoded))}
-    kept = keys_values if cache is not None or context.cache_length else None
-    return self._attend(self._split(self.query(x)), keys_values, context, context.encoded_mask, None), kept
+    if cache is not None:
+      fixed = Fixed(cache, context.step.encoder_valid)
+      return self._cached(self._split(self.query(x)), fixed=fixed), cache
+    new = {"key": self._split(self.key(context.encoded)), "value": self._split(self.value(context.encoded))}
+    query = self._split(self.query(x))
+    return self._attend(query, new, context, context.encoded_mask, None), new if context.keep else None
+
+  def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
+    """Writes the token's key and value where all rows stand, and looks back."""
+    step, grown = context.step, cache["grown"]  # [rows, 2, heads, length, kv]
+    query, key, value = self._fused_projections(x)  # [rows, 1, heads, kv]
+    query, key = self._rotated(query, key, step.index[:, None])
+    new = jnp.stack([key, value], axis=1).swapaxes(2, 3).astype(grown.dtype)
+    grown = jax.lax.dynamic_update_slice_in_dim(grown, new, step.number, axis=3)
+    fixed = Fixed(cache["prompt"], step.prompt_valid) if "prompt" in cache else None
+    bias = None
+    if context.bias is not None:
+      furthest = grown.shape[3] + (cache["prompt"].shape[3] if "prompt" in cache else 0)
+      offset = jnp.full((1,), furthest - 1, jnp.int32)
+      by_distance = bias_matrix(context.bias, 1, furthest, offset)[0, :, 0, ::-1]  # [heads, furthest]
+      bias = PastBias(by_distance, step.index)
+    return self._cached(query, grown=Grown(grown, step.number), fixed=fixed, bias=bias), grown
+
+  def _fused_projections(self, x: jax.Array) -> list[jax.Array]:
+    """Query, key and value; in one product where decoding has laid the kernels together (see models/stepping.py)."""
+    if not self.has_variable("fused", "qkv"):
+      return [self._split(project(x)) for project in (self.query, self.key, self.value)]
+    return [self._split(y) for y in fused_products(self, "qkv", x.astype(self.config.dtype))]
+
+  def _rotated(self, query: jax.Array, key: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Both turned to their positions where the model has rotary ones."""
+    if self.config.positions != "rotary":
+      return query, key
+    if positions is None:
+      positions = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :]
+    return rotate(query, positions, self.config.rotary_base), rotate(key, positions, self.config.rotary_base)
+
+  def _cached(self, query: jax.Array, **parts) -> jax.Array:
+    config = self.config
+    scale = config.head_dim**-0.5 if config.scale_attention else 1.0
+    y = cached_attention(query[:, 0], **parts, scale=scale, kernel=False if config.attention_backend == "xla" else None)
+    return self.out(y.reshape(y.shape[0], 1, -1))
 
   def _split(self, x: jax.Array) -> jax.Array:
     """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
@@ -113,26 +145,40 @@ class Attention(nn.Module):
       mask=mask,
       bias=bias,
       scale=config.head_dim**-0.5 if config.scale_attention else 1.0,
-      query_offset=context.index,
       dropout_rate=rate if drop else 0.0,
       dropout_key=self.make_rng("dropout") if drop else None,
       backend=config.attention_backend,
+      split=_split_axes(),
     )  # [batch, length, heads, kv]
     return self.out(y.reshape(*y.shape[:2], -1))
 
 
-def _write(cache: jax.Array, new: jax.Array, index: jax.Array) -> jax.Array:
-  """Puts new [batch, 1, heads, kv] at each row's own index of cache [batch, length, heads, kv].
-
-  A select over the whole cache rather than a scatter: rows stand at different
-  indices, and a select stays local however the cache is sharded.
-  """
-  here = jnp.arange(cache.shape[1])[None, :] == index[:, None]  # [batch, length]
-  return jnp.where(here[:, :, None, None], new, cache)
+def _split_axes() -> Split:
+  """Where the rules in force put rows and heads, so that a kernel runs on each device's own."""
+  rows, heads = nn.logical_to_mesh_axes(("batch", "heads")) or (None, None)
+  return Split(rows, heads)
 
 
-def _padded(keys_values: KeysValues, length: int | None) -> KeysValues | None:
-  """The start of a cache of `length` positions; None outside decoding."""
-  if length is None:
-    return None
-  return {name: jnp.pad(x, ((0, 0), (0, length - x.shape[1]), (0, 0), (0, 0))) for name, x in keys_values.items()}
+def describe_backend(
+  config: TransformerConfig, encoder_length: int = 0, decoder_length: int = 0, platform: str | None = None
+) -> str:
+  """Which attention back end a train step uses where, and why: a line for each kind of attention."""
+  rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+  relative = config.positions == "relative_bias"
+  kinds = {
+    "encoder": (encoder_length, encoder_length, relative),
+    "decoder": (decoder_length, decoder_length, relative),
+    "cross": (decoder_length, encoder_length, False),
+  }
+  lines = {}
+  for kind, (queries, keys, has_bias) in kinds.items():
+    if queries and keys:
+      case = Case(
+        dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
+        has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder", dropout=rate > 0.0,
+      )  # fmt: skip
+      lines.setdefault(choose_backend(config.attention_backend, case, platform), []).append(kind)
+  if len(lines) == 1:
+    ((name, reason),) = lines
+    return f"{name} ({reason})"
+  return "\n".join(f"{' and '.join(kinds)}: {name} ({reason})" for (name, reason), kinds in lines.items())

@@ -8,6 +8,7 @@ import jax
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Norm, dense, on_activations
+from t5like.models.stepping import fused_products
 
 
 class MLP(nn.Module):
@@ -23,7 +24,11 @@ class MLP(nn.Module):
     def wide(name):
       return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
 
-    h = act(wide("wi_0")) * wide("wi_1") if config.gated_mlp else act(wide("wi"))
+    if config.gated_mlp:
+      gate, linear = fused_products(self, "wi", x) if self.has_variable("fused", "wi") else map(wide, ("wi_0", "wi_1"))
+      h = act(gate) * linear
+    else:
+      h = act(wide("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
     h = nn.Dropout(rate)(h, deterministic=deterministic)
@@ -54,7 +59,7 @@ class Block(nn.Module):
     kept = {}
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
-    y, kept["self"] = self.attention(self._enter(self.attention_norm, x), context, cache and cache["self"])
+    y, kept["self" if cache is None else "grown"] = self.attention(self._enter(self.attention_norm, x), context, cache)
     x = self._leave(self.attention_norm, x, y, context)
     # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.
     if context.encoded is not None or (cache and "cross" in cache):
@@ -64,7 +69,9 @@ class Block(nn.Module):
       x = self._leave(self.cross_attention_norm, x, y, context)
     y = self.mlp(self._enter(self.mlp_norm, x), context.deterministic)
     x = self._leave(self.mlp_norm, x, y, context)
-    return x, kept if cache is not None or context.cache_length else None
+    if cache is not None:
+      return x, cache | kept
+    return x, kept if context.keep else None
 
   def _enter(self, norm: Norm, x: jax.Array) -> jax.Array:
     return norm(x) if self.config.norm_position == "pre" else x

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
-from t5like.models.cache import Cache, batch_axes
+from t5like.models.cache import Cache, Step, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.stack import Stack
@@ -65,31 +65,23 @@ class GPT(nn.Module):
     last = prompt_lengths(batch)[:, None] - 1
     return jnp.take_along_axis(batch["decoder_input_tokens"], last, axis=1)[:, 0]
 
-  def start_decoding(self, batch: Batch, max_decode_length: int) -> Cache:
-    """Reads prompts [batch, length], padded on the right, and leaves room for `max_decode_length` steps.
-
-    The first step is fed each prompt's last token again (`first_tokens`), so the
-    logits of every step come from `decode_step`.
-    """
+  def start_decoding(self, batch: Batch, max_decode_length: int, copies: int = 1) -> Cache:
+    """Reads prompts [batch, length], padded on the right, and leaves room for `max_decode_length` steps of
+    `copies` outputs each. The first step is fed each prompt's last token again (`first_tokens`)."""
     prompts, lengths = batch["decoder_input_tokens"], prompt_lengths(batch)
-    cache_length = prompts.shape[1] + max_decode_length - 1
-    check_length(self.config, cache_length)
+    check_length(self.config, prompts.shape[1])
     real = jnp.arange(prompts.shape[1])[None, :] < lengths[:, None]
-    # Keys beyond a prompt are hidden from it by causality, or by `prefix` where that is lifted;
-    # later steps write over them before they can be seen.
+    # Keys beyond a prompt are hidden from it by causality, or by `prefix` where that is lifted.
     mask = Mask(causal=True, prefix=real if self.config.prefix_lm else None)
-    _, layers = self._decode(prompts, mask=mask, cache_length=cache_length)
-    return {"index": lengths - 1, "layers": layers}
+    _, kept = self._decode(prompts, mask=mask, keep=True)
+    return start_cache(kept, lengths, max_decode_length, copies, self.config.scan_layers)
 
   def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-    """Feeds tokens [batch]; gives the logits [batch, vocab] of what follows, and the cache."""
-    index = cache["index"]
-    step = {"mask": Mask(causal=True), "positions": index[:, None], "index": index}
+    """Feeds tokens [rows]; gives the logits [rows, vocab] of what follows, and the cache."""
+    index, number = cache["index"], cache["number"]
+    step = {"mask": Mask(), "positions": index[:, None], "step": Step.of(cache)}
     x, layers = self._decode(tokens[:, None], cache["layers"], **step)
-    return self.project(x[:, 0]), cache | {"index": index + 1, "layers": layers}
-
-  def cache_batch_axes(self, cache: Cache) -> Cache:
-    return batch_axes(cache, self.config.scan_layers)
+    return self.project(x[:, 0]), cache | {"index": index + 1, "number": number + 1, "layers": layers}
 
 
 def prompt_lengths(batch: Batch) -> jax.Array:

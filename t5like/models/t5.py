@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
-from t5like.models.cache import Cache, batch_axes
+from t5like.models.cache import Cache, Step, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.stack import Stack
@@ -83,38 +83,38 @@ class T5(nn.Module):
   # Decoding: encode once, then one token a row at a time.
 
   def first_tokens(self, batch: Batch) -> jax.Array:
-    """What the first `decode_step` is fed, [batch]: pad stands for the start of the output."""
-    return jnp.zeros(batch["encoder_input_tokens"].shape[:1], jnp.int32)
+    """What the first `decode_step` is fed, [batch]: the last of `decoder_prompt`."""
+    tokens, lengths = decoder_prompt(batch)
+    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
 
-  def start_decoding(self, batch: Batch, max_decode_length: int) -> Cache:
-    """Encodes, and sets up a cache for `max_decode_length` steps."""
-    check_length(self.config, max_decode_length)
+  def start_decoding(self, batch: Batch, max_decode_length: int, copies: int = 1) -> Cache:
+    """Encodes, and sets up a cache for `max_decode_length` steps of `copies` outputs a row."""
+    tokens, lengths = decoder_prompt(batch)
+    check_length(self.config, tokens.shape[1])
     encoded, valid = self.encode(batch), encoder_valid(batch)
-    first = self.first_tokens(batch)
-    # Running the start token once computes every layer's cross-attention keys and values;
-    # what it writes at position 0 the first step writes again.
-    context = Context(
-      mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), cache_length=max_decode_length
-    )
-    x = self.token_embedder(first[:, None], deterministic=True)
-    _, layers = self._decoder(x, context)
-    return {"index": jnp.zeros_like(first), "layers": layers, "encoder_valid": valid}
+    # Reading the prompt computes every layer's cross-attention keys and values too.
+    context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), keep=True)
+    _, kept = self._decoder(self.token_embedder(tokens, deterministic=True), context)
+    cache = start_cache(kept, lengths, max_decode_length, copies, self.config.scan_layers)
+    return cache | {"encoder_valid": valid}
 
   def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-    """Feeds tokens [batch]; gives the logits [batch, vocab] of what follows, and the cache."""
-    index = cache["index"]
-    context = Context(
-      mask=Mask(causal=True),
-      positions=index[:, None],
-      encoded_mask=Mask(key_valid=cache["encoder_valid"]),
-      index=index,
-    )
+    """Feeds tokens [rows]; gives the logits [rows, vocab] of what follows, and the cache."""
+    index, number = cache["index"], cache["number"]
+    context = Context(mask=Mask(), positions=index[:, None], step=Step.of(cache))
     x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
     x, layers = self._decoder(x, context, cache["layers"])
-    return self.project(x[:, 0]), cache | {"index": index + 1, "layers": layers}
+    return self.project(x[:, 0]), cache | {"index": index + 1, "number": number + 1, "layers": layers}
 
-  def cache_batch_axes(self, cache: Cache) -> Cache:
-    return batch_axes(cache, self.config.scan_layers)
+
+def decoder_prompt(batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Tokens [batch, length] that the output starts with, and how many in each row: pad, which stands for the start
+  of the output, and where the batch has them `decoder_prompt_tokens` [batch, length], padded with 0 on the right."""
+  start = jnp.zeros((batch["encoder_input_tokens"].shape[0], 1), jnp.int32)
+  given = batch.get("decoder_prompt_tokens")
+  if given is None:
+    return start, jnp.ones(start.shape[:1], jnp.int32)
+  return jnp.concatenate([start, given], axis=1), 1 + jnp.sum(given > 0, axis=1).astype(jnp.int32)
 
 
 def encoder_valid(batch: Batch) -> jax.Array:

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from t5like.errors import UserError
+from t5like.models.cache import take_copies
+from t5like.models.stepping import prepare
 
 CLOSE = dict(rtol=0, atol=1e-5)
 
@@ -82,23 +84,72 @@ def test_prefix_lm_reads_its_prompt_in_both_directions(t5_lm, tokens):
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])
-def test_rows_of_a_cache_can_be_reordered(t5, tokens, scan_layers):
-  """What beam search does: take rows 2, 0, 0 of every array along its batch axis."""
+def test_copies_of_a_row_share_what_is_fixed_and_can_be_reordered(t5, tokens, scan_layers):
+  """What beam search does: three copies a row, of which it takes 2, 0, 0 and 1, 1, 2."""
   built = t5(scan_layers=scan_layers)
-  batch = {"encoder_input_tokens": tokens(3, 6)}
-  fed = tokens(3, 4)
-  order = np.array([2, 0, 0])
-  start = built.jit(lambda p, b: built.model.apply({"params": p}, b, 4, method="start_decoding"))
+  batch = {"encoder_input_tokens": tokens(2, 6)}
+  fed = tokens(6, 4)
+  order = np.array([[2, 0, 0], [1, 1, 2]])
+  start = built.jit(lambda p, b: built.model.apply({"params": p}, b, 4, 3, method="start_decoding"))
   step = built.jit(lambda p, t, c: built.model.apply({"params": p}, t, c, method="decode_step"))
   _, cache = step(built.params, fed[:, 0], start(built.params, batch))
-  axes = built.model.cache_batch_axes(cache)
-  moved = jax.tree.map(lambda x, axis: jax.numpy.take(x, order, axis=axis), cache, axes)
+  layer = cache["layers"] if scan_layers else cache["layers"][0]
+  assert layer["cross"].shape[-5] == 2 and layer["grown"].shape[-5] == 6
   straight, _ = step(built.params, fed[:, 1], cache)
-  swapped, _ = step(built.params, fed[order, 1], moved)
-  np.testing.assert_allclose(swapped, np.asarray(straight)[order], **CLOSE)
+  flat = (order + 3 * np.arange(2)[:, None]).reshape(-1)
+  swapped, _ = step(built.params, fed[flat, 1], take_copies(cache, order, scan_layers))
+  np.testing.assert_allclose(swapped, np.asarray(straight)[flat], **CLOSE)
 
 
-def test_cache_length_is_checked_against_learned_positions(gpt, tokens):
+PREPARED = {
+  "t5, scanned": ("t5", dict(scan_layers=True, remat="full", gated_mlp=True)),
+  "t5, shared": ("t5", dict(share_encoder_decoder=True, scan_layers=True)),
+  "gpt": ("gpt", {}),
+}
+
+
+@pytest.mark.parametrize("case", PREPARED)
+def test_prepared_weights_give_the_same_logits(request, case, tokens):
+  """Unrolled, and with query, key and value in one product."""
+  family, fields = PREPARED[case]
+  built = request.getfixturevalue(family)(**fields)
+  name = "encoder_input_tokens" if family == "t5" else "decoder_input_tokens"
+  batch, fed = {name: tokens(2, 5)}, tokens(2, 3)
+
+  def run(params, prepared):
+    model, variables = prepare(built.model, params) if prepared else (built.model, {"params": params})
+    cache = model.apply(variables, batch, 3, method="start_decoding")
+    step = lambda cache, tokens: model.apply(variables, tokens, cache, method="decode_step")[::-1]  # noqa: E731
+    return jax.lax.scan(step, cache, fed.T)[1]
+
+  plain, prepared = built.jit(lambda p: (run(p, False), run(p, True)))(built.params)
+  np.testing.assert_allclose(prepared, plain, **CLOSE)
+
+
+def test_prepared_weights_are_in_the_compute_dtype_but_for_norms_and_biases_of_scores(t5):
+  built = t5(compute_dtype="bfloat16", positions="relative_bias")
+  _, variables = prepare(built.model, built.params)
+  dtypes = {jax.tree_util.keystr(path): x.dtype for path, x in jax.tree.leaves_with_path(variables)}
+  float32 = {path for path, dtype in dtypes.items() if dtype == np.float32}
+  assert float32 == {path for path in dtypes if "norm" in path or "rel_embedding" in path}
+
+
+def test_a_decoder_prompt_is_read_before_the_first_step(t5, tokens):
+  """Rows of different lengths; after the prompt the steps go on as if it had been fed token by token."""
+  built = t5()
+  inputs, whole = tokens(2, 6), tokens(2, 7)
+  lengths = np.array([3, 1])
+  prompt = whole[:, :3] * (np.arange(3)[None] < lengths[:, None])
+  batch = {"encoder_input_tokens": inputs, "decoder_prompt_tokens": prompt}
+  np.testing.assert_array_equal(built.model.first_tokens(batch), whole[[0, 1], lengths - 1])
+  fed = np.stack([row[n - 1 : n + 3] for row, n in zip(whole, lengths, strict=True)])
+  shifted = np.concatenate([np.zeros((2, 1), np.int32), whole], axis=1)
+  expected = np.asarray(built({"encoder_input_tokens": inputs, "decoder_input_tokens": shifted})["logits"])
+  expected = np.stack([row[n : n + 4] for row, n in zip(expected, lengths, strict=True)])
+  np.testing.assert_allclose(decode(built, batch, fed, 4), expected, **CLOSE)
+
+
+def test_prompts_are_checked_against_learned_positions(gpt, tokens):
   built = gpt()  # 24 positions
   with pytest.raises(UserError, match="25 tokens do not fit a model with 24 learned positions"):
-    built.model.apply({"params": built.params}, {"decoder_input_tokens": tokens(1, 6)}, 20, method="start_decoding")
+    built.model.apply({"params": built.params}, {"decoder_input_tokens": tokens(1, 25)}, 2, method="start_decoding")
