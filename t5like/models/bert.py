@@ -29,7 +29,7 @@ class BERT(nn.Module):
     if config.mlm_head:
       self.mlm_head = MLMHead(config)
     if config.pooler:
-      self.pooler = dense(config, config.embed_dim, ("embed", None))
+      self.pooler = dense(config, config.embed_dim, ("embed", "mlp"))
     if config.nsp_head:
       self.nsp_head = dense(config, 2, ("embed", None))
 
@@ -81,7 +81,7 @@ class MLMHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The vectors to compare with the embedding, and the bias [vocab] of the result."""
     config = self.config
-    x = ACTIVATIONS[config.activation](dense(config, config.embed_dim, ("embed", None), name="transform")(hidden))
+    x = ACTIVATIONS[config.activation](dense(config, config.embed_dim, ("embed", "mlp"), name="transform")(hidden))
     init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = self.param("bias", init, (config.vocab_size,), jnp.dtype(config.param_dtype))
     return Norm(config, name="norm")(x), bias.astype(jnp.dtype(config.logits_dtype))

@@ -40,22 +40,31 @@ class Embedder(nn.Module):
   ) -> jax.Array:  # fmt: skip
     """tokens [batch, length]; positions default to 0..length-1; token types to 0."""
     config = self.config
-    x = jnp.take(self.embedding, tokens, axis=0).astype(config.dtype)  # [batch, length, embed]
+    x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
     if config.scale_embeddings:
       x = x * config.embed_dim**0.5
     if positions is None:
       positions = default_positions(tokens)
     if config.positions == "learned":
       check_length(config, tokens.shape[1])
-      x = x + jnp.take(self.position_embedding, positions, axis=0).astype(config.dtype)
+      x = x + self._look_up(self.position_embedding, positions)
     elif config.positions == "sinusoidal":
       x = x + sinusoids(positions, config.embed_dim).astype(config.dtype)
     if config.num_token_types:
       types = jnp.zeros_like(tokens) if token_types is None else token_types
-      x = x + jnp.take(self.token_type_embedding, types, axis=0).astype(config.dtype)
+      x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
     return on_activations(self.dropout(x, deterministic=deterministic))
+
+  def _look_up(self, table: jax.Array, ids: jax.Array, axis: str | None = None) -> jax.Array:
+    """Rows [..., embed] of a table in the compute dtype.
+
+    Its width is gathered first. Looked up in a table that is split by width, rows of the batch would come out split
+    by width too, and the partitioner could only mend that by making all of them whole on every device.
+    """
+    table = nn.with_logical_constraint(table, (axis, None))
+    return jnp.take(table, ids, axis=0).astype(self.config.dtype)
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Scores of every token: [..., embed] -> [..., vocab] in the logits dtype."""

@@ -16,14 +16,17 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 _REMAT = {"remat", "remat2", "checkpoint"}
 
 
 def initialise(function: Callable[[], Any], shardings: Any) -> Any:
   """What `function()` gives, each array created directly on the devices that `shardings` names."""
-  closed, shape = jax.make_jaxpr(function, return_shape=True)()
-  closed = jax.make_jaxpr(lambda: _evaluate(closed.jaxpr.eqns, _constants(closed), closed.jaxpr.outvars, inline=True))()
+  traced, shape = jax.make_jaxpr(function, return_shape=True)()
+  # The forward pass, which no variable's value depends on, goes first.
+  needed, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
+  closed = jax.make_jaxpr(lambda: _evaluate(needed.eqns, _constants(traced), needed.outvars, inline=True))()
   maker = {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars}
   constants = _constants(closed)
   targets = jax.tree.leaves(shardings)

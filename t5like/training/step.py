@@ -1,8 +1,7 @@
-"""One update: loss, gradients, optimizer."""
+"""One update: loss, gradients, optimizer. And one evaluation: the loss alone."""
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,90 +14,144 @@ import optax
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.kernels.cross_entropy import cross_entropy
+from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
+from t5like.training.matrix_updates import is_stacked
+from t5like.training.microbatches import check_microbatches, sum_gradients, sum_numbers
+from t5like.training.optimizer_rules import path_text
 from t5like.training.optimizers import Optimizer
 from t5like.training.state import StateSpec, TrainState
 
+__all__ = [
+  "LossSettings",
+  "check_microbatches",
+  "compile_eval_step",
+  "compile_train_step",
+  "eval_step",
+  "keep_compiled_steps",
+  "loss_and_metrics",
+  "random_key",
+  "train_step",
+]
 
-@dataclasses.dataclass(frozen=True)
-class LossSettings:
-  z_loss: float = 1e-4
-  label_smoothing: float = 0.0
 
-
-def random_key(seed: jax.Array, step: jax.Array, purpose: str) -> jax.Array:
+def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.Array | None = None) -> jax.Array:
   """The key for one use of randomness in one step: restarting draws the same again."""
   key = jax.random.fold_in(jax.random.key(seed), step)
-  return jax.random.fold_in(key, zlib.crc32(purpose.encode()))
+  key = jax.random.fold_in(key, zlib.crc32(purpose.encode()))
+  return key if microbatch is None else jax.random.fold_in(key, microbatch)
 
 
-def loss_and_metrics(
-  outputs: Mapping[str, jax.Array], batch: Any, settings: LossSettings
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Mean loss over real target tokens, and sums that can be added up over batches and hosts.
+def loss_and_gradients(
+  model: nn.Module, settings: LossSettings, state: TrainState, batch: Any
+) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+  """The loss of the whole batch, its metrics and its gradients, however many parts it is taken in."""
+  whole = divisors(batch, settings)
 
-  Where a batch has `labels` for whole rows, their mean loss is added, as BERT adds next-sentence prediction.
-  """
-  logits = outputs["logits"]
-  side = "decoder" if "decoder_target_tokens" in batch else "encoder"
-  targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-  loss, z_part = cross_entropy(logits, targets, settings.z_loss, settings.label_smoothing)
-  total_weight = jnp.sum(weights)
-  right = (jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets).astype(jnp.float32)
-  metrics = {
-    "loss": jnp.sum(loss * weights),
-    "z_loss": jnp.sum(z_part * weights),
-    "accuracy": jnp.sum(right * weights),
-    "target_tokens": total_weight,
-  }
-  mean = metrics["loss"] / jnp.maximum(total_weight, 1.0)
-  if "labels" in batch:
-    sentence_loss, _ = cross_entropy(outputs["nsp_logits"], batch["labels"], 0.0, 0.0)
-    verdict = jnp.argmax(outputs["nsp_logits"], axis=-1).astype(batch["labels"].dtype)
-    mean += jnp.mean(sentence_loss)
-    metrics["sentence_loss"] = jnp.mean(sentence_loss)
-    metrics["sentence_accuracy"] = jnp.mean((verdict == batch["labels"]).astype(jnp.float32))
-  return mean, metrics
+  def loss_of(params, part, microbatch=None):
+    rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
+    outputs = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
+    return loss_and_metrics(outputs, part, settings, whole)
+
+  def gradients_of(microbatch, part):
+    numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params, part, microbatch)
+    return gradients, numbers
+
+  if settings.microbatches == 1:
+    gradients, (loss, metrics) = gradients_of(None, batch)
+  else:
+    gradients, (loss, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, state.params)
+  return loss, metrics, gradients
 
 
 def train_step(
   model: nn.Module, optimizer: Optimizer, settings: LossSettings, state: TrainState, batch: Any
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  def loss_of(params):
-    rngs = {"dropout": random_key(state.seed, state.step, "dropout")}
-    outputs = model.apply({"params": params}, batch, deterministic=False, rngs=rngs)
-    return loss_and_metrics(outputs, batch, settings)
-
-  gradients, metrics = jax.grad(loss_of, has_aux=True)(state.params)
+) -> tuple[TrainState, dict[str, Any]]:
+  """The next state and the numbers of this step."""
+  loss, metrics, gradients = loss_and_gradients(model, settings, state, batch)
   with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
     updates, opt_state = optimizer.transformation.update(gradients, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
+  gradient_norm = optax.tree.norm(gradients)
+  finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
+  if settings.guard:
+    # A choice for every number instead of a branch: it is part of the update's own pass over memory.
+    params, opt_state = jax.tree.map(
+      lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
+    )
   metrics |= {
-    "gradient_norm": optax.tree.norm(gradients),
+    "gradient_norm": gradient_norm,
     "parameter_norm": optax.tree.norm(params),
     "learning_rate": optimizer.learning_rate(state.step),
+    "finite": finite.astype(jnp.float32),
   }
+  if settings.layer_norms:
+    trees = {"parameter": params, "gradient": gradients, "update": updates}
+    metrics["norms"] = {f"{name}/{path}": norm for name, tree in trees.items() for path, norm in layer_norms(tree)}
   return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+
+
+def layer_norms(tree: Any) -> list[tuple[str, jax.Array]]:
+  """The L2 norm of every variable, by path; of scanned layers one each, [layers]."""
+
+  def norm(path, x):
+    axes = tuple(range(int(is_stacked(path)), x.ndim))
+    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes))
+
+  return [(path_text(path), norm(path, x)) for path, x in jax.tree.leaves_with_path(tree)]
+
+
+def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any) -> dict[str, jax.Array]:
+  """Teacher-forced sums without dropout, label smoothing or z-loss: see `evaluation_sums`."""
+
+  def sums(part):
+    return evaluation_sums(model.apply({"params": params}, part, deterministic=True), part)
+
+  return sums(batch) if settings.microbatches == 1 else sum_numbers(sums, batch, settings.microbatches)
 
 
 def compile_train_step(
   model: nn.Module, optimizer: Optimizer, settings: LossSettings, spec: StateSpec, batch: Any, mesh: Mesh
 ) -> jax.stages.Compiled:
   """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused."""
+  check_microbatches(_rows(batch), settings.microbatches, mesh)
 
   def step(state, batch):
     return train_step(model, optimizer, settings, state, batch)
 
-  rows = parallel.batch_sharding(mesh)
   jitted = jax.jit(
     step,
-    in_shardings=(spec.shardings, rows),
+    in_shardings=(spec.shardings, parallel.batch_sharding(mesh)),
     out_shardings=(spec.shardings, parallel.replicated(mesh)),
     donate_argnums=0,
   )
-  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
   with parallel.sharding_context(mesh):
-    return jitted.lower(spec.shapes, shapes).compile()
+    return jitted.lower(spec.shapes, _shapes(batch)).compile()
+
+
+def compile_eval_step(
+  model: nn.Module, settings: LossSettings, spec: StateSpec, batch: Any, mesh: Mesh
+) -> jax.stages.Compiled:
+  """Compiles `(params, batch) -> sums`; the sums are over the rows of all hosts, and the same on each."""
+  check_microbatches(_rows(batch), settings.microbatches, mesh)
+
+  def step(params, batch):
+    return eval_step(model, settings, params, batch)
+
+  jitted = jax.jit(
+    step,
+    in_shardings=(spec.shardings.params, parallel.batch_sharding(mesh)),
+    out_shardings=parallel.replicated(mesh),
+  )
+  with parallel.sharding_context(mesh):
+    return jitted.lower(spec.shapes.params, _shapes(batch)).compile()
+
+
+def _rows(batch: Mapping[str, Any]) -> int:
+  return next(iter(batch.values())).shape[0]
+
+
+def _shapes(batch: Any) -> Any:
+  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
 
 
 def keep_compiled_steps(folder: str | Path) -> None:

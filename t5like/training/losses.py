@@ -1,0 +1,120 @@
+"""What a batch costs: cross entropy of its target tokens, and of whole rows where they have labels."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from t5like.errors import UserError
+from t5like.kernels.cross_entropy import cross_entropy
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSettings:
+  """What a step minimises, and how it goes about it.
+
+  z_loss           weight of log(Z)^2, which keeps the softmax normaliser Z near 1
+  label_smoothing  share of the target that is spread over the whole vocabulary
+  microbatches     parts that a batch is taken in: 1/n of the activations' memory, the same update
+  normaliser       the summed loss is divided by this; None: by the number of real target tokens in the whole batch.
+                   T5 divided by a fixed number, so that a batch with fewer targets moved parameters less
+  guard            a step whose loss or gradients are not finite changes nothing but the step counter
+  layer_norms      report the norm of every parameter, gradient and update, by layer
+  """
+
+  z_loss: float = 1e-4
+  label_smoothing: float = 0.0
+  microbatches: int = 1
+  normaliser: float | None = None
+  guard: bool = True
+  layer_norms: bool = False
+
+  def __post_init__(self):
+    if self.normaliser is not None and not self.normaliser > 0:
+      raise UserError(
+        f"a loss cannot be divided by {self.normaliser!r}",
+        expected="a number above 0, or None to divide by the number of target tokens",
+      )
+
+
+class Divisors(NamedTuple):
+  """Of a whole batch, over all hosts, so that the losses of its parts add up to its loss."""
+
+  tokens: jax.Array  # float32: what the sum over target tokens is divided by
+  rows: jax.Array  # float32: what the sum over labels of rows is divided by
+
+
+def divisors(batch: Mapping[str, jax.Array], settings: LossSettings) -> Divisors:
+  if settings.normaliser is None:
+    tokens = jnp.maximum(jnp.sum(batch[f"{_side(batch)}_loss_weights"]), 1.0)
+  else:
+    tokens = jnp.asarray(settings.normaliser, jnp.float32)
+  return Divisors(tokens, jnp.maximum(jnp.sum(_real_rows(batch)), 1.0))
+
+
+def loss_and_metrics(
+  outputs: Mapping[str, jax.Array], batch: Any, settings: LossSettings, whole: Divisors | None = None
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """The loss, and numbers that add up over the parts of a batch; `whole` says what the loss is divided by.
+
+  Where a batch has `labels` for whole rows, their mean loss is added, as BERT adds next-sentence prediction.
+  """
+  whole = whole or divisors(batch, settings)
+  metrics = _token_sums(outputs, batch, settings.z_loss, settings.label_smoothing)
+  loss = metrics["loss"] / whole.tokens
+  if "labels" in batch:
+    sentences = _sentence_sums(outputs, batch)
+    metrics["sentence_loss"] = sentences["sentence_loss"] / whole.rows
+    metrics["sentence_accuracy"] = sentences["sentence_accuracy"] / whole.rows
+    loss += metrics["sentence_loss"]
+  return loss, metrics
+
+
+def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, jax.Array]:
+  """Sums over target tokens (and labelled rows) with their counts: add over batches, then divide.
+
+  The loss is plain cross entropy, so that exp(loss / target_tokens) is the perplexity.
+  """
+  sums = _token_sums(outputs, batch, z_loss=0.0, label_smoothing=0.0)
+  del sums["z_loss"]
+  return sums | (_sentence_sums(outputs, batch) if "labels" in batch else {})
+
+
+def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float) -> dict[str, jax.Array]:
+  logits, side = outputs["logits"], _side(batch)
+  targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+  loss, z_part = cross_entropy(logits, targets, z_loss, label_smoothing)
+  right = (jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets).astype(jnp.float32)
+  return {
+    "loss": jnp.sum(loss * weights),
+    "z_loss": jnp.sum(z_part * weights),
+    "accuracy": jnp.sum(right * weights),
+    "target_tokens": jnp.sum(weights),
+  }
+
+
+def _sentence_sums(outputs: Any, batch: Any) -> dict[str, jax.Array]:
+  logits, labels, real = outputs["nsp_logits"], batch["labels"], _real_rows(batch)
+  loss, _ = cross_entropy(logits, labels, 0.0, 0.0)
+  right = (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
+  return {
+    "sentence_loss": jnp.sum(loss * real),
+    "sentence_accuracy": jnp.sum(right * real),
+    "sentences": jnp.sum(real),
+  }
+
+
+def _side(batch: Mapping[str, Any]) -> str:
+  return "decoder" if "decoder_target_tokens" in batch else "encoder"
+
+
+def _real_rows(batch: Mapping[str, jax.Array]) -> jax.Array:
+  """[batch] float32: 0 for rows that only fill up a batch and hold no token at all."""
+  tokens = batch.get(f"{_side(batch)}_input_tokens")
+  if tokens is None:
+    return jnp.ones(batch[f"{_side(batch)}_target_tokens"].shape[0], jnp.float32)
+  return jnp.any(tokens > 0, axis=1).astype(jnp.float32)
