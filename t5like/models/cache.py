@@ -37,6 +37,11 @@ class Step:
     return cls(**{field.name: cache.get(field.name) for field in dataclasses.fields(cls)})
 
 
+def last_tokens(prompts: jax.Array, lengths: jax.Array) -> jax.Array:
+  """prompts [batch, length], lengths [batch] -> [batch]."""
+  return jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
+
+
 def start_cache(kept: tuple | dict, prompt_lengths: jax.Array, steps: int, copies: int, scanned: bool) -> Cache:
   """The cache after a pass over prompts, from the keys and values [batch, length, heads, kv] that its layers kept."""
   own = kept["self"] if scanned else kept[0]["self"]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
-from t5like.models.cache import Cache, Step, start_cache
+from t5like.models.cache import Cache, Step, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.stack import Stack
@@ -60,15 +60,18 @@ class GPT(nn.Module):
 
   # Decoding: read the prompts at once, then one token a row at a time.
 
+  def decoder_prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Tokens [batch, length] that the output goes on from, padded on the right, and how many in each row."""
+    return batch["decoder_input_tokens"], prompt_lengths(batch)
+
   def first_tokens(self, batch: Batch) -> jax.Array:
-    """What the first `decode_step` is fed, [batch]: the last token of each prompt."""
-    last = prompt_lengths(batch)[:, None] - 1
-    return jnp.take_along_axis(batch["decoder_input_tokens"], last, axis=1)[:, 0]
+    """What the first `decode_step` is fed, [batch]: the last tokens of the prompts."""
+    return last_tokens(*self.decoder_prompt(batch))
 
   def start_decoding(self, batch: Batch, max_decode_length: int, copies: int = 1) -> Cache:
     """Reads prompts [batch, length], padded on the right, and leaves room for `max_decode_length` steps of
     `copies` outputs each. The first step is fed each prompt's last token again (`first_tokens`)."""
-    prompts, lengths = batch["decoder_input_tokens"], prompt_lengths(batch)
+    prompts, lengths = self.decoder_prompt(batch)
     check_length(self.config, prompts.shape[1])
     real = jnp.arange(prompts.shape[1])[None, :] < lengths[:, None]
     # Keys beyond a prompt are hidden from it by causality, or by `prefix` where that is lifted.

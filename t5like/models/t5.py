@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
-from t5like.models.cache import Cache, Step, start_cache
+from t5like.models.cache import Cache, Step, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.stack import Stack
@@ -82,14 +82,25 @@ class T5(nn.Module):
 
   # Decoding: encode once, then one token a row at a time.
 
+  def decoder_prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Tokens [batch, length] that the output goes on from, and how many in each row.
+
+    Pad stands for the start of the output; `decoder_prompt_tokens` [batch, length], where given, come after it, padded
+    with 0 on the right.
+    """
+    start = jnp.zeros((batch["encoder_input_tokens"].shape[0], 1), jnp.int32)
+    given = batch.get("decoder_prompt_tokens")
+    if given is None:
+      return start, jnp.ones(start.shape[:1], jnp.int32)
+    return jnp.concatenate([start, given], axis=1), 1 + jnp.sum(given > 0, axis=1).astype(jnp.int32)
+
   def first_tokens(self, batch: Batch) -> jax.Array:
-    """What the first `decode_step` is fed, [batch]: the last of `decoder_prompt`."""
-    tokens, lengths = decoder_prompt(batch)
-    return jnp.take_along_axis(tokens, lengths[:, None] - 1, axis=1)[:, 0]
+    """What the first `decode_step` is fed, [batch]: the last tokens of the prompts."""
+    return last_tokens(*self.decoder_prompt(batch))
 
   def start_decoding(self, batch: Batch, max_decode_length: int, copies: int = 1) -> Cache:
     """Encodes, and sets up a cache for `max_decode_length` steps of `copies` outputs a row."""
-    tokens, lengths = decoder_prompt(batch)
+    tokens, lengths = self.decoder_prompt(batch)
     check_length(self.config, tokens.shape[1])
     encoded, valid = self.encode(batch), encoder_valid(batch)
     # Reading the prompt computes every layer's cross-attention keys and values too.
@@ -105,16 +116,6 @@ class T5(nn.Module):
     x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
     x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "number": number + 1, "layers": layers}
-
-
-def decoder_prompt(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Tokens [batch, length] that the output starts with, and how many in each row: pad, which stands for the start
-  of the output, and where the batch has them `decoder_prompt_tokens` [batch, length], padded with 0 on the right."""
-  start = jnp.zeros((batch["encoder_input_tokens"].shape[0], 1), jnp.int32)
-  given = batch.get("decoder_prompt_tokens")
-  if given is None:
-    return start, jnp.ones(start.shape[:1], jnp.int32)
-  return jnp.concatenate([start, given], axis=1), 1 + jnp.sum(given > 0, axis=1).astype(jnp.int32)
 
 
 def encoder_valid(batch: Batch) -> jax.Array:

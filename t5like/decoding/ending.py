@@ -1,0 +1,64 @@
+"""When a row has ended, and how much of it is output."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5like.decoding.settings import DecodeSettings
+
+NOTHING = -1  # stands before the first token; no token id
+
+
+@dataclasses.dataclass(frozen=True)
+class Endings:
+  """Written tokens lie in arrays [..., margin + max_length]: by the margin, stop sequences look back from the start."""
+
+  eos_id: int | None
+  stop_sequences: tuple[tuple[int, ...], ...]
+  min_length: int
+  max_length: int
+
+  @classmethod
+  def of(cls, settings: DecodeSettings, eos_id: int | None) -> Endings:
+    return cls(eos_id, settings.stop_sequences, settings.min_length, settings.max_length)
+
+  @property
+  def margin(self) -> int:
+    return max(map(len, self.stop_sequences), default=0)
+
+  def empty(self, *rows: int, pad_id: int) -> jax.Array:
+    margin = jnp.full((*rows, self.margin), NOTHING, jnp.int32)
+    return jnp.concatenate([margin, jnp.full((*rows, self.max_length), pad_id, jnp.int32)], axis=-1)
+
+  def write(self, written: jax.Array, tokens: jax.Array, position: jax.Array) -> jax.Array:
+    """Puts tokens [...] at a position of written [..., margin + max_length]."""
+    return jax.lax.dynamic_update_slice_in_dim(written, tokens[..., None], self.margin + position, axis=-1)
+
+  def output(self, written: jax.Array) -> jax.Array:
+    return written[..., self.margin :]
+
+  def check(self, written: jax.Array, position: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether the rows end with the token at `position`, and the length of their output then.
+
+    The output is without end of sequence or stop sequence. `limit` broadcasts against the rows.
+    """
+    count = position + 1
+    length = jnp.full(written.shape[:-1], count, jnp.int32)
+    stopped = jnp.zeros(length.shape, bool)
+    for sequence in self.stop_sequences:
+      begin = self.margin + count - len(sequence)
+      tail = jax.lax.dynamic_slice_in_dim(written, begin, len(sequence), axis=-1)
+      matches = jnp.all(tail == jnp.asarray(sequence).reshape((1,) * (tail.ndim - 1) + (-1,)), axis=-1)
+      length = jnp.where(matches, jnp.minimum(length, count - len(sequence)), length)
+      stopped = stopped | matches
+    stopped = stopped & (count >= self.min_length)
+    length = jnp.where(stopped, length, count)
+    if self.eos_id is not None:
+      newest = jax.lax.dynamic_index_in_dim(written, self.margin + position, axis=-1, keepdims=False)
+      ended = newest == self.eos_id
+      length = jnp.where(ended, position, length)
+      stopped = stopped | ended
+    return stopped | (count >= limit), length

@@ -1,0 +1,85 @@
+"""How likely given answers are: rank classification, and likelihoods of any text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from t5like import decoding, parallel
+from t5like.data.layouts import LAYOUTS, Examples
+from t5like.evaluation.generation import placed
+from t5like.objectives import Lengths, Ragged
+
+
+@dataclasses.dataclass(frozen=True)
+class Likelihood:
+  """Of one candidate after its input."""
+
+  log_likelihood: float  # the sum over its tokens
+  tokens: int
+
+  @property
+  def per_token(self) -> float:
+    return self.log_likelihood / max(self.tokens, 1)
+
+
+class CandidateScorer:
+  """Log-likelihoods of candidate answers, each the sum over its tokens: give the end of sequence where it counts."""
+
+  def __init__(self, model: nn.Module, mesh: Mesh, start_id: int = 0, batch_size: int = 64):
+    self.model = model
+    self._mesh = mesh
+    self._start_id = start_id
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    self._rows = -(-batch_size // ways) * ways
+    self._score = jax.jit(self._traced, static_argnames="targets", out_shardings=parallel.replicated(mesh))
+
+  def __call__(
+    self, params: Any, inputs: Sequence[Sequence[int]], candidates: Sequence[Sequence[Sequence[int]]]
+  ) -> list[list[Likelihood]]:
+    """For each input the likelihoods of its candidates; inputs may have different numbers of them."""
+    pairs = [(text, answer) for text, answers in zip(inputs, candidates, strict=True) for answer in answers]
+    scores = [
+      score for i in range(0, len(pairs), self._rows) for score in self._batch(params, pairs[i : i + self._rows])
+    ]
+    ready = iter(scores)
+    return [[next(ready) for _ in answers] for answers in candidates]
+
+  def _batch(self, params: Any, pairs: Sequence[tuple]) -> list[Likelihood]:
+    texts, answers = ([pair[side] for pair in pairs] for side in (0, 1))
+    # A row more than are real scores one token of nothing; its result is dropped.
+    filler = self._rows - len(pairs)
+    inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
+    room = {side: decoding.bucket(int(rows.lengths.max(initial=1))) for side, rows in (("i", inputs), ("t", targets))}
+    lengths = Lengths(0, room["i"], room["t"])
+    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, self._rows), lengths, self._start_id)
+    with parallel.sharding_context(self._mesh):
+      sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room["t"]))
+    return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
+
+  def _traced(self, params: Any, batch: dict[str, jax.Array], *, targets: int) -> jax.Array:
+    """Sums [rows]. Only where targets stand are hidden states made into logits, the largest arrays there are."""
+    variables = {"params": params}
+    hidden = self.model.apply(variables, batch, method="hidden_states")
+    weights = batch["decoder_loss_weights"]
+    first = jnp.argmax(weights > 0, axis=1)
+    places = jnp.minimum(first[:, None] + jnp.arange(targets)[None, :], weights.shape[1] - 1)  # [rows, targets]
+    logits = self.model.apply(variables, jnp.take_along_axis(hidden, places[:, :, None], axis=1), method="project")
+    wanted, counts = (jnp.take_along_axis(x, places, axis=1) for x in (batch["decoder_target_tokens"], weights))
+    inside = first[:, None] + jnp.arange(targets)[None, :] < weights.shape[1]
+    return jnp.sum(decoding.log_likelihoods(logits, wanted) * jnp.where(inside, counts, 0.0), axis=1)
+
+
+def _ragged(rows: Sequence[Sequence[int]]) -> Ragged:
+  lengths = np.array([len(row) for row in rows], np.int64)
+  tokens = np.zeros((len(rows), int(lengths.max(initial=0))), np.int32)
+  for i, row in enumerate(rows):
+    tokens[i, : len(row)] = row
+  return Ragged(tokens, lengths)
