@@ -8,6 +8,8 @@ stored_arrays.py.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -49,7 +51,7 @@ from t5like.training.restoring import (
 )
 from t5like.training.retention import Keep
 from t5like.training.state import StateSpec, TrainState
-from t5like.training.stored_arrays import READ_ERRORS, read_arrays, read_nested, stored_arrays
+from t5like.training.stored_arrays import Unreadable, cause_of, read_arrays, read_nested, stored_arrays
 
 __all__ = [
   "FOLDER",
@@ -74,6 +76,9 @@ __all__ = [
   "restore_state",
   "save_parameters",
 ]
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SaveError(UserError):
@@ -193,17 +198,18 @@ class Checkpoints:
       self._fail(step, needed, error)
 
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
-    free = _free_bytes(self.folder)  # before the half-written files are gone
+    cause, free = cause_of(error), _free_bytes(self.folder)  # before the half-written files are gone
+    full = free < needed or any(os.strerror(number) in cause for number in _FULL)
     if jax.process_count() == 1:  # others may still write; the next start clears up then
       with contextlib.suppress(OSError):
         clear_leftovers(self.folder)
     self._error = SaveError(
       f"checkpoint {step} could not be written",
       folder=self.folder,
-      because=integrity.first_line(error),
-      disk=f"{_size(free)} were free when it failed; a checkpoint needs {_size(needed)}",
+      because=cause,
+      disk=f"{_size(free)} were free when it failed; a checkpoint needs {_size(needed)}" if full else "",
       **self._whole(),
-      try_="make room or mend the disk, then the same command; fewer checkpoints are kept with a smaller Keep.last",
+      try_="make room, or keep fewer checkpoints; then the same command" if full else "",
     )
     self._error.__cause__ = error
 
@@ -276,8 +282,8 @@ def _load(checkpoint: Path, fingerprint: Mapping[str, Any] | None, average: bool
     check_fingerprint(read_fingerprint(checkpoint), fingerprint, checkpoint)
   try:
     return _averaged(checkpoint) if average else read_nested(checkpoint / PARAMS)
-  except READ_ERRORS as error:
-    raise damaged_error(checkpoint, integrity.first_line(error)) from error
+  except Unreadable as error:
+    raise damaged_error(checkpoint, str(error)) from error
 
 
 def _averaged(checkpoint: Path) -> Any:

@@ -27,7 +27,7 @@ from t5like.training.checkpoint_folders import (
   read_description,
   set_aside,
 )
-from t5like.training.stored_arrays import READ_ERRORS, try_reading
+from t5like.training.stored_arrays import Unreadable, try_reading
 
 CHECKSUMS = "checksums.json"
 _CONTENTS = "_CHECKPOINT_METADATA"  # Orbax's list of a checkpoint's items
@@ -151,7 +151,7 @@ def _damage_by_reading(checkpoint: Path) -> str | None:
   try:
     promised = json.loads((checkpoint / _CONTENTS).read_text())["item_handlers"]
     gone = [name for name in promised if not (checkpoint / name).is_dir()]
-  except READ_ERRORS:
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):
     return f"its {_CONTENTS} cannot be read"
   if gone:
     return f"its {gone[0]} is missing"
@@ -161,11 +161,6 @@ def _damage_by_reading(checkpoint: Path) -> str | None:
       try_reading(checkpoint / name)
   except UserError:
     return f"its {METADATA}/{METADATA} cannot be read"
-  except READ_ERRORS as error:
-    return f"its {name} cannot be read: {first_line(error)}"
+  except Unreadable as error:
+    return f"its {name} cannot be read: {error}"
   return None
-
-
-def first_line(error: BaseException) -> str:
-  """Enough of an error to print: TensorStore's go on for pages."""
-  return next(iter(str(error).splitlines()), type(error).__name__)[:300]

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from t5like.errors import UserError
+from t5like.training.run_lock import LOCK
 
 CONFIG = "config.gin"
 RUN_CARD = "run_card.txt"
@@ -16,10 +17,12 @@ def check_model_dir(path: str | Path) -> Path:
   folder = Path(path).expanduser().absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
-  if folder.is_dir() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+  # A run that was killed before it wrote its configuration leaves its lock.
+  found = sorted(p.name for p in folder.iterdir() if p.name != LOCK) if folder.is_dir() else []
+  if found and CONFIG not in found:
     raise UserError(
       f"MODEL_DIR holds other things: {folder}",
-      found=", ".join(sorted(p.name for p in folder.iterdir())[:5]),
+      found=", ".join(found[:5]),
       expected=f"an empty or new folder, or one of an earlier run (with {CONFIG})",
       try_="another --gin.MODEL_DIR=...",
     )

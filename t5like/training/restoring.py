@@ -26,7 +26,7 @@ from t5like.training.checkpoint_folders import (
 )
 from t5like.training.optimizer_rules import check_pattern, nearest_paths, path_text
 from t5like.training.state import StateSpec, TrainState
-from t5like.training.stored_arrays import READ_ERRORS, read_arrays, stored_arrays
+from t5like.training.stored_arrays import Unreadable, read_arrays, stored_arrays
 from t5like.training.structure_difference import Difference, compare
 
 Arrays = Mapping[str, jax.ShapeDtypeStruct]
@@ -217,8 +217,8 @@ def damaged_error(checkpoint: Path, damage: str) -> UserError:
 def _stored(checkpoint: Path, name: str) -> Arrays:
   try:
     return stored_arrays(checkpoint / name)
-  except READ_ERRORS as error:
-    raise damaged_error(checkpoint, f"its {name} cannot be read: {integrity.first_line(error)}") from error
+  except Unreadable as error:
+    raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
 def _read(checkpoint: Path, name: str, wanted: Arrays) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def _read(checkpoint: Path, name: str, wanted: Arrays) -> dict[str, Any]:
     return read_arrays(checkpoint / name, wanted)  # the files are whole: an error is of another kind
   try:
     return read_arrays(checkpoint / name, wanted)
-  except READ_ERRORS as error:
-    raise damaged_error(checkpoint, f"its {name} cannot be read: {integrity.first_line(error)}") from error
+  except Unreadable as error:
+    raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
 def _training(state: TrainState) -> dict[str, Any]:

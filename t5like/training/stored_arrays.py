@@ -5,6 +5,9 @@ Orbax's handler is used directly: it reads without waiting for other processes.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,32 @@ import orbax.checkpoint as ocp
 
 from t5like.training.optimizer_rules import path_text
 
-# What reading damaged files raises, from JSON, TensorStore and the file system.
-READ_ERRORS = (ValueError, KeyError, OSError, TypeError, AttributeError)
+_SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # as TensorStore tells it, after long paths
 _TRIAL_BYTES = 2**30  # read at a time where nothing is kept
+
+
+class Unreadable(Exception):
+  """An item cannot be read: its files are damaged, or gone."""
+
+
+@contextlib.contextmanager
+def _unreadable() -> Iterator[None]:
+  """Damaged files raise whatever JSON, TensorStore and Orbax come upon; too small a device is another story."""
+  try:
+    yield
+  except (MemoryError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:
+    raise Unreadable(cause_of(error)) from error
+
+
+def cause_of(error: BaseException) -> str:
+  """Enough of an error's cause to print: TensorStore's go on for pages."""
+  while error.__cause__ is not None:
+    error = error.__cause__
+  if found := _SYSTEM_ERROR.search(str(error)):
+    return os.strerror(int(found.group(1)))
+  return next(iter(str(error).splitlines()), type(error).__name__)[:300]
 
 
 def stored_arrays(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
@@ -31,13 +57,9 @@ def read_arrays(item: Path, wanted: Mapping[str, jax.ShapeDtypeStruct | None]) -
   leaves, tree = _contents(item)
   items = [0 if path in wanted else ocp.PLACEHOLDER for path in leaves]
   arguments = [_arguments(wanted.get(path)) for path in leaves]
-  handler = ocp.PyTreeCheckpointHandler()
-  try:
-    restored = handler.restore(
-      item, args=ocp.args.PyTreeRestore(item=tree.unflatten(items), restore_args=tree.unflatten(arguments))
-    )
-  finally:
-    handler.close()
+  request = ocp.args.PyTreeRestore(item=tree.unflatten(items), restore_args=tree.unflatten(arguments))
+  with _unreadable(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    restored = handler.restore(item, args=request)
   arrays = dict(zip(leaves, tree.flatten_up_to(restored), strict=True))
   return {path: arrays[path] for path in wanted}
 
@@ -50,7 +72,7 @@ def read_nested(item: Path) -> Any:
 
 
 def try_reading(item: Path) -> None:
-  """Reads every array and drops it, not many at a time; raises one of READ_ERRORS where one cannot be read."""
+  """Reads every array and drops it, not many at a time; raises Unreadable where one cannot be."""
   for group in _groups(stored_arrays(item)):
     read_arrays(item, dict.fromkeys(group))
 
@@ -67,16 +89,10 @@ def _groups(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
 
 
 def _contents(item: Path) -> tuple[dict[str, Any], Any]:
-  handler = ocp.PyTreeCheckpointHandler()
-  try:
-    metadata = handler.metadata(item)
-  finally:
-    handler.close()
-  if metadata is None:
-    raise ValueError("its list of arrays is missing")
-  leaves, tree = jax.tree_util.tree_flatten_with_path(metadata.tree)
+  with _unreadable(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
+    leaves, tree = jax.tree_util.tree_flatten_with_path(handler.metadata(item).tree)
   if not leaves:
-    raise ValueError("its list of arrays is empty")
+    raise Unreadable("its list of arrays is empty")
   return {path_text(path): leaf for path, leaf in leaves}, tree
 
 

@@ -1,99 +1,154 @@
-"""Checkpoints come back whole, onto any mesh, and never into another model."""
+"""Checkpoints come back bit for bit, onto any mesh; the right ones are kept, and reading goes on beside a run."""
+
+import shutil
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from checkpoint_states import AVERAGED, FINGERPRINT, bits, make_state, parameters, save
 
-from t5like import parallel
-from t5like.data.layouts import Examples, encoder_decoder
 from t5like.errors import UserError
-from t5like.models.config import TransformerConfig
-from t5like.models.t5 import T5
-from t5like.objectives import Lengths
-from t5like.training import optimizers, schedules
-from t5like.training.checkpoints import Checkpoints, find_checkpoint, load_parameters, save_parameters
-from t5like.training.state import create_state, state_spec
-
-MODEL = T5(TransformerConfig(64, 16, 32, 2, num_encoder_layers=1, num_decoder_layers=1))
-ROWS = Examples.from_padded(np.ones((8, 6), np.int32), np.ones((8, 4), np.int32))
-BATCH = encoder_decoder(ROWS, Lengths(0, 6, 4))
-FINGERPRINT = {"embed_dim": 16, "vocabulary": "abc"}
-
-
-def make(axes=None, seed=0):
-  optimizer = optimizers.adamw(schedules.constant_rate())
-  spec = state_spec(MODEL, optimizer, BATCH, parallel.make_mesh(parallel.MeshAxes(**(axes or {}))))
-  return create_state(MODEL, optimizer, BATCH, seed, spec), spec
+from t5like.training import integrity
+from t5like.training.checkpoints import (
+  Checkpoints,
+  Keep,
+  check_room,
+  checkpoint_bytes,
+  checkpoint_metrics,
+  find_checkpoint,
+  load_parameters,
+  save_parameters,
+)
+from t5like.training.moving_average import averaged_parameters
 
 
-def same(a, b):
-  return all(jax.tree.leaves(jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b)))
+def steps_in(folder):
+  return sorted(int(p.name) for p in (folder / "checkpoints").iterdir())
 
 
-def save(folder, state, step):
-  checkpoints = Checkpoints(folder)
-  checkpoints.save(state.replace(step=jax.numpy.int32(step)), FINGERPRINT)
-  checkpoints.close()
+def at_step(state, step):
+  return state.replace(step=jnp.int32(step))
 
 
-def test_a_state_is_restored_onto_another_mesh(tmp_path):
-  state, _ = make(dict(data=8))
-  save(tmp_path, state, 7)
-  _, spec = make(dict(data=2, fsdp=2, tensor=2), seed=1)
-  checkpoints = Checkpoints(tmp_path)
-  restored = checkpoints.restore(spec, FINGERPRINT)
-  checkpoints.close()
+def test_a_state_is_restored_bit_for_bit_onto_another_mesh(tmp_path):
+  state, _ = make_state(step=7, axes=dict(data=8))
+  save(tmp_path, state)
+  _, spec = make_state(parameters(seed=1), axes=dict(data=2, fsdp=2, tensor=2))
+  restored = Checkpoints(tmp_path).restore(spec, FINGERPRINT)
   assert int(restored.step) == 7
-  assert same(restored.params, state.params) and same(restored.opt_state, state.opt_state)
-  leaf, sharding = jax.tree.leaves(restored.params)[0], jax.tree.leaves(spec.shardings.params)[0]
-  assert leaf.sharding == sharding
+  assert bits(restored) == bits(state)
+  assert jax.tree.structure(restored) == jax.tree.structure(state)
+  assert all(jax.tree.leaves(jax.tree.map(lambda x, s: x.sharding == s, restored, spec.shardings)))
 
 
 def test_parameters_load_without_a_mesh(tmp_path):
-  state, _ = make()
-  save(tmp_path, state, 3)
+  state, _ = make_state(step=3, axes=dict(fsdp=4, tensor=2))
+  save(tmp_path, state)
   params = load_parameters(tmp_path)
   assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
-  assert same(params, state.params)
-  assert same(load_parameters(tmp_path / "checkpoints/3"), state.params)
+  assert params["scale"].dtype == jnp.bfloat16
+  assert bits(params) == bits(load_parameters(tmp_path / "checkpoints/3")) == bits(state.params)
 
 
 def test_parameters_alone_can_be_saved(tmp_path):
-  state, _ = make()
-  save_parameters(tmp_path, state.params, step=5, fingerprint=FINGERPRINT)
-  assert same(load_parameters(tmp_path, fingerprint=FINGERPRINT), state.params)
+  path = save_parameters(tmp_path, parameters(), step=5, fingerprint=FINGERPRINT)
+  assert path == tmp_path / "checkpoints/5" and integrity.find_damage(path) is None
+  assert bits(load_parameters(tmp_path, fingerprint=FINGERPRINT)) == bits(parameters())
+  with pytest.raises(UserError, match="another model or vocabulary"):
+    load_parameters(tmp_path, fingerprint={"embed_dim": 17})
 
 
-def test_another_model_or_vocabulary_is_refused_with_the_difference(tmp_path):
-  state, spec = make()
-  save(tmp_path, state, 1)
+def test_the_moving_average_loads_without_the_optimizer(tmp_path):
+  state, _ = make_state(optimizer=AVERAGED)
+  save(tmp_path, state)
+  average = load_parameters(tmp_path, average=True)
+  assert bits(average) == bits(averaged_parameters(state.opt_state, state.params)) != bits(state.params)
+  assert average["scale"].dtype == jnp.bfloat16
+
+  save(tmp_path / "without", make_state()[0])
+  with pytest.raises(UserError, match="no moving average"):
+    load_parameters(tmp_path / "without", average=True)
+
+
+def test_a_step_is_saved_once(tmp_path):
+  state, _ = make_state(step=2)
   checkpoints = Checkpoints(tmp_path)
-  with pytest.raises(UserError, match="another model or vocabulary") as error:
-    checkpoints.restore(spec, {**FINGERPRINT, "vocabulary": "xyz"})
+  assert checkpoints.save(state, FINGERPRINT) is True
+  assert checkpoints.save(state, FINGERPRINT) is False
+  assert checkpoints.latest_step() == 2
   checkpoints.close()
-  assert "saved 'abc', now 'xyz'" in str(error.value) and "embed_dim" not in str(error.value)
 
 
-def test_only_the_last_few_are_kept(tmp_path):
-  state, _ = make()
-  checkpoints = Checkpoints(tmp_path, keep=2)
-  for step in (1, 2, 3):
-    checkpoints.save(state.replace(step=jax.numpy.int32(step)), FINGERPRINT)
-  checkpoints.close()
-  assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.isdigit()) == ["2", "3"]
+def test_checkpoints_are_kept_by_policy_also_after_a_restart(tmp_path):
+  """By hand, with last=1 every=4 best=1: after each save, what is left."""
+  state, _ = make_state()
+  keep = Keep(last=1, every=4, best=1, metric="eval/snli/accuracy")
+  scores = {1: 0.5, 2: 0.9, 3: 0.7, 4: float("nan"), 5: 0.6, 6: None, 7: 0.95, 8: 0.1, 9: 0.2}
+  left = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 4, 5], 6: [2, 4, 6], 7: [4, 7], 8: [4, 7, 8], 9: [4, 7, 8, 9]}
+  for step, score in scores.items():
+    checkpoints = Checkpoints(tmp_path, keep)  # nothing is remembered but what is on disk
+    metrics = {"eval/snli/loss": 1.0} if score is None else {"eval/snli/accuracy": score}
+    checkpoints.save(at_step(state, step), FINGERPRINT, metrics)
+    checkpoints.close()
+    assert steps_in(tmp_path) == left[step], step
+  assert checkpoints.best_step() == 7
+  assert checkpoint_metrics(tmp_path)[8] == {"eval/snli/accuracy": 0.1}
 
 
-def test_missing_and_damaged_checkpoints_are_named(tmp_path):
+def test_the_best_may_be_the_lowest_and_of_equals_the_earlier():
+  keep = Keep(last=1, best=2, metric="loss", higher_is_better=False)
+  metrics = {1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}, 4: {}, 5: {"loss": float("inf")}}
+  assert keep.best_steps(metrics) == [2, 1]
+  assert keep.kept(metrics) == {1, 2, 5}
+
+
+@pytest.mark.parametrize("given", [dict(last=0), dict(every=-1), dict(best=2), dict(metric="loss")])
+def test_policies_that_cannot_be_meant_are_refused(given):
+  with pytest.raises(UserError):
+    Keep(**given)
+
+
+def test_a_misspelt_metric_is_answered_with_the_nearest():
+  keep = Keep(best=1, metric="eval/snli/acuracy")
+  with pytest.raises(UserError, match="eval/snli/accuracy"):
+    keep.check_metric(["eval/snli/accuracy", "eval/mnli/accuracy"])
+  Keep(best=1, metric="loss").check_metric(["loss"])
+
+
+def test_missing_checkpoints_are_named(tmp_path):
   with pytest.raises(UserError, match="no checkpoint here"):
     find_checkpoint(tmp_path)
-  state, _ = make()
-  save(tmp_path, state, 4)
+  save(tmp_path, make_state(step=4)[0])
   with pytest.raises(UserError, match="no checkpoint of step 9") as error:
     find_checkpoint(tmp_path, 9)
   assert "known   4" in str(error.value)
-  for path in (tmp_path / "checkpoints/4/params").rglob("*"):
-    if path.is_file() and path.parent.name == "d":
-      path.write_bytes(path.read_bytes()[:10])
-  with pytest.raises(UserError, match="cannot be read") as error:
-    load_parameters(tmp_path)
-  assert str(tmp_path / "checkpoints/4") in str(error.value)
+
+
+def test_a_reader_whose_checkpoint_is_removed_takes_the_newest(tmp_path, monkeypatch):
+  state, _ = make_state(step=1)
+  save(tmp_path, state)
+  newer = at_step(state, 2).replace(params=parameters(seed=9))
+  real = integrity.check_sums
+
+  def removed_meanwhile(checkpoint, items):
+    if checkpoint.name == "1":
+      save(tmp_path, newer, keep=1)
+    return real(checkpoint, items)
+
+  monkeypatch.setattr(integrity, "check_sums", removed_meanwhile)
+  assert bits(load_parameters(tmp_path)) == bits(newer.params)
+  with pytest.raises(UserError, match="no checkpoint of step 1"):
+    load_parameters(tmp_path, step=1)
+
+
+def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
+  state, _ = make_state()
+  # Per parameter itself and two moments in its type; step, seed and Adam's count of 4 bytes each.
+  matrices = 4 * (2 * (16 * 32 + 32) + 64 * 16)
+  assert checkpoint_bytes(state) == 3 * (matrices + 2 * 16) + 3 * 4
+  free = shutil.disk_usage(tmp_path).free
+  check_room(tmp_path / "new/folder", free // 2)
+  with pytest.raises(UserError, match="no room") as error:
+    check_room(tmp_path / "new/folder", 10 * free)
+  assert set(error.value.lines) >= {"free", "needed"}

@@ -1,0 +1,89 @@
+"""A trainer's process as tests start it: `checkpoint_process.py ACTION MODEL_DIR`. Prints JSON lines."""
+
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from checkpoint_states import FINGERPRINT, bits, make_state, parameters
+
+from t5like import parallel
+from t5like.errors import UserError
+from t5like.training.checkpoints import Checkpoints, Keep, checkpoint_steps, newest_whole
+from t5like.training.run_lock import sole_trainer
+
+
+def tell(**what):
+  print(json.dumps(what), flush=True)
+
+
+def large_state(step, axes=None):
+  return make_state(parameters(seed=step, width=256), step, axes=axes)
+
+
+def too_large_files(folder: Path) -> None:
+  """The second save fails in the background, as on a full disk; the third finds the disk mended."""
+  checkpoints = Checkpoints(folder)
+  checkpoints.save(large_state(1)[0], FINGERPRINT)
+  checkpoints.save(large_state(2)[0], FINGERPRINT)
+  checkpoints._wait()
+  unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, unlimited[1]))
+  checkpoints.save(large_state(3)[0], FINGERPRINT)
+  deadline = time.monotonic() + 60
+  try:
+    while time.monotonic() < deadline:  # as a loop does after every step
+      checkpoints.raise_errors()
+      time.sleep(0.01)
+  except UserError as error:
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    tell(kind=type(error).__name__, what=error.what, lines=error.lines, steps=checkpoint_steps(folder))
+    tell(left=sorted(p.name for p in (folder / "checkpoints").iterdir()))
+  checkpoints.raise_errors()  # once is enough
+  tell(saved=checkpoints.save(large_state(3)[0], FINGERPRINT))
+  checkpoints.close()
+
+
+def save_for_ever(folder: Path) -> None:
+  with sole_trainer(folder):
+    worker = os.fork()  # a loader's, which lives on when the trainer is killed
+    if worker == 0:
+      time.sleep(60)
+      os._exit(0)
+    tell(worker=worker)
+    checkpoints = Checkpoints(folder, Keep(last=2))
+    for step in range(1, 10_000):
+      checkpoints.save(large_state(step)[0], FINGERPRINT)
+      tell(step=step)
+
+
+def one_of_two(folder: Path) -> None:
+  """Two hosts save, find the newest damaged, agree on the one before and go on."""
+  parallel.start(timeout=60, config="the same")
+  axes = dict(fsdp=2, tensor=2)
+  with sole_trainer(folder):
+    checkpoints = Checkpoints(folder, Keep(last=2))
+    for step in (1, 2, 3):
+      assert checkpoints.save(large_state(step, axes)[0], FINGERPRINT)
+    assert not checkpoints.save(large_state(3, axes)[0], FINGERPRINT)
+    checkpoints.close()
+    if jax.process_index() == 0:
+      os.truncate(folder / "checkpoints/3/params/_METADATA", 0)
+    newest = newest_whole(folder)
+    _, spec = large_state(0, axes)
+    state = checkpoints.restore(spec, FINGERPRINT, newest.step, verified=True)
+    mine = [bits(shard.data)[""] == bits(large_state(2)[0].params["embedding"][shard.index])[""]
+            for shard in state.params["embedding"].addressable_shards]  # fmt: skip
+    again = Checkpoints(folder, Keep(last=2))
+    again.save(state.replace(step=jax.device_put(np.int32(4), spec.shardings.step)), FINGERPRINT)
+    again.close()
+    tell(step=newest.step, story=newest.story, same=mine, int_step=int(state.step))
+
+
+if __name__ == "__main__":
+  actions = {"too_large_files": too_large_files, "save_for_ever": save_for_ever, "one_of_two": one_of_two}
+  actions[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,55 @@
+"""A small train state without a model: checkpoints ask for no more."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5like import parallel
+from t5like.training.checkpoints import Checkpoints
+from t5like.training.moving_average import with_moving_average
+from t5like.training.state import StateSpec, TrainState
+
+FINGERPRINT = {"embed_dim": 16, "vocabulary": "abc"}
+ADAM = optax.adamw(1e-3)
+AVERAGED = with_moving_average(ADAM, 0.9)
+
+
+def parameters(seed=0, layers=2, width=16):
+  """Random, so that they do not compress away: 'encoder/layers_0/kernel' and so on, 'embedding', 'scale'."""
+  rng = np.random.default_rng(seed)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(np.float32))  # noqa: E731
+  return {
+    "encoder": {f"layers_{i}": {"kernel": draw(width, 32), "bias": draw(32)} for i in range(layers)},
+    "embedding": draw(64, width),
+    "scale": draw(width).astype(jnp.bfloat16),
+  }
+
+
+def make_state(params=None, step=1, optimizer=ADAM, axes=None):
+  """A state on a mesh, and the spec that asks for it. Vectors are whole everywhere, matrices split over the mesh."""
+  params = parameters() if params is None else params
+  mesh = parallel.make_mesh(parallel.MeshAxes(**(axes or {})))
+  opt_state = optimizer.init(params)
+  opt_state = jax.tree.map(lambda x: x + jnp.asarray(3, x.dtype), opt_state)  # not all zeros
+  state = TrainState(step=jnp.int32(step), params=params, opt_state=opt_state, seed=jnp.uint32(5))
+  split = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
+  shardings = jax.tree.map(lambda x: split if x.ndim == 2 else parallel.replicated(mesh), state)
+  shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+  return jax.device_put(state, shardings), StateSpec(shapes, shardings)
+
+
+def save(folder, *states, keep=3, metrics=None):
+  checkpoints = Checkpoints(folder, keep)
+  for state in states:
+    assert checkpoints.save(state, FINGERPRINT, metrics)
+  checkpoints.close()
+
+
+def bits(tree):
+  """The bytes of every array, by path."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf).tobytes()
+    for path, leaf in jax.tree.leaves_with_path(tree)
+  }

@@ -1,0 +1,181 @@
+"""A damaged checkpoint is found, named and set aside, and the run goes on from the one before."""
+
+import functools
+import json
+import os
+import shutil
+
+import jax.numpy as jnp
+import pytest
+from checkpoint_states import FINGERPRINT, bits, make_state, save
+from checkpoint_states import parameters as any_parameters
+
+from t5like.errors import UserError
+from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_whole, restore_state
+from t5like.training.integrity import CHECKSUMS, find_damage
+
+# Large enough to lie in data files; smaller arrays lie in the index.
+parameters = functools.partial(any_parameters, width=256)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+  """Checkpoints of steps 1 and 2; tests work on copies."""
+  folder = tmp_path_factory.mktemp("run")
+  save(folder, make_state(parameters(seed=1), 1)[0], make_state(parameters(seed=2), 2)[0])
+  return folder
+
+
+@pytest.fixture
+def run(two, tmp_path):
+  shutil.copytree(two / "checkpoints", tmp_path / "checkpoints")
+  return tmp_path
+
+
+def largest(folder):
+  """The file that holds arrays."""
+  return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+
+
+def cut(path, missing):
+  os.truncate(path, path.stat().st_size - missing)
+
+
+def halve(path):
+  os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+# What is done to checkpoint 2, and words that must be said of it.
+DAMAGES = {
+  "cut short": (lambda c: cut(largest(c / "params"), 100), "is 100 bytes short"),
+  "grown": (lambda c: largest(c / "params").open("ab").write(b"12345"), "is 5 bytes too long"),
+  "a bit of a parameter": (lambda c: flip(largest(c / "params")), "has other bytes than were written"),
+  "a bit of the optimizer": (lambda c: flip(largest(c / "training")), "has other bytes than were written"),
+  "list of arrays emptied": (lambda c: os.truncate(c / "params/_METADATA", 0), "params/_METADATA is"),
+  "list of arrays removed": (lambda c: (c / "training/_METADATA").unlink(), "training/_METADATA is missing"),
+  "manifest removed": (lambda c: (c / "params/manifest.ocdbt").unlink(), "params/manifest.ocdbt is missing"),
+  "list of items removed": (lambda c: (c / "_CHECKPOINT_METADATA").unlink(), "_CHECKPOINT_METADATA is missing"),
+  "item removed": (lambda c: shutil.rmtree(c / "training"), "training/"),
+  "description emptied": (lambda c: os.truncate(c / "metadata/metadata", 0), "metadata/metadata is"),
+  "checksums emptied": (lambda c: os.truncate(c / CHECKSUMS, 0), "checksums.json cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_run_goes_on_from_the_checkpoint_before(run, name):
+  harm, words = DAMAGES[name]
+  harm(run / "checkpoints/2")
+  newest = newest_whole(run)
+  assert newest.step == 1 and newest.checkpoint == run / "checkpoints/1"
+  (told,) = newest.story
+  assert told.startswith("checkpoint 2 is damaged (its ") and words in told
+  assert told.endswith("moved to checkpoints/damaged-2, going on from step 1")
+  assert checkpoint_steps(run) == [1] and (run / "checkpoints/damaged-2").is_dir()
+
+
+# Without checksums, as a run leaves it that is killed right after the commit: judged by reading.
+READABLE_DAMAGES = {
+  "cut short": lambda c: halve(largest(c / "params")),
+  "optimizer cut short": lambda c: halve(largest(c / "training")),
+  "arrays removed": lambda c: largest(c / "params").unlink(),
+  "list of arrays emptied": lambda c: os.truncate(c / "params/_METADATA", 0),
+  "list of arrays removed": lambda c: (c / "training/_METADATA").unlink(),
+  "manifest emptied": lambda c: os.truncate(c / "params/manifest.ocdbt", 0),
+  "manifest removed": lambda c: (c / "training/manifest.ocdbt").unlink(),
+  "list of items emptied": lambda c: os.truncate(c / "_CHECKPOINT_METADATA", 0),
+  "item removed": lambda c: shutil.rmtree(c / "training"),
+  "description removed": lambda c: (c / "metadata/metadata").unlink(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READABLE_DAMAGES)
+def test_damage_is_found_without_checksums_too(run, name):
+  (run / "checkpoints/2" / CHECKSUMS).unlink()
+  assert newest_whole(run).step == 2  # usable all the same
+  READABLE_DAMAGES[name](run / "checkpoints/2")
+  newest = newest_whole(run)
+  assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.story[0]
+
+
+def test_a_damaged_step_can_be_saved_again(run):
+  for expected in ("damaged-2", "damaged-2-2"):
+    flip(largest(run / "checkpoints/2/params"))
+    assert newest_whole(run).step == 1
+    assert (run / "checkpoints" / expected).is_dir()
+    state, spec = make_state(parameters(seed=3), 2)
+    checkpoints = Checkpoints(run, keep=1)
+    assert checkpoints.save(state, FINGERPRINT)
+    checkpoints.close()
+    assert bits(checkpoints.restore(spec, FINGERPRINT)) == bits(state)
+    save(run / "again", make_state(parameters(), step=1)[0])
+    shutil.move(run / "again/checkpoints/1", run / "checkpoints/1")
+    shutil.rmtree(run / "again")
+  assert (run / "checkpoints/damaged-2").is_dir()  # keeping few does not remove it
+
+
+def test_looking_alone_moves_nothing(run):
+  flip(largest(run / "checkpoints/2/params"))
+  newest = newest_whole(run, move=False)
+  assert newest.step == 1 and newest.story[0].endswith("): going on from step 1")
+  assert checkpoint_steps(run) == [1, 2]
+
+
+def test_where_none_is_whole_nothing_is_moved_and_no_run_begins_anew(run):
+  for step in (1, 2):
+    cut(largest(run / f"checkpoints/{step}/params"), 10)
+  with pytest.raises(UserError, match="no checkpoint of this run is whole") as error:
+    newest_whole(run)
+  assert "step 1: its" in str(error.value) and "step 2: its" in str(error.value)
+  assert checkpoint_steps(run) == [1, 2]
+  assert newest_whole(run / "elsewhere").step is None
+
+
+def test_reading_a_damaged_checkpoint_is_an_error_that_names_it(run):
+  checkpoint = run / "checkpoints/2"
+  flip(largest(checkpoint / "params"))
+  _, spec = make_state(parameters())
+  for read in (lambda: load_parameters(run), lambda: restore_state(checkpoint, spec, FINGERPRINT)):
+    with pytest.raises(UserError, match="damaged") as error:
+      read()
+    assert str(checkpoint) in str(error.value) and "has other bytes than were written" in str(error.value)
+  (checkpoint / CHECKSUMS).unlink()
+  halve(largest(checkpoint / "params"))
+  for read in (lambda: load_parameters(run), lambda: restore_state(checkpoint, spec, FINGERPRINT)):
+    with pytest.raises(UserError, match="damaged"):
+      read()
+
+
+def test_damage_of_the_optimizer_does_not_keep_parameters_from_being_read(run):
+  flip(largest(run / "checkpoints/2/training"))
+  assert bits(load_parameters(run)) == bits(parameters(seed=2))
+
+
+def test_a_list_of_arrays_that_lost_some_gives_no_partial_tree(run):
+  """Without checksums a list that is valid and shorter can only show by what is missing from it."""
+  checkpoint = run / "checkpoints/2"
+  (checkpoint / CHECKSUMS).unlink()
+  listing = json.loads((checkpoint / "params/_METADATA").read_text())
+  del listing["tree_metadata"]["('embedding',)"]
+  (checkpoint / "params/_METADATA").write_text(json.dumps(listing))
+  _, spec = make_state(parameters())
+  with pytest.raises(UserError) as error:
+    restore_state(checkpoint, spec, FINGERPRINT)
+  assert error.value.lines["missing"] == "embedding  float32[64,256]"
+
+
+def test_what_killed_processes_left_is_no_checkpoint_and_is_cleared(run):
+  folder = run / "checkpoints"
+  for left in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-1794", "removing-0"):
+    shutil.copytree(folder / "2", folder / left)
+  assert checkpoint_steps(run) == [1, 2] and newest_whole(run).step == 2
+  checkpoints = Checkpoints(run)
+  assert checkpoints.save(make_state(parameters(), step=3)[0].replace(step=jnp.int32(3)), FINGERPRINT)
+  checkpoints.close()
+  assert sorted(p.name for p in folder.iterdir()) == ["1", "2", "3"]
+  assert find_damage(folder / "3") is None

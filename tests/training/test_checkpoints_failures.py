@@ -1,0 +1,162 @@
+"""Saves that fail end loudly and lose nothing: full disks, folders that cannot be written, kill -9; and two hosts."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
+
+from t5like.errors import UserError
+from t5like.training.checkpoints import (
+  Checkpoints,
+  SaveError,
+  checkpoint_bytes,
+  checkpoint_steps,
+  load_parameters,
+  newest_whole,
+  restore_state,
+)
+from t5like.training.integrity import find_damage
+from t5like.training.run_lock import LOCK, sole_trainer
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start(action, folder, **env):
+  # Warnings and other noise go to where nobody looks, unless the process fails.
+  return subprocess.Popen(
+    [sys.executable, Path(__file__).with_name("checkpoint_process.py"), action, folder],
+    env={**os.environ, "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(REPOSITORY), **env},
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+
+
+def results(process):
+  out, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+  return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+
+
+def test_an_error_in_the_background_ends_the_run_and_the_checkpoints_before_are_whole(tmp_path):
+  error, left, mended = results(start("too_large_files", tmp_path))
+  assert error["kind"] == "SaveError" and error["what"] == "checkpoint 3 could not be written"
+  assert error["lines"]["because"] == "File too large"
+  # Three arrays each of 2 x (256*32 + 32) + 64*256 floats and 256 half ones; 3 numbers.
+  needed = 3 * (4 * (2 * (256 * 32 + 32) + 64 * 256) + 2 * 256) + 12
+  assert f"a checkpoint needs {needed / 1e3:.1f} kB" in error["lines"]["disk"]
+  assert error["lines"]["whole"] == "checkpoint 2: the same command goes on from there"
+  assert error["steps"] == [1, 2] and left["left"] == ["1", "2"]
+  assert mended["saved"] and checkpoint_steps(tmp_path) == [1, 2, 3]
+  for step in (1, 2, 3):
+    assert find_damage(tmp_path / f"checkpoints/{step}") is None
+    assert bits(load_parameters(tmp_path, step)) == bits(parameters(seed=step, width=256))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A disk of 2 MB."""
+  done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True, text=True)
+  if done.returncode:
+    pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+  yield tmp_path
+  subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_full_disk_and_a_read_only_one(small_disk):
+  optimizer = optax.sgd(0.1)  # without a state: random parameters alone do not compress
+  state, _ = make_state(parameters(width=256), 1, optimizer)
+  save(small_disk, state)
+  checkpoints = Checkpoints(small_disk)
+  # Room for the arrays, which is what can be known before; none for the blocks of the small files beside them.
+  filler = small_disk / "filler"
+  disk = os.statvfs(small_disk)
+  filler.write_bytes(bytes(disk.f_bavail * disk.f_frsize - checkpoint_bytes(state) - 8192))
+  later, _ = make_state(parameters(width=256), 2, optimizer)
+  with pytest.raises(SaveError) as error:
+    checkpoints.save(later, FINGERPRINT)
+    checkpoints.close()
+  assert "No space left on device" in error.value.lines["because"]
+  assert "were free when it failed; a checkpoint needs 131." in error.value.lines["disk"]
+  assert error.value.lines["whole"].startswith("checkpoint 1")
+  assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["1"]
+  assert find_damage(small_disk / "checkpoints/1") is None
+
+  with filler.open("ab") as file:
+    file.write(bytes(16384))
+  with pytest.raises(SaveError, match="checkpoint 2 was not written: the disk has no room") as error:
+    checkpoints.save(later, FINGERPRINT)
+  assert set(error.value.lines) >= {"free", "needed", "whole"}
+
+  filler.unlink()
+  subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+  with pytest.raises(SaveError, match="Read-only file system"):
+    checkpoints.save(later, FINGERPRINT)
+  with pytest.raises(UserError, match="MODEL_DIR cannot be written"), sole_trainer(small_disk):
+    pass
+  with pytest.raises(UserError, match="checkpoints cannot be written"):
+    Checkpoints(small_disk / "elsewhere")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path):
+  (tmp_path / "checkpoints").write_text("a file")
+  with pytest.raises(UserError, match="checkpoints cannot be written"):
+    Checkpoints(tmp_path)
+
+
+def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_path):
+  process, worker = start("save_for_ever", tmp_path), None
+  try:
+    while not (line := process.stdout.readline()).startswith('{"worker'):
+      assert line or process.poll() is None, process.stderr.read()
+    worker = json.loads(line)["worker"]
+    while not (line := process.stdout.readline()).startswith('{"step": 4'):
+      assert line or process.poll() is None, process.stderr.read()
+    holder = json.loads((tmp_path / LOCK).read_text())
+    with pytest.raises(UserError, match="another run trains in this directory") as error, sole_trainer(tmp_path):
+      pass
+    assert error.value.lines["by"] == f"process {process.pid} on {socket.gethostname()}"
+    assert error.value.lines["since"] == holder["since"]
+  finally:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+  with sole_trainer(tmp_path):  # at once, though a child of the dead trainer lives on
+    os.kill(worker, signal.SIGKILL)
+    newest = newest_whole(tmp_path)
+    assert newest.step >= 3 and not newest.story
+    assert bits(load_parameters(tmp_path, newest.step)) == bits(parameters(seed=newest.step, width=256))
+    Checkpoints(tmp_path).close()
+    assert all(p.name.isdigit() for p in (tmp_path / "checkpoints").iterdir())
+
+
+def test_two_hosts_save_what_one_restores(tmp_path):
+  with socket.socket() as s:
+    s.bind(("", 0))
+    coordinator = f"localhost:{s.getsockname()[1]}"
+  places = [
+    dict(T5LIKE_COORDINATOR=coordinator, T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID=str(number)) for number in (0, 1)
+  ]
+  processes = [start("one_of_two", tmp_path, **place) for place in places]
+  try:
+    first, second = [results(process)[-1] for process in processes]
+  finally:
+    for process in processes:
+      process.kill()
+      process.wait()
+  assert first["step"] == second["step"] == first["int_step"] == 2
+  assert first["same"] == second["same"] == [True, True]
+  assert "checkpoint 3 is damaged" in first["story"][0] and not second["story"]
+
+  state, spec = make_state(parameters(seed=2, width=256), 4, axes=dict(data=2, fsdp=4))
+  assert checkpoint_steps(tmp_path) == [2, 4] and (tmp_path / "checkpoints/damaged-3").is_dir()
+  restored = restore_state(newest_whole(tmp_path).checkpoint, spec, FINGERPRINT)
+  assert bits(restored) == bits(state)
+  assert np.all(np.asarray(restored.params["embedding"]) == np.asarray(parameters(seed=2, width=256)["embedding"]))

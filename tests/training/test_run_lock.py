@@ -1,0 +1,58 @@
+"""One trainer a directory; the lock of a machine that died is taken over after a silence. Of kill -9: see failures."""
+
+import json
+import os
+import socket
+import time
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.training import run_lock
+from t5like.training.model_dir import check_model_dir
+from t5like.training.run_lock import LOCK, sole_trainer
+
+
+def test_a_second_trainer_is_refused_and_told_who_the_first_is(tmp_path):
+  folder = tmp_path / "new/run"
+  with sole_trainer(folder):
+    with pytest.raises(UserError, match="another run trains in this directory") as error, sole_trainer(folder):
+      pass
+    assert error.value.lines["by"] == f"process {os.getpid()} on {socket.gethostname()}"
+    assert time.strftime("%Y-%m-%d") in error.value.lines["since"]
+  with sole_trainer(folder):
+    pass
+  assert not (folder / LOCK).exists()
+
+
+def test_an_error_in_the_run_frees_the_directory(tmp_path):
+  with pytest.raises(ZeroDivisionError), sole_trainer(tmp_path):
+    raise ZeroDivisionError
+  with sole_trainer(tmp_path):
+    pass
+
+
+def test_a_lock_of_another_machine_counts_while_it_gives_signs_of_life(tmp_path):
+  lock = tmp_path / LOCK
+  lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "since": "then"}))
+  os.utime(lock, (0, time.time() - 170))
+  with pytest.raises(UserError, match="process 7 on elsewhere"), sole_trainer(tmp_path):
+    pass
+  os.utime(lock, (0, time.time() - 190))
+  with sole_trainer(tmp_path):
+    assert json.loads(lock.read_text())["pid"] == os.getpid()
+
+
+def test_the_holder_gives_signs_of_life(tmp_path, monkeypatch):
+  monkeypatch.setattr(run_lock, "_HEARTBEAT", 0.02)
+  with sole_trainer(tmp_path):
+    os.utime(tmp_path / LOCK, (0, 0))
+    deadline = time.monotonic() + 10
+    while (tmp_path / LOCK).stat().st_mtime < time.time() - 60:
+      assert time.monotonic() < deadline
+      time.sleep(0.01)
+
+
+def test_the_lock_of_a_killed_run_does_not_make_its_directory_foreign(tmp_path):
+  (tmp_path / LOCK).write_text("{}")
+  assert check_model_dir(tmp_path) == tmp_path
