@@ -1,0 +1,141 @@
+"""Teacher-forced loss on an evaluation split: how likely the true targets are, without decoding."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5like import data, parallel
+from t5like.cli.batch_plan import Phase, blank_batch
+from t5like.cli.compatibility import check_kind
+from t5like.cli.experiment import Experiment
+from t5like.cli.token_caches import Member
+from t5like.data.layouts import Batch
+from t5like.objectives import SpecialTokens
+from t5like.training.feed import to_devices
+from t5like.training.state import StateSpec
+from t5like.training.step import LossSettings, compile_eval_step
+
+# Rows and what is hidden in them are the same at every evaluation, and in runs of every seed.
+_SEED = 0x10551
+_IN_FLIGHT = 3  # batches that Python is ahead of the devices
+
+EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationRows:
+  """The rows of an evaluation in batches of one size, of which this host makes its share.
+
+  Rows behind the last are a copy of the first whose targets weigh nothing: they only fill up the last batch.
+  """
+
+  source: data.RowSource
+  rows: int
+  batch_size: int
+  share: data.HostShare
+
+  def __len__(self) -> int:
+    return -(-self.rows // self.batch_size)
+
+  def __getitem__(self, number: int) -> Batch:
+    rows = number * self.batch_size + self.share.rows(self.batch_size).astype(np.int64)
+    real = rows < self.rows
+    batch = self.source.rows(np.where(real, rows, 0))
+    if not real.all():
+      for name in batch:
+        if name.endswith("_loss_weights"):
+          batch[name] = np.where(real[:, None], batch[name], np.zeros((), batch[name].dtype))
+    return batch
+
+  def __iter__(self) -> Iterator[Batch]:
+    return (self[number] for number in range(len(self)))
+
+
+class LossEvaluation:
+  """The mean loss of a task's targets under some parameters."""
+
+  def __init__(self, eval_step: EvalStep, rows: EvaluationRows, mesh: jax.sharding.Mesh):
+    self._eval_step, self._rows = eval_step, rows
+    self._sharding = parallel.batch_sharding(mesh)
+
+  def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
+    """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
+    totals: collections.Counter[str] = collections.Counter()
+    in_flight: collections.deque[Mapping[str, jax.Array]] = collections.deque()
+    done = 0
+    for batch in to_devices(self._rows, self._sharding):
+      in_flight.append(self._eval_step(params, batch))
+      if len(in_flight) < _IN_FLIGHT:
+        continue
+      _add(totals, in_flight.popleft())
+      done += 1
+      progress(done, len(self._rows))
+    for sums in in_flight:
+      _add(totals, sums)
+    progress(len(self._rows), len(self._rows))
+    return means(totals)
+
+
+def _add(totals: collections.Counter[str], sums: Mapping[str, jax.Array]) -> None:
+  """Added up in float64: the sum of many batches has more digits than a float32."""
+  totals.update({name: float(value) for name, value in sums.items()})
+
+
+def means(totals: Mapping[str, float]) -> dict[str, float]:
+  """What an evaluation says, from sums over its target tokens and sentences."""
+  tokens = totals["target_tokens"]
+  loss = totals["loss"] / tokens if tokens else math.nan
+  result = {
+    "loss": loss,
+    "perplexity": math.exp(loss) if loss < 700 else loss * math.inf,  # e^710 is beyond a float64
+    "accuracy": totals["accuracy"] / tokens if tokens else math.nan,
+    "target_tokens": tokens,
+  }
+  if "sentences" in totals:
+    result |= {name: totals[name] / totals["sentences"] for name in ("sentence_loss", "sentence_accuracy")}
+  return result
+
+
+def loss_evaluator(
+  experiment: Experiment,
+  phase: Phase,
+  members: Sequence[Member],
+  special: SpecialTokens,
+  spec: StateSpec,
+  mesh: jax.sharding.Mesh,
+  corpus_batches: int = 50,
+  microbatches: int = 1,
+) -> dict[str, LossEvaluation]:
+  """By task, for the members of an evaluation split, in batches of the shape that `phase` has; one compilation for all.
+
+  Of labelled examples every one counts exactly once, packed as in training. Of a corpus the first `corpus_batches`
+  batches of a fixed order do, or about one pass where it has fewer.
+  """
+  rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches) for m in members}
+  if not rows:
+    return {}
+  settings = LossSettings(microbatches=microbatches)
+  eval_step = compile_eval_step(experiment.model, settings, spec, blank_batch(experiment, phase), mesh)
+  return {task: LossEvaluation(eval_step, own, mesh) for task, own in rows.items()}
+
+
+def evaluation_rows(
+  experiment: Experiment, phase: Phase, member: Member, special: SpecialTokens, corpus_batches: int
+) -> EvaluationRows:
+  check_kind(experiment, member.cache)
+  layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
+  share = data.HostShare(jax.process_index(), jax.process_count())
+  if experiment.objective is None:
+    examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.pack)
+    return EvaluationRows(examples, examples.rows_per_epoch, size, share)
+  corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout)
+  # Whole batches, so that a corpus needs no filling: row numbers go on into the next pass, with other tokens hidden.
+  batches = min(corpus_batches, -(-corpus.rows_per_epoch // size))
+  return EvaluationRows(corpus, batches * size, size, share)
