@@ -23,6 +23,10 @@ class EarlyStopping:
       raise UserError(f"early stopping with a min_delta of {min_delta} cannot work", expected="0 or more")
     self.metric, self.patience = metric, patience
     self._sign, self._min_delta = (1.0 if higher_is_better else -1.0), min_delta
+    self._forget()
+
+  def _forget(self) -> None:
+    self._name: str | None = None  # of the metric, in full, where only its end was given
     self.best: float | None = None
     self.best_step: int | None = None
     self._last_step = -1  # the last evaluation that had the metric
@@ -48,7 +52,8 @@ class EarlyStopping:
     return self.stopped
 
   def restore(self, rows: Iterable[Mapping[str, Any]], step: int) -> bool:
-    """Remembers the evaluations up to `step` from the rows of metrics.jsonl; True: stop."""
+    """Remembers the evaluations up to `step` from the rows of metrics.jsonl, and no other; True: stop."""
+    self._forget()
     evaluations: dict[int, dict[str, Any]] = {}
     for row in rows:
       if row["kind"] != "train" and row["step"] <= step:
@@ -74,14 +79,17 @@ class EarlyStopping:
       self._worse += 1
 
   def _find(self, scores: Mapping[str, Any]) -> str | None:
+    """The full name of the metric, if it is among the scores; a second one that it could mean is an error."""
     if self.metric in scores:
       return self.metric
-    matching = [name for name in scores if name.endswith(f"/{self.metric}")]
-    if len(matching) > 1:
+    matching = {name for name in scores if name.endswith(f"/{self.metric}")}
+    meant = sorted(matching | ({self._name} if matching and self._name else set()))
+    if len(meant) > 1:
       raise UserError(
-        f"early stopping on {self.metric!r} can mean several scores", scores=", ".join(matching), try_="one of them"
+        f"early stopping on {self.metric!r} can mean several scores", scores=", ".join(meant), try_="one of them"
       )
-    return matching[0] if matching else None
+    self._name = meant[0] if meant else self._name
+    return self._name if meant else None
 
   def _unknown(self, scores: Mapping[str, Any]) -> UserError:
     ends = {end for name in scores for end in (name, name.rpartition("/")[2])}

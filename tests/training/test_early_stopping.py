@@ -48,7 +48,11 @@ def test_names_may_be_short_as_long_as_they_are_clear():
   assert stopping.best == 2.0
   with pytest.raises(UserError, match="several scores") as several:
     EarlyStopping("accuracy", 1).update(1, scores)
-  assert "eval/snli/accuracy, eval/boolq/accuracy" in str(several.value)
+  assert "eval/boolq/accuracy, eval/snli/accuracy" in str(several.value)
+  stopping = EarlyStopping("snli/accuracy", 1)
+  stopping.update(1, {"eval_loss/snli/accuracy": 0.5}, whole=False)
+  with pytest.raises(UserError, match="several scores"):  # of another evaluation, at the same step
+    stopping.update(1, {"eval/snli/accuracy": 88.0}, whole=False)
 
 
 def test_a_name_that_does_not_appear_is_an_error_with_the_nearest():
@@ -94,3 +98,11 @@ def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_e
   step, stop = run(0, kill)
   step, stop = run(step - step % checkpoint_every, 70)
   assert (step, stop) == (60, True)
+
+
+def test_a_run_that_goes_back_forgets_what_it_takes_back():
+  rows = [{"step": 10 * n, "kind": "eval/snli", "accuracy": x} for n, x in enumerate([1.0, 9.0, 8.0], 1)]
+  stopping = EarlyStopping("eval/snli/accuracy", 1)
+  assert stopping.restore(rows, 30) and stopping.best == 9.0
+  assert not stopping.restore(rows, 10) and stopping.best == 1.0
+  assert not stopping.update(20, {"eval/snli/accuracy": 2.0}) and stopping.best_step == 20
