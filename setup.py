@@ -54,6 +54,7 @@ setup(
     "cuda": ["jax[cuda13]>=0.10,<0.13"],
     "hf": ["torch>=2.6,<3", "transformers>=5,<6"],
     "bench": ["torch>=2.6,<3", "transformers>=5,<6"],
+    "wandb": ["wandb>=0.19,<1"],
     "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-xdist>=3.6,<4"],
   },
 )
