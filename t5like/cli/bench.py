@@ -1,6 +1,8 @@
 """Measure how fast things are on this machine, beside a peer or a limit where there is one.
 
 t5like bench data
+t5like bench decode --model=t5_1_1/base
+t5like bench train --model=t5_1_1/base
 """
 
 import argparse
@@ -8,6 +10,8 @@ import argparse
 from t5like.cli.subcommands import add_subcommands, run_subcommand
 
 SUBCOMMANDS = {
+  "train": ("a train step of a model, beside Hugging Face's where it is installed", "bench_train"),
+  "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "bench_decode"),
   "data": ("objectives, tokenising, and batches from a token cache", "bench_data"),
 }
 

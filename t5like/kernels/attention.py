@@ -48,6 +48,10 @@ class Case:
   cached: bool = False  # one step of decoding: queries stand at an offset
 
 
+# Nothing is split.
+WHOLE = Split()
+
+
 def attention(
   query: jax.Array,  # [batch, query, heads, kv]
   key: jax.Array,  # [batch, key, heads, kv]
@@ -60,7 +64,7 @@ def attention(
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   backend: str = "auto",
-  split: Split = Split(),
+  split: Split = WHOLE,
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Attends; the softmax is in float32 whatever the inputs are.
 

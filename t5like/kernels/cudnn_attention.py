@@ -6,6 +6,7 @@ bias; `gpu_bias_gradient` sums it in registers instead. JAX offers cuDNN's backw
 gradient only by its primitives, hence the private module.
 """
 
+import dataclasses
 import functools
 import inspect
 
@@ -26,8 +27,10 @@ def cudnn_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float
 ) -> jax.Array:
   """query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
-  batch, query_length = query.shape[:2]
-  key_length = key.shape[1]
+  batch, given_length = query.shape[:2]
+  if bias is not None or any(x is not None for x in (mask.prefix, mask.query_segments, mask.key_valid)):
+    query, key, value, mask = _of_even_length(query, key, value, mask)
+  query_length, key_length = query.shape[1], key.shape[1]
   by_distance = None if bias is None else bias_by_distance(bias, query_length, key_length)
   lengths = codes = None
   if mask.right_padded and mask.key_valid is not None and mask.query_segments is None and mask.prefix is None:
@@ -38,7 +41,33 @@ def cudnn_attention(
     codes = mask_codes(mask, batch, query_length, key_length)
   # cuDNN skips what lies above the diagonal, but knows no prefix.
   causal = mask.causal and mask.prefix is None
-  return _attend(query, key, value, by_distance, codes, lengths, mask.causal, causal, scale)
+  out = _attend(query, key, value, by_distance, codes, lengths, mask.causal, causal, scale)
+  return out[:, :given_length]
+
+
+def _of_even_length(
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask
+) -> tuple[jax.Array, jax.Array, jax.Array, Mask]:
+  """Adds a position of padding where a length is odd: cuDNN adds matrices of even sizes only."""
+  more_queries, more_keys = query.shape[1] % 2, key.shape[1] % 2
+  if not more_queries and not more_keys:
+    return query, key, value, mask
+  valid = mask.key_valid
+  if valid is None and not mask.causal:  # a causal mask hides the new last key by itself
+    valid = jnp.ones(key.shape[:2], bool)
+
+  def padded(x, more):
+    return None if x is None else jnp.pad(x, [(0, 0), (0, more)] + [(0, 0)] * (x.ndim - 2))
+
+  mask = dataclasses.replace(
+    mask,
+    prefix=padded(mask.prefix, more_keys),
+    query_segments=padded(mask.query_segments, more_queries),
+    key_segments=padded(mask.key_segments, more_keys),
+    key_valid=padded(valid, more_keys),
+    right_padded=mask.right_padded or mask.key_valid is None,
+  )
+  return padded(query, more_queries), padded(key, more_keys), padded(value, more_keys), mask
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))

@@ -66,7 +66,8 @@ def _divisor(number: int, at_most: int) -> int:
 
 
 def _tile(
-  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, by_distance_ref, *refs, rows, causal, scale, coded
+  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, by_distance_ref, *refs,
+  rows, causal, scale, coded,
 ):  # fmt: skip
   *code_refs, out_ref = refs
   _, query_length, heads, width = query_ref.shape

@@ -17,7 +17,10 @@ Batch = Mapping[str, jax.Array]
 
 
 class T5(nn.Module):
-  """Encoder-decoder. T5 1.1, mT5, ByT5 and shared stacks are configs of it: see gin/models."""
+  """Encoder-decoder. T5 1.1, mT5, ByT5 and shared stacks are configs of it: see gin/models.
+
+  Rows are padded on the right, as seqio and data/ lay them out: a GPU is told how many real tokens each begins with.
+  """
 
   config: TransformerConfig
 
@@ -62,7 +65,7 @@ class T5(nn.Module):
     """The encoder's hidden states, [batch, encoder length, embed]."""
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch))
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
     x = self.token_embedder(tokens, positions, deterministic=deterministic)
     context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
     x, _ = self._encoder(x, context)
@@ -128,5 +131,5 @@ def _encoded_mask(batch: Batch) -> Mask:
   """Which inputs a target may look at: real ones, and in a packed row those of its own example."""
   queries, keys = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
   if queries is None or keys is None:
-    return Mask(key_valid=encoder_valid(batch))
-  return Mask(query_segments=queries, key_segments=keys, key_valid=encoder_valid(batch))
+    return Mask(key_valid=encoder_valid(batch), right_padded=True)
+  return Mask(query_segments=queries, key_segments=keys, key_valid=encoder_valid(batch), right_padded=True)
