@@ -46,6 +46,7 @@ class Goodput:
     self._open: list[_Span] = []
     self._starting: float | None = None
     self._lost = 0
+    self._first_step: int | None = None
 
   @contextlib.contextmanager
   def spent_on(self, category: str) -> Iterator[None]:
@@ -76,8 +77,9 @@ class Goodput:
     """
     reached = [row["step"] for row in read_metrics(model_dir) if row["kind"] == "train"]
     reached += [attempt["last_step"] for attempt in read_attempts(model_dir / FILE)]
-    self._lost = max(max(reached, default=0) - first_step, 0)
-    return self._lost
+    lost = max(max(reached, default=0) - first_step, 0)
+    self._lost += lost  # an attempt that goes back by itself adds to what it began with
+    return lost
 
   def as_dict(self) -> dict[str, Any]:
     """Seconds in all, the share in steps, and seconds by category, which add up to all."""
@@ -112,9 +114,10 @@ class Goodput:
     Written along with every checkpoint, it tells of attempts that were killed, too.
     """
     result = self.as_dict()
+    self._first_step = first_step if self._first_step is None else min(self._first_step, first_step)
     line = self._attempt | {
       "written": round(time.time(), 3),
-      "first_step": first_step,
+      "first_step": self._first_step,
       "last_step": last_step,
       "ended": ended,
       "steps_lost": self._lost,

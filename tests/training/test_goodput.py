@@ -136,3 +136,7 @@ def test_an_attempt_knows_what_is_done_again(tmp_path):
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 120 and line["last_step"] == 300 and line["ended"] == "SIGTERM"
   assert Goodput().resume(tmp_path, 290) == 10  # metrics.jsonl does not tell, this file does
+  assert goodput.resume(tmp_path, 280) == 20  # back, in the same process
+  goodput.write(tmp_path / FILE, 280, 400, "done")
+  (line,) = read_attempts(tmp_path / FILE)
+  assert line["steps_lost"] == 140 and (line["first_step"], line["last_step"]) == (150, 400)
