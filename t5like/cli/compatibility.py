@@ -10,7 +10,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from t5like import data, parallel
+from t5like import data, parallel, planning
 from t5like.cli.experiment import Experiment
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
@@ -87,6 +87,11 @@ def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   if model.batch_layout == "encoder":
     return {"encoder_length": lengths.inputs, "decoder_length": 0}
   return {"encoder_length": 0, "decoder_length": lengths.inputs + lengths.targets}
+
+
+def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
+  """Model FLOPs of a train step."""
+  return planning.train_step_flops(model.config, batch_size, **stack_lengths(model, lengths))
 
 
 def row_lengths(experiment: Experiment, given: Mapping[str, int], special: SpecialTokens) -> Lengths:

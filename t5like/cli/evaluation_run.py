@@ -24,14 +24,22 @@ def scorer(
   lengths: Lengths,
   batch_size: int,
   examples: int,
+  beat: Callable[[], None] = lambda: None,
 ) -> Callable[[Any], evaluation.Evaluation]:
-  """A function from parameters to an evaluation; decoding is compiled once. `examples` 0 means all."""
+  """A function from parameters to an evaluation; decoding is compiled once.
+
+  `examples` 0 means all; `beat` is called after every batch, as a sign of life.
+  """
   predictor = evaluation.Predictor(model, mesh, lengths.targets, vocabulary.eos_id)
   prompts = PROMPTS[model.batch_layout]
   special = SpecialTokens.of(vocabulary)
   fields = list(cache.fields())
   total = min(examples or cache.examples, cache.examples)
   progress = ProgressLine()
+
+  def note(done: int) -> None:
+    beat()
+    progress.show(f"decoding {done:,}/{total:,}")
 
   def score(params: Any) -> evaluation.Evaluation:
     result = evaluation.evaluate(
@@ -40,7 +48,7 @@ def scorer(
       vocabulary.decode,
       fields,
       cache.manifest["scoring"],
-      lambda done: progress.show(f"decoding {done:,}/{total:,}"),
+      note,
     )
     progress.leave()
     return result

@@ -13,7 +13,15 @@ from t5like.cli.cache import DEFAULT_ROOT
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
+from t5like.training.checkpoints import Keep, Restore
+from t5like.training.early_stopping import EarlyStopping
+from t5like.training.finiteness import POLICIES
 from t5like.training.optimizers import Optimizer
+
+_COUNTS = ("batch_size", "steps", "log_period", "loader_threads", "microbatches", "eval_loss_batches")
+_NUMBERS = (
+  "checkpoint_period", "eval_period", "eval_loss_period", "norms_period", "eval_examples", "seed", "loader_processes",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,16 +60,38 @@ class Experiment:
   mesh: MeshAxes = MeshAxes()
   z_loss: float = 1e-4
   label_smoothing: float = 0.0
-  # A model directory or checkpoint to take parameters from when the run has none of its own.
+  # The loss of a step is its sum over target tokens divided by their number, or by this fixed factor.
+  loss_normaliser: float | None = None
+  # A batch is done in so many parts, one after the other: memory for time, with the same result.
+  microbatches: int = 1
+  # What follows when loss or gradients are not finite: "stop", "skip" or "rollback" (see training/finiteness.py).
+  nonfinite: str = "stop"
+  # Where a run that has no checkpoint of its own begins: with the whole state of another (optimizer and step too),
+  # or with another's parameters, and what may be missing there.
+  restore_from: str | None = None
   init_from: str | None = None
+  restore: Restore = Restore()
   # Periods in steps, independent of each other; 0 switches one off.
   log_period: int = 100
   checkpoint_period: int = 5_000
   eval_period: int = 0
-  checkpoints_kept: int = 3
-  # Evaluation by decoding, at the end too: the split ('' for none), at most so many examples (0: all).
+  eval_loss_period: int = 0
+  norms_period: int = 0
+  # Checkpoints by the clock as well, and which of them are kept.
+  checkpoint_minutes: float = 10.0
+  keep: Keep = Keep()
+  # Evaluation, at the end too: the split ('' for none); by decoding at most so many examples (0: all), and by the
+  # loss of the true answers, over so many batches where a corpus has no end of them.
   eval_split: str = ""
   eval_examples: int = 0
+  eval_loss_batches: int = 16
+  early_stopping: EarlyStopping = dataclasses.field(default_factory=lambda: EarlyStopping("", patience=5))
+  # A run in which no step ends for so long is ended with status 124, to be started again; 0: never.
+  watchdog_minutes: float = 30.0
+  # Steps to write a profile of, the first and the last.
+  profile_steps: Sequence[int] = (0, 0)
+  # A project of Weights & Biases to write to as well.
+  wandb_project: str = ""
   # The folder of token caches, and how many threads make batches.
   cache_dir: str = DEFAULT_ROOT
   loader_threads: int = 1
@@ -71,13 +101,19 @@ class Experiment:
   def __post_init__(self):
     self._check_types()
     self._resolve_objective()
-    for name in ("batch_size", "steps", "log_period", "checkpoints_kept", "loader_threads"):
+    for name in _COUNTS:
       if getattr(self, name) < 1:
         raise _bad(name, getattr(self, name), "a whole number of at least 1")
-    for name in ("checkpoint_period", "eval_period", "eval_examples", "seed", "loader_processes"):
+    for name in (*_NUMBERS, "checkpoint_minutes", "watchdog_minutes"):
       if getattr(self, name) < 0:
         raise _bad(name, getattr(self, name), "0 or more")
-    for name in ("model_dir", "cache_dir", "init_from", "vocabulary"):
+    if self.nonfinite not in POLICIES:
+      raise _bad("nonfinite", self.nonfinite, f"one of {', '.join(POLICIES)}")
+    if self.loss_normaliser is not None and not self.loss_normaliser > 0:
+      raise _bad("loss_normaliser", self.loss_normaliser, "a number above 0, or None: real target tokens")
+    if len(self.profile_steps) != 2 or not all(map(_is_whole, self.profile_steps)):
+      raise _bad("profile_steps", self.profile_steps, "the first and the last step to profile, such as (10, 14)")
+    for name in ("model_dir", "cache_dir", "restore_from", "init_from", "vocabulary"):
       if "://" in str(getattr(self, name)):  # pathlib would make it a local folder called 'gs:'
         raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
     for phase in self.phases:
@@ -125,15 +161,15 @@ class Experiment:
     object.__setattr__(self, "task", corpus)
 
   def _check_types(self) -> None:
-    for name in ("model_dir", "vocabulary", "task", "split", "eval_split", "cache_dir"):
+    for name in ("model_dir", "vocabulary", "task", "split", "eval_split", "cache_dir", "wandb_project"):
       if not isinstance(getattr(self, name), str):
         raise _bad(name, getattr(self, name), "a string")
-    for name in (
-      "batch_size", "steps", "seed", "log_period", "checkpoint_period", "eval_period", "checkpoints_kept",
-      "eval_examples", "loader_threads", "loader_processes",
-    ):  # fmt: skip
+    for name in (*_COUNTS, *_NUMBERS):
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")
+    for name in ("checkpoint_minutes", "watchdog_minutes"):
+      if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+        raise _bad(name, getattr(self, name), "a number of minutes")
     for name in ("stream", "pack"):
       if not isinstance(getattr(self, name), bool):
         raise _bad(name, getattr(self, name), "True or False")
@@ -141,7 +177,10 @@ class Experiment:
       raise _bad("corpus_files", self.corpus_files, "a dict such as {'train': 'news/*.jsonl.gz'}")
     if not isinstance(self.lengths, Mapping):
       raise _bad("lengths", self.lengths, "a dict such as {'inputs': 512}")
-    for name, kind in (("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes)):
+    for name, kind in (
+      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", Keep), ("restore", Restore),
+      ("early_stopping", EarlyStopping),
+    ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
         raise _bad(name, getattr(self, name), f"a {kind.__name__}: with parentheses, as in @adafactor()")
     if self.objective not in (None, "task") and not isinstance(self.objective, Objective):

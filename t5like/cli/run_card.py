@@ -9,7 +9,7 @@ import jax
 
 from t5like import data, planning
 from t5like.cli.batch_plan import Phase
-from t5like.cli.compatibility import stack_lengths
+from t5like.cli.compatibility import phase_flops, stack_lengths
 from t5like.cli.experiment import Experiment
 from t5like.cli.streaming_run import MISSING_GUARANTEES, StreamProcess
 from t5like.objectives import Lengths
@@ -32,10 +32,7 @@ def describe_run(
   steps = _steps_of_phases(phases, experiment.steps)
   all_tokens = sum(phase.tokens * n for phase, n in zip(phases, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
-  step_flops = [
-    planning.train_step_flops(config, phase.batch_size, **stack_lengths(experiment.model, phase.lengths))
-    for phase in phases
-  ]
+  step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
   all_flops = sum(flops * n for flops, n in zip(step_flops, steps, strict=True))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
@@ -55,7 +52,8 @@ def describe_run(
       f"{phase.tokens:,} tokens a step, {large(phase.tokens * n)} in {n:,} steps"
       for phase, n in zip(phases, steps, strict=True)
     )
-    + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else ""),
+    + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else "")
+    + (f"\nin {experiment.microbatches} parts, one after the other" if experiment.microbatches > 1 else ""),
     "FLOPs": (
       f"{large(step_flops[-1], 'FLOP')} a step, {large(all_flops, 'FLOP')} in all (model FLOPs, no recomputation)"
     ),
@@ -63,11 +61,19 @@ def describe_run(
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
     "seed": str(experiment.seed),
     "starts from": initialisation,
-    "writes to": (
-      f"{model_dir}  (checkpoint every {experiment.checkpoint_period:,} steps, {experiment.checkpoints_kept} kept)"
-    ),
+    "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
   return planning.render_run_card(entries)
+
+
+def _checkpoints_text(experiment: Experiment) -> str:
+  keep = experiment.keep
+  when = [f"every {experiment.checkpoint_period:,} steps"] if experiment.checkpoint_period else []
+  when += [f"every {experiment.checkpoint_minutes:g} minutes"] if experiment.checkpoint_minutes else []
+  kept = [f"the last {keep.last}"]
+  kept += [f"all multiples of {keep.every:,}"] if keep.every else []
+  kept += [f"the best {keep.best} by {keep.metric}"] if keep.best else []
+  return f"a checkpoint {' and '.join([*when, 'at the end'])}; kept are {', '.join(kept)}"
 
 
 def _steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:

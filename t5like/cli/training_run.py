@@ -1,273 +1,313 @@
-"""A training run in phases: prepare, initialise, compile, loop, report."""
+"""A training run in phases: initialise, compile, loop, report. What comes before is in training_plan.py."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import functools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from t5like import configuration, data, parallel
-from t5like.cli import evaluation_run
-from t5like.cli.batch_plan import Phase, blank_batch, make_batches, phases_left, run_phases
-from t5like.cli.compatibility import (
-  check_layout,
-  check_scorable,
-  check_splits,
-  check_vocabulary,
-  model_fingerprint,
-)
+from t5like import configuration, data, parallel, planning
+from t5like.cli.batch_plan import blank_batch, phases_left
+from t5like.cli.compatibility import phase_flops
 from t5like.cli.experiment import Experiment
-from t5like.cli.run_card import describe_run
-from t5like.cli.streaming_run import StreamProcess, StreamSettings
-from t5like.cli.token_caches import Member, TokenCaches
-from t5like.objectives import SpecialTokens
+from t5like.cli.in_loop_evaluation import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
+from t5like.cli.training_plan import Plan, Start, starting_point
+from t5like.errors import RunError
+from t5like.training import goodput
 from t5like.training import model_dir as directory
-from t5like.training.checkpoints import (
-  Checkpoints,
-  check_fingerprint,
-  checkpoint_steps,
-  find_checkpoint,
-  has_training_state,
-  load_parameters,
-  read_fingerprint,
-)
+from t5like.training.checkpoints import Checkpoints, checkpoint_steps, restore_state
+from t5like.training.feed import to_devices
+from t5like.training.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.goodput import Goodput
 from t5like.training.interruption import Interruption
-from t5like.training.loop import Hook, TrainLog, to_devices, train_loop
+from t5like.training.loop import Hook, train_loop
 from t5like.training.metrics import MetricWriter, read_metrics
 from t5like.training.plots import plot_loss
-from t5like.training.progress import ProgressLine, duration
-from t5like.training.state import StateSpec, TrainState, create_state, state_spec
+from t5like.training.profiling import ProfilerWindow
+from t5like.training.progress import ProgressLine, duration, say
+from t5like.training.state import TrainState, create_state
 from t5like.training.step import LossSettings, compile_train_step, keep_compiled_steps
-from t5like.vocabularies import Vocabulary, load_vocabulary
+from t5like.training.train_log import TrainLog
+from t5like.training.watchdog import Watchdog
 
-_SHOWN_EXAMPLES = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Start:
-  """Where a run's parameters come from."""
-
-  description: str
-  checkpoint: Path | None = None  # None: random initialisation
-  resumes: bool = False  # optimizer and step come from the checkpoint too
+STACKS = "stacks.txt"
+NOT_FINITE = "not_finite"
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """All that is known, checked and opened before the first compilation."""
+class Run:
+  """One `t5like train`, from its plan to its exit status."""
 
-  model_dir: Path
-  vocabulary: Vocabulary
-  phases: list[Phase]  # the last goes on to the end of the run
-  batches: data.Batches | None  # None: a dry run without a token cache, or a stream
-  stream: StreamProcess | None
-  scored: list[Member]  # the tasks that are evaluated
-  mesh: jax.sharding.Mesh
-  batch: dict[str, np.ndarray]  # a batch of the right shapes
-  spec: StateSpec
-  fingerprint: dict[str, Any]
-  start: Start
-  run_card: str
+  def __init__(self, experiment: Experiment, plan: Plan, goodput: Goodput):
+    self._experiment, self._plan, self._goodput = experiment, plan, goodput
+    self._checkpoints = Checkpoints(plan.model_dir, experiment.keep)
+    self._skipped = SkippedBatches.read(plan.model_dir)
+    self._scores: dict[str, float] = {}  # of the step that is being evaluated
+    self._interruption = Interruption(parallel.stop_signals())
+    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, plan.model_dir / STACKS)
+    self._steps: CompiledSteps | None = None
+    self._enough = False  # early stopping has spoken
 
+  def execute(self) -> int:
+    """Trains to the last step, the first signal or the end of patience; returns the exit status."""
+    record_run(self._experiment, self._plan)
+    keep_compiled_steps(Path(self._experiment.cache_dir) / "compiled")
+    start = self._plan.start
+    with self._interruption, self._watchdog:
+      while True:
+        try:
+          state = self._attempt(start)
+          break
+        except NotFinite as failure:
+          start = self._recover(failure.step)
+      with self._goodput.spent_on("saving checkpoints"):
+        self._checkpoints.close()
+    if self._plan.stream:
+      self._plan.stream.close()
+    return self._report(int(state.step))
 
-def prepare(experiment: Experiment, build_data: bool) -> Plan:
-  """Checks everything that can be wrong and opens what the run needs. Writes nothing to MODEL_DIR."""
-  model_dir = directory.check_model_dir(experiment.model_dir)
-  vocabulary = load_vocabulary(experiment.vocabulary)
-  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
-  check_layout(experiment.model, experiment.objective)
-  mesh = parallel.make_mesh(experiment.mesh)
-  check_splits(experiment.model.config, mesh)
-  special = SpecialTokens.of(vocabulary)
-  phases = run_phases(experiment, special)
-  for phase in phases:
-    parallel.check_batch(phase.batch_size, mesh)
-  fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  start = starting_point(model_dir, experiment.init_from, fingerprint)
-
-  caches = TokenCaches(
-    experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
-  )
-  open_caches = caches.open_or_build if build_data else caches.open
-  members = None if experiment.stream else open_caches(experiment.task, experiment.split)
-  batches = None if members is None else make_batches(experiment, members, phases, special)
-  scored = (open_caches(experiment.task, experiment.eval_split) or []) if experiment.eval_split else []
-  for member in scored:
-    check_scorable(member.cache)
-  stream = open_stream(experiment, phases[-1], model_dir, start) if experiment.stream and build_data else None
-
-  batch = blank_batch(experiment, phases[-1])
-  spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
-  parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
-  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
-  return Plan(model_dir, vocabulary, phases, batches, stream, scored, mesh, batch, spec, fingerprint, start, card)
-
-
-def starting_point(model_dir: Path, init_from: str | None, fingerprint: dict[str, Any]) -> Start:
-  """Decides where parameters come from, and refuses a checkpoint that does not fit.
-
-  The order: the run's own newest checkpoint, then INIT_FROM, then random initialisation.
-  """
-  if checkpoint_steps(model_dir):
-    own = find_checkpoint(model_dir)
-    check_fingerprint(read_fingerprint(own), fingerprint, own)
-    if has_training_state(own):
-      return Start(f"its own checkpoint of step {own.name}", own, resumes=True)
-    return Start("the converted parameters in this directory, optimizer and step fresh", own)
-  if init_from:
-    other = find_checkpoint(init_from)
-    check_fingerprint(read_fingerprint(other), fingerprint, other)
-    return Start(f"the parameters of {other}, optimizer and step fresh", other)
-  return Start("random initialisation")
-
-
-def open_stream(experiment: Experiment, phase: Phase, model_dir: Path, start: Start) -> StreamProcess | None:
-  """The stream of a run, where it has steps left."""
-  step = int(start.checkpoint.name) if start.resumes else 0
-  if step >= experiment.steps:
-    return None
-  return StreamProcess(StreamSettings.of(experiment, phase), experiment.seed, model_dir, step)
-
-
-def execute(experiment: Experiment, plan: Plan) -> int:
-  """Trains to the last step or the first signal; returns the exit status."""
-  record_run(plan)
-  keep_compiled_steps(Path(experiment.cache_dir) / "compiled")
-  checkpoints = Checkpoints(plan.model_dir, keep=experiment.checkpoints_kept)
-  state = initialise(experiment, plan, checkpoints)
-  first_step = int(state.step)
-  writer = MetricWriter(plan.model_dir, first_step)
-  progress = ProgressLine()
-
-  def save(state: TrainState) -> None:
-    if plan.stream:
-      plan.stream.save(int(state.step))
-    checkpoints.save(state, plan.fingerprint)
-
-  evaluate = evaluator(experiment, plan, writer)
-  with Interruption() as interruption:
-    if first_step < experiment.steps:
-      step_function = compile_steps(experiment, plan, first_step)
-      log = TrainLog(writer, progress, experiment.log_period, experiment.steps)
-      hooks = [Hook(experiment.checkpoint_period, save, at_end=True)]
-      if evaluate:
-        hooks.append(Hook(experiment.eval_period, evaluate, at_end=True))
-      feed = device_feed(experiment, plan, first_step)
-      state = train_loop(state, step_function, feed, experiment.steps, log, hooks, interruption)
-      progress.leave()
-    else:
-      print(f"already at step {first_step:,} of {experiment.steps:,}: nothing left to train")
-      if evaluate and not all(_was_evaluated(plan.model_dir, member.task, first_step) for member in plan.scored):
-        evaluate(state)
-    if interruption.requested:
-      save(state)
-  if plan.stream:
-    plan.stream.close()
-  checkpoints.close()
-  writer.close()
-  plot_loss(plan.model_dir)
-  if interruption.requested:
-    return _report_interruption(interruption.signal, int(state.step), experiment.steps)
-  _report_end(plan.model_dir)
-  return 0
-
-
-def device_feed(experiment: Experiment, plan: Plan, first_step: int) -> Iterator[Mapping[str, jax.Array]]:
-  """The batches of the steps to come, on the devices."""
-  sharding = parallel.batch_sharding(plan.mesh)
-  if plan.stream:
-    return plan.stream.feed(sharding)
-  batches = data.read_ahead(
-    plan.batches, first_step, experiment.steps, experiment.loader_threads, experiment.loader_processes
-  )
-  return to_devices(batches, sharding)
-
-
-def record_run(plan: Plan) -> None:
-  """Writes config.gin first: it marks the folder as ours."""
-  directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
-  directory.write_text(plan.model_dir / directory.RUN_CARD, plan.run_card + "\n")
-
-
-def initialise(experiment: Experiment, plan: Plan, checkpoints: Checkpoints) -> TrainState:
-  if plan.start.resumes:
-    return checkpoints.restore(plan.spec, plan.fingerprint)
-  state = create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
-  if plan.start.checkpoint is None:
+  def _attempt(self, start: Start) -> TrainState:
+    """From a starting point to the end of the run, or to a step that is not finite."""
+    experiment, plan = self._experiment, self._plan
+    with self._goodput.spent_on("initialising"):
+      state = initialise(experiment, plan, start)
+    self._first_step = int(state.step)
+    self._goodput.resume(plan.model_dir, self._first_step)
+    self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
+    with contextlib.closing(MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))) as writer:
+      evaluations = self._evaluations(writer)
+      if self._first_step < experiment.steps and not self._enough:
+        return self._train(state, writer, evaluations)
+      if not self._enough:
+        say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
+      if plan.scored and not was_evaluated(plan, self._first_step):
+        self._evaluate("eval", evaluations["eval"], state)
     return state
-  params = load_parameters(plan.start.checkpoint)
-  return state.replace(params=jax.device_put(params, plan.spec.shardings.params))
+
+  def _train(self, state: TrainState, writer: MetricWriter, evaluations: Mapping[str, Evaluate]) -> TrainState:
+    experiment, plan = self._experiment, self._plan
+    with self._goodput.spent_on("compiling"):
+      steps = self._steps = self._steps or compile_steps(experiment, plan, self._first_step)
+    progress = ProgressLine()
+    log = TrainLog(
+      writer,
+      progress,
+      experiment.log_period,
+      experiment.steps,
+      steps.flops,
+      planning.peak_flops(plan.mesh.devices.flat[0].device_kind),
+      experiment.norms_period,
+    )
+    periods = {"eval_loss": experiment.eval_loss_period, "eval": experiment.eval_period}
+    hooks = [
+      Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True)
+      for kind, evaluate in evaluations.items()
+    ]
+    # Last, so that a checkpoint knows the scores of its step.
+    hooks.append(
+      Hook(
+        experiment.checkpoint_period,
+        self._save,
+        at_end=True,
+        minutes=experiment.checkpoint_minutes,
+        look_every=experiment.log_period,
+      )  # fmt: skip
+    )
+    state = train_loop(
+      state,
+      steps,
+      self._feed(),
+      experiment.steps,
+      log,
+      hooks,
+      self._is_to_stop,
+      FiniteCheck(experiment.nonfinite),
+      self._watchdog,
+      ProfilerWindow(plan.model_dir / "profile", *experiment.profile_steps),
+      self._goodput,
+    )
+    progress.leave()
+    if int(state.step) < experiment.steps:
+      self._save(state)
+    return state
+
+  def _is_to_stop(self, step: int) -> bool:
+    self._scores = {}
+    self._checkpoints.raise_errors()
+    return parallel.any_host_requested_stop(step, self._interruption.requested) or self._enough
+
+  def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
+    """The batches of the steps to come, on the devices."""
+    experiment, plan = self._experiment, self._plan
+    sharding = parallel.batch_sharding(plan.mesh)
+    if plan.stream:
+      return plan.stream.feed(sharding)
+    batches = data.read_ahead(
+      WithoutSkipped(plan.batches, self._skipped),
+      self._first_step,
+      experiment.steps,
+      experiment.loader_threads,
+      experiment.loader_processes,
+    )
+    return to_devices(batches, sharding)
+
+  def _save(self, state: TrainState) -> None:
+    with self._goodput.spent_on("saving checkpoints"):
+      if self._plan.stream:
+        self._plan.stream.save(int(state.step))
+      self._checkpoints.save(state, self._plan.fingerprint, self._scores)
+      self._watchdog.beat()
+    self._account(int(state.step))
+
+  def _evaluations(self, writer: MetricWriter) -> dict[str, Evaluate]:
+    found = {}
+    if self._plan.evaluated and self._experiment.eval_loss_period:
+      found["eval_loss"] = loss_evaluation(self._experiment, self._plan, writer, self._watchdog.beat)
+    if self._plan.scored:
+      found["eval"] = decoding_evaluation(self._experiment, self._plan, writer, self._watchdog.beat)
+    return found
+
+  def _evaluate(self, kind: str, evaluate: Evaluate, state: TrainState) -> None:
+    stopping, keep = self._experiment.early_stopping, self._experiment.keep
+    with self._goodput.spent_on("evaluating"):
+      scores = evaluate(state)
+    self._scores |= scores
+    if stopping.metric.startswith(f"{kind}/"):
+      self._enough = stopping.update(int(state.step), scores)
+    if keep.metric.startswith(f"{kind}/"):
+      keep.check_metric(scores)
+      self._save(state)  # it may be the best
+
+  def _recover(self, step: int) -> Start:
+    """Follows the policy for a step that is not finite: ends the run, or goes back to before it."""
+    experiment, plan = self._experiment, self._plan
+    kept = keep_batch(plan, self._skipped, step)
+    if experiment.nonfinite != "rollback":
+      steps = checkpoint_steps(plan.model_dir)
+      raise RunError(
+        f"loss or gradients are not finite at step {step:,}" + " again and again" * (experiment.nonfinite == "skip"),
+        batch=f"number {self._skipped.batch_of(step - 1):,} of seed {experiment.seed}"
+        + (f", in {kept}" if kept else ""),
+        whole=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
+        try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
+      )
+    self._checkpoints.wait()
+    start = starting_point(experiment, plan.model_dir, plan.spec, plan.fingerprint)
+    self._skipped = self._skipped.skip(start.step, step)
+    if jax.process_index() == 0:
+      self._skipped.write(plan.model_dir)
+    say(
+      f"step {step:,} is not finite: back to step {start.step:,} ({start.description}), "
+      f"{step - start.step:,} batches are left out"
+    )
+    return start
+
+  def _account(self, step: int, ended: str = "running") -> None:
+    if jax.process_index() == 0:
+      self._goodput.write(self._plan.model_dir / goodput.FILE, self._first_step, step, ended)
+
+  def _report(self, step: int) -> int:
+    """Says how it ended and where everything is; the exit status."""
+    steps, plan = self._experiment.steps, self._plan
+    interrupted = step < steps and not self._enough
+    self._account(step, "interrupted" if interrupted else "finished")
+    if jax.process_index() == 0:
+      plot_loss(plan.model_dir)
+    say(self._goodput.report(step - self._first_step))
+    say(goodput.summary_of_attempts(plan.model_dir / goodput.FILE))
+    if interrupted:
+      number = self._interruption.signal or signal.SIGTERM  # of another host
+      name = signal.Signals(number).name
+      say(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
+      return 128 + number
+    if self._enough:
+      say(f"stopped early at step {step:,}: {self._experiment.early_stopping.describe()}")
+    report_files(plan.model_dir)
+    return 0
 
 
-def compile_steps(experiment: Experiment, plan: Plan, first_step: int) -> Callable[[TrainState, Any], Any]:
+def record_run(experiment: Experiment, plan: Plan) -> None:
+  """Writes config.gin first: it marks the folder as ours."""
+  if jax.process_index() == 0:
+    variables = experiment.optimizer.variable_table(plan.spec.shapes.params)
+    directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
+    directory.write_text(plan.model_dir / directory.RUN_CARD, f"{plan.run_card}\n\n{variables}\n")
+
+
+def initialise(experiment: Experiment, plan: Plan, start: Start) -> TrainState:
+  def fresh() -> TrainState:
+    return create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
+
+  if start.checkpoint is None:
+    return fresh()
+  return restore_state(start.checkpoint, plan.spec, plan.fingerprint, start.options, fresh, start.verified)
+
+
+def extra_writers(experiment: Experiment) -> list[Any]:
+  if not experiment.wandb_project or jax.process_index() > 0:
+    return []
+  from t5like.training.wandb_writer import WandbWriter
+
+  folder = Path(experiment.model_dir).expanduser().absolute()
+  return [WandbWriter(folder, experiment.wandb_project, folder.name, {"gin": configuration.operative_config()})]
+
+
+class CompiledSteps:
   """The compiled step; where phases have batches of different shapes, the one for the batch at hand."""
+
+  def __init__(self):
+    self._compiled: dict[tuple, jax.stages.Compiled] = {}
+    self._flops: dict[tuple, int] = {}
+
+  def add(self, batch: Mapping[str, Any], compiled: jax.stages.Compiled, flops: int) -> None:
+    self._compiled[_shapes(batch)], self._flops[_shapes(batch)] = compiled, flops
+
+  def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
+    return self._compiled[_shapes(batch)](state, batch)
+
+  def flops(self, batch: Mapping[str, Any]) -> int:
+    return self._flops[_shapes(batch)]
+
+
+def compile_steps(experiment: Experiment, plan: Plan, first_step: int) -> CompiledSteps:
   started = time.monotonic()
-  settings = LossSettings(experiment.z_loss, experiment.label_smoothing)
-  compiled = {}
+  settings = LossSettings(
+    experiment.z_loss,
+    experiment.label_smoothing,
+    normaliser=experiment.loss_normaliser,
+    microbatches=experiment.microbatches,
+    layer_norms=experiment.norms_period > 0,
+  )
+  steps = CompiledSteps()
   for phase in phases_left(plan.phases, first_step):
     batch = blank_batch(experiment, phase)
-    compiled[_shapes(batch)] = compile_train_step(
-      experiment.model, experiment.optimizer, settings, plan.spec, batch, plan.mesh
-    )
-  print(f"train step compiled in {duration(time.monotonic() - started)}", flush=True)
-  return lambda state, batch: compiled[_shapes(batch)](state, batch)
+    compiled = compile_train_step(experiment.model, experiment.optimizer, settings, plan.spec, batch, plan.mesh)
+    steps.add(batch, compiled, phase_flops(experiment.model, phase.batch_size, phase.lengths))
+  say(f"train step compiled in {duration(time.monotonic() - started)}")
+  return steps
 
 
 def _shapes(batch: Mapping[str, Any]) -> tuple:
   return tuple((name, batch[name].shape) for name in sorted(batch))
 
 
-def evaluator(experiment: Experiment, plan: Plan, writer: MetricWriter) -> Callable[[TrainState], None] | None:
-  """A function that scores a state by decoding, prints and records; None where nothing is to be evaluated."""
-  if not plan.scored:
+def keep_batch(plan: Plan, skipped: SkippedBatches, step: int) -> Path | None:
+  """Writes this host's rows of the batch of `step` into a file, for study; None for a stream, which has no way back."""
+  if plan.batches is None:
     return None
-  split = experiment.eval_split
-  scorers = {
-    member.task: evaluation_run.scorer(
-      experiment.model,
-      plan.mesh,
-      plan.vocabulary,
-      member.cache,
-      plan.phases[-1].lengths,
-      experiment.batch_size,
-      experiment.eval_examples,
-    )
-    for member in plan.scored
-  }
-
-  def evaluate(state: TrainState) -> None:
-    step = int(state.step)
-    for task, score in scorers.items():
-      result = score(state.params)
-      path = evaluation_run.predictions_path(plan.model_dir, task, split, step, experiment.eval_examples)
-      result.write(path)
-      writer.write(step, f"eval/{task}", result.scores)
-      evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
-
-  return evaluate
+  path = plan.model_dir / NOT_FINITE / f"step-{step}-host-{jax.process_index()}.npz"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  np.savez(path, **WithoutSkipped(plan.batches, skipped)[step - 1])
+  return path
 
 
-def _was_evaluated(model_dir: Path, task: str, step: int) -> bool:
-  rows = [r for r in read_metrics(model_dir) if r["kind"] == f"eval/{task}" and r["step"] == step]
-  for row in rows:
-    scores = {k: v for k, v in row.items() if k not in ("step", "kind")}
-    print(f"{task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
-  return bool(rows)
-
-
-def _report_interruption(number: int, step: int, steps: int) -> int:
-  name = signal.Signals(number).name
-  print(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
-  return 128 + number
-
-
-def _report_end(model_dir: Path) -> None:
+def report_files(model_dir: Path) -> None:
   names = {
     "checkpoints": "checkpoints/",
     "metrics": "metrics.jsonl, and TensorBoard events: tensorboard --logdir " + str(model_dir),
@@ -276,6 +316,6 @@ def _report_end(model_dir: Path) -> None:
   }
   if (model_dir / "predictions").is_dir():
     names["predictions"] = "predictions/"
-  print(f"in {model_dir}:")
+  say(f"in {model_dir}:")
   for label, text in names.items():
-    print(f"  {label:<13}  {text}")
+    say(f"  {label:<13}  {text}")

@@ -1,8 +1,10 @@
-"""The names that gin files use for optimizers and schedules."""
+"""The names that gin files use for optimizers, schedules, and how a run is kept and stopped."""
 
 import gin
 
 from t5like.training import optimizers, schedules
+from t5like.training.checkpoints import Keep, Restore
+from t5like.training.early_stopping import EarlyStopping
 
 for _optimizer in ("adafactor", "adamw", "adamw_scaled", "lion", "muon"):
   gin.external_configurable(getattr(optimizers, _optimizer), _optimizer)
@@ -12,3 +14,7 @@ for _schedule in (
   "warmup_linear",
 ):  # fmt: skip
   gin.external_configurable(getattr(schedules, _schedule), _schedule)
+
+gin.external_configurable(Keep, "KEEP")
+gin.external_configurable(Restore, "RESTORE")
+gin.external_configurable(EarlyStopping, "EARLY_STOPPING")

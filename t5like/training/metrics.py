@@ -38,7 +38,7 @@ GLOSSARY = {
   "model_flops_utilization": "model_teraflops as a share of the device's published bfloat16 peak",
   "input_wait": "share of wall time the devices stood still for want of a batch",
   "seconds_in_checkpoints": "wall time that saving took from training since the row before",
-  # Of layers, on demand, from the last step of a row; [3] is the fourth layer of a stack.
+  # Of layers, every NORMS_PERIOD steps, of that step; [3] is the fourth layer of a stack.
   "gradient/PATH": "L2 norm of the gradients of the parameters under PATH",
   "parameter/PATH": "L2 norm of the parameters under PATH",
   "update/PATH": "L2 norm of the change that the step made to the parameters under PATH",
@@ -54,15 +54,14 @@ _OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
 def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """Means over several steps: sums over target tokens weighed by them, the rest step by step.
 
-  Steps whose `finite` flag is down changed nothing and are only counted. `norms` are those of the last step that
-  has them: the mean of a layer's norm over steps says little.
+  Steps whose `finite` flag is down changed nothing and are only counted.
   """
   finite = [m for m in steps if bool(m.get("finite", True))]
   counted = finite or steps
   counts = {name: sum(float(m.get(name, 0.0)) for m in counted) for name in ("target_tokens", "sentences")}
   result = {}
   for name in counted[0]:
-    if name in ("norms", "finite", "target_tokens", "sentences"):
+    if name in ("finite", "target_tokens", "sentences"):
       continue
     total = sum(float(m[name]) for m in counted)
     if name in _OVER_TOKENS:
@@ -73,20 +72,15 @@ def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
       result[name] = total / len(counted)
   if "finite" in steps[0]:
     result["skipped_steps"] = float(len(steps) - len(finite))
-  norms = next((m["norms"] for m in reversed(counted) if m.get("norms")), {})
-  return result | dict(_named(norms))
+  return result
 
 
-def _named(norms: Any, path: str = "") -> Iterator[tuple[str, float]]:
-  """{"gradient": {"mlp": [.5, .7]}} as gradient/mlp[0] and gradient/mlp[1]."""
-  if isinstance(norms, Mapping):
-    for name, inner in norms.items():
-      yield from _named(inner, f"{path}/{name}" if path else str(name))
-  elif np.ndim(norms):
-    for number, inner in enumerate(np.asarray(norms)):
-      yield from _named(inner, f"{path}[{number}]")
-  else:
-    yield path, float(norms)
+def named_norms(norms: Mapping[str, Any]) -> dict[str, float]:
+  """Norms by path, those of stacked layers one by one: gradient/mlp [.5, .7] as gradient/mlp[0] and gradient/mlp[1]."""
+  named = {}
+  for path, norm in norms.items():
+    named |= {f"{path}[{i}]": float(x) for i, x in enumerate(norm)} if np.ndim(norm) else {path: float(norm)}
+  return named
 
 
 class Writer(Protocol):

@@ -6,6 +6,14 @@ import sys
 import time
 from typing import TextIO
 
+import jax
+
+
+def say(text: str) -> None:
+  """A line of output; on several hosts the first one speaks for all."""
+  if text and jax.process_index() == 0:
+    print(text, flush=True)
+
 
 def duration(seconds: float) -> str:
   """1h02m, 3m20s or 12s."""
@@ -16,7 +24,7 @@ def duration(seconds: float) -> str:
 
 
 class ProgressLine:
-  """Shows `step 120/500  loss 4.312  ...`; in a log file at most once in `log_every` seconds."""
+  """Shows `step 120/500  loss 4.312  ...`; in a log file at most once in `log_every` seconds, on the first host."""
 
   def __init__(self, out: TextIO | None = None, log_every: float = 10.0):
     self._out = sys.stdout if out is None else out
@@ -26,6 +34,8 @@ class ProgressLine:
     self._width = 0
 
   def show(self, text: str, final: bool = False) -> None:
+    if jax.process_index() != 0:
+      return
     now = time.monotonic()
     if self._live:
       end = "\n" if final else ""

@@ -1,4 +1,4 @@
-"""The loop: hooks at their cadence, rows at theirs, and a stop when asked."""
+"""The loop: hooks at their cadence, rows at theirs, a stop when asked, and steps that are not finite."""
 
 import io
 import time
@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 from flax import struct
 
-from t5like.training.interruption import Interruption
-from t5like.training.loop import Hook, TrainLog, to_devices, train_loop
+from t5like.errors import UserError
+from t5like.training.feed import to_devices
+from t5like.training.finiteness import MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.goodput import STEPS, Goodput
+from t5like.training.loop import RUN_AHEAD, Hook, train_loop
 from t5like.training.metrics import MetricWriter, read_metrics
 from t5like.training.progress import ProgressLine
+from t5like.training.train_log import TrainLog
 
 
 class State(struct.PyTreeNode):
@@ -25,13 +29,15 @@ def count(state, batch):
   return state, {"loss": loss, "z_loss": 0.0, "accuracy": 1.0, "target_tokens": 2.0}
 
 
-def run(tmp_path, hooks=(), first=0, last=10, period=4, interruption=None):
+def run(tmp_path, hooks=(), first=0, last=10, period=4, step=count, **options):
   writer, out = MetricWriter(tmp_path, first), io.StringIO()
-  log = TrainLog(writer, ProgressLine(out, log_every=0), period, last)
+  log = TrainLog(writer, ProgressLine(out, log_every=0), period, last, lambda batch: 5e12)
   state = State(jnp.int32(first))
   batches = iter({"decoder_input_tokens": np.full((2, 3), step)} for step in range(first + 1, last + 1))
-  state = train_loop(state, count, batches, last, log, hooks, interruption or Interruption())
-  writer.close()
+  try:
+    state = train_loop(state, step, batches, last, log, hooks, **options)
+  finally:
+    writer.close()
   return state, out.getvalue()
 
 
@@ -69,14 +75,117 @@ def test_a_resumed_loop_does_only_what_is_left(tmp_path):
 
 
 def test_the_loop_ends_after_the_step_in_which_it_was_asked_to(tmp_path):
-  interruption = Interruption()
+  asked = []
+  state, _ = run(tmp_path, stop=lambda step: asked.append(step) or step == 6)
+  assert int(state.step) == 6 and asked == [1, 2, 3, 4, 5, 6]
+  assert read_metrics(tmp_path)[-1]["step"] == 4  # and it logged all rows that were due
 
-  def ask(state):
-    if int(state.step) == 6:
-      interruption.signal = 15
 
-  state, _ = run(tmp_path, [Hook(1, ask)], interruption=interruption)
-  assert int(state.step) == 6
+def test_hooks_act_by_the_clock_too_and_count_from_when_they_last_acted(tmp_path, monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
+  seen = []
+
+  def step(state, batch):
+    now[0] += 20.0
+    return count(state, batch)
+
+  run(tmp_path, [Hook(5, lambda state: seen.append(int(state.step)), minutes=1.0)], last=13, step=step)
+  assert seen == [3, 5, 8, 10, 13]  # a minute is three steps; every fifth step besides
+
+
+def failing_at(*steps):
+  """A step function whose loss is not a number at some steps."""
+
+  def step(state, batch):
+    state, metrics = count(state, batch)
+    good = int(state.step) not in steps
+    return state, metrics | {"finite": float(good), "loss": metrics["loss"] if good else float("nan")}
+
+  return step
+
+
+@pytest.mark.parametrize("policy", ["stop", "rollback"])
+def test_a_step_that_is_not_finite_ends_the_loop_before_any_hook_sees_what_follows(tmp_path, policy):
+  seen, given = [], []
+
+  def step(state, batch):
+    given.append(int(state.step) + 1)
+    return failing_at(6)(state, batch)
+
+  with pytest.raises(NotFinite) as failure:
+    run(tmp_path, [Hook(9, lambda state: seen.append(int(state.step)))], step=step, finite=FiniteCheck(policy))
+  assert failure.value.step == 6 and not seen
+  assert given[-1] <= 6 + RUN_AHEAD
+
+
+def test_skipped_steps_are_counted_and_leave_the_means_alone(tmp_path):
+  state, shown = run(tmp_path, step=failing_at(2, 3), finite=FiniteCheck("skip"))
+  rows = read_metrics(tmp_path)
+  assert int(state.step) == 10 and [row["skipped_steps"] for row in rows] == [2, 0, 0]
+  assert rows[0]["loss"] == 2.5  # of steps 1 and 4
+  assert "2 skipped" in shown.splitlines()[0] and "skipped" not in shown.splitlines()[-1]
+
+
+def test_skipping_without_end_is_no_training(tmp_path):
+  with pytest.raises(NotFinite) as failure:
+    run(tmp_path, last=200, step=failing_at(5, *range(8, 200)), finite=FiniteCheck("skip"))
+  assert failure.value.step == 7 + MOST_SKIPS
+
+
+def test_batches_that_were_skipped_stay_skipped(tmp_path):
+  # Step 8 failed after the checkpoint of step 5: batches 5, 6 and 7 (counted from 0) are left out; then step 12 of the
+  # next try, which trained on batch 14, fails after the checkpoint of step 10.
+  skipped = SkippedBatches().skip(after=5, failed=8).skip(after=10, failed=12)
+  skipped.write(tmp_path)
+  skipped = SkippedBatches.read(tmp_path)
+  batches = WithoutSkipped(list(range(30)), skipped)
+  assert [batches[step] for step in range(14)] == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 18]
+  assert SkippedBatches.read(tmp_path / "elsewhere").batch_of(7) == 7
+  with pytest.raises(UserError, match="not finite again"):
+    skipped.skip(10, 11).skip(10, 13).skip(10, 11)
+
+
+def test_the_line_and_the_rows_tell_flops(tmp_path):
+  _, shown = run(tmp_path, period=10)
+  row = read_metrics(tmp_path)[0]
+  assert row["model_teraflops"] == pytest.approx(5 * row["steps_per_second"] / jax.device_count())
+  assert "TFLOP/s" in shown and "MFU" not in shown
+  writer, out = MetricWriter(tmp_path / "gpu", 0), io.StringIO()
+  log = TrainLog(writer, ProgressLine(out, log_every=0), 1, 1, lambda batch: 5e12, peak_flops=1e12)
+  log.add(1, count(State(jnp.int32(0)), {"decoder_input_tokens": np.ones((2, 3))})[1],
+          {"decoder_input_tokens": np.ones((2, 3))}, 0.0)  # fmt: skip
+  writer.close()
+  row = read_metrics(tmp_path / "gpu")[0]
+  assert row["model_flops_utilization"] == pytest.approx(row["model_teraflops"] / 1.0)
+  assert f"MFU {100 * row['model_flops_utilization']:.1f}%" in out.getvalue()
+
+
+def test_layer_norms_are_written_at_their_own_period(tmp_path):
+  def step(state, batch):
+    state, metrics = count(state, batch)
+    return state, metrics | {"norms": {"gradient/mlp": np.full((2,), float(state.step))}}
+
+  writer = MetricWriter(tmp_path, 0)
+  log = TrainLog(writer, ProgressLine(io.StringIO()), 4, 10, norms_period=3)
+  batches = iter({"decoder_input_tokens": np.ones((2, 3))} for _ in range(10))
+  train_loop(State(jnp.int32(0)), step, batches, 10, log)
+  writer.close()
+  norms = [row for row in read_metrics(tmp_path) if row["kind"] == "norms"]
+  assert [(row["step"], row["gradient/mlp[1]"]) for row in norms] == [(3, 3.0), (6, 6.0), (9, 9.0)]
+  assert not any("gradient/mlp[1]" in row for row in read_metrics(tmp_path) if row["kind"] == "train")
+
+
+def test_time_in_hooks_and_without_input_is_not_time_in_steps(tmp_path):
+  goodput = Goodput()
+
+  def hook(state):
+    with goodput.spent_on("evaluating"):
+      time.sleep(0.2)
+
+  run(tmp_path, [Hook(5, hook)], goodput=goodput)
+  spent = goodput.as_dict()["spent"]
+  assert 0.4 <= spent["evaluating"] < 0.8 and spent[STEPS] < 0.4
 
 
 class Late:
@@ -118,7 +227,7 @@ def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
 
   writer = MetricWriter(tmp_path, 0)
   log = TrainLog(writer, ProgressLine(io.StringIO(), log_every=0), period=12, last_step=12)
-  train_loop(State(jnp.int32(0)), step, batches(), 12, log, [], Interruption())
+  train_loop(State(jnp.int32(0)), step, batches(), 12, log)
   writer.close()
   assert read_metrics(tmp_path)[0]["input_wait"] == pytest.approx(share, abs=0.1)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from t5like.errors import UserError
-from t5like.training.metrics import GLOSSARY, MetricWriter, mean_metrics, read_metrics
+from t5like.training.metrics import GLOSSARY, MetricWriter, mean_metrics, named_norms, read_metrics
 from t5like.training.progress import ProgressLine, duration
 from t5like.training.tensorboard import EventWriter
 
@@ -51,23 +51,12 @@ def test_steps_that_are_not_finite_are_counted_and_left_out():
   assert nothing["skipped_steps"] == 1.0 and np.isnan(nothing["loss"])
 
 
-def test_norms_of_layers_are_those_of_the_last_step_that_has_them():
-  plain = {"loss": 2.0, "target_tokens": 1.0, "finite": True}
-  norms = {
-    "gradient": {"encoder/layers/mlp": np.array([0.5, 0.25]), "embedder": np.float32(2.0)},
-    "parameter": {"encoder": {"layers": {"mlp": np.array([3.0, 4.0])}}},
-  }
-  other = {"gradient": {"encoder/layers/mlp": np.array([9.0, 9.0]), "embedder": np.float32(9.0)}}
-  lost = {"gradient": {"embedder": np.float32("nan")}}
-  steps = [plain | {"norms": other}, plain | {"norms": norms}, plain, plain | {"finite": False, "norms": lost}]
-  assert mean_metrics(steps) == {
-    "loss": 2.0,
-    "skipped_steps": 1.0,
+def test_norms_of_stacked_layers_are_named_one_by_one():
+  norms = {"gradient/encoder/layers/mlp": np.array([0.5, 0.25]), "gradient/embedder": np.float32(2.0)}
+  assert named_norms(norms) == {
     "gradient/encoder/layers/mlp[0]": 0.5,
     "gradient/encoder/layers/mlp[1]": 0.25,
     "gradient/embedder": 2.0,
-    "parameter/encoder/layers/mlp[0]": 3.0,
-    "parameter/encoder/layers/mlp[1]": 4.0,
   }
 
 

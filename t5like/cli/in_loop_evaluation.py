@@ -1,0 +1,96 @@
+"""Evaluation while training: by decoding, and by the loss of the true answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from t5like.cli import evaluation_run
+from t5like.cli.experiment import Experiment
+from t5like.cli.loss_evaluation import loss_evaluator
+from t5like.cli.training_plan import Plan
+from t5like.objectives import SpecialTokens
+from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.moving_average import averaged_parameters, has_average
+from t5like.training.progress import say
+from t5like.training.state import TrainState
+
+_SHOWN_EXAMPLES = 5
+
+# (state) -> scores by their full names, such as eval/snli/accuracy
+Evaluate = Callable[[TrainState], dict[str, float]]
+
+
+def evaluated_parameters(state: TrainState) -> Any:
+  """The moving average of the parameters where the optimizer keeps one: that is what it is for."""
+  return averaged_parameters(state.opt_state, state.params) if has_average(state.opt_state) else state.params
+
+
+def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
+  """Scores a state by decoding, prints and records. `beat` is called as it goes on."""
+  split, examples = experiment.eval_split, experiment.eval_examples
+  scorers = {
+    member.task: evaluation_run.scorer(
+      experiment.model,
+      plan.mesh,
+      plan.vocabulary,
+      member.cache,
+      plan.phases[-1].lengths,
+      experiment.batch_size,
+      examples,
+      beat,
+    )
+    for member in plan.scored
+  }
+
+  def evaluate(state: TrainState) -> dict[str, float]:
+    step, found = int(state.step), {}
+    for task, score in scorers.items():
+      result = score(evaluated_parameters(state))
+      if jax.process_index() == 0:
+        result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step, examples))
+        evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
+      writer.write(step, f"eval/{task}", result.scores)
+      found |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
+    return found
+
+  return evaluate
+
+
+def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
+  """The loss of the true answers, over the same text every time."""
+  losses = loss_evaluator(
+    experiment,
+    plan.phases[-1],
+    plan.evaluated,
+    SpecialTokens.of(plan.vocabulary),
+    plan.spec,
+    plan.mesh,
+    experiment.eval_loss_batches,
+    experiment.microbatches,
+  )
+
+  def evaluate(state: TrainState) -> dict[str, float]:
+    step, found = int(state.step), {}
+    for task, loss in losses.items():
+      values = loss(evaluated_parameters(state), lambda *done: beat())
+      writer.write(step, f"eval_loss/{task}", values)
+      shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+      say(f"{task} ({experiment.eval_split}) at step {step:,}: {shown}")
+      found |= {f"eval_loss/{task}/{name}": value for name, value in values.items()}
+    return found
+
+  return evaluate
+
+
+def was_evaluated(plan: Plan, step: int) -> bool:
+  """Whether every scored task has its scores of this step, which are then shown."""
+  rows = {r["kind"]: r for r in read_metrics(plan.model_dir) if r["kind"].startswith("eval/") and r["step"] == step}
+  if not all(f"eval/{member.task}" in rows for member in plan.scored):
+    return False
+  for member in plan.scored:
+    scores = {k: v for k, v in rows[f"eval/{member.task}"].items() if k not in ("step", "kind")}
+    say(f"{member.task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
+  return True

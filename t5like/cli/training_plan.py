@@ -1,0 +1,162 @@
+"""What a training run needs before it begins: everything that can be wrong is found here, before the first compile."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5like import data, parallel
+from t5like.cli.batch_plan import Phase, blank_batch, make_batches, run_phases
+from t5like.cli.compatibility import check_layout, check_scorable, check_splits, check_vocabulary, model_fingerprint
+from t5like.cli.experiment import Experiment
+from t5like.cli.run_card import describe_run
+from t5like.cli.streaming_run import StreamProcess, StreamSettings
+from t5like.cli.token_caches import Member, TokenCaches
+from t5like.errors import UserError, nearest
+from t5like.objectives import SpecialTokens
+from t5like.training import model_dir as directory
+from t5like.training.checkpoints import (
+  Restore,
+  check_restorable,
+  check_room,
+  checkpoint_bytes,
+  find_checkpoint,
+  has_training_state,
+  newest_whole,
+)
+from t5like.training.progress import say
+from t5like.training.state import StateSpec, state_spec
+from t5like.training.step import check_microbatches
+from t5like.vocabularies import Vocabulary, load_vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Where a run's state comes from."""
+
+  description: str
+  checkpoint: Path | None = None  # None: random initialisation
+  resumes: bool = False  # optimizer and step come from the checkpoint too
+  options: Restore = Restore()
+  verified: bool = False  # its files were compared with their checksums just now
+
+  @property
+  def step(self) -> int:
+    return int(self.checkpoint.name) if self.resumes else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """All that is known, checked and opened before the first compilation."""
+
+  model_dir: Path
+  vocabulary: Vocabulary
+  phases: list[Phase]  # the last goes on to the end of the run
+  batches: data.Batches | None  # None: a dry run without a token cache, or a stream
+  stream: StreamProcess | None
+  evaluated: list[Member]  # the tasks of the evaluation split
+  mesh: jax.sharding.Mesh
+  batch: dict[str, np.ndarray]  # a batch of the right shapes
+  spec: StateSpec
+  fingerprint: dict[str, Any]
+  start: Start
+  run_card: str
+
+  @property
+  def scored(self) -> list[Member]:
+    """The tasks that are evaluated by decoding: all but text without answers."""
+    return [member for member in self.evaluated if not member.cache.is_corpus]
+
+
+def prepare(experiment: Experiment, dry_run: bool) -> Plan:
+  """Checks everything that can be wrong and opens what the run needs.
+
+  A dry run builds no token cache and leaves damaged checkpoints where they are.
+  """
+  model_dir = directory.check_model_dir(experiment.model_dir)
+  vocabulary = load_vocabulary(experiment.vocabulary)
+  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  check_layout(experiment.model, experiment.objective)
+  mesh = parallel.make_mesh(experiment.mesh)
+  check_splits(experiment.model.config, mesh)
+  special = SpecialTokens.of(vocabulary)
+  phases = run_phases(experiment, special)
+  for phase in phases:
+    parallel.check_batch(phase.batch_size, mesh)
+    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+  batch = blank_batch(experiment, phases[-1])
+  spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
+  parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
+  fingerprint = model_fingerprint(experiment.model.config, vocabulary)
+  start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
+  check_room(model_dir, checkpoint_bytes(spec.shapes))
+
+  caches = TokenCaches(
+    experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
+  )
+  open_caches = caches.open if dry_run else caches.open_or_build
+  members = None if experiment.stream else open_caches(experiment.task, experiment.split)
+  batches = None if members is None else make_batches(experiment, members, phases, special)
+  evaluated = (open_caches(experiment.task, experiment.eval_split) or []) if experiment.eval_split else []
+  check_evaluation(experiment, evaluated)
+  stream = None
+  if experiment.stream and not dry_run and start.step < experiment.steps:
+    stream = StreamProcess(StreamSettings.of(experiment, phases[-1]), experiment.seed, model_dir, start.step)
+
+  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
+  return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+
+
+def starting_point(
+  experiment: Experiment, model_dir: Path, spec: StateSpec, fingerprint: dict[str, Any], move: bool = True
+) -> Start:
+  """Decides where the state comes from, and refuses a checkpoint that does not fit.
+
+  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then the parameters of INIT_FROM, then random
+  initialisation. Damaged checkpoints that are newer are set aside, where `move` allows it, and named.
+  """
+  newest = newest_whole(model_dir, move)
+  for line in newest.story:
+    say(line)
+  options = experiment.restore
+  if newest.checkpoint is not None:
+    start = Start("its own checkpoint of step {step}", newest.checkpoint, verified=True)
+    # Own parameters with a fresh optimizer would be begun with again at every restart: that takes another directory.
+    options = dataclasses.replace(options, parameters_only=False)
+  elif experiment.restore_from:
+    start = Start("the checkpoint {checkpoint}, optimizer and step too", find_checkpoint(experiment.restore_from))
+  elif experiment.init_from:
+    start = Start("{checkpoint}", find_checkpoint(experiment.init_from))
+    options = dataclasses.replace(options, parameters_only=True)
+  else:
+    return Start("random initialisation")
+  check_restorable(start.checkpoint, spec, fingerprint, options)
+  resumes = has_training_state(start.checkpoint) and not options.parameters_only
+  text = start.description if resumes else "the parameters of {checkpoint}, optimizer and step fresh"
+  description = text.format(checkpoint=start.checkpoint, step=start.checkpoint.name)
+  return dataclasses.replace(start, description=description, options=options, resumes=resumes)
+
+
+def check_evaluation(experiment: Experiment, members: list[Member]) -> None:
+  """Refuses evaluations that cannot be, and metrics that will never come."""
+  for member in members:
+    if not member.cache.is_corpus:
+      check_scorable(member.cache)
+    elif experiment.eval_period:
+      raise UserError(
+        f"task {member.task!r} is a corpus: it has no answers to decode and score",
+        try_=f"--gin.EVAL_PERIOD=0 --gin.EVAL_LOSS_PERIOD={experiment.eval_period}",
+      )
+  kinds = [f"eval/{member.task}/" for member in members if not member.cache.is_corpus]
+  kinds += [f"eval_loss/{member.task}/" for member in members if experiment.eval_loss_period]
+  for option, metric in (("KEEP", experiment.keep.metric), ("EARLY_STOPPING", experiment.early_stopping.metric)):
+    if metric and not metric.startswith(tuple(kinds)):
+      raise UserError(
+        f"{option}.metric = {metric!r} is not computed in this run",
+        expected=" or ".join(f"{kind}..." for kind in kinds) or "EVAL_SPLIT, the split to evaluate",
+        nearest=nearest(metric, [f"{kind}{metric.rpartition('/')[2]}" for kind in kinds]),
+      )

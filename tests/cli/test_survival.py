@@ -1,0 +1,78 @@
+"""Runs that are killed, preempted and moved go on exactly where they were. Real processes throughout."""
+
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+from trainers import assert_same_bytes, finish, has_checkpoint, losses, parameters, start, start_pod, wait_for
+
+from t5like.training.checkpoints import checkpoint_steps
+
+
+def run_and_kill(command, folder, kills, seed):
+  """Starts the run again after every kill, at random moments; returns (kills, steps reached) and the outputs."""
+  draw = random.Random(seed)
+  reached, outputs = [], []
+  while len(reached) < kills:
+    process = start(command)
+    # From the first import to well into the steps and the saves, which come every few milliseconds.
+    if draw.random() < 0.3:
+      time.sleep(draw.uniform(0.0, 6.0))
+    else:
+      before = max(checkpoint_steps(folder), default=0)
+      wait_for(has_checkpoint(folder, before + 1), process)
+      time.sleep(draw.uniform(0.0, 0.5))
+    process.send_signal(signal.SIGKILL)
+    outputs.append(process.communicate()[0])
+    reached.append(max(losses(folder), default=0))
+  outputs += finish([start(command)])
+  return reached, outputs
+
+
+def check_kills(pretrain, tmp_path, t5like, kills, steps, seed):
+  common = [*pretrain, f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=7"]
+  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  finish([start([*common, f"--gin.MODEL_DIR={whole}"])])
+  reached, outputs = run_and_kill([*common, f"--gin.MODEL_DIR={killed}"], killed, kills, seed)
+  assert len(reached) == kills, f"the run ended after {len(reached)} kills: {reached}"
+  print(f"{kills} kills survived; steps reached at each: {reached}")
+  assert losses(killed) == losses(whole) and len(losses(whole)) == steps
+  assert_same_bytes(parameters(killed), parameters(whole))
+  assert not any("damaged" in output for output in outputs)
+
+
+def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(pretrain, tmp_path, t5like):
+  check_kills(pretrain, tmp_path, t5like, kills=3, steps=1500, seed=1)
+
+
+@pytest.mark.slow  # minutes: twenty restarts
+def test_twenty_kills_at_random_moments(pretrain, tmp_path, t5like):
+  check_kills(pretrain, tmp_path, t5like, kills=20, steps=10000, seed=20)
+
+
+def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(pretrain, tmp_path):
+  """Two hosts, SIGTERM to the second; then four hosts on another mesh; then one process alone."""
+  common = [*pretrain, "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=100000", "--gin.BATCH_SIZE=8"]
+  alone, pod = tmp_path / "alone", tmp_path / "pod"
+
+  hosts = start_pod([*common, f"--gin.MODEL_DIR={pod}", "--gin.TRAIN_STEPS=100000"], hosts=2, devices=2)
+  wait_for(lambda: len(losses(pod)) >= 5, hosts[0])
+  hosts[1].send_signal(signal.SIGTERM)
+  outputs = finish(hosts, status=128 + signal.SIGTERM)
+  step = max(losses(pod))
+  assert f"SIGTERM: stopped and saved at step {step:,} of 100,000" in outputs[0]
+  assert has_checkpoint(pod, step)()
+  assert "2 of 2 hosts, 4 devices" in outputs[0]
+
+  last = step + 4
+  more = [*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last}"]
+  outputs = finish(start_pod([*more, "--gin.MESH.data=2", "--gin.MESH.fsdp=-1"], hosts=4, devices=1))
+  assert f"its own checkpoint of step {step}" in outputs[0]
+  finish([start([*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last + 4}"])])
+
+  finish([start([*common, f"--gin.MODEL_DIR={alone}", f"--gin.TRAIN_STEPS={last + 4}"])])
+  one, many = losses(alone), losses(pod)
+  assert one.keys() == many.keys()
+  np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)

@@ -1,0 +1,80 @@
+"""Trainers as processes of their own: alone or as the hosts of a pod, to be stopped and killed by tests."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from t5like.training.checkpoints import checkpoint_steps, load_parameters
+from t5like.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> subprocess.Popen:
+  """One `t5like train`; with `hosts`, one of a pod whose process 0 listens on `port`."""
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_NUM_CPU_DEVICES": str(devices), **environment}
+  if hosts > 1:
+    env |= {
+      "T5LIKE_COORDINATOR": f"localhost:{port}",
+      "T5LIKE_NUM_PROCESSES": str(hosts),
+      "T5LIKE_PROCESS_ID": str(host),
+    }
+  return subprocess.Popen(
+    [sys.executable, "-m", "t5like", *map(str, arguments)],
+    env=env,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def start_pod(arguments, hosts, devices=1) -> list[subprocess.Popen]:
+  with socket.socket() as probe:
+    probe.bind(("localhost", 0))
+    port = probe.getsockname()[1]
+  return [start(arguments, devices, host, hosts, port) for host in range(hosts)]
+
+
+def finish(processes, status=0, timeout=180) -> list[str]:
+  """What each printed, once all have ended with `status`."""
+  outputs = [process.communicate(timeout=timeout)[0] for process in processes]
+  for process, output in zip(processes, outputs, strict=True):
+    assert process.returncode == status, f"status {process.returncode}\n{output}"
+  return outputs
+
+
+def wait_for(condition, process=None, timeout=120.0):
+  deadline = time.monotonic() + timeout
+  while not condition():
+    assert time.monotonic() < deadline, "it did not come in time"
+    assert process is None or process.poll() is None, f"ended early: {process.communicate()[0]}"
+    time.sleep(0.02)
+
+
+def has_checkpoint(folder, step):
+  return lambda: any(found >= step for found in checkpoint_steps(folder))
+
+
+def losses(folder) -> dict[int, float]:
+  return {row["step"]: row["loss"] for row in read_metrics(folder) if row["kind"] == "train"}
+
+
+def parameters(folder, step=None) -> dict[str, np.ndarray]:
+  """By path, of the newest checkpoint or that of `step`."""
+
+  def flat(tree, path=""):
+    for name, value in tree.items():
+      yield from flat(value, f"{path}/{name}") if isinstance(value, dict) else [(f"{path}/{name}", value)]
+
+  return dict(flat(load_parameters(folder, step)))
+
+
+def assert_same_bytes(a, b):
+  assert a.keys() == b.keys()
+  different = [name for name in a if a[name].tobytes() != b[name].tobytes()]
+  assert not different
