@@ -159,6 +159,18 @@ class Checkpoints:
     finally:
       self._checkpointer.close()
 
+  def __enter__(self) -> Checkpoints:
+    return self
+
+  def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+    """An interpreter that ends cuts a save short, so that a failing run waits for its last one, too."""
+    try:
+      self.close()
+    except SaveError as second:
+      if error is None:
+        raise
+      error.add_note(f"and {second}")
+
   def _prepare_folder(self) -> int:
     try:
       self.folder.mkdir(parents=True, exist_ok=True)

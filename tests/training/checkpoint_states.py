@@ -19,7 +19,7 @@ AVERAGED = with_moving_average(ADAM, 0.9)
 def parameters(seed=0, layers=2, width=16):
   """Random, so that they do not compress away: 'encoder/layers_0/kernel' and so on, 'embedding', 'scale'."""
   rng = np.random.default_rng(seed)
-  draw = lambda *shape: jnp.asarray(rng.normal(size=shape).astype(np.float32))  # noqa: E731
+  draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
   return {
     "encoder": {f"layers_{i}": {"kernel": draw(width, 32), "bias": draw(32)} for i in range(layers)},
     "embedding": draw(64, width),
@@ -28,12 +28,17 @@ def parameters(seed=0, layers=2, width=16):
 
 
 def make_state(params=None, step=1, optimizer=ADAM, axes=None):
-  """A state on a mesh, and the spec that asks for it. Vectors are whole everywhere, matrices split over the mesh."""
+  """A state on a mesh, and the spec that asks for it. Vectors are whole everywhere, matrices split over the mesh.
+
+  The optimizer's state is random, but for counts.
+  """
   params = parameters() if params is None else params
   mesh = parallel.make_mesh(parallel.MeshAxes(**(axes or {})))
-  opt_state = optimizer.init(params)
-  opt_state = jax.tree.map(lambda x: x + jnp.asarray(3, x.dtype), opt_state)  # not all zeros
-  state = TrainState(step=jnp.int32(step), params=params, opt_state=opt_state, seed=jnp.uint32(5))
+  rng = np.random.default_rng(step)
+  opt_state = jax.tree.map(
+    lambda x: np.asarray(rng.normal(size=x.shape) if x.ndim else 3, x.dtype), jax.eval_shape(optimizer.init, params)
+  )
+  state = TrainState(step=np.int32(step), params=params, opt_state=opt_state, seed=np.uint32(5))
   split = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
   shardings = jax.tree.map(lambda x: split if x.ndim == 2 else parallel.replicated(mesh), state)
   shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)

@@ -80,6 +80,13 @@ def test_a_step_is_saved_once(tmp_path):
   checkpoints.close()
 
 
+def test_a_run_that_fails_still_ends_its_save(tmp_path):
+  with pytest.raises(ZeroDivisionError), Checkpoints(tmp_path) as checkpoints:
+    checkpoints.save(make_state(step=2)[0], FINGERPRINT)
+    raise ZeroDivisionError
+  assert steps_in(tmp_path) == [2] and integrity.has_checksums(tmp_path / "checkpoints/2")
+
+
 def test_checkpoints_are_kept_by_policy_also_after_a_restart(tmp_path):
   """By hand, with last=1 every=4 best=1: after each save, what is left."""
   state, _ = make_state()
