@@ -34,7 +34,7 @@ def cudnn_attention(
   by_distance = None if bias is None else bias_by_distance(bias, query_length, key_length)
   lengths = codes = None
   if mask.right_padded and mask.key_valid is not None and mask.query_segments is None and mask.prefix is None:
-    lengths = jnp.sum(mask.key_valid != 0, axis=1, dtype=jnp.int32)
+    lengths = jnp.sum(mask.key_valid.astype(bool), axis=1, dtype=jnp.int32)
     # A row without a single key would divide by zero; nobody reads what it attends to.
     lengths = jnp.maximum(lengths, 1)
   else:

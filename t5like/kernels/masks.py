@@ -78,10 +78,10 @@ def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Co
   if mask.query_segments is not None:
     query, key = 2 * mask.query_segments.astype(jnp.int32), 2 * mask.key_segments.astype(jnp.int32)
   if mask.causal and mask.prefix is not None:
-    inside = (mask.prefix != 0).astype(jnp.int32)
+    inside = mask.prefix.astype(bool).astype(jnp.int32)
     query, key = query + inside, key + inside
   if mask.key_valid is not None:
-    key = jnp.where(mask.key_valid != 0, key, -2)
+    key = jnp.where(mask.key_valid.astype(bool), key, -2)
   return Codes(query, key)
 
 
