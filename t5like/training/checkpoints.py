@@ -93,7 +93,6 @@ class Checkpoints:
     self.folder = checkpoints_folder(model_dir)
     self._keep = Keep(last=keep) if isinstance(keep, int) else keep
     first_process_decides(self._prepare_folder)
-    self._metrics = checkpoint_metrics(model_dir)  # of what is on disk; process 0 keeps it up to date
     self._checkpointer = _checkpointer()
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
@@ -110,7 +109,7 @@ class Checkpoints:
 
     Waits for the save before this one. `metrics` are remembered, to keep the best.
     """
-    self._wait()
+    self.wait()
     step, needed = int(state.step), checkpoint_bytes(state)
     if first_process_decides(lambda: self._is_saved_or_has_room(step, needed)):
       return False
@@ -128,7 +127,7 @@ class Checkpoints:
     except Exception as error:
       self._fail(step, needed, error)
       self.raise_errors()
-    self._thread = threading.Thread(target=self._finish, args=(step, needed, metrics), name=f"save-{step}")
+    self._thread = threading.Thread(target=self._finish, args=(step, needed), name=f"save-{step}")
     self._thread.start()
     return True
 
@@ -137,6 +136,13 @@ class Checkpoints:
     if self._error is not None:
       error, self._error = self._error, None
       raise error
+
+  def wait(self) -> None:
+    """Until the last save has ended; raises its error."""
+    if self._thread is not None:
+      self._thread.join()
+      self._thread = None
+    self.raise_errors()
 
   def restore(
     self,
@@ -148,14 +154,14 @@ class Checkpoints:
     verified: bool = False,
   ) -> TrainState:
     """The state of `step` (the newest), as `restore_state` gives it. Damage is an error: see `newest_whole`."""
-    self._wait()
+    self.wait()
     checkpoint = find_checkpoint(self.folder.parent, step)
     return restore_state(checkpoint, spec, fingerprint, options, fresh, verified)
 
   def close(self) -> None:
     """Waits for the last save; an error in the background that was not raised yet is raised here."""
     try:
-      self._wait()
+      self.wait()
     finally:
       self._checkpointer.close()
 
@@ -190,22 +196,15 @@ class Checkpoints:
       raise SaveError(f"checkpoint {step} was not written: {error.what}", **error.lines, **self._whole()) from None
     return False
 
-  def _wait(self) -> None:
-    if self._thread is not None:
-      self._thread.join()
-      self._thread = None
-    self.raise_errors()
-
-  def _finish(self, step: int, needed: int, metrics: dict[str, float]) -> None:
+  def _finish(self, step: int, needed: int) -> None:
     """The save's last part, in the background."""
     try:
       self._checkpointer.wait_until_finished()
       if jax.process_index() == 0:
         integrity.write_checksums(self.folder / str(step))
-        self._metrics[step] = metrics
-        for unwanted in set(self._metrics) - self._keep.kept(self._metrics):
+        present = checkpoint_metrics(self.folder.parent)  # from the disk: others may have taken some away
+        for unwanted in set(present) - self._keep.kept(present):
           remove_checkpoint(self.folder / str(unwanted))
-          del self._metrics[unwanted]
     except BaseException as error:
       self._fail(step, needed, error)
 

@@ -103,6 +103,16 @@ def test_checkpoints_are_kept_by_policy_also_after_a_restart(tmp_path):
   assert checkpoint_metrics(tmp_path)[8] == {"eval/snli/accuracy": 0.1}
 
 
+def test_a_checkpoint_that_someone_takes_away_is_not_missed(tmp_path):
+  state, _ = make_state()
+  with Checkpoints(tmp_path, keep=1) as checkpoints:
+    checkpoints.save(at_step(state, 1), FINGERPRINT)
+    checkpoints.wait()
+    shutil.rmtree(tmp_path / "checkpoints/1")
+    checkpoints.save(at_step(state, 2), FINGERPRINT)
+  assert steps_in(tmp_path) == [2]
+
+
 def test_the_best_may_be_the_lowest_and_of_equals_the_earlier():
   keep = Keep(last=1, best=2, metric="loss", higher_is_better=False)
   metrics = {1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}, 4: {}, 5: {"loss": float("inf")}}
