@@ -136,7 +136,10 @@ def starting_point(
     return Start("random initialisation")
   check_restorable(start.checkpoint, spec, fingerprint, options)
   resumes = has_training_state(start.checkpoint) and not options.parameters_only
-  text = start.description if resumes else "the parameters of {checkpoint}, optimizer and step fresh"
+  text = start.description
+  if not resumes:
+    what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
+    text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=start.checkpoint.name)
   return dataclasses.replace(start, description=description, options=options, resumes=resumes)
 

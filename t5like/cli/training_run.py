@@ -59,7 +59,7 @@ class Run:
     record_run(self._experiment, self._plan)
     keep_compiled_steps(Path(self._experiment.cache_dir) / "compiled")
     start = self._plan.start
-    with self._interruption, self._watchdog:
+    with self._checkpoints, self._interruption, self._watchdog:
       while True:
         try:
           state = self._attempt(start)
@@ -67,7 +67,7 @@ class Run:
         except NotFinite as failure:
           start = self._recover(failure.step)
       with self._goodput.spent_on("saving checkpoints"):
-        self._checkpoints.close()
+        self._checkpoints.wait()
     if self._plan.stream:
       self._plan.stream.close()
     return self._report(int(state.step))
@@ -81,7 +81,8 @@ class Run:
     self._goodput.resume(plan.model_dir, self._first_step)
     self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
     with contextlib.closing(MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))) as writer:
-      evaluations = self._evaluations(writer)
+      with self._goodput.spent_on("compiling"):
+        evaluations = self._evaluations(writer)
       if self._first_step < experiment.steps and not self._enough:
         return self._train(state, writer, evaluations)
       if not self._enough:
@@ -188,6 +189,7 @@ class Run:
     """Follows the policy for a step that is not finite: ends the run, or goes back to before it."""
     experiment, plan = self._experiment, self._plan
     kept = keep_batch(plan, self._skipped, step)
+    self._checkpoints.wait()
     if experiment.nonfinite != "rollback":
       steps = checkpoint_steps(plan.model_dir)
       raise RunError(
@@ -197,7 +199,6 @@ class Run:
         whole=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
         try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
       )
-    self._checkpoints.wait()
     start = starting_point(experiment, plan.model_dir, plan.spec, plan.fingerprint)
     self._skipped = self._skipped.skip(start.step, step)
     if jax.process_index() == 0:

@@ -6,6 +6,7 @@ five fields of it, encoded here by hand.
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -45,6 +46,13 @@ def _varint(number: int) -> bytes:
   return bytes(out)
 
 
+def _float(value: float) -> bytes:
+  try:
+    return struct.pack("<f", value)
+  except OverflowError:  # the perplexity of a model that knows nothing may be beyond a float32
+    return struct.pack("<f", math.copysign(math.inf, value))
+
+
 def _message(field: int, body: bytes) -> bytes:
   return _varint(field << 3 | 2) + _varint(len(body)) + body
 
@@ -75,7 +83,7 @@ class EventWriter:
 
   def scalars(self, step: int, values: Mapping[str, float]) -> None:
     summary = b"".join(
-      _message(1, _message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)) for tag, value in values.items()
+      _message(1, _message(1, tag.encode()) + b"\x15" + _float(value)) for tag, value in values.items()
     )
     self._append(_event(time.time(), step, _message(5, summary)))
 
