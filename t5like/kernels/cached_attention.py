@@ -15,17 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _MASKED = -1e30  # finite: a row with nothing to look at comes out as an average, not as NaN
-_BLOCK = 128
-_WARPS = 4
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Grown:
-  """What every copy wrote itself; tokens 0 to `last` are there."""
-
-  keys_values: jax.Array  # [rows, 2, heads, length, kv]
-  last: jax.Array  # []: the place of the newest token, the same in all rows
+# Measured on an H200: with 64 keys a block, those of the next block arrive while a block is worked on.
+_BLOCK, _WARPS = 64, 4
 
 
 @jax.tree_util.register_dataclass
@@ -46,20 +37,39 @@ class PastBias:
   index: jax.Array  # [rows]
 
 
-def cached_attention(
-  query: jax.Array,  # [rows, heads, kv]
-  grown: Grown | None = None,
+def attend_and_write(
+  new: jax.Array,  # [rows, 3, heads, kv]: the token's query, key and value
+  grown: jax.Array,  # [rows, 2, heads, length, kv]
+  number: jax.Array,  # []: where the token stands in it; what lies behind is not looked at
   fixed: Fixed | None = None,
   bias: PastBias | None = None,
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """softmax(scale * q k^T + bias) v, in float32, over the fixed and the grown part and the token itself.
+
+  Gives the result [rows, heads, kv] and the grown part with the token written to it, in place inside a loop.
+  `kernel` None: where this machine has one.
+  """
+  if has_kernel() if kernel is None else kernel:
+    return _fused(new, grown, number, fixed, bias, scale, interpret)
+  written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(grown.dtype)  # [rows, 2, heads, 1, kv]
+  grown = jax.lax.dynamic_update_slice_in_dim(grown, written, number, axis=3)
+  return _plain(new[:, 0], grown, number, fixed, bias, scale), grown
+
+
+def attend(
+  query: jax.Array,  # [rows, heads, kv]
+  fixed: Fixed,
+  scale: float = 1.0,
+  kernel: bool | None = None,
+  interpret: bool = False,
 ) -> jax.Array:  # [rows, heads, kv]
-  """softmax(scale * q k^T + bias) v over both parts, in float32. `kernel` None: where this machine has one."""
-  kernel = has_kernel() if kernel is None else kernel
-  if kernel:
-    return _fused(query, grown, fixed, bias, scale, interpret)
-  return _plain(query, grown, fixed, bias, scale)
+  """softmax(scale * q k^T) v over a fixed part alone."""
+  if has_kernel() if kernel is None else kernel:
+    return _fused(query[:, None], None, None, fixed, None, scale, interpret)[0]
+  return _plain(query, None, None, fixed, None, scale)
 
 
 def has_kernel() -> bool:
@@ -68,7 +78,10 @@ def has_kernel() -> bool:
   return jax.default_backend() == "gpu" and (mesh.empty or mesh.size == 1)
 
 
-def _plain(query: jax.Array, grown: Grown | None, fixed: Fixed | None, bias: PastBias | None, scale: float):
+def _plain(
+  query: jax.Array, grown: jax.Array | None, number: jax.Array | None, fixed: Fixed | None, bias: PastBias | None,
+  scale: float,
+) -> jax.Array:  # fmt: skip
   rows, heads, kv = query.shape
   scores = []
   if fixed is not None:
@@ -81,11 +94,11 @@ def _plain(query: jax.Array, grown: Grown | None, fixed: Fixed | None, bias: Pas
     s = jnp.where(fixed.valid[:, None, None, :], s, _MASKED)
     scores.append(s.reshape(rows, heads, length))
   if grown is not None:
-    places = jnp.arange(grown.keys_values.shape[3])
-    s = scale * _product("rhd,rhkd->rhk", query, grown.keys_values[:, 0])
+    places = jnp.arange(grown.shape[3])
+    s = scale * _product("rhd,rhkd->rhk", query, grown[:, 0])
     if bias is not None:
-      s = s + _at(bias.by_distance, grown.last - places)[None]
-    scores.append(jnp.where((places <= grown.last)[None, None, :], s, _MASKED))
+      s = s + _at(bias.by_distance, number - places)[None]
+    scores.append(jnp.where((places <= number)[None, None, :], s, _MASKED))
   weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
   out = jnp.zeros(query.shape, jnp.float32)
   if fixed is not None:
@@ -93,7 +106,7 @@ def _plain(query: jax.Array, grown: Grown | None, fixed: Fixed | None, bias: Pas
     out = out + _product("bnhk,bhkd->bnhd", w, fixed.keys_values[:, 1]).reshape(query.shape)
   if grown is not None:
     w = weights[..., weights.shape[-1] - len(places) :].astype(query.dtype)
-    out = out + _product("rhk,rhkd->rhd", w, grown.keys_values[:, 1])
+    out = out + _product("rhk,rhkd->rhd", w, grown[:, 1])
   return out.astype(query.dtype)
 
 
@@ -106,76 +119,99 @@ def _at(by_distance: jax.Array, back: jax.Array) -> jax.Array:
   return jnp.take(by_distance, jnp.clip(back, 0, by_distance.shape[1] - 1), axis=1)
 
 
-def _fused(query: jax.Array, grown: Grown | None, fixed: Fixed | None, bias: PastBias | None, scale: float, interpret):
+def _fused(
+  new: jax.Array, grown: jax.Array | None, number: jax.Array | None, fixed: Fixed | None, bias: PastBias | None,
+  scale: float, interpret: bool,
+) -> list[jax.Array]:  # fmt: skip
   """One program for each row and head; copies of a row run side by side and find its fixed part in the GPU's cache."""
-  rows, heads, _ = query.shape
-  operands = {"query": query}
-  batch = rows
-  if grown is not None:
-    operands |= {"grown": grown.keys_values, "last": grown.last.reshape(1)}
+  rows, _, heads, kv = new.shape
+  batch, operands = rows, {"new": new}
+  out = [jax.ShapeDtypeStruct((rows, heads, kv), new.dtype)]
   if fixed is not None:
     batch, length = fixed.valid.shape
     reach = jnp.max(jnp.where(fixed.valid, jnp.arange(1, length + 1)[None, :], 0), axis=1)
     operands |= {"fixed": fixed.keys_values, "valid": fixed.valid.astype(jnp.int8), "reach": reach.astype(jnp.int32)}
   if bias is not None:
     operands |= {"bias": bias.by_distance, "index": bias.index}
+  aliases = {}
+  if grown is not None:
+    aliases = {len(operands): 1}
+    operands |= {"grown": grown, "number": number.reshape(1)}
+    out.append(jax.ShapeDtypeStruct(grown.shape, grown.dtype))
   return pl.pallas_call(
     functools.partial(_program, names=tuple(operands), scale=scale),
-    out_shape=jax.ShapeDtypeStruct(query.shape, query.dtype),
+    out_shape=out,
     grid=(rows // batch, heads, batch),
-    in_specs=[pl.BlockSpec(x.shape, functools.partial(_origin, x.ndim)) for x in operands.values()],
-    out_specs=pl.BlockSpec(query.shape, functools.partial(_origin, 3)),
-    compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=2),
+    in_specs=[_whole(x) for x in operands.values()],
+    out_specs=[_whole(x) for x in out],
+    input_output_aliases=aliases,
+    compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
     interpret=interpret,
     name="cached_attention",
   )(*operands.values())
 
 
-def _origin(ndim: int, *_):
-  return (0,) * ndim
+def _whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
+  return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
 
 
 def _program(*refs, names: tuple[str, ...], scale: float):
-  """A running softmax over blocks of keys (Milakov and Gimelshein 2018), first the fixed ones, then the grown."""
-  refs, out_ref = dict(zip(names, refs[:-1], strict=True)), refs[-1]
+  """A running softmax (Milakov and Gimelshein 2018): the token itself, blocks of fixed keys, blocks of grown ones."""
+  outputs, refs = refs[len(names) :], dict(zip(names, refs[: len(names)], strict=True))
   copies, head, row = pl.num_programs(0), pl.program_id(1), pl.program_id(2)
   own = row * copies + pl.program_id(0)
-  width = out_ref.shape[-1]
+  width = outputs[0].shape[-1]
   at_kv = jnp.arange(pl.next_power_of_2(width))
   real_kv = at_kv < width
-  query = scale * triton.load(refs["query"].at[own, head, at_kv], mask=real_kv, other=0.0).astype(jnp.float32)
 
-  def read(keys_values, row, which, places, inside):
-    mask = inside[:, None] & real_kv[None, :]
-    at = keys_values.at[row, which, head, places[:, None], at_kv[None, :]]
-    return triton.load(at, mask=mask, other=0.0).astype(jnp.float32)
+  def newest(which):
+    return triton.load(refs["new"].at[own, which, head, at_kv], mask=real_kv, other=0.0).astype(jnp.float32)
 
-  def attend(keys_values, row, newest, count, valid_ref, number, state):
-    highest, total, out = state
-    places = number * _BLOCK + jnp.arange(_BLOCK)
-    inside = places < count
-    if valid_ref is not None:
-      inside = triton.load(valid_ref.at[row, places], mask=inside, other=0) != 0
-    scores = jnp.sum(read(keys_values, row, 0, places, inside) * query[None, :], axis=1)
-    if "bias" in refs:
-      scores += triton.load(refs["bias"].at[head, newest - places], mask=inside, other=0.0)
-    scores = jnp.where(inside, scores, _MASKED)
-    above = jnp.maximum(highest, jnp.max(scores))
-    weights = jnp.where(inside, jnp.exp(scores - above), 0.0)
-    shrink = jnp.exp(highest - above)
-    seen = jnp.sum(weights[:, None] * read(keys_values, row, 1, places, inside), axis=0)
-    return above, shrink * total + jnp.sum(weights), shrink * out + seen
-
+  query = scale * newest(0)
   state = jnp.float32(_MASKED), jnp.float32(0.0), jnp.zeros(at_kv.shape, jnp.float32)
-  if "fixed" in refs:
-    count = refs["reach"][row]
-    newest = refs["index"][own] if "bias" in refs else None
-    block = functools.partial(attend, refs["fixed"], row, newest, count, refs["valid"])
-    state = jax.lax.fori_loop(0, pl.cdiv(count, _BLOCK), block, state)
   if "grown" in refs:
-    last = refs["last"][0]
-    block = functools.partial(attend, refs["grown"], own, last, last + 1, None)
-    state = jax.lax.fori_loop(0, pl.cdiv(last + 1, _BLOCK), block, state)
+    key, value, number = newest(1), newest(2), refs["number"][0]
+    score = jnp.sum(query * key)
+    if "bias" in refs:
+      score += refs["bias"][head, 0]
+    state = score, jnp.float32(1.0), value
+    for which, x in enumerate((key, value)):
+      at = outputs[1].at[own, which, head, number, at_kv]
+      triton.store(at, x.astype(outputs[1].dtype), mask=real_kv)
+
+  def attend_all(state, keys_values, row, back, count, valid_ref):
+    """Over keys 0 to `count`, of which the first lies `back` positions before the token."""
+
+    def read(block):
+      places = block * _BLOCK + jnp.arange(_BLOCK)
+      mask = (places < count)[:, None] & real_kv[None, :]
+      at = (keys_values.at[row, which, head, places[:, None], at_kv[None, :]] for which in (0, 1))
+      return tuple(triton.load(ref, mask=mask, other=0.0) for ref in at)
+
+    def attend_block(block, carry):
+      (highest, total, out), (keys, values) = carry
+      following = read(block + 1)  # on its way while this block is worked on
+      places = block * _BLOCK + jnp.arange(_BLOCK)
+      inside = places < count
+      if valid_ref is not None:
+        inside = triton.load(valid_ref.at[row, places], mask=inside, other=0) != 0
+      scores = jnp.sum(keys.astype(jnp.float32) * query[None, :], axis=1)
+      if "bias" in refs:
+        scores += triton.load(refs["bias"].at[head, back - places], mask=inside, other=0.0)
+      scores = jnp.where(inside, scores, _MASKED)
+      above = jnp.maximum(highest, jnp.max(scores))
+      weights = jnp.where(inside, jnp.exp(scores - above), 0.0)
+      shrink = jnp.exp(highest - above)
+      seen = jnp.sum(weights[:, None] * values.astype(jnp.float32), axis=0)
+      return (above, shrink * total + jnp.sum(weights), shrink * out + seen), following
+
+    return jax.lax.fori_loop(0, pl.cdiv(count, _BLOCK), attend_block, (state, read(0)))[0]
+
+  if "fixed" in refs:
+    back = refs["index"][own] if "bias" in refs else None
+    state = attend_all(state, refs["fixed"], row, back, refs["reach"][row], refs["valid"])
+  if "grown" in refs:
+    state = attend_all(state, refs["grown"], own, number, number, None)
   _, total, out = state
   out = out / jnp.maximum(total, 1e-30)
-  triton.store(out_ref.at[own, head, at_kv], out.astype(out_ref.dtype), mask=real_kv)
+  triton.store(outputs[0].at[own, head, at_kv], out.astype(outputs[0].dtype), mask=real_kv)

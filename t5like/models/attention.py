@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention import Case, Mask, RelativeBias, Split, attention, bias_matrix, choose_backend
-from t5like.kernels.cached_attention import Fixed, Grown, PastBias, cached_attention
+from t5like.kernels.cached_attention import Fixed, PastBias, attend, attend_and_write
 from t5like.models.cache import Step
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import dense
@@ -86,7 +86,8 @@ class Attention(nn.Module):
     """Looks at `context.encoded`, whose keys and values a cache holds ready."""
     if cache is not None:
       fixed = Fixed(cache, context.step.encoder_valid)
-      return self._cached(self._split(self.query(x)), fixed=fixed), cache
+      y = attend(self._split(self.query(x))[:, 0], fixed, **self._cached_options())
+      return self.out(y.reshape(y.shape[0], 1, -1)), cache
     new = {"key": self._split(self.key(context.encoded)), "value": self._split(self.value(context.encoded))}
     query = self._split(self.query(x))
     return self._attend(query, new, context, context.encoded_mask, None), new if context.keep else None
@@ -94,10 +95,10 @@ class Attention(nn.Module):
   def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
     """Writes the token's key and value where all rows stand, and looks back."""
     step, grown = context.step, cache["grown"]  # [rows, 2, heads, length, kv]
-    query, key, value = self._fused_projections(x)  # [rows, 1, heads, kv]
-    query, key = self._rotated(query, key, step.index[:, None])
-    new = jnp.stack([key, value], axis=1).swapaxes(2, 3).astype(grown.dtype)
-    grown = jax.lax.dynamic_update_slice_in_dim(grown, new, step.number, axis=3)
+    new = self._projected(x)  # [rows, 3, heads, kv]
+    if self.config.positions == "rotary":
+      query, key = self._rotated(new[:, None, 0], new[:, None, 1], step.index[:, None])
+      new = jnp.concatenate([query, key, new[:, 2:]], axis=1)
     fixed = Fixed(cache["prompt"], step.prompt_valid) if "prompt" in cache else None
     bias = None
     if context.bias is not None:
@@ -105,13 +106,17 @@ class Attention(nn.Module):
       offset = jnp.full((1,), furthest - 1, jnp.int32)
       by_distance = bias_matrix(context.bias, 1, furthest, offset)[0, :, 0, ::-1]  # [heads, furthest]
       bias = PastBias(by_distance, step.index)
-    return self._cached(query, grown=Grown(grown, step.number), fixed=fixed, bias=bias), grown
+    y, grown = attend_and_write(new, grown, step.number, fixed, bias, **self._cached_options())
+    return self.out(y.reshape(y.shape[0], 1, -1)), grown
 
-  def _fused_projections(self, x: jax.Array) -> list[jax.Array]:
-    """Query, key and value; in one product where decoding has laid the kernels together (see models/stepping.py)."""
-    if not self.has_variable("fused", "qkv"):
-      return [self._split(project(x)) for project in (self.query, self.key, self.value)]
-    return [self._split(y) for y in fused_products(self, "qkv", x.astype(self.config.dtype))]
+  def _projected(self, x: jax.Array) -> jax.Array:
+    """Query, key and value [rows, 3, heads, kv] of x [rows, 1, embed]: one product of the kernels of stepping.py."""
+    if self.has_variable("fused", "qkv"):
+      y = fused_products(self, "qkv", x.astype(self.config.dtype))[:, 0]  # [rows, 3, heads * kv]
+    else:
+      y = jnp.concatenate([project(x) for project in (self.query, self.key, self.value)], axis=1)
+    y = y.reshape(*y.shape[:2], self.config.num_heads, self.config.head_dim)
+    return nn.with_logical_constraint(y, ("batch", None, "heads", "kv"))
 
   def _rotated(self, query: jax.Array, key: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Both turned to their positions where the model has rotary ones."""
@@ -121,11 +126,10 @@ class Attention(nn.Module):
       positions = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :]
     return rotate(query, positions, self.config.rotary_base), rotate(key, positions, self.config.rotary_base)
 
-  def _cached(self, query: jax.Array, **parts) -> jax.Array:
+  def _cached_options(self) -> dict:
     config = self.config
     scale = config.head_dim**-0.5 if config.scale_attention else 1.0
-    y = cached_attention(query[:, 0], **parts, scale=scale, kernel=False if config.attention_backend == "xla" else None)
-    return self.out(y.reshape(y.shape[0], 1, -1))
+    return {"scale": scale, "kernel": False if config.attention_backend == "xla" else None}
 
   def _split(self, x: jax.Array) -> jax.Array:
     """[batch, length, heads * kv] -> [batch, length, heads, kv]."""

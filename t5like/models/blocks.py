@@ -25,7 +25,11 @@ class MLP(nn.Module):
       return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
 
     if config.gated_mlp:
-      gate, linear = fused_products(self, "wi", x) if self.has_variable("fused", "wi") else map(wide, ("wi_0", "wi_1"))
+      if self.has_variable("fused", "wi"):
+        both = fused_products(self, "wi", x)
+        gate, linear = both[..., 0, :], both[..., 1, :]
+      else:
+        gate, linear = wide("wi_0"), wide("wi_1")
       h = act(gate) * linear
     else:
       h = act(wide("wi"))

@@ -32,13 +32,13 @@ def prepare(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dic
   return model, {"params": params, "fused": fused}
 
 
-def fused_products(module: nn.Module, name: str, x: jax.Array) -> list[jax.Array]:
-  """x [..., in] times kernels laid together as [in, products, out]: one product, and its parts."""
+def fused_products(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
+  """x [..., in] times kernels laid together as [in, products, out]: [..., products, out]."""
   weights = module.get_variable("fused", name)
   y = jnp.einsum("...i,ipo->...po", x, weights["kernel"])
   if "bias" in weights:
     y = y + weights["bias"].reshape((1,) * (y.ndim - 2) + weights["bias"].shape)
-  return [y[..., i, :] for i in range(y.shape[-2])]
+  return y
 
 
 def _cast(tree: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
