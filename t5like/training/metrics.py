@@ -37,7 +37,6 @@ GLOSSARY = {
   "model_teraflops": "TFLOP/s of a device, in the model's own matrix products: nothing that is recomputed counts",
   "model_flops_utilization": "model_teraflops as a share of the device's published bfloat16 peak",
   "input_wait": "share of wall time the devices stood still for want of a batch",
-  "seconds_in_checkpoints": "wall time that saving took from training since the row before",
   # Of layers, every NORMS_PERIOD steps, of that step; [3] is the fourth layer of a stack.
   "gradient/PATH": "L2 norm of the gradients of the parameters under PATH",
   "parameter/PATH": "L2 norm of the parameters under PATH",

@@ -194,7 +194,7 @@ def _refusal(
     differs="\n".join(fields),
     **lines,
     optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
-    try_="parameters_only=True, which begins with a fresh optimizer at step 0" if only_optimizer
+    try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
     else "another MODEL_DIR, or the gin files the checkpoint was made with (its config.gin)",
   )  # fmt: skip
 
