@@ -90,12 +90,10 @@ def _backward(causal, skips_future, scale, kept, gradient):
   )
   d_by_distance = None
   if by_distance is not None:
-    if lengths is not None:
-      codes = _codes_of_lengths(lengths, query.shape[1], key.shape[1])
     shape = query.shape[1], key.shape[1]
     turn = jax.linear_transpose(lambda x: skewed(x, *shape), by_distance)
     (d_by_distance,) = turn(
-      bias_gradient(query, key, value, out, gradient, log_sums, by_distance, codes, causal=causal, scale=scale)
+      bias_gradient(query, key, value, out, gradient, log_sums, by_distance, codes, lengths, causal=causal, scale=scale)
     )
   return d_query, d_key, d_value, d_by_distance, None, None
 
@@ -114,11 +112,6 @@ def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool, sk
   elif causal and not skips_future:
     matrix = jnp.where(index[1] <= index[0], 0.0 if matrix is None else matrix, _MASKED)[None]
   return None if matrix is None else matrix.astype(query.dtype)
-
-
-def _codes_of_lengths(lengths: jax.Array, query_length: int, key_length: int) -> Codes:
-  valid = jnp.arange(key_length)[None, :] < lengths[:, None]
-  return mask_codes(Mask(key_valid=valid), len(lengths), query_length, key_length)
 
 
 def _call(query, key, value, matrix, lengths, skips_future: bool, scale: float):

@@ -13,8 +13,8 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.masks import Codes, visible
 
-BLOCK_QUERY, BLOCK_KEY = 128, 64
-WARPS, STAGES = 8, 3
+BLOCK_QUERY, BLOCK_KEY = 64, 64
+WARPS, STAGES = 4, 3
 # About so many programs keep every multiprocessor of a large GPU busy a few times over.
 _PROGRAMS = 800
 
@@ -28,6 +28,7 @@ def bias_gradient(
   log_sums: jax.Array,  # [batch, heads, query] float32
   by_distance: jax.Array,  # [heads, query + key] float32
   codes: Codes | None,
+  lengths: jax.Array | None = None,  # [batch]: keys of each row, in place of codes
   *,
   causal: bool,
   scale: float,
@@ -40,11 +41,13 @@ def bias_gradient(
   tiles = pl.cdiv(query_length, BLOCK_QUERY), pl.cdiv(key_length, BLOCK_KEY)
   groups = _divisor(batch, _PROGRAMS // (heads * tiles[0] * tiles[1]))
   operands = [query, key, value, gradient, log_sums, delta, by_distance]
-  if codes is not None:
-    operands += [codes.query, codes.key]
+  operands += [codes.query, codes.key] if codes is not None else []
+  operands += [lengths] if lengths is not None else []
   whole = [pl.BlockSpec(x.shape, functools.partial(_origin, x.ndim)) for x in operands]
   parts = pl.pallas_call(
-    functools.partial(_tile, rows=batch // groups, causal=causal, scale=scale, coded=codes is not None),
+    functools.partial(
+      _tile, rows=batch // groups, causal=causal, scale=scale, coded=codes is not None, cut=lengths is not None
+    ),
     out_shape=jax.ShapeDtypeStruct((groups, heads, query_length, key_length), jnp.float32),
     grid=(groups * heads, *tiles),
     in_specs=whole,
@@ -67,9 +70,9 @@ def _divisor(number: int, at_most: int) -> int:
 
 def _tile(
   query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, by_distance_ref, *refs,
-  rows, causal, scale, coded,
+  rows, causal, scale, coded, cut,
 ):  # fmt: skip
-  *code_refs, out_ref = refs
+  *mask_refs, out_ref = refs
   _, query_length, heads, width = query_ref.shape
   key_length = key_ref.shape[1]
   group, head = pl.program_id(0) // heads, pl.program_id(0) % heads
@@ -97,11 +100,13 @@ def _tile(
     allowed = inside
     query_code = key_code = None
     if coded:
-      query_code = triton.load(code_refs[0].at[row, at_query], mask=in_query, other=0)[:, None]
-      key_code = triton.load(code_refs[1].at[row, at_key], mask=in_key, other=-2)[None, :]
+      query_code = triton.load(mask_refs[0].at[row, at_query], mask=in_query, other=0)[:, None]
+      key_code = triton.load(mask_refs[1].at[row, at_key], mask=in_key, other=-2)[None, :]
     seen = visible(at_query[:, None], at_key[None, :], query_code, key_code, causal)
     if seen is not None:
       allowed = allowed & seen
+    if cut:
+      allowed = allowed & (at_key < triton.load(mask_refs[-1].at[row]))[None, :]
     weights = jnp.where(allowed, jnp.exp(scores - log_sum[:, None]), 0.0)
     return total + weights * (triton.dot(do, v.T) - delta[:, None])
 

@@ -14,7 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from t5like.kernels.masks import Mask, mask_codes, visible
 from t5like.kernels.relative_bias import RelativeBias, bias_by_distance
-from t5like.kernels.tpu_bias_tiles import from_strips, strips, tile_of, window_of
+from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
 
 LANES = 128
 # Larger tiles reuse more, but a backward pass holds half a dozen float32 tiles in 16 MiB.

@@ -18,11 +18,6 @@ def strips(by_distance: jax.Array) -> jax.Array:
   return jnp.stack([jnp.roll(by_distance, s, axis=1) for s in range(ROWS)], axis=1)
 
 
-def from_strips(gradient: jax.Array) -> jax.Array:
-  """The transpose of `strips`: [heads, 8, n] -> [heads, n]."""
-  return sum(jnp.roll(gradient[:, s], -s, axis=1) for s in range(ROWS))
-
-
 def tile_of(window: jax.Array, rows: int) -> jax.Array:
   """[8, rows + columns] -> [rows, columns], where entry (r, c) is the window's (0, rows + c - r)."""
   tile, size = window, ROWS

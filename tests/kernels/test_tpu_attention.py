@@ -1,0 +1,57 @@
+"""The TPU's fused attention, interpreted on a CPU, against plain products; and its bias tiles by definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import inputs, relative_error, value_and_gradients
+from jax.sharding import PartitionSpec
+
+from t5like import parallel
+from t5like.kernels import tpu_attention as kernel
+from t5like.kernels.attention import Mask, RelativeBias, Split, _on_each_device
+from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
+from t5like.kernels.xla_attention import xla_attention
+
+interpreted = functools.partial(kernel.tpu_attention, interpret=True)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+  """Several tiles in both directions, from rows that take seconds."""
+  monkeypatch.setattr(kernel, "MAX_BLOCK", 128)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "bias, packed", "bias, causal, odd length", "prefix, packed",
+    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")) for name in (
+      "bias", "no bias", "causal", "bias, padded", "bias, holes", "cross, padded", "bias, causal, packed",
+      "cross, packed", "bias, prefix",
+    )),
+  ],
+)  # fmt: skip
+def test_values_and_gradients_equal_plain_products(name, small_tiles):
+  """float32 on both sides: 2e-6 is the rounding of sums in another order."""
+  given = inputs(name, jnp.float32, heads=2, width=8)
+  got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
+  assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
+
+
+def test_bias_tiles_and_their_transpose():
+  """By definition: entry (r, c) of a tile is the strip's value at c - r; the gradient sums along diagonals."""
+  rng = np.random.default_rng(0)
+  values = rng.normal(size=(1, 256 + 384)).astype(np.float32)
+  rows, columns, start = 32, 128, 256
+  window = strips(jnp.asarray(values))[0, :, start : start + rows + columns]
+  index = start + rows + np.arange(columns)[None, :] - np.arange(rows)[:, None]
+  np.testing.assert_array_equal(jax.jit(tile_of, static_argnums=1)(window, rows), values[0, index])
+  tile = rng.normal(size=(rows, columns)).astype(np.float32)
+  folded = np.asarray(jax.jit(window_of)(tile), np.float64)  # [8, rows + columns]
+  sums = sum(np.roll(folded[s], -s) for s in range(8))
+  expected = np.zeros(rows + columns)
+  np.add.at(expected, index - start, tile)
+  np.testing.assert_allclose(sums, expected, atol=1e-5)
