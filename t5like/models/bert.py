@@ -66,7 +66,8 @@ class BERT(nn.Module):
 
   def sentence_outputs(self, hidden: jax.Array) -> dict[str, jax.Array]:
     """pooled [batch, embed] from the first token ([CLS]); nsp_logits [batch, 2], class 0: B follows A."""
-    outputs = {"pooled": jnp.tanh(self.pooler(hidden[:, 0]))}
+    pooled = nn.with_logical_constraint(jnp.tanh(self.pooler(hidden[:, 0])), ("batch", None))
+    outputs = {"pooled": pooled}
     if self.config.nsp_head:
       outputs["nsp_logits"] = self.nsp_head(outputs["pooled"]).astype(jnp.dtype(self.config.logits_dtype))
     return outputs
@@ -81,7 +82,10 @@ class MLMHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The vectors to compare with the embedding, and the bias [vocab] of the result."""
     config = self.config
-    x = ACTIVATIONS[config.activation](dense(config, config.embed_dim, ("embed", "mlp"), name="transform")(hidden))
+    transform = dense(config, config.embed_dim, ("embed", "mlp"), name="transform")
+    rows = ("batch", "length") if hidden.ndim == 3 else ("batch",) + (None,) * (hidden.ndim - 2)
+    x = nn.with_logical_constraint(ACTIVATIONS[config.activation](transform(hidden)), (*rows, "mlp"))
+    x = nn.with_logical_constraint(x, (*rows, None))  # the norm needs the whole width
     init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = self.param("bias", init, (config.vocab_size,), jnp.dtype(config.param_dtype))
     return Norm(config, name="norm")(x), bias.astype(jnp.dtype(config.logits_dtype))

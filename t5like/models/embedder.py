@@ -64,7 +64,9 @@ class Embedder(nn.Module):
     by width too, and the partitioner could only mend that by making all of them whole on every device.
     """
     table = nn.with_logical_constraint(table, (axis, None))
-    return jnp.take(table, ids, axis=0).astype(self.config.dtype)
+    rows = jnp.take(table, ids, axis=0).astype(self.config.dtype)
+    # Whole in length where the table is split: each device finds the tokens of its part, and the sum is all of them.
+    return rows if axis is None else nn.with_logical_constraint(rows, ("batch", None, None))
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Scores of every token: [..., embed] -> [..., vocab] in the logits dtype."""
@@ -89,7 +91,11 @@ def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> j
   if config.scale_logits:
     hidden = hidden * config.embed_dim**-0.5
   dtype = jnp.dtype(config.logits_dtype)
-  return jnp.einsum("...d,dv->...v", hidden, kernel.astype(config.dtype), preferred_element_type=dtype)
+  # The vocabulary is what is split, in both directions: activations travel, the table does not.
+  rows = ("batch",) + (None,) * (hidden.ndim - 2)
+  hidden = nn.with_logical_constraint(hidden, (*rows, None))
+  scores = jnp.einsum("...d,dv->...v", hidden, kernel.astype(config.dtype), preferred_element_type=dtype)
+  return nn.with_logical_constraint(scores, (*rows, "vocab"))
 
 
 def default_positions(tokens: jax.Array) -> jax.Array:

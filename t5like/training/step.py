@@ -53,7 +53,11 @@ def loss_and_gradients(
     return loss_and_metrics(outputs, part, settings, whole)
 
   def gradients_of(microbatch, part):
-    numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(state.params, part, microbatch)
+    params = state.params
+    if microbatch is not None:
+      # Keeps the compiler from gathering split parameters, all of them at once, ahead of the loop.
+      params, microbatch = jax.lax.optimization_barrier((params, microbatch))
+    numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(params, part, microbatch)
     return gradients, numbers
 
   if settings.microbatches == 1:
@@ -68,16 +72,25 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Any]]:
   """The next state and the numbers of this step."""
   loss, metrics, gradients = loss_and_gradients(model, settings, state, batch)
-  with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-    updates, opt_state = optimizer.transformation.update(gradients, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
   gradient_norm = optax.tree.norm(gradients)
   finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
+
+  def update(gradients, params, opt_state):
+    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+      updates, opt_state = optimizer.transformation.update(gradients, opt_state, params)
+      params = optax.apply_updates(params, updates)
+    return params, opt_state, layer_norms("update", updates) if settings.layer_norms else {}
+
+  def leave(gradients, params, opt_state):
+    norms = layer_norms("update", params) if settings.layer_norms else {}
+    return params, opt_state, jax.tree.map(jnp.zeros_like, norms)
+
+  arguments = (gradients, state.params, state.opt_state)
   if settings.guard:
-    # A choice for every number instead of a branch: it is part of the update's own pass over memory.
-    params, opt_state = jax.tree.map(
-      lambda new, old: jnp.where(finite, new, old), (params, opt_state), (state.params, state.opt_state)
-    )
+    # A branch works in place. A choice between new and old numbers would keep both: up to two copies of the parameters.
+    params, opt_state, update_norms = jax.lax.cond(finite, update, leave, *arguments)
+  else:
+    params, opt_state, update_norms = update(*arguments)
   metrics |= {
     "gradient_norm": gradient_norm,
     "parameter_norm": optax.tree.norm(params),
@@ -85,19 +98,18 @@ def train_step(
     "finite": finite.astype(jnp.float32),
   }
   if settings.layer_norms:
-    trees = {"parameter": params, "gradient": gradients, "update": updates}
-    metrics["norms"] = {f"{name}/{path}": norm for name, tree in trees.items() for path, norm in layer_norms(tree)}
+    metrics["norms"] = layer_norms("parameter", params) | layer_norms("gradient", gradients) | update_norms
   return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
 
-def layer_norms(tree: Any) -> list[tuple[str, jax.Array]]:
-  """The L2 norm of every variable, by path; of scanned layers one each, [layers]."""
+def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
+  """The L2 norm of every variable, by `name/path`; of scanned layers one each, [layers]."""
 
   def norm(path, x):
     axes = tuple(range(int(is_stacked(path)), x.ndim))
     return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes))
 
-  return [(path_text(path), norm(path, x)) for path, x in jax.tree.leaves_with_path(tree)]
+  return {f"{name}/{path_text(path)}": norm(path, x) for path, x in jax.tree.leaves_with_path(tree)}
 
 
 def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any) -> dict[str, jax.Array]:

@@ -1,5 +1,7 @@
 """The loss, the state and one update, against arithmetic done by hand."""
 
+import dataclasses
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,14 @@ import pytest
 
 from t5like import parallel
 from t5like.data.layouts import Examples, encoder_decoder
+from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
+from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
 from t5like.training import optimizers, schedules
 from t5like.training.state import create_state, state_spec
-from t5like.training.step import LossSettings, compile_train_step, loss_and_metrics, random_key
+from t5like.training.step import LossSettings, compile_eval_step, compile_train_step, loss_and_metrics, random_key
 
 CONFIG = TransformerConfig(
   vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.1
@@ -28,13 +32,13 @@ def make_batch(rows=8):
   return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
 
 
-def build(axes, optimizer=None, devices=None):
+def build(axes, optimizer=None, devices=None, settings=LossSettings(), config=CONFIG):  # noqa: B008
   mesh = parallel.make_mesh(axes, devices)
-  model, batch = T5(CONFIG), make_batch()
+  model, batch = T5(config), make_batch()
   optimizer = optimizer or optimizers.adafactor(schedules.constant_rate(0.01))
   spec = state_spec(model, optimizer, batch, mesh)
   state = create_state(model, optimizer, batch, 0, spec)
-  step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
+  step = compile_train_step(model, optimizer, settings, spec, batch, mesh)
   rows = parallel.batch_sharding(mesh)
   return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}, spec
 
@@ -62,6 +66,16 @@ def test_loss_is_the_mean_over_real_target_tokens():
   loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0))
   assert loss == pytest.approx(-(np.log(0.5) + np.log(0.8)) / 2, rel=1e-6)
   assert float(metrics["target_tokens"]) == 2 and float(metrics["accuracy"]) == 2
+
+
+def test_a_fixed_normaliser_divides_the_sum_and_metrics_stay_sums():
+  logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75]]]))
+  batch = {"decoder_target_tokens": jnp.zeros((1, 2), jnp.int32), "decoder_loss_weights": jnp.ones((1, 2))}
+  loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0, normaliser=16.0))
+  assert loss == pytest.approx(np.log(8) / 16, rel=1e-6)
+  assert float(metrics["loss"]) / float(metrics["target_tokens"]) == pytest.approx(np.log(8) / 2, rel=1e-6)
+  with pytest.raises(UserError, match="cannot be divided by 0"):
+    LossSettings(normaliser=0.0)
 
 
 def test_next_sentence_prediction_adds_its_own_mean():
@@ -111,6 +125,80 @@ def test_the_old_state_is_given_up_to_the_new():
   state, step, batch, _ = build(parallel.MeshAxes())
   step(state, batch)
   assert jax.tree.leaves(state.params)[0].is_deleted()
+
+
+SCANNED = dataclasses.replace(CONFIG, scan_layers=True, num_encoder_layers=2)
+
+
+@pytest.fixture(scope="module")
+def guarded():
+  """A model of two scanned layers with AdamW, its norms reported."""
+  return build(parallel.MeshAxes(), optimizers.adamw(0.01), settings=LossSettings(layer_norms=True), config=SCANNED)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counter(guarded):
+  fresh, step, batch, spec = guarded
+  state, metrics = step(jax.tree.map(jnp.copy, fresh), batch)
+  assert float(metrics["finite"]) == 1.0
+  table = ("token_embedder", "embedding")
+  assert not np.array_equal(state.params[table[0]][table[1]], fresh.params[table[0]][table[1]])
+  before = jax.device_get(state)
+  weights = batch["decoder_loss_weights"]
+  bad = batch | {"decoder_loss_weights": weights.at[0, 0].set(jnp.inf)}
+  bad = {k: jax.device_put(v, batch[k].sharding) for k, v in bad.items()}
+  state, metrics = step(state, bad)
+  assert float(metrics["norms"]["update/token_embedder/embedding"]) == 0.0
+  assert float(metrics["finite"]) == 0.0 and int(state.step) == int(before.step) + 1
+  jax.tree.map(np.testing.assert_array_equal, (state.params, state.opt_state), (before.params, before.opt_state))
+  state, metrics = step(state, batch)
+  assert float(metrics["finite"]) == 1.0 and np.isfinite(float(metrics["parameter_norm"]))
+
+
+def test_norms_of_every_layer(guarded):
+  fresh, step, batch, _ = guarded
+  state, metrics = step(jax.tree.map(jnp.copy, fresh), batch)
+  norms, params = jax.device_get(metrics["norms"]), jax.device_get(state.params)
+  path = "encoder/layers/mlp/wi/kernel"
+  kernel = params["encoder"]["layers"]["mlp"]["wi"]["kernel"]
+  old = np.asarray(fresh.params["encoder"]["layers"]["mlp"]["wi"]["kernel"])
+  for i in range(2):
+    np.testing.assert_allclose(norms[f"parameter/{path}"][i], np.linalg.norm(kernel[i]), rtol=1e-5)
+    np.testing.assert_allclose(norms[f"update/{path}"][i], np.linalg.norm(kernel[i] - old[i]), rtol=1e-3)
+  assert norms["parameter/token_embedder/embedding"].shape == () and len(norms) == 3 * len(jax.tree.leaves(params))
+  total = sum(np.sum(np.square(v)) for k, v in norms.items() if k.startswith("gradient/"))
+  assert total**0.5 == pytest.approx(float(metrics["gradient_norm"]), rel=1e-5)
+
+
+def test_the_guard_costs_no_copy_of_the_parameters():
+  """Nor of their moments, which a choice between old and new numbers would."""
+  model = GPT(dataclasses.replace(CONFIG, vocab_size=16_384, embed_dim=32))
+  batch = {k: v for k, v in make_batch().items() if k.startswith("decoder")}
+  mesh, optimizer = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1]), optimizers.adamw(0.01)
+  spec = state_spec(model, optimizer, batch, mesh)
+  sizes = []
+  for guard in (True, False):
+    memory = compile_train_step(model, optimizer, LossSettings(guard=guard), spec, batch, mesh).memory_analysis()
+    sizes.append(memory.temp_size_in_bytes)
+    assert memory.alias_size_in_bytes == sum(x.size * 4 for x in jax.tree.leaves(spec.shapes))
+  parameters = 4 * sum(x.size for x in jax.tree.leaves(spec.shapes.params))
+  assert sizes[0] - sizes[1] < 0.02 * parameters
+
+
+def test_evaluation_is_plain_cross_entropy_without_dropout():
+  mesh = parallel.make_mesh(parallel.MeshAxes(data=4, fsdp=2))
+  model, batch, optimizer = T5(CONFIG), make_batch(), optimizers.adamw(0.01)
+  spec = state_spec(model, optimizer, batch, mesh)
+  params = jax.jit(lambda: nn.meta.unbox(model.init(jax.random.key(0), batch))["params"])()
+  step = compile_eval_step(model, LossSettings(z_loss=0.1, label_smoothing=0.1), spec, batch, mesh)
+  rows = parallel.batch_sharding(mesh)
+  sums = step(jax.device_put(params, spec.shardings.params), {k: jax.device_put(v, rows) for k, v in batch.items()})
+  logits = np.asarray(model.apply({"params": params}, batch)["logits"], np.float64)
+  probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+  chosen = np.take_along_axis(probabilities, targets[..., None], -1)[..., 0]
+  assert float(sums["loss"]) == pytest.approx(-(np.log(chosen) * weights).sum(), rel=1e-5)
+  assert float(sums["accuracy"]) == ((logits.argmax(-1) == targets) * weights).sum()
+  assert float(sums["target_tokens"]) == weights.sum() and set(sums) == {"loss", "accuracy", "target_tokens"}
 
 
 def test_keys_depend_on_seed_step_and_purpose():
