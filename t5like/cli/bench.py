@@ -3,6 +3,7 @@
 t5like bench data
 t5like bench decode --model=t5_1_1/base
 t5like bench train --model=t5_1_1/base
+t5like bench loop
 """
 
 import argparse
@@ -12,6 +13,7 @@ from t5like.cli.subcommands import add_subcommands, run_subcommand
 SUBCOMMANDS = {
   "train": ("a train step of a model, beside Hugging Face's where it is installed", "bench_train"),
   "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "bench_decode"),
+  "loop": ("what a run costs besides its steps: the loop, and checkpoints", "bench_loop"),
   "data": ("objectives, tokenising, and batches from a token cache", "bench_data"),
 }
 
