@@ -1,11 +1,23 @@
-"""The smallest T5, BERT and GPT, and the losses of their first steps on a mesh."""
+"""The smallest T5, BERT and GPT, and the losses of their first steps on a mesh.
 
+    JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 PYTHONPATH=. python tests/parallel/tiny_runs.py
+
+prints how far each preset's losses are from those of one device.
+"""
+
+import contextlib
 import dataclasses
 import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import optax
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import Mesh
 
 from t5like import parallel
 from t5like.models.bert import BERT
@@ -13,11 +25,12 @@ from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.training import optimizers, schedules
-from t5like.training.state import TrainState, initial_state, state_spec
+from t5like.training.state import StateSpec, TrainState, initial_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
 
-ROWS, LENGTH, VOCAB = 8, 13, 128  # the length divides over no mesh axis
-_SIZES = dict(vocab_size=VOCAB, embed_dim=32, mlp_dim=64, num_heads=4)
+ROWS, LENGTH, VOCAB = 16, 13, 112  # the length divides over no mesh axis
+# All different, also when cut in half or in four: a shape in a compiled program tells what it is.
+_SIZES = dict(vocab_size=VOCAB, embed_dim=32, mlp_dim=80, num_heads=4, head_dim=12)
 _BERT = dict(
   use_bias=True, norm="layer", norm_position="post", positions="learned", max_positions=16, activation="gelu_erf",
   embedding_norm=True, scale_logits=False, scale_attention=True, num_token_types=2, pooler=True, mlm_head=True,
@@ -27,6 +40,15 @@ _GPT = dict(
   use_bias=True, norm="layer", positions="learned", max_positions=16, activation="gelu", scale_logits=False,
   scale_attention=True, initializer="normal",
 )  # fmt: skip
+# Eight fake devices under each preset.
+MESHES = {
+  "data_parallel": dict(data=8),
+  "fsdp": dict(data=2, fsdp=4),
+  "tensor": dict(data=2, tensor=4),
+  "fsdp_tensor": dict(data=2, fsdp=2, tensor=2),
+  "sequence": dict(data=2, fsdp=2, tensor=2),
+}
+ONE_DEVICE = (jax.devices()[0],)
 MODELS = {
   "t5": T5(TransformerConfig(**_SIZES, num_encoder_layers=1, num_decoder_layers=1, dropout_rate=0.1)),
   "bert": BERT(TransformerConfig(**_SIZES, **_BERT, num_encoder_layers=1)),
@@ -38,7 +60,7 @@ OPTIMIZER = dataclasses.replace(optimizers.adamw(schedules.constant_rate(0.5)), 
 
 
 def batch_for(name: str) -> dict[str, np.ndarray]:
-  """Random tokens in the model's layout, some of them padding."""
+  """Random tokens, some without weight: pairs with labels for BERT, packed rows for the others."""
   rng = np.random.default_rng(0)
 
   def tokens() -> np.ndarray:
@@ -54,7 +76,19 @@ def batch_for(name: str) -> dict[str, np.ndarray]:
       "labels": rng.integers(0, 2, (ROWS,)).astype(np.int32),
     }
   decoder = {"decoder_input_tokens": tokens(), "decoder_target_tokens": tokens(), "decoder_loss_weights": weights}
-  return decoder | ({"encoder_input_tokens": tokens()} if name == "t5" else {})
+  batch = decoder | _packing("decoder", rng)
+  return batch | ({"encoder_input_tokens": tokens()} | _packing("encoder", rng) if name == "t5" else {})
+
+
+def _packing(side: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+  """Two texts in each row, which meet at a place of the row's own."""
+  place = np.arange(LENGTH)[None, :]
+  border = rng.integers(3, LENGTH - 3, (ROWS, 1))
+  second = place >= border
+  return {
+    f"{side}_segment_ids": (1 + second).astype(np.int32),
+    f"{side}_positions": np.where(second, place - border, place).astype(np.int32),
+  }
 
 
 @functools.cache
@@ -64,20 +98,84 @@ def first_state(name: str) -> TrainState:
   return jax.device_get(jax.jit(lambda: initial_state(MODELS[name], OPTIMIZER, batch, seed=0))())
 
 
-def losses(name: str, axes: parallel.MeshAxes, devices: list | None = None, steps: int = 4) -> list[float]:
-  """The mean loss of each step. Every host trains on its share of the rows."""
-  model, batch = MODELS[name], batch_for(name)
-  mesh = parallel.make_mesh(axes, devices)
-  with parallel.use_preset(axes.preset):
+class CompiledStep(NamedTuple):
+  step: jax.stages.Compiled
+  spec: StateSpec
+  mesh: Mesh
+  said: str  # what the compiler wrote to stderr
+
+
+@functools.cache
+def compiled_step(
+  name: str, axes: parallel.MeshAxes, devices: tuple | None = None, microbatches: int = 1
+) -> CompiledStep:
+  """Compiled once for all tests of a process."""
+  model, batch, mesh = MODELS[name], batch_for(name), parallel.make_mesh(axes, devices)
+  with parallel.use_preset(axes.preset), compiler_warnings() as said:
     spec = state_spec(model, OPTIMIZER, batch, mesh)
-    step = compile_train_step(model, OPTIMIZER, LossSettings(), spec, batch, mesh)
-  state = jax.device_put(first_state(name), spec.shardings)
+    step = compile_train_step(model, OPTIMIZER, LossSettings(microbatches=microbatches), spec, batch, mesh)
+  return CompiledStep(step, spec, mesh, said[0])
+
+
+@contextlib.contextmanager
+def compiler_warnings() -> Iterator[list[str]]:
+  """Collects what the compiler, which is C++ and knows only file descriptor 2, warns of.
+
+  Kept programs are not used meanwhile: they come without the warnings of their compilation.
+  """
+  said = [""]
+  level, kept = jax.config.jax_logging_level, jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_logging_level", "WARNING")
+  jax.config.update("jax_compilation_cache_dir", None)
+  compilation_cache.reset_cache()
+  stderr = os.dup(2)
+  with tempfile.TemporaryFile() as file:
+    os.dup2(file.fileno(), 2)
+    try:
+      yield said
+    finally:
+      os.dup2(stderr, 2)
+      os.close(stderr)
+      jax.config.update("jax_logging_level", level)
+      jax.config.update("jax_compilation_cache_dir", kept)
+      compilation_cache.reset_cache()
+      file.seek(0)
+      said[0] = file.read().decode(errors="replace")
+
+
+def losses(
+  name: str, axes: parallel.MeshAxes, devices: tuple | None = None, steps: int = 4, microbatches: int = 1
+) -> list[float]:
+  """The mean loss of each step. Every host trains on its share of the rows."""
+  run = compiled_step(name, axes, devices, microbatches)
+  state = jax.device_put(first_state(name), run.spec.shardings)
   share = ROWS // jax.process_count()
   mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
-  rows = parallel.batch_sharding(mesh)
-  placed = {k: jax.make_array_from_process_local_data(rows, v[mine]) for k, v in batch.items()}
+  rows = parallel.batch_sharding(run.mesh)
+  placed = {k: jax.make_array_from_process_local_data(rows, v[mine]) for k, v in batch_for(name).items()}
   values = []
   for _ in range(steps):
-    state, metrics = step(state, placed)
+    state, metrics = run.step(state, placed)
     values.append(float(metrics["loss"]) / float(metrics["target_tokens"]))
   return values
+
+
+def print_differences() -> None:
+  """The table of largest differences from one device, by model and preset."""
+  print(f"{'':6}{'microbatches':14}" + "".join(f"{preset:>15}" for preset in MESHES))
+  for name in MODELS:
+    for microbatches in (1, 2):
+      expected = losses(name, parallel.MeshAxes(), ONE_DEVICE, microbatches=microbatches)
+      worst = [
+        np.abs(np.subtract(losses(name, axes_of(preset), microbatches=microbatches), expected)).max()
+        for preset in MESHES
+      ]
+      print(f"{name:6}{microbatches:<14}" + "".join(f"{difference:15.1e}" for difference in worst), flush=True)
+
+
+def axes_of(preset: str) -> parallel.MeshAxes:
+  return parallel.MeshAxes(**MESHES[preset], preset=preset)
+
+
+if __name__ == "__main__":
+  print_differences()
