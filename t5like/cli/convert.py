@@ -42,6 +42,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)"
   )
   parser.add_argument("--step", type=int, help="to_hf: the checkpoint's step (default: the newest)")
+  parser.add_argument(
+    "--average", action="store_true", help="to_hf: the moving average of the parameters, of a run with ema_decay"
+  )
   add_gin_arguments(parser)
 
 
@@ -169,7 +172,7 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
     raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
   experiment = load_experiment(source)
-  params = load_parameters(source, args.step)
+  params = load_parameters(source, args.step, average=args.average)
   check_parameters(experiment.model, flatten(params), str(source))
   if args.dtype:
     params = _cast_params(params, args.dtype)

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from t5like.errors import UserError
+from t5like.errors import RunError, UserError
 from t5like.training import integrity
 from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoint_folders import (
@@ -81,7 +81,7 @@ __all__ = [
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class SaveError(UserError):
+class SaveError(RunError):
   """A checkpoint could not be written. The run has to end; the checkpoints before are whole."""
 
 

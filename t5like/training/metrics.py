@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from t5like.errors import UserError
+from t5like.errors import RunError
 from t5like.training.model_dir import write_text
 from t5like.training.tensorboard import EventWriter
 
@@ -158,10 +158,10 @@ def _naming(path: Path) -> Iterator[None]:
     raise cannot_write(path, error) from None
 
 
-def cannot_write(path: Path, error: OSError) -> UserError:
+def cannot_write(path: Path, error: OSError) -> RunError:
   """A full disk, a quota, a file system that went away: what a user can do something about."""
   full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-  return UserError(
+  return RunError(
     f"cannot write {path}",
     because=error.strerror or error,
     try_="make room there; the same command then goes on from the last checkpoint" if full else "",

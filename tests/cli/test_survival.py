@@ -76,3 +76,17 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(p
   one, many = losses(alone), losses(pod)
   assert one.keys() == many.keys()
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
+
+
+def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(pretrain, tmp_path):
+  run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
+  hosts = start_pod([*run, "--gin.WATCHDOG_MINUTES=0.1"], hosts=2)
+  try:
+    wait_for(has_checkpoint(tmp_path / "run", 5), hosts[0])
+    hosts[1].send_signal(signal.SIGSTOP)
+    output = finish(hosts[:1], status=124)[0]
+  finally:
+    hosts[1].kill()
+  assert "no step ended in 0.1 minutes" in output and "train_loop" in output
+  assert "train_loop" in (tmp_path / "run/stacks.txt").read_text()
+  finish([start([*run, f"--gin.TRAIN_STEPS={max(checkpoint_steps(tmp_path / 'run')) + 1}"])])
