@@ -1,0 +1,186 @@
+"""A model ready to use: from the directory of a run or a conversion, or straight from a Hugging Face folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from t5like import parallel
+from t5like.cli.compatibility import check_splits, model_fingerprint
+from t5like.cli.experiment import Experiment
+from t5like.cli.gin_flags import load_experiment
+from t5like.cli.model_vocabulary import find_vocabulary
+from t5like.errors import UserError
+from t5like.objectives import SpecialTokens
+from t5like.parallel import MeshAxes
+from t5like.training.checkpoint_folders import PARAMS, checkpoint_steps, find_checkpoint
+from t5like.training.checkpoints import load_parameters
+from t5like.training.model_dir import CONFIG
+from t5like.vocabularies import Vocabulary
+
+_HUGGING_FACE = ("config.json", "bert_config.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptForm:
+  """What stands around a text that a model goes on from, as it did in training."""
+
+  start: int | None  # before it, in a decoder's prompt
+  end: int | None  # after it
+  alone: int  # stands for a text without tokens where nothing else stands there
+
+  def tokens(self, text: list[int]) -> list[int]:
+    """A prompt of at least one token."""
+    around = ([] if self.start is None else [self.start], [] if self.end is None else [self.end])
+    return [*around[0], *text, *around[1]] or [self.alone]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+  """A model, its vocabulary and the mesh it runs on; parameters are read when they are asked for."""
+
+  folder: Path
+  model: nn.Module
+  vocabulary: Vocabulary
+  vocabulary_name: str  # as a token cache wants it
+  mesh: Mesh
+  preset: str | None
+  experiment: Experiment | None  # None: a Hugging Face folder
+  given_step: int | None = None  # --model was the folder of one checkpoint
+  imported: Any = None  # parameters of a Hugging Face folder, numpy arrays
+
+  @cached_property
+  def special(self) -> SpecialTokens:
+    return SpecialTokens.of(self.vocabulary)
+
+  @property
+  def fingerprint(self) -> dict[str, Any]:
+    return model_fingerprint(self.model.config, self.vocabulary)
+
+  @property
+  def trained_elsewhere(self) -> bool:
+    """From Hugging Face or T5X, converted or not: how it was trained is not known here."""
+    return self.experiment is None or not self.experiment.task
+
+  def steps(self) -> list[int]:
+    """The steps of all checkpoints there are now; none in a Hugging Face folder."""
+    return [] if self.experiment is None else checkpoint_steps(self.folder)
+
+  def step(self, step: int | None = None) -> int | None:
+    """The step that `parameters` would read: the one asked for, else the newest; None in a Hugging Face folder."""
+    step = self.given_step if step is None else step
+    if self.experiment is not None:
+      return int(find_checkpoint(self.folder, step).name)
+    if step is not None:
+      raise UserError(f"{self.folder} is a Hugging Face folder: it has no steps", given=f"--step={step}")
+    return None
+
+  def parameters(self, step: int | None = None, average: bool = False) -> Any:
+    """On the devices, sharded as in training. With `average`, the moving average that the optimizer kept."""
+    step = self.step(step)
+    if step is None and average:
+      raise UserError(f"{self.folder} is a Hugging Face folder: it has no moving average of parameters")
+    params = self.imported
+    if step is not None:
+      params = load_parameters(self.folder, step, fingerprint=self.fingerprint, average=average)
+    with self.sharding():
+      return _placed(self.model, params, self.mesh)
+
+  @contextlib.contextmanager
+  def sharding(self) -> Iterator[None]:
+    """While active, what is compiled follows the sharding preset of the model's run."""
+    with parallel.use_preset(self.preset):
+      yield
+
+  @property
+  def prompt_form(self) -> PromptForm:
+    """T5 reads text closed by end-of-sequence. A decoder reads what its training put before an answer."""
+    eos, start = self.special.eos, self.special.start
+    if self.model.batch_layout == "encoder_decoder":
+      closed = self.trained_elsewhere or self.experiment.objective is None or self.experiment.objective.closed
+      return PromptForm(None, eos if closed else None, eos)
+    if self.trained_elsewhere:
+      return PromptForm(None, None, eos)  # as Hugging Face's GPT-2: documents are separated by end-of-text
+    objective = self.experiment.objective
+    if objective is None:
+      return PromptForm(start, eos, eos)
+    has_inputs = objective.lengths(512).inputs > 0
+    return PromptForm(None if objective.shifted else start, eos if has_inputs and objective.closed else None, eos)
+
+
+def load_model(
+  source: str | Path, vocabulary: str | None = None, mesh: MeshAxes | None = None, dtype: str | None = None
+) -> LoadedModel:
+  """The model in `source`: a model directory, one checkpoint in it, or a Hugging Face folder.
+
+  `vocabulary` counts before what is found; `mesh` before the run's own, which is followed where it fits the devices
+  there are; `dtype` is that of the computation.
+  """
+  folder = Path(source).expanduser().absolute()
+  changes = {"compute_dtype": dtype} if dtype else {}
+  if (folder / PARAMS).is_dir() and (folder.parent.parent / CONFIG).is_file():
+    return _of_run(folder.parent.parent, vocabulary, mesh, changes, int(folder.name))
+  if (folder / CONFIG).is_file():
+    return _of_run(folder, vocabulary, mesh, changes)
+  if any((folder / file).is_file() for file in _HUGGING_FACE):
+    return _of_hugging_face(folder, vocabulary, mesh, changes)
+  raise UserError(
+    f"no model in {folder}" if folder.is_dir() else f"no folder {folder}",
+    found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
+    expected=f"a model directory (with {CONFIG}), or a Hugging Face folder (with config.json); nothing is downloaded",
+  )
+
+
+def _of_run(
+  folder: Path, vocabulary: str | None, mesh: MeshAxes | None, changes: dict[str, Any], step: int | None = None
+) -> LoadedModel:
+  experiment = load_experiment(folder)
+  find_checkpoint(folder, step)
+  model = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
+  name, found = find_vocabulary(folder, model.config, vocabulary, experiment.vocabulary)
+  built, preset = _mesh_for(mesh, experiment.mesh)
+  check_splits(model.config, built)
+  return LoadedModel(folder, model, found, name, built, preset, experiment, step)
+
+
+def _of_hugging_face(
+  folder: Path, vocabulary: str | None, mesh: MeshAxes | None, changes: dict[str, Any]
+) -> LoadedModel:
+  from t5like.interop import huggingface
+
+  imported = huggingface.load(folder, **changes)
+  model = imported.model
+  name, found = find_vocabulary(folder, model.config, vocabulary)
+  built, preset = _mesh_for(mesh, MeshAxes())
+  check_splits(model.config, built)
+  return LoadedModel(folder, model, found, name, built, preset, None, imported=imported.params)
+
+
+def _mesh_for(given: MeshAxes | None, own: MeshAxes) -> tuple[Mesh, str | None]:
+  """What was asked for; else the run's own, or plain data parallelism where these are other devices than the run's."""
+  if given is not None:
+    return parallel.make_mesh(given), given.preset
+  try:
+    return parallel.make_mesh(own), own.preset
+  except UserError:
+    return parallel.make_mesh(MeshAxes()), None
+
+
+def _placed(model: nn.Module, params: Any, mesh: Mesh) -> Any:
+  """Each host copies the parts of its own devices; `jax.device_put` would compare whole arrays over all hosts."""
+  token = np.ones((1, 1), np.int32)
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  shardings = parallel.parameter_shardings(boxed, mesh)
+  return jax.tree.map(
+    lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), params, shardings
+  )

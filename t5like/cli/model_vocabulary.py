@@ -1,0 +1,53 @@
+"""The vocabulary of a model: the one asked for, its run's own, the one beside the weights, or known by its size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t5like.cli.compatibility import check_vocabulary
+from t5like.errors import UserError
+from t5like.models.config import TransformerConfig
+from t5like.vocabularies import Vocabulary, load_vocabulary, vocabulary_in
+
+# The vocabularies that published checkpoints were trained with, by the rows of their embedding.
+PUBLISHED = {
+  32128: "t5", 32100: "t5", 250112: "mt5", 384: "byte", 30522: "bert_uncased", 28996: "bert_cased", 50257: "gpt2",
+  50265: "roberta", 40478: "gpt1",
+}  # fmt: skip
+TOKENIZER = "tokenizer.json"
+
+
+def find_vocabulary(
+  folder: Path, config: TransformerConfig, given: str | None = None, own: str | None = None
+) -> tuple[str, Vocabulary]:
+  """Its name or file, and itself. `given` by the user counts before `own`, what the model's configuration says."""
+  name, vocabulary = _load(folder, config, given, own)
+  check_vocabulary(config, name, vocabulary)
+  return name, vocabulary
+
+
+def _load(folder: Path, config: TransformerConfig, given: str | None, own: str | None) -> tuple[str, Vocabulary]:
+  if given:
+    return given, load_vocabulary(given)
+  problem = None
+  for name in _candidates(folder, config, own):
+    try:
+      return name, load_vocabulary(name)
+    except UserError as error:  # a file may have moved, or be of a kind that lacks its other half
+      problem = problem or error
+  raise UserError(
+    f"no vocabulary for the model in {folder}",
+    because=problem.what if problem else f"nothing is known of models with {config.vocab_size:,} ids",
+    looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}",
+    try_="--vocabulary=NAME_OR_FILE, the one that the model was trained with",
+  )
+
+
+def _candidates(folder: Path, config: TransformerConfig, own: str | None) -> list[str]:
+  """Names to try, the surest first."""
+  names = [own] if own else []
+  if beside := vocabulary_in(folder):
+    names += [str(beside), str(folder / TOKENIZER)]
+  if not names and config.vocab_size in PUBLISHED:
+    names.append(PUBLISHED[config.vocab_size])
+  return [name for name in dict.fromkeys(names) if Path(name).name != TOKENIZER or Path(name).is_file()]
