@@ -40,8 +40,8 @@ class Search:
       own = jnp.where(jnp.arange(own.shape[1])[None, :] < position, own, NOTHING)
       read = jnp.repeat(self.read, len(own) // len(self.read), axis=0)
       logits = penalise_repetition(logits, jnp.concatenate([read, own], axis=1), settings.repetition_penalty)
-    if settings.min_length > 1 and endings.eos_id is not None:
-      logits = forbid(logits, endings.eos_id, position + 1 < settings.min_length)
+    if settings.min_length > 0 and endings.eos_id is not None:
+      logits = forbid(logits, endings.eos_id, position < settings.min_length)
     return logits
 
 

@@ -15,11 +15,11 @@ _BEAMS = 4
 
 @dataclasses.dataclass(frozen=True)
 class DecodeSettings:
-  """Which tokens to write. Lengths count written tokens, the end of sequence too, and no prompt.
+  """Which tokens to write. Lengths count written tokens, not those of a prompt.
 
   method              greedy: the likeliest token. sample: a token drawn by its probability. beam: beam search
-  max_length          stop after so many tokens
-  min_length          no end of sequence, and no stop, before so many tokens
+  max_length          stop after so many tokens, an end of sequence among them
+  min_length          so many tokens come before an end of sequence or the end of a stop sequence
   stop_sequences      token ids after which a row ends, as at the end of sequence
   repetition_penalty  above 1, tokens that were read or written already become less likely (Keskar et al. 2019, 4.1)
 

@@ -15,8 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _MASKED = -1e30  # finite: a row with nothing to look at comes out as an average, not as NaN
-# Measured on an H200: with 64 keys a block, those of the next block arrive while a block is worked on.
-_BLOCK, _WARPS = 64, 4
+# The fastest of nine on an H200, for T5 and GPT-2 alike: 3.6 TB/s of keys and values where a copy reaches 4.2.
+_BLOCK, _WARPS = 32, 4
 
 
 @jax.tree_util.register_dataclass
@@ -156,35 +156,30 @@ def _whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
 
 
 def _program(*refs, names: tuple[str, ...], scale: float):
-  """A running softmax (Milakov and Gimelshein 2018): the token itself, blocks of fixed keys, blocks of grown ones."""
+  """Blocks of fixed keys, blocks of grown ones, and the token itself.
+
+  Each of the `_BLOCK` places in a block has a running softmax (Milakov and Gimelshein 2018) of its own, and these are
+  brought together at the end: so inside the loops the threads of a program never wait for one another.
+  """
   outputs, refs = refs[len(names) :], dict(zip(names, refs[: len(names)], strict=True))
   copies, head, row = pl.num_programs(0), pl.program_id(1), pl.program_id(2)
   own = row * copies + pl.program_id(0)
   width = outputs[0].shape[-1]
   at_kv = jnp.arange(pl.next_power_of_2(width))
-  real_kv = at_kv < width
+  real_kv = None if len(at_kv) == width else at_kv < width  # no mask where none is needed: loads stay wide
+  other = None if real_kv is None else 0.0
 
   def newest(which):
-    return triton.load(refs["new"].at[own, which, head, at_kv], mask=real_kv, other=0.0).astype(jnp.float32)
+    return triton.load(refs["new"].at[own, which, head, at_kv], mask=real_kv, other=other).astype(jnp.float32)
 
   query = scale * newest(0)
-  state = jnp.float32(_MASKED), jnp.float32(0.0), jnp.zeros(at_kv.shape, jnp.float32)
-  if "grown" in refs:
-    key, value, number = newest(1), newest(2), refs["number"][0]
-    score = jnp.sum(query * key)
-    if "bias" in refs:
-      score += refs["bias"][head, 0]
-    state = score, jnp.float32(1.0), value
-    for which, x in enumerate((key, value)):
-      at = outputs[1].at[own, which, head, number, at_kv]
-      triton.store(at, x.astype(outputs[1].dtype), mask=real_kv)
 
   def attend_all(state, keys_values, row, back, count, valid_ref):
     """Over keys 0 to `count`, of which the first lies `back` positions before the token."""
 
     def read(block):
       places = block * _BLOCK + jnp.arange(_BLOCK)
-      mask = (places < count)[:, None] & real_kv[None, :]
+      mask = (places < count)[:, None] & (real_kv if real_kv is not None else at_kv >= 0)[None, :]
       at = (keys_values.at[row, which, head, places[:, None], at_kv[None, :]] for which in (0, 1))
       return tuple(triton.load(ref, mask=mask, other=0.0) for ref in at)
 
@@ -199,19 +194,37 @@ def _program(*refs, names: tuple[str, ...], scale: float):
       if "bias" in refs:
         scores += triton.load(refs["bias"].at[head, back - places], mask=inside, other=0.0)
       scores = jnp.where(inside, scores, _MASKED)
-      above = jnp.maximum(highest, jnp.max(scores))
+      above = jnp.maximum(highest, scores)
       weights = jnp.where(inside, jnp.exp(scores - above), 0.0)
       shrink = jnp.exp(highest - above)
-      seen = jnp.sum(weights[:, None] * values.astype(jnp.float32), axis=0)
-      return (above, shrink * total + jnp.sum(weights), shrink * out + seen), following
+      out = shrink[:, None] * out + weights[:, None] * values.astype(jnp.float32)
+      return (above, shrink * total + weights, out), following
 
     return jax.lax.fori_loop(0, pl.cdiv(count, _BLOCK), attend_block, (state, read(0)))[0]
 
+  none = jnp.zeros((_BLOCK,), jnp.float32)
+  state = none + _MASKED, none, jnp.zeros((_BLOCK, len(at_kv)), jnp.float32)
   if "fixed" in refs:
     back = refs["index"][own] if "bias" in refs else None
     state = attend_all(state, refs["fixed"], row, back, refs["reach"][row], refs["valid"])
   if "grown" in refs:
+    number = refs["number"][0]
     state = attend_all(state, refs["grown"], own, number, number, None)
-  _, total, out = state
+  highest, total, out = state
+  top = jnp.max(highest)
+  if "grown" in refs:
+    key, value = newest(1), newest(2)
+    score = jnp.sum(query * key)
+    if "bias" in refs:
+      score += refs["bias"][head, 0]
+    top = jnp.maximum(top, score)
+  share = jnp.exp(highest - top)
+  total, out = jnp.sum(share * total), jnp.sum(share[:, None] * out, axis=0)
+  if "grown" in refs:
+    weight = jnp.exp(score - top)
+    total, out = total + weight, out + weight * value
+    for which, x in enumerate((key, value)):
+      at = outputs[1].at[own, which, head, number, at_kv]
+      triton.store(at, x.astype(outputs[1].dtype), mask=real_kv)
   out = out / jnp.maximum(total, 1e-30)
   triton.store(outputs[0].at[own, head, at_kv], out.astype(outputs[0].dtype), mask=real_kv)
