@@ -42,10 +42,20 @@ class CandidateScorer:
     self._score = jax.jit(self._traced, static_argnames="targets", out_shardings=parallel.replicated(mesh))
 
   def __call__(
-    self, params: Any, inputs: Sequence[Sequence[int]], candidates: Sequence[Sequence[Sequence[int]]]
+    self,
+    params: Any,
+    inputs: Sequence[Sequence[int]],
+    candidates: Sequence[Sequence[Sequence[int]]],
+    starts: Sequence[int] | None = None,
   ) -> list[list[Likelihood]]:
-    """For each input the likelihoods of its candidates; inputs may have different numbers of them."""
-    pairs = [(text, answer) for text, answers in zip(inputs, candidates, strict=True) for answer in answers]
+    """For each input the likelihoods of its candidates; inputs may have different numbers of them.
+
+    `starts` are the tokens that come before each input, where that is not the same one for all: a decoder that was
+    trained without a start token begins with the first token of its text.
+    """
+    starts = [self._start_id] * len(inputs) if starts is None else starts
+    rows = zip(inputs, candidates, starts, strict=True)
+    pairs = [(text, answer, start) for text, answers, start in rows for answer in answers]
     scores = [
       score for i in range(0, len(pairs), self._rows) for score in self._batch(params, pairs[i : i + self._rows])
     ]
@@ -53,13 +63,16 @@ class CandidateScorer:
     return [[next(ready) for _ in answers] for answers in candidates]
 
   def _batch(self, params: Any, pairs: Sequence[tuple]) -> list[Likelihood]:
-    texts, answers = ([pair[side] for pair in pairs] for side in (0, 1))
+    texts, answers, starts = ([pair[side] for pair in pairs] for side in (0, 1, 2))
     # A row more than are real scores one token of nothing; its result is dropped.
     filler = self._rows - len(pairs)
     inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
     room = {side: decoding.bucket(int(rows.lengths.max(initial=1))) for side, rows in (("i", inputs), ("t", targets))}
     lengths = Lengths(0, room["i"], room["t"])
-    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, self._rows), lengths, self._start_id)
+    start = np.array([*starts, *[self._start_id] * filler], np.int32)
+    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, self._rows), lengths, start)
+    # Each row fits the model's positions; the longest input and the longest candidate together need not.
+    batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
     with parallel.sharding_context(self._mesh):
       sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room["t"]))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
