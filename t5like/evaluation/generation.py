@@ -51,10 +51,9 @@ class Generator:
     batch = placed(batch, self._mesh)
     fixed = dataclasses.replace(settings, max_length=decoding.bucket(settings.max_length), seed=0)
     with parallel.sharding_context(self._mesh):
-      decoded = self._decode(params, batch, np.uint32(settings.seed), settings=fixed)
-    written = {"tokens": decoded.tokens[:rows, :, : settings.max_length]}
-    others = {name: getattr(decoded, name)[:rows] for name in ("lengths", "scores", "ranking")}
-    return Decoded(**jax.tree.map(np.asarray, written | others))
+      decoded = jax.device_get(self._decode(params, batch, np.uint32(settings.seed), settings=fixed))
+    decoded = jax.tree.map(lambda x: x[:rows], decoded)
+    return dataclasses.replace(decoded, tokens=decoded.tokens[:, :, : settings.max_length])
 
   def compilations(self) -> int:
     """How many functions were compiled so far."""
@@ -75,7 +74,8 @@ class Generator:
         raise UserError(
           f"the stop sequence {sequence} has ids that the model does not know", vocabulary=config.vocab_size
         )
-    if config.positions != "learned":
+    longest = prompts.get("decoder_input_tokens", prompts.get("decoder_prompt_tokens", np.zeros((1, 0)))).shape[1] + 1
+    if config.positions != "learned" or longest + settings.max_length - 1 <= config.max_positions:
       return
     lengths = np.asarray(self.model.decoder_prompt(prompts)[1])
     row = int(lengths.argmax())
