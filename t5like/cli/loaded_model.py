@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +25,11 @@ from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoint_folders import PARAMS, checkpoint_steps, find_checkpoint
 from t5like.training.checkpoints import load_parameters
+from t5like.training.integrity import CHECKSUMS
 from t5like.training.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary
 
+_BLOCKS, _BLOCK = 64, 4096  # of a file of weights, and their bytes
 _HUGGING_FACE = ("config.json", "bert_config.json")
 
 
@@ -71,6 +74,11 @@ class LoadedModel:
     """From Hugging Face or T5X, converted or not: how it was trained is not known here."""
     return self.experiment is None or not self.experiment.task
 
+  @property
+  def is_decoder(self) -> bool:
+    """Goes on from a prompt, and has no encoder that reads it."""
+    return self.model.batch_layout in ("decoder", "prefix_lm")
+
   def steps(self) -> list[int]:
     """The steps of all checkpoints there are now; none in a Hugging Face folder."""
     return [] if self.experiment is None else checkpoint_steps(self.folder)
@@ -95,6 +103,17 @@ class LoadedModel:
     with self.sharding():
       return _placed(self.model, params, self.mesh)
 
+  def identity(self, step: int | None = None) -> dict[str, Any]:
+    """What tells these weights from others, wherever their folder is: a digest of their files, not all of each."""
+    step = self.step(step)
+    if step is not None:
+      checkpoint = find_checkpoint(self.folder, step)
+      sums = checkpoint / CHECKSUMS
+      files = [sums] if sums.is_file() else sorted(p for p in (checkpoint / PARAMS).rglob("*") if p.is_file())
+    else:
+      files = sorted(self.folder.glob("*.safetensors"))
+    return {"weights": _digest(files), "step": step, "vocabulary": self.vocabulary.fingerprint}
+
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:
     """While active, what is compiled follows the sharding preset of the model's run."""
@@ -103,9 +122,14 @@ class LoadedModel:
 
   @property
   def prompt_form(self) -> PromptForm:
-    """T5 reads text closed by end-of-sequence. A decoder reads what its training put before an answer."""
+    """BERT reads text between [CLS] and [SEP], T5 text that is closed by end-of-sequence.
+
+    A decoder reads what its training put before an answer.
+    """
     eos, start = self.special.eos, self.special.start
-    if self.model.batch_layout == "encoder_decoder":
+    if self.model.batch_layout == "encoder":
+      return PromptForm(self.special.cls, self.special.sep, eos)
+    if not self.is_decoder:
       closed = self.trained_elsewhere or self.experiment.objective is None or self.experiment.objective.closed
       return PromptForm(None, eos if closed else None, eos)
     if self.trained_elsewhere:
@@ -173,6 +197,19 @@ def _mesh_for(given: MeshAxes | None, own: MeshAxes) -> tuple[Mesh, str | None]:
     return parallel.make_mesh(own), own.preset
   except UserError:
     return parallel.make_mesh(MeshAxes()), None
+
+
+def _digest(files: list[Path]) -> str:
+  """Of sizes and of blocks spread over each file: other weights differ everywhere."""
+  digest = hashlib.sha256()
+  for path in files:
+    size = path.stat().st_size
+    digest.update(f"{path.name} {size}".encode())
+    with open(path, "rb") as file:
+      for part in range(_BLOCKS):
+        file.seek(size * part // _BLOCKS)
+        digest.update(file.read(_BLOCK))
+  return digest.hexdigest()[:16]
 
 
 def _placed(model: nn.Module, params: Any, mesh: Mesh) -> Any:
