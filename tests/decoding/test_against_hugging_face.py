@@ -44,11 +44,11 @@ def prompts_of(model, prompts: list[list[int]]) -> dict[str, np.ndarray]:
   return {"decoder_input_tokens": tokens, "decoder_segment_ids": (np.arange(longest) < lengths).astype(np.int32)}
 
 
-# All cases of T5 1.1; of the others those that bring something new, since each takes a compilation.
+# One of each kind; the rest are slow: each case takes a compilation.
 CASES = [
-  ("t5_1_1", "greedy"), ("t5_1_1", "greedy, penalised"), ("t5_1_1", "4 beams, no penalty"),
-  ("t5_1_1", "4 beams, first"), ("t5_1_0", "4 beams, first"), ("gpt2", "greedy"), ("gpt2", "4 beams, no penalty"),
-  ("gpt2", "2 beams, short ones"), ("gpt2", "3 beams, at least 4"),
+  ("t5_1_1", "greedy"), ("t5_1_1", "4 beams, no penalty"),
+  ("t5_1_0", "4 beams, first"), ("gpt2", "greedy"), ("gpt2", "4 beams, no penalty"),
+  ("gpt2", "2 beams, short ones"),
 ]  # fmt: skip
 REST = [
   (path.stem, case)
@@ -60,7 +60,7 @@ REST = [
 
 @pytest.mark.parametrize(
   ("name", "case"),
-  CASES + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST],  # slow: one compilation each
+  CASES + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST],
 )
 def test_outputs_equal_hugging_face(name, case):
   golden = json.loads((GOLDEN / "decoding" / f"{name}.json").read_text())
