@@ -7,7 +7,7 @@ import pytest
 
 from t5like import evaluation
 from t5like.errors import UserError
-from t5like.evaluation.scoring import find_function
+from t5like.evaluation.scoring import find_function, score_answers
 
 SCORING = {
   "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
@@ -43,7 +43,20 @@ def test_rows_are_written_as_json_lines(tmp_path):
   run(["yes"] * 5).write(tmp_path / "predictions/x.jsonl")
   rows = [json.loads(line) for line in (tmp_path / "predictions/x.jsonl").read_text().splitlines()]
   assert [row["target"] for row in rows] == TARGETS
-  assert [p.name for p in (tmp_path / "predictions").iterdir()] == ["x.jsonl"]
+  about = json.loads((tmp_path / "predictions/x.scores.json").read_text())  # enough to score them again
+  assert about == {"scores": {"accuracy": 40.0}, "metrics": SCORING["metrics"]}
+  assert len(list((tmp_path / "predictions").iterdir())) == 2
+
+
+def test_the_baseline_is_an_answer_not_a_target():
+  """SQuAD's targets are lists of answers: the commonest is given as a text."""
+  scoring = {
+    "postprocessor": {"function": "t5like.tasks.postprocessors:qa_or_none", "keywords": {"no_answer": "none"}},
+    "metrics": [{"function": "t5like.tasks.metrics:squad2", "keywords": {}}],
+  }
+  fields = [{"targets_pretokenized": t, "answers": [t] if t != "none" else []} for t in ("none", "none", "none", "x")]
+  result = score_answers({0: "none", 1: "x", 2: "none", 3: "x"}, fields, scoring)
+  assert result.scores["exact"] == 75 and result.majority["exact"] == 75 and result.majority_answer == "none"
 
 
 def test_functions_are_found_by_name_with_their_keywords():

@@ -1,0 +1,200 @@
+"""How well a model predicts text: loss, perplexity, and bits per byte, which compares models of any vocabulary.
+
+Bits per byte are the nats of all predicted tokens over the bytes of the original text times ln 2. For a causal language
+model that is the likelihood of the text. A denoiser predicts the hidden part only and reads the rest: its numbers are
+of the hidden text, given what surrounds it. They compare denoisers with each other, not with language models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from t5like import decoding, parallel
+from t5like.data.layouts import Batch
+from t5like.data.rows import laid_out
+from t5like.errors import UserError
+from t5like.evaluation.generation import placed
+from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
+from t5like.training.losses import LossSettings
+from t5like.training.step import eval_step
+
+_SEED = 0x10551  # what is hidden is the same in every evaluation
+Progress = Callable[[int, int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextLoss:
+  """Sums over a text, and what follows from them."""
+
+  nats: float
+  tokens: int  # predicted ones
+  right: float  # of these, where the likeliest token was the true one
+  bytes: float  # of the original text that they stand for
+
+  @property
+  def loss(self) -> float:
+    return self.nats / self.tokens if self.tokens else math.nan
+
+  def scores(self) -> dict[str, float]:
+    loss = self.loss
+    return {
+      "loss": loss,
+      "perplexity": math.exp(loss) if loss < 700 else math.inf if loss >= 700 else math.nan,
+      "bits_per_byte": self.nats / (self.bytes * math.log(2)) if self.bytes else math.nan,
+      "accuracy": 100 * self.right / self.tokens if self.tokens else math.nan,
+      "target_tokens": self.tokens,
+      "bytes": self.bytes,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+  """Tokens of a text that are read together; the last `counted` predictions count."""
+
+  text: int
+  begin: int  # in the text with its start token
+  length: int  # predictions
+  counted: int
+
+
+def sliding_windows(lengths: Sequence[int], window: int, stride: int) -> list[Window]:
+  """Windows of at most `window` predictions, each `stride` after the last, in which every token counts exactly once.
+
+  A text of n tokens has n predictions: its first token follows a start token.
+  """
+  if not 1 <= stride <= window:
+    raise UserError(f"--stride={stride} cannot work", expected=f"1 to --window={window}: every token counts once")
+  windows = []
+  for text, length in enumerate(lengths):
+    done, begin = 0, 0
+    while done < length:
+      end = min(begin + window, length)
+      windows.append(Window(text, begin, end - begin, end - done))
+      done, begin = end, begin + stride
+  return windows
+
+
+class LossSums:
+  """Sums over batches of a model's training form; compiled once for every shape."""
+
+  def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int = 16):
+    self.model, self._mesh = model, mesh
+    ways = mesh.shape["data"] * mesh.shape["fsdp"]
+    self.batch_size = -(-batch_size // ways) * ways
+
+    def sums(params: Any, batch: Batch) -> dict[str, jax.Array]:
+      return eval_step(model, LossSettings(), params, batch)
+
+    self._sums = jax.jit(sums, out_shardings=parallel.replicated(mesh))
+
+  def __call__(self, params: Any, batches: Iterator[Batch], total: int, progress: Progress) -> tuple[float, int, float]:
+    """Nats, predicted tokens, and how many of them were right; added up in float64."""
+    nats = right = tokens = 0.0
+    for done, batch in enumerate(batches, 1):
+      with parallel.sharding_context(self._mesh):
+        found = self._sums(params, placed(batch, self._mesh))
+      nats, right, tokens = (
+        total_so_far + float(found[name])
+        for total_so_far, name in ((nats, "loss"), (right, "accuracy"), (tokens, "target_tokens"))
+      )
+      progress(min(done * self.batch_size, total), total)
+    return nats, round(tokens), right
+
+
+def causal_loss(
+  sums: LossSums,
+  params: Any,
+  texts: Sequence[Sequence[int]],
+  bytes_: int,
+  start: int,
+  window: int,
+  stride: int,
+  progress: Progress = lambda done, total: None,
+) -> TextLoss:
+  """Of a decoder over texts: each token given those before it in its window."""
+  rows = [np.concatenate([[start], text]).astype(np.int32) for text in texts]
+  windows = sorted(sliding_windows([len(text) for text in texts], window, stride), key=lambda w: w.length)
+
+  def batches() -> Iterator[Batch]:
+    for i in range(0, len(windows), sums.batch_size):
+      yield _causal_batch(rows, windows[i : i + sums.batch_size], sums.batch_size, window)
+
+  nats, tokens, right = sums(params, batches(), len(windows), progress)
+  assert tokens == sum(len(text) for text in texts), "every token counts exactly once"
+  return TextLoss(nats, tokens, right, bytes_)
+
+
+def _causal_batch(rows: Sequence[np.ndarray], windows: Sequence[Window], size: int, at_most: int) -> Batch:
+  length = decoding.bucket(max(w.length for w in windows), at_most=at_most)
+  tokens = np.zeros((2, size, length), np.int32)
+  weights = np.zeros((size, length), np.float32)
+  for row, w in enumerate(windows):
+    text = rows[w.text][w.begin : w.begin + w.length + 1]
+    tokens[0, row, : w.length], tokens[1, row, : w.length] = text[:-1], text[1:]
+    weights[row, w.length - w.counted : w.length] = 1.0
+  return {"decoder_input_tokens": tokens[0], "decoder_target_tokens": tokens[1], "decoder_loss_weights": weights}
+
+
+def denoising_loss(
+  sums: LossSums,
+  params: Any,
+  texts: Sequence[Sequence[int]],
+  bytes_: int,
+  objective: Objective,
+  lengths: Lengths,
+  special: SpecialTokens,
+  progress: Progress = lambda done, total: None,
+) -> TextLoss:
+  """Of a denoiser over texts end to end, in rows of `lengths.raw` tokens, each token in exactly one row.
+
+  The bytes are those of the hidden tokens, by their share of all.
+  """
+  ends = [[special.eos]] * len(texts) if objective.separated else [[]] * len(texts)
+  stream = np.concatenate([np.asarray([*text, *end], np.int32) for text, end in zip(texts, ends, strict=True)])
+  count = -(-len(stream) // lengths.raw)
+  hidden = 0
+
+  def batches() -> Iterator[Batch]:
+    nonlocal hidden
+    for first in range(0, count, sums.batch_size):
+      batch = _denoising_batch(stream, first, sums.batch_size, objective, lengths, special)
+      side = "encoder" if "encoder_target_tokens" in batch else "decoder"
+      targets, counted = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"] > 0
+      hidden += int(np.count_nonzero(counted & ~special.reserved.take(targets, mode="clip")))
+      yield batch
+
+  nats, tokens, right = sums(params, batches(), count, progress)
+  words = sum(len(text) for text in texts)
+  return TextLoss(nats, tokens, right, bytes_ * hidden / words if words else 0.0)
+
+
+def _denoising_batch(
+  stream: np.ndarray, first: int, size: int, objective: Objective, lengths: Lengths, special: SpecialTokens
+) -> Batch:
+  """Rows `first` and on of the stream, corrupted; rows behind the last are copies that weigh nothing."""
+  numbers = np.arange(first, first + size)
+  real = numbers * lengths.raw < len(stream)
+  numbers = np.where(real, numbers, first)
+  tokens = np.zeros((size, lengths.raw), np.int32)
+  counts = np.zeros(size, np.int64)
+  for row, number in enumerate(numbers):
+    piece = stream[number * lengths.raw : (number + 1) * lengths.raw]
+    tokens[row, : len(piece)], counts[row] = piece, len(piece)
+  made = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
+  batch = laid_out(made, objective, lengths, special, _layout(objective))
+  for name in batch:
+    if name.endswith("_loss_weights"):
+      batch[name] = np.where(real[:, None], batch[name], np.zeros((), batch[name].dtype))
+  return batch
+
+
+def _layout(objective: Objective) -> str:
+  return "encoder" if objective.makes == "masked" else "encoder_decoder"

@@ -1,0 +1,185 @@
+"""Scores kept for reading: `evaluations/scores.json` and `scores.csv` of a model directory, and tables to print.
+
+What was evaluated is remembered here: a record is of one checkpoint, task, split and way of evaluating.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.file_lock import FileLock
+from t5like.tasks import benchmark_scores
+from t5like.training.checkpoint_folders import PARAMS
+from t5like.training.model_dir import write_text
+
+FOLDER = "evaluations"
+_WAIT = 60.0  # seconds; another evaluation holds the lock for moments only
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """The scores of one checkpoint on one task."""
+
+  step: int | None  # None: a model without steps
+  checkpoint: str  # tells a checkpoint apart from another one that took its place
+  task: str
+  split: str
+  settings: str  # how it was evaluated, in words; '' for greedy decoding of all examples
+  examples: int
+  scores: dict[str, float]
+  majority: dict[str, float] = dataclasses.field(default_factory=dict)  # of always giving the commonest answer
+  predictions: str = ""  # the file of answers
+  data: str = ""  # tells the examples apart from others under the same name
+
+  @property
+  def key(self) -> tuple:
+    return (self.step, self.checkpoint, self.task, self.split, self.settings, self.data)
+
+
+class Results:
+  """The records of a model directory. Several evaluations may write at a time."""
+
+  def __init__(self, folder: Path):
+    self.folder = folder
+    self.json, self.csv = folder / "scores.json", folder / "scores.csv"
+
+  def records(self) -> list[Record]:
+    if not self.json.is_file():
+      return []
+    try:
+      return [Record(**record) for record in json.loads(self.json.read_text(encoding="utf-8"))]
+    except (ValueError, TypeError) as error:
+      raise UserError(
+        "the file of earlier scores cannot be read", file=self.json, because=error, try_="move it away"
+      ) from None
+
+  def find(self, key: tuple) -> Record | None:
+    return next((record for record in self.records() if record.key == key), None)
+
+  def add(self, record: Record) -> None:
+    """Keeps a record; one of the same checkpoint, task and settings gives way to it."""
+    with self._alone():
+      kept = [old for old in self.records() if old.key != record.key]
+      records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
+      write_text(self.json, json.dumps([dataclasses.asdict(r) for r in records], indent=2, ensure_ascii=False) + "\n")
+      write_text(self.csv, csv_text(records))
+
+  @contextlib.contextmanager
+  def _alone(self) -> Iterator[None]:
+    try:
+      self.folder.mkdir(parents=True, exist_ok=True)
+      lock = FileLock(self.folder / ".lock", silence_of_the_dead=_WAIT)
+      deadline = time.monotonic() + _WAIT
+      while (holder := lock.try_acquire()) is not None:
+        if time.monotonic() > deadline:
+          raise UserError("another evaluation does not let go of the scores", folder=self.folder, holder=holder)
+        time.sleep(0.05)
+    except OSError as error:
+      raise UserError(
+        "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
+      ) from None
+    try:
+      yield
+    finally:
+      lock.release()
+
+
+def csv_text(records: Iterable[Record]) -> str:
+  """A line for every metric."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator="\n")
+  writer.writerow(["step", "task", "split", "settings", "examples", "metric", "score", "always_commonest"])
+  for r in records:
+    for metric, score in r.scores.items():
+      step = "" if r.step is None else r.step
+      writer.writerow([step, r.task, r.split, r.settings, r.examples, metric, score, r.majority.get(metric, "")])
+  return out.getvalue()
+
+
+def checkpoint_identity(checkpoint: Path) -> str:
+  """Of the names and sizes of its files, among which Orbax gives each save names of its own."""
+  files = sorted(f"{p.relative_to(checkpoint)} {p.stat().st_size}" for p in (checkpoint / PARAMS).rglob("*"))
+  return f"{zlib.crc32(chr(10).join(files).encode()):08x}"
+
+
+def task_score(task: str, scores: Mapping[str, float]) -> float:
+  """What a task counts with in an average: the mean of its benchmark's metrics, else its first metric."""
+  for prefix, tasks in (("super_glue_", benchmark_scores.SUPER_GLUE), ("glue_", benchmark_scores.GLUE)):
+    name = task.removeprefix(prefix).removesuffix("_matched").removesuffix("_mismatched")
+    if task.startswith(prefix) and name in tasks and all(metric in scores for metric in tasks[name]):
+      return sum(scores[metric] for metric in tasks[name]) / len(tasks[name])
+  return next(iter(scores.values()))
+
+
+def averages(scores_by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+  """The mean over tasks, and that of GLUE or SuperGLUE as the T5 paper takes it where all its tasks are there."""
+  scored = {task: scores for task, scores in scores_by_task.items() if scores}
+  found = {}
+  if len(scored) > 1:
+    found[f"average of {len(scored)} tasks"] = sum(task_score(t, s) for t, s in scored.items()) / len(scored)
+  for name, prefix, average in (
+    ("GLUE average", "glue_", benchmark_scores.glue_average),
+    ("SuperGLUE average", "super_glue_", benchmark_scores.super_glue_average),
+  ):
+    with contextlib.suppress(UserError):  # tasks are missing: there is no such number
+      found[name] = average({t: s for t, s in scored.items() if t.startswith(prefix)})
+  return found
+
+
+def scores_table(records: Sequence[Record]) -> str:
+  """Tasks with their metrics and baselines, and their averages."""
+  rows = [("task", "examples", "metric", "score", "always the commonest")]
+  for record in records:
+    for number, (metric, score) in enumerate(record.scores.items()):
+      first = (record.task, f"{record.examples:,}") if number == 0 else ("", "")
+      baseline = f"{record.majority[metric]:.2f}" if metric in record.majority else ""
+      rows.append((*first, metric, _number(score), baseline))
+    if not record.scores:
+      rows.append((record.task, f"{record.examples:,}", "none: its answers are withheld", "", ""))
+  for name, value in averages({record.task: record.scores for record in records}).items():
+    rows.append((name, "", "", _number(value), ""))
+  return aligned(rows, right=(1, 3, 4))
+
+
+def steps_table(records: Sequence[Record]) -> str:
+  """What each checkpoint scored, task by task, and which was best on average."""
+  by_step: dict[int | None, dict[str, Record]] = {}
+  for record in records:
+    by_step.setdefault(record.step, {})[record.task] = record
+  tasks = list(dict.fromkeys(record.task for record in records if record.scores))
+  rows = [("step", *tasks, "average")]
+  means = {}
+  for step, found in sorted(by_step.items(), key=lambda item: item[0] or 0):
+    values = [task_score(task, found[task].scores) if task in found else None for task in tasks]
+    known = [value for value in values if value is not None]
+    means[step] = sum(known) / len(known) if len(known) == len(tasks) and known else None
+    cells = ["" if value is None else _number(value) for value in (*values, means[step])]
+    rows.append((f"{step:,}" if step is not None else "", *cells))
+  return aligned(rows, right=range(len(rows[0])))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
+  """Rows of cells in columns; those of `right` end together."""
+  right = set(right)
+  widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+  lines = [
+    "  ".join(
+      f"{cell:>{w}}" if i in right else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+    )
+    for row in rows
+  ]
+  return "\n".join(f"  {line.rstrip()}" for line in lines)
+
+
+def _number(value: Any) -> str:
+  return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
