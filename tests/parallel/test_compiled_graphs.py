@@ -35,11 +35,12 @@ def test_the_losses_are_those_of_one_device(name, preset):
   np.testing.assert_allclose(losses(name, axes_of(preset)), expected, rtol=0, atol=1e-5)
 
 
-SLOW = pytest.mark.slow(reason="another twelve programs; the default preset stands for them")
+SLOW = pytest.mark.slow(reason="another fourteen programs; the default preset stands for them, and no dropout")
 
 
 @pytest.mark.parametrize(
-  ("name", "preset"), [pytest.param(*pair, marks=[] if pair[1] == "fsdp_tensor" else [SLOW]) for pair in EVERY]
+  ("name", "preset"),
+  [pytest.param(*pair, marks=[] if pair[1] == "fsdp_tensor" and pair[0] != "t5" else [SLOW]) for pair in EVERY],
 )
 def test_microbatches_have_the_losses_of_one_device(name, preset):
   # T5 has dropout, and microbatches draw their own; the others have none and must agree with the whole batch too.
