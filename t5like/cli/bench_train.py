@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # help must not wait for jax
 
 _WINDOWS = 3
 _MASKED_SHARE = 0.15
+_PREDICTED_SHARE = 0.16  # only masked positions are predicted
 OPTIMIZERS = ("adafactor", "adamw")
 
 
@@ -91,11 +92,14 @@ def _model_and_sizes(args: argparse.Namespace) -> tuple[nn.Module, dict[str, int
   lengths = {"inputs": args.inputs or experiment.lengths["inputs"]}
   if experiment.model.batch_layout == "encoder_decoder":
     lengths["targets"] = args.targets
+  model = experiment.model
+  if model.batch_layout == "encoder":
+    model = model.clone(predicted_share=_PREDICTED_SHARE)
   rows = experiment.batch_size if args.batch_size is None else args.batch_size
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"--{name}={value} cannot work", expected="a whole number of at least 1")
-  return experiment.model, lengths, rows
+  return model, lengths, rows
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:

@@ -1,11 +1,13 @@
 """BERT: a bidirectional encoder with masked-token and next-sentence heads (Devlin et al. 2018)."""
 
+import math
 from collections.abc import Mapping
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.errors import UserError
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.config import TransformerConfig
@@ -17,13 +19,21 @@ Batch = Mapping[str, jax.Array]
 
 
 class BERT(nn.Module):
-  """Encoder-only, with the heads that the config names."""
+  """Encoder-only, with the heads that the config names. Rows are padded on the right, as data/ lays them out.
+
+  predicted_share  in training, at most this share of a row's positions has a target, and only those are predicted:
+                   0.16 for objectives that mask 15%. A row with more makes the loss NaN; it would otherwise be trained
+                   on a part of its targets unnoticed.
+  """
 
   config: TransformerConfig
+  predicted_share: float = 1.0
 
   def setup(self):
     config = self.config
     config.require_layers("BERT", "num_encoder_layers")
+    if not 0.0 < self.predicted_share <= 1.0:
+      raise UserError(f"BERT.predicted_share = {self.predicted_share!r} cannot work", expected="0 < share <= 1")
     self.token_embedder = Embedder(config)
     self.encoder = Stack(config, config.num_encoder_layers)
     if config.mlm_head:
@@ -38,11 +48,19 @@ class BERT(nn.Module):
     return "encoder"
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """{"hidden_states"} and, for each head of the config, {"logits", "pooled", "nsp_logits"}."""
+    """{"hidden_states"} and, for each head of the config, {"logits", "pooled", "nsp_logits"}.
+
+    In training with `predicted_share` below 1, logits are of {"predicted"} alone: positions [batch, predictions].
+    """
     hidden = self.hidden_states(batch, deterministic)
     outputs = {"hidden_states": hidden}
+    weights = batch.get("encoder_loss_weights")
     if self.config.mlm_head:
-      outputs["logits"] = self.project(hidden)
+      if self.predicted_share < 1.0 and weights is not None and not deterministic:
+        outputs["predicted"], hidden_there = _at_targets(hidden, weights, self.predicted_share)
+        outputs["logits"] = self.project(hidden_there)
+      else:
+        outputs["logits"] = self.project(hidden)
     if self.config.pooler:
       outputs |= self.sentence_outputs(hidden)
     return outputs
@@ -52,7 +70,7 @@ class BERT(nn.Module):
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
     valid = (tokens if segments is None else segments) > 0
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid)
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
     x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
     context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
     x, _ = self.encoder(x, context)
@@ -71,6 +89,16 @@ class BERT(nn.Module):
     if self.config.nsp_head:
       outputs["nsp_logits"] = self.nsp_head(outputs["pooled"]).astype(jnp.dtype(self.config.logits_dtype))
     return outputs
+
+
+def _at_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
+  """Positions [batch, predictions] of all targets, the rest of them anywhere, and the hidden states there."""
+  length = weights.shape[1]
+  count = min(length, -(-math.ceil(share * length) // 8) * 8)  # products like multiples of 8
+  _, positions = jax.lax.top_k((weights != 0).astype(jnp.float32), count)
+  there = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+  fits = jnp.sum(weights != 0, axis=1) <= count  # [batch]
+  return positions, jnp.where(fits[:, None, None], there, jnp.asarray(jnp.nan, there.dtype))
 
 
 class MLMHead(nn.Module):

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
+from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm, embedding_init, kernel_init, on_activations
 from t5like.models.positions import sinusoids
@@ -94,7 +95,7 @@ def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> j
   # The vocabulary is what is split, in both directions: activations travel, the table does not.
   rows = ("batch",) + (None,) * (hidden.ndim - 2)
   hidden = nn.with_logical_constraint(hidden, (*rows, None))
-  scores = jnp.einsum("...d,dv->...v", hidden, kernel.astype(config.dtype), preferred_element_type=dtype)
+  scores = product("...d,dv->...v", hidden, kernel.astype(config.dtype), dtype)
   return nn.with_logical_constraint(scores, (*rows, "vocab"))
 
 

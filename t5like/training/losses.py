@@ -87,6 +87,8 @@ def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, j
 def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float) -> dict[str, jax.Array]:
   logits, side = outputs["logits"], _side(batch)
   targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+  if "predicted" in outputs:  # logits are of these positions only
+    targets, weights = (jnp.take_along_axis(x, outputs["predicted"], axis=1) for x in (targets, weights))
   loss, z_part = cross_entropy(logits, targets, z_loss, label_smoothing)
   right = (jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets).astype(jnp.float32)
   return {

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import inputs, relative_error, value_and_gradients
-from jax.sharding import PartitionSpec
 
 from t5like import parallel
 from t5like.kernels import tpu_attention as kernel
-from t5like.kernels.attention import Mask, RelativeBias, Split, _on_each_device
+from t5like.kernels.attention import Mask, Split, _on_each_device
 from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
 from t5like.kernels.xla_attention import xla_attention
 
@@ -55,3 +54,23 @@ def test_bias_tiles_and_their_transpose():
   expected = np.zeros(rows + columns)
   np.add.at(expected, index - start, tile)
   np.testing.assert_allclose(sums, expected, atol=1e-5)
+
+
+def test_rows_and_heads_stay_on_their_devices(small_tiles):
+  """Over 4 x 2 devices the bias's gradient is summed over the rows of all of them, and is that of one device."""
+  mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=2, tensor=2), jax.devices()[:8])
+  rng = np.random.default_rng(0)
+  query, key, value, weights = (jnp.asarray(rng.normal(size=(8, 32, 4, 8)), jnp.float32) for _ in range(4))
+  segments = jnp.asarray(rng.integers(0, 2, (8, 32)).cumsum(axis=1) // 8 + 1, jnp.int32)
+  mask = Mask(causal=True, query_segments=segments, key_segments=segments)
+  table = jnp.asarray(rng.normal(size=(32, 4)), jnp.float32)
+  split = Split(("data", "fsdp"), "tensor")
+
+  def on_devices(*given):
+    return _on_each_device(interpreted, *given, split)
+
+  expected = value_and_gradients(xla_attention, query, key, value, weights, mask, table)
+  with jax.set_mesh(mesh):
+    got = value_and_gradients(on_devices, query, key, value, weights, mask, table)
+  assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
+  assert tuple(got["d_query"].sharding.spec)[:3] == (("data", "fsdp"), None, "tensor")

@@ -1,0 +1,44 @@
+"""BERT predicts only positions that have a target, and says so loudly where there are too many."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like.training.losses import LossSettings, loss_and_metrics
+
+
+@pytest.fixture
+def batch(tokens):
+  weights = np.zeros((3, 24), np.float32)
+  weights[0, [1, 5, 20]], weights[1, [23]], weights[2, [0, 2, 3, 9, 22]] = 1.0, 1.0, 0.5
+  return {
+    "encoder_input_tokens": tokens(3, 24),
+    "encoder_target_tokens": tokens(3, 24),
+    "encoder_loss_weights": weights,
+  }
+
+
+def losses(built, batch, share):
+  model = built.model.clone(predicted_share=share)
+
+  def loss(params):
+    outputs = model.apply({"params": params}, batch, deterministic=False)
+    return loss_and_metrics(outputs, batch, LossSettings())
+
+  return built.jit(jax.value_and_grad(loss, has_aux=True))(built.params)
+
+
+def test_loss_metrics_and_gradients_are_those_of_all_positions(bert, batch):
+  built = bert(nsp_head=False)
+  (whole, metrics), gradients = losses(built, batch, 1.0)
+  (part, part_metrics), part_gradients = losses(built, batch, 0.3)  # 8 of 24 positions
+  np.testing.assert_allclose(part, whole, rtol=1e-6)
+  assert part_metrics["target_tokens"] == metrics["target_tokens"] == 6.5
+  assert part_metrics["accuracy"] == metrics["accuracy"]
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), part_gradients, gradients)
+
+
+def test_more_targets_than_predictions_are_not_lost_in_silence(bert, batch):
+  batch["encoder_loss_weights"][1, :9] = 1.0  # 10 in a row of 8 predictions
+  assert jnp.isnan(losses(bert(nsp_head=False), batch, 0.3)[0][0])
