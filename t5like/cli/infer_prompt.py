@@ -1,0 +1,186 @@
+"""A prompt in a terminal: type a text, read the answer, change the settings."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, decode_settings, method_for, parse_option
+from t5like.cli.infer_jobs import Answer, Generation, Job, position_count
+from t5like.cli.infer_rows import Refused, Row
+from t5like.cli.loaded_model import LoadedModel
+from t5like.cli.terminal import paint
+from t5like.errors import UserError, nearest
+
+_COMMANDS = {
+  "help": "this list",
+  "settings": "what is set now",
+  "reset": "all settings as at the beginning",
+  "quit": "end (Ctrl-D too)",
+}
+_POLL = 0.1  # seconds; between two looks at an answer Ctrl-C is heard
+
+
+class Prompt:
+  """Reads lines until `:quit`. Ctrl-C ends an answer or a line, not the program."""
+
+  def __init__(self, loaded: LoadedModel, job: Job, given: Mapping[str, Any], step: int | None):
+    self._loaded, self._job, self._step = loaded, job, step
+    self._first = dict(given)
+    self._given = dict(given)
+    self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+    self._asked = 0
+
+  def run(self) -> int:
+    with contextlib.suppress(ImportError):
+      import readline  # noqa: F401  (editing and history in `input`)
+    print(self._greeting())
+    while True:
+      try:
+        text = self._read()
+      except EOFError:
+        print()
+        break
+      except KeyboardInterrupt:
+        print("\n:quit ends, :help tells more")
+        continue
+      if text.strip() == ":quit":
+        break
+      if text.strip():
+        self._respond(text)
+    self._leave()
+    return 0
+
+  def _greeting(self) -> str:
+    config = self._loaded.model.config
+    where = f"{self._loaded.folder}" + (f", step {self._step:,}" if self._step is not None else "")
+    positions = f", {config.max_positions:,} positions" if position_count(self._loaded) else ""
+    lines = [
+      f"{type(self._loaded.model).__name__} from {where}",
+      f"vocabulary {self._loaded.vocabulary_name} ({self._loaded.vocabulary.vocab_size:,} ids){positions}",
+      self._settings_line(),
+      r"Type a text and press Enter; a line that ends with \ goes on. :help for the commands.",
+    ]
+    return "\n".join(line for line in lines if line)
+
+  def _settings_line(self) -> str:
+    """The settings that matter to the method in use, those that were changed among them."""
+    if not isinstance(self._job, Generation):
+      return ""
+    settings = self._job.settings
+    fields = dataclasses.asdict(settings) | {STOP: [text for text in self._given.get(STOP, [])]}
+    shown = belonging_to(settings.method, {n: v for n, v in fields.items() if n in (*OPTIONS, STOP)})
+    if settings.method != "sample":
+      shown.pop("seed", None)
+    quiet = {"min_length": 0, "repetition_penalty": 1.0, STOP: [], "n_best": 1}
+    return "settings   " + "  ".join(f"{n} {v}" for n, v in shown.items() if quiet.get(n, ...) != v)
+
+  def _read(self) -> str:
+    lines = [input("> ")]
+    while lines[-1].endswith("\\"):
+      lines[-1] = lines[-1][:-1]
+      lines.append(input(". "))
+    return "\n".join(lines)
+
+  def _respond(self, text: str) -> None:
+    try:
+      if text.startswith(":"):
+        print(self._command(*text[1:].strip().partition(" ")[::2]))
+      else:
+        self._answer(text)
+    except UserError as error:
+      print(paint(f"error: {error.render()}", "red"))
+
+  def _command(self, name: str, value: str) -> str:
+    value = value.strip()
+    if name == "help":
+      return self._help()
+    if name == "settings":
+      return self._settings_line() or "this model has no settings"
+    if name == "reset":
+      self._change(self._first)
+      return self._settings_line()
+    if not isinstance(self._job, Generation) or name not in (*OPTIONS, STOP):
+      known = [*_COMMANDS, *((*OPTIONS, STOP) if isinstance(self._job, Generation) else ())]
+      raise UserError(f"no command :{name}", nearest=nearest(name, known), try_=":help")
+    if not value and name != STOP:
+      raise UserError(f":{name} has no value", expected=f":{name} VALUE", does=OPTIONS[name][1])
+    self._change(self._changed(name, parse_option(name, value)))
+    return self._settings_line()
+
+  def _changed(self, name: str, value: Any) -> dict[str, Any]:
+    """The options with one changed. What only another method takes notice of makes that the method."""
+    method = value if name == "method" else method_for(name) or self._job.settings.method
+    if name == "n_best" and value > 1 and method == "greedy":
+      method = "beam"
+    return belonging_to(method, {**self._given, name: value}) | {"method": method}
+
+  def _change(self, given: Mapping[str, Any]) -> None:
+    settings, stops = decode_settings(given, self._loaded.vocabulary, position_count(self._loaded))
+    self._job.change(settings, stops)
+    self._given = dict(given)
+
+  def _help(self) -> str:
+    entries = {f":{name}": text for name, text in _COMMANDS.items()}
+    if isinstance(self._job, Generation):
+      entries |= {f":{name} VALUE": text for name, (_, text) in OPTIONS.items()}
+      entries[f":{STOP} TEXT"] = r"the output ends before this text (\n is a new line); without one, it is taken back"
+    width = max(map(len, entries))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in entries.items())
+
+  def _answer(self, text: str) -> None:
+    # A sample differs from the one before, though the same text was typed: rows are told apart by their number.
+    row = Row(self._asked, "your text", text, {})
+    self._asked += 1
+    prepared = self._job.prepare([row])[0]
+    if isinstance(prepared, Refused):
+      raise UserError(prepared.why)
+    begin = time.monotonic()
+    running = self._worker.submit(self._job.answer, [prepared])
+    try:
+      while not running.done():
+        concurrent.futures.wait([running], timeout=_POLL)
+    except KeyboardInterrupt:
+      running.cancel()
+      print("\n" + paint("(the answer was left)", "dim"))
+      return
+    answers, tokens = running.result()
+    seconds = time.monotonic() - begin
+    print(describe_answer(answers[0]))
+    print(paint(f"({tokens} {self._job.counts}, {seconds:.1f} s)", "dim"))
+
+  def _leave(self) -> None:
+    """A search cannot be stopped midway: where one that was left still runs, the process ends without it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    waiting = self._worker.submit(int)
+    try:
+      waiting.result(timeout=_POLL)
+    except concurrent.futures.TimeoutError:
+      os._exit(0)
+    self._worker.shutdown()
+
+
+def describe_answer(answer: Answer) -> str:
+  """An answer of any kind, for people."""
+  if "outputs" in answer:
+    outputs = answer["outputs"]
+    if len(outputs) == 1:
+      cut = "" if outputs[0]["finished"] else paint(" ... (max_length)", "dim")
+      return outputs[0]["text"] + cut
+    return "\n".join(f"{n + 1}. {o['text']}   ({o['score']:.2f})" for n, o in enumerate(outputs))
+  if "masks" in answer:
+    lines = ["   ".join(f"{t['token']} {t['probability']:.1%}" for t in mask) for mask in answer["masks"]]
+    return "\n".join([answer["filled"], *lines])
+  if "neighbours" in answer:
+    return "\n".join(f"{n['similarity']:.3f}  {n['text']}" for n in answer["neighbours"])
+  if "choice" in answer:
+    return "\n".join(f"{entry['score']:10.2f}  {entry['text']}" for entry in answer["ranking"])
+  vector = answer["embedding"]
+  return f"{len(vector)} numbers: " + " ".join(f"{x:.4f}" for x in vector[:8]) + " ..."

@@ -1,0 +1,141 @@
+"""Answers rows: a window of them at a time, in batches of like length, and writes the answers in order."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from t5like.cli.infer_jobs import Answer, Job, Prepared
+from t5like.cli.infer_output import JsonLines, VectorFile
+from t5like.cli.infer_rows import Refused, Row, Rows, windows
+from t5like.errors import RunError, UserError
+from t5like.training.agreement import first_process_decides
+from t5like.training.progress import ProgressLine, duration
+
+WINDOW = 16  # batches, from which rows of like length are put together
+_NAMED = 10  # refused rows that are named on the screen; all are in the output
+_PATIENCE = 0.2  # seconds that rows from a pipe wait for others
+
+
+class Progress:
+  """Rows done, speed and time left, on standard error; names refused rows."""
+
+  def __init__(self, total: int | None, done: int, counts: str):
+    self._line = ProgressLine(sys.stderr)
+    self._total, self._first, self._counts = total, done, counts
+    self._begin = time.monotonic()
+    self._tokens = 0
+    self.rows, self._refused = done, 0
+
+  def add(self, rows: int, tokens: int) -> None:
+    self.rows, self._tokens = self.rows + rows, self._tokens + tokens
+    self._line.show(self._text())
+
+  def refuse(self, refused: Sequence[Refused]) -> None:
+    self._line.leave()
+    for row in refused:
+      self._refused += 1
+      if self._refused <= _NAMED:
+        say(f"refused: {row.place}: {row.why}")
+      elif self._refused == _NAMED + 1:
+        say("more rows are refused; the output says which and why")
+
+  def end(self) -> None:
+    if self.rows > self._first:
+      self._line.show(self._text(), final=True)
+
+  def _text(self) -> str:
+    spent = max(time.monotonic() - self._begin, 1e-9)
+    new = self.rows - self._first
+    text = f"{self.rows:,}" + (f"/{self._total:,}" if self._total is not None else "") + " rows"
+    text += f"   {self._tokens / spent:,.0f} {self._counts}/s"
+    left = (self._total or 0) - self.rows
+    return text + (f"   ETA {duration(spent / new * left)}" if new and left > 0 else "")
+
+
+def say(text: str) -> None:
+  """On standard error: standard output may be the answers."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_rows(
+  job: Job,
+  rows: Rows,
+  output: JsonLines | VectorFile,
+  batch_size: int,
+  strict: bool,
+  total: int | None,
+  waits: bool = False,
+) -> int:
+  """Answers all rows that the output has not; its exit status. `waits`: rows come from a pipe, now and then."""
+  is_writer = jax.process_index() == 0
+  done = first_process_decides(lambda: output.begin(rows))
+  if not is_writer:
+    collections.deque(itertools.islice(rows, done), maxlen=0)
+  if done:
+    say(f"{done:,} rows are there already")
+  progress = Progress(total, done, job.counts)
+  for window in windows(rows, WINDOW * batch_size, _PATIENCE if waits else None):
+    entries, answers = answer_window(job, window, batch_size, progress, strict)
+    if is_writer and entries:
+      output.write(entries, answers)
+    progress.rows = done = done + len(entries)
+    if len(entries) < len(window):
+      progress.end()
+      raise _stopped(_prepared(job, window[len(entries) :][:1])[0], done)
+  progress.end()
+  if not done:
+    raise UserError("the input is empty: there are no rows to answer")
+  if is_writer:
+    output.finish()
+  refused = first_process_decides(lambda: output.refused)
+  if refused:
+    say(f"{refused:,} of {done:,} rows were refused: the output says why")
+  return 1 if refused else 0
+
+
+def answer_window(
+  job: Job, window: Sequence[Row | Refused], batch_size: int, progress: Progress, strict: bool
+) -> tuple[list[Row | Refused], list[Answer | None]]:
+  """The rows of a window, the refused ones as such, and their answers; if `strict`, those before the first refused."""
+  entries = _prepared(job, window)
+  if strict:
+    entries = list(itertools.takewhile(lambda entry: not isinstance(entry, Refused), entries))
+  refused = [entry for entry in entries if isinstance(entry, Refused)]
+  progress.refuse(refused)
+  good = sorted((i for i, entry in enumerate(entries) if isinstance(entry, Prepared)), key=lambda i: -entries[i].length)
+  answers: dict[int, Any] = {}
+  for batch in _batches(good, batch_size):
+    found, tokens = job.answer([entries[i] for i in batch])
+    answers |= dict(zip(batch, found, strict=True))
+    progress.add(len(batch), tokens)
+  progress.add(len(refused), 0)
+  rows = [entry if isinstance(entry, Refused) else entry.row for entry in entries]
+  return rows, [answers.get(i) for i in range(len(rows))]
+
+
+def _prepared(job: Job, window: Sequence[Row | Refused]) -> list[Prepared | Refused]:
+  ready = iter(job.prepare([row for row in window if isinstance(row, Row)]))
+  return [next(ready) if isinstance(row, Row) else row for row in window]
+
+
+def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+  for start in range(0, len(numbers), size):
+    yield numbers[start : start + size]
+
+
+def _stopped(row: Refused, done: int) -> UserError:
+  """At a row that cannot be answered, as --strict asks."""
+  kind = RunError if done else UserError
+  return kind(
+    f"{row.place}: {row.why}",
+    done=f"{done:,} rows before it" if done else "",
+    try_="mend it and give the command again, or without --strict to go on with the rest",
+  )
