@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 _MASKED = -1e30  # finite: a row with nothing to look at comes out as an average, not as NaN
-# The fastest of nine on an H200, for T5 and GPT-2 alike: 3.6 TB/s of keys and values where a copy reaches 4.2.
+# The fastest of nine on an H200 for T5 and GPT-2. Over 512 fixed keys it reads 3.6 TB/s, where a copy moves 4.2.
 _BLOCK, _WARPS = 32, 4
 
 
