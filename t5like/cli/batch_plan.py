@@ -23,11 +23,6 @@ class Phase:
   batch_size: int
   steps: int | None = None
 
-  @property
-  def tokens(self) -> int:
-    """Tokens of a step, padding included."""
-    return self.batch_size * (self.lengths.inputs + self.lengths.targets)
-
 
 def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
   """The phases of PHASES, then what LENGTHS and BATCH_SIZE say."""

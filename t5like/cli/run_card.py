@@ -31,7 +31,8 @@ def describe_run(
   config = experiment.model.config
   lengths, rows = phases[-1].lengths, phases[-1].batch_size
   steps = _steps_of_phases(phases, experiment.steps)
-  all_tokens = sum(phase.tokens * n for phase, n in zip(phases, steps, strict=True))
+  tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
+  all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
   all_flops = sum(flops * n for flops, n in zip(step_flops, steps, strict=True))
@@ -50,9 +51,8 @@ def describe_run(
     if experiment.stream
     else _data_text(experiment, lengths, batches, all_rows),
     "batch": "\n".join(
-      f"{phase.batch_size} rows x ({phase.lengths.inputs} inputs + {phase.lengths.targets} targets) = "
-      f"{phase.tokens:,} tokens a step, {large(phase.tokens * n)} in {n:,} steps"
-      for phase, n in zip(phases, steps, strict=True)
+      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, {large(each * n)} in {n:,} steps"
+      for phase, each, n in zip(phases, tokens, steps, strict=True)
     )
     + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else "")
     + (f"\nin {experiment.microbatches} parts, one after the other" if experiment.microbatches > 1 else ""),
@@ -66,6 +66,12 @@ def describe_run(
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
   return planning.render_run_card(entries)
+
+
+def _row_text(experiment: Experiment, phase: Phase) -> str:
+  if experiment.model.batch_layout == "encoder":
+    return f"{phase.lengths.inputs} inputs"  # its targets are at the same positions
+  return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 
 def _checkpoints_text(experiment: Experiment) -> str:
