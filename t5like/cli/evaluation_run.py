@@ -11,6 +11,7 @@ import jax
 
 from t5like import data, evaluation
 from t5like.data.layouts import PROMPTS
+from t5like.evaluation.comparison import is_right
 from t5like.objectives import Lengths, SpecialTokens
 from t5like.training.progress import ProgressLine
 from t5like.vocabularies import Vocabulary
@@ -63,8 +64,12 @@ def predictions_path(model_dir: Path, task: str, split: str, step: int, examples
 
 
 def show(result: evaluation.Evaluation, task: str, split: str, step: int, rows: int) -> None:
-  """Scores with their baseline, and a handful of answers."""
-  for row in result.rows[:rows]:
-    mark = "right" if row["prediction"] == row["target"] else "wrong"
-    print(f"  {row['inputs']}\n    {mark}: {row['prediction']!r}, target {row['target']!r}")
+  """A handful of answers, and scores with their baseline."""
+  show_answers(result, rows)
   print(f"{task} ({split}, {len(result.rows):,} examples) at step {step:,}: {result.summary()}", flush=True)
+
+
+def show_answers(result: evaluation.Evaluation, rows: int) -> None:
+  for row in result.rows[:rows]:
+    mark = "right" if is_right(row["prediction"], row["target"]) else "wrong"
+    print(f"  {row['inputs']}\n    {mark}: {row['prediction']!r}, target {row['target']!r}", flush=True)

@@ -36,23 +36,22 @@ class TextLoss:
 
   nats: float
   tokens: int  # predicted ones
-  right: float  # of these, where the likeliest token was the true one
-  bytes: float  # of the original text that they stand for
+  right: float | None  # of these, where the likeliest token was the true one; None: not looked at
+  bytes: int  # of the original text that they stand for
 
   @property
   def loss(self) -> float:
-    return self.nats / self.tokens if self.tokens else math.nan
+    return self.nats / self.tokens
 
   def scores(self) -> dict[str, float]:
-    loss = self.loss
-    return {
-      "loss": loss,
-      "perplexity": math.exp(loss) if loss < 700 else math.inf if loss >= 700 else math.nan,
-      "bits_per_byte": self.nats / (self.bytes * math.log(2)) if self.bytes else math.nan,
-      "accuracy": 100 * self.right / self.tokens if self.tokens else math.nan,
-      "target_tokens": self.tokens,
-      "bytes": self.bytes,
+    found = {
+      "loss": self.loss,
+      "perplexity": math.exp(min(self.loss, 700.0)),  # e^710 is beyond a float64
+      "bits_per_byte": self.nats / (max(self.bytes, 1) * math.log(2)),
     }
+    if self.right is not None:
+      found["accuracy"] = 100 * self.right / self.tokens
+    return found | {"target_tokens": self.tokens, "bytes": self.bytes}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +172,7 @@ def denoising_loss(
 
   nats, tokens, right = sums(params, batches(), count, progress)
   words = sum(len(text) for text in texts)
-  return TextLoss(nats, tokens, right, bytes_ * hidden / words if words else 0.0)
+  return TextLoss(nats, tokens, right, round(bytes_ * hidden / words))
 
 
 def _denoising_batch(

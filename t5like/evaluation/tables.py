@@ -14,7 +14,6 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from t5like.errors import UserError
 from t5like.file_lock import FileLock
@@ -138,7 +137,8 @@ def averages(scores_by_task: Mapping[str, Mapping[str, float]]) -> dict[str, flo
 
 def scores_table(records: Sequence[Record]) -> str:
   """Tasks with their metrics and baselines, and their averages."""
-  rows = [("task", "examples", "metric", "score", "always the commonest")]
+  with_baseline = any(record.majority for record in records)
+  rows = [("task", "examples", "metric", "score", "always the commonest" if with_baseline else "")]
   for record in records:
     for number, (metric, score) in enumerate(record.scores.items()):
       first = (record.task, f"{record.examples:,}") if number == 0 else ("", "")
@@ -181,5 +181,7 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
   return "\n".join(f"  {line.rstrip()}" for line in lines)
 
 
-def _number(value: Any) -> str:
-  return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
+def _number(value: float) -> str:
+  if isinstance(value, int):
+    return f"{value:,}"
+  return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4f}"

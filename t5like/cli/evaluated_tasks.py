@@ -1,0 +1,226 @@
+"""The examples of tasks as a model is asked them: prompts, candidates, and what scores the answers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t5like import data
+from t5like.cli import task_process
+from t5like.cli.cache import DEFAULT_ROOT
+from t5like.cli.loaded_model import LoadedModel
+from t5like.cli.tasks import task_modules
+from t5like.cli.token_caches import TokenCaches
+from t5like.errors import UserError
+from t5like.evaluation.answering import label_set
+from t5like.evaluation.few_shot import PromptMaker, Template, shots_story
+from t5like.training.progress import say
+
+_TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
+_INPUTS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+  """A task as it is asked."""
+
+  task: str
+  split: str
+  fields: list[Mapping[str, Any]]  # of every example
+  scoring: Mapping[str, Any]
+  prompts: list[list[int]]
+  candidates: list[list[str]] | None  # None: answers are written freely
+  stop: str | None  # the text before which an answer ends
+  data: str  # tells the examples apart from others under the same name
+  lead: str = ""  # stands before an answer, as in the prompt
+
+
+def default_lengths(loaded: LoadedModel) -> tuple[int, int]:
+  """Tokens of inputs and targets: as in training, or what suits a model whose training is not known."""
+  if not loaded.trained_elsewhere:
+    lengths = loaded.experiment.lengths
+    return lengths["inputs"], lengths.get("targets", _TARGETS)
+  positions = learned_positions(loaded)
+  return (_INPUTS if positions is None else max(positions - _TARGETS, positions // 2)), _TARGETS
+
+
+def learned_positions(loaded: LoadedModel) -> int | None:
+  config = loaded.model.config
+  return config.max_positions if config.positions == "learned" else None
+
+
+def caches_of(loaded: LoadedModel, args: argparse.Namespace) -> TokenCaches:
+  own = loaded.experiment
+  root = args.cache_dir or (own.cache_dir if own else DEFAULT_ROOT)
+  modules = [*(own.task_modules if own else ()), *task_modules(args)]
+  return TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, modules, own.corpus_files if own else None)
+
+
+def open_tasks(
+  loaded: LoadedModel, args: argparse.Namespace, names: Sequence[str], split: str
+) -> dict[str, data.TokenCache]:
+  """The token caches of tasks and of the tasks of mixtures, by task; built where they are missing."""
+  caches, found = caches_of(loaded, args), {}
+  modules = [*(loaded.experiment.task_modules if loaded.experiment else ()), *task_modules(args)]
+  for name in names:
+    if _is_single(caches, name, split):
+      tasks = [name]
+    else:  # a mixture is drawn from some of its tasks in training, and evaluated on all
+      tasks = task_process.members(name, split, modules)
+    for task in tasks:
+      (member,) = caches.open_or_build(task, split)
+      found[task] = member.cache
+  return found
+
+
+def _is_single(caches: TokenCaches, name: str, split: str) -> bool:
+  folder = caches.folder(name, split)
+  return folder.is_dir() and data.read_mixture(folder, mend="") is None
+
+
+def check_answerable(loaded: LoadedModel, task: str, cache: data.TokenCache) -> None:
+  """Refuses a task whose features this model cannot take."""
+  name = type(loaded.model).__name__
+  if cache.is_corpus:
+    raise UserError(f"task {task!r} is a corpus: it has no answers to score", try_=f"--loss --task={task}")
+  if set(cache.features) != {"inputs", "targets"}:
+    raise UserError(
+      f"task {task!r} is made for encoders: its examples have {', '.join(cache.features)}, not inputs and targets",
+      try_=f"--task={task.removesuffix('_classification')}",
+    )
+  if loaded.model.batch_layout == "encoder":
+    raise UserError(
+      f"{name} is an encoder: it writes no answers to task {task!r}",
+      expected="a model with a decoder (T5, GPT)",
+      try_="--loss, which scores how well it fills in hidden text",
+    )
+
+
+class Asker:
+  """Makes questions of the examples of tasks, as the options of the command say."""
+
+  def __init__(self, loaded: LoadedModel, args: argparse.Namespace, max_length: int):
+    self._loaded, self._args, self._max_length = loaded, args, max_length
+    self.prompted = args.shots is not None or args.prompt is not None or args.infill
+    self.template = Template.read(args.prompt) if self.prompted else None
+    self._form = loaded.prompt_form
+    self._sentinels = loaded.special.sentinels
+    if args.infill and (loaded.model.batch_layout != "encoder_decoder" or not self._sentinels):
+      raise UserError(
+        "--infill puts the answer in place of a sentinel",
+        expected="an encoder-decoder whose vocabulary has sentinels, such as T5",
+      )
+
+  def __call__(self, task: str, split: str, cache: data.TokenCache) -> Questions:
+    check_answerable(self._loaded, task, cache)
+    count = min(self._args.examples or cache.examples, cache.examples)
+    fields = list(itertools.islice(cache.fields(), count))
+    if not fields:
+      raise UserError(f"the split {split!r} of task {task!r} has no examples")
+    scoring = cache.manifest["scoring"]
+    candidates = self._candidates(task, fields, scoring)
+    longest = max((len(self.answer_tokens(text)) for row in candidates or () for text in row), default=0)
+    room = self._room(longest if candidates else self._max_length, ranked=candidates is not None)
+    prompts = self._few_shot(task, split, fields, room) if self.prompted else self._plain(task, cache, count, room)
+    newline_lost = self.prompted and "\n" not in self._loaded.vocabulary.decode(self._loaded.vocabulary.encode("a\nb"))
+    stop = None if not self.prompted or (newline_lost and self.template.stop == "\n") else self.template.stop
+    lead = self.template.answer("") if self.prompted else ""
+    description = json.dumps([cache.manifest["description"], cache.manifest["examples"]], sort_keys=True)
+    identity = f"{zlib.crc32(description.encode()):08x}"
+    return Questions(task, split, fields, scoring, prompts, candidates, stop, identity, lead)
+
+  def answer_tokens(self, text: str) -> list[int]:
+    """A candidate as the model would write it, closed by end-of-sequence where its training closed answers."""
+    lead = self.template.answer("") if self.prompted else ""
+    tokens = self._loaded.vocabulary.encode(lead + text)
+    if self._args.infill:
+      return [self._sentinels[0], *tokens, self._sentinels[1]]
+    closed = self._loaded.model.batch_layout == "encoder_decoder" or not self.prompted
+    return [*tokens, self._loaded.special.eos] if closed else tokens or [self._loaded.special.eos]
+
+  def _room(self, answer: int, ranked: bool) -> int | None:
+    """Tokens of a prompt, what stands around it included; None: no end."""
+    if self._loaded.model.batch_layout == "encoder_decoder":
+      return self._args.inputs_length
+    positions = learned_positions(self._loaded)
+    room = None
+    if positions is not None:
+      # The scorer of candidates pads both sides to a multiple of 16 or more.
+      room = _largest_bucket(positions, answer) if ranked else positions + 1 - answer
+      if room < 1:
+        raise UserError(
+          f"answers of {answer} tokens leave no room for a question: the model has {positions} positions",
+          try_=f"--max_length={max(positions // 4, 1)}",
+        )
+    return min(filter(None, (room, self._args.inputs_length)), default=None)
+
+  def _plain(self, task: str, cache: data.TokenCache, count: int, room: int | None) -> list[list[int]]:
+    """Inputs as in training: cut, and closed as the model knows it."""
+    around = len(self._form.tokens([0])) - 1
+    length = self._args.inputs_length or default_lengths(self._loaded)[0] + (self._form.start is not None)
+    if room is not None and room < length:
+      length = room
+    texts = cache.texts("inputs", np.arange(count))
+    cut = int(np.count_nonzero(texts.lengths > length - around))
+    if cut:
+      say(f"{task}: {cut:,} of {count:,} inputs are longer than {length} tokens and are cut (--inputs_length)")
+    kept = np.minimum(texts.lengths, max(length - around, 0))
+    return [self._form.tokens(row[:n].tolist()) for row, n in zip(texts.tokens, kept, strict=True)]
+
+  def _few_shot(self, task: str, split: str, fields: Sequence[Mapping[str, Any]], room: int | None) -> list[list[int]]:
+    shots, pool = self._args.shots or 0, []
+    if shots:
+      (cache,) = open_tasks(self._loaded, self._args, [task], self._args.shots_split).values()
+      pool = list(cache.fields())
+    hole = [self._sentinels[0]] if self._args.infill else []
+
+    def encode(text: str) -> list[int]:
+      return self._form.tokens([*self._loaded.vocabulary.encode(text), *hole])
+
+    same = split == self._args.shots_split
+    maker = PromptMaker(self.template, pool, shots, self._args.seed or 0, encode, room, same)
+    self.template.check(fields[0], f"task {task!r}")
+    prompts = maker.all(fields)
+    if story := shots_story(prompts, shots):
+      say(f"{task}: {story}")
+    return [prompt.tokens for prompt in prompts]
+
+  def _candidates(
+    self, task: str, fields: Sequence[Mapping[str, Any]], scoring: Mapping[str, Any]
+  ) -> list[list[str]] | None:
+    if not self._args.rank:
+      return None
+    given = self._args.candidates
+    if given is None:
+      return [label_set(scoring, fields, task)] * len(fields)
+    if given in fields[0]:
+      rows = [example[given] for example in fields]
+      for number, row in enumerate(rows):
+        if not isinstance(row, list) or not row or not all(isinstance(text, str) for text in row):
+          raise UserError(f"the field {given!r} of example {number} lists no candidates", found=repr(row)[:100])
+      return rows
+    path = Path(given).expanduser()
+    if not path.is_file():
+      raise UserError(
+        f"--candidates={given} is neither a field of task {task!r} nor a file", fields=", ".join(fields[0])
+      )
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if len(lines) < 2:
+      raise UserError(f"{path} has {len(lines)} candidates: there is nothing to choose", expected="one a line")
+    return [lines] * len(fields)
+
+
+def _largest_bucket(positions: int, answer: int) -> int:
+  """The longest prompt whose bucket and that of its answer fit together."""
+  from t5like.decoding import bucket
+
+  left = positions - bucket(answer)
+  return max((n for n in range(1, left + 1) if bucket(n) <= left), default=0)

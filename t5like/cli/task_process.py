@@ -1,0 +1,84 @@
+"""What only seqio knows of a task, asked of a process of its own: evaluation itself runs without TensorFlow.
+
+python -m t5like.cli.task_process '{"ask": "members", "task": "glue", "split": "validation", "modules": []}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from t5like.errors import UserError
+
+
+def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
+  """The tasks of a mixture that have this split, also those it never draws for training; a task is its own."""
+  return _ask({"ask": "members", "task": task, "split": split, "modules": list(modules)})
+
+
+def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> list[str]:
+  """The documents of a corpus as they are before tokenisation; `limit` 0: all."""
+  return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
+
+
+def _ask(request: dict[str, Any]) -> Any:
+  with tempfile.TemporaryDirectory() as folder:
+    answer = Path(folder) / "answer.json"
+    line = [sys.executable, "-m", "t5like.cli.task_process", json.dumps(request | {"answer": str(answer)})]
+    status = subprocess.run(line).returncode
+    if status == UserError.status:
+      raise SystemExit(status)  # it has said why
+    if status or not answer.is_file():
+      raise UserError(f"seqio could not be asked about task {request['task']!r} (status {status})")
+    return json.loads(answer.read_text(encoding="utf-8"))
+
+
+def _members(request: dict[str, Any]) -> list[str]:
+  from t5like.tasks import mixtures, registry
+
+  found = registry.find_task_or_mixture(request["task"], request["modules"])
+  split = request["split"]
+  if not mixtures.is_mixture(found):
+    registry.check_split(found, split)
+    return [found.name]
+  names = [task.name for task in found.tasks if split in task.splits]
+  if not names:
+    known = sorted({known for task in found.tasks for known in task.splits})
+    raise UserError(f"no task of the mixture {found.name!r} has a split {split!r}", known=", ".join(known))
+  return names
+
+
+def _texts(request: dict[str, Any]) -> list[str]:
+  import itertools
+
+  from t5like.tasks import registry, text_pipeline
+  from t5like.tasks.missing_data import data_explained
+
+  task = registry.find_task(request["task"], request["modules"])
+  with data_explained(task):
+    if text_pipeline.text_features(task, request["split"]) != ["targets"]:
+      raise UserError(f"task {task.name!r} is no corpus")
+    examples = text_pipeline.text_examples(task, request["split"])
+    return [example["targets"] for example in itertools.islice(examples, request["limit"] or None)]
+
+
+def _main(request: dict[str, Any]) -> int:
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  sys.path.append(os.getcwd())  # for the user's own task modules
+  try:
+    found = {"members": _members, "texts": _texts}[request["ask"]](request)
+  except UserError as error:
+    print(f"error: {error.render()}", file=sys.stderr)
+    return error.status
+  Path(request["answer"]).write_text(json.dumps(found), encoding="utf-8")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(_main(json.loads(sys.argv[1])))
