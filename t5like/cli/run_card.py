@@ -51,7 +51,8 @@ def describe_run(
     if experiment.stream
     else _data_text(experiment, lengths, batches, all_rows),
     "batch": "\n".join(
-      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, {large(each * n)} in {n:,} steps"
+      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, "
+      f"{large(each * n)} in {n:,} steps"
       for phase, each, n in zip(phases, tokens, steps, strict=True)
     )
     + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else "")
