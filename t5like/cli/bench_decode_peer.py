@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from t5like.cli.bench_peer import build, run_peer
 
 if TYPE_CHECKING:
   import flax.linen as nn
@@ -30,22 +31,13 @@ def measure_in_a_process(
     beams=beams, static=static,
   )  # fmt: skip
   name = f"Hugging Face, {'static cache and torch.compile' if static else 'plain'}"
-  command = [sys.executable, "-m", "t5like.cli.bench_decode_peer"]
-  try:
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_LIMIT)
-  except subprocess.TimeoutExpired:
-    return {"name": name, "error": f"not done after {_LIMIT} s"}
-  if done.returncode:
-    return {"name": name, "error": (done.stderr.strip().splitlines() or ["failed without a word"])[-1]}
-  return {"name": name} | json.loads(done.stdout.splitlines()[-1])
+  return run_peer("t5like.cli.bench_decode_peer", name, task, _LIMIT)
 
 
 def measure(
   config: Mapping[str, Any], layout: str, rows: int, inputs: int, outputs: int, beams: int, static: bool
 ) -> dict[str, Any]:
   import torch
-
-  from t5like.cli.bench_peer import build
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
   model = build(config, layout).eval().to(device, getattr(torch, config["compute_dtype"]))

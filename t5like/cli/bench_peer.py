@@ -31,11 +31,16 @@ def measure_in_a_process(
     compiled=compiled,
   )  # fmt: skip
   name = f"Hugging Face, {'torch.compile' if compiled else 'eager'}"
-  command = [sys.executable, "-m", "t5like.cli.bench_peer"]
+  return run_peer("t5like.cli.bench_peer", name, task, _LIMIT)
+
+
+def run_peer(module: str, name: str, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
+  """What `python -m module` prints for a task as JSON, in a process of its own; {"name", "error"} where it fails."""
+  command = [sys.executable, "-m", module]
   try:
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_LIMIT)
+    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=limit)
   except subprocess.TimeoutExpired:
-    return {"name": name, "error": f"not done after {_LIMIT} s"}
+    return {"name": name, "error": f"not done after {limit} s"}
   if done.returncode:
     return {"name": name, "error": (done.stderr.strip().splitlines() or ["failed without a word"])[-1]}
   return {"name": name} | json.loads(done.stdout.splitlines()[-1])
