@@ -73,6 +73,8 @@ def decode_settings(
   sequences = [vocabulary.encode(text) for text in stops]
   known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)
   fields = {name: value for name, value in given.items() if name != STOP}
+  if not 0 <= fields.get("seed", 0) < 2**32:
+    raise UserError(f"--seed={fields['seed']} cannot work", expected="a whole number from 0 to 4294967295")
   fields.setdefault("method", _method_of(fields))
   fields.setdefault("max_length", _LENGTH if positions is None else min(_LENGTH, max(positions // 2, 1)))
   try:

@@ -48,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--split", default="validation", help="of the task (default: validation)")
   group.add_argument("--examples", type=int, default=0, metavar="N", help="of the task, at most (default: all)")
   add_task_modules(group)
+  group.add_argument("--cache_dir", metavar="DIR", help="of token caches (default: the run's, or ~/.cache/t5like)")
   group.add_argument("--max_inputs", type=int, metavar="N", help="tokens that a row may have (default: all that fit)")
   group.add_argument("--truncate", action="store_true", help="cut rows that are too long, in place of refusing them")
   group.add_argument("--strict", action="store_true", help="stop at the first row that cannot be answered")
@@ -213,7 +214,7 @@ def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) 
     return infer_rows.read_rows(args.input, kind, field), total
   experiment = loaded.experiment
   modules = [*(experiment.task_modules if experiment else ()), *task_modules(args)]
-  root = experiment.cache_dir if experiment else DEFAULT_ROOT
+  root = args.cache_dir or (experiment.cache_dir if experiment else DEFAULT_ROOT)
   corpus_files = experiment.corpus_files if experiment else None
   with _standard_output_aside():
     caches = TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, modules, corpus_files)

@@ -35,7 +35,8 @@ class Progress:
 
   def add(self, rows: int, tokens: int) -> None:
     self.rows, self._tokens = self.rows + rows, self._tokens + tokens
-    self._line.show(self._text())
+    if self.rows != self._total:  # the last line is for `end`
+      self._line.show(self._text())
 
   def refuse(self, refused: Sequence[Refused]) -> None:
     self._line.leave()
@@ -86,7 +87,7 @@ def run_rows(
     entries, answers = answer_window(job, window, batch_size, progress, strict)
     if is_writer and entries:
       output.write(entries, answers)
-    progress.rows = done = done + len(entries)
+    done += len(entries)
     if len(entries) < len(window):
       progress.end()
       raise _stopped(_prepared(job, window[len(entries) :][:1])[0], done)
@@ -116,7 +117,8 @@ def answer_window(
     found, tokens = job.answer([entries[i] for i in batch])
     answers |= dict(zip(batch, found, strict=True))
     progress.add(len(batch), tokens)
-  progress.add(len(refused), 0)
+  if refused:
+    progress.add(len(refused), 0)
   rows = [entry if isinstance(entry, Refused) else entry.row for entry in entries]
   return rows, [answers.get(i) for i in range(len(rows))]
 

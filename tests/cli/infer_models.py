@@ -1,0 +1,39 @@
+"""Hugging Face folders for the tests of `t5like infer`: golden weights with a vocabulary of words, a token each."""
+
+import json
+import shutil
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+IDS = 60
+
+
+def golden(name: str) -> dict:
+  """What transformers computed for this model: see make_infer_goldens.py."""
+  return json.loads((GOLDEN / "infer" / f"{name}.json").read_text())
+
+
+def words(ids) -> str:
+  return " ".join(f"w{i}" for i in ids)
+
+
+def folder_of(name: str, folder: Path, **special: int) -> Path:
+  """The golden model of that name as it would be downloaded; `special` says which ids are eos, cls, sep, mask."""
+  folder.mkdir(parents=True)
+  for path in (GOLDEN / name).iterdir():
+    if path.name != "outputs.npz":
+      shutil.copy(path, folder)
+  tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(IDS)}, unk_token="w59"))
+  tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  tokenizer.decoder = decoders.Fuse()
+  tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+  tokenizer.save(str(folder / "tokenizer.json"))
+  named = {f"{kind}_token": f"w{token}" for kind, token in {"pad": 0, "unk": IDS - 1, **special}.items()}
+  (folder / "tokenizer_config.json").write_text(json.dumps(named))
+  return folder
+
+
+def read(path: Path) -> list[dict]:
+  return [json.loads(line) for line in path.read_text().splitlines()]

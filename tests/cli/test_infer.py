@@ -1,0 +1,197 @@
+"""`t5like infer` on files: answers are those of transformers, and rows that cannot be answered are named."""
+
+import json
+
+import numpy as np
+import pytest
+from infer_models import folder_of, golden, read, words
+
+T5, GPT2, BERT = golden("t5_1_1"), golden("gpt2"), golden("bert")
+LENGTH = f"--max_length={T5['new_tokens']}"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("models")
+  marks = {kind: BERT[kind] for kind in ("cls", "sep", "mask")}
+  return {
+    "t5": folder_of("t5_1_1", folder / "t5", eos=T5["eos"]),
+    "gpt2": folder_of("gpt2", folder / "gpt2", eos=GPT2["eos"]),
+    "bert": folder_of("bert", folder / "bert", eos=BERT["sep"], **marks),
+  }
+
+
+def answers_of_t5():
+  """Greedy search by transformers, as text: without end of sequence, and padding is silent."""
+  return [words(i for i in row["greedy"] if i not in (0, T5["eos"])) for row in T5["rows"]]
+
+
+def json_lines(rows, key="text", **more):
+  return "".join(json.dumps({"inputs": words(r[key]), "targets": words(r["target"]), **more}) + "\n" for r in rows)
+
+
+def test_lines_of_text_get_transformers_answers_in_their_order(models, t5like, tmp_path):
+  lines = [words(row["text"]) for row in T5["rows"]]
+  (tmp_path / "in.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode() + b"\r\n")
+  done = t5like("infer", f"--model={models['t5']}", f"--input={tmp_path}/in.txt", LENGTH, "--batch_size=3")
+  rows = [json.loads(line) for line in done.stdout.splitlines()]
+  assert [row["row"] for row in rows] == [0, 1, 2, 3]
+  assert [row["inputs"] for row in rows] == lines
+  assert [row["outputs"][0]["text"] for row in rows] == answers_of_t5()
+  assert [row["outputs"][0]["finished"] for row in rows] == [False, False, False, True]
+  assert "4/4 rows" in done.stderr and "tokens written/s" in done.stderr
+
+
+def test_bad_lines_are_named_and_the_rest_goes_on(models, t5like, tmp_path):
+  good = [json.dumps({"question": words(row["text"]), "id": n, "row": "mine"}) for n, row in enumerate(T5["rows"])]
+  lines = [good[0], '{"question": "w1 w2', '{"questions": "w1"}', "", good[1], '["w1"]', '{"question": 7}', good[2]]
+  bad = tmp_path / "in.jsonl"
+  bad.write_bytes(b'{"question": "\xff"}\n' + "\n".join(lines).encode())
+  command = ["infer", f"--model={models['t5']}", f"--input={bad}", "--field=question", LENGTH]
+  done = t5like(*command, f"--output={tmp_path}/out.jsonl", status=1)
+  rows = read(tmp_path / "out.jsonl")
+  assert [row["row"] for row in rows] == list(range(8))
+  errors = {row["row"]: row["error"] for row in rows if "error" in row}
+  expected = {
+    0: "line 1: no UTF-8: byte 0xff at position 15", 2: "line 3: no whole JSON object", 3: "--field=questions?",
+    5: "line 7: no JSON object but list", 6: "line 8: the field 'question' is no text but int",
+  }  # fmt: skip
+  assert errors.keys() == expected.keys()
+  for number, text in expected.items():
+    assert text in errors[number] and text in done.stderr
+  assert [rows[n]["outputs"][0]["text"] for n in (1, 4, 7)] == answers_of_t5()[:3]
+  assert rows[4]["id"] == 1 and rows[4]["input_row"] == "mine"
+  assert "5 of 8 rows were refused" in done.stderr
+
+  # --strict: what comes before the first bad row is answered, and nothing is begun where that is the first.
+  assert "nothing" not in t5like(*command, "--strict", status=2).stdout
+  bad.write_text("\n".join(lines))
+  done = t5like(*command, "--strict", f"--output={tmp_path}/strict.jsonl", status=1)
+  assert "error: line 2: no whole JSON object" in done.stderr
+  assert [row["row"] for row in read(tmp_path / "strict.jsonl")] == [0]
+
+
+def test_likelihoods_are_those_of_transformers(models, t5like, tmp_path):
+  for name, made in (("t5", T5), ("gpt2", GPT2)):
+    (tmp_path / "in.jsonl").write_text(json_lines(made["rows"]))
+    done = t5like("infer", f"--model={models[name]}", f"--input={tmp_path}/in.jsonl", "--score", "--batch_size=8")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    expected = [row["log_likelihood"] for row in made["rows"]]
+    np.testing.assert_allclose([row["score"] for row in rows], expected, atol=2e-4)
+    assert [row["tokens"] for row in rows] == [len(row["target"]) + (name == "t5") for row in made["rows"]]
+
+
+def test_candidates_are_ranked_by_likelihood(models, t5like, tmp_path):
+  """GPT-2's golden targets after one and the same prompt, by its golden log-likelihoods for the first row."""
+  row = GPT2["rows"][0]
+  others = ["w59", words(row["target"][:1])]
+  (tmp_path / "in.jsonl").write_text(
+    json.dumps({"inputs": words(row["text"]), "choices": [words(row["target"]), *others]})
+  )
+  command = ["infer", f"--model={models['gpt2']}", f"--input={tmp_path}/in.jsonl", "--candidates_field=choices"]
+  plain, per_token = (json.loads(t5like(*command, "--batch_size=8", *more).stdout) for more in ([], ["--per_token"]))
+  scores = {entry["text"]: entry for entry in plain["ranking"]}
+  assert scores[words(row["target"])]["score"] == pytest.approx(row["log_likelihood"], abs=2e-4)
+  # The first token of a target is likelier than the whole: by the sum it is in front, whatever the rest is.
+  assert scores[others[1]]["score"] > scores[words(row["target"])]["score"]
+  for result, key in ((plain, "score"), (per_token, "per_token")):
+    order = [entry[key] for entry in result["ranking"]]
+    assert order == sorted(order, reverse=True) and result["choice"] == result["ranking"][0]["text"]
+
+
+def test_prompts_beyond_the_positions_are_refused_or_cut(models, t5like, tmp_path):
+  """The golden GPT-2 has 20 positions: 9 are left for a prompt before 12 tokens, whose last is never read."""
+  prompts = [list(range(1, 10)), list(range(20, 30)), list(range(21, 30))]
+  (tmp_path / "in.txt").write_text("".join(words(p) + "\n" for p in prompts))
+  command = ["infer", f"--model={models['gpt2']}", f"--input={tmp_path}/in.txt", "--max_length=12"]
+  refused = [json.loads(line) for line in t5like(*command, status=1).stdout.splitlines()]
+  assert [("error" in row) for row in refused] == [False, True, False]
+  assert "line 2: 10 tokens are too many: the model has 20 positions" in refused[1]["error"]
+  # A decoder goes on from the end of a text: that is kept.
+  cut = [json.loads(line) for line in t5like(*command, "--truncate").stdout.splitlines()]
+  assert cut[1]["outputs"][0]["score"] == pytest.approx(cut[2]["outputs"][0]["score"], abs=1e-5)
+  assert cut[0]["outputs"] == refused[0]["outputs"]
+  assert "--max_length=21 is more than" in t5like(*command[:-1], "--max_length=21", status=2).stderr
+
+
+def test_masks_are_filled_in_as_by_transformers(models, t5like, tmp_path):
+  (tmp_path / "in.txt").write_text("".join(words(row["text"]) + "\n" for row in BERT["rows"]))
+  done = t5like("infer", f"--model={models['bert']}", f"--input={tmp_path}/in.txt", "--fill_mask", "--top=3", status=1)
+  rows = [json.loads(line) for line in done.stdout.splitlines()]
+  assert "no w3 in the text" in rows[2]["error"]
+  for row, expected in zip(rows[:2], BERT["rows"], strict=False):
+    assert [[t["token"] for t in mask] for mask in row["masks"]] == [
+      [f"w{i}" for i in mask["ids"]] for mask in expected["masks"]
+    ]
+    found = [[t["probability"] for t in mask] for mask in row["masks"]]
+    np.testing.assert_allclose(found, [mask["probabilities"] for mask in expected["masks"]], rtol=1e-4)
+    best = iter(mask["ids"][0] for mask in expected["masks"])
+    assert row["filled"] == words(next(best) if i == BERT["mask"] else i for i in expected["text"])
+
+
+def test_embeddings_and_neighbours_are_those_of_transformers(models, t5like, tmp_path):
+  (tmp_path / "in.txt").write_text("".join(words(row["text"]) + "\n" for row in BERT["rows"]))
+  command = ["infer", f"--model={models['bert']}", f"--input={tmp_path}/in.txt"]
+  for pooling in ("cls", "mean"):
+    t5like(*command, f"--embed={pooling}", f"--output={tmp_path}/{pooling}.npy")
+    expected = np.array([row[pooling] for row in BERT["rows"]])
+    np.testing.assert_allclose(np.load(tmp_path / f"{pooling}.npy"), expected, atol=1e-5)
+  unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+  cosines = unit @ unit.T
+  done = t5like(*command, f"--neighbours={tmp_path}/in.txt", "--top=2")
+  for i, line in enumerate(done.stdout.splitlines()):
+    near = json.loads(line)["neighbours"]
+    order = sorted(range(3), key=lambda j, i=i: -cosines[i, j])[:2]
+    assert [n["line"] - 1 for n in near] == order
+    np.testing.assert_allclose([n["similarity"] for n in near], cosines[i, order], atol=1e-5)
+  # T5's encoder embeds as well.
+  (tmp_path / "t5.txt").write_text("".join(words(row["text"]) + "\n" for row in T5["rows"]))
+  t5like(
+    "infer", f"--model={models['t5']}", f"--input={tmp_path}/t5.txt", "--embed=mean", f"--output={tmp_path}/t5.npy"
+  )
+  np.testing.assert_allclose(np.load(tmp_path / "t5.npy"), [row["mean"] for row in T5["rows"]], atol=1e-5)
+
+
+def test_a_converted_model_directory_answers_like_its_source(models, t5like, tmp_path):
+  folder = tmp_path / "converted"
+  t5like("convert", "from_hf", models["t5"], folder, f"--vocabulary={models['t5']}/tokenizer.json")
+  (tmp_path / "in.txt").write_text("".join(words(row["text"]) + "\n" for row in T5["rows"]))
+  done = t5like("infer", f"--model={folder}/checkpoints/0", f"--input={tmp_path}/in.txt", LENGTH, "--batch_size=3")
+  assert [json.loads(x)["outputs"][0]["text"] for x in done.stdout.splitlines()] == answers_of_t5()
+  assert (
+    "no checkpoint of step 3"
+    in t5like("infer", f"--model={folder}", "--step=3", f"--input={tmp_path}/in.txt", status=2).stderr
+  )
+
+
+@pytest.mark.parametrize(
+  "model, arguments, expected",
+  [
+    ("t5", ["--input=EMPTY"], "is empty: there are no rows"),
+    ("t5", ["--input=nowhere.txt"], "no file nowhere.txt"),
+    ("t5", ["--input=IN", "--score"], "--score needs a target for each row"),
+    ("t5", ["--input=IN", "--embed=cls"], "T5 has no [CLS]"),
+    ("t5", ["--input=IN", "--step=3"], "a Hugging Face folder: it has no steps"),
+    ("t5", ["--input=IN", "--temperature=0.5", "--beams=2"], "--beams = 2 cannot work"),
+    ("t5", ["--input=IN", "--embed=mean", "--beams=2"], "--embed writes no text"),
+    ("t5", ["--input=IN", "--field=x"], "lines of text have no fields"),
+    ("bert", ["--input=IN"], "BERT is an encoder: it writes no text"),
+    ("gpt2", ["--input=IN", "--mesh=date=2"], "nearest"),
+    ("nothing", ["--input=IN"], "nothing is downloaded"),
+    ("bare", ["--input=IN"], "--vocabulary=NAME_OR_FILE"),
+  ],
+)
+def test_what_cannot_work_is_said_before_anything_is_begun(models, t5like, tmp_path, model, arguments, expected):
+  (tmp_path / "in.txt").write_text("w1 w2\n")
+  (tmp_path / "empty.txt").write_text("")
+  folder = {**models, "nothing": "t5-small", "bare": tmp_path / "bare"}[model]
+  if model == "bare":  # weights without a vocabulary
+    folder_of("gpt2", folder)
+    (folder / "tokenizer.json").unlink()
+  paths = {"IN": f"{tmp_path}/in.txt", "EMPTY": f"{tmp_path}/empty.txt"}
+  given = [
+    a.partition("=")[0] + "=" + paths.get(a.partition("=")[2], a.partition("=")[2]) if "=" in a else a
+    for a in arguments
+  ]
+  done = t5like("infer", f"--model={folder}", *given, f"--output={tmp_path}/out.jsonl", status=2)
+  assert expected in done.stderr and not (tmp_path / "out.jsonl").exists()

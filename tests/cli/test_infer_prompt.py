@@ -1,0 +1,114 @@
+"""The prompt of `t5like infer`, as a person meets it: through a terminal."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from infer_models import folder_of, golden, words
+
+from t5like.cli.decoding_options import decode_settings, parse_option
+from t5like.errors import UserError
+from t5like.vocabularies import load_vocabulary
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+T5 = golden("t5_1_1")
+
+
+class Terminal:
+  """A process that believes a person is there."""
+
+  def __init__(self, *arguments):
+    self._own, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_NUM_CPU_DEVICES": "1", "NO_COLOR": "1", "TERM": "dumb"}
+    command = [sys.executable, "-m", "t5like", *map(str, arguments)]
+    self.process = subprocess.Popen(
+      command, stdin=theirs, stdout=theirs, stderr=theirs, env=env, start_new_session=True
+    )
+    os.close(theirs)
+    self._unread = ""
+
+  def type(self, line):
+    os.write(self._own, line.encode() + b"\n")
+
+  def until(self, text, timeout=120.0):
+    """All that is shown up to and with `text`."""
+    deadline = time.monotonic() + timeout
+    while text not in self._unread:
+      ready, _, _ = select.select([self._own], [], [], max(deadline - time.monotonic(), 0))
+      assert ready, f"{text!r} did not come: {self._unread}"
+      try:
+        self._unread += os.read(self._own, 65536).decode(errors="replace")
+      except OSError:
+        raise AssertionError(f"{text!r} did not come before the end: {self._unread}") from None
+    shown, _, self._unread = self._unread.partition(text)
+    return re.sub(r"\x1b\[[?0-9;]*[a-z]", "", shown + text).replace("\r", "")
+
+  def ask(self, line):
+    """What is shown for a line, up to the next prompt."""
+    self.type(line)
+    self.until(line)
+    return self.until("\n> ")
+
+
+@pytest.fixture
+def terminal(tmp_path):
+  model = folder_of("t5_1_1", tmp_path / "t5", eos=T5["eos"])
+  opened = Terminal("infer", f"--model={model}", "--max_length=14")
+  yield opened
+  if opened.process.poll() is None:
+    opened.process.kill()
+  opened.process.wait()
+
+
+def test_a_person_asks_changes_settings_and_leaves(terminal):
+  greeting = terminal.until("> ")
+  assert "T5 from" in greeting and "method greedy" in greeting and "max_length 14" in greeting and ":help" in greeting
+
+  row = T5["rows"][0]
+  assert words(row["greedy"]) in terminal.ask(words(row["text"]))
+
+  # A mistake is told, and changes nothing.
+  assert "nearest  temperature" in terminal.ask(":temprature 0.7")
+  assert "0 (all tokens) or more" in terminal.ask(":top_k -2")
+  assert "a whole number" in terminal.ask(":top_k many")
+  assert "method greedy" in terminal.ask(":settings")
+
+  shown = terminal.ask(":temperature 0.7")
+  assert "method sample" in shown and "temperature 0.7" in shown and "seed 0" in shown
+  assert "method beam" in terminal.ask(":beams 3") and "temperature" not in terminal.ask(":settings")
+  assert ":repetition_penalty VALUE" in terminal.ask(":help")
+  assert "method greedy" in terminal.ask(":reset")
+
+  # Ctrl-C ends a line or an answer, and the program goes on.
+  os.killpg(terminal.process.pid, signal.SIGINT)
+  assert ":quit ends" in terminal.until("> ")
+  terminal.ask(":max_length 200000")
+  terminal.type(words(row["text"]))
+  terminal.until(words(row["text"]))
+  time.sleep(1.0)
+  os.killpg(terminal.process.pid, signal.SIGINT)
+  assert "the answer was left" in terminal.until("\n> ")
+  assert "max_length 14" in terminal.ask(":reset")
+  terminal.type(":quit")
+  assert terminal.process.wait(timeout=60) == 0
+
+
+def test_options_say_which_method_they_are_of():
+  vocabulary = load_vocabulary("byte")
+  assert decode_settings({}, vocabulary)[0].method == "greedy"
+  assert decode_settings({"top_p": 0.9}, vocabulary)[0].method == "sample"
+  assert decode_settings({"length_penalty": 0.0}, vocabulary)[0].beams == 4
+  assert decode_settings({}, vocabulary, positions=20)[0].max_length == 10
+  settings, stops = decode_settings({"stop": ["a\\n"]}, vocabulary)
+  assert stops == ("a\n",) and settings.stop_sequences == ((ord("a") + 3, ord("\n") + 3),)
+  assert parse_option("top_p", "0.5") == 0.5
+  for given in ({"method": "greedy", "top_k": 3}, {"seed": -1}, {"temperature": 0.0}, {"method": "best"}):
+    with pytest.raises(UserError, match="cannot work"):
+      decode_settings(given, vocabulary)
