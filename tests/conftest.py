@@ -7,14 +7,14 @@ import os
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-# Tests compile much and run little: let LLVM not optimise, which halves the time of the suite. Without XLA's own fusion
-# emitters compilation takes half of that again; only jax 0.10 is known to take the flag, and 0.12 ends at it.
+# Tests compile much and run little: let LLVM not optimise, which halves the time of the suite. Without XLA's fusion
+# emitters there is less to compile still; only jax 0.10 is known to take that flag, and 0.12 ends at it.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
-# Many tests, both workers and the processes they start compile the same tiny programs: each is compiled once, and kept
-# for the next run. The key holds the program, the flags and jax's version, so that none is ever stale; "none" keeps
-# the name of a run's own cache folder out of the key.
+# Many tests compile the same tiny programs: they are kept, for the other worker and for the next run. (`t5like train`
+# in a process of its own keeps them in its CACHE_DIR instead.) The key holds the program, the flags and jax's version,
+# so that none is ever stale; "none" keeps the name of a run's own cache folder out of the key.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.pytest_cache/compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
