@@ -13,6 +13,7 @@ On several machines, the same command on each with T5LIKE_COORDINATOR, T5LIKE_NU
 """
 
 import argparse
+from pathlib import Path
 
 from t5like.errors import UserError
 
@@ -90,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
   from t5like.training.progress import say
 
-  given = {name: value for name, value in sorted(vars(args).items())}
-  hosts = parallel.start(config=repr(given))
+  hosts = parallel.start(config=repr(sorted(vars(args).items())))
   if hosts:
     say(str(hosts))
   if args.loss or args.text:
@@ -109,6 +109,8 @@ def _check(args: argparse.Namespace) -> None:
       expected="--model_dir=DIR, or --compare A B",
       try_="t5like eval --help",
     )
+  if args.model_dir and not args.follow:
+    _check_folder(Path(args.model_dir).expanduser())
   for name in ("examples", "shots", "show"):
     if (getattr(args, name) or 0) < 0:
       raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="0 or more")
@@ -126,3 +128,14 @@ def _check(args: argparse.Namespace) -> None:
     raise UserError("--loss looks at the text as it is", expected="no --rank, --shots, --prompt or --submit beside it")
   if args.submit and (args.follow or args.steps):
     raise UserError("a submission is of one checkpoint", try_="--step=N")
+
+
+def _check_folder(folder: Path) -> None:
+  """Without a look at anything heavy: is there a model at all?"""
+  if not any((folder / name).exists() for name in ("config.gin", "config.json", "bert_config.json", "params")):
+    raise UserError(
+      "no model and no checkpoint here",
+      looked=folder,
+      found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
+      expected="a model directory (config.gin), its checkpoints/<step>, or a Hugging Face folder (config.json)",
+    )

@@ -210,6 +210,8 @@ def _of_targets(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus, b
 def _objective(loaded: LoadedModel, args: argparse.Namespace) -> tuple[Objective, Lengths]:
   """What is hidden: as asked for, as in training, or what such models are usually trained with."""
   masked = loaded.model.batch_layout == "encoder"
+  if masked and not loaded.model.config.mlm_head:
+    raise UserError("this encoder has no head that fills in hidden text: it was saved without", folder=loaded.folder)
   named = split_task_name(args.task.split(",")[0])[1] if args.task else None
   own = None if loaded.trained_elsewhere else loaded.experiment.objective
   if args.objective or named:

@@ -225,7 +225,7 @@ class _Evaluator:
       except OSError as error:
         raise UserError("answers cannot be written", file=path, because=error.strerror, try_="--out=DIR") from None
       self._results.add(record)
-      evaluation_run.show_answers(result, self._args.show)
+      evaluation_run.show(result, record.task, record.split, record.step or 0, self._args.show)
     return record
 
   def answer(self, params: Any, asked: Questions) -> evaluation.Evaluation:
@@ -308,6 +308,7 @@ class _Evaluator:
     return path.with_name(f"{path.stem}-{slug}-{zlib.crc32(ways.encode()):08x}.jsonl")
 
   def _tell(self, step: int | None, split: str, records: list[Record]) -> None:
+    """The table of a checkpoint."""
     how = f", {self._described}" if self._described else ""
     say(f"{_at(step)} ({split}{how}):\n{scores_table(records)}")
     if len(records) == 1 and records[0].predictions:

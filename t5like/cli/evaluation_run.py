@@ -65,11 +65,7 @@ def predictions_path(model_dir: Path, task: str, split: str, step: int, examples
 
 def show(result: evaluation.Evaluation, task: str, split: str, step: int, rows: int) -> None:
   """A handful of answers, and scores with their baseline."""
-  show_answers(result, rows)
-  print(f"{task} ({split}, {len(result.rows):,} examples) at step {step:,}: {result.summary()}", flush=True)
-
-
-def show_answers(result: evaluation.Evaluation, rows: int) -> None:
   for row in result.rows[:rows]:
     mark = "right" if is_right(row["prediction"], row["target"]) else "wrong"
-    print(f"  {row['inputs']}\n    {mark}: {row['prediction']!r}, target {row['target']!r}", flush=True)
+    print(f"  {row['inputs']}\n    {mark}: {row['prediction']!r}, target {row['target']!r}")
+  print(f"{task} ({split}, {len(result.rows):,} examples) at step {step:,}: {result.summary()}", flush=True)

@@ -1,0 +1,74 @@
+"""Writes tests/data/golden/gpt2_bytes: a tiny Hugging Face GPT-2 over bytes, and how well it predicts a text.
+
+Run it where torch and transformers are installed (it is no test):
+
+    python tests/evaluation/make_goldens.py
+
+Ids are ByT5's: a byte plus 3, and 0 before the text. losses.json holds, for windows of several sizes and strides, the
+sum of transformers' cross entropy over all bytes, each counted in the first window that has it; and which of some
+labels transformers finds likeliest after prompts. Made with transformers 5.22, torch 2.13.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+
+FOLDER = Path(__file__).parents[1] / "data" / "golden" / "gpt2_bytes"
+POSITIONS = 48
+# The first sentence of Pride and Prejudice, with letters of more than one byte behind it.
+TEXT = (
+  "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
+  "wife. – Žluťoučký kůň.\n"
+)
+WINDOWS = ((48, 48), (48, 24), (48, 7), (16, 1))
+PROMPTS = ("Is it so? ", "A single man is in want of ")
+LABELS = ("yes", "no", "a wife")
+
+
+def ids(text: str) -> list[int]:
+  return [byte + 3 for byte in text.encode()]
+
+
+def log_likelihoods(model, row: list[int]) -> torch.Tensor:
+  """Of every token but the first, given those before it."""
+  logits = model(torch.tensor([row[:-1]])).logits[0].double()
+  return logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+
+
+def windowed_nats(model, row: list[int], window: int, stride: int) -> float:
+  total, done, begin = 0.0, 0, 0
+  while done < len(row) - 1:
+    end = min(begin + window, len(row) - 1)
+    found = log_likelihoods(model, row[begin : end + 1])
+    total -= found[done - begin :].sum().item()
+    done, begin = end, begin + stride
+  return total
+
+
+def main() -> None:
+  torch.manual_seed(0)
+  config = transformers.GPT2Config(vocab_size=384, n_embd=12, n_head=2, n_layer=2, n_positions=POSITIONS, n_inner=24)
+  model = transformers.GPT2LMHeadModel(config).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():  # fresh weights are so small that everything is equally likely
+      parameter.add_(0.3 * torch.randn_like(parameter))
+    row = [0, *ids(TEXT)]
+    whole = model(torch.tensor([row[:POSITIONS]]), labels=torch.tensor([row[:POSITIONS]])).loss.item()
+    losses = {f"{window},{stride}": windowed_nats(model, row, window, stride) for window, stride in WINDOWS}
+    ranks = {
+      prompt: {
+        label: log_likelihoods(model, [0, *ids(prompt), *ids(label)])[len(ids(prompt)) :].sum().item()
+        for label in LABELS
+      }
+      for prompt in PROMPTS
+    }  # fmt: skip
+  model.save_pretrained(FOLDER)
+  (FOLDER / "generation_config.json").unlink(missing_ok=True)
+  found = {"text": TEXT, "nats": losses, "mean_loss_of_first_positions": whole, "log_likelihoods": ranks}
+  (FOLDER / "losses.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+  main()

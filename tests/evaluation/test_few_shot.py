@@ -1,0 +1,76 @@
+"""Prompts: what stands in them, to the letter, and what gives way where room is short."""
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.evaluation.few_shot import PromptMaker, Template, draw_shots, shots_story
+
+POOL = [{"inputs_pretokenized": f"{i} + 1 =", "targets_pretokenized": str(i + 1)} for i in range(9)]
+QUESTION = {"inputs_pretokenized": "30 + 1 =", "targets_pretokenized": "31", "level": "easy"}
+QUIZ = "Add the numbers.\n---\nQ: {inputs}\nA: {targets}\n\n"
+
+
+def words(text):
+  return text.split()
+
+
+def test_a_prompt_to_the_letter():
+  template = Template.parse(QUIZ)
+  i, j = draw_shots(0, 7, 2, len(POOL))
+  prompt = PromptMaker(template, POOL, 2, 0, words)(7, QUESTION)
+  assert prompt.text == (f"Add the numbers.\nQ: {i} + 1 =\nA: {i + 1}\n\nQ: {j} + 1 =\nA: {j + 1}\n\nQ: 30 + 1 =\nA:")
+  assert prompt.shots == 2 and prompt.tokens == prompt.text.split()
+  assert (template.answer("31"), template.stop) == (" 31", "\n")  # the space belongs to the answer, a line ends it
+  assert "31" not in prompt.text.split("Q: 30")[1]
+
+
+def test_zero_shots_and_the_shipped_template():
+  prompt = PromptMaker(Template.read(), [], 0, 0, words)(0, QUESTION)
+  assert prompt.text == "30 + 1 =\n"
+  assert Template.parse("{inputs} ({level}) => {targets} ###").stop == "###"
+  leveled = PromptMaker(Template.parse("{inputs} ({level}) => {targets} ###"), [], 0, 0, words)
+  assert leveled(0, QUESTION).text == "30 + 1 = (easy) =>"
+
+
+def test_shots_are_drawn_anew_for_each_question_and_always_the_same():
+  drawn = [draw_shots(3, number, 5, 1000) for number in range(20)]
+  assert drawn == [draw_shots(3, number, 5, 1000) for number in range(20)]
+  assert len({tuple(row) for row in drawn}) == 20 and all(len(set(row)) == 5 for row in drawn)
+  assert drawn != [draw_shots(4, number, 5, 1000) for number in range(20)]
+  assert all(number not in draw_shots(0, number, 8, 9, but=number) for number in range(9))
+
+
+def test_shots_that_do_not_fit_are_left_out_and_told():
+  template = Template.parse("{inputs} {targets}\n")
+  # Each shot has 5 words (the last line's '=' and the answer apart), the question 4.
+  maker = PromptMaker(template, POOL, 3, 0, words, room=4 + 2 * 5)
+  prompts = maker.all([QUESTION] * 2)
+  assert [prompt.shots for prompt in prompts] == [2, 2]
+  assert all(len(prompt.tokens) <= 14 and prompt.text.endswith("30 + 1 =") for prompt in prompts)
+  assert shots_story(prompts, 3) == "2 of 2 prompts have no room for 3 examples: they have 2.0 on average, at least 2"
+  assert shots_story(prompts, 2) == ""
+  with pytest.raises(UserError, match="4 tokens even without shots, there is room for 3"):
+    PromptMaker(template, POOL, 3, 0, words, room=3)(0, QUESTION)
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ("Q: {inputs}", "0 places for an answer"),
+    ("{targets} {inputs} {targets}", "2 places for an answer"),
+    ("{targets} {inputs}", "asks nothing before"),
+  ],
+)
+def test_templates_that_cannot_work(text, said):
+  with pytest.raises(UserError, match=said):
+    Template.parse(text)
+
+
+def test_a_field_that_is_not_there_is_named(tmp_path):
+  with pytest.raises(UserError, match=r"(?s)wants {input}.*nearest.*inputs") as error:
+    Template.parse("{input} {targets}").check(QUESTION, "task 'sums'")
+  assert "{level}" in str(error.value)
+  with pytest.raises(UserError, match="cannot read the prompt template"):
+    Template.read(tmp_path / "none.txt")
+  with pytest.raises(UserError, match="has 9 examples only"):
+    PromptMaker(Template.read(), POOL, 10, 0, words)

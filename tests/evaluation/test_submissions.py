@@ -1,0 +1,84 @@
+"""Files for leaderboards, to the letter, and answers that get the text of their contexts again."""
+
+import json
+import lzma
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.evaluation.submissions import GLUE, as_written, read_squad, restored, write_glue, write_squad
+from t5like.tasks import glue
+
+
+def rows(*numbers):
+  return [{"idx": number} for number in numbers]
+
+
+def test_glue_files_to_the_letter(tmp_path):
+  """Names and label words as gluebenchmark.com's FAQ has them; rows by their numbers, whatever order they come in."""
+  write_glue(tmp_path, "glue_mnli_matched", rows(1, 0, 2), [2, 0, 1], whole=False)
+  assert (tmp_path / "MNLI-m.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tcontradiction\n2\tneutral\n")
+  write_glue(tmp_path, "glue_cola", rows(0, 1), [1, 0], whole=False)
+  assert (tmp_path / "CoLA.tsv").read_text() == "index\tprediction\n0\t1\n1\t0\n"
+  write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [3.8, -1.0, 7.0], whole=False)
+  assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t3.800\n1\t0.000\n2\t5.000\n"
+  write_glue(tmp_path, "glue_rte", rows(0, 1), [1, 0], whole=False)
+  assert (tmp_path / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
+
+
+def test_label_words_are_those_of_the_tasks():
+  """Where the leaderboard wants words, class numbers mean what our tasks mean by them."""
+  for task, form in GLUE.items():
+    if form.labels and not form.labels[0].isdigit():
+      assert form.labels == glue.LABELS[task.removeprefix("glue_")]
+
+
+def test_what_the_leaderboard_would_refuse_is_told(tmp_path):
+  written = write_glue(tmp_path, "glue_wnli", rows(0, 1), [-1, 1])
+  assert "1 answers were no label" in written.story and "has 146 rows" in written.story
+  assert (tmp_path / "WNLI.tsv").read_text().endswith("0\t0\n1\t1\n")
+  with pytest.raises(UserError, match="not numbered 0 to 1"):
+    write_glue(tmp_path, "glue_wnli", rows(0, 2), [1, 1])
+
+
+# SQuAD 1.1 dev (CC BY-SA 4.0), shortened.
+CONTEXT = (
+  "The Broncos defeated the Carolina Panthers 24–10 at Levi's Stadium in the San Francisco Bay Area (Santa Clara, "
+  'California). As this was the 50th Super Bowl, the league emphasized the "golden anniversary" in the U.S.'
+)
+
+
+@pytest.mark.parametrize(
+  ("said", "written"),
+  [
+    ("Levi ' s Stadium", "Levi's Stadium"),
+    ("Santa Clara , California", "Santa Clara, California"),
+    ('" golden anniversary "', '"golden anniversary"'),
+    ("U . S .", "U.S."),
+    ("24–10", "24–10"),
+    ("carolina panthers", "Carolina Panthers"),
+    ("San FranciscoBay", None),  # words do not run together
+    ("Denver", None),
+    ("", None),
+  ],
+)
+def test_answers_get_the_text_of_their_context(said, written):
+  assert as_written(said, CONTEXT) == written
+
+
+def test_squad_files(tmp_path):
+  question = {"id": "q1", "question": "Where?", "answers": [{"text": "Levi's Stadium", "answer_start": 52}]}
+  unanswerable = {"id": "q2", "question": "Why?", "answers": []}
+  file = {"version": "1", "data": [{"paragraphs": [{"context": CONTEXT, "qas": [question, unanswerable]}]}]}
+  (tmp_path / "dev.json.xz").write_bytes(lzma.compress(json.dumps(file).encode()))
+  official = read_squad(tmp_path / "dev.json.xz")
+  texts, lost = restored({"q2": "", "q1": "Levi ' s Stadium"}, official)
+  assert texts == {"q1": "Levi's Stadium", "q2": ""} and lost == 0
+  write_squad(tmp_path / "squad.json", texts)
+  assert json.loads((tmp_path / "squad.json").read_text()) == texts
+  assert restored({"q2": "Denver", "q1": "x"}, official)[1] == 2
+  with pytest.raises(UserError, match="(?s)other questions.*1, such as q2"):
+    restored({"q1": "x"}, official)
+  (tmp_path / "broken.json").write_text('{"data": [')
+  with pytest.raises(UserError, match="is no file of SQuAD"):
+    read_squad(tmp_path / "broken.json")

@@ -1,0 +1,97 @@
+"""Scores on disk: remembered, complete with several writers, and averaged as published."""
+
+import csv
+import dataclasses
+import json
+import threading
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.evaluation.tables import Record, Results, averages, checkpoint_identity, scores_table, steps_table
+
+RECORD = Record(10, "ab", "snli", "validation", "", 100, {"accuracy": 61.5}, {"accuracy": 34.0})
+# Raffel et al. 2019, table 16: the baseline, whose GLUE average is 83.28.
+T5_BASELINE = {
+  "glue_cola": {"matthews_corrcoef": 53.84},
+  "glue_sst2": {"accuracy": 92.68},
+  "glue_mrpc": {"f1": 92.07, "accuracy": 88.92},
+  "glue_stsb": {"pearson_corrcoef": 88.02, "spearman_corrcoef": 87.94},
+  "glue_qqp": {"f1": 88.67, "accuracy": 91.56},
+  "glue_mnli_matched": {"accuracy": 84.24},
+  "glue_mnli_mismatched": {"accuracy": 84.57},
+  "glue_qnli": {"accuracy": 90.48},
+  "glue_rte": {"accuracy": 76.28},
+}
+
+
+def test_averages_as_published():
+  found = averages(T5_BASELINE | {"glue_ax": {}})
+  assert found["GLUE average"] == pytest.approx(83.28, abs=0.005)
+  # Of nine tables' lines, by hand: MNLI's halves count one each.
+  assert found["average of 9 tasks"] == pytest.approx(
+    (53.84 + 92.68 + 90.495 + 87.98 + 90.115 + 84.24 + 84.57 + 90.48 + 76.28) / 9
+  )
+  assert list(averages({"glue_cola": {"matthews_corrcoef": 5.0}, "squad": {"em": 1.0, "f1": 2.0}})) == [
+    "average of 2 tasks"
+  ]
+  assert averages({"squad": {"em": 80.0, "f1": 88.0}}) == {}
+
+
+def test_records_are_remembered_and_replaced(tmp_path):
+  results = Results(tmp_path / "evaluations")
+  assert results.find(RECORD.key) is None
+  results.add(RECORD)
+  results.add(dataclasses.replace(RECORD, step=2))
+  results.add(dataclasses.replace(RECORD, scores={"accuracy": 70.0}))
+  assert [(r.step, r.scores["accuracy"]) for r in results.records()] == [(2, 61.5), (10, 70.0)]
+  # Another checkpoint of the same step, or another way to ask, is another record.
+  for change in ({"checkpoint": "cd"}, {"settings": "rank sum"}, {"split": "test"}, {"data": "other"}):
+    assert results.find(dataclasses.replace(RECORD, **change).key) is None
+  rows = list(csv.DictReader(results.csv.open()))
+  assert [(row["step"], row["metric"], row["score"]) for row in rows] == [
+    ("2", "accuracy", "61.5"),
+    ("10", "accuracy", "70.0"),
+  ]
+  assert json.loads(results.json.read_text())[1]["majority"] == {"accuracy": 34.0}
+  results.json.write_text("[{")
+  with pytest.raises(UserError, match="cannot be read"):
+    results.records()
+
+
+def test_several_writers_lose_nothing(tmp_path):
+  def write(first):
+    for step in range(first, first + 8):
+      Results(tmp_path).add(dataclasses.replace(RECORD, step=step))
+
+  threads = [threading.Thread(target=write, args=(first,)) for first in (0, 100, 200)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(Results(tmp_path).records()) == 24
+
+
+def test_tables_to_read():
+  other = dataclasses.replace(RECORD, task="squad", scores={"em": 80.0, "f1": 88.25}, majority={})
+  assert scores_table([RECORD, other]).splitlines() == [
+    "  task                examples  metric    score  always the commonest",
+    "  snli                     100  accuracy  61.50                 34.00",
+    "  squad                    100  em        80.00",
+    "                                f1        88.25",
+    "  average of 2 tasks                      70.75",
+  ]
+  later = [dataclasses.replace(r, step=2000) for r in (RECORD, other)]
+  assert steps_table([RECORD, other, *later]).splitlines() == [
+    "   step   snli  squad  average",
+    "     10  61.50  80.00    70.75",
+    "  2,000  61.50  80.00    70.75",
+  ]
+
+
+def test_a_checkpoint_is_told_apart_from_its_successor(tmp_path):
+  for name, file in (("a", "d/123"), ("b", "d/456"), ("c", "d/123")):
+    (tmp_path / name / "params/d").mkdir(parents=True)
+    (tmp_path / name / "params" / file).write_text("x")
+  same = [checkpoint_identity(tmp_path / name) for name in "abc"]
+  assert same[0] == same[2] != same[1]
