@@ -154,7 +154,9 @@ class Attention(nn.Module):
       backend=config.attention_backend,
       split=_split_axes(),
     )  # [batch, length, heads, kv]
-    return self.out(y.reshape(*y.shape[:2], -1))
+    # Named, so that a stack that is split by position does not gather the kernel instead.
+    y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))
+    return self.out(y)
 
 
 def _split_axes() -> Split:

@@ -30,6 +30,7 @@ def sole_trainer(model_dir: str | Path) -> Iterator[None]:
     _SILENCE_OF_THE_DEAD,
     {"since": time.strftime("%Y-%m-%d %H:%M:%S %Z")},
   )
+  made = [folder for folder in (lock.path.parent, *lock.path.parent.parents) if not folder.exists()]
   first_process_decides(lambda: _acquire(lock))
   if jax.process_index() != 0:
     yield
@@ -43,6 +44,9 @@ def sole_trainer(model_dir: str | Path) -> Iterator[None]:
     ended.set()
     heart.join()
     lock.release()
+    for folder in made:  # a run that was refused leaves nothing behind
+      with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _acquire(lock: FileLock) -> int:

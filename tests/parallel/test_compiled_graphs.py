@@ -22,8 +22,6 @@ GATHERED_OVER = {
   "fsdp_tensor": {"fsdp"},
   "sequence": {"fsdp"},
 }
-# Split by position around it, attention's output projection is gathered whole.
-EXCEPTIONS = {"sequence": {(32, 48)}}
 EVERY = [(name, preset) for name in MODELS for preset in MESHES]
 INVOLUNTARY = "Involuntary full rematerialization"
 
@@ -95,7 +93,7 @@ def parameters_gathered(run, preset) -> set[tuple[int, ...]]:
 
   params = zip(jax.tree.leaves(run.spec.shapes.params), jax.tree.leaves(run.spec.shardings.params), strict=True)
   kept = {tuple(sorted(leaf.shape)) for leaf, sharding in params if leaf.ndim == 2 and not expected(sharding)}
-  return {shape for shape in gathers(run) if tuple(sorted(shape)) in kept - EXCEPTIONS.get(preset, set())}
+  return {shape for shape in gathers(run) if tuple(sorted(shape)) in kept}
 
 
 def rows_moved(run) -> list[str]:
