@@ -294,9 +294,8 @@ def _neighbours(args: argparse.Namespace, loaded: LoadedModel, params: Any, limi
   infer_run.say(f"embedding {args.neighbours}")
   progress = infer_run.Progress(infer_rows.count_lines(args.neighbours), 0, embedding.counts)
   kept, vectors = [], []
-  for window in infer_rows.windows(
-    infer_rows.read_rows(args.neighbours, kind, limits.field), infer_run.WINDOW * args.batch_size
-  ):
+  sentences = infer_rows.read_rows(args.neighbours, kind, limits.field)
+  for window in infer_rows.windows(sentences, lambda: infer_run.WINDOW * args.batch_size):
     rows, answers = infer_run.answer_window(embedding, window, args.batch_size, progress, args.strict)
     if len(rows) < len(window):
       raise UserError(f"{args.neighbours}: {window[len(rows)].place} cannot be embedded", try_="without --strict")

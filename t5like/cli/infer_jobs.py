@@ -121,11 +121,12 @@ class Generation:
     for i, prepared in enumerate(batch):
       outputs = []
       for n, length in enumerate(decoded.lengths[i]):
+        text, stopped = self._text(prepared, decoded.tokens[i, n, :length])
         output = {
-          "text": self._text(prepared, decoded.tokens[i, n, :length]),
+          "text": text,
           "score": float(decoded.scores[i, n]),
           "tokens": int(length),
-          "finished": int(length) < self.settings.max_length,
+          "finished": stopped or int(length) < self.settings.max_length,
         }
         if self.settings.method == "beam":
           output["ranking"] = float(decoded.ranking[i, n])
@@ -142,7 +143,8 @@ class Generation:
     real = np.arange(tokens.shape[1])[None, :] < np.array([len(p.tokens) for p in batch])[:, None]
     return {"decoder_input_tokens": tokens, "decoder_segment_ids": real.astype(np.int32)}
 
-  def _text(self, prepared: Prepared, output: np.ndarray) -> str:
+  def _text(self, prepared: Prepared, output: np.ndarray) -> tuple[str, bool]:
+    """The output, up to the first stop text; and whether there was one."""
     decode = self._loaded.vocabulary.decode
     text = decode(output.tolist())
     form = self._loaded.prompt_form
@@ -152,7 +154,7 @@ class Generation:
       before, whole = decode(prompt), decode([*prompt, *output.tolist()])
       text = whole[len(before) :] if before and whole.startswith(before) else text
     ends = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-    return text[: min(ends)] if ends else text
+    return (text[: min(ends)] if ends else text), bool(ends)
 
 
 class Ranking:

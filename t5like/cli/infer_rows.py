@@ -10,7 +10,7 @@ import queue
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ FORMATS = ("text", "jsonl")
 TEXT_FIELD = "inputs"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
+_WAITING = 4096  # rows that are read from a pipe ahead of what is answered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,13 +172,13 @@ def check_task(members: Iterable[Member], model_name: str) -> None:
       )
 
 
-def windows(rows: Rows, size: int, patience: float | None = None) -> Iterator[list[Row | Refused]]:
-  """Rows in lists of at most `size`. With `patience`, rows that have arrived wait no longer than that for others."""
+def windows(rows: Rows, size: Callable[[], int], patience: float | None = None) -> Iterator[list[Row | Refused]]:
+  """Rows in lists of at most `size()`. With `patience`, rows that have arrived wait no longer than that for others."""
   if patience is None:
-    while window := list(itertools.islice(rows, size)):
+    while window := list(itertools.islice(rows, size())):
       yield window
     return
-  arrived: queue.Queue = queue.Queue(maxsize=size)
+  arrived: queue.Queue = queue.Queue(maxsize=_WAITING)
   threading.Thread(target=_pass_on, args=(rows, arrived), daemon=True).start()
   window, ended = [], False
   while not ended:
@@ -189,7 +190,7 @@ def windows(rows: Rows, size: int, patience: float | None = None) -> Iterator[li
       window += [] if ended else [row]
     except queue.Empty:
       row = None
-    if window and (row is None or len(window) == size):
+    if window and (row is None or len(window) >= size()):
       yield window
       window = []
 

@@ -18,7 +18,10 @@ from t5like.errors import RunError, UserError
 from t5like.training.agreement import first_process_decides
 from t5like.training.progress import ProgressLine, duration
 
-WINDOW = 16  # batches, from which rows of like length are put together
+# Rows of like length are put together from so many batches at most, or from as many as take about a minute: rows are
+# written when all of these are answered, and what is not written is lost by a kill.
+WINDOW = 16
+_SHORT, _LONG = 15.0, 60.0  # seconds
 _NAMED = 10  # refused rows that are named on the screen; all are in the output
 _PATIENCE = 0.2  # seconds that rows from a pipe wait for others
 
@@ -60,6 +63,25 @@ class Progress:
     return text + (f"   ETA {duration(spent / new * left)}" if new and left > 0 else "")
 
 
+class Pace:
+  """How many rows a window has. It begins with one batch, and doubles while windows are done quickly."""
+
+  def __init__(self, batch_size: int):
+    self._batch_size, self._batches = batch_size, 1
+
+  def rows(self) -> int:
+    return self._batches * self._batch_size
+
+  def took(self, seconds: float) -> None:
+    """The last window, so long. Clocks differ, and all processes need the same windows: the first one decides."""
+    self._batches = first_process_decides(lambda: self._next(seconds))
+
+  def _next(self, seconds: float) -> int:
+    if seconds < _SHORT:
+      return min(2 * self._batches, WINDOW)
+    return max(self._batches // 2, 1) if seconds > _LONG else self._batches
+
+
 def say(text: str) -> None:
   """On standard error: standard output may be the answers."""
   if jax.process_index() == 0:
@@ -83,11 +105,14 @@ def run_rows(
   if done:
     say(f"{done:,} rows are there already")
   progress = Progress(total, done, job.counts)
-  for window in windows(rows, WINDOW * batch_size, _PATIENCE if waits else None):
+  pace = Pace(batch_size)
+  for window in windows(rows, pace.rows, _PATIENCE if waits else None):
+    begin = time.monotonic()
     entries, answers = answer_window(job, window, batch_size, progress, strict)
     if is_writer and entries:
       output.write(entries, answers)
     done += len(entries)
+    pace.took(time.monotonic() - begin)
     if len(entries) < len(window):
       progress.end()
       raise _stopped(_prepared(job, window[len(entries) :][:1])[0], done)

@@ -21,6 +21,7 @@ from t5like.cli.experiment import Experiment
 from t5like.cli.gin_flags import load_experiment
 from t5like.cli.model_vocabulary import find_vocabulary
 from t5like.errors import UserError
+from t5like.models.config import TransformerConfig
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoint_folders import PARAMS, checkpoint_steps, find_checkpoint
@@ -171,8 +172,7 @@ def _of_run(
   find_checkpoint(folder, step)
   model = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
   name, found = find_vocabulary(folder, model.config, vocabulary, experiment.vocabulary)
-  built, preset = _mesh_for(mesh, experiment.mesh)
-  check_splits(model.config, built)
+  built, preset = _mesh_for(mesh, experiment.mesh, model.config)
   return LoadedModel(folder, model, found, name, built, preset, experiment, step)
 
 
@@ -184,19 +184,22 @@ def _of_hugging_face(
   imported = huggingface.load(folder, **changes)
   model = imported.model
   name, found = find_vocabulary(folder, model.config, vocabulary)
-  built, preset = _mesh_for(mesh, MeshAxes())
-  check_splits(model.config, built)
+  built, preset = _mesh_for(mesh, MeshAxes(), model.config)
   return LoadedModel(folder, model, found, name, built, preset, None, imported=imported.params)
 
 
-def _mesh_for(given: MeshAxes | None, own: MeshAxes) -> tuple[Mesh, str | None]:
+def _mesh_for(given: MeshAxes | None, own: MeshAxes, config: TransformerConfig) -> tuple[Mesh, str | None]:
   """What was asked for; else the run's own, or plain data parallelism where these are other devices than the run's."""
-  if given is not None:
-    return parallel.make_mesh(given), given.preset
+  axes = own if given is None else given
   try:
-    return parallel.make_mesh(own), own.preset
-  except UserError:
-    return parallel.make_mesh(MeshAxes()), None
+    mesh = parallel.make_mesh(axes)
+    check_splits(config, mesh)
+    return mesh, axes.preset
+  except UserError as error:
+    if given is not None:
+      lines = error.lines | {"try": error.lines.get("try", "").replace("--gin.MESH.", "--mesh with ")}
+      raise UserError(error.what, **lines) from None
+  return parallel.make_mesh(MeshAxes()), None
 
 
 def _digest(files: list[Path]) -> str:
