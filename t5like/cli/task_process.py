@@ -32,11 +32,12 @@ def _ask(request: dict[str, Any]) -> Any:
     answer = Path(folder) / "answer.json"
     line = [sys.executable, "-m", "t5like.cli.task_process", json.dumps(request | {"answer": str(answer)})]
     status = subprocess.run(line).returncode
-    if status == UserError.status:
-      raise SystemExit(status)  # it has said why
     if status or not answer.is_file():
       raise UserError(f"seqio could not be asked about task {request['task']!r} (status {status})")
-    return json.loads(answer.read_text(encoding="utf-8"))
+    found = json.loads(answer.read_text(encoding="utf-8"))
+  if "error" in found:
+    raise UserError(found["error"], **found["lines"])
+  return found["answer"]
 
 
 def _members(request: dict[str, Any]) -> list[str]:
@@ -72,10 +73,9 @@ def _main(request: dict[str, Any]) -> int:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   sys.path.append(os.getcwd())  # for the user's own task modules
   try:
-    found = {"members": _members, "texts": _texts}[request["ask"]](request)
+    found = {"answer": {"members": _members, "texts": _texts}[request["ask"]](request)}
   except UserError as error:
-    print(f"error: {error.render()}", file=sys.stderr)
-    return error.status
+    found = {"error": error.what, "lines": error.lines}
   Path(request["answer"]).write_text(json.dumps(found), encoding="utf-8")
   return 0
 

@@ -145,7 +145,7 @@ class PromptMaker:
     raise UserError(
       f"the prompt of example {number} has {len(tokens)} tokens even without shots, there is room for {self._room}",
       begins=repr(text[:80]),
-      try_="a shorter template, or a smaller --max_length",
+      try_="a shorter template, a smaller --max_length, or a larger --inputs_length where one was given",
     )
 
   def all(self, examples: Sequence[Fields]) -> list[Prompt]:

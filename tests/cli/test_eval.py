@@ -1,0 +1,157 @@
+"""`t5like eval` as a user runs it, on a small run with three checkpoints."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from t5like.cli import task_process
+from t5like.errors import UserError
+from t5like.training.checkpoints import load_parameters, save_parameters
+
+_made = []
+
+
+@pytest.fixture
+def run(t5like, finetune, tmp_path_factory):
+  """A fine-tuning run of 6 steps with a checkpoint each 2, made once."""
+  if not _made:
+    folder = tmp_path_factory.mktemp("run") / "a"
+    options = ["--gin.EVAL_SPLIT=''", "--gin.TRAIN_STEPS=6", "--gin.CHECKPOINT_PERIOD=2", "--gin.KEEP.last=10"]
+    t5like(*finetune, *options, f"--gin.MODEL_DIR={folder}")
+    _made.append(folder)
+  return _made[0]
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+  shutil.copytree(run, tmp_path / "a")
+  return tmp_path / "a"
+
+
+def scores(folder):
+  return json.loads((folder / "evaluations/scores.json").read_text())
+
+
+def predictions(folder, record):
+  return [json.loads(line) for line in (folder / record["predictions"]).read_text().splitlines()]
+
+
+def test_all_checkpoints_are_scored_once_and_remembered(t5like, copy):
+  options = ["eval", f"--model_dir={copy}", "--rank", "--examples=30"]
+  out = t5like(*options, "--steps=all").stdout
+  found = scores(copy)
+  assert [(r["step"], r["task"], r["examples"]) for r in found] == [(2, "snli", 30), (4, "snli", 30), (6, "snli", 30)]
+  for record in found:
+    rows = predictions(copy, record)
+    right = 100 * sum(row["prediction"] == row["target"] for row in rows) / 30
+    assert len(rows) == 30 and record["scores"] == {"accuracy": pytest.approx(right)}
+    for row in rows:  # the prediction is the likeliest of the labels
+      assert row["prediction"] == max(row["log_likelihoods"], key=row["log_likelihoods"].get)
+      assert set(row["log_likelihoods"]) == {"entailment", "neutral", "contradiction"}
+    assert f"at step {record['step']}: accuracy {right:.2f}" in out
+  table = list(csv.DictReader((copy / "evaluations/scores.csv").open()))
+  assert [float(row["score"]) for row in table] == [r["scores"]["accuracy"] for r in found]
+
+  before = (copy / "evaluations/scores.json").stat().st_mtime_ns
+  again = t5like(*options, "--steps=all").stdout
+  assert again.count("was evaluated at step") == 3
+  assert (copy / "evaluations/scores.json").stat().st_mtime_ns == before
+  # Another checkpoint in the place of one is evaluated; --again does all.
+  params = load_parameters(copy, 4)
+  shutil.rmtree(copy / "checkpoints/4")
+  save_parameters(copy, params, 4, json.loads((copy / "checkpoints/2/metadata/metadata").read_text())["fingerprint"])
+  assert t5like(*options, "--steps=2,4").stdout.count("was evaluated at step") == 1
+  assert "was evaluated" not in t5like(*options, "--step=2", "--again").stdout
+
+
+def test_greedy_answers_few_shots_and_a_comparison(t5like, copy, tmp_path):
+  (tmp_path / "quiz.txt").write_text("Say what follows.\n---\n{inputs}\nAnswer: {targets}\n\n")
+  out = t5like("eval", f"--model_dir={copy}", "--examples=16", "--show=1").stdout
+  assert "step 6 (validation, first 16)" in out and "all answers:" in out
+  options = ["eval", f"--model_dir={copy}", "--examples=16", "--rank", "--shots=2", f"--prompt={tmp_path / 'quiz.txt'}"]
+  told = t5like(*options, "--inputs_length=100").stdout
+  assert "of 16 prompts have no room for 2 examples" in told
+  t5like(*options)
+  t5like(*options, "--seed=1")
+  by_settings = {record["settings"]: record for record in scores(copy)}
+  assert len(by_settings) == 4 and len({r["predictions"] for r in by_settings.values()}) == 4
+  greedy, ranked = (
+    copy / by_settings[s]["predictions"] for s in ("first 16", *(k for k in by_settings if "seed" in k))
+  )
+  compared = t5like("eval", "--compare", greedy, ranked, f"--out={tmp_path}", "--show=1").stdout
+  a, b = (sum(r["prediction"] == r["target"] for r in map(json.loads, p.open())) for p in (greedy, ranked))
+  assert f"{100 * a / 16:.2f}" in compared and f"{100 * (b - a) / 16:+.2f}" in compared and "95 % interval" in compared
+  (differs,) = tmp_path.glob("*.differs.jsonl")
+  rows = [json.loads(line) for line in differs.read_text().splitlines()]
+  assert f"{len(rows)} rows are answered differently" in compared
+  same = t5like("eval", "--compare", copy, copy, "--resamples=100").stdout
+  assert "may be chance" in same and "0 rows are answered differently" in same
+
+
+def test_a_followed_run_ends_with_it_and_damage_is_passed_over(t5like, copy):
+  victim = next(p for p in (copy / "checkpoints/4/params").rglob("*") if p.is_file() and p.stat().st_size > 1000)
+  victim.write_bytes(victim.read_bytes()[:-100])
+  out = t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--follow").stdout
+  assert "step 4 is passed over: the checkpoint cannot be read: it is damaged" in out
+  assert [record["step"] for record in scores(copy)] == [2, 6]
+  assert "damaged" in t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--step=4", status=2).stderr
+
+
+def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
+  """Bits per byte of targets by hand from the likelihoods that ranking gives to the true labels."""
+  t5like("eval", f"--model_dir={copy}", "--rank", "--examples=24")
+  rows = predictions(copy, scores(copy)[0])
+  nats = -sum(row["log_likelihoods"][row["target"]] for row in rows)
+  size = sum(len(row["target"]) for row in rows)
+  t5like("eval", f"--model_dir={copy}", "--loss", "--examples=24")
+  found = next(record for record in scores(copy) if record["settings"].startswith("loss"))["scores"]
+  assert found["bytes"] == size and found["bits_per_byte"] == pytest.approx(nats / size / np.log(2), rel=1e-5)
+  (tmp_path / "book.jsonl").write_text('{"text": "It was a dark and stormy night. "}\n' * 20)
+  told = t5like("eval", f"--model_dir={copy}", "--loss", f"--text={tmp_path / 'book.jsonl'}").stdout
+  assert "hidden text given the rest (span_corruption" in told and "bits_per_byte" in told
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    (["--task=novels", "--split=train"], "is a corpus: it has no answers to score"),
+    (["--task=snlii"], "nearest  snli"),
+    (["--step=3"], "no checkpoint of step 3"),
+    (["--average", "--examples=4"], "no moving average of the parameters"),
+    (["--shots=1", "--prompt=none.txt"], "cannot read the prompt template none.txt"),
+    (["--rank", "--candidates=choices"], "neither a field of task 'snli' nor a file"),
+    (["--rank", "--beams=4"], "--rank writes nothing"),
+    (["--stride=4"], "--stride belongs to --loss"),
+    (["--loss", "--text=none.txt"], "cannot read none.txt"),
+    (["--vocabulary=t5"], "the vocabulary 't5' has 32100 ids"),
+    (["--shots=2", "--prompt={quiz}", "--inputs_length=8"], "tokens even without shots, there is room for 8"),
+    (["--submit=squad", "--task=snli"], "is no part of the squad leaderboard"),
+    (["--top_p=2"], "--top_p = 2.0 cannot work"),
+  ],
+)
+def test_bad_input_is_named_before_work_starts(t5like, run, tmp_path, options, said):
+  (tmp_path / "quiz.txt").write_text("{inputs} {targets}\n")
+  options = [option.replace("{quiz}", str(tmp_path / "quiz.txt")) for option in options]
+  error = t5like("eval", f"--model_dir={run}", f"--out={tmp_path}", *options, status=2).stderr
+  assert said in error and not (tmp_path / "evaluations").exists()
+
+
+def test_what_the_command_cannot_be_asked(t5like, tmp_path):
+  assert "one model is scored, or two are compared" in t5like("eval", status=2).stderr
+  assert "nothing to compare in" in t5like("eval", "--compare", tmp_path / "a", tmp_path / "b", status=2).stderr
+  assert "no model and no checkpoint here" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
+
+
+def test_the_tasks_of_a_mixture_that_are_evaluated():
+  """Also those that are never drawn in training: MNLI's halves have no training examples of their own."""
+  asked = {"task": "glue", "split": "validation", "modules": []}
+  found = task_process._members(asked)
+  assert {"glue_mnli_matched", "glue_mnli_mismatched", "glue_cola"} <= set(found)
+  assert "glue_mnli" not in found and "glue_ax" not in found  # they have no split of that name
+  with pytest.raises(UserError, match="(?s)no task of the mixture 'glue' has a split 'dev'.*validation"):
+    task_process._members(asked | {"split": "dev"})
+  with pytest.raises(UserError, match="no split 'dev'"):
+    task_process._members({"task": "snli", "split": "dev", "modules": []})
