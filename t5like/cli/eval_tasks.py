@@ -210,8 +210,10 @@ class _Evaluator:
     return bool(first_process_decides(lambda: int(self._results.find(blank.key) is not None)))
 
   def _known(self, blank: Record) -> Record:
-    say(f"{blank.task} was evaluated at {_at(blank.step)} already (--again does it anew)")
-    return (self._results.find(blank.key) if jax.process_index() == 0 else None) or blank
+    known = (self._results.find(blank.key) if jax.process_index() == 0 else None) or blank
+    scores = ", ".join(f"{name} {value:.2f}" for name, value in known.scores.items())
+    say(f"{blank.task} was evaluated at {_at(blank.step)} already: {scores}  (--again does it anew)")
+    return known
 
   def _evaluate(self, params: Any, asked: Questions, blank: Record) -> Record:
     result = self.answer(params, asked)
@@ -308,10 +310,11 @@ class _Evaluator:
     return path.with_name(f"{path.stem}-{slug}-{zlib.crc32(ways.encode()):08x}.jsonl")
 
   def _tell(self, step: int | None, split: str, records: list[Record]) -> None:
-    """The table of a checkpoint."""
-    how = f", {self._described}" if self._described else ""
-    say(f"{_at(step)} ({split}{how}):\n{scores_table(records)}")
-    if len(records) == 1 and records[0].predictions:
+    """The table of a checkpoint; a task alone has been told of."""
+    if len(records) > 1:
+      how = f", {self._described}" if self._described else ""
+      say(f"{_at(step)} ({split}{how}):\n{scores_table(records)}")
+    elif records[0].predictions:
       say(f"all answers: {self._out / records[0].predictions}")
 
   def _submit(self, questions: list[Questions]) -> int:

@@ -152,19 +152,17 @@ def scores_table(records: Sequence[Record]) -> str:
 
 
 def steps_table(records: Sequence[Record]) -> str:
-  """What each checkpoint scored, task by task, and which was best on average."""
+  """What each checkpoint scored, task by task, and on average."""
   by_step: dict[int | None, dict[str, Record]] = {}
   for record in records:
     by_step.setdefault(record.step, {})[record.task] = record
   tasks = list(dict.fromkeys(record.task for record in records if record.scores))
-  rows = [("step", *tasks, "average")]
-  means = {}
+  rows = [("step", *tasks, *(["average"] if len(tasks) > 1 else []))]
   for step, found in sorted(by_step.items(), key=lambda item: item[0] or 0):
     values = [task_score(task, found[task].scores) if task in found else None for task in tasks]
-    known = [value for value in values if value is not None]
-    means[step] = sum(known) / len(known) if len(known) == len(tasks) and known else None
-    cells = ["" if value is None else _number(value) for value in (*values, means[step])]
-    rows.append((f"{step:,}" if step is not None else "", *cells))
+    if len(tasks) > 1:
+      values.append(None if None in values else sum(values) / len(values))
+    rows.append((f"{step:,}" if step is not None else "", *("" if v is None else _number(v) for v in values)))
   return aligned(rows, right=range(len(rows[0])))
 
 

@@ -70,7 +70,7 @@ def test_all_checkpoints_are_scored_once_and_remembered(t5like, copy):
 def test_greedy_answers_few_shots_and_a_comparison(t5like, copy, tmp_path):
   (tmp_path / "quiz.txt").write_text("Say what follows.\n---\n{inputs}\nAnswer: {targets}\n\n")
   out = t5like("eval", f"--model_dir={copy}", "--examples=16", "--show=1").stdout
-  assert "step 6 (validation, first 16)" in out and "all answers:" in out
+  assert "snli (validation, 16 examples) at step 6: accuracy" in out and "all answers:" in out
   options = ["eval", f"--model_dir={copy}", "--examples=16", "--rank", "--shots=2", f"--prompt={tmp_path / 'quiz.txt'}"]
   told = t5like(*options, "--inputs_length=100").stdout
   assert "of 16 prompts have no room for 2 examples" in told
