@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -65,6 +66,21 @@ def test_resuming_gives_the_same_bytes_as_running_through(t5like, pretrain, tmp_
   assert all(np.array_equal(flat(a)[k], flat(b)[k]) for k in flat(a))
   out = t5like(*halves, "--gin.TRAIN_STEPS=8").stdout
   assert "nothing left to train" in out
+
+
+def test_nothing_is_compiled_while_steps_go_on(t5like, finetune, tmp_path):
+  """A run of three times the steps, evaluations and saves lowers as many programs."""
+  lowered = []
+  jax.monitoring.register_event_duration_secs_listener(
+    lambda event, seconds, **_: lowered.append(event) if event.endswith("jaxpr_to_mlir_module_duration") else None
+  )
+  counts = []
+  periods = ["--gin.EVAL_PERIOD=2", "--gin.EVAL_LOSS_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.LOG_PERIOD=1"]
+  for steps in (4, 4, 12):  # the first run also compiles what all of them share
+    before = len(lowered)
+    t5like(*finetune, *periods, f"--gin.MODEL_DIR={tmp_path}/{len(counts)}", f"--gin.TRAIN_STEPS={steps}")
+    counts.append(len(lowered) - before)
+  assert counts[2] == counts[1] > 0
 
 
 def _leaves(tree, path=()):
