@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # help must not wait for jax
   from t5like.cli.loaded_model import LoadedModel
   from t5like.parallel import MeshAxes
 
+_SPARE_ROWS = 1024
 _JOBS = ("score", "candidates", "candidates_field", "fill_mask", "neighbours", "embed")
 
 
@@ -93,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
     args.input = "-"
   _check_reachable(args, asks)
   loaded = load_model(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype)
+  args.step = _agreed_step(args, loaded)
+  _doubt_vocabulary(loaded)
   return _ask(args, loaded) if asks else _answer_rows(args, loaded)
 
 
@@ -125,8 +128,30 @@ def _check_reachable(args: argparse.Namespace, asks: bool) -> None:
     path = getattr(args, name)
     if path and path != "-":
       setattr(args, name, os.path.expanduser(path))
-      if not os.path.isfile(getattr(args, name)):
+      if not os.path.exists(getattr(args, name)) or os.path.isdir(getattr(args, name)):
         raise UserError(f"no file {path}", option=f"--{name}")
+      if args.output and os.path.realpath(os.path.expanduser(args.output)) == os.path.realpath(getattr(args, name)):
+        raise UserError(f"--output and --{name} are the same file", given=path)
+
+
+def _agreed_step(args: argparse.Namespace, loaded: LoadedModel) -> int | None:
+  """One step for all that follows and for all processes, though a run may write another meanwhile."""
+  from t5like.training.agreement import first_process_decides
+
+  if loaded.step(args.step) is None:
+    return None
+  return first_process_decides(lambda: loaded.step(args.step))
+
+
+def _doubt_vocabulary(loaded: LoadedModel) -> None:
+  """A model's embedding has some rows more than its vocabulary ids, to divide well; not thousands."""
+  from t5like.cli.infer_run import say
+
+  rows, ids = loaded.model.config.vocab_size, loaded.vocabulary.vocab_size
+  if rows - ids > _SPARE_ROWS:
+    say(
+      f"is this the right vocabulary? {loaded.vocabulary_name} has {ids:,} ids, the model {rows:,} (--vocabulary=...)"
+    )
 
 
 def _mesh_axes(given: str | None) -> MeshAxes | None:
@@ -154,7 +179,7 @@ def _ask(args: argparse.Namespace, loaded: LoadedModel) -> int:
   if loaded.model.batch_layout == "encoder" and not any(getattr(args, name) for name in _JOBS):
     args.fill_mask = True
   job = _job(args, loaded, loaded.parameters(args.step, args.average), _limits(args), "text")
-  return Prompt(loaded, job, given_options(args), loaded.step(args.step)).run()
+  return Prompt(loaded, job, given_options(args), args.step).run()
 
 
 def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
@@ -184,8 +209,9 @@ def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
     else:
       output = infer_output.JsonLines(path, limits.field)
     stack.callback(output.close)
+    waits = kind != "task" and not infer_rows.is_regular(args.input)
     try:
-      return infer_run.run_rows(job, rows, output, args.batch_size, args.strict, total, waits=args.input == "-")
+      return infer_run.run_rows(job, rows, output, args.batch_size, args.strict, total, waits)
     except KeyboardInterrupt:
       if path:
         infer_run.say("\nthe same command goes on where this one was")

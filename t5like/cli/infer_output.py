@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from t5like.cli.infer_rows import Refused, Row, Rows
-from t5like.errors import UserError
+from t5like.errors import RunError, UserError
 from t5like.file_lock import FileLock
 from t5like.training.model_dir import write_text
 
@@ -52,8 +52,9 @@ class JsonLines:
     if self._out is None:  # a standard output of text alone
       sys.stdout.write(lines.decode())
       return
-    self._out.write(lines)
-    self._out.flush()
+    with _writing(self.path):
+      self._out.write(lines)
+      self._out.flush()
 
   def close(self) -> None:
     if self.path is not None and self._out is not None:
@@ -115,15 +116,16 @@ class VectorFile:
       record["digest"] = 0 if refused else digest(row.text)
       record["vector"] = np.nan if refused else answer["embedding"]
       self.refused += refused
-    self._out.write(records.tobytes())
-    self._out.flush()
+    with _writing(self._part):
+      self._out.write(records.tobytes())
+      self._out.flush()
 
   def finish(self) -> None:
     if self._out is None:
       return
     records = np.memmap(self._part, self._kind, "r")
     fresh = self.path.with_name(self.path.name + ".tmp")
-    with open(fresh, "wb") as file:
+    with _writing(fresh), open(fresh, "wb") as file:
       np.save(file, np.ascontiguousarray(records["vector"]))
     write_text(_finished_path(self.path), f"{_digest_of_all(records['digest'])}\n")
     fresh.replace(self.path)
@@ -142,6 +144,18 @@ class VectorFile:
   def close(self) -> None:
     if self._out is not None:
       self._out.close()
+
+
+@contextlib.contextmanager
+def _writing(path: Path | None) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    if path is None:
+      raise  # a reader of standard output that went away
+    raise RunError(
+      f"cannot write {path}: {error.strerror}", try_="make room; the same command then goes on where this one was"
+    ) from None
 
 
 def digest(text: str) -> int:
@@ -180,6 +194,8 @@ def sole_writer(path: Path | None) -> Iterator[None]:
   if path is None:
     yield
     return
+  if path.exists() and not path.is_file():
+    raise UserError(f"--output={path} is no file", try_="a file, or no --output for standard output")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"), _SILENCE)

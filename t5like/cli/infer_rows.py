@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import itertools
 import json
+import os
 import queue
 import sys
 import threading
@@ -69,9 +70,14 @@ def read_rows(path: str, kind: str, field: str) -> Rows:
   return _text_rows(lines) if kind == "text" else _json_rows(lines, field)
 
 
+def is_regular(path: str) -> bool:
+  """A file that is all there, and no pipe whose rows come now and then."""
+  return path != STDIN and os.path.isfile(path)
+
+
 def count_lines(path: str) -> int | None:
   """How many rows there are about, to know how long it will take; None where only reading to the end would tell."""
-  if path == STDIN or path.endswith(".gz"):
+  if path.endswith(".gz") or not is_regular(path):
     return None
   count, last = 0, b"\n"
   with open(path, "rb") as file:
@@ -121,7 +127,7 @@ def _json_row(number: int, place: str, line: bytes, field: str) -> Row | Refused
     parsed = json.loads(line.decode("utf-8"))
   except UnicodeDecodeError as error:
     return Refused(number, place, _no_utf8(error))
-  except (json.JSONDecodeError, RecursionError) as error:
+  except (ValueError, RecursionError) as error:  # numbers of too many digits too
     shown = line.decode("utf-8")
     shown = shown if len(shown) <= _SHOWN else f"...{shown[-_SHOWN:]}"
     return Refused(number, place, f"no whole JSON object ({error}): {shown}")

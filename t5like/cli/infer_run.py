@@ -139,13 +139,27 @@ def answer_window(
   good = sorted((i for i, entry in enumerate(entries) if isinstance(entry, Prepared)), key=lambda i: -entries[i].length)
   answers: dict[int, Any] = {}
   for batch in _batches(good, batch_size):
-    found, tokens = job.answer([entries[i] for i in batch])
+    found, tokens = _answer(job, [entries[i] for i in batch])
     answers |= dict(zip(batch, found, strict=True))
     progress.add(len(batch), tokens)
   if refused:
     progress.add(len(refused), 0)
   rows = [entry if isinstance(entry, Refused) else entry.row for entry in entries]
   return rows, [answers.get(i) for i in range(len(rows))]
+
+
+def _answer(job: Job, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
+  try:
+    return job.answer(batch)
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    longest = max(batch, key=lambda prepared: prepared.length)
+    raise RunError(
+      f"the devices have no room for {len(batch)} rows of up to {longest.length:,} tokens",
+      longest=longest.row.place,
+      try_="a smaller --batch_size, or --max_inputs=N; the same --output goes on where it was",
+    ) from error
 
 
 def _prepared(job: Job, window: Sequence[Row | Refused]) -> list[Prepared | Refused]:
