@@ -18,12 +18,8 @@ from t5like.cli.loaded_model import LoadedModel
 from t5like.cli.terminal import paint
 from t5like.errors import UserError, nearest
 
-_COMMANDS = {
-  "help": "this list",
-  "settings": "what is set now",
-  "reset": "all settings as at the beginning",
-  "quit": "end (Ctrl-D too)",
-}
+_COMMANDS = {"help": "this list", "quit": "end (Ctrl-D too)"}
+_OF_SETTINGS = {"settings": "what is set now", "reset": "all settings as at the beginning"}
 _POLL = 0.1  # seconds; between two looks at an answer Ctrl-C is heard
 
 
@@ -95,24 +91,28 @@ class Prompt:
       else:
         self._answer(text)
     except UserError as error:
-      print(paint(f"error: {error.render()}", "red"))
+      said = error.render().replace("--", ":") if text.startswith(":") else error.render()
+      print(paint(f"error: {said}", "red"))
 
   def _command(self, name: str, value: str) -> str:
     value = value.strip()
     if name == "help":
       return self._help()
+    if name not in self._known():
+      raise UserError(f"no command :{name}", nearest=nearest(name, self._known()), try_=":help")
     if name == "settings":
-      return self._settings_line() or "this model has no settings"
+      return self._settings_line()
     if name == "reset":
       self._change(self._first)
       return self._settings_line()
-    if not isinstance(self._job, Generation) or name not in (*OPTIONS, STOP):
-      known = [*_COMMANDS, *((*OPTIONS, STOP) if isinstance(self._job, Generation) else ())]
-      raise UserError(f"no command :{name}", nearest=nearest(name, known), try_=":help")
     if not value and name != STOP:
       raise UserError(f":{name} has no value", expected=f":{name} VALUE", does=OPTIONS[name][1])
     self._change(self._changed(name, parse_option(name, value)))
     return self._settings_line()
+
+  def _known(self) -> list[str]:
+    settings = (*_OF_SETTINGS, *OPTIONS, STOP) if isinstance(self._job, Generation) else ()
+    return [*_COMMANDS, *settings]
 
   def _changed(self, name: str, value: Any) -> dict[str, Any]:
     """The options with one changed. What only another method takes notice of makes that the method."""
@@ -129,6 +129,7 @@ class Prompt:
   def _help(self) -> str:
     entries = {f":{name}": text for name, text in _COMMANDS.items()}
     if isinstance(self._job, Generation):
+      entries |= {f":{name}": text for name, text in _OF_SETTINGS.items()}
       entries |= {f":{name} VALUE": text for name, (_, text) in OPTIONS.items()}
       entries[f":{STOP} TEXT"] = r"the output ends before this text (\n is a new line); without one, it is taken back"
     width = max(map(len, entries))
