@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -200,7 +201,7 @@ class Asker:
       return None
     given = self._args.candidates
     if given is None:
-      return [label_set(scoring, fields, task)] * len(fields)
+      return [self._labels(task, fields, scoring)] * len(fields)
     if given in fields[0]:
       rows = [example[given] for example in fields]
       for number, row in enumerate(rows):
@@ -216,6 +217,15 @@ class Asker:
     if len(lines) < 2:
       raise UserError(f"{path} has {len(lines)} candidates: there is nothing to choose", expected="one a line")
     return [lines] * len(fields)
+
+  def _labels(self, task: str, fields: Sequence[Mapping[str, Any]], scoring: Mapping[str, Any]) -> list[str]:
+    """Where answers are withheld all targets are the same: the training split then tells the labels."""
+    if len({example["targets_pretokenized"] for example in fields}) == 1 and len(fields) > 1:
+      with contextlib.suppress(UserError):
+        return label_set(scoring, fields, task)
+      (cache,) = open_tasks(self._loaded, self._args, [task], self._args.shots_split).values()
+      fields = list(cache.fields())
+    return label_set(scoring, fields, task)
 
 
 def _largest_bucket(positions: int, answer: int) -> int:
