@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from t5like.decoding.settings import EARLY_STOPPING, METHODS, PENALTY_FORMS, DecodeSettings
 from t5like.errors import UserError, nearest
-from t5like.vocabularies import Vocabulary
+
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.decoding import DecodeSettings
+  from t5like.vocabularies import Vocabulary
 
 # By field of DecodeSettings: how a value is read, and what it does.
 OPTIONS: dict[str, tuple[type, str]] = {
-  "method": (str, f"{', '.join(METHODS)} (default: greedy, or what the other options ask for)"),
+  "method": (str, "greedy, sample or beam (default: greedy, or what the other options ask for)"),
   "max_length": (int, "write at most so many tokens (default: 128, or half of a model's positions)"),
   "min_length": (int, "write at least so many tokens"),
   "temperature": (float, "sampling: below 1 likelier tokens gain, above 1 they lose"),
@@ -22,8 +24,8 @@ OPTIONS: dict[str, tuple[type, str]] = {
   "seed": (int, "sampling: other draws (default: 0); a row's depend on nothing else"),
   "beams": (int, "beam search: hypotheses kept at each step (default: 4)"),
   "length_penalty": (float, "beam search: more favours longer outputs (default: 0.6)"),
-  "penalty_form": (str, f"beam search: {', '.join(PENALTY_FORMS)} (default: gnmt, as T5X; power is Hugging Face's)"),
-  "early_stopping": (str, f"beam search: {', '.join(EARLY_STOPPING)} (default: never)"),
+  "penalty_form": (str, "beam search: gnmt as T5X (the default), or power as Hugging Face"),
+  "early_stopping": (str, "beam search: never (the default), heuristic or first"),
   "n_best": (int, "outputs for each row: the best beams, or so many samples"),
   "repetition_penalty": (float, "above 1, tokens that were read or written become less likely"),
 }
@@ -69,6 +71,8 @@ def decode_settings(
   A stop text ends the search where it is written in the vocabulary's usual tokens; the text itself decides what
   is shown, as other tokens may spell it too. `positions` is how many a model has.
   """
+  from t5like.decoding import DecodeSettings
+
   stops = tuple(unescaped(text) for text in given.get(STOP, ()))
   sequences = [vocabulary.encode(text) for text in stops]
   known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)

@@ -59,10 +59,10 @@ class Limits:
     for row in rows:
       text = next(texts) if row.tokens is None else row.tokens
       if most is not None and len(text) + around > most:
-        if not self.truncate:
+        if not self.truncate or most < around:
           read.append(refuse(row, _too_long(len(text) + around, most, positions, room), self.field))
           continue
-        kept = max(most - around, 0)
+        kept = most - around
         text = text[len(text) - kept :] if loaded.is_decoder else text[:kept]
       read.append((row, form.tokens(text)))
     return read
@@ -78,9 +78,11 @@ def position_count(loaded: LoadedModel) -> int | None:
 
 
 def _too_long(length: int, most: int, positions: int | None, room: int) -> str:
-  limit = f"{most:,} fit" if positions is None else f"the model has {positions:,} positions"
-  after = f", {room:,} of them for the output" if room else ""
-  return f"{length:,} tokens are too many: {limit}{after}. --truncate cuts them"
+  if positions is None or most < positions - room:
+    limit = f"--max_inputs={most}"
+  else:
+    limit = f"the model has {positions:,} positions" + (f", {room:,} of them for the output" if room else "")
+  return f"{length:,} tokens are too many: {limit}. --truncate cuts them"
 
 
 class Generation:

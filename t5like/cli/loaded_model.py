@@ -113,7 +113,8 @@ class LoadedModel:
       files = [sums] if sums.is_file() else sorted(p for p in (checkpoint / PARAMS).rglob("*") if p.is_file())
     else:
       files = sorted(self.folder.glob("*.safetensors"))
-    return {"weights": _digest(files), "step": step, "vocabulary": self.vocabulary.fingerprint}
+    structure = hashlib.sha256(repr(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
+    return {"weights": _digest(files), "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
 
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:
