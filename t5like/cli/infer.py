@@ -174,6 +174,8 @@ def _mesh_axes(given: str | None) -> MeshAxes | None:
 def _ask(args: argparse.Namespace, loaded: LoadedModel) -> int:
   from t5like.cli.infer_prompt import Prompt
 
+  if args.output:
+    raise UserError("--output is for the answers to a file or a task", try_="--input=FILE, or --task=TASK")
   if args.score or args.candidates_field:
     raise UserError("there is nothing to compare what you type with", try_="--input=FILE of JSON lines")
   if loaded.model.batch_layout == "encoder" and not any(getattr(args, name) for name in _JOBS):
