@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from t5like.cli.compatibility import check_vocabulary
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.vocabularies import Vocabulary, load_vocabulary, vocabulary_in
@@ -15,6 +14,7 @@ PUBLISHED = {
   50265: "roberta", 40478: "gpt1",
 }  # fmt: skip
 TOKENIZER = "tokenizer.json"
+_TRY = "--vocabulary=NAME_OR_FILE, the one that the model was trained with"
 
 
 def find_vocabulary(
@@ -22,7 +22,11 @@ def find_vocabulary(
 ) -> tuple[str, Vocabulary]:
   """Its name or file, and itself. `given` by the user counts before `own`, what the model's configuration says."""
   name, vocabulary = _load(folder, config, given, own)
-  check_vocabulary(config, name, vocabulary)
+  if vocabulary.vocab_size > config.vocab_size:
+    raise UserError(
+      f"the vocabulary {name} has {vocabulary.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
+      try_=_TRY,
+    )
   return name, vocabulary
 
 
@@ -39,7 +43,7 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
     f"no vocabulary for the model in {folder}",
     because=problem.what if problem else f"nothing is known of models with {config.vocab_size:,} ids",
     looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}",
-    try_="--vocabulary=NAME_OR_FILE, the one that the model was trained with",
+    try_=_TRY,
   )
 
 
