@@ -18,7 +18,7 @@ from t5like import evaluation
 from t5like.cli import task_process
 from t5like.cli.decoding_options import given_options
 from t5like.cli.eval_tasks import load_next
-from t5like.cli.evaluated_tasks import default_lengths, learned_positions, open_tasks
+from t5like.cli.evaluated_tasks import default_lengths, is_cached, learned_positions, open_tasks
 from t5like.cli.loaded_model import LoadedModel, load_model
 from t5like.cli.tasks import task_modules
 from t5like.errors import UserError
@@ -123,16 +123,22 @@ def _tasks(loaded: LoadedModel, args: argparse.Namespace) -> list[Corpus]:
   if not names:
     raise UserError("there is no text to predict", try_="--task=TASK, or --text=FILE")
   found = []
-  for task, cache in open_tasks(loaded, args, [split_task_name(name)[0] for name in names], split).items():
-    if cache.is_corpus:
-      own = loaded.experiment.task_modules if loaded.experiment else ()
-      documents = task_process.texts(task, split, args.examples, [*own, *task_modules(args)])
-      found.append(_of_documents(loaded, task, split, documents))
-    elif set(cache.features) == {"inputs", "targets"}:
-      found.append(_labelled(task, split, cache, args.examples))
-    else:
-      raise UserError(f"task {task!r} has no targets to predict: its examples have {', '.join(cache.features)}")
+  for name in (split_task_name(name)[0] for name in names):
+    if is_cached(loaded, args, name, split):
+      found.append(_cached(loaded, args, name, split))
+      continue
+    modules = [*(loaded.experiment.task_modules if loaded.experiment else ()), *task_modules(args)]
+    for task, documents in task_process.texts(name, split, args.examples, modules).items():
+      labelled = documents is None
+      found.append(_cached(loaded, args, task, split) if labelled else _of_documents(loaded, task, split, documents))
   return found
+
+
+def _cached(loaded: LoadedModel, args: argparse.Namespace, task: str, split: str) -> Corpus:
+  (cache,) = open_tasks(loaded, args, [task], split).values()
+  if set(cache.features) != {"inputs", "targets"}:
+    raise UserError(f"task {task!r} has no targets to predict: its examples have {', '.join(cache.features)}")
+  return _labelled(task, split, cache, args.examples)
 
 
 def _labelled(task: str, split: str, cache: Any, examples: int) -> Corpus:
@@ -172,7 +178,10 @@ def _way(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus) -> tuple
   def denoising(params: Any, progress: Callable[[int, int], None]) -> TextLoss:
     return denoising_loss(sums, params, corpus.texts, corpus.bytes, objective, lengths, loaded.special, progress)
 
-  return denoising, f"hidden text given the rest ({objective.name}, rows of {lengths.raw}): no likelihood of all text"
+  return (
+    denoising,
+    f"hidden text given the rest ({objective.name}, rows of {lengths.raw}): a pseudo-loss, no likelihood of the text",
+  )
 
 
 def _of_targets(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus, batch_size: int) -> tuple[Measure, str]:
@@ -220,12 +229,12 @@ def _objective(loaded: LoadedModel, args: argparse.Namespace) -> tuple[Objective
     objective = own
   else:
     objective = CATALOGUE["bert_mlm" if masked else "span_corruption"]
-  if (objective.makes == "masked") != masked or objective.needs_others or objective.unit != "stream":
-    fitting = [
-      name for name, o in CATALOGUE.items()
-      if (o.makes == "masked") == masked and not o.needs_others and o.unit == "stream"
-    ]  # fmt: skip
-    raise UserError(f"{objective.name} cannot measure this model", try_=f"--objective={' or '.join(fitting[:4])}")
+  inputs_missing = not masked and not objective.lengths(_WINDOW).inputs
+  if (objective.makes == "masked") != masked or objective.needs_others or inputs_missing:
+    fitting = ["bert_mlm", "spanbert", "electra"] if masked else ["span_corruption", "bert_style", "prefix_lm"]
+    raise UserError(
+      f"{objective.name} cannot measure {type(loaded.model).__name__}", try_=f"--objective={' or '.join(fitting)}"
+    )
   inputs = args.window or (_WINDOW if loaded.trained_elsewhere else loaded.experiment.lengths["inputs"])
   inputs = min(inputs, learned_positions(loaded) or inputs)
   lengths = objective.lengths(inputs)

@@ -82,14 +82,19 @@ def open_tasks(
   return found
 
 
+def is_cached(loaded: LoadedModel, args: argparse.Namespace, task: str, split: str) -> bool:
+  """Whether labelled examples of a task are there already: then seqio need not be asked."""
+  caches = caches_of(loaded, args)
+  return _is_single(caches, task, split) and not caches.open_or_build(task, split)[0].cache.is_corpus
+
+
 def _is_single(caches: TokenCaches, name: str, split: str) -> bool:
   folder = caches.folder(name, split)
   return folder.is_dir() and data.read_mixture(folder, mend="") is None
 
 
-def check_answerable(loaded: LoadedModel, task: str, cache: data.TokenCache) -> None:
-  """Refuses a task whose features this model cannot take."""
-  name = type(loaded.model).__name__
+def check_answerable(task: str, cache: data.TokenCache) -> None:
+  """Refuses a task that asks no questions."""
   if cache.is_corpus:
     raise UserError(f"task {task!r} is a corpus: it has no answers to score", try_=f"--loss --task={task}")
   if set(cache.features) != {"inputs", "targets"}:
@@ -97,9 +102,13 @@ def check_answerable(loaded: LoadedModel, task: str, cache: data.TokenCache) -> 
       f"task {task!r} is made for encoders: its examples have {', '.join(cache.features)}, not inputs and targets",
       try_=f"--task={task.removesuffix('_classification')}",
     )
+
+
+def check_writes(loaded: LoadedModel) -> None:
+  """An encoder has no answers to be scored."""
   if loaded.model.batch_layout == "encoder":
     raise UserError(
-      f"{name} is an encoder: it writes no answers to task {task!r}",
+      f"{type(loaded.model).__name__} is an encoder: it writes no answers",
       expected="a model with a decoder (T5, GPT)",
       try_="--loss, which scores how well it fills in hidden text",
     )
@@ -109,6 +118,7 @@ class Asker:
   """Makes questions of the examples of tasks, as the options of the command say."""
 
   def __init__(self, loaded: LoadedModel, args: argparse.Namespace, max_length: int):
+    check_writes(loaded)
     self._loaded, self._args, self._max_length = loaded, args, max_length
     self.prompted = args.shots is not None or args.prompt is not None or args.infill
     self.template = Template.read(args.prompt) if self.prompted else None
@@ -121,7 +131,7 @@ class Asker:
       )
 
   def __call__(self, task: str, split: str, cache: data.TokenCache) -> Questions:
-    check_answerable(self._loaded, task, cache)
+    check_answerable(task, cache)
     count = min(self._args.examples or cache.examples, cache.examples)
     fields = list(itertools.islice(cache.fields(), count))
     if not fields:

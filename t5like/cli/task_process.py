@@ -22,8 +22,8 @@ def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
   return _ask({"ask": "members", "task": task, "split": split, "modules": list(modules)})
 
 
-def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> list[str]:
-  """The documents of a corpus as they are before tokenisation; `limit` 0: all."""
+def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
+  """By task: the documents of a corpus as they are before tokenisation, None for labelled examples; 0: no limit."""
   return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
 
 
@@ -55,18 +55,21 @@ def _members(request: dict[str, Any]) -> list[str]:
   return names
 
 
-def _texts(request: dict[str, Any]) -> list[str]:
+def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
   import itertools
 
   from t5like.tasks import registry, text_pipeline
   from t5like.tasks.missing_data import data_explained
 
-  task = registry.find_task(request["task"], request["modules"])
-  with data_explained(task):
-    if text_pipeline.text_features(task, request["split"]) != ["targets"]:
-      raise UserError(f"task {task.name!r} is no corpus")
-    examples = text_pipeline.text_examples(task, request["split"])
-    return [example["targets"] for example in itertools.islice(examples, request["limit"] or None)]
+  found = {}
+  for name in _members(request):
+    task = registry.find_task(name)
+    with data_explained(task):
+      is_corpus = text_pipeline.text_features(task, request["split"]) == ["targets"]
+      examples = text_pipeline.text_examples(task, request["split"]) if is_corpus else ()
+      documents = [example["targets"] for example in itertools.islice(examples, request["limit"] or None)]
+    found[name] = documents if is_corpus else None
+  return found
 
 
 def _main(request: dict[str, Any]) -> int:

@@ -152,41 +152,47 @@ def denoising_loss(
   special: SpecialTokens,
   progress: Progress = lambda done, total: None,
 ) -> TextLoss:
-  """Of a denoiser over texts end to end, in rows of `lengths.raw` tokens, each token in exactly one row.
+  """Of a denoiser over texts in rows of at most `lengths.raw` tokens, each token in exactly one row.
 
-  The bytes are those of the hidden tokens, by their share of all.
+  Rows are of one text, or of all texts end to end, as the objective has them in training. The bytes are those of
+  the hidden tokens, by their share of all.
   """
-  ends = [[special.eos]] * len(texts) if objective.separated else [[]] * len(texts)
-  stream = np.concatenate([np.asarray([*text, *end], np.int32) for text, end in zip(texts, ends, strict=True)])
-  count = -(-len(stream) // lengths.raw)
+  rows = _rows(texts, objective, lengths.raw, special.eos)
   hidden = 0
 
   def batches() -> Iterator[Batch]:
     nonlocal hidden
-    for first in range(0, count, sums.batch_size):
-      batch = _denoising_batch(stream, first, sums.batch_size, objective, lengths, special)
+    for first in range(0, len(rows), sums.batch_size):
+      batch = _denoising_batch(rows, first, sums.batch_size, objective, lengths, special)
       side = "encoder" if "encoder_target_tokens" in batch else "decoder"
       targets, counted = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"] > 0
       hidden += int(np.count_nonzero(counted & ~special.reserved.take(targets, mode="clip")))
       yield batch
 
-  nats, tokens, right = sums(params, batches(), count, progress)
+  nats, tokens, right = sums(params, batches(), len(rows), progress)
+  if not tokens:
+    raise UserError(f"{objective.name} hid nothing: the text is too short", tokens=sum(map(len, rows)))
   words = sum(len(text) for text in texts)
   return TextLoss(nats, tokens, right, round(bytes_ * hidden / words))
 
 
+def _rows(texts: Sequence[Sequence[int]], objective: Objective, raw: int, eos: int) -> list[np.ndarray]:
+  closed = [np.asarray([*text, *([eos] if objective.separated else [])], np.int32) for text in texts]
+  whole = [np.concatenate(closed)] if objective.unit == "stream" else closed
+  return [text[first : first + raw] for text in whole for first in range(0, len(text), raw)]
+
+
 def _denoising_batch(
-  stream: np.ndarray, first: int, size: int, objective: Objective, lengths: Lengths, special: SpecialTokens
+  rows: Sequence[np.ndarray], first: int, size: int, objective: Objective, lengths: Lengths, special: SpecialTokens
 ) -> Batch:
-  """Rows `first` and on of the stream, corrupted; rows behind the last are copies that weigh nothing."""
+  """Rows `first` and on, corrupted; behind the last come copies that weigh nothing."""
   numbers = np.arange(first, first + size)
-  real = numbers * lengths.raw < len(stream)
+  real = numbers < len(rows)
   numbers = np.where(real, numbers, first)
-  tokens = np.zeros((size, lengths.raw), np.int32)
-  counts = np.zeros(size, np.int64)
+  tokens, counts = np.zeros((size, lengths.raw), np.int32), np.zeros(size, np.int64)
   for row, number in enumerate(numbers):
-    piece = stream[number * lengths.raw : (number + 1) * lengths.raw]
-    tokens[row, : len(piece)], counts[row] = piece, len(piece)
+    counts[row] = len(rows[number])
+    tokens[row, : counts[row]] = rows[number]
   made = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
   batch = laid_out(made, objective, lengths, special, _layout(objective))
   for name in batch:

@@ -180,6 +180,6 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
 
 
 def _number(value: float) -> str:
-  if isinstance(value, int):
-    return f"{value:,}"
-  return f"{value:,.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4f}"
+  if isinstance(value, int) or 1000 <= abs(value) < 1e7:
+    return f"{value:,.0f}"
+  return f"{value:.4g}" if abs(value) >= 1000 else f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.4f}"

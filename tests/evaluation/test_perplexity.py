@@ -90,7 +90,7 @@ def test_bits_per_byte_by_hand():
 SIZE = dict(vocab_size=384, embed_dim=8, mlp_dim=8, num_heads=2)
 DENOISERS = {
   "span_corruption": T5(TransformerConfig(**SIZE, num_encoder_layers=1, num_decoder_layers=1)),
-  "electra": BERT(TransformerConfig(**SIZE, num_encoder_layers=1, mlm_head=True)),
+  "electra": BERT(TransformerConfig(**SIZE, num_encoder_layers=1, mlm_head=True)),  # rows are of one document each
 }
 
 
