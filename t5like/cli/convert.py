@@ -24,11 +24,6 @@ if TYPE_CHECKING:
   from t5like.models import TransformerConfig
   from t5like.vocabularies import Vocabulary
 
-# The vocabularies that published checkpoints were trained with, by the rows of their embedding.
-_VOCABULARIES = {
-  32128: "t5", 32100: "t5", 250112: "mt5", 384: "byte", 30522: "bert_uncased", 28996: "bert_cased", 50257: "gpt2",
-  50265: "roberta", 40478: "gpt1",
-}  # fmt: skip
 REPORT = "conversion.txt"
 
 
@@ -109,14 +104,15 @@ def _expected_config(args: argparse.Namespace, target: Path) -> TransformerConfi
 def _vocabulary(given: str | None, source: Path, config: TransformerConfig) -> tuple[str, Vocabulary | None]:
   """The vocabulary's name or file, and the vocabulary itself where it can be loaded.
 
-  The one asked for; else the SentencePiece model beside the checkpoint; else what published
+  The one asked for; else the one beside the checkpoint; else what published
   checkpoints of this size were trained with. None of these: the weights are converted all the same.
   """
   from t5like.cli.compatibility import check_vocabulary
-  from t5like.vocabularies import load_vocabulary
+  from t5like.cli.model_vocabulary import PUBLISHED
+  from t5like.vocabularies import load_vocabulary, vocabulary_in
 
-  beside = [source / name for name in ("spiece.model", "sentencepiece.model") if (source / name).is_file()]
-  name = given or (str(beside[0].absolute()) if beside else _VOCABULARIES.get(config.vocab_size, "unknown"))
+  beside = vocabulary_in(source)
+  name = given or (str(beside.absolute()) if beside else PUBLISHED.get(config.vocab_size, "unknown"))
   try:
     vocabulary = load_vocabulary(name)
   except UserError:
