@@ -11,12 +11,12 @@ from trainers import assert_same_bytes, finish, has_checkpoint, losses, paramete
 from t5like.training.checkpoints import checkpoint_steps
 
 
-def run_and_kill(command, folder, kills, seed):
+def run_and_kill(t5like, command, folder, kills, seed):
   """Starts the run again after every kill, at random moments; returns the steps it had reached, and all output."""
   draw = random.Random(seed)
   reached, outputs = [], []
   while len(reached) < kills:
-    process = start(command)
+    process = start(command, devices=8)
     # During start-up, or well into the steps, when nearly always a save is under way.
     if draw.random() < 0.3:
       time.sleep(draw.uniform(0.0, 6.0))
@@ -27,33 +27,33 @@ def run_and_kill(command, folder, kills, seed):
     process.send_signal(signal.SIGKILL)
     outputs.append(process.communicate()[0])
     reached.append(max(losses(folder), default=0))
-  outputs += finish([start(command)], timeout=600)
-  return reached, outputs
+  return reached, [*outputs, t5like(*command).stdout]
 
 
-def check_kills(pretrain, tmp_path, kills, steps, seed):
+def check_kills(t5like, pretrain, tmp_path, kills, steps, seed):
+  """The run that is not killed, and the last stretch of the other, are in this process, which has as many devices."""
   common = [*pretrain, f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1"]
   whole, killed = tmp_path / "whole", tmp_path / "killed"
-  finish([start([*common, f"--gin.MODEL_DIR={whole}", "--gin.CHECKPOINT_PERIOD=0"])])
+  t5like(*common, f"--gin.MODEL_DIR={whole}", "--gin.CHECKPOINT_PERIOD=0")
   often = [*common, f"--gin.MODEL_DIR={killed}", "--gin.CHECKPOINT_PERIOD=10"]  # so that many kills hit a save
-  reached, outputs = run_and_kill(often, killed, kills, seed)
+  reached, outputs = run_and_kill(t5like, often, killed, kills, seed)
   print(f"{kills} kills survived; steps reached at each: {reached}")
   assert losses(killed) == losses(whole) and len(losses(whole)) == steps
   assert_same_bytes(parameters(killed), parameters(whole))
   assert not any("damaged" in output for output in outputs)
 
 
-def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(pretrain, tmp_path):
-  check_kills(pretrain, tmp_path, kills=2, steps=120, seed=1)
+def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(t5like, pretrain, tmp_path):
+  check_kills(t5like, pretrain, tmp_path, kills=2, steps=120, seed=1)
 
 
 @pytest.mark.slow  # minutes: twenty restarts
-def test_twenty_kills_at_random_moments(pretrain, tmp_path):
-  check_kills(pretrain, tmp_path, kills=20, steps=800, seed=20)
+def test_twenty_kills_at_random_moments(t5like, pretrain, tmp_path):
+  check_kills(t5like, pretrain, tmp_path, kills=20, steps=800, seed=20)
 
 
-def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(pretrain, tmp_path):
-  """Two hosts, SIGTERM to the second; then four hosts on another mesh; then one process alone."""
+def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t5like, pretrain, tmp_path):
+  """Two hosts, SIGTERM to the second; then four hosts on another mesh; then this process alone."""
   common = [*pretrain, "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=100000", "--gin.BATCH_SIZE=8"]
   alone, pod = tmp_path / "alone", tmp_path / "pod"
 
@@ -70,15 +70,15 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(p
   more = [*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last}"]
   outputs = finish(start_pod([*more, "--gin.MESH.data=2", "--gin.MESH.fsdp=-1"], hosts=4, devices=1))
   assert f"its own checkpoint of step {step}" in outputs[0]
-  finish([start([*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last + 4}"])])
+  t5like(*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last + 4}")
 
-  finish([start([*common, f"--gin.MODEL_DIR={alone}", f"--gin.TRAIN_STEPS={last + 4}"])])
+  t5like(*common, f"--gin.MODEL_DIR={alone}", f"--gin.TRAIN_STEPS={last + 4}")
   one, many = losses(alone), losses(pod)
   assert one.keys() == many.keys()
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
 
 
-def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(pretrain, tmp_path):
+def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
   hosts = start_pod([*run, "--gin.WATCHDOG_MINUTES=0.1"], hosts=2)
   try:
@@ -89,4 +89,4 @@ def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(pretr
     hosts[1].kill()
   assert "no step ended in 0.1 minutes" in output and "train_loop" in output
   assert "train_loop" in (tmp_path / "run/stacks.txt").read_text()
-  finish([start([*run, f"--gin.TRAIN_STEPS={max(checkpoint_steps(tmp_path / 'run')) + 1}"])])
+  t5like(*run, f"--gin.TRAIN_STEPS={max(checkpoint_steps(tmp_path / 'run')) + 1}")
