@@ -22,6 +22,7 @@ from t5like.cli.evaluated_tasks import default_lengths, is_cached, learned_posit
 from t5like.cli.loaded_model import LoadedModel, load_model
 from t5like.cli.tasks import task_modules
 from t5like.errors import UserError
+from t5like.evaluation.answering import split_starts
 from t5like.evaluation.following import chosen_steps
 from t5like.evaluation.perplexity import LossSums, TextLoss, causal_loss, denoising_loss
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
@@ -190,14 +191,13 @@ def _of_targets(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus, b
       f"{type(loaded.model).__name__} is an encoder: it cannot predict the targets of {corpus.name!r}",
       try_="a corpus, or --text=FILE: it fills in hidden text",
     )
-  form, eos = loaded.prompt_form, loaded.special.eos
+  form, eos, layout = loaded.prompt_form, loaded.special.eos, loaded.model.batch_layout
   length = args.inputs_length or default_lengths(loaded)[0]
-  room = length - (form.end is not None)
-  inputs = [[*row[:room], *([form.end] if form.end is not None else [])] or [eos] for row in corpus.inputs]
+  inputs = [form.tokens(row[: length - (form.end is not None)]) for row in corpus.inputs]
   targets = [[*row, eos] for row in corpus.texts]
   positions = learned_positions(loaded)
   longest = max(len(a) + len(b) for a, b in zip(inputs, targets, strict=True))
-  if positions is not None and loaded.model.batch_layout != "encoder_decoder" and longest > positions:
+  if positions is not None and layout != "encoder_decoder" and longest > positions + 1:
     raise UserError(
       f"inputs and targets of {longest} tokens do not fit the model's {positions} positions",
       try_=f"--inputs_length={max(positions - max(map(len, targets)), 1)}",
@@ -208,7 +208,7 @@ def _of_targets(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus, b
     nats = 0.0
     for first in range(0, len(inputs), 256):
       part = slice(first, first + 256)
-      found = scorer(params, inputs[part], [[target] for target in targets[part]])
+      found = scorer(params, *split_starts(layout, inputs[part], [[target] for target in targets[part]]))
       nats -= sum(row[0].log_likelihood for row in found)
       progress(min(first + 256, len(inputs)), len(inputs))
     return TextLoss(nats, sum(map(len, targets)), None, corpus.bytes)

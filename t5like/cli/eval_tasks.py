@@ -235,8 +235,7 @@ class _Evaluator:
     note = self._note(asked)
     if asked.candidates is not None:
       coded = [[self._asker.answer_tokens(text) for text in row] for row in asked.candidates]
-      prompts = self._without_start(asked.prompts)
-      best, scores = rank_answers(self._scorer, params, prompts, coded, self._args.rank, note)
+      best, scores = rank_answers(self._scorer, params, asked.prompts, coded, self._args.rank, note)
       answers = {n: row[chosen] for n, (row, chosen) in enumerate(zip(asked.candidates, best, strict=True))}
       more = {
         n: {"log_likelihoods": dict(zip(row, values, strict=True))}
@@ -247,10 +246,6 @@ class _Evaluator:
       answers, more = {n: self._text(tokens, asked) for n, tokens in enumerate(written)}, None
     self._progress.leave()
     return score_answers(answers, asked.fields, asked.scoring, more)
-
-  def _without_start(self, prompts: list[list[int]]) -> list[list[int]]:
-    """The scorer of candidates puts the start token itself."""
-    return [prompt[1:] for prompt in prompts] if self._loaded.prompt_form.start is not None else prompts
 
   def _settings_for(self, asked: Questions) -> Any:
     """With the template's own end of an answer among the stop sequences, where the vocabulary can write it."""

@@ -139,7 +139,7 @@ class Asker:
     scoring = cache.manifest["scoring"]
     candidates = self._candidates(task, fields, scoring)
     longest = max((len(self.answer_tokens(text)) for row in candidates or () for text in row), default=0)
-    room = self._room(longest if candidates else self._max_length, ranked=candidates is not None)
+    room = self._room(longest if candidates else self._max_length)
     prompts = self._few_shot(task, split, fields, room) if self.prompted else self._plain(task, cache, count, room)
     newline_lost = self.prompted and "\n" not in self._loaded.vocabulary.decode(self._loaded.vocabulary.encode("a\nb"))
     stop = None if not self.prompted or (newline_lost and self.template.stop == "\n") else self.template.stop
@@ -157,15 +157,14 @@ class Asker:
     closed = self._loaded.model.batch_layout == "encoder_decoder" or not self.prompted
     return [*tokens, self._loaded.special.eos] if closed else tokens or [self._loaded.special.eos]
 
-  def _room(self, answer: int, ranked: bool) -> int | None:
+  def _room(self, answer: int) -> int | None:
     """Tokens of a prompt, what stands around it included; None: no end."""
     if self._loaded.model.batch_layout == "encoder_decoder":
       return self._args.inputs_length
     positions = learned_positions(self._loaded)
     room = None
     if positions is not None:
-      # The scorer of candidates pads both sides to a multiple of 16 or more.
-      room = _largest_bucket(positions, answer) if ranked else positions + 1 - answer
+      room = positions + 1 - answer  # the last token of an answer is read by nobody
       if room < 1:
         raise UserError(
           f"answers of {answer} tokens leave no room for a question: the model has {positions} positions",
@@ -236,11 +235,3 @@ class Asker:
       (cache,) = open_tasks(self._loaded, self._args, [task], self._args.shots_split).values()
       fields = list(cache.fields())
     return label_set(scoring, fields, task)
-
-
-def _largest_bucket(positions: int, answer: int) -> int:
-  """The longest prompt whose bucket and that of its answer fit together."""
-  from t5like.decoding import bucket
-
-  left = positions - bucket(answer)
-  return max((n for n in range(1, left + 1) if bucket(n) <= left), default=0)

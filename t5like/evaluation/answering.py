@@ -83,12 +83,19 @@ def rank_answers(
   best, scores = [], []
   for first in range(0, len(prompts), _ROWS_BETWEEN_SIGNS):
     part = slice(first, first + _ROWS_BETWEEN_SIGNS)
-    for likelihoods in scorer(params, prompts[part], candidates[part]):
+    for likelihoods in scorer(params, *split_starts(scorer.model.batch_layout, prompts[part], candidates[part])):
       values = [item.log_likelihood if how == "sum" else item.per_token for item in likelihoods]
       best.append(int(np.argmax(values)))
       scores.append(values)
     progress(len(best))
   return best, scores
+
+
+def split_starts(layout: str, prompts: Sequence[Tokens], candidates: Sequence[Sequence[Tokens]]) -> tuple:
+  """What a scorer of candidates takes: a decoder's prompts without their first token, which only begins them."""
+  if layout == "encoder_decoder":
+    return prompts, candidates, None
+  return [prompt[1:] for prompt in prompts], candidates, [prompt[0] for prompt in prompts]
 
 
 def label_set(scoring: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], task: str) -> list[str]:
