@@ -49,6 +49,8 @@ def test_two_hosts_give_the_answers_of_one(t5like, quiz, tmp_path):
   for one, other in zip(rows, others, strict=True):
     assert (one["prediction"], one["target"]) == (other["prediction"], other["target"])
     assert one["log_likelihoods"] == pytest.approx(other["log_likelihoods"], rel=1e-5)
+  golden = json.loads((GOLDEN / "losses.json").read_text(encoding="utf-8"))["quiz"]  # Hugging Face's, of "Is 7 even?"
+  assert rows[7]["log_likelihoods"] == pytest.approx({label: golden[label] for label in ("no", "yes")}, rel=1e-5)
   assert "13 examples" in outputs[0] and "13 examples" not in outputs[1]  # one speaks for both
 
 

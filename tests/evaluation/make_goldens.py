@@ -24,6 +24,7 @@ TEXT = (
 )
 WINDOWS = ((48, 48), (48, 24), (48, 7), (16, 1))
 PROMPTS = ("Is it so? ", "A single man is in want of ")
+QUESTION = "Is 7 even?"
 LABELS = ("yes", "no", "a wife")
 
 
@@ -64,9 +65,13 @@ def main() -> None:
       }
       for prompt in PROMPTS
     }  # fmt: skip
+    # As t5like eval asks a GPT of Hugging Face: nothing before the question, a new line after it.
+    quiz = {
+      label: log_likelihoods(model, ids(f"{QUESTION}\n{label}"))[len(ids(QUESTION)) :].sum().item() for label in LABELS
+    }
   model.save_pretrained(FOLDER)
   (FOLDER / "generation_config.json").unlink(missing_ok=True)
-  found = {"text": TEXT, "nats": losses, "mean_loss_of_first_positions": whole, "log_likelihoods": ranks}
+  found = {"text": TEXT, "nats": losses, "mean_loss_of_first_positions": whole, "log_likelihoods": ranks, "quiz": quiz}
   (FOLDER / "losses.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
