@@ -16,7 +16,7 @@ from t5like.errors import UserError, nearest
 
 VERBS = {
   "train": "pre-train or fine-tune a model from gin files",
-  "eval": "score a checkpoint on a task by decoding",
+  "eval": "score checkpoints by decoding, ranking or loss; follow a run; compare two",
   "infer": "answer text with a model: files, tasks, or at a prompt",
   "cache": "tokenise a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
