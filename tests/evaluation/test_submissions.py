@@ -15,7 +15,7 @@ def rows(*numbers):
 
 
 def test_glue_files_to_the_letter(tmp_path):
-  """Names and label words as public submission scripts have them; rows by their numbers, whatever order they come in."""
+  """Names and label words as public submission scripts have them; rows by number, in whatever order they come."""
   write_glue(tmp_path, "glue_mnli_matched", rows(1, 0, 2), [2, 0, 1], whole=False)
   assert (tmp_path / "MNLI-m.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tcontradiction\n2\tneutral\n")
   write_glue(tmp_path, "glue_cola", rows(0, 1), [1, 0], whole=False)

@@ -73,7 +73,6 @@ def test_t5_1_1_xxl_lowers_for_512_tpus(xxl, preset):
   assert len(by_position) == (len(residuals) - LOOKED_UP if preset == "sequence" else 0) and len(residuals) > LOOKED_UP
 
 
-
 def test_a_small_model_compiles_for_a_named_topology():
   pytest.importorskip("libtpu", reason="libtpu, the TPU compiler, is not installed")
   from jax.experimental import topologies
