@@ -57,6 +57,7 @@ def test_a_corpus_and_a_labelled_task_of_ones_own(t5like_process, small_model, f
   assert "quiz (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
 
 
+@pytest.mark.slow  # TensorFlow starts five times; tests/data/test_cache.py has the check itself
 def test_a_changed_file_makes_the_cache_stale_and_builds_it_again(t5like_process, folder):
   command = ["cache", "diary", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks"]
   assert "token cache written" in t5like_process(*command, cwd=folder).stdout

@@ -76,6 +76,7 @@ def test_batches_are_as_from_a_token_cache():
   assert done.returncode == 0 and "all alike" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # a minute and a half; tests/tasks/test_streaming.py has the saved place itself
 def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tmp_path):
   out = t5like(*streamed, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=70").stdout
   for missing in ("not a function of (seed, step)", "another number of hosts", "within seqio's buffer only",
@@ -144,6 +145,7 @@ def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
   assert (tmp_path / "run/stream/30/host-0-of-1/state.index").is_file()
 
 
+@pytest.mark.slow  # TensorFlow starts twice; the layouts are those of the other tests
 def test_an_encoder_streams(t5like, tmp_path):
   out = t5like(
     "train", "--gin_file=models/bert/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.HEAD_DIM=8",

@@ -68,17 +68,17 @@ def test_resuming_gives_the_same_bytes_as_running_through(t5like, pretrain, tmp_
   assert "nothing left to train" in out
 
 
-def test_nothing_is_compiled_while_steps_go_on(t5like, finetune, tmp_path):
-  """A run of three times the steps, evaluations and saves lowers as many programs."""
+def test_nothing_is_compiled_while_steps_go_on(t5like, pretrain, tmp_path):
+  """A run of three times the steps, rows and saves lowers as many programs."""
   lowered = []
   jax.monitoring.register_event_duration_secs_listener(
     lambda event, seconds, **_: lowered.append(event) if event.endswith("jaxpr_to_mlir_module_duration") else None
   )
   counts = []
-  periods = ["--gin.EVAL_PERIOD=2", "--gin.EVAL_LOSS_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.LOG_PERIOD=1"]
+  periods = ["--gin.NORMS_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.LOG_PERIOD=1"]
   for steps in (4, 4, 12):  # the first run also compiles what all of them share
     before = len(lowered)
-    t5like(*finetune, *periods, f"--gin.MODEL_DIR={tmp_path}/{len(counts)}", f"--gin.TRAIN_STEPS={steps}")
+    t5like(*pretrain, *periods, f"--gin.MODEL_DIR={tmp_path}/{len(counts)}", f"--gin.TRAIN_STEPS={steps}")
     counts.append(len(lowered) - before)
   assert counts[2] == counts[1] > 0
 
@@ -134,6 +134,7 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, p
   assert "was scored at this step" in t5like(*run).stdout
 
 
+@pytest.mark.slow  # tests/parallel/test_compiled_graphs.py has it for every preset
 def test_a_run_on_eight_devices_has_the_losses_of_one(t5like_process, pretrain, tmp_path):
   for devices in (1, 8):
     t5like_process(

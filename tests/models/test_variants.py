@@ -40,7 +40,7 @@ def test_scan_equals_unrolled_layers(t5, batch):
   np.testing.assert_allclose(scanned(batch)["logits"], unrolled(batch)["logits"], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_remat_changes_memory_not_gradients(t5, batch, scan_layers):
   plain, expected = loss_and_gradients(t5(scan_layers=scan_layers, dropout_rate=0.1), batch)
   for remat in ("dots", "full"):

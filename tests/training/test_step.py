@@ -43,20 +43,6 @@ def build(axes, optimizer=None, devices=None, settings=LossSettings(), config=CO
   return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}, spec
 
 
-def five_losses(axes, devices=None):
-  state, step, batch, _ = build(axes, devices=devices)
-  losses = []
-  for _ in range(5):
-    state, metrics = step(state, batch)
-    losses.append(float(metrics["loss"]))
-  return losses
-
-
-@pytest.fixture(scope="module")
-def losses_of_one_device():
-  return five_losses(parallel.MeshAxes(), jax.devices()[:1])
-
-
 def test_loss_is_the_mean_over_real_target_tokens():
   logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.2, 0.3, 0.5]]]))
   batch = {
@@ -101,11 +87,6 @@ def test_steps_reduce_the_loss_and_count():
     loss = float(metrics["loss"]) / float(metrics["target_tokens"])
     first = first or loss
   assert int(state.step) == 20 and loss < first - 0.5
-
-
-@pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=8), dict(data=8)])
-def test_any_mesh_gives_the_losses_of_one_device(axes, losses_of_one_device):
-  np.testing.assert_allclose(five_losses(parallel.MeshAxes(**axes)), losses_of_one_device, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
