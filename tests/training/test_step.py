@@ -32,8 +32,8 @@ def make_batch(rows=8):
   return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
 
 
-def build(axes, optimizer=None, devices=None, settings=LossSettings(), config=CONFIG):  # noqa: B008
-  mesh = parallel.make_mesh(axes, devices)
+def build(axes, optimizer=None, settings=LossSettings(), config=CONFIG):  # noqa: B008
+  mesh = parallel.make_mesh(axes)
   model, batch = T5(config), make_batch()
   optimizer = optimizer or optimizers.adafactor(schedules.constant_rate(0.01))
   spec = state_spec(model, optimizer, batch, mesh)
