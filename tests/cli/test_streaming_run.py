@@ -131,6 +131,7 @@ register_mixture("both", ["snli", "hypotheses"])
 """
 
 
+@pytest.mark.slow  # TensorFlow starts twice; tests/tasks/test_streaming.py has mixtures and packing
 def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
   (tmp_path / "mixed_tasks.py").write_text(MIXTURE)
   out = t5like_process(

@@ -78,6 +78,7 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
 
 
+@pytest.mark.slow  # tests/training/test_watchdog.py has processes that hang in other ways
 def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
   hosts = start_pod([*run, "--gin.WATCHDOG_MINUTES=0.1"], hosts=2)

@@ -91,7 +91,7 @@ def _leaves(tree, path=()):
       yield (*path, key), np.asarray(value)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_stopped_run_goes_on_where_it_was(t5like_process, pretrain, tmp_path, number):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]

@@ -80,8 +80,11 @@ def moments_split(state):
   return split
 
 
+SLOW_MUON = pytest.param("muon", True, marks=pytest.mark.slow)
+
+
 # Scanning matters to those that treat a layer's variable as a whole.
-@pytest.mark.parametrize("name, scan", [*((name, False) for name in OPTIMIZERS), ("adafactor", True), ("muon", True)])
+@pytest.mark.parametrize("name, scan", [*((name, False) for name in OPTIMIZERS), ("adafactor", True), SLOW_MUON])
 def test_eight_devices_make_the_updates_of_one(name, scan, tmp_path):
   optimizer = make_optimizer(name)
   one = two_updates(optimizer, make_spec(optimizer, scan, parallel.MeshAxes(), jax.devices()[:1]))
