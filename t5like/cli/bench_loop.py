@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -76,8 +77,6 @@ class _Counter:
 
 
 def _looped(folder: Path, step: Callable[..., Any], batch: Any, steps: int) -> None:
-  import itertools
-
   from t5like.training.loop import Hook, train_loop
   from t5like.training.metrics import MetricWriter
   from t5like.training.progress import ProgressLine

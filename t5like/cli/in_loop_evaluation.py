@@ -46,9 +46,9 @@ def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter
   }
 
   def evaluate(state: TrainState) -> dict[str, float]:
-    step, found = int(state.step), {}
+    step, params, found = int(state.step), evaluated_parameters(state), {}
     for task, score in scorers.items():
-      result = score(evaluated_parameters(state))
+      result = score(params)
       if jax.process_index() == 0:
         result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step, examples))
         evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
@@ -73,9 +73,9 @@ def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, be
   )
 
   def evaluate(state: TrainState) -> dict[str, float]:
-    step, found = int(state.step), {}
+    step, params, found = int(state.step), evaluated_parameters(state), {}
     for task, loss in losses.items():
-      values = loss(evaluated_parameters(state), lambda *done: beat())
+      values = loss(params, lambda *done: beat())
       writer.write(step, f"eval_loss/{task}", values)
       shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
       say(f"{task} ({experiment.eval_split}) at step {step:,}: {shown}")

@@ -81,19 +81,18 @@ class Run:
     self._goodput.resume(plan.model_dir, self._first_step)
     self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
     with contextlib.closing(MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))) as writer:
-      with self._goodput.spent_on("compiling"):
-        evaluations = self._evaluations(writer)
       if self._first_step < experiment.steps and not self._enough:
-        return self._train(state, writer, evaluations)
+        return self._train(state, writer)
       if not self._enough:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
       if plan.scored and not was_evaluated(plan, self._first_step):
-        self._evaluate("eval", evaluations["eval"], state)
+        self._evaluate("eval", decoding_evaluation(experiment, plan, writer, self._watchdog.beat), state)
     return state
 
-  def _train(self, state: TrainState, writer: MetricWriter, evaluations: Mapping[str, Evaluate]) -> TrainState:
+  def _train(self, state: TrainState, writer: MetricWriter) -> TrainState:
     experiment, plan = self._experiment, self._plan
     with self._goodput.spent_on("compiling"):
+      evaluations = self._evaluations(writer)
       steps = self._steps = self._steps or compile_steps(experiment, plan, self._first_step)
     progress = ProgressLine()
     log = TrainLog(
@@ -118,7 +117,7 @@ class Run:
         at_end=True,
         minutes=experiment.checkpoint_minutes,
         look_every=experiment.log_period,
-      )  # fmt: skip
+      )
     )
     state = train_loop(
       state,
