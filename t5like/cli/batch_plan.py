@@ -74,9 +74,16 @@ def _source(
   experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
   layout = experiment.model.batch_layout
-  if experiment.objective is not None:
-    return data.CorpusRows(cache, experiment.objective, lengths, special, seed, layout)
+  if cache.is_corpus:
+    limit = experiment.unique_tokens
+    text = cache if limit is None else data.FirstTokens(cache, limit)
+    return data.CorpusRows(text, experiment.objective, lengths, special, seed, layout, is_packed(experiment))
   return data.ExampleRows(cache, lengths, special, seed, layout, experiment.pack)
+
+
+def is_packed(experiment: Experiment) -> bool:
+  """Whether several examples share a row: labelled ones can."""
+  return experiment.pack and (experiment.objective is None or bool(experiment.mix))
 
 
 def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
@@ -86,7 +93,7 @@ def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
     experiment.model.batch_layout,
     phase.lengths,
     phase.batch_size,
-    packed=objective is None and experiment.pack,
+    packed=is_packed(experiment),
     shifted=objective is not None and objective.shifted,
   )
   if "labels" in batch and not objective.needs_others:

@@ -117,7 +117,7 @@ def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
       f"task {task!r} is a corpus: it needs an objective",
       try_=f"--gin.TASK={task}_span_corruption, or --gin_file=objectives/span_corruption.gin",
     )
-  if not cache.is_corpus and experiment.objective is not None:
+  if not cache.is_corpus and experiment.objective is not None and not experiment.mix:
     raise UserError(
       f"task {task!r} has inputs and targets of its own: it takes no objective",
       try_="--gin_file=runs/finetune.gin",

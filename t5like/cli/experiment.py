@@ -49,6 +49,11 @@ class Experiment:
   task_modules: Sequence[str] = ()
   # Makes `task` a corpus of local files: {"train": "news/*.jsonl.gz"}.
   corpus_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Only the first so many tokens of the corpus are used, again and again; None: all.
+  unique_tokens: int | None = None
+  # Tasks that are trained together with `task`, which is one of them, and how often each is drawn (only the ratios
+  # count). A corpus among labelled tasks is hidden and predicted as `objective` says.
+  mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
   # Labelled examples share rows, as many as fit; False: one a row.
   pack: bool = False
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
@@ -116,6 +121,7 @@ class Experiment:
     for name in ("model_dir", "cache_dir", "restore_from", "init_from", "vocabulary"):
       if "://" in str(getattr(self, name)):  # pathlib would make it a local folder called 'gs:'
         raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
+    self._check_data()
     for phase in self.phases:
       self._check_phase(phase)
     if self.stream and self.phases:
@@ -136,6 +142,23 @@ class Experiment:
     for name, length in lengths.items():
       if not _is_whole(length) or length < 2:
         raise _bad("lengths", dict(lengths), f"at least 2 tokens of {name}")
+
+  def _check_data(self) -> None:
+    if self.unique_tokens is not None and (not _is_whole(self.unique_tokens) or self.unique_tokens < 1):
+      raise _bad("unique_tokens", self.unique_tokens, "a number of tokens, or None: all of the corpus")
+    if self.unique_tokens is not None and self.objective is None:
+      raise UserError("UNIQUE_TOKENS is for a corpus, and this run has no objective", try_="--gin.UNIQUE_TOKENS=None")
+    rates = self.mix.values() if isinstance(self.mix, Mapping) else [None]
+    if not all(isinstance(rate, int | float) and rate > 0 for rate in rates):
+      raise _bad("mix", self.mix, "rates above 0 by task, such as {'glue_cola': 8551, 'glue_sst2': 67349}")
+    if self.mix and self.task not in self.mix:
+      raise UserError(
+        f"MIX has no rate for TASK = {self.task!r}",
+        known=", ".join(self.mix),
+        try_=f"--gin.TASK={next(iter(self.mix))}",
+      )
+    if self.mix and self.stream:
+      raise UserError("a stream has no MIX: register a seqio mixture", try_="--gin.STREAM=False")
 
   def _check_phase(self, phase: Any) -> None:
     expected = "a list such as [{'steps': 1000, 'lengths': {'inputs': 128}, 'batch_size': 64}]"

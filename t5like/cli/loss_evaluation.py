@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from t5like import data, parallel
-from t5like.cli.batch_plan import Phase, blank_batch
+from t5like.cli.batch_plan import Phase, blank_batch, is_packed
 from t5like.cli.compatibility import check_kind
 from t5like.cli.experiment import Experiment
 from t5like.cli.token_caches import Member
@@ -132,10 +132,11 @@ def evaluation_rows(
   check_kind(experiment, member.cache)
   layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
   share = data.HostShare(jax.process_index(), jax.process_count())
-  if experiment.objective is None:
+  if not member.cache.is_corpus:
     examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.pack)
     return EvaluationRows(examples, examples.rows_per_epoch, size, share)
-  corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout)
+  packed = is_packed(experiment)
+  corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout, packed)
   # Whole batches, so that a corpus needs no filling: row numbers go on into the next pass, with other tokens hidden.
   batches = min(corpus_batches, -(-corpus.rows_per_epoch // size))
   return EvaluationRows(corpus, batches * size, size, share)

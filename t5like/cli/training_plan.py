@@ -95,13 +95,11 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
   check_room(model_dir, checkpoint_bytes(spec.shapes))
 
-  caches = TokenCaches(
-    experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, experiment.corpus_files
-  )
-  open_caches = caches.open if dry_run else caches.open_or_build
-  members = None if experiment.stream else open_caches(experiment.task, experiment.split)
+  members = None if experiment.stream else open_members(experiment, vocabulary, experiment.split, dry_run)
   batches = None if members is None else make_batches(experiment, members, phases, special)
-  evaluated = (open_caches(experiment.task, experiment.eval_split) or []) if experiment.eval_split else []
+  evaluated = []
+  if experiment.eval_split:
+    evaluated = open_members(experiment, vocabulary, experiment.eval_split, dry_run) or []
   check_evaluation(experiment, evaluated)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
@@ -109,6 +107,26 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
 
   card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+
+
+def open_members(experiment: Experiment, vocabulary: Vocabulary, split: str, dry_run: bool) -> list[Member] | None:
+  """The token caches of the run's tasks; None where one is missing and a dry run builds nothing.
+
+  A corpus that is trained along with labelled tasks is not evaluated with them: it is there to be learnt from.
+  """
+  members = []
+  for task, rate in (experiment.mix or {experiment.task: 1.0}).items():
+    is_corpus = task == experiment.task and experiment.objective is not None
+    if is_corpus and experiment.mix and split != experiment.split:
+      continue
+    files = experiment.corpus_files if is_corpus else None  # they make TASK a corpus, and no other
+    caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, files)
+    found = (caches.open if dry_run else caches.open_or_build)(task, split)
+    if found is None:
+      return None
+    share = rate / sum(member.rate for member in found)
+    members += [dataclasses.replace(member, rate=share * member.rate) for member in found] if experiment.mix else found
+  return members
 
 
 def starting_point(

@@ -4,6 +4,7 @@ from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, r
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import TokenCache, cache_folder, changed_since_written, open_cache
 from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
+from t5like.data.first_tokens import FirstTokens
 from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 
@@ -11,6 +12,7 @@ __all__ = [
   "Batches",
   "CorpusRows",
   "ExampleRows",
+  "FirstTokens",
   "HostShare",
   "MixtureRows",
   "PieceLimits",

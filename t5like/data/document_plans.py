@@ -8,9 +8,12 @@ from typing import Protocol
 import numpy as np
 
 from t5like.data.cache import TokenCache
+from t5like.data.first_tokens import FirstTokens
 from t5like.objectives import Objective, Ragged, SpecialTokens
 from t5like.objectives.cutting import sentence_rows
 from t5like.objectives.ragged import numbered, within
+
+Corpus = TokenCache | FirstTokens
 
 
 class RowPlan(Protocol):
@@ -23,7 +26,7 @@ class RowPlan(Protocol):
     """For each row another, drawn with its key, of another document where there is one."""
 
 
-def plan_rows(cache: TokenCache, objective: Objective, raw: int, special: SpecialTokens) -> RowPlan:
+def plan_rows(cache: Corpus, objective: Objective, raw: int, special: SpecialTokens) -> RowPlan:
   if objective.unit == "document":
     return DocumentRows(cache, raw)
   separator = special.eos if objective.separated else None
@@ -36,12 +39,12 @@ def plan_rows(cache: TokenCache, objective: Objective, raw: int, special: Specia
 class _Stream:
   """Documents end to end, with a separator behind each where one is given."""
 
-  cache: TokenCache
+  cache: Corpus
   separator: int | None
   starts: np.ndarray  # [documents + 1] where each document begins, separators counted
 
   @classmethod
-  def of(cls, cache: TokenCache, separator: int | None) -> _Stream:
+  def of(cls, cache: Corpus, separator: int | None) -> _Stream:
     starts = cache.documents()
     return cls(cache, separator, starts + np.arange(len(starts)) if separator is not None else starts)
 
@@ -83,7 +86,7 @@ class _Stream:
 class StreamRows:
   """Rows of `raw` tokens whatever the documents; what is left at the end of the corpus is not used."""
 
-  def __init__(self, cache: TokenCache, raw: int, separator: int | None):
+  def __init__(self, cache: Corpus, raw: int, separator: int | None):
     self._raw = raw
     self._stream = _Stream.of(cache, separator) if separator is not None else None
     self._cache = cache
@@ -102,7 +105,7 @@ class StreamRows:
 class DocumentRows:
   """Pieces of at most `raw` tokens of one document."""
 
-  def __init__(self, cache: TokenCache, raw: int):
+  def __init__(self, cache: Corpus, raw: int):
     self._raw = raw
     self._stream = _Stream.of(cache, None)
     lengths = np.diff(self._stream.starts)
@@ -138,7 +141,7 @@ class SentenceRows:
     self.rows = len(starts)
 
   @classmethod
-  def of(cls, cache: TokenCache, raw: int, sentence_ends: tuple[int, ...], separator: int | None) -> SentenceRows:
+  def of(cls, cache: Corpus, raw: int, sentence_ends: tuple[int, ...], separator: int | None) -> SentenceRows:
     stream = _Stream.of(cache, separator)
     ends = [stream.starts[1:]]
     block = 1 << 20

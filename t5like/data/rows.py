@@ -16,6 +16,7 @@ import numpy as np
 
 from t5like.data.cache import TokenCache
 from t5like.data.document_plans import RowPlan, plan_rows
+from t5like.data.first_tokens import FirstTokens
 from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, closed, encoder
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
@@ -44,12 +45,14 @@ def shuffled(numbers: np.ndarray, rows: int, seed: int) -> tuple[np.ndarray, np.
 class CorpusRows:
   """A corpus in rows of `lengths.raw` tokens, corrupted afresh every epoch."""
 
-  cache: TokenCache
+  cache: TokenCache | FirstTokens
   objective: Objective
   lengths: Lengths
   special: SpecialTokens
   seed: int
   layout: str = "encoder_decoder"
+  # Marked as rows of one example each, so that they can stand in a batch with packed ones.
+  as_packed: bool = False
 
   def __post_init__(self):
     if self.rows_per_epoch < 1:
@@ -75,11 +78,16 @@ class CorpusRows:
       others = self.plan.read(self.plan.of_other_documents(rows, combine(self.seed, epochs, rows, _OTHER)))
     draws = Draws.of(self.seed, epochs, rows)
     result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
-    return laid_out(result, self.objective, self.lengths, self.special, self.layout)
+    return laid_out(result, self.objective, self.lengths, self.special, self.layout, self.as_packed)
 
 
 def laid_out(
-  made: Pairs | Masked, objective: Objective, lengths: Lengths, special: SpecialTokens, layout: str
+  made: Pairs | Masked,
+  objective: Objective,
+  lengths: Lengths,
+  special: SpecialTokens,
+  layout: str,
+  as_packed: bool = False,
 ) -> Batch:
   """The batch of what an objective made, for a model of this layout."""
   if objective.makes == "masked":
@@ -90,7 +98,8 @@ def laid_out(
   if objective.closed:
     inputs = closed(inputs, lengths.inputs, special.eos) if lengths.inputs else inputs
     targets = closed(targets, lengths.targets, special.eos)
-  return LAYOUTS[layout](Examples(inputs, targets, len(targets.lengths)), lengths, special.start)
+  row = np.arange(len(targets.lengths)) if as_packed else None
+  return LAYOUTS[layout](Examples(inputs, targets, len(targets.lengths), row), lengths, special.start)
 
 
 @dataclasses.dataclass(frozen=True)
