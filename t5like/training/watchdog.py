@@ -23,6 +23,7 @@ class Watchdog:
 
   def __init__(self, seconds: float, report: Path | None = None):
     self._seconds, self._report = float(seconds), report
+    self._patience = min(self._seconds / 4, 5.0)  # between two looks
     self._last: float | None = None  # the last beat; None: not armed
     self._pauses = 0
     self._lock = threading.Lock()
@@ -45,7 +46,12 @@ class Watchdog:
     """Something was done: a step ended, a batch was evaluated. Costs nothing."""
     self._last = time.monotonic()
 
-  arm = beat
+  def arm(self) -> None:
+    """Time counts from here, even for a thread that keeps the interpreter from now on."""
+    with self._lock:
+      self.beat()
+      if self._seconds > 0 and not self._pauses:
+        self._last_resort.postpone(self._seconds + self._patience)
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
@@ -62,12 +68,11 @@ class Watchdog:
           self.beat()
 
   def _watch(self) -> None:
-    patience = min(self._seconds / 4, 5.0)
-    while not self._ended.wait(patience):
+    while not self._ended.wait(self._patience):
       with self._lock:
         if self._last is None or self._pauses:
           continue
-        self._last_resort.postpone(self._seconds + patience)
+        self._last_resort.postpone(self._seconds + self._patience)
         if time.monotonic() - self._last < self._seconds:
           continue
       self._end()

@@ -41,6 +41,8 @@ def loop(stop_at: int | None = None) -> None:
 
 
 def main(action: str, config: str, timeout: str) -> int:
+  print("loaded", flush=True)
+  sys.stdin.readline()  # until all are
   began = time.monotonic()
   try:
     report = parallel.start(timeout=float(timeout), config=config)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
+from ports import free_port
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import (
@@ -38,7 +39,7 @@ def start(action, folder, **env):
 
 
 def results(process):
-  out, err = process.communicate(timeout=120)
+  out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
   return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -148,9 +149,7 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
 
 
 def test_two_hosts_save_what_one_restores(tmp_path):
-  with socket.socket() as s:
-    s.bind(("", 0))
-    coordinator = f"localhost:{s.getsockname()[1]}"
+  coordinator = f"localhost:{free_port()}"
   places = [
     dict(T5LIKE_COORDINATOR=coordinator, T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID=str(number)) for number in (0, 1)
   ]

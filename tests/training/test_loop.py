@@ -176,16 +176,22 @@ def test_layer_norms_are_written_at_their_own_period(tmp_path):
   assert not any("gradient/mlp[1]" in row for row in read_metrics(tmp_path) if row["kind"] == "train")
 
 
-def test_time_in_hooks_and_without_input_is_not_time_in_steps(tmp_path):
+def test_time_in_hooks_is_not_time_in_steps(tmp_path, monkeypatch):
+  now = [time.monotonic()]
+  monkeypatch.setattr(time, "monotonic", lambda: now[0])
   goodput = Goodput()
+
+  def step(state, batch):
+    now[0] += 3.0
+    return count(state, batch)
 
   def hook(state):
     with goodput.spent_on("evaluating"):
-      time.sleep(0.2)
+      now[0] += 20.0
 
-  run(tmp_path, [Hook(5, hook)], goodput=goodput)
+  run(tmp_path, [Hook(5, hook)], step=step, goodput=goodput)
   spent = goodput.as_dict()["spent"]
-  assert 0.4 <= spent["evaluating"] < 0.8 and spent[STEPS] < 0.4
+  assert spent["evaluating"] == pytest.approx(40.0) and spent[STEPS] == pytest.approx(30.0)
 
 
 class Late:
@@ -203,16 +209,15 @@ class Late:
 
 
 @pytest.mark.parametrize(
-  ("step_seconds", "batch_seconds", "share"),
+  ("step_seconds", "batch_seconds"),
   [
-    (0.06, 0.01, 0.01 / 0.73),  # the device stands still only before the first of 12 steps
-    (0.01, 0.04, (12 * 0.04 - 11 * 0.01) / 0.49),  # each batch comes 0.03 s after the step before has ended
+    (0.06, 0.01),  # the device stands still only before the first of 12 steps: for 0.01 of the 0.12 s
+    (0.01, 0.04),  # each batch comes 0.03 s after the step before has ended
   ],
 )
-def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
-  tmp_path, step_seconds, batch_seconds, share
-):
-  free = 0.0
+def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(tmp_path, step_seconds, batch_seconds):
+  """Sleeps take longer on a busy machine: what the device stood still is measured here too."""
+  free = idle = 0.0
 
   def step(state, batch):
     nonlocal free
@@ -221,15 +226,20 @@ def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
     return state, {name: Late(value, free) for name, value in metrics.items()}
 
   def batches():
+    nonlocal idle
     while True:
+      before = time.monotonic()
       time.sleep(batch_seconds)
+      idle += max(0.0, time.monotonic() - max(before, free))
       yield {"decoder_input_tokens": np.zeros((2, 3), np.int32)}
 
   writer = MetricWriter(tmp_path, 0)
   log = TrainLog(writer, ProgressLine(io.StringIO(), log_every=0), period=12, last_step=12)
   train_loop(State(jnp.int32(0)), step, batches(), 12, log)
   writer.close()
-  assert read_metrics(tmp_path)[0]["input_wait"] == pytest.approx(share, abs=0.1)
+  (row,) = read_metrics(tmp_path)
+  waited = row["input_wait"] * 12 / row["steps_per_second"]
+  assert idle / 2 < waited < idle + 0.06  # a thread notes the ends of steps, a little late
 
 
 ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -252,7 +262,7 @@ def test_the_next_batch_is_made_while_a_step_runs():
 
   feed = to_devices(batches(), ONE_DEVICE)
   next(feed)
-  deadline = time.monotonic() + 10
+  deadline = time.monotonic() + 60
   while made == [0] and time.monotonic() < deadline:
     time.sleep(0.001)
   assert made == [0, 1]  # one ahead, no more: a batch takes up device memory

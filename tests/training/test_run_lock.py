@@ -35,7 +35,7 @@ def test_an_error_in_the_run_frees_the_directory(tmp_path):
 def test_a_lock_of_another_machine_counts_while_it_gives_signs_of_life(tmp_path):
   lock = tmp_path / LOCK
   lock.write_text(json.dumps({"host": "elsewhere", "pid": 7, "since": "then"}))
-  os.utime(lock, (0, time.time() - 170))
+  os.utime(lock, (0, time.time() - 100))
   with pytest.raises(UserError, match="process 7 on elsewhere"), sole_trainer(tmp_path):
     pass
   os.utime(lock, (0, time.time() - 190))
@@ -47,7 +47,7 @@ def test_the_holder_gives_signs_of_life(tmp_path, monkeypatch):
   monkeypatch.setattr(run_lock, "_HEARTBEAT", 0.02)
   with sole_trainer(tmp_path):
     os.utime(tmp_path / LOCK, (0, 0))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (tmp_path / LOCK).stat().st_mtime < time.time() - 60:
       assert time.monotonic() < deadline
       time.sleep(0.01)
