@@ -7,11 +7,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t5like import configuration
 from t5like.errors import UserError
-from t5like.training.model_dir import CONFIG
 
-if TYPE_CHECKING:  # help must not wait for jax
+if TYPE_CHECKING:  # help and the supervisor must not wait for jax
   from t5like.cli.experiment import Experiment
 
 # Importing these tells gin the names that files may use. None of them imports TensorFlow.
@@ -47,6 +45,9 @@ def register_configurables() -> None:
 
 def load_experiment(model_dir: Path) -> Experiment:
   """The run that a model directory's config.gin describes."""
+  from t5like import configuration
+  from t5like.training.model_dir import CONFIG
+
   config = model_dir / CONFIG
   if not config.is_file():
     raise UserError(
@@ -59,6 +60,8 @@ def load_experiment(model_dir: Path) -> Experiment:
 
 def load_configuration(args: argparse.Namespace) -> None:
   """Makes the files and overrides of the command line the current configuration."""
+  from t5like import configuration
+
   register_configurables()
   paths = [p for given in args.gin_search_paths for p in given.split(",") if p]
   configuration.load(args.gin_file, args.gin_overrides, paths)

@@ -78,7 +78,7 @@ def run_verb(verb: str, argv: Sequence[str]) -> int:
   module.configure(parser)
   rest, overrides = split_overrides(argv)
   args = parser.parse_args(rest)
-  args.gin_overrides = overrides
+  args.gin_overrides, args.argv = overrides, [verb, *argv]
   if overrides and not hasattr(args, "gin_file"):
     raise UserError(f"t5like {verb} takes no --gin options", given=", ".join(f"--gin.{n}" for n, _ in overrides))
   return module.run(args)

@@ -7,19 +7,28 @@ On several machines, the same command on each: TPU pods, Slurm, Kubernetes and O
 elsewhere the three options of a host say who is who.
 
 Exit status: 0 finished; 1 failed while running; 2 bad input, nothing begun; 124 stalled (WATCHDOG_MINUTES);
-130 and 143 interrupted by SIGINT or SIGTERM, saved, to be started again.
+130 and 143 interrupted by SIGINT or SIGTERM, saved, to be started again. With --restarts=N, crashes and stalls are
+started again by themselves, and the status is that of the last attempt.
 """
 
 import argparse
 import contextlib
+import sys
 
-from t5like import configuration
 from t5like.cli.gin_flags import add_gin_arguments, load_configuration
+from t5like.cli.supervisor import ALONE, supervise
+from t5like.errors import RunError, UserError
+from t5like.training.step_file import StepFile, is_supervised
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
   parser.add_argument("--dry_run", action="store_true", help="print the configuration and the run card, then stop")
+  group = parser.add_argument_group("when it fails")
+  group.add_argument("--restarts", type=int, default=0, metavar="N", help="start again after a crash, N times at most")
+  group.add_argument(
+    "--restart_wait", type=float, default=5.0, metavar="SECONDS", help="before the first of them; then twice as long"
+  )
   group = parser.add_argument_group("several machines, where no cluster tells")
   group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
   group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
@@ -30,18 +39,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  if args.restarts < 0 or args.restart_wait < 0:
+    raise UserError("--restarts and --restart_wait cannot be below 0")
+  if args.restarts and not args.dry_run and not is_supervised():
+    return supervise([sys.executable, "-m", "t5like", *args.argv], args.restarts, args.restart_wait)
+  return train(args)
+
+
+class Alone(RunError):
+  """Other hosts are not here yet: the supervisor tries again."""
+
+  status = ALONE
+
+
+def meet_other_hosts(args: argparse.Namespace, config: str) -> object:
+  """Joins the other hosts, if there are any. Where a supervisor brings them back, one who is missing is no bad input."""
+  from t5like import parallel
+  from t5like.parallel.roll_call import RollCallError
+
+  try:
+    return parallel.start(args.coordinator, args.processes, args.process_id, args.start_timeout, config)
+  except RollCallError as error:
+    raise (Alone(error.what, **error.lines) if is_supervised() else error) from None
+
+
+def train(args: argparse.Namespace) -> int:
+  from t5like import configuration
   from t5like.training.goodput import Goodput
 
   goodput = Goodput()
   load_configuration(args)
-
-  from t5like import parallel
-
-  hosts = parallel.start(
-    args.coordinator, args.processes, args.process_id, args.start_timeout, configuration.resolved_config()
-  )
+  hosts = meet_other_hosts(args, configuration.resolved_config())
   experiment = configuration.build("train")
 
+  from t5like import parallel
   from t5like.cli.training_plan import prepare
   from t5like.cli.training_run import Run
   from t5like.training.model_dir import check_model_dir
@@ -51,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
   if hosts:
     say(str(hosts))
   model_dir = check_model_dir(experiment.model_dir)
+  step_file = StepFile(model_dir)
   with (
     parallel.use_preset(experiment.mesh.preset),
     contextlib.nullcontext() if args.dry_run else sole_trainer(model_dir),
@@ -60,4 +92,4 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
       say(configuration.resolved_config())
     say(plan.run_card)
-    return 0 if args.dry_run else Run(experiment, plan, goodput).execute()
+    return 0 if args.dry_run else Run(experiment, plan, goodput, step_file).execute()

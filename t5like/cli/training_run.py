@@ -34,6 +34,7 @@ from t5like.training.profiling import ProfilerWindow
 from t5like.training.progress import ProgressLine, duration, say
 from t5like.training.state import TrainState, create_state
 from t5like.training.step import LossSettings, compile_train_step, keep_compiled_steps
+from t5like.training.step_file import StepFile
 from t5like.training.train_log import TrainLog
 from t5like.training.watchdog import Watchdog
 
@@ -44,8 +45,8 @@ NOT_FINITE = "not_finite"
 class Run:
   """One `t5like train`, from its plan to its exit status."""
 
-  def __init__(self, experiment: Experiment, plan: Plan, goodput: Goodput):
-    self._experiment, self._plan, self._goodput = experiment, plan, goodput
+  def __init__(self, experiment: Experiment, plan: Plan, goodput: Goodput, step_file: StepFile):
+    self._experiment, self._plan, self._goodput, self._step_file = experiment, plan, goodput, step_file
     self._checkpoints = Checkpoints(plan.model_dir, experiment.keep)
     self._skipped = SkippedBatches.read(plan.model_dir)
     self._scores: dict[str, float] = {}  # of the step that is being evaluated
@@ -78,6 +79,7 @@ class Run:
     with self._goodput.spent_on("initialising"):
       state = initialise(experiment, plan, start)
     self._first_step = int(state.step)
+    self._step_file.write(self._first_step)
     self._goodput.resume(plan.model_dir, self._first_step)
     self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
     with contextlib.closing(MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))) as writer:
@@ -139,6 +141,7 @@ class Run:
 
   def _is_to_stop(self, step: int) -> bool:
     self._scores = {}
+    self._step_file.write(step)
     self._checkpoints.raise_errors()
     return parallel.any_host_requested_stop(step, self._interruption.requested) or self._enough
 

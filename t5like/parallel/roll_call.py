@@ -18,6 +18,10 @@ import time
 from t5like.errors import UserError
 
 
+class RollCallError(UserError):
+  """Not everyone is here, or someone twice: it may be otherwise when all are started again."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Host:
   """What one process says of itself."""
@@ -71,7 +75,7 @@ async def _preside(port: int, own: Host, deadline: float) -> list[Host]:
   try:
     server = await asyncio.start_server(register.receive, port=port, backlog=own.processes + 16)
   except OSError as error:
-    raise UserError(
+    raise RollCallError(
       f"process 0 cannot open the coordinator's port {port}: {error.strerror or error}",
       try_="another port; or give every process an id of its own, if two of them on this machine are process 0",
     ) from error
@@ -107,7 +111,7 @@ def _attend(address: str, port: int, own: Host, deadline: float, timeout: float)
     except (OSError, ValueError) as error:  # not up yet, no such name yet, or something else is listening there
       problem = error
     time.sleep(0.2)
-  raise UserError(
+  raise RollCallError(
     f"process 0 did not answer within {timeout:.0f} s",
     missing=f"process 0, the coordinator at {address}:{port} ({problem})",
     here=own.name,
@@ -120,14 +124,14 @@ def check_present(present: list[Host], processes: int, timeout: float) -> None:
   ids = [host.process_id for host in present]
   twice = sorted({number for number in ids if ids.count(number) > 1})
   if twice:
-    raise UserError(
+    raise RollCallError(
       f"{ids.count(twice[0])} processes say that they are process {twice[0]}",
       seen=", ".join(host.name for host in present),
       try_="another T5LIKE_PROCESS_ID, from 0 up, on each",
     )
   missing = sorted(set(range(processes)) - set(ids))
   if missing:
-    raise UserError(
+    raise RollCallError(
       f"{len(ids)} of {processes} hosts came within {timeout:.0f} s",
       missing=", ".join(f"process {number}" for number in missing),
       seen=", ".join(host.name for host in present),

@@ -10,6 +10,7 @@ from t5like.training.run_lock import LOCK
 
 CONFIG = "config.gin"
 RUN_CARD = "run_card.txt"
+SUPERVISOR = "supervisor"  # .jsonl: its decisions
 
 
 def check_model_dir(path: str | Path) -> Path:
@@ -17,8 +18,9 @@ def check_model_dir(path: str | Path) -> Path:
   folder = Path(path).expanduser().absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
-  # A run that was killed before it wrote its configuration leaves its lock.
-  found = sorted(p.name for p in folder.iterdir() if p.name != LOCK) if folder.is_dir() else []
+  # A run that was killed before it wrote its configuration leaves its lock, and its supervisor a word on that.
+  ours = (LOCK, SUPERVISOR)
+  found = sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)) if folder.is_dir() else []
   if found and CONFIG not in found:
     raise UserError(
       f"MODEL_DIR holds other things: {folder}",

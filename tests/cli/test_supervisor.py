@@ -1,0 +1,164 @@
+"""The supervisor restarts what a restart mends, and nothing else. Real processes throughout."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from trainers import REPOSITORY, finish, has_checkpoint, losses, start, wait_for
+
+from t5like.cli.supervisor import ALONE, Ending, Policy, supervise
+from t5like.training.model_dir import check_model_dir
+
+# What a child does in its first, second, ... attempt: reach a step, then end with a status or by a signal.
+CHILD = textwrap.dedent("""
+  import os, signal, sys, time
+  from pathlib import Path
+  from t5like.training.step_file import StepFile
+  folder = Path(sys.argv[1])
+  plan = (folder / "plan").read_text().split()
+  (folder / "plan").write_text(" ".join(plan[1:]))
+  step, end = plan[0].split(":")
+  file = StepFile(folder)
+  if step != "-":
+    file.write(int(step))
+  if end == "wait":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    (folder / "waiting").touch()
+    time.sleep(60)
+  if int(end) < 0:
+    os.kill(os.getpid(), -int(end))
+  sys.exit(int(end))
+""")
+
+
+@pytest.fixture
+def run_child(tmp_path):
+  """`run_child("3:1 5:0")`: step 3 and status 1 first, then step 5 and status 0. Gives the status and all decisions."""
+
+  def run(plan, restarts=5):
+    (tmp_path / "plan").write_text(plan)
+    status = supervise([sys.executable, "-c", CHILD, str(tmp_path)], restarts, first_wait=0.01)
+    log = tmp_path / "supervisor.jsonl"
+    return status, [json.loads(line) for line in log.read_text().splitlines()]
+
+  return run
+
+
+def test_crashes_kills_and_stalls_are_restarted_until_it_is_done(run_child, tmp_path, capfd):
+  status, decisions = run_child("3:1 7:-9 12:124 19:143 20:0")
+  assert status == 0
+  assert [(d["attempt"], d["status"], d["step"], d["restart"]) for d in decisions] == [
+    (1, 1, 3, True), (2, -9, 7, True), (3, 124, 12, True), (4, 143, 19, True), (5, 0, 20, False),
+  ]  # fmt: skip
+  assert all(d["host"] == socket.gethostname() for d in decisions)
+  lines = capfd.readouterr().err.splitlines()
+  assert lines[1].startswith("supervisor: attempt 2 killed by SIGKILL") and "lack of memory" in lines[1]
+  assert "at step 7, 3 restarts left: starting again in 0.01 s" in lines[1]
+  assert "stood still at step 12 (status 124)" in lines[2]
+
+
+def test_the_log_alone_does_not_make_a_folder_somebody_elses(tmp_path):
+  (tmp_path / "supervisor.jsonl").write_text("{}\n")
+  assert check_model_dir(tmp_path) == tmp_path
+
+
+def test_bad_input_is_never_restarted(run_child):
+  status, decisions = run_child("-:2")
+  assert (status, len(decisions)) == (2, 1)
+  assert "bad input" in decisions[0]["reason"]
+
+
+def test_the_same_step_failing_three_times_is_given_up(run_child):
+  status, decisions = run_child("50:1 50:1 50:-6 90:0")
+  assert status == 128 + 6
+  assert decisions[-1]["reason"] == "killed by SIGABRT at step 50, the 3rd time in a row at step 50"
+  assert len(decisions) == 3
+
+
+def test_restarts_are_counted(run_child):
+  status, decisions = run_child("10:1 20:1 30:1", restarts=2)
+  assert (status, len(decisions)) == (1, 3)
+  assert "no restart is left" in decisions[-1]["reason"]
+
+
+def test_waits_double_and_begin_anew_after_progress():
+  policy = Policy(restarts=100, first_wait=5.0)
+  waits = [policy.decide(Ending(1, step)).wait for step in (10, 1, 5, 20, 16, 1)]
+  assert waits == [5.0, 10.0, 20.0, 5.0, 10.0, 20.0]
+  alone = [policy.decide(Ending(ALONE, None)) for _ in range(20)]
+  assert all(d.restart for d in alone), "hosts that do not come are waited for"
+  assert [d.wait for d in alone][-1] == 300.0
+
+
+def test_what_the_devices_notice_a_step_or_two_later_is_the_same_step():
+  policy = Policy(restarts=100, first_wait=1.0)
+  assert [policy.decide(Ending(1, step)).restart for step in (500, 502, 501)] == [True, True, False]
+  policy = Policy(restarts=100, first_wait=1.0)
+  assert [policy.decide(Ending(1, step)).restart for step in (500, None, 500, None, None, None)] == [True] * 5 + [False]
+
+
+def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
+  (tmp_path / "plan").write_text("4:wait 5:0")
+  command = [sys.executable, "-c", CHILD, str(tmp_path)]
+  process = subprocess.Popen(
+    [sys.executable, "-c", f"import t5like.cli.supervisor as s, sys; sys.exit(s.supervise({command!r}, 5, 0.01))"],
+    env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  wait_for((tmp_path / "waiting").exists, process)
+  process.send_signal(signal.SIGTERM)
+  error = process.communicate(timeout=30)[1]
+  assert process.returncode == 143, error
+  assert "stopped by SIGTERM, saved, at step 4 (status 143), as SIGTERM to this process asked" in error
+
+
+def child_of(process) -> int:
+  return int((subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)).stdout)
+
+
+def test_a_killed_trainer_goes_on_and_its_supervisor_holds_no_device(pretrain, tmp_path):
+  folder = tmp_path / "run"
+  supervised = start(
+    [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=60", "--gin.CHECKPOINT_PERIOD=10",
+     "--gin.LOG_PERIOD=1", "--restarts=3", "--restart_wait=0.1"]
+  )  # fmt: skip
+  wait_for(has_checkpoint(folder, 10), supervised)
+  maps = open(f"/proc/{supervised.pid}/maps").read()
+  assert "jaxlib" not in maps and "tensorflow" not in maps
+  os.kill(child_of(supervised), signal.SIGKILL)
+  output = finish([supervised])[0]
+  decisions = [json.loads(line) for line in (folder / "supervisor.jsonl").read_text().splitlines()]
+  assert [(d["status"], d["restart"]) for d in decisions] == [(-9, True), (0, False)]
+  assert decisions[0]["step"] >= 10 and decisions[1]["step"] == 60
+  assert sorted(losses(folder)) == list(range(1, 61))
+  assert "its own checkpoint of step" in output
+
+
+@pytest.mark.slow  # two hosts start twice, and the survivor may wait for its watchdog
+def test_a_pod_meets_again_after_one_host_was_killed(pretrain, tmp_path):
+  folder = tmp_path / "run"
+  with socket.socket() as probe:
+    probe.bind(("localhost", 0))
+    port = probe.getsockname()[1]
+  command = [
+    *pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=400", "--gin.CHECKPOINT_PERIOD=20", "--gin.LOG_PERIOD=1",
+    "--gin.WATCHDOG_MINUTES=0.5", "--restarts=9", "--restart_wait=0.5", "--start_timeout=60",
+  ]  # fmt: skip
+  hosts = [start(command, host=host, hosts=2, port=port) for host in range(2)]
+  try:
+    wait_for(has_checkpoint(folder, 20), hosts[0])
+    os.kill(child_of(hosts[1]), signal.SIGKILL)
+    outputs = finish(hosts, timeout=300)
+  finally:
+    for host in hosts:
+      host.kill()
+  assert "killed by SIGKILL" in outputs[1]
+  assert all("supervisor: attempt 1 " in output and "starting again" in output for output in outputs)
+  assert "2 of 2 hosts" in outputs[0]
+  assert sorted(losses(folder)) == list(range(1, 401))
