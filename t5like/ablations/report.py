@@ -1,0 +1,29 @@
+"""The report of a sweep: one HTML page, Markdown and CSV, from results and the paper's tables alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from t5like.ablations.report_comparison import compare
+from t5like.ablations.report_costs import EnergyAssumptions
+from t5like.ablations.report_data import ReportData
+from t5like.ablations.report_page import page
+from t5like.ablations.report_text import csv_text, markdown
+
+PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
+
+
+def write_report(data: ReportData, folder: str | Path, assumptions: EnergyAssumptions | None = None) -> list[Path]:
+  """Writes the three files into `folder`. The same results give the same bytes."""
+  folder = Path(folder).expanduser()
+  folder.mkdir(parents=True, exist_ok=True)
+  assumptions = assumptions or EnergyAssumptions()
+  comparison = compare(data)
+  texts = {
+    PAGE: page(comparison, assumptions),
+    MARKDOWN: markdown(comparison, assumptions),
+    CSV: csv_text(comparison),
+  }
+  for name, text in texts.items():
+    (folder / name).write_text(text, encoding="utf-8")
+  return [folder / name for name in texts]

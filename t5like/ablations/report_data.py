@@ -1,0 +1,179 @@
+"""What a report is made of: a sweep directory, or the one small file that it was exported to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePath
+from typing import Any
+
+from t5like.ablations.results import (
+  SWEEP,
+  Failure,
+  Result,
+  from_json,
+  read_failures,
+  read_results,
+  run_name,
+  to_json,
+)
+from t5like.ablations.tables import RECIPES, Table, find_tables
+from t5like.errors import UserError
+
+_FORMAT = 1
+_EXPORTED_POINTS = 50  # of a loss curve: enough for a plot, small enough to commit
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportData:
+  """The runs of one sweep. `sweep` is its sweep.json."""
+
+  sweep: dict[str, Any]
+  results: list[Result]
+  failures: list[Failure]
+  left_out: list[str] = dataclasses.field(default_factory=list)  # what was found and is not used, and why
+
+  @property
+  def scale(self) -> str:
+    return self.sweep["scale"]
+
+  @property
+  def tables(self) -> list[Table]:
+    return find_tables(self.sweep["tables"])
+
+  @property
+  def seeds(self) -> list[int]:
+    """Those asked for."""
+    seeds = self.sweep.get("seeds", [])
+    return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+
+
+def read_sweep(sweep_dir: str | Path) -> ReportData:
+  folder = Path(sweep_dir).expanduser()
+  file = folder / SWEEP
+  if not file.is_file():
+    raise UserError(
+      f"no sweep in {folder}", missing=SWEEP, try_="t5like ablate --table=7 --sweep_dir=DIR, or --from=FILE.json"
+    )
+  return _checked(_loaded(file), read_results(folder), read_failures(folder), file)
+
+
+def read_export(file: str | Path) -> ReportData:
+  file = Path(file).expanduser()
+  if not file.is_file():
+    raise UserError(f"no file {file}", try_="t5like ablate --report --sweep_dir=DIR --export=FILE.json writes one")
+  content = _loaded(file)
+  if content.get("format") != _FORMAT or not isinstance(content.get("sweep"), dict):
+    raise UserError(
+      f"{file} holds no exported sweep of format {_FORMAT}",
+      found=", ".join(list(content)[:8]),
+      expected="a file that t5like ablate --report --export wrote",
+    )
+  results = [from_json(fields, file) for fields in content.get("results", [])]
+  return _checked(content["sweep"], results, [Failure(**fields) for fields in content.get("failures", [])], file)
+
+
+def write_export(file: str | Path, data: ReportData) -> None:
+  """One file with all that a report shows. Commands, tracebacks and folders stay behind: they name this machine."""
+  sweep = {**data.sweep, "corpus": _without_folders(data.sweep.get("corpus"))}
+  results = [
+    to_json(dataclasses.replace(result, commands=[], curve=_thinned(result.curve, _EXPORTED_POINTS)))
+    for result in data.results
+  ]
+  failures = [dataclasses.asdict(dataclasses.replace(f, command="", traceback="")) for f in data.failures]
+  file = Path(file).expanduser()
+  file.parent.mkdir(parents=True, exist_ok=True)
+  file.write_text(
+    f'{{"format": {_FORMAT},\n"sweep": {_compact(sweep)},\n"results": {_one_a_line(results)},\n'
+    f'"failures": {_one_a_line(failures)}}}\n',
+    encoding="utf-8",
+  )
+
+
+def _loaded(file: Path) -> dict[str, Any]:
+  try:
+    content = json.loads(file.read_text(encoding="utf-8"))
+  except (ValueError, OSError) as error:
+    raise UserError(f"cannot read {file}", because=error) from None
+  if not isinstance(content, dict):
+    raise UserError(f"{file} holds no JSON object")
+  return content
+
+
+def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Failure], source: Path) -> ReportData:
+  """Only runs of the sweep's own scale are compared; a number that is none is no score."""
+  for field in ("scale", "tables"):
+    if field not in sweep:
+      raise UserError(f"{source} does not say the sweep's {field}", found=", ".join(sweep))
+  twice = [name for name, times in Counter(run_name(r.recipe, r.seed) for r in found).items() if times > 1]
+  if twice:
+    raise UserError("a run is there twice", file=source, runs=", ".join(twice))
+  left_out, kept = [], []
+  usual = _usual_tasks([result for result in found if result.scale == sweep["scale"]])
+  for result in found:
+    name = run_name(result.recipe, result.seed)
+    if result.scale != sweep["scale"]:
+      left_out.append(f"{name}: of scale {result.scale}, and this report is of {sweep['scale']}")
+      continue
+    if set(result.tasks) != usual:  # a mean over other tasks is another score
+      left_out.append(f"{name}: scored on {_listed(result.tasks)}, and most runs on {_listed(usual)}")
+      continue
+    broken = [group for group, score in result.scores.items() if score is None or not math.isfinite(score)]
+    left_out += [f"{name}: its {group} score is not a number" for group in broken]
+    kept.append(dataclasses.replace(result, scores={g: s for g, s in result.scores.items() if g not in broken}))
+  if not kept:
+    raise UserError(
+      f"no finished run of scale {sweep['scale']} to report",
+      file=source,
+      found="\n".join(left_out),
+      failed=", ".join(run_name(f.recipe, f.seed) for f in failures),
+    )
+  finished = {(r.recipe, r.seed) for r in kept}
+  order = {recipe: number for number, recipe in enumerate(RECIPES)}
+  kept.sort(key=lambda r: (order.get(r.recipe, len(order)), r.recipe, r.seed))
+  return ReportData(sweep, kept, [f for f in failures if (f.recipe, f.seed) not in finished], left_out)
+
+
+def _usual_tasks(results: Sequence[Result]) -> frozenset[str]:
+  """The tasks that most runs were scored on; the larger set where two are as frequent."""
+  sets = Counter(frozenset(result.tasks) for result in results)
+  return max(sets, key=lambda tasks: (sets[tasks], len(tasks)), default=frozenset())
+
+
+def _listed(tasks: Iterable[str]) -> str:
+  return ", ".join(sorted(tasks)) or "no task"
+
+
+def _thinned(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int, float]]:
+  if len(curve) <= points:
+    return list(curve)
+  return [curve[round(i * (len(curve) - 1) / (points - 1))] for i in range(points)]
+
+
+def _without_folders(corpus: Any) -> Any:
+  if isinstance(corpus, list | tuple):
+    return [_without_folders(part) for part in corpus]
+  return PurePath(corpus).name if isinstance(corpus, str) and PurePath(corpus).is_absolute() else corpus
+
+
+def _one_a_line(items: Sequence[dict[str, Any]]) -> str:
+  """A run is a line: small, and a later commit shows which runs changed."""
+  return "[\n" + ",\n".join(map(_compact, items)) + "\n]" if items else "[]"
+
+
+def _compact(content: Any) -> str:
+  return json.dumps(_rounded(content), separators=(",", ":"), allow_nan=False)
+
+
+def _rounded(value: Any) -> Any:
+  """Six digits say all that scores, losses and costs can."""
+  if isinstance(value, dict):
+    return {key: _rounded(part) for key, part in value.items()}
+  if isinstance(value, list | tuple):
+    return [_rounded(part) for part in value]
+  if isinstance(value, float):
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+  return value

@@ -1,0 +1,94 @@
+"""What each objective does to a sentence, word by word, as in the paper's Table 3.
+
+Words stand for tokens here so that a reader sees the text and not its pieces; `t5like tasks objective NAME` shows the
+same with a real vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+
+from t5like.ablations.tables import RECIPES
+from t5like.errors import UserError
+from t5like.objectives import CATALOGUE, Draws, Objective, Ragged, Rows, SpecialTokens
+
+TEXT = (
+  "Thank you for inviting me to your party last week . The weather was fine , the music was loud , and everybody "
+  "came , even my old neighbour , who danced until midnight and then asked for more cake . I could not stay to the "
+  "end , since my train left early , but I hope that we will meet again soon ."
+)
+_OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # those that stand in at random
+_SENTINELS = tuple(f"<{letter}>" for letter in "XYZABCDEFGHIJKLMNOPQRSTUVW")
+_MASK = "<M>"
+_SEED = 26  # one whose noise shows what an objective is about
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  objective: str
+  inputs: str
+  targets: str
+  recipes: list[str]
+
+
+class _Words:
+  """Ids of words: padding and end, the text, other words, the mask, then sentinels from the top down, as in T5."""
+
+  def __init__(self, text: str):
+    words = list(dict.fromkeys([*text.split(), *_OTHER_WORDS]))
+    self.words = ["", "</s>", *words, _MASK, *reversed(_SENTINELS)]
+    self._ids = {word: number for number, word in enumerate(self.words)}
+    size = len(self.words)
+    self.special = SpecialTokens(
+      vocab_size=size,
+      pad=0,
+      eos=1,
+      sentinels=tuple(range(size - 1, size - 1 - len(_SENTINELS), -1)),
+      mask=self._ids[_MASK],
+      others=frozenset({self._ids[_MASK]}),
+      sentence_ends=(self._ids["."],) if "." in self._ids else (),
+    )
+
+  def rows(self, text: str) -> Ragged:
+    return Ragged.full(np.array([[self._ids[word] for word in text.split()]], np.int32))
+
+  def text(self, rows: Ragged) -> str:
+    return " ".join(self.words[token] for token in rows.tokens[0, : rows.lengths[0]])
+
+
+def show(objective: Objective, text: str = TEXT, seed: int = _SEED) -> tuple[str, str]:
+  """Inputs and targets of an objective for encoder-decoders and decoders."""
+  words = _Words(text)
+  row = words.rows(text)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # about sentinels of rows far longer than this
+    pairs = objective(Rows(row.tokens, row.lengths, row), Draws.of(seed, 0, np.zeros(1, int)), words.special)
+  return words.text(pairs.inputs), words.text(pairs.targets)
+
+
+def examples(recipes: Iterable[str]) -> list[Example]:
+  """One for each objective of the recipes, in their order, where words can show what it does."""
+  used: dict[str, list[str]] = {}
+  for name in recipes:
+    objective = RECIPES[name].objective if name in RECIPES else _objective_in(name)
+    if objective is not None:
+      used.setdefault(objective, []).append(name)
+  found = []
+  for name, users in used.items():
+    objective = CATALOGUE.get(name)
+    if objective is None or objective.makes != "pairs":
+      continue
+    try:
+      found.append(Example(name, *show(objective), users))
+    except UserError:  # needs more of a vocabulary than words have
+      continue
+  return found
+
+
+def _objective_in(recipe: str) -> str | None:
+  """A recipe of one's own is named as ours are: architecture/objective."""
+  return next((part for part in recipe.split("/")[1:] if part in CATALOGUE), None)
