@@ -88,6 +88,8 @@ class Experiment:
   # Evaluation, at the end too: the split ('' for none); by decoding at most so many examples (0: all), and by the
   # loss of the true answers, over so many batches where a corpus has no end of them.
   eval_split: str = ""
+  # Labelled tasks to evaluate on, where they are others than those trained on.
+  eval_tasks: Sequence[str] = ()
   eval_examples: int = 0
   eval_loss_batches: int = 16
   early_stopping: EarlyStopping = dataclasses.field(default_factory=lambda: EarlyStopping("", patience=5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +96,13 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
   check_room(model_dir, checkpoint_bytes(spec.shapes))
 
-  members = None if experiment.stream else open_members(experiment, vocabulary, experiment.split, dry_run)
+  rates = experiment.mix or {experiment.task: 1.0}
+  members = None if experiment.stream else open_members(experiment, vocabulary, rates, experiment.split, dry_run)
   batches = None if members is None else make_batches(experiment, members, phases, special)
   evaluated = []
   if experiment.eval_split:
-    evaluated = open_members(experiment, vocabulary, experiment.eval_split, dry_run) or []
+    rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
+    evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run) or []
   check_evaluation(experiment, evaluated)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
@@ -109,23 +112,25 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
 
 
-def open_members(experiment: Experiment, vocabulary: Vocabulary, split: str, dry_run: bool) -> list[Member] | None:
-  """The token caches of the run's tasks; None where one is missing and a dry run builds nothing.
+def without_corpus(experiment: Experiment) -> dict[str, float]:
+  """The labelled tasks of a mix: the corpus among them is there to be learnt from, not to be evaluated."""
+  return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
 
-  A corpus that is trained along with labelled tasks is not evaluated with them: it is there to be learnt from.
-  """
+
+def open_members(
+  experiment: Experiment, vocabulary: Vocabulary, rates: Mapping[str, float], split: str, dry_run: bool
+) -> list[Member] | None:
+  """The token caches of tasks at these rates; None where one is missing and a dry run builds nothing."""
   members = []
-  for task, rate in (experiment.mix or {experiment.task: 1.0}).items():
-    is_corpus = task == experiment.task and experiment.objective is not None
-    if is_corpus and experiment.mix and split != experiment.split:
-      continue
-    files = experiment.corpus_files if is_corpus else None  # they make TASK a corpus, and no other
+  for task, rate in rates.items():
+    files = experiment.corpus_files if task == experiment.task else None  # they make TASK a corpus, and no other
     caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, files)
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:
       return None
-    share = rate / sum(member.rate for member in found)
-    members += [dataclasses.replace(member, rate=share * member.rate) for member in found] if experiment.mix else found
+    # In a mix a registered mixture shares its rate out among its tasks.
+    share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
+    members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
   return members
 
 

@@ -1,0 +1,57 @@
+"""The names that the gin files of ablations/ use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import gin
+
+from t5like.ablations.mixing import mixing_rates
+from t5like.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """What a sweep needs to know of a scale; the files of scales/ set it through macros."""
+
+  corpus: str  # the task of the pre-training text
+  tasks: tuple[str, ...]  # what is fine-tuned on: tasks, or mixtures of tasks
+  seeds: int
+  pretrain_steps: int
+  pretrain_batch_size: int
+  pretrain_lengths: Mapping[str, int]
+  finetune_steps: int
+  finetune_batch_size: int
+  finetune_lengths: Mapping[str, int]
+  finetune_eval_period: int
+  finetune_eval_examples: int
+  finetune_learning_rate: float
+
+
+def half_of(number: int) -> int:
+  return number // 2
+
+
+def tokens_for_repeats(steps: int, batch_size: int, lengths: Mapping[str, int], repeats: int) -> int:
+  """How much text a run of this size sees `repeats` times: 2^35 input tokens in 64 passes are 2^29."""
+  return steps * batch_size * lengths["inputs"] // repeats
+
+
+def mixed_tasks(
+  corpus: str, sizes: Mapping[str, int], strategy: str, maximum: int | None = None, temperature: float = 1.0
+) -> dict[str, float]:
+  """Rates of labelled tasks and of the corpus, which counts as larger than any limit."""
+  if corpus in sizes:
+    raise UserError(f"{corpus!r} is the corpus: it has no size", try_="TASK_SIZES without it")
+  largest = maximum or max(sizes.values())
+  return mixing_rates({corpus: largest, **sizes}, strategy, maximum, temperature)
+
+
+def sum_of(numbers: tuple[int, ...]) -> int:
+  return sum(numbers)
+
+
+gin.external_configurable(Scale, "scale")
+for _function in (half_of, tokens_for_repeats, mixed_tasks, sum_of):
+  gin.external_configurable(_function, _function.__name__)
