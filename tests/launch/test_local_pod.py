@@ -1,0 +1,128 @@
+"""`launch/local_pod.sh`: real processes, labelled, that stop together and end with the status of the first failure."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t5like.training.checkpoints import checkpoint_steps
+from t5like.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What a host may do, by its number: short commands of the shell, which a pod starts in a moment.
+TALKS = """
+  trap 'echo stopping; sleep 0.3; printf "the last word"; exit 143' TERM
+  trap 'printf interrupted; exit 130' INT
+  echo "process $T5LIKE_PROCESS_ID of $T5LIKE_NUM_PROCESSES, $JAX_NUM_CPU_DEVICES devices, $T5LIKE_COORDINATOR"
+"""
+WAITS = TALKS + "for i in {1..300}; do sleep 0.1; done; exit 9"
+
+
+def start(processes, command, *options, **environment) -> subprocess.Popen:
+  """The script in a process of its own, its output in one stream."""
+  return subprocess.Popen(
+    [REPOSITORY / "launch/local_pod.sh", str(processes), *options, "--", *map(str, command)],
+    env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+  )  # fmt: skip
+
+
+def run(processes, command, *options, status=0, **environment) -> str:
+  pod = start(processes, command, *options, **environment)
+  output = pod.communicate(timeout=120)[0]
+  assert pod.returncode == status, f"status {pod.returncode}\n{output}"
+  return output
+
+
+def alive(marker: str) -> bool:
+  """Whether any process has `marker` in its command line."""
+  return any(marker.encode() in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+
+
+def test_each_process_knows_its_place_and_every_line_its_process():
+  output = run(3, ["bash", "-c", TALKS + "echo to stderr >&2; printf 'no newline'"], "--devices=2")
+  places = dict(re.findall(r"\[(\d)\] process (\d of 3, 2 devices, localhost:\d+)", output))
+  assert [place[0] for _, place in sorted(places.items())] == ["0", "1", "2"]
+  assert len({place.split(", ")[-1] for place in places.values()}) == 1  # the same coordinator for all
+  for i in range(3):
+    assert output.splitlines().count(f"[{i}] to stderr") == output.splitlines().count(f"[{i}] no newline") == 1
+
+
+@pytest.mark.parametrize("status", [1, 2, 124])
+def test_one_that_fails_stops_all_and_its_status_is_kept(status):
+  began = time.monotonic()
+  fails = f"[ $T5LIKE_PROCESS_ID != 1 ] || {{ sleep 1; exit {status}; }};"
+  output = run(3, ["bash", "-c", fails + WAITS], status=status)
+  assert f"process 1 ended with status {status}" in output and time.monotonic() - began < 10
+  for i in (0, 2):
+    assert f"[{i}] stopping" in output and f"[{i}] the last word" in output
+  assert "Terminated" not in output
+
+
+def test_one_that_fails_at_once_stops_those_that_have_hardly_begun():
+  for _ in range(3):  # of the two orders, both come up
+    run(4, ["bash", "-c", "[ $T5LIKE_PROCESS_ID != 0 ] || exit 1;" + WAITS], status=1)
+
+
+def test_one_that_does_not_stop_is_killed_with_its_children():
+  seconds = f"3{os.getpid()}"  # no other process sleeps as long
+  stubborn = f"trap '' TERM; [ $T5LIKE_PROCESS_ID != 0 ] || exit 1; sleep {seconds} & wait"
+  output = run(2, ["bash", "-c", stubborn], status=1, T5LIKE_STOP_SECONDS="1")
+  assert "killed the processes that did not stop in time" in output
+  assert not alive(f"sleep\0{seconds}")
+
+
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "the last word"), (signal.SIGINT, "interrupted")])
+def test_a_signal_reaches_all_once(number, word):
+  pod = start(2, ["bash", "-c", WAITS])
+  assert {pod.stdout.readline()[:12] for _ in range(2)} == {"[0] process ", "[1] process "}
+  pod.send_signal(number)
+  output = pod.communicate(timeout=30)[0]
+  assert pod.returncode == 128 + number
+  assert all(output.splitlines().count(f"[{i}] {word}") == 1 for i in range(2))
+
+
+@pytest.mark.parametrize(
+  ("arguments", "message"),
+  [
+    (["two", "--", "true"], "how many processes? two is not a number"),
+    (["0", "--", "true"], "how many processes? 0 is not a number"),
+    (["2", "--devices=x", "--", "true"], "--devices=x is not a number"),
+    (["2", "--device=4", "--", "true"], "there is no option --device=4"),
+    (["2", "t5like"], "the command to run comes after --"),
+    (["2"], "no command to run"),
+    (["2", "--", "t5lke"], "there is no command t5lke"),
+  ],
+)
+def test_what_cannot_work_is_said_before_anything_starts(arguments, message):
+  done = subprocess.run([REPOSITORY / "launch/local_pod.sh", *arguments], capture_output=True, text=True)
+  assert done.returncode == 2 and message in done.stderr and "try  launch/local_pod.sh" in done.stderr
+
+
+def test_a_pod_trains_and_saves_on_sigterm(pretrain, tmp_path):
+  """The tiny model on two real hosts; SIGTERM to the script once a step is done."""
+  train = [sys.executable, "-m", "t5like", *pretrain, f"--gin.MODEL_DIR={tmp_path}", "--gin.CHECKPOINT_PERIOD=100000"]
+  pod = start(2, [*train, "--gin.TRAIN_STEPS=100000", "--gin.LOG_PERIOD=1"], "--devices=2")
+  while not read_metrics(tmp_path):
+    assert pod.poll() is None, pod.communicate()[0]
+    time.sleep(0.1)
+  pod.send_signal(signal.SIGTERM)
+  output = pod.communicate(timeout=120)[0]
+  assert pod.returncode == 143, output
+  (step,) = checkpoint_steps(tmp_path)
+  assert "[0] 2 of 2 hosts, 4 devices" in output and "[1] 2 of 2 hosts" not in output  # one speaks for both
+  assert f"[0] SIGTERM: stopped and saved at step {step:,} of 100,000" in output
+
+
+def test_a_host_that_never_comes_does_not_keep_the_others(pretrain, tmp_path):
+  """Process 1 ends before it joins: process 0, a real trainer that waits for it, is stopped."""
+  train = f'"{sys.executable}" -m t5like "$@"'
+  command = ["bash", "-c", f"[ $T5LIKE_PROCESS_ID = 0 ] || {{ sleep 2; exit 7; }}; exec {train}", "trainer"]
+  began = time.monotonic()
+  output = run(2, [*command, *pretrain, f"--gin.MODEL_DIR={tmp_path}"], status=7)
+  assert "process 1 ended with status 7" in output and time.monotonic() - began < 30
