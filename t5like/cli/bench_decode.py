@@ -42,6 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--dtype", default="bfloat16", help="of the computation (default: bfloat16)")
   parser.add_argument("--backend", default="auto", help="attention back end (default: auto)")
   parser.add_argument("--no_peer", action="store_true", help="leave Hugging Face out")
+  parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has torch (default: this one)")
   parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
 
 
@@ -51,12 +52,15 @@ def run(args: argparse.Namespace) -> int:
       raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="a whole number of at least 1")
   model = load_model(args.model, args.dtype, args.backend)
   results = []
-  if not args.no_peer and all(map(importlib.util.find_spec, ("torch", "transformers"))):
+  has_peer = args.peer_python or all(map(importlib.util.find_spec, ("torch", "transformers")))
+  if has_peer and not args.no_peer:
     from t5like.cli.bench_decode_peer import measure_in_a_process
 
     # First, and in processes of their own: jax keeps the memory it has once taken.
     for static in (False, True):
-      results.append(measure_in_a_process(model, args.batch_size, args.inputs, args.outputs, args.beams, static))
+      results.append(
+        measure_in_a_process(model, args.batch_size, args.inputs, args.outputs, args.beams, static, args.peer_python)
+      )
   results.append(measure(model, args.batch_size, args.inputs, args.outputs, args.beams))
   for result in results:
     print(json.dumps(result) if args.json else _text(result), flush=True)

@@ -23,7 +23,7 @@ _LIMIT = 600  # seconds
 
 
 def measure_in_a_process(
-  model: nn.Module, rows: int, inputs: int, outputs: int, beams: int, static: bool
+  model: nn.Module, rows: int, inputs: int, outputs: int, beams: int, static: bool, python: str | None = None
 ) -> dict[str, Any]:
   """{"name", "tokens_per_second", ...}, or {"name", "error"}."""
   task = dict(
@@ -31,7 +31,7 @@ def measure_in_a_process(
     beams=beams, static=static,
   )  # fmt: skip
   name = f"Hugging Face, {'static cache and torch.compile' if static else 'plain'}"
-  return run_peer("t5like.cli.bench_decode_peer", name, task, _LIMIT)
+  return run_peer("t5like.cli.bench_decode_peer", name, task, _LIMIT, python)
 
 
 def measure(

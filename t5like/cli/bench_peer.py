@@ -1,49 +1,114 @@
 """Hugging Face's model of the same sizes on the same device, for `t5like bench train --peer`.
 
 float32 parameters under bfloat16 autocast (or plain float32), no dropout, the fused AdamW that is torch's fastest
-optimizer. It runs in a process of its own, so that neither framework holds memory that the other needs.
+optimizer. It runs in a process of its own, so that neither framework holds memory that the other needs, and by an
+interpreter of its own where torch is not installed beside jax (--peer_python).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import statistics
+import os
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from t5like.errors import RunError
 
 if TYPE_CHECKING:
   from t5like.models.config import TransformerConfig
 
-_WINDOWS = 3
 _LIMIT = 900  # seconds; torch.compile of a deep model takes minutes
 
 
-def measure_in_a_process(
-  config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, steps: int, compiled: bool
+class PeerStep:
+  """A train step of Hugging Face's model, as bench_step.Subject: the process is told how many steps to do, and answers
+  with the seconds they took."""
+
+  def __init__(
+    self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
+    python: str | None = None,
+  ):  # fmt: skip
+    self.name = f"Hugging Face, {'torch.compile' if compiled else 'eager'}"
+    self._python = python
+    self._task = dict(
+      config=dataclasses.asdict(config), layout=layout, rows=rows, lengths=dict(lengths), dtype=dtype, compiled=compiled
+    )
+    self._process: subprocess.Popen | None = None
+
+  def start(self) -> dict[str, Any]:
+    self._errors = tempfile.TemporaryFile("w+")
+    self._process = subprocess.Popen(
+      [self._python or sys.executable, "-m", "t5like.cli.bench_peer"],
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment(),
+    )  # fmt: skip
+    return self._ask(self._task)
+
+  def run(self, steps: int) -> float:
+    return self._ask(steps)
+
+  def close(self) -> dict[str, Any]:
+    if self._process is None:
+      return {}
+    try:
+      return self._ask(None) if self._process.poll() is None else {}
+    finally:
+      self._process.kill()
+      self._process.wait()
+      self._errors.close()
+
+  def _ask(self, what: Any) -> Any:
+    """Sends a line of JSON and waits for the line that answers it."""
+    late = threading.Timer(_LIMIT, self._process.kill)
+    late.start()
+    try:
+      self._process.stdin.write(json.dumps(what) + "\n")
+      self._process.stdin.flush()
+      answer = self._process.stdout.readline()
+    except BrokenPipeError:
+      answer = ""
+    finally:
+      in_time = late.is_alive()
+      late.cancel()
+    if answer:
+      return json.loads(answer)
+    if not in_time:
+      raise RunError(f"not done after {_LIMIT} s")
+    self._process.wait()
+    self._errors.seek(0)
+    raise RunError(_last_words(self._errors.read()))
+
+
+def run_peer(
+  module: str, name: str, task: Mapping[str, Any], limit: float, python: str | None = None
 ) -> dict[str, Any]:
-  """A result as bench_train.measure gives it, or {"name", "error"}."""
-  task = dict(
-    config=dataclasses.asdict(config), layout=layout, rows=rows, lengths=dict(lengths), dtype=dtype, steps=steps,
-    compiled=compiled,
-  )  # fmt: skip
-  name = f"Hugging Face, {'torch.compile' if compiled else 'eager'}"
-  return run_peer("t5like.cli.bench_peer", name, task, _LIMIT)
-
-
-def run_peer(module: str, name: str, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
   """What `python -m module` prints for a task as JSON, in a process of its own; {"name", "error"} where it fails."""
-  command = [sys.executable, "-m", module]
+  command = [python or sys.executable, "-m", module]
   try:
-    done = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=limit)
+    done = subprocess.run(
+      command, input=json.dumps(task), capture_output=True, text=True, timeout=limit, env=_environment()
+    )
   except subprocess.TimeoutExpired:
     return {"name": name, "error": f"not done after {limit} s"}
   if done.returncode:
-    return {"name": name, "error": (done.stderr.strip().splitlines() or ["failed without a word"])[-1]}
+    return {"name": name, "error": _last_words(done.stderr)}
   return {"name": name} | json.loads(done.stdout.splitlines()[-1])
+
+
+def _environment() -> dict[str, str]:
+  """With the folder of this package on the path: another interpreter need not have it installed."""
+  package = str(Path(__file__).resolve().parents[2])
+  return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+
+
+def _last_words(errors: str) -> str:
+  return (errors.strip().splitlines() or ["ended without a word"])[-1]
 
 
 def build(config: Mapping[str, Any], layout: str) -> Any:
@@ -80,9 +145,10 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
   return made.train()
 
 
-def measure(
-  config: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, steps: int, compiled: bool
-) -> dict[str, Any]:
+def prepare(
+  config: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool
+) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
+  """What is known after the first step, a function that times steps, and one that tells what is known at the end."""
   import torch
 
   on_gpu = torch.cuda.is_available()
@@ -101,40 +167,36 @@ def measure(
   call = torch.compile(model) if compiled else model
   low = dtype != "float32"
 
-  def step():
-    with torch.autocast(device, torch.bfloat16, enabled=low):
-      loss = call(input_ids=inputs, labels=labels).loss
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return loss
-
-  def wait():
+  def run(steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+      with torch.autocast(device, torch.bfloat16, enabled=low):
+        loss = call(input_ids=inputs, labels=labels).loss
+      loss.backward()
+      optimizer.step()
+      optimizer.zero_grad(set_to_none=True)
     if on_gpu:
       torch.cuda.synchronize()
+    return time.perf_counter() - started
 
-  started = time.perf_counter()
-  step()
-  wait()
-  first = time.perf_counter() - started
-  times = []
-  for window in range(_WINDOWS + 1):
-    count = 3 if window == 0 else max(steps // _WINDOWS, 1)
-    started = time.perf_counter()
-    for _ in range(count):
-      step()
-    wait()
-    if window:
-      times.append((time.perf_counter() - started) / count)
-  return {
+  first = {
     "device": torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads",
     "optimizer": "fused AdamW",
-    "compile_seconds": first,
-    "step_seconds": statistics.median(times),
-    "spread": max(times) / min(times) - 1.0,
-    "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+    "compile_seconds": run(1),
   }
+  return first, run, lambda: {"memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
+
+
+def serve() -> None:
+  """A task on the first line of standard input, then numbers of steps; null ends it."""
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # compilers write to standard output what they like
+  known, run, at_end = prepare(**json.loads(sys.stdin.readline()))
+  print(json.dumps(known), file=answers, flush=True)
+  for line in sys.stdin:
+    steps = json.loads(line)
+    print(json.dumps(at_end() if steps is None else run(steps)), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-  print(json.dumps(measure(**json.load(sys.stdin))))
+  serve()

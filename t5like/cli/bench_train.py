@@ -3,24 +3,29 @@
 t5like bench train --model=t5_1_1/base
 t5like bench train --model=gpt2/medium --batch_size=32 --inputs=1024 --peer
 t5like bench train --model=t5_1_1/base --packed --json
+t5like bench train --model=t5_1_1/base --scaling
 
 Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed apart.
 Tokens count inputs and targets. Model FLOPs are those of planning/flops.py: matrix products once forward, twice
 backward, attention in full. Memory is what the compiled step takes on one device, its state included.
-With --peer, Hugging Face's model of the same sizes trains on the same device first, eager and compiled.
+With --peer, Hugging Face's model of the same sizes trains on the same device, eager and compiled: first, and on a CPU
+in turns with ours. Torch may live elsewhere: --peer_python=~/torch/bin/python.
+With --scaling, a table of tokens/s and memory as batch, length and layers grow.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t5like.cli.bench_step import WINDOWS, OurStep, Subject, matrix_ceiling, measure_in_turns
 from t5like.cli.gin_flags import add_gin_arguments
 from t5like.errors import UserError
 
@@ -29,73 +34,105 @@ if TYPE_CHECKING:  # help must not wait for jax
 
   from t5like.training.optimizers import Optimizer
 
-_WINDOWS = 3
 _MASKED_SHARE = 0.15
 _PREDICTED_SHARE = 0.16  # only masked positions are predicted
+_ACCELERATORS = ("/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
+_CPU_ROWS = 8  # a step of T5's 128 rows of 512 tokens takes minutes there
 OPTIMIZERS = ("adafactor", "adamw")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
   parser.add_argument("--model", help="a file of gin/models, such as t5_1_1/base, gpt2/medium or bert/large")
-  parser.add_argument("--batch_size", type=int, help="rows of a step (default: the model file's)")
+  parser.add_argument("--batch_size", type=int, help="rows of a step (default: the model file's, on a CPU at most 8)")
   parser.add_argument("--inputs", type=int, help="input tokens of a row (default: the model file's)")
-  parser.add_argument("--targets", type=int, default=114, help="target tokens of an encoder-decoder (default: 114)")
+  parser.add_argument("--targets", type=int, help="target tokens of an encoder-decoder (default: as span corruption)")
   parser.add_argument("--packed", action="store_true", help="rows of several examples, kept apart by segment ids")
-  parser.add_argument("--dtype", default="bfloat16", help="of the computation (default: bfloat16)")
+  parser.add_argument("--dtype", help="of the computation (default: bfloat16; on a CPU float32)")
   parser.add_argument("--backend", default="auto", help="attention back end (default: auto)")
   parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor", help="(default: adafactor)")
   parser.add_argument("--steps", type=int, default=30, help="timed steps (default: 30)")
+  parser.add_argument("--seconds", type=float, default=60.0, help="fewer steps where they take longer (default: 60)")
   parser.add_argument("--peer", action="store_true", help="Hugging Face's model beside it (torch, transformers)")
+  parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has them (default: this one)")
+  parser.add_argument("--scaling", action="store_true", help="a table: other batches, lengths and numbers of layers")
   parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-  if args.steps < _WINDOWS:
-    raise UserError(f"--steps={args.steps} is too few", expected=f"at least {_WINDOWS}")
+  if args.steps < WINDOWS:
+    raise UserError(f"--steps={args.steps} is too few", expected=f"at least {WINDOWS}")
   model, lengths, rows = _model_and_sizes(args)
-  peers = []
-  if args.peer:
-    from t5like.cli.bench_peer import measure_in_a_process
+  if args.scaling:
+    from t5like.cli.bench_scaling import measure_scaling
 
-    # First, and in a process of its own: jax keeps the memory it has once taken.
-    peers = [
-      measure_in_a_process(model.config, model.batch_layout, rows, lengths, args.dtype, args.steps, compiled)
-      for compiled in (False, True)
-    ]
-  results = [
-    *peers,
-    measure(model, optimizer(args.optimizer), make_batch(model, rows, lengths, args.packed), args.steps),
-  ]
+    return measure_scaling(model, lengths, rows, args)
+  ours = OurStep(model, optimizer(args.optimizer), make_batch(model, rows, lengths, args.packed))
+  results = _measure([*_peers(args, model, lengths, rows), ours], args)
   ceiling = matrix_ceiling(args.dtype)
   for result in results:
     if "step_seconds" in result:
-      result |= _rates(model, rows, lengths, result["step_seconds"], ceiling)
+      result |= rates(model, rows, lengths, result["step_seconds"], ceiling)
     print(json.dumps(result) if args.json else _text(result), flush=True)
-  return 0
+  if not args.json:
+    _compare(results)
+  return 1 if "error" in results[-1] else 0
+
+
+def _peers(args: argparse.Namespace, model: nn.Module, lengths: Mapping[str, int], rows: int) -> list[Subject]:
+  if not args.peer and not args.peer_python:
+    return []
+  from t5like.cli.bench_peer import PeerStep
+
+  return [
+    PeerStep(model.config, model.batch_layout, rows, lengths, args.dtype, compiled, args.peer_python)
+    for compiled in (False, True)
+  ]
+
+
+def _measure(subjects: list[Subject], args: argparse.Namespace) -> list[dict[str, Any]]:
+  """On a CPU in turns. On other devices one after the other, ours last: jax keeps the memory it has once taken."""
+  groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
+  return [result for group in groups for result in measure_in_turns(group, args.steps, args.seconds, say)]
+
+
+def say(line: str) -> None:
+  """Of how it goes: the results alone are on standard output."""
+  print(line, file=sys.stderr, flush=True)
+
+
+def _on_cpu() -> bool:
+  """Whether there is no accelerator. jax is not asked: it would take the memory that a peer needs first."""
+  if os.environ.get("JAX_PLATFORMS") == "cpu":
+    return True
+  return not any(Path(device).exists() for device in _ACCELERATORS)
 
 
 def _model_and_sizes(args: argparse.Namespace) -> tuple[nn.Module, dict[str, int], int]:
   from t5like import configuration
   from t5like.cli.gin_flags import register_configurables
+  from t5like.objectives import CATALOGUE
 
   files = [f"models/{args.model.removesuffix('.gin')}.gin"] if args.model else []
   if not files and not args.gin_file:
     raise UserError("which model?", try_="t5like bench train --model=t5_1_1/base")
   register_configurables()
+  args.dtype = args.dtype or ("float32" if _on_cpu() else "bfloat16")
   # A run file binds the model; what else it asks for has no part in a measurement.
-  unused = [("MODEL_DIR", "unused"), ("TASK", "''"), ("INIT_FROM", "None")]
+  unused = [("MODEL_DIR", "unused"), ("TASK", "''"), ("INIT_FROM", "None"), ("train.objective", "@span_corruption()")]
   fixed = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", args.dtype), ("ATTENTION_BACKEND", args.backend)]
   overrides = [*unused, *fixed, *args.gin_overrides]
-  configuration.load([*files, *args.gin_file, "runs/finetune.gin"], overrides, args.gin_search_paths)
+  configuration.load(["runs/pretrain.gin", *files, *args.gin_file], overrides, args.gin_search_paths)
   experiment = configuration.build("train")
-  lengths = {"inputs": args.inputs or experiment.lengths["inputs"]}
+  lengths = {"inputs": experiment.lengths["inputs"] if args.inputs is None else args.inputs}
   if experiment.model.batch_layout == "encoder_decoder":
-    lengths["targets"] = args.targets
+    wanted = CATALOGUE["span_corruption"].lengths(max(lengths["inputs"], 1)).targets
+    lengths["targets"] = wanted if args.targets is None else args.targets
   model = experiment.model
   if model.batch_layout == "encoder":
     model = model.clone(predicted_share=_PREDICTED_SHARE)
-  rows = experiment.batch_size if args.batch_size is None else args.batch_size
+  rows = min(experiment.batch_size, _CPU_ROWS) if _on_cpu() else experiment.batch_size
+  rows = rows if args.batch_size is None else args.batch_size
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"--{name}={value} cannot work", expected="a whole number of at least 1")
@@ -148,83 +185,7 @@ def optimizer(name: str) -> Optimizer:
   return getattr(optimizers, name)(1e-3)
 
 
-def measure(model: nn.Module, optimizer: Optimizer, batch: Mapping[str, np.ndarray], steps: int) -> dict[str, Any]:
-  """Compiles the step that `t5like train` runs, on all devices here, and times it."""
-  import jax
-
-  from t5like import parallel
-  from t5like.models.attention import describe_backend
-  from t5like.training.state import create_state, state_spec
-  from t5like.training.step import LossSettings, compile_train_step
-
-  mesh = parallel.make_mesh(parallel.MeshAxes())
-  parallel.check_batch(len(next(iter(batch.values()))), mesh, "--batch_size")
-  spec = state_spec(model, optimizer, batch, mesh)
-  started = time.perf_counter()
-  step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
-  compile_seconds = time.perf_counter() - started
-  state = create_state(model, optimizer, batch, 0, spec)
-  batch = jax.device_put(batch, parallel.batch_sharding(mesh))
-
-  losses, times = [], []
-  for window in range(_WINDOWS + 1):
-    count = 3 if window == 0 else steps // _WINDOWS
-    started = time.perf_counter()
-    for _ in range(count):
-      state, metrics = step(state, batch)
-    jax.block_until_ready((state, metrics))
-    if window:
-      times.append((time.perf_counter() - started) / count)
-    losses.append(float(metrics["loss"] / metrics["target_tokens"]))
-  lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
-  return {
-    "name": "t5like",
-    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-    "attention": describe_backend(model.config, **lengths),
-    "optimizer": optimizer.description,
-    "compile_seconds": compile_seconds,
-    "step_seconds": statistics.median(times),
-    "spread": max(times) / min(times) - 1.0,
-    "memory_bytes": _memory(step),
-    "losses": losses,
-  }
-
-
-def _sides(batch: Mapping[str, Any]) -> list[str]:
-  return [side for side in ("encoder", "decoder") if f"{side}_input_tokens" in batch]
-
-
-def _memory(step: Any) -> int | None:
-  """Arguments, results that do not reuse them, and temporaries of the compiled step on one device."""
-  analysis = step.memory_analysis()
-  if analysis is None:
-    return None
-  results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-  return analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
-
-
-def matrix_ceiling(dtype: str) -> float:
-  """FLOP/s of one large product of random matrices, on all devices together."""
-  import jax
-  import jax.numpy as jnp
-
-  size = 1024 if jax.default_backend() == "cpu" else 8192
-  keys = jax.random.split(jax.random.key(0))
-  x, y = (jax.random.normal(k, (size, size), jnp.dtype(dtype)) for k in keys)
-  multiply = jax.jit(lambda x, y: x @ y)
-  multiply(x, y).block_until_ready()
-  repeats, times = 20, []
-  for _ in range(_WINDOWS):
-    started = time.perf_counter()
-    for _ in range(repeats):
-      out = multiply(x, y)
-    out.block_until_ready()
-    times.append((time.perf_counter() - started) / repeats)
-  devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
-  return devices * 2 * size**3 / min(times)
-
-
-def _rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: float, ceiling: float) -> dict[str, float]:
+def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: float, ceiling: float) -> dict[str, float]:
   from t5like import planning
 
   flops = planning.train_step_flops(model.config, rows, **stack_lengths(model.batch_layout, lengths))
@@ -253,3 +214,10 @@ def _text(result: Mapping[str, Any]) -> str:
   if "attention" in result:
     lines.append("  attention " + result["attention"].replace("\n", "\n            "))
   return "\n".join(lines)
+
+
+def _compare(results: Sequence[Mapping[str, Any]]) -> None:
+  *peers, ours = results
+  for peer in peers:
+    if "step_seconds" in peer and "step_seconds" in ours:
+      print(f"t5like is {peer['step_seconds'] / ours['step_seconds']:.2f} times as fast as {peer['name']}", flush=True)

@@ -1,32 +1,55 @@
 """bench train on this machine: figures that fit together, for every family."""
 
+import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from t5like import planning
+from t5like.cli.bench_scaling import points
 from t5like.cli.bench_train import make_batch
-from t5like.models import GPT, TransformerConfig
+from t5like.models import GPT, T5, TransformerConfig
 
 SMALL = [
   "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2", "--gin.HEAD_DIM=8", "--gin.VOCAB_SIZE=64",
-  "--batch_size=8", "--inputs=16", "--steps=3", "--dtype=float32", "--json",
+  "--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1", "--steps=3", "--json",
 ]  # fmt: skip
+# As the options above have it.
+CONFIG = TransformerConfig(
+  vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, head_dim=8, num_encoder_layers=1, num_decoder_layers=1
+)
+LEARNED = dataclasses.replace(CONFIG, num_encoder_layers=0, positions="learned", max_positions=512)
 
 
-def test_figures_fit_together(t5like):
-  layers = ["--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1"]
-  result = json.loads(t5like("bench", "train", "--model=t5/tiny", *SMALL, *layers, "--targets=8", "--packed").stdout)
-  config = TransformerConfig(
-    vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, head_dim=8, num_encoder_layers=1, num_decoder_layers=1
-  )
-  seconds, flops = result["step_seconds"], planning.train_step_flops(config, 8, 16, 8)
-  assert result["tokens_per_second"] == pytest.approx(8 * (16 + 8) / seconds)
+def test_figures_fit_together_and_a_peer_that_fails_leaves_them_alone(t5like):
+  """Progress is on standard error; lengths are the model file's, rows no more than a CPU can do."""
+  done = t5like("bench", "train", "--model=t5/tiny", *SMALL, "--packed", f"--peer_python={shutil.which('false')}")
+  eager, compiled, result = map(json.loads, done.stdout.splitlines())
+  assert eager == {"name": "Hugging Face, eager", "error": "ended without a word"}
+  assert compiled["name"] == "Hugging Face, torch.compile" and "error" in compiled
+  assert "Hugging Face, eager: ended without a word" in done.stderr and done.stderr.count("ms a step") == 3
+  # 128 inputs are 30 targets of span corruption.
+  seconds, flops = result["step_seconds"], planning.train_step_flops(CONFIG, 8, 128, 30)
+  assert result["tokens_per_second"] == pytest.approx(8 * (128 + 30) / seconds)
   assert result["model_flops_per_second"] == pytest.approx(flops / seconds)
   assert result["share_of_ceiling"] == pytest.approx(flops / seconds / result["ceiling_flops_per_second"])
   assert result["losses"][-1] < result["losses"][0] and result["memory_bytes"] > 0
   assert "cpu has no fused attention" in result["attention"]
+
+
+def test_scaling_changes_one_thing_at_a_time():
+  table = list(points(T5(CONFIG), {"inputs": 512, "targets": 114}, 16))
+  assert [(p.series, p.rows, *p.lengths.values(), p.layers) for p in table if p.series != "length"] == [
+    ("batch", 2, 512, 114, "1+1"), ("batch", 4, 512, 114, "1+1"), ("batch", 8, 512, 114, "1+1"),
+    ("batch", 16, 512, 114, "1+1"), ("layers", 2, 512, 114, "6+6"), ("layers", 2, 512, 114, "12+12"),
+    ("layers", 2, 512, 114, "24+24"), ("layers", 2, 512, 114, "48+48"),
+  ]  # fmt: skip
+  # As many tokens a step, whatever the length; learned positions grow with it.
+  longer = [p for p in points(GPT(LEARNED), {"inputs": 512}, 16) if p.series == "length"]
+  assert [(p.rows, p.lengths["inputs"]) for p in longer] == [(64, 128), (32, 256), (16, 512), (8, 1024), (4, 2048)]
+  assert [p.model.config.max_positions for p in longer] == [512, 512, 512, 1024, 2048]
 
 
 def test_packed_rows_hold_four_examples():
