@@ -40,16 +40,15 @@ class Prompt:
     while True:
       try:
         text = self._read()
+        if text.strip() == ":quit":
+          break
+        if text.strip():
+          self._respond(text)
       except EOFError:
         print()
         break
       except KeyboardInterrupt:
         print("\n:quit ends, :help tells more")
-        continue
-      if text.strip() == ":quit":
-        break
-      if text.strip():
-        self._respond(text)
     self._leave()
     return 0
 

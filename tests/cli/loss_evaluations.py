@@ -55,7 +55,7 @@ def snli(caches, batch_size, pack, mesh):
 
 
 def main(caches: str) -> None:
-  parallel.start(timeout=60, config="the same")
+  parallel.start(timeout=300, config="the same")
   mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=4))
   evaluation, params, _ = snli(caches, 240, False, mesh)
   print("values", json.dumps(evaluation(params)), flush=True)

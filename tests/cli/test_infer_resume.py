@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from infer_models import folder_of, read, words
+from ports import free_port
 from trainers import wait_for
 
 from t5like.cli.main import main
@@ -130,9 +130,7 @@ def test_embeddings_go_on_too(model, t5like, tmp_path):
 
 def test_two_processes_answer_every_row_once(model, whole, tmp_path):
   """They go on from a part of the file; the first writes. TensorFlow is not loaded in any."""
-  with socket.socket() as probe:
-    probe.bind(("localhost", 0))
-    port = probe.getsockname()[1]
+  port = free_port()
   out = tmp_path / "out.jsonl"
   out.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:5]))
   (tmp_path / "out.jsonl.run.json").write_bytes(whole.with_name("out.jsonl.run.json").read_bytes())
@@ -144,7 +142,7 @@ def test_two_processes_answer_every_row_once(model, whole, tmp_path):
     )
     for host in range(2)
   ]  # fmt: skip
-  said = [host.communicate(timeout=180)[0] for host in hosts]
+  said = [host.communicate(timeout=400)[0] for host in hosts]
   assert [host.returncode for host in hosts] == [0, 0], said
   assert "5 rows are there already" in said[0] and "rows" not in said[1]
   rows = [json.loads(line) for line in whole.read_text().splitlines()]

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from loss_evaluations import CONFIG, LENGTHS, evaluations, experiment_of, snli
+from ports import free_port
 
 from t5like import data, parallel
 from t5like.cli.batch_plan import Phase
@@ -100,9 +100,7 @@ def test_one_device_and_packed_rows_give_the_same(token_caches, expected):
 
 
 def test_two_hosts_give_the_values_of_one(token_caches, expected):
-  with socket.socket() as s:
-    s.bind(("", 0))
-    port = s.getsockname()[1]
+  port = free_port()
   hosts = [
     subprocess.Popen(
       [sys.executable, Path(__file__).with_name("loss_evaluations.py"), token_caches],
@@ -115,7 +113,7 @@ def test_two_hosts_give_the_values_of_one(token_caches, expected):
     for number in range(2)
   ]  # fmt: skip
   try:
-    outputs = [host.communicate(timeout=120)[0] for host in hosts]
+    outputs = [host.communicate(timeout=400)[0] for host in hosts]
   finally:
     for host in hosts:
       host.kill()

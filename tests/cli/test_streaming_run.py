@@ -4,13 +4,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from trainers import has_checkpoint, start, wait_for
 
 from t5like.training.metrics import read_metrics
 
@@ -88,13 +87,10 @@ def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tm
 
   folder = tmp_path / "killed"
   command = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.CHECKPOINT_PERIOD=10", "--gin.CHECKPOINTS_KEPT=2"]
-  env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-  line = [sys.executable, "-m", "t5like", *command, "--gin.TRAIN_STEPS=69"]
-  with subprocess.Popen(line, env=env, stdout=subprocess.DEVNULL) as process:
-    deadline = time.monotonic() + 200
-    while not any((folder / "checkpoints").glob("[0-9]0")) and time.monotonic() < deadline:
-      time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
+  process = start([*command, "--gin.TRAIN_STEPS=69"], devices=8)
+  wait_for(has_checkpoint(folder, 10), process)
+  process.kill()
+  process.communicate()
   newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
   out = t5like(*command, "--gin.TRAIN_STEPS=70").stdout
   assert f"the stream goes on from its place at step {newest}" in out

@@ -1,17 +1,14 @@
 """`t5like train` as a user runs it: real processes, real checkpoints, real signals."""
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from trainers import finish, has_checkpoint, start, wait_for
 
 from t5like.training.checkpoints import load_parameters
 from t5like.training.metrics import read_metrics
@@ -95,16 +92,10 @@ def _leaves(tree, path=()):
 def test_a_stopped_run_goes_on_where_it_was(t5like_process, pretrain, tmp_path, number):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
-  env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": str(REPOSITORY)}
-  process = subprocess.Popen(
-    [sys.executable, "-m", "t5like", *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-  )
-  deadline = time.monotonic() + 120
-  while not any((folder / "checkpoints").glob("[0-9]0")) and time.monotonic() < deadline:
-    time.sleep(0.1)
+  process = start(command)
+  wait_for(has_checkpoint(folder, 10), process)
   process.send_signal(number)
-  output = process.communicate(timeout=60)[0]
-  assert process.returncode == 128 + number, output
+  (output,) = finish([process], status=128 + number)
   assert f"{number.name}: stopped and saved at step" in output
   newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
   out = t5like_process(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout

@@ -1,13 +1,13 @@
 """Trainers as processes of their own: alone or as the hosts of a pod, to be stopped and killed by tests."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from ports import free_port
 
 from t5like.training.checkpoints import checkpoint_steps, load_parameters
 from t5like.training.metrics import read_metrics
@@ -34,13 +34,11 @@ def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> su
 
 
 def start_pod(arguments, hosts, devices=1) -> list[subprocess.Popen]:
-  with socket.socket() as probe:
-    probe.bind(("localhost", 0))
-    port = probe.getsockname()[1]
+  port = free_port()
   return [start(arguments, devices, host, hosts, port) for host in range(hosts)]
 
 
-def finish(processes, status=0, timeout=180) -> list[str]:
+def finish(processes, status=0, timeout=400) -> list[str]:
   """What each printed, once all have ended with `status`."""
   outputs = [process.communicate(timeout=timeout)[0] for process in processes]
   for process, output in zip(processes, outputs, strict=True):
@@ -48,7 +46,7 @@ def finish(processes, status=0, timeout=180) -> list[str]:
   return outputs
 
 
-def wait_for(condition, process=None, timeout=120.0):
+def wait_for(condition, process=None, timeout=400.0):
   deadline = time.monotonic() + timeout
   while not condition():
     assert time.monotonic() < deadline, "it did not come in time"

@@ -21,6 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DESCRIPTION = {"task": "words", "split": "train", "source_files": []}
 NO_SCORING = {"postprocessor": None, "metrics": []}
 WORDS = "the of and to in that was he it his with as had for not at on but be they".split()
+KILLS = 8
 PARTS, PIECES, EXAMPLES = 3, 16, 20  # a part has pieces, a piece examples
 
 
@@ -81,7 +82,9 @@ from t5like.data import piece_workers, sole_builder
 piece_workers._WORTH_A_PROCESS = 0
 from test_cache_builder import build, examples
 def slowly(part):
-  for example in examples(part):
+  for number, example in enumerate(examples(part)):
+    if part * {PIECES} + number // {EXAMPLES} == int(sys.argv[3]):
+      time.sleep(3600)
     time.sleep(0.001)
     yield example
 from pathlib import Path
@@ -102,9 +105,10 @@ def start(tmp_path_factory):
   (light / "grain.py").write_text("")
   processes = []
 
-  def start(folder, workers):
+  def start(folder, workers, waits_at=-1):
+    """With `waits_at`, it does not get beyond that piece."""
     process = subprocess.Popen(
-      [sys.executable, "-c", BUILDER, str(folder), str(workers)],
+      [sys.executable, "-c", BUILDER, str(folder), str(workers), str(waits_at)],
       env={**os.environ, "PYTHONPATH": str(light)},
       stdout=subprocess.PIPE,
       stderr=subprocess.PIPE,
@@ -130,26 +134,26 @@ def workers_of(pid):
   return [int(child) for child in children if int(child) != pid]
 
 
-def test_ten_kills_at_random_moments_change_nothing(tmp_path, start, undisturbed):
+def test_kills_at_random_moments_change_nothing(tmp_path, start, undisturbed):
   folder = tmp_path / "train"
   draw = random.Random(1)
-  kills, reached = 0, []
-  while kills < 10:
-    process = start(folder, workers=draw.choice((0, 1, 2)))
-    goal = entries(folder) + draw.randrange(3)
-    while process.poll() is None and entries(folder) < min(goal, PARTS * PIECES - 1):
+  reached = []
+  for _ in range(KILLS):
+    before = entries(folder)
+    goal = before + draw.choice((0, 1, 1, 2))
+    # On a slow machine the kill may come late: a builder never gets so far that nothing is left for the next ones.
+    process = start(folder, workers=draw.choice((0, 1, 2)), waits_at=before + 6)
+    while entries(folder) < goal:
+      assert process.poll() is None, process.communicate()
       time.sleep(0.002)
     time.sleep(draw.random() * 0.03)
-    if process.poll() is not None or folder.exists():
-      break  # done sooner than it could be killed
     # Sometimes the workers die with their builder, sometimes they are left alone.
     (os.killpg if draw.random() < 0.5 else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
-    kills += 1
     reached.append(entries(folder))
-  assert kills >= 8 and len(set(reached)) > 3, reached  # it was killed here and there, and went on
+  assert len(set(reached)) > 3, reached  # it was killed here and there, and went on
   last = start(folder, workers=2)
-  out, err = last.communicate(timeout=120)
+  out, err = last.communicate(timeout=400)
   assert last.returncode == 0, out + err
   assert contents(folder) == undisturbed
 
@@ -159,7 +163,7 @@ def test_workers_end_when_their_builder_is_killed(tmp_path, start):
   while not (workers := workers_of(process.pid)) and process.poll() is None:
     time.sleep(0.005)
   os.kill(process.pid, signal.SIGKILL)
-  deadline = time.monotonic() + 60
+  deadline = time.monotonic() + 300
   while any(
     Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in workers
   ):
@@ -169,7 +173,7 @@ def test_workers_end_when_their_builder_is_killed(tmp_path, start):
 
 def test_two_builders_at_once_build_it_once(tmp_path, start, undisturbed):
   both = [start(tmp_path / "train", workers=1) for _ in range(2)]
-  outputs = [process.communicate(timeout=120) for process in both]
+  outputs = [process.communicate(timeout=400) for process in both]
   assert [process.returncode for process in both] == [0, 0], outputs
   lines = sorted(out.splitlines()[-1] for out, _ in outputs)
   assert lines == ["built", "it is there"]

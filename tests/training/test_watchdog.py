@@ -35,7 +35,7 @@ with Watchdog(1.0, report) as watchdog:
   print("hangs now", flush=True)
   hang()
 """
-# Longer than the limit of 2 seconds in all: before the first beat, in a pause, with beats, after the end, without limit.
+# Longer than the limit of 2 seconds: before the first beat, in a pause, with beats, after the end, without limit.
 QUIET = {
   "compiling": "with Watchdog(2.0, report): time.sleep(2.6)",
   "paused": """
