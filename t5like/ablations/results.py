@@ -27,7 +27,7 @@ class Cost:
 
   def __add__(self, other: Cost) -> Cost:
     return Cost(
-      self.device,
+      self.device or other.device,
       max(self.devices, other.devices),
       self.device_seconds + other.device_seconds,
       self.model_flops + other.model_flops,

@@ -21,6 +21,7 @@ VERBS = {
   "cache": "tokenise a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
   "bench": "measure how fast things are on this machine",
+  "ablate": "reproduce the tables of the T5 paper, and compare",
   "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",
 }
 

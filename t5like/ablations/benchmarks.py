@@ -1,0 +1,86 @@
+"""What is fine-tuned on at once, which task counts in which column, and with which metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+
+from t5like.errors import UserError
+from t5like.tasks import benchmark_scores
+
+# Training examples, as published: the weights of tasks that are trained together.
+_GLUE = {
+  "glue_cola": 8_551, "glue_sst2": 67_349, "glue_mrpc": 3_668, "glue_qqp": 363_849, "glue_stsb": 5_749,
+  "glue_mnli": 392_702, "glue_qnli": 104_743, "glue_rte": 2_490,
+}  # fmt: skip
+_SUPER_GLUE = {
+  "super_glue_boolq": 9_427, "super_glue_cb": 250, "super_glue_copa": 400, "super_glue_multirc": 27_243,
+  "super_glue_record": 138_854, "super_glue_rte": 2_490, "super_glue_wic": 5_428, "super_glue_wsc": 259, "dpr": 1_322,
+}  # fmt: skip
+SIZES = {**_GLUE, **_SUPER_GLUE, "squad": 87_599, "cnn_dailymail": 287_113}
+# The paper treats each of these as one task made of many (section 2.3).
+BENCHMARKS = {"glue": tuple(_GLUE), "super_glue": tuple(_SUPER_GLUE)}
+# Tasks that are evaluated under other names than they are trained under; () where only training wants them.
+_EVALUATED = {"glue_mnli": ("glue_mnli_matched", "glue_mnli_mismatched"), "dpr": ()}
+
+OTHER = "other"  # the group of tasks that the paper's tables have no column for
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """Tasks that one fine-tuning trains on, and those it is scored on."""
+
+  name: str  # as it was asked for: squad, glue, or glue_cola+glue_rte
+  trained: tuple[str, ...]
+  evaluated: tuple[str, ...]
+
+  @property
+  def folder(self) -> str:
+    return self.name
+
+
+def find_unit(name: str) -> Unit:
+  """A task, a benchmark, or several of them joined by +."""
+  parts = [part for part in name.split("+") if part]
+  if not parts or "+".join(parts) != name:
+    raise UserError(f"{name!r} names no tasks", expected="a task, glue, super_glue, or several joined by +")
+  trained = tuple(dict.fromkeys(task for part in parts for task in BENCHMARKS.get(part, (part,))))
+  evaluated = tuple(task for each in trained for task in _EVALUATED.get(each, (each,)))
+  return Unit(name, trained, evaluated)
+
+
+def group_of(task: str) -> str:
+  """The column of the paper's tables in which a task counts."""
+  for prefix, group in (("super_glue_", "superglue"), ("glue_", "glue"), ("cnn_dailymail", "cnndm")):
+    if task.startswith(prefix):
+      return group
+  return "squad" if _short(task) == "squad" else OTHER
+
+
+def task_score(task: str, metrics: Mapping[str, float]) -> float:
+  """One number for a task: the mean of the metrics that count, of all where nobody says which."""
+  tables = {"glue": benchmark_scores.GLUE, "superglue": benchmark_scores.SUPER_GLUE}
+  group, short = group_of(task), _short(task)
+  known = {"cnndm": ("rouge2",), "squad": ("em",)}.get(group)
+  if group in tables:
+    known = tables[group].get("mnli" if short.startswith("mnli") else short)
+  counted = known if known and all(name in metrics for name in known) else tuple(metrics)
+  if not counted:
+    raise UserError(f"task {task!r} has no metric to be scored by")
+  return sum(metrics[name] for name in counted) / len(counted)
+
+
+def group_scores(scores: Mapping[str, float]) -> dict[str, float]:
+  """The mean over the tasks of each group that were run; the halves of MNLI count as one task."""
+  found: dict[str, dict[str, list[float]]] = {}
+  for task, score in scores.items():
+    short = "mnli" if _short(task).startswith("mnli") else _short(task)
+    found.setdefault(group_of(task), {}).setdefault(short, []).append(score)
+  mean: Callable[[list[float]], float] = lambda values: sum(values) / len(values)  # noqa: E731
+  return {group: mean([mean(halves) for halves in tasks.values()]) for group, tasks in found.items()}
+
+
+def _short(task: str) -> str:
+  """glue_cola_v002 is cola."""
+  return re.sub(r"_v\d+$", "", task.removeprefix("super_glue_").removeprefix("glue_"))

@@ -1,0 +1,152 @@
+"""Reproduce tables of the T5 paper: pre-train every row, fine-tune it, score it, compare with the paper.
+
+  t5like ablate --table=7 --scale=smoke --sweep_dir=/tmp/sweep
+  t5like ablate --table=7 --scale=mini --corpus=text.train.jsonl --validation_corpus=text.validation.jsonl \\
+      --sweep_dir=~/sweep
+  t5like ablate --report --sweep_dir=~/sweep
+
+The same command goes on where a stopped sweep left off, and finished runs are not run twice. Given again elsewhere
+(other processes, other machines that share the directory) it adds workers. --list prints the `t5like train` commands
+of all runs: what was trained by hand is picked up. Without --table a sweep goes on as it was begun.
+
+Exit status: 0 all runs are finished; 1 some failed, and the others are finished; 2 bad input, nothing begun; 130 and
+143 interrupted, to be started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from t5like.ablations.results import SWEEP
+from t5like.ablations.tables import find_tables, recipes_of
+from t5like.cli.ablate_plan import SCALES, Planner, Settings, agree, own_recipes, read_settings
+from t5like.errors import UserError
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
+  group = parser.add_argument_group("what is run")
+  group.add_argument("--table", type=int, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9 or 11")
+  group.add_argument("--rows", action="append", default=[], help="only these rows or recipes; repeat it")
+  group.add_argument(
+    "--recipe", action="append", default=[], metavar="FILE", help="a recipe of your own: a gin file; repeat it"
+  )
+  group.add_argument("--scale", choices=SCALES, help="sizes and steps (default: paper)")
+  group.add_argument("--seeds", type=int, metavar="N", help="runs of each recipe (default: as the scale has it)")
+  group.add_argument(
+    "--tasks", action="append", default=[], help="to fine-tune on, with commas between; a+b: on both at once"
+  )
+  group.add_argument("--corpus", metavar="FILES", help="text to pre-train on, JSON lines or plain")
+  group.add_argument("--validation_corpus", metavar="FILES", help="held-out text")
+  group.add_argument("--task_modules", action="append", default=[], metavar="MODULE", help="a module to import")
+  group = parser.add_argument_group("how")
+  group.add_argument("--sweep_dir", metavar="DIR", help="where everything is kept; workers share it")
+  group.add_argument("--list", action="store_true", help="print the commands of all runs, then stop")
+  group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
+  group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
+  _add_hosts(parser)
+  _add_report(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  if args.report:
+    from t5like.cli import ablate_report
+
+    return ablate_report.run(args)
+  if not args.sweep_dir:
+    raise UserError("a sweep needs a directory", try_="--sweep_dir=~/sweep")
+  from t5like.cli.gin_flags import register_configurables
+
+  register_configurables()
+  sweep_dir = Path(args.sweep_dir).expanduser().absolute()
+  asked = settings_of(args, sweep_dir)
+  if args.list:
+    return show(Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked)))
+
+  from t5like.cli.ablate_caches import build_caches
+  from t5like.cli.ablate_run import Worker
+  from t5like.cli.train import meet_other_hosts
+  from t5like.training.agreement import first_process_decides
+
+  meet_other_hosts(args, str(asked))
+
+  def prepare() -> int:
+    build_caches(Planner(sweep_dir, agree(sweep_dir, asked)))
+    return 0
+
+  first_process_decides(prepare)
+  settings = read_settings(sweep_dir)
+  planner = Planner(sweep_dir, settings, known_sizes(sweep_dir, settings))
+  if args.prepare_only:
+    print(f"all token caches are there: {planner.cache_dir}")
+    return 0
+  return Worker(sweep_dir, settings.scale, planner.runs()).work()
+
+
+def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:
+  """What the command line asks for; what it does not say, a sweep that was begun has said."""
+  begun = read_settings(sweep_dir) if (sweep_dir / SWEEP).is_file() else None
+  own = own_recipes(args.recipe)
+  if begun is None and not args.table and not own:
+    raise UserError("no table to reproduce", known="2, 4, 5, 6, 7, 9, 11", try_="--table=7")
+  if args.validation_corpus and not args.corpus:
+    raise UserError("--validation_corpus is held out of --corpus, which is not given")
+  tables = find_tables(args.table)
+  recipes = [*(recipes_of(tables, args.rows) if tables or args.rows else []), *own]
+  tasks = [task for given in args.tasks for task in given.split(",") if task]
+  files = [str(Path(file).expanduser().absolute()) for file in (args.corpus, args.validation_corpus) if file]
+  modules = [module for given in args.task_modules for module in given.split(",") if module]
+  asked = Settings(
+    tables=[table.number for table in tables] or (begun.tables if begun else []),
+    recipes=recipes or (begun.recipes if begun else []),
+    scale=args.scale or (begun.scale if begun else "paper"),
+    seeds=0 if args.seeds is None else args.seeds,
+    tasks=tasks or (begun.tasks if begun else []),
+    corpus=files or (begun.corpus if begun else []),
+    own=own,
+    task_modules=modules or (begun.task_modules if begun else []),
+    gin=[list(pair) for pair in args.gin_overrides] or (begun.gin if begun else []),
+  )
+  return completed(sweep_dir, asked, begun)
+
+
+def completed(sweep_dir: Path, asked: Settings, begun: Settings | None) -> Settings:
+  """With the scale's own tasks and seeds where none are asked for."""
+  if asked.seeds < 0:
+    raise UserError(f"--seeds={asked.seeds}", expected="1 or more")
+  scale = Planner(sweep_dir, dataclasses.replace(asked, own=asked.own | (begun.own if begun else {}))).scale
+  seeds = asked.seeds or (begun.seeds if begun else scale.seeds)
+  return dataclasses.replace(asked, seeds=seeds, tasks=asked.tasks or list(scale.tasks))
+
+
+def known_sizes(sweep_dir: Path, settings: Settings) -> dict[str, int]:
+  """Training examples of the tasks whose token caches are there."""
+  from t5like.cli.ablate_caches import cached_sizes
+
+  return cached_sizes(Planner(sweep_dir, settings))
+
+
+def show(planner: Planner) -> int:
+  """The commands of every run, each line one, to be spread over machines by any launcher."""
+  for sweep_run in planner.runs():
+    print(f"# {sweep_run.recipe}, seed {sweep_run.seed}")
+    for part in sweep_run.parts:
+      print(part.command)
+  return 0
+
+
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group("several machines that train one model together, where no cluster tells")
+  group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
+  group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
+  group.add_argument("--process_id", type=int, metavar="I", help="of this one, from 0 (or T5LIKE_PROCESS_ID)")
+  group.add_argument(
+    "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
+  )
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group("the report")
+  group.add_argument("--report", action="store_true", help="compare what is finished with the paper")
