@@ -239,12 +239,16 @@ def find_tables(numbers: Iterable[int]) -> list[Table]:
 
 
 def recipes_of(tables: Iterable[Table], rows: Iterable[str] = ()) -> list[str]:
-  """The recipes of tables in their order, each once; `rows` (names of rows or recipes) leaves only those."""
+  """The recipes of tables in their order, each once; `rows` (names of rows or recipes) leaves only those.
+
+  A recipe that no table has a row for, as that without pre-training, can be asked for by its name.
+  """
   tables, wanted = list(tables), set(rows)
   known = {name for table in tables for row in table.rows for name in (row.name, row.recipe)}
+  outside = [name for name in RECIPES if name in wanted - known]
+  wanted -= set(outside)
   for name in wanted:
     if name not in known:
       raise UserError(f"no row {name!r} in these tables", nearest=nearest(name, known), known="; ".join(sorted(known)))
-  return list(
-    dict.fromkeys(row.recipe for table in tables for row in table.rows if not wanted or {row.name, row.recipe} & wanted)
-  )
+  chosen = [r for table in tables for r in table.rows if {r.name, r.recipe} & wanted or not (wanted or outside)]
+  return list(dict.fromkeys([*(row.recipe for row in chosen), *outside]))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from t5like.ablations.results import SWEEP
 from t5like.ablations.tables import find_tables, recipes_of
+from t5like.cli import ablate_report
 from t5like.cli.ablate_plan import SCALES, Planner, Settings, agree, own_recipes, read_settings
 from t5like.errors import UserError
 
@@ -47,13 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
   group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
   _add_hosts(parser)
-  _add_report(parser)
+  ablate_report.configure(parser)
 
 
 def run(args: argparse.Namespace) -> int:
   if args.report:
-    from t5like.cli import ablate_report
-
     return ablate_report.run(args)
   if not args.sweep_dir:
     raise UserError("a sweep needs a directory", try_="--sweep_dir=~/sweep")
@@ -145,8 +144,3 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
   )
-
-
-def _add_report(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("the report")
-  group.add_argument("--report", action="store_true", help="compare what is finished with the paper")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import t5like
 from t5like.ablations.benchmarks import group_scores, task_score
@@ -45,7 +46,7 @@ def collect(run: SweepRun, scale: str) -> Result:
     curve=loss_curve(rows),
     validation_loss=held_out[-1] if held_out else None,
     cost={"pretraining": pretraining, "finetuning": finetuning, "total": pretraining + finetuning},
-    started=_iso(min(a["written"] - a["seconds"] for a in attempts)),
+    started=_iso(min(a["written"] - _seconds_at_work(a) for a in attempts)),
     finished=_iso(max(a["written"] for a in attempts)),
     version=t5like.__version__,
     commands=[part.command for part in run.parts],
@@ -89,15 +90,15 @@ def part_cost(part: Part) -> Cost:
   (phase,) = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
   tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
   device, devices = _devices(part.model_dir)
-  seconds = sum(
-    spent
-    for attempt in goodput.read_attempts(part.model_dir / goodput.FILE)
-    for category, spent in attempt["spent"].items()
-    if category not in (goodput.STARTING, "everything else")
-  )
+  seconds = sum(map(_seconds_at_work, goodput.read_attempts(part.model_dir / goodput.FILE)))
   flops = phase_flops(experiment.model, phase.batch_size, phase.lengths)
   steps = experiment.steps
   return Cost(device, devices, seconds * devices, float(flops) * steps, tokens * steps)
+
+
+def _seconds_at_work(attempt: Mapping[str, Any]) -> float:
+  """Of one attempt. A worker's process started long before most of its trainings: that is not theirs."""
+  return sum(spent for category, spent in attempt["spent"].items() if category != goodput.STARTING)
 
 
 def _devices(model_dir: Path) -> tuple[str, int]:
