@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from t5like.ablations.benchmarks import OTHER
 from t5like.ablations.report_data import ReportData
 from t5like.ablations.report_statistics import (
   TIE_DEVIATIONS,
@@ -28,7 +29,7 @@ from t5like.ablations.tables import (
   Table,
 )
 
-GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE"}
+GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "Other tasks"}
 OTHER_RECIPES = 0  # the number of the table of recipes that the paper does not have
 
 
@@ -80,6 +81,7 @@ class ComparedRow:
   cells: dict[str, Cell]  # by group
   results: list[Result]
   missing_seeds: list[int]
+  asked_for: bool = True
   error: str = ""  # of a failed run
   reference: bool = False  # the baseline, shown in a table that does not have it; it takes no part in order and ties
 
@@ -116,7 +118,7 @@ class Comparison:
 
 
 def compare(data: ReportData) -> Comparison:
-  groups = [group for group in GROUPS if any(group in result.scores for result in data.results)]
+  groups = [group for group in GROUP_NAMES if any(group in result.scores for result in data.results)]
   by_recipe: dict[str, list[Result]] = {}
   for result in data.results:
     by_recipe.setdefault(result.recipe, []).append(result)
@@ -146,19 +148,20 @@ def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> 
 def _compare_table(
   table: Table, data: ReportData, by_recipe: Mapping[str, list[Result]], spreads: Mapping[str, Spread | None]
 ) -> ComparedTable:
-  groups = [group for group in table.groups if group in spreads]
+  all_groups = [*table.groups, *(group for group in spreads if group not in GROUPS)]  # the paper's, and others run
+  groups = [group for group in all_groups if group in spreads]
   listed = list(table.rows)
   has_baseline = any(row.recipe == BASELINE_RECIPE for row in listed)
   if not has_baseline:
     listed.append(Row("Baseline (of Table 1)", BASELINE_RECIPE, BASELINE))
-  ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in table.groups}
+  ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in all_groups}
   ties, paper_ties = {}, {}
-  for group in table.groups:
+  for group in all_groups:
     means = {row.recipe: mean(list(ours[group][row.recipe].values())) for row in table.rows if ours[group][row.recipe]}
     spread = spreads.get(group)
-    ties[group] = ties_with_best(means, spread.deviation) if spread else set()
+    ties[group] = ties_with_best(means, spread.deviation) if spread and len(means) > 1 else set()
     published = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
-    paper_ties[group] = ties_with_best(published, STANDARD_DEVIATION[group])
+    paper_ties[group] = ties_with_best(published, STANDARD_DEVIATION.get(group, 0.0))
 
   def cell(row: Row, group: str) -> Cell:
     base = list(ours[group][BASELINE_RECIPE].values())
@@ -166,9 +169,9 @@ def _compare_table(
       seeds=ours[group][row.recipe],
       paper=row.paper.get(group),
       baseline=mean(base) if base else None,
-      paper_baseline=BASELINE[group],
+      paper_baseline=BASELINE.get(group),
       spread=spreads[group].deviation if spreads.get(group) else None,
-      paper_spread=STANDARD_DEVIATION[group],
+      paper_spread=STANDARD_DEVIATION.get(group),
       tie=row.recipe in ties[group],
       paper_tie=row.recipe in paper_ties[group],
     )
@@ -181,7 +184,8 @@ def _compare_table(
       ComparedRow(
         name=row.name,
         recipe=row.recipe,
-        cells={group: cell(row, group) for group in table.groups},
+        cells={group: cell(row, group) for group in all_groups},
+        asked_for=data.asked_for(row.recipe),
         results=runs,
         missing_seeds=[seed for seed in data.seeds if seed not in {run.seed for run in runs}],
         error=errors[0] if errors else "",
@@ -190,7 +194,7 @@ def _compare_table(
     )
   own = [row for row in rows if not row.reference]
   correlations = {group: _correlation([row.cells[group] for row in own]) for group in groups}
-  not_run = [group for group in table.groups if group not in groups]
+  not_run = [group for group in all_groups if group not in groups]
   return ComparedTable(table.number, table.title, rows, groups, not_run, correlations)
 
 

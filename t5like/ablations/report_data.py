@@ -6,10 +6,11 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from t5like.ablations.benchmarks import group_of
 from t5like.ablations.results import (
   SWEEP,
   Failure,
@@ -43,6 +44,10 @@ class ReportData:
   @property
   def tables(self) -> list[Table]:
     return find_tables(self.sweep["tables"])
+
+  def asked_for(self, recipe: str) -> bool:
+    """A sweep may be of some rows of its tables only."""
+    return recipe in self.sweep.get("recipes", [recipe])
 
   @property
   def seeds(self) -> list[int]:
@@ -78,7 +83,7 @@ def read_export(file: str | Path) -> ReportData:
 
 def write_export(file: str | Path, data: ReportData) -> None:
   """One file with all that a report shows. Commands, tracebacks and folders stay behind: they name this machine."""
-  sweep = {**data.sweep, "corpus": _without_folders(data.sweep.get("corpus"))}
+  sweep = _without_folders(data.sweep)
   results = [
     to_json(dataclasses.replace(result, commands=[], curve=_thinned(result.curve, _EXPORTED_POINTS)))
     for result in data.results
@@ -118,12 +123,16 @@ def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fail
     if result.scale != sweep["scale"]:
       left_out.append(f"{name}: of scale {result.scale}, and this report is of {sweep['scale']}")
       continue
-    if set(result.tasks) != usual:  # a mean over other tasks is another score
-      left_out.append(f"{name}: scored on {_listed(result.tasks)}, and most runs on {_listed(usual)}")
-      continue
-    broken = [group for group, score in result.scores.items() if score is None or not math.isfinite(score)]
-    left_out += [f"{name}: its {group} score is not a number" for group in broken]
-    kept.append(dataclasses.replace(result, scores={g: s for g, s in result.scores.items() if g not in broken}))
+    scores, others = {}, _tasks_by_group(result)
+    for group, score in result.scores.items():
+      if score is None or not math.isfinite(score):
+        left_out.append(f"{name}: its {group} score is not a number")
+      elif others.get(group) != usual.get(group):  # a mean over other tasks is another score
+        tasks = [", ".join(sorted(side.get(group, ()))) or "no task" for side in (others, usual)]
+        left_out.append(f"{name}: its {group} score is of {tasks[0]}, and that of most runs of {tasks[1]}")
+      else:
+        scores[group] = score
+    kept.append(dataclasses.replace(result, scores=scores))
   if not kept:
     raise UserError(
       f"no finished run of scale {sweep['scale']} to report",
@@ -137,26 +146,35 @@ def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fail
   return ReportData(sweep, kept, [f for f in failures if (f.recipe, f.seed) not in finished], left_out)
 
 
-def _usual_tasks(results: Sequence[Result]) -> frozenset[str]:
-  """The tasks that most runs were scored on; the larger set where two are as frequent."""
-  sets = Counter(frozenset(result.tasks) for result in results)
-  return max(sets, key=lambda tasks: (sets[tasks], len(tasks)), default=frozenset())
+def _usual_tasks(results: Sequence[Result]) -> dict[str, frozenset[str]]:
+  """By group, the tasks that most runs were scored on; the larger set where two are as frequent."""
+  found: dict[str, Counter[frozenset[str]]] = {}
+  for result in results:
+    for group, tasks in _tasks_by_group(result).items():
+      found.setdefault(group, Counter())[tasks] += 1
+  return {group: max(sets, key=lambda tasks: (sets[tasks], len(tasks))) for group, sets in found.items()}
 
 
-def _listed(tasks: Iterable[str]) -> str:
-  return ", ".join(sorted(tasks)) or "no task"
+def _tasks_by_group(result: Result) -> dict[str, frozenset[str]]:
+  groups = {group_of(task) for task in result.tasks}
+  return {group: frozenset(task for task in result.tasks if group_of(task) == group) for group in groups}
 
 
 def _thinned(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-  if len(curve) <= points:
-    return list(curve)
-  return [curve[round(i * (len(curve) - 1) / (points - 1))] for i in range(points)]
+  """Evenly spaced points of a curve with losses of five digits: more cannot be seen."""
+  finite = [(step, float(f"{loss:.5g}")) for step, loss in curve if math.isfinite(loss)]
+  if len(finite) <= points:
+    return finite
+  return [finite[round(i * (len(finite) - 1) / (points - 1))] for i in range(points)]
 
 
-def _without_folders(corpus: Any) -> Any:
-  if isinstance(corpus, list | tuple):
-    return [_without_folders(part) for part in corpus]
-  return PurePath(corpus).name if isinstance(corpus, str) and PurePath(corpus).is_absolute() else corpus
+def _without_folders(value: Any) -> Any:
+  """Absolute paths become their last part."""
+  if isinstance(value, dict):
+    return {key: _without_folders(part) for key, part in value.items()}
+  if isinstance(value, list | tuple):
+    return [_without_folders(part) for part in value]
+  return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
 def _one_a_line(items: Sequence[dict[str, Any]]) -> str:
@@ -165,15 +183,12 @@ def _one_a_line(items: Sequence[dict[str, Any]]) -> str:
 
 
 def _compact(content: Any) -> str:
-  return json.dumps(_rounded(content), separators=(",", ":"), allow_nan=False)
+  return json.dumps(_without_nan(content), separators=(",", ":"), allow_nan=False)
 
 
-def _rounded(value: Any) -> Any:
-  """Six digits say all that scores, losses and costs can."""
+def _without_nan(value: Any) -> Any:
   if isinstance(value, dict):
-    return {key: _rounded(part) for key, part in value.items()}
+    return {key: _without_nan(part) for key, part in value.items()}
   if isinstance(value, list | tuple):
-    return [_rounded(part) for part in value]
-  if isinstance(value, float):
-    return float(f"{value:.6g}") if math.isfinite(value) else None
-  return value
+    return [_without_nan(part) for part in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

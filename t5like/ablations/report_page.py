@@ -66,23 +66,27 @@ def _link(heading: str) -> str:
 
 
 def _summary(comparison: Comparison, summary: Summary) -> str:
-  parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.missing])]
+  parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.cautions])]
   if summary.claims:
-    rows = [
-      f'<tr><th scope="row">{_escaped(checked.claim.text)}</th><td>{checked.claim.table}</td>'
-      f'<td class="text"><span class="verdict {checked.verdict.replace(" ", "-")}">{_SIGNS[checked.verdict]} '
-      f'{checked.verdict}</span></td><td class="text">{_escaped(claim_text(checked))}</td></tr>'
-      for checked in summary.claims
-    ]
-    heads = '<th scope="col">What the paper concludes</th><th scope="col">table</th>'
-    heads += '<th scope="col" class="text">here</th><th scope="col" class="text">holds in</th>'
-    caption = (
-      "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "
-      "three in four hold and none is clearly against; disagrees: fewer than half hold."
-    )
-    parts += ["<h3>The paper's conclusions</h3>", _scroll("The paper's conclusions", heads, rows, caption)]
-  parts += ["<h3>The paper's order of rows</h3>", _orders(comparison)]
-  return "".join(parts) + _list(summary.cautions)
+    parts += ["<h3>The paper's conclusions, checked</h3>", _claims(summary)]
+  parts += ["<h3>The paper's order of rows, checked</h3>", _orders(comparison)]
+  if summary.missing:
+    parts += ["<h3>What is missing</h3>", _list(summary.missing)]
+  return "".join(parts)
+
+
+def _claims(summary: Summary) -> str:
+  items = [
+    f'<li><span class="verdict {checked.verdict.replace(" ", "-")}">{_SIGNS[checked.verdict]} {checked.verdict}</span>'
+    f'<span>{_escaped(checked.claim.text)} <span class="faint">(Table {checked.claim.table})</span><br>'
+    f'<span class="note">{_escaped(claim_text(checked))}</span></span></li>'
+    for checked in summary.claims
+  ]
+  note = (
+    "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "
+    "three in four hold and none is clearly against; disagrees: fewer than half hold; mixed: in between."
+  )
+  return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
 
 
 def _orders(comparison: Comparison) -> str:
@@ -90,8 +94,8 @@ def _orders(comparison: Comparison) -> str:
   above = '<th scope="col" rowspan="2">rows of</th>' + "".join(
     f'<th scope="colgroup" colspan="3" class="group">{GROUP_NAMES[group]}</th>' for group in comparison.groups
   )
-  below = '<th scope="col" class="group">Spearman</th><th scope="col">Kendall</th><th scope="col">n</th>'
-  listed = [(table.heading, table.correlations) for table in comparison.tables if table.number]
+  below = '<th scope="col" class="first">Spearman</th><th scope="col">Kendall</th><th scope="col">n</th>'
+  listed = [(f"Table {table.number}", table.correlations) for table in comparison.tables if table.number]
   rows = []
   for heading, found in [*listed, ("All recipes", comparison.correlations)]:
     cells = [f'<th scope="row">{_escaped(heading)}</th>']
@@ -108,11 +112,12 @@ def _orders(comparison: Comparison) -> str:
     rows.append(f"<tr>{''.join(cells)}</tr>")
   caption = (
     "1 is the paper's own order, −1 its reverse. p is the share of all orders of the n rows that agree as well or "
-    "better (one-sided; counted up to ten rows, from 100,000 drawn orders beyond). With three or four rows p cannot "
+    "better (one-sided; counted up to ten rows, from drawn orders beyond). With three or four rows p cannot "
     "be small: 1 in 6 or 1 in 24 at best."
   )
   heads = f"{above}</tr><tr>{below * len(comparison.groups)}"
-  return _scroll("Rank correlation with the paper", heads, rows, caption)
+  kind = "dense" if len(comparison.groups) > 2 else ""
+  return _scroll("Rank correlation with the paper", heads, rows, caption, kind)
 
 
 # --- a table ---------------------------------------------------------------------------------------------------------
@@ -146,11 +151,11 @@ _KEY_PAPER = (
 
 def _scores(table: ComparedTable) -> str:
   above = '<th scope="col" rowspan="2">row</th>' + "".join(
-    f'<th scope="colgroup" colspan="4" class="group">{GROUP_NAMES[group]}</th>' for group in table.groups
+    f'<th scope="colgroup" colspan="5" class="group">{GROUP_NAMES[group]}</th>' for group in table.groups
   )
-  below = '<th scope="col" class="group">ours</th><th scope="col">paper</th>'
-  below += '<th scope="col">Δ ours</th><th scope="col">Δ paper</th>'
-  heads = f'{above}<th scope="col" rowspan="2" class="group">seeds</th></tr><tr>{below * len(table.groups)}'
+  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="deviation of seeds">±</th>'
+  below += '<th scope="col">paper</th><th scope="col">Δ ours</th><th scope="col">Δ paper</th>'
+  heads = f'{above}<th scope="col" rowspan="2" class="first">seeds</th></tr><tr>{below * len(table.groups)}'
   rows = []
   for row in table.rows:
     kinds = " ".join(k for k, holds in (("baseline", row.is_baseline), ("reference", row.reference)) if holds)
@@ -163,11 +168,12 @@ def _scores(table: ComparedTable) -> str:
     )
   missing = [GROUP_NAMES[group] for group in table.not_run]
   caption = (
-    "Bold: within two standard deviations of the best in its column (a tie with the best). Δ: difference from the "
+    "Bold: within two standard deviations of the best in its column (a tie with the best). ±: standard deviation of "
+    "the row's own seeds. Δ: difference from the "
     "baseline in standard deviations; bold where it is more than two."
   )
   caption += f" Not run: {', '.join(missing)}." if missing else ""
-  return _scroll(table.heading, heads, rows, caption)
+  return _scroll(table.heading, heads, rows, caption, "dense" if len(table.groups) > 2 else "")
 
 
 def _baseline_mark(row: ComparedRow) -> str:
@@ -175,13 +181,11 @@ def _baseline_mark(row: ComparedRow) -> str:
 
 
 def _score_cells(cell: Cell) -> str:
-  ours = number(cell.mean)
-  if cell.deviation is not None:
-    ours += f" <small>± {cell.deviation:.2f}</small>"
+  deviation = "" if cell.deviation is None else f"± {cell.deviation:.2f}"
   return (
-    f'<td class="first{" missing" * (cell.mean is None)}">{_bold(ours, cell.tie)}</td>'
-    f"<td>{_bold(number(cell.paper), cell.paper_tie)}</td>{_difference(cell.in_spreads)}"
-    f"{_difference(cell.paper_in_spreads)}"
+    f'<td class="first{" missing" * (cell.mean is None)}">{_bold(number(cell.mean), cell.tie)}</td>'
+    f'<td class="seeds">{deviation}</td><td>{_bold(number(cell.paper), cell.paper_tie)}</td>'
+    f"{_difference(cell.in_spreads)}{_difference(cell.paper_in_spreads)}"
   )
 
 
@@ -321,13 +325,18 @@ def _list(lines: Iterable[str]) -> str:
 
 def _plain_row(fields: Sequence[str], kind: str = "") -> str:
   first, *rest = map(_escaped, fields)
+  first = re.sub(r"([/_])", r"\1<wbr>", first)  # names of recipes are long: they may break there
   attribute = f' class="{kind}"' if kind else ""
-  return f'<tr{attribute}><th scope="row">{first}</th>{"".join(f"<td>{field}</td>" for field in rest)}</tr>'
-
-
-def _scroll(label: str, heads: str, rows: Sequence[str], caption: str) -> str:
-  """A table in a box of its own that scrolls, by keyboard too, so that the page never does."""
   return (
-    f'<div class="scroll" tabindex="0" role="region" aria-label="{_escaped(label)}"><table><caption>{caption}</caption>'
-    f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    f'<tr{attribute}><th scope="row" class="recipe">{first}</th>{"".join(f"<td>{field}</td>" for field in rest)}</tr>'
+  )
+
+
+def _scroll(label: str, heads: str, rows: Sequence[str], caption: str, kind: str = "") -> str:
+  """A table in a box of its own that scrolls, by keyboard too, so that the page never does."""
+  table = f'<table class="{kind}" aria-label="{_escaped(label)}">'
+  return (
+    f'<figure><div class="scroll" tabindex="0" role="region" aria-label="{_escaped(label)}">'
+    f"{table}<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    f"<figcaption>{caption}</figcaption></figure>"
   )

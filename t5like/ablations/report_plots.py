@@ -38,19 +38,20 @@ def difference_plot(table: ComparedTable, group: str) -> str:
   Distances run from a tenth of a deviation to fifty: the axis is linear near 0 and logarithmic far out (arcsinh).
   """
   rows = [row for row in table.rows if not row.is_baseline]
-  known = [d for row in rows for d in (row.cells[group].in_spreads, row.cells[group].paper_in_spreads) if d is not None]
+  known = [distance for row in rows for distance in _distances(row.cells[group])]
   if not any(row.cells[group].in_spreads is not None for row in rows):
     return ""
-  reach = math.asinh(1.25 * max(2 * TIE_DEVIATIONS, *map(abs, known)))
+  low = math.asinh(1.25 * min(-1.5 * TIE_DEVIATIONS, *known))
+  high = math.asinh(1.25 * max(1.5 * TIE_DEVIATIONS, *known))
   width = _WIDTH - _LABELS - _RIGHT
   height = _TOP + _ROW * len(rows) + _AXIS
 
   def x(deviations: float) -> float:
-    return _LABELS + width * (0.5 + 0.5 * math.asinh(deviations) / reach)
+    return _LABELS + width * (math.asinh(deviations) - low) / (high - low)
 
   bottom = _TOP + _ROW * len(rows)
   parts = [_band(x(-TIE_DEVIATIONS), x(TIE_DEVIATIONS), bottom)]
-  for tick in (0, *(sign * t for t in _TICKS if math.asinh(t) < reach for sign in (-1, 1))):
+  for tick in (t for t in (0, *_TICKS, *(-t for t in _TICKS)) if low < math.asinh(t) < high):
     kind = "zero" if tick == 0 else "grid"
     parts.append(f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{_TOP}" y2="{bottom}"/>')
     parts.append(_text(x(tick), bottom + 14, f"{tick:+d}".replace("-", "−") if tick else "0", "middle"))
@@ -62,6 +63,16 @@ def difference_plot(table: ComparedTable, group: str) -> str:
   return _svg(name, height, title, "; ".join(_in_words(row, group) for row in rows), parts)
 
 
+def _distances(cell: Cell) -> list[float]:
+  """All that is drawn of a row."""
+  known = [cell.paper_in_spreads] if cell.paper_in_spreads is not None else []
+  return known + [_of_seed(cell, score) for score in cell.seeds.values() if cell.in_spreads is not None]
+
+
+def _of_seed(cell: Cell, score: float) -> float:
+  return (score - cell.baseline) / cell.spread
+
+
 def _band(left: float, right: float, bottom: float) -> str:
   return f'<rect class="band" x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{bottom - _TOP:.1f}"/>'
 
@@ -70,7 +81,7 @@ def _difference_marks(row: ComparedRow, cell: Cell, x, y: float) -> list[str]:
   parts = _label(pretty(row.name), y)
   if cell.in_spreads is not None:
     for score in cell.seeds.values():
-      at = x((score - cell.baseline) / cell.spread)
+      at = x(_of_seed(cell, score))
       parts.append(f'<line class="seed" x1="{at:.1f}" x2="{at:.1f}" y1="{y - 6:.1f}" y2="{y + 6:.1f}"/>')
     parts.append(f'<circle class="ours" cx="{x(cell.in_spreads):.1f}" cy="{y:.1f}" r="4.5"/>')
   else:
@@ -86,7 +97,7 @@ def _label(name: str, y: float) -> list[str]:
   lines = [name]
   if len(name) > _LABEL_CHARACTERS and " " in name:
     cuts = [match.start() for match in re.finditer(" ", name)]
-    cut = min(cuts, key=lambda at: abs(at - len(name) / 2))
+    cut = min(cuts, key=lambda at: abs(at - len(name) / 2) - 6 * (name[at - 1] == ","))  # rather behind a comma
     lines = [name[:cut], name[cut + 1 :]]
   first = y + 4 - 6 * (len(lines) - 1)
   return [_text(_LABELS - 10, first + 12 * i, line, "end") for i, line in enumerate(lines)]

@@ -65,29 +65,39 @@ a{color:var(--link)}
 a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:2px solid var(--link);outline-offset:2px}
 nav ul{display:flex;flex-wrap:wrap;gap:.25rem 1.1rem;padding:0;margin:1rem 0;list-style:none;max-width:none}
 .lead{font-size:1.08rem}
-.note,figcaption,caption{color:var(--faint);font-size:.875rem}
-.scroll{overflow-x:auto;margin:.9rem 0;border:1px solid var(--rule);border-radius:.5rem}
-table{border-collapse:separate;border-spacing:0;width:100%;font-size:.86rem;font-variant-numeric:tabular-nums}
-caption{caption-side:bottom;text-align:left;padding:.5rem .7rem;position:sticky;left:0}
-th,td{padding:.38rem .6rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
+main>section:first-child h2{border:0;margin-top:.5rem}
+.note,figcaption{color:var(--faint);font-size:.875rem}
+figcaption{max-width:60rem;margin-top:.5rem}
+.scroll{overflow-x:auto;border:1px solid var(--rule);border-radius:.5rem}
+table{border-collapse:separate;border-spacing:0;width:100%;font-size:.875rem;line-height:1.25rem;
+  font-variant-numeric:tabular-nums}
+th,td{padding:.375rem .625rem;text-align:right;white-space:nowrap;border-bottom:1px solid var(--rule)}
 thead th{background:var(--panel);font-weight:600;vertical-align:bottom}
 thead th.group{text-align:center}
-th.group,td.first{border-left:1px solid var(--rule)}
+th.group,.first{border-left:1px solid var(--rule)}
 tbody tr:last-child>*{border-bottom:0}
-th[scope=row],thead th:first-child{position:sticky;left:0;text-align:left;background:var(--ground);z-index:1}
-thead th:first-child{background:var(--panel)}
+th[scope=row],thead tr:first-child th:first-child{position:sticky;left:0;z-index:1;text-align:left;
+  background:var(--ground)}
+thead tr:first-child th:first-child{background:var(--panel)}
 th[scope=row]{font-weight:400;white-space:normal;min-width:8.5rem;max-width:17rem}
+.dense{font-size:.8125rem}
+.dense th,.dense td{padding:.375rem .35rem}
+.dense .seeds{padding-left:0}
 tr.baseline>*{background:var(--panel)}
 tr.reference th{font-style:italic}
 tr.total>*{font-weight:600;border-top:1px solid var(--rule)}
 td.text,th.text{text-align:left;white-space:normal}
 td small{color:var(--faint);font-size:inherit}
-td b small{font-weight:400}
+.seeds{color:var(--faint);font-weight:400;text-align:left;padding-left:0}
+thead th.seeds{color:var(--faint);font-weight:400}
 .missing,.faint{color:var(--faint)}
 .clear{font-weight:600}
+.claims{list-style:none;padding:0;max-width:none}
+.claims li{display:grid;grid-template-columns:7rem 1fr;gap:.2rem .5rem;padding:.45rem 0;margin:0;
+  border-bottom:1px solid var(--rule)}
 .verdict{white-space:nowrap;font-weight:600}
 .agrees{color:var(--good)}.disagrees{color:var(--bad)}.mixed{color:var(--paper)}.not-run{color:var(--faint)}
-.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,21rem),1fr));gap:1.25rem;margin:1rem 0}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.25rem;margin:1rem 0}
 .plots h4{font-size:.95rem;margin:0 0 .3rem}
 figure{margin:1rem 0}
 .plot{display:block;width:100%;max-width:30rem;height:auto}
@@ -105,7 +115,7 @@ figure{margin:1rem 0}
 .c0{stroke:var(--c0)}.c1{stroke:var(--c1)}.c2{stroke:var(--c2)}.c3{stroke:var(--c3)}.c4{stroke:var(--c4)}
 .curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,21rem),30rem));gap:.5rem 2rem;
   align-items:start}
-.legend{list-style:none;padding:0;margin:.25rem 0;font-size:.875rem}
+.legend{list-style:none;padding:0;max-width:24rem;margin:.25rem 0;font-size:.875rem}
 .legend li{display:flex;gap:.6rem;align-items:center;margin:.2rem 0}
 .legend svg{flex:none;width:2.2rem;height:.8rem}
 .legend .end{margin-left:auto;padding-left:1rem;font-variant-numeric:tabular-nums}
@@ -123,17 +133,22 @@ pre{overflow-x:auto;background:var(--panel);border-radius:.5rem;padding:.75rem 1
 @media (max-width:40rem){
   body{padding:1rem .9rem 3rem}
   h1{font-size:1.45rem}
+  .claims li{grid-template-columns:1fr}
   .examples dl{grid-template-columns:1fr;gap:.1rem}
   .examples dd{margin-bottom:.4rem}
   th[scope=row]{min-width:7.5rem;max-width:9.5rem}
+  th.recipe{min-width:11rem;max-width:11rem}
 }
+@page{size:landscape;margin:12mm}
 @media print{
   body{max-width:none;padding:0;font-size:9.5pt}
   nav,.download{display:none}
   .scroll{overflow:visible;border:0}
-  table{font-size:7.5pt}
+  table,.dense{font-size:7.5pt;line-height:1.3}
   th,td{padding:.15rem .3rem}
-  th[scope=row],caption{position:static}
+  .dense{font-size:6.5pt}
+  .dense th,.dense td{padding:.15rem .2rem}
+  th[scope=row],thead tr:first-child th:first-child{position:static}
   figure,tr,.examples section,.plots>div{break-inside:avoid}
   h2,h3,h4{break-after:avoid}
   details::details-content{content-visibility:visible;block-size:auto}

@@ -9,6 +9,7 @@ from t5like.ablations.report_claims import CheckedClaim, check_claims
 from t5like.ablations.report_comparison import GROUP_NAMES, ComparedRow, ComparedTable, Comparison, beyond_band
 from t5like.ablations.report_plots import pretty
 from t5like.ablations.report_statistics import RankCorrelation
+from t5like.ablations.tables import BASELINE_RECIPE
 
 _NAMED = 6  # of a list that may be long
 
@@ -42,11 +43,14 @@ def _scope(comparison: Comparison) -> str:
 
 def _missing(comparison: Comparison) -> list[str]:
   rows = {row.recipe: row for table in comparison.tables for row in table.rows}
-  absent = [recipe for recipe, row in rows.items() if not row.results]
+  absent = [recipe for recipe, row in rows.items() if not row.results and row.asked_for]
+  not_asked = [recipe for recipe, row in rows.items() if not row.results and not row.asked_for]
   partly = [row for row in rows.values() if row.results and row.missing_seeds]
   lines = []
   if absent:
     lines.append(f"Not run: {_some(absent)}.")
+  if not_asked:
+    lines.append(f"Not part of this sweep: {_some(not_asked)}.")
   if partly:
     seeds = [f"{row.recipe} (seed {_joined(map(str, row.missing_seeds))})" for row in partly]
     lines.append(f"Seeds missing: {_some(seeds)}.")
@@ -132,6 +136,8 @@ def _cautions(comparison: Comparison) -> list[str]:
       f"At {comparison.data.scale} scale models are smaller and trained for fewer steps than the paper's: compare "
       "orders and differences, not the scores themselves."
     )
+  if not any(result.recipe == BASELINE_RECIPE for result in comparison.data.results):
+    lines.append(f"The baseline ({BASELINE_RECIPE}) was not run: there is nothing to take differences from.")
   for group, spread in comparison.spreads.items():
     name = GROUP_NAMES[group]
     if spread is None:

@@ -34,7 +34,7 @@ def score(cell: Cell) -> str:
 
 def seeds_text(row: ComparedRow) -> str:
   if not row.results:
-    return "failed" if row.error else "not run"
+    return "failed" if row.error else "not run" if row.asked_for else "not asked for"
   done = len(row.results)
   return f"{done} of {done + len(row.missing_seeds)}" if row.missing_seeds else str(done)
 
@@ -184,17 +184,8 @@ def cost_line(cost: RecipeCost) -> list[str]:
   ]
 
 
-COST_HEADER = [
-  "recipe",
-  "runs",
-  "model FLOPs",
-  "tokens",
-  "h pre-training",
-  "h fine-tuning",
-  "h total",
-  "kWh",
-  "kg CO2e",
-]
+# Hours are those of one device.
+COST_HEADER = ["recipe", "runs", "model FLOPs", "tokens", "pre-train h", "fine-tune h", "total h", "kWh", "kg CO2e"]
 
 
 def _cost_table(comparison: Comparison, assumptions: EnergyAssumptions) -> tuple[list[str], list[list[str]]]:

@@ -1,0 +1,284 @@
+"""Ours beside the paper's: differences, ties, orders and claims of small sweeps that can be counted by hand."""
+
+import csv
+import dataclasses
+import io
+import json
+import math
+
+import pytest
+from report_sweeps import made_result, write_sweep
+
+from t5like.ablations.report_claims import CLAIMS, check_claims
+from t5like.ablations.report_comparison import compare
+from t5like.ablations.report_costs import EnergyAssumptions, recipe_costs, total_cost
+from t5like.ablations.report_data import ReportData, read_export, read_sweep, write_export
+from t5like.ablations.report_examples import TEXT, examples
+from t5like.ablations.report_summary import summarise
+from t5like.ablations.report_text import csv_text, markdown, readme_table
+from t5like.ablations.results import Cost, write_result
+from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION, TABLES
+from t5like.errors import UserError
+
+ED = "encoder_decoder/"
+# Of Table 7, by recipe: the scores of two seeds.
+GLUE = {
+  BASELINE_RECIPE: (50.0, 52.0),
+  ED + "span_corruption_2": (54.0, 56.0),
+  ED + "span_corruption": (52.0, 52.0),
+  ED + "span_corruption_5": (53.0,),
+  ED + "span_corruption_10": (45.0, 47.0),
+}
+SPREAD = math.sqrt((2 + 2 + 0 + 2) / 4)  # of the four recipes with two seeds
+
+
+def by_hand(scores=GLUE, tables=(7,), group="glue", **sweep) -> ReportData:
+  results = [
+    made_result(recipe, seed, scores={group: score})
+    for recipe, seeds in scores.items()
+    for seed, score in enumerate(seeds)
+  ]
+  return ReportData({"tables": list(tables), "scale": "mini", "seeds": 2, **sweep}, results, [])
+
+
+def test_differences_and_ties_of_a_table():
+  comparison = compare(by_hand())
+  [table] = comparison.tables
+  cells = {row.name: row.cells["glue"] for row in table.rows}
+  assert comparison.spreads["glue"].deviation == pytest.approx(SPREAD)
+  assert comparison.spreads["glue"].degrees_of_freedom == 4
+  assert {name: cell.mean for name, cell in cells.items()} == {"i.i.d.": 51, "2": 55, "3": 52, "5": 53, "10": 46}
+  assert cells["2"].difference == 4 and cells["2"].in_spreads == pytest.approx(4 / SPREAD)
+  assert cells["10"].paper_in_spreads == pytest.approx((82.85 - 83.28) / 0.235)
+  assert {name for name, cell in cells.items() if cell.tie} == {"2", "5"}  # 55 less two spreads is 52.55
+  assert {name for name, cell in cells.items() if cell.paper_tie} == {"i.i.d.", "2", "3", "5"}
+  assert cells["2"].deviation == pytest.approx(math.sqrt(2)) and cells["5"].deviation is None
+  assert table.groups == ["glue"] and table.not_run == ["cnndm", "squad", "superglue"]
+
+
+def test_the_order_of_rows_against_the_papers():
+  [table] = compare(by_hand()).tables
+  found = table.correlations["glue"]  # only "3" and "5" have changed places
+  assert (found.n, found.spearman, found.kendall) == (5, pytest.approx(0.9), pytest.approx(0.8))
+  assert found.spearman_p == found.kendall_p == pytest.approx(5 / 120)
+
+
+def test_claims_are_counted():
+  spans, ten, iid = check_claims(compare(by_hand()))
+  assert (spans.ours.holds, spans.ours.of, spans.verdict) == (0, 1, "disagrees")  # 55 - 52 is more than two spreads
+  assert (ten.ours.holds, ten.ours.of, ten.ours.holds_clearly, ten.verdict) == (3, 3, 3, "agrees")
+  assert (iid.ours.holds, iid.ours.holds_clearly, iid.verdict) == (1, 0, "agrees")
+  # The paper's own: CNN/DM of length 3 is apart; 10 is not below 3 in SQuAD (81.84 both) nor 5 in CNN/DM.
+  assert [(c.paper.holds, c.paper.of) for c in (spans, ten, iid)] == [(3, 4), (10, 12), (4, 4)]
+
+
+def test_a_sweep_that_finds_what_the_paper_found_says_so():
+  results = []
+  tables = (5, 6, 7, 9, 11)
+  for recipe, paper in {row.recipe: row.paper for number in tables for row in TABLES[number].rows}.items():
+    for seed, sign in enumerate((-1, 1)):  # two seeds whose deviation is the paper's
+      scores = {group: paper[group] + sign * STANDARD_DEVIATION[group] / math.sqrt(2) for group in GROUPS}
+      results.append(made_result(recipe, seed, scores=scores))
+  comparison = compare(ReportData({"tables": tables, "scale": "paper", "seeds": 2}, results, []))
+  for table in comparison.tables:
+    for row in table.rows:
+      for cell in row.cells.values():
+        assert cell.in_spreads == pytest.approx(cell.paper_in_spreads, abs=1e-6) and cell.tie == cell.paper_tie
+    for found in table.correlations.values():
+      assert found.spearman == found.kendall == pytest.approx(1)
+  # All orders of Table 11's seven rows in GLUE but its own are worse.
+  assert comparison.tables[-1].correlations["glue"].spearman_p == pytest.approx(1 / math.factorial(7))
+  assert all(checked.ours == checked.paper for checked in check_claims(comparison))
+  summary = summarise(comparison)
+  clear = sum(
+    abs(cell.paper_in_spreads) > 2 + 1e-6
+    for cells in {row.recipe: row.cells for table in comparison.tables for row in table.rows}.values()
+    for cell in cells.values()
+  )
+  assert f"{clear} clear differences" in summary.findings[0]
+  assert f"same way in {clear}, beyond our own band in {clear}; the other way in 0" in summary.findings[0]
+  assert not summary.missing and not summary.cautions
+
+
+def test_every_claim_holds_in_most_of_the_papers_own_comparisons():
+  data = ReportData({"tables": list(TABLES), "scale": "mini", "seeds": 2}, [made_result(BASELINE_RECIPE, 0)], [])
+  checked = check_claims(compare(data))
+  assert len(checked) == len(CLAIMS)
+  assert all(claim.paper.holds >= 0.75 * claim.paper.of > 0 for claim in checked)
+
+
+def test_a_table_without_the_baseline_is_compared_to_it_still():
+  scores = {ED + "prefix_lm": (40.0, 42.0), ED + "deshuffling": (30.0, 32.0), BASELINE_RECIPE: (49.0, 51.0)}
+  comparison = compare(by_hand(scores, tables=(4,)))
+  [table] = comparison.tables
+  *own, reference = table.rows
+  assert reference.reference and reference.recipe == BASELINE_RECIPE and not reference.cells["glue"].tie
+  assert own[0].cells["glue"].difference == -9 and own[0].cells["glue"].tie
+  assert own[1].results == [] and own[1].cells["glue"].mean is None  # BERT-style was not run
+  assert table.correlations["glue"] is None  # two rows have no order to speak of
+
+
+def test_one_seed_has_no_spread_and_no_ties():
+  scores = {recipe: seeds[:1] for recipe, seeds in GLUE.items()}
+  comparison = compare(by_hand(scores))
+  cells = [row.cells["glue"] for row in comparison.tables[0].rows]
+  assert comparison.spreads["glue"] is None
+  assert all(cell.in_spreads is None and not cell.tie and cell.difference is not None for cell in cells)
+  assert any("spread of seeds is not known" in text for text in summarise(comparison).cautions)
+  assert check_claims(comparison)[0].verdict == "not run"  # ties cannot be told without a spread
+
+
+def test_what_is_missing_is_said(tmp_path):
+  gone = [(ED + "mass_style", 0), (ED + "mass_style", 1), (ED + "iid_drop_tokens", 1)]
+  folder = write_sweep(tmp_path, tables=(5,), without=gone, failed=[(ED + "bert_style", 1)])
+  data = read_sweep(folder)
+  text = "\n".join(summarise(compare(data)).missing)
+  assert f"Not run: {ED}mass_style." in text and f"{ED}iid_drop_tokens (seed 1)" in text
+  assert f"Failed: {ED}bert_style, seed 1: RESOURCE_EXHAUSTED: out of memory" in text and "second line" not in text
+  assert "No run was scored on CNN/DM and SuperGLUE" in text
+  rows = [line for line in markdown(compare(data), EnergyAssumptions()).splitlines() if line.startswith("| MASS-style")]
+  assert rows == ["| MASS-style | – | 82.32 | – | −4.1 | – | 80.10 | – | −2.3 | not run |"]
+
+
+def test_runs_of_another_scale_or_of_other_tasks_are_left_out(tmp_path):
+  folder = write_sweep(tmp_path, tables=(7,))
+  write_result(folder, made_result(ED + "span_corruption_2", 0, scale="small"))
+  other = made_result(ED + "span_corruption_5", 1)
+  write_result(
+    folder, dataclasses.replace(other, tasks={"glue_rte": {"accuracy": 60.0}, "squad": other.tasks["squad"]})
+  )
+  write_result(folder, made_result(ED + "span_corruption_10", 0, scores={"glue": float("nan"), "squad": 20.0}))
+  data = read_sweep(folder)
+  rows = {row.name: row.cells for row in compare(data).tables[0].rows}
+  assert list(rows["2"]["glue"].seeds) == [1]
+  assert list(rows["5"]["glue"].seeds) == [0] and list(rows["5"]["squad"].seeds) == [0, 1]
+  assert list(rows["10"]["glue"].seeds) == [1] and list(rows["10"]["squad"].seeds) == [0, 1]
+  assert len(data.left_out) == 3 and all(
+    f"Left out: {text}." in summarise(compare(data)).missing for text in data.left_out
+  )
+
+
+def test_recipes_of_ones_own_and_tasks_of_ones_own_are_shown():
+  scores = {**GLUE, "own/emoji_noise": (58.0, 60.0), ED + "no_pretraining": (30.0, 31.0)}
+  first, seventh, own = compare(by_hand(scores)).tables
+  assert [row.name for row in first.rows] == ["Baseline", "No pre-training"] and seventh.number == 7
+  assert [row.recipe for row in own.rows] == ["own/emoji_noise", BASELINE_RECIPE]
+  assert own.rows[0].cells["glue"].difference == 8 and own.rows[0].cells["glue"].paper is None
+  [table] = compare(by_hand(group="other")).tables
+  assert table.groups == ["other"] and table.rows[1].cells["other"].difference == 4
+  assert "Other tasks" in markdown(compare(by_hand(group="other")), EnergyAssumptions())
+
+
+def test_export_gives_the_same_report_and_names_no_folder(tmp_path):
+  data = read_sweep(write_sweep(tmp_path / "sweep", tables=(5, 7), failed=[(ED + "mass_style", 0)]))
+  file = tmp_path / "measured" / "mini.json"
+  write_export(file, data)
+  text = file.read_text()
+  assert "/somewhere" not in text and "texts.jsonl" in text and "t5like train" not in text and "one.py" not in text
+  assert len(text) < 3000 * len(data.results)
+  again = read_export(file)
+  assert csv_text(compare(again)) == csv_text(compare(data))
+  assert summarise(compare(again)).missing == summarise(compare(data)).missing
+  write_export(tmp_path / "twice.json", again)
+  assert (tmp_path / "twice.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("{", "cannot read"),
+    ("[]", "no JSON object"),
+    ('{"format": 9, "sweep": {}}', "no exported sweep of format 1"),
+    ('{"format": 1, "sweep": {"scale": "mini"}, "results": []}', "does not say the sweep's tables"),
+    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": [{"recipe": "x"}]}', "no result of a sweep"),
+    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": []}', "no finished run of scale mini"),
+  ],
+)
+def test_a_file_that_is_no_export_is_refused(tmp_path, text, message):
+  (tmp_path / "x.json").write_text(text)
+  with pytest.raises(UserError, match=message):
+    read_export(tmp_path / "x.json")
+
+
+def test_a_run_that_is_there_twice_is_refused(tmp_path):
+  data = by_hand()
+  write_export(tmp_path / "x.json", dataclasses.replace(data, results=[*data.results, data.results[0]]))
+  with pytest.raises(UserError, match="there twice"):
+    read_export(tmp_path / "x.json")
+
+
+def test_the_csv_has_every_row_and_group():
+  lines = list(csv.DictReader(io.StringIO(csv_text(compare(by_hand())))))
+  assert len(lines) == 5 * 4
+  two = next(line for line in lines if line["row"] == "2" and line["group"] == "glue")
+  assert (two["mean"], two["scores"], two["paper"], two["tie"]) == ("55", "0:54 1:56", "83.54", "1")
+  assert float(two["difference_in_spreads"]) == pytest.approx(4 / SPREAD, rel=1e-5)
+  absent = next(line for line in lines if line["row"] == "2" and line["group"] == "squad")
+  assert (absent["mean"], absent["seeds"], absent["tie"], absent["paper"]) == ("", "0", "", "82.09")
+
+
+def test_the_table_for_a_readme():
+  assert readme_table(compare(by_hand())).splitlines() == [
+    "|  | GLUE ours | GLUE paper |",
+    "| :--- | ---: | ---: |",
+    "| **Table 7: Lengths of corrupted spans** |  |  |",
+    "| i.i.d. | 51.00 ± 1.41 | **83.28** |",
+    "| 2 | **55.00 ± 1.41** | **83.54** |",
+    "| 3 | 52.00 ± 0.00 | **83.49** |",
+    "| 5 | **53.00** | **83.40** |",
+    "| 10 | 46.00 ± 1.41 | 82.85 |",
+    "| *rank correlation (Spearman, p)* | *+0.90, 0.042, n = 5* |  |",
+  ]
+
+
+def test_costs_are_summed_once_a_recipe():
+  cost = {
+    "pretraining": Cost("NVIDIA H200", 1, 3000.0, 4e15, 100),
+    "finetuning": Cost("NVIDIA H200", 1, 600.0, 1e15, 20),
+    "total": Cost("NVIDIA H200", 1, 3600.0, 5e15, 120),
+  }
+  results = [made_result(BASELINE_RECIPE, seed, cost=cost) for seed in (0, 1)]
+  assumptions = EnergyAssumptions(watts=500.0, overhead=1.2, grams_per_kilowatt_hour=400.0)
+  [one] = recipe_costs(results, assumptions)
+  assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 240)
+  assert one.hours("pretraining") == pytest.approx(6000 / 3600) and one.hours("total") == pytest.approx(2)
+  assert one.kilowatt_hours == pytest.approx(2 * 0.5 * 1.2) and one.kilograms == pytest.approx(2 * 0.5 * 1.2 * 0.4)
+  unknown = [
+    dataclasses.replace(r, cost={p: dataclasses.replace(c, device="cpu") for p, c in cost.items()}) for r in results
+  ]
+  assert total_cost(unknown, EnergyAssumptions()).kilowatt_hours is None
+
+
+def test_examples_show_what_objectives_do():
+  shown = {
+    example.objective: example for example in examples(TABLES[2].recipes + TABLES[4].recipes + TABLES[7].recipes)
+  }
+  assert list(shown)[0] == "iid_replace_spans" and {"prefix_lm", "lm", "deshuffling", "span_corruption_10"} <= set(
+    shown
+  )
+  assert shown["lm"].inputs == "" and shown["lm"].targets == TEXT
+  prefix = shown["prefix_lm"]
+  assert f"{prefix.inputs} {prefix.targets}" == TEXT and prefix.inputs
+  assert sorted(shown["deshuffling"].inputs.split()) == sorted(TEXT.split()) and shown["deshuffling"].targets == TEXT
+  for name, spans in (
+    ("span_corruption_2", 5),
+    ("span_corruption", 3),
+    ("span_corruption_5", 2),
+    ("span_corruption_10", 1),
+  ):
+    example = shown[name]  # 15% of 65 words are 10
+    hidden = [part.split() for part in example.targets.replace("<", "\n<").splitlines() if part]
+    assert sum(len(part) - 1 for part in hidden) == 10 and len(hidden) == spans + 1
+    text = example.inputs
+    for sentinel, *words in hidden[:-1]:
+      text = text.replace(sentinel, " ".join(words))
+    assert text == TEXT
+
+
+def test_json_of_a_sweep_directory_that_is_none(tmp_path):
+  with pytest.raises(UserError, match="no sweep in"):
+    read_sweep(tmp_path)
+  (tmp_path / "sweep.json").write_text(json.dumps({"tables": [8], "scale": "mini"}))
+  write_result(tmp_path, made_result(BASELINE_RECIPE, 0))
+  with pytest.raises(UserError, match="no table 8"):
+    compare(read_sweep(tmp_path))

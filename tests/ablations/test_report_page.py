@@ -1,0 +1,203 @@
+"""The page itself: in a real browser, and by what is written in it."""
+
+import argparse
+import re
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from browser import Browser, find_chromium
+from report_sweeps import made_result, write_sweep
+
+from t5like.ablations.report import CSV, MARKDOWN, PAGE, write_report
+from t5like.ablations.report_comparison import compare
+from t5like.ablations.report_costs import EnergyAssumptions
+from t5like.ablations.report_data import read_sweep
+from t5like.ablations.report_plots import difference_plot, loss_plot, nice_ticks, pretty
+from t5like.ablations.report_style import DARK, LIGHT
+from t5like.ablations.results import write_result
+from t5like.ablations.tables import BASELINE_RECIPE, TABLES
+from t5like.cli import ablate_report
+from t5like.errors import UserError
+
+ED = "encoder_decoder/"
+TABLES_RUN = (2, 4, 7, 11)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+  folder = write_sweep(
+    tmp_path_factory.mktemp("sweep"),
+    tables=TABLES_RUN,
+    without=[("shared/prefix_lm", 0), ("shared/prefix_lm", 1), (ED + "span_corruption_5", 1)],
+    failed=[("six_layers/prefix_lm", 1)],
+  )
+  write_result(folder, made_result("own/<script>alert(1)</script>", 0))
+  return folder
+
+
+@pytest.fixture(scope="module")
+def report(sweep, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("report")
+  write_report(read_sweep(sweep), folder, EnergyAssumptions(watts=700))
+  return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+  if find_chromium() is None:
+    pytest.skip("no Chromium on this machine: apt-get install chromium")
+  with Browser() as opened:
+    yield opened
+
+
+def luminance(colour: tuple[float, ...]) -> float:
+  """WCAG 2.2, relative luminance."""
+  parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+  return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
+
+
+def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
+  low, high = sorted((luminance(one), luminance(other)))
+  return (high + 0.05) / (low + 0.05)
+
+
+def from_hex(colour: str) -> tuple[int, ...]:
+  return tuple(bytes.fromhex(colour[1:]))
+
+
+def from_css(colour: str) -> tuple[float, ...]:
+  return tuple(map(float, re.findall(r"[\d.]+", colour)[:3]))
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+def test_letters_and_marks_stand_out_from_their_ground(colours):
+  assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
+  for ground in ("ground", "panel", "band"):
+    for letters in ("text", "faint", "link", "ours", "paper", "good", "bad"):
+      assert contrast(from_hex(colours[letters]), from_hex(colours[ground])) >= 4.5, (letters, ground)
+  for mark in ("c0", "c1", "c2", "c3", "c4"):
+    assert contrast(from_hex(colours[mark]), from_hex(colours["ground"])) >= 3, mark
+
+
+@pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["phone, dark", "desk, light"])
+def test_in_a_browser(report, browser, width, dark):
+  browser.requests.clear()
+  browser.errors.clear()
+  browser.show(report / PAGE, width, dark=dark)
+
+  # The page does not scroll sideways; its tables do, in boxes that a keyboard reaches.
+  assert browser.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
+  overflowing = browser.evaluate(
+    "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg')"
+    " && e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80))"
+  )
+  assert overflowing == []
+  boxes = browser.evaluate(
+    "[...document.querySelectorAll('.scroll')].map(e => [e.tabIndex, e.scrollWidth, e.clientWidth])"
+  )
+  assert len(boxes) >= len(TABLES_RUN) + 3 and all(tab == 0 for tab, _, _ in boxes)
+  assert (width == 1280) or any(inner > outer for _, inner, outer in boxes)
+
+  # Every row of every table is there to be seen, under a heading of its own.
+  for number in TABLES_RUN:
+    names = browser.evaluate(
+      f"[...document.querySelectorAll('#table-{number} tr[data-recipe] th[scope=row]')]"
+      ".filter(e => e.getBoundingClientRect().height > 0).map(e => e.innerText)"
+    )
+    assert [name.removesuffix(" (baseline)") for name in names][: len(TABLES[number].rows)] == [
+      pretty(row.name) for row in TABLES[number].rows
+    ]
+  plots = browser.evaluate(
+    "[...document.querySelectorAll('svg.plot')].map(e => [e.getBoundingClientRect().width,"
+    " e.querySelector('title').textContent, e.querySelector('desc').textContent.length])"
+  )
+  assert len(plots) >= 3 * len(TABLES_RUN) and all(
+    300 < size <= 480 and title and about for size, title, about in plots
+  )
+  letters = browser.evaluate(
+    "Math.min(...[...document.querySelectorAll('svg.plot')].map(e => 12 * e.getBoundingClientRect().width / 400))"
+  )
+  assert letters > 10  # pixels
+
+  # Light or dark as asked for, and nothing is fetched or complained about.
+  ground, text = (
+    from_css(browser.evaluate(f"getComputedStyle(document.body).{name}")) for name in ("backgroundColor", "color")
+  )
+  assert (luminance(ground) < 0.05) == dark and contrast(ground, text) > 10
+  assert browser.requests == [(report / PAGE).as_uri()] and browser.errors == []
+  assert browser.evaluate("document.scripts.length + document.querySelectorAll('b script').length") == 0
+
+
+def test_what_the_files_say(report):
+  page = (report / PAGE).read_text()
+  assert "own/<wbr>&lt;script&gt;alert(1)&lt;/<wbr>script&gt;" in page and "<script" not in page
+  assert "out of memory &lt;b&gt;&amp; more&lt;/b&gt;" in page
+  assert re.findall(r"(?:src|href)=\"(?!#|data:)", page) == [] and "@import" not in page and "url(http" not in page
+  assert 'scope="row"' in page and 'scope="col"' in page and 'scope="colgroup"' in page and 'lang="en"' in page
+  assert "not run" in page and "1 of 2" in page
+  assert (report / MARKDOWN).read_text().count("\n## ") == 1 + len(TABLES_RUN) + 1 + 2  # claims, own, objectives, cost
+  assert (report / CSV).read_text().startswith("table,row,recipe,group,")
+
+
+def test_the_same_results_give_the_same_bytes(sweep, report, tmp_path):
+  again = write_report(read_sweep(sweep), tmp_path, EnergyAssumptions(watts=700))
+  assert all(path.read_bytes() == (report / path.name).read_bytes() for path in again)
+
+
+def test_plots_put_marks_where_the_numbers_are(sweep):
+  table = compare(read_sweep(sweep)).tables[0]
+  root = ElementTree.fromstring(difference_plot(table, "glue"))
+  rows = [row for row in table.rows if not row.is_baseline]
+  ours = [float(mark.get("cx")) for mark in root.iter("circle")]
+  known = [row.cells["glue"].in_spreads for row in rows if row.results]
+  assert len(ours) == len(known) and sorted(ours) == [x for _, x in sorted(zip(known, ours, strict=True))]
+  assert len([mark for mark in root.iter("path") if mark.get("class") == "paper"]) == len(rows)
+  assert len([mark for mark in root.iter("line") if mark.get("class") == "seed"]) == sum(len(r.results) for r in rows)
+  [band] = root.iter("rect")
+  left, right = float(band.get("x")), float(band.get("x")) + float(band.get("width"))
+  for distance, x in zip(known, ours, strict=True):
+    assert (left <= x <= right) == (abs(distance) <= 2)
+  curves = ElementTree.fromstring(loss_plot(table))
+  lines = [line for line in curves.iter("path") if "line" in line.get("class", "")]
+  assert len([line for line in lines if line.get("data-mean")]) == len([row for row in table.rows if row.results])
+  assert len({(line.get("class"), line.get("stroke-dasharray")) for line in lines}) == 9  # a style for each row run
+
+
+def test_ticks_are_round():
+  assert nice_ticks(0, 2000, 4) == [0, 500, 1000, 1500, 2000]
+  assert nice_ticks(2.9, 7.1, 5) == [3, 4, 5, 6, 7]
+  assert nice_ticks(0.93, 1.07, 5) == [0.95, 1.0, 1.05]
+  assert nice_ticks(5, 5, 4) == [5]
+
+
+def command(*flags: object) -> int:
+  parser = argparse.ArgumentParser()
+  parser.add_argument("--sweep_dir")
+  ablate_report.configure(parser)
+  return ablate_report.run(parser.parse_args(["--report", *map(str, flags)]))
+
+
+def test_the_command(sweep, tmp_path, capsys):
+  exported = tmp_path / "small.json"
+  assert command(f"--sweep_dir={sweep}", f"--output={tmp_path / 'one'}", f"--export={exported}") == 0
+  assert "report.html" in capsys.readouterr().out
+  assert command(f"--from={exported}", f"--output={tmp_path / 'two'}", "--device_watts=700") == 0
+  scores = [(tmp_path / folder / CSV).read_text() for folder in ("one", "two")]
+  assert scores[0] == scores[1]
+  assert "700 W" in (tmp_path / "two" / MARKDOWN).read_text()
+  for flags, message in (
+    ([], "of one sweep"),
+    ([f"--sweep_dir={sweep}", f"--from={exported}"], "of one sweep"),
+    ([f"--from={exported}"], "needs a folder"),
+    ([f"--sweep_dir={sweep}", "--power_overhead=0.5"], "at least 1"),
+    ([f"--sweep_dir={sweep}", "--carbon_intensity=-3"], "above 0"),
+    ([f"--sweep_dir={tmp_path}"], "no sweep in"),
+  ):
+    with pytest.raises(UserError, match=message):
+      command(*flags)
+
+
+def test_a_sweep_of_the_baseline_alone_has_a_report(tmp_path):
+  write_sweep(tmp_path, tables=(6,), seeds=1, without=[(r, 0) for r in TABLES[6].recipes if r != BASELINE_RECIPE])
+  written = write_report(read_sweep(tmp_path), tmp_path / "report")
+  assert "Not run:" in written[0].read_text() and "–" in written[1].read_text()

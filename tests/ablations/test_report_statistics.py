@@ -1,0 +1,98 @@
+"""Spreads, ties and rank correlations, against hand arithmetic and the paper's own bold type."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from t5like.ablations.report_statistics import (
+  mean,
+  pooled_spread,
+  rank_correlation,
+  ranks,
+  standard_deviation,
+  ties_with_best,
+)
+from t5like.ablations.tables import STANDARD_DEVIATION, TABLES
+
+
+def test_spread_is_pooled_over_recipes_with_several_seeds():
+  # Squares 2 + 8 over (2 - 1) + (2 - 1) degrees of freedom; the single seed says nothing.
+  spread = pooled_spread([[1.0, 3.0], [10.0, 14.0], [99.0]])
+  assert (spread.deviation, spread.degrees_of_freedom) == (pytest.approx(math.sqrt(5)), 2)
+  assert standard_deviation([1.0, 3.0]) == pytest.approx(math.sqrt(2))
+  assert mean([0.1] * 10) == 0.1
+
+
+@pytest.mark.parametrize("samples", [[], [[4.0]], [[4.0], [5.0]], [[4.0, 4.0], [5.0, 5.0, 5.0]]])
+def test_a_spread_that_cannot_be_known_is_none(samples):
+  assert pooled_spread(samples) is None
+  assert standard_deviation([4.0]) is None
+
+
+@pytest.mark.parametrize(
+  "table, group, bold",
+  [  # Raffel et al. 2019, as printed
+    (2, "glue", {"Encoder-decoder, denoising", "Enc-dec, shared, denoising"}),  # 83.28 - 2 x 0.235 is 82.81 exactly
+    (2, "cnndm", {"Encoder-decoder, denoising"}),
+    (7, "squad", {"2", "3", "5", "10"}),
+    (7, "cnndm", {"3"}),
+    (9, "squad", {"Full data set", "2^29 tokens"}),
+  ],
+)
+def test_ties_are_those_that_the_paper_prints_in_bold(table, group, bold):
+  scores = {row.name: row.paper[group] for row in TABLES[table].rows}
+  assert ties_with_best(scores, STANDARD_DEVIATION[group]) == bold
+
+
+def test_equal_values_share_their_ranks():
+  assert ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [3.5, 1.0, 3.5, 2.0]
+
+
+def test_rank_correlation_of_five_rows_by_hand():
+  found = rank_correlation([1, 2, 3, 4, 5], [2, 1, 4, 3, 5])
+  assert found.n == 5 and found.exact
+  assert found.spearman == pytest.approx(1 - 6 * 4 / (5 * 24))  # squared differences of ranks: 4
+  assert found.kendall == pytest.approx((8 - 2) / 10)  # pairs in order less pairs out of order
+  assert found.spearman_p == pytest.approx((1 + 4 + 3) / 120)  # orders with squares of 0, 2 and 4
+  assert found.kendall_p == pytest.approx((1 + 4 + 9) / 120)  # orders with 0, 1 and 2 inversions
+
+
+def test_rank_correlation_with_ties_by_hand():
+  found = rank_correlation([1, 2, 2, 3], [1, 3, 2, 4])
+  assert found.spearman == pytest.approx(4.5 / math.sqrt(4.5 * 5.0))
+  assert found.kendall == pytest.approx(5 / math.sqrt(5 * 6))  # tau-b: a pair is tied on one side
+  assert found.spearman_p == found.kendall_p == pytest.approx(2 / 24)  # ends in place, the middle either way
+
+
+def test_exact_p_is_the_share_of_all_orders():
+  draw = np.random.default_rng(0)
+  for values in (5, 50):  # with and without ties
+    a, b = draw.integers(0, values, 6), draw.integers(0, values, 6)
+    found = rank_correlation(a, b)
+    pairs = list(itertools.combinations(range(6), 2))
+
+    def concordance(other, a=a, pairs=pairs):
+      return sum(np.sign(a[i] - a[j]) * np.sign(other[i] - other[j]) for i, j in pairs)
+
+    orders = [np.array(order) for order in itertools.permutations(b)]
+    above_rho = [ranks(a) @ ranks(order) >= ranks(a) @ ranks(b) - 1e-9 for order in orders]
+    assert found.spearman_p == pytest.approx(np.mean(above_rho), abs=1e-12)
+    assert found.kendall_p == pytest.approx(np.mean([concordance(o) >= concordance(b) for o in orders]), abs=1e-12)
+
+
+def test_many_rows_are_told_by_drawn_orders():
+  n = 14
+  found = rank_correlation(range(n), [*range(7, n), *range(7)])  # two blocks exchanged: 49 pairs of 91 out of order
+  assert not found.exact and found.kendall == pytest.approx((42 - 49) / 91)
+  # Kendall's statistic is near normal: mean 0, variance n(n-1)(2n+5)/18, here with its continuity correction.
+  z = (-7 - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+  assert found.kendall_p == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=0.01)
+  assert found == rank_correlation(range(n), [*range(7, n), *range(7)])
+
+
+def test_what_has_no_order_has_no_correlation():
+  assert rank_correlation([1, 2], [1, 2]) is None
+  flat = rank_correlation([1.0, 2.0, 3.0], [5.0, 5.0, 5.0])
+  assert flat.n == 3 and flat.spearman is flat.kendall is flat.spearman_p is None
