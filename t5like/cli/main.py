@@ -20,6 +20,7 @@ VERBS = {
   "infer": "answer text with a model: files, tasks, or at a prompt",
   "cache": "tokenise a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
+  "plan": "what a run would take on a machine: memory, time, money",
   "bench": "measure how fast things are on this machine",
   "ablate": "reproduce the tables of the T5 paper, and compare",
   "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",

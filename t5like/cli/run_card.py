@@ -8,10 +8,11 @@ from pathlib import Path
 import jax
 
 from t5like import data, planning
-from t5like.cli.batch_plan import Phase
+from t5like.cli.batch_plan import Phase, blank_batch
 from t5like.cli.compatibility import phase_flops, stack_lengths
 from t5like.cli.experiment import Experiment
 from t5like.cli.streaming_run import MISSING_GUARANTEES, StreamProcess
+from t5like.data.layouts import Batch
 from t5like.models.attention import describe_backend
 from t5like.objectives import Lengths
 from t5like.planning.run_card import bytes_text, devices, large, versions
@@ -29,8 +30,8 @@ def describe_run(
   initialisation: str,
 ) -> str:
   config = experiment.model.config
-  lengths, rows = phases[-1].lengths, phases[-1].batch_size
-  steps = _steps_of_phases(phases, experiment.steps)
+  lengths = phases[-1].lengths
+  steps = steps_of_phases(phases, experiment.steps)
   tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
@@ -60,7 +61,7 @@ def describe_run(
     "FLOPs": (
       f"{large(step_flops[-1], 'FLOP')} a step, {large(all_flops, 'FLOP')} in all (model FLOPs, no recomputation)"
     ),
-    "memory": _memory_text(experiment, spec, mesh, lengths, rows),
+    "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
     "seed": str(experiment.seed),
     "starts from": initialisation,
@@ -85,7 +86,7 @@ def _checkpoints_text(experiment: Experiment) -> str:
   return f"a checkpoint {' and '.join([*when, 'at the end'])}; kept are {', '.join(kept)}"
 
 
-def _steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
+def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
   """How many of a run's steps fall into each phase."""
   counts = []
   for phase in phases:
@@ -126,17 +127,19 @@ def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches |
   )
 
 
-def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, lengths: Lengths, rows: int) -> str:
-  estimate = planning.estimate_memory(
-    experiment.model.config,
-    spec.shapes.params,
-    spec.shardings.params,
-    spec.shapes.opt_state,
-    spec.shardings.opt_state,
-    rows_per_device=rows // (mesh.shape["data"] * mesh.shape["fsdp"]),
-    **stack_lengths(experiment.model, lengths),
+def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch) -> str:
+  """The state exactly; on accelerators, whose memory ends, the activations too."""
+  config = experiment.model.config
+  state = planning.state_bytes(
+    spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, config.compute_dtype
   )
-  parts = ("parameters", "optimizer", "gradients", "activations")
-  return f"about {bytes_text(estimate.total)} a device: " + ", ".join(
-    f"{part} {bytes_text(getattr(estimate, part))}" for part in parts
-  )
+  parts = {"parameters": state.parameters, "optimizer": state.optimizer, "gradients": state.parameters}
+  total = sum(parts.values())
+  if mesh.devices.flat[0].platform != "cpu":
+    by_position = experiment.mesh.preset == "sequence"
+    estimate = planning.estimate_memory(
+      experiment.model, batch, state, mesh.shape, experiment.microbatches, by_position
+    )
+    parts |= {"activations": estimate.activations, "temporaries": estimate.temporaries}
+    total = estimate.total
+  return f"about {bytes_text(total)} a device: " + ", ".join(f"{part} {bytes_text(n)}" for part, n in parts.items())

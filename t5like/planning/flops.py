@@ -14,33 +14,38 @@ in full where it is causal or rows are packed, and every position counts in the 
 predicted: it is the model's work, not a kernel's, so that kernels which skip some of it show as faster.
 """
 
+from __future__ import annotations
+
 from t5like.models.config import TransformerConfig
 
 
-def _stack(config: TransformerConfig, rows: int, length: int, layers: int, encoder_length: int = 0) -> int:
+def forward_flops_by_part(
+  config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0
+) -> dict[str, int]:
+  """One forward pass; a length of 0 means that the model has no such stack."""
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
-  self_attention = 8 * rows * length * d * a + 4 * rows * length * length * a
-  cross = 4 * rows * (length + encoder_length) * d * a + 4 * rows * length * encoder_length * a if encoder_length else 0
-  mlp = (6 if config.gated_mlp else 4) * rows * length * d * f
-  return layers * (self_attention + cross + mlp)
+  parts = {}
+  stacks = (
+    ("encoder", encoder_length, config.num_encoder_layers),
+    ("decoder", decoder_length, config.num_decoder_layers),
+  )
+  for stack, length, layers in stacks:
+    tokens = rows * length * layers
+    parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
+    if stack == "decoder" and encoder_length:
+      keys = rows * encoder_length * layers
+      parts["cross-attention"] = 4 * (tokens + keys) * d * a + 4 * tokens * encoder_length * a
+    parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
+  if decoder_length or config.mlm_head:
+    parts["output"] = 2 * rows * (decoder_length or encoder_length) * d * config.vocab_size
+  heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * d
+  heads += 2 * rows * d * d if config.pooler else 0
+  parts["heads"] = heads + (2 * rows * d * 2 if config.nsp_head else 0)
+  return {part: flops for part, flops in parts.items() if flops}
 
 
 def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:
-  """One forward pass; a length of 0 means that the model has no such stack."""
-  d, vocab = config.embed_dim, config.vocab_size
-  total = 0
-  if encoder_length:
-    total += _stack(config, rows, encoder_length, config.num_encoder_layers)
-  if decoder_length:
-    total += _stack(config, rows, decoder_length, config.num_decoder_layers, encoder_length)
-    total += 2 * rows * decoder_length * d * vocab
-  elif config.mlm_head:
-    total += 2 * rows * encoder_length * d * (d + vocab)
-  if config.pooler:
-    total += 2 * rows * d * d
-  if config.nsp_head:
-    total += 2 * rows * d * 2
-  return total
+  return sum(forward_flops_by_part(config, rows, encoder_length, decoder_length).values())
 
 
 def train_step_flops(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:

@@ -1,29 +1,66 @@
-"""Bytes a device holds during a train step: the state exactly, the activations by a rule of thumb."""
+"""Bytes that a device holds during a train step: the state exactly, the activations from the traced model.
+
+What lies in memory beside the state changes in the course of a step. Activations pile up on the way forward, then
+scores and their gradient take their place at the loss; on the way back gradients of parameters take the place of
+activations, layer by layer. The peak is the largest of these moments. Scanned layers, and batches taken in parts, have
+the gradients of all parameters from the start.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
-from t5like.models.config import TransformerConfig
+from t5like.planning.activations import count_activations
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-  """Bytes on one device."""
+  """Bytes on one device. Gradients, activations and temporaries are not all there at one time: see `peak`.
+
+  parameters, optimizer  the state, there all the time
+  gradients              of the parameters
+  activations            kept from the forward to the backward pass
+  temporaries            the largest working set beside these: scores of the vocabulary, a layer's gradients and, where
+                         it is rematerialised, its activations; weights gathered or in the type of the computation
+  peak                   of all that is not state at its largest moment
+  moment                 which one that is
+  """
 
   parameters: int
   optimizer: int
   gradients: int
   activations: int
+  temporaries: int
+  peak: int
+  moment: str
 
   @property
   def total(self) -> int:
-    return self.parameters + self.optimizer + self.gradients + self.activations
+    return self.parameters + self.optimizer + self.peak
+
+
+@dataclasses.dataclass(frozen=True)
+class StateBytes:
+  """What the state takes of one device.
+
+  weights, layer_weights  matrices in the type they are computed in, whole but for tensor parallelism, as when `fsdp`
+                          has gathered them: of all, and of the largest layer
+  variables               arrays of parameters
+  """
+
+  parameters: int
+  optimizer: int
+  weights: int
+  layer_weights: int
+  variables: int
 
 
 def device_bytes(shapes: Any, shardings: Any) -> int:
@@ -34,42 +71,72 @@ def device_bytes(shapes: Any, shardings: Any) -> int:
   )
 
 
-def activation_bytes(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:
-  """What the backward pass needs from the forward pass of `rows` rows, for plain attention.
-
-  Kept per token and layer: the inputs of every product (norm outputs, queries, keys, values, mixed
-  values, both sides of the MLP's activation) and the residual; per layer the attention weights in
-  float32, before and after softmax. "dots" and "full" remat keep the products or the residual only.
-  """
-  width = jnp.dtype(config.compute_dtype).itemsize
-  d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
-  hidden = (3 if config.gated_mlp else 2) * f
-  kept_per_token = {"none": 4 * d + 4 * a + hidden, "dots": d + 4 * a + hidden, "full": d}[config.remat] * width
-
-  def stack(length: int, keys: int, layers: int) -> int:
-    weights = 0 if config.remat == "full" else 8 * rows * config.num_heads * length * keys
-    return layers * (rows * length * kept_per_token + weights)
-
-  total = stack(encoder_length, encoder_length, config.num_encoder_layers)
-  total += stack(decoder_length, decoder_length + encoder_length, config.num_decoder_layers)
-  predicted = decoder_length or encoder_length
-  return total + 2 * rows * predicted * config.vocab_size * jnp.dtype(config.logits_dtype).itemsize
+def state_bytes(params: Any, param_shardings: Any, opt_state: Any, opt_shardings: Any, dtype: str) -> StateBytes:
+  """`dtype` is that of the computation."""
+  return StateBytes(
+    device_bytes(params, param_shardings),
+    device_bytes(opt_state, opt_shardings),
+    *_computed_weights(params, param_shardings, jnp.dtype(dtype).itemsize),
+    len(jax.tree.leaves(params)),
+  )
 
 
 def estimate_memory(
-  config: TransformerConfig,
-  params: Any,
-  param_shardings: Any,
-  opt_state: Any,
-  opt_shardings: Any,
-  rows_per_device: int,
-  encoder_length: int = 0,
-  decoder_length: int = 0,
+  model: nn.Module,
+  batch: Mapping[str, Any],
+  state: StateBytes,
+  mesh: Mapping[str, int],
+  microbatches: int = 1,
+  by_position: bool = False,
+  platform: str | None = None,
 ) -> MemoryEstimate:
-  parameters = device_bytes(params, param_shardings)
+  """`batch` is of all devices together, as arrays or shapes; the rest as `count_activations` takes it."""
+  config = model.config
+  rows = next(iter(batch.values())).shape[0] / (mesh["data"] * mesh["fsdp"] * microbatches)
+  counted = count_activations(model, batch, mesh["tensor"], platform, by_position)
+  kept = rows * counted.kept
+  # Unrolled layers share what the forward pass gathered or converted with the backward pass: all of it stays.
+  held = state.layer_weights if config.scan_layers or config.remat != "none" else state.weights
+  if config.compute_dtype == config.param_dtype and mesh["fsdp"] == 1:
+    held = 0
+  layer = rows * (counted.recomputed + counted.working)
+  early = state.parameters if config.scan_layers or microbatches > 1 else 0
+  moments = {
+    "at the loss": kept + held + rows * counted.logits + (early if microbatches > 1 else 0),
+    "in the last layer's gradients": kept + held + layer + early,
+    "in the first layer's gradients": state.parameters + held + layer,
+  }
+  moment = max(moments, key=moments.get)
   return MemoryEstimate(
-    parameters=parameters,
-    optimizer=device_bytes(opt_state, opt_shardings),
-    gradients=parameters,
-    activations=activation_bytes(config, rows_per_device, encoder_length, decoder_length),
+    parameters=state.parameters,
+    optimizer=state.optimizer,
+    gradients=state.parameters,
+    activations=round(kept),
+    temporaries=round(held + max(rows * counted.logits, layer)),
+    peak=round(moments[moment]),
+    moment=moment,
   )
+
+
+def _computed_weights(params: Any, shardings: Any, width: int) -> tuple[int, int]:
+  """Of all matrices and of one layer's; what is outside of layers (embeddings) counts as a layer of its own."""
+  total, layers = 0, {}
+  for (path, leaf), sharding in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True):
+    if leaf.ndim < 2:
+      continue
+    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    size = math.prod(_without(sharding, "fsdp").shard_shape(leaf.shape)) * width
+    stacked = "layers" in names
+    layer = "/".join(names[:2]) if len(names) > 1 and names[1].startswith("layers") else names[0]
+    layers[layer] = layers.get(layer, 0) + size // (leaf.shape[0] if stacked else 1)
+    total += size
+  return total, max(layers.values(), default=0)
+
+
+def _without(sharding: NamedSharding, axis: str) -> NamedSharding:
+  """The same sharding as if the mesh had no such axis."""
+
+  def rest(axes: Any) -> Any:
+    return tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != axis) or None
+
+  return sharding.update(spec=jax.sharding.PartitionSpec(*(rest(axes) for axes in sharding.spec)))

@@ -1,0 +1,230 @@
+"""What a run would take, before it runs: memory, network, time, money. Nothing is allocated, no accelerator needed.
+
+  t5like plan --gin_file=models/t5_1_1/xxl.gin --gin_file=objectives/span_corruption.gin \\
+      --gin_file=runs/pretrain.gin --gin.BATCH_SIZE=2048 --gin_file=meshes/fsdp.gin --topology=v5p-512
+  t5like plan ... --topology=h100x8 --search
+
+The configuration is that of `t5like train`, with the same options; MODEL_DIR is not needed. Machines:
+
+  v5p-512      a TPU slice: v4 and v5p by TensorCores (two a chip), v5e and v6e by chips
+  4xv5p-128    four slices, with the data centre's network between them
+  h100x8       a machine of eight GPUs (a100, h100, h200, b200; h200 alone is one)
+  2xh100x8     two such machines, with InfiniBand between them
+  local        this machine
+
+--search tries meshes, batch sizes, parts and rematerialisation, and shows the fastest that fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from t5like.cli.gin_flags import add_gin_arguments
+from t5like.errors import UserError
+
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.cli.batch_plan import Phase
+  from t5like.cli.experiment import Experiment
+  from t5like.planning import Forecast, Topology, Work
+
+_SHOWN = 8
+_FACTORS = (1, 2, 4)  # of the batch size, in a search
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  add_gin_arguments(parser)
+  parser.add_argument("--topology", default="local", help="the machine, as above (default: local)")
+  parser.add_argument("--search", action="store_true", help="find the fastest way that fits")
+  parser.add_argument(
+    "--batch_sizes",
+    metavar="N,N,...",
+    help="that a search tries (default: the configuration's, twice and four times it)",
+  )
+  parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a device for an hour (default: a list price)")
+  parser.add_argument("--pue", type=float, help="power that a data centre takes for each that reaches a machine")
+  parser.add_argument("--co2e", type=float, metavar="KG", help="of a kWh, where the machine is")
+  parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+  from t5like import planning
+  from t5like.planning.plan_text import render_plan
+  from t5like.planning.search import nearest_that_fits, with_slices
+
+  topology = planning.parse_topology(args.topology)
+  experiment = _experiment(args)
+  works = planned_work(experiment)
+  if args.search:
+    return _search(args, works[-1], topology)
+  axes = with_slices(experiment.mesh, topology)
+  forecasts = [planning.forecast(work, topology, axes) for work in works]
+  _check(experiment, works, forecasts)
+  too_large = next((f for f in forecasts if not f.fits), None)
+  other = nearest_that_fits(too_large.work, topology) if too_large else None
+  if args.json:
+    print(json.dumps(_json(args, forecasts, other)))
+  else:
+    print(render_plan(forecasts, _price(args, forecasts), _assumptions(args, forecasts)))
+    if too_large:
+      print("\n".join(["", *_remedy(too_large, other)]))
+  return 0
+
+
+def _experiment(args: argparse.Namespace) -> Experiment:
+  from t5like import configuration
+  from t5like.cli.gin_flags import register_configurables
+
+  register_configurables()
+  paths = [p for given in args.gin_search_paths for p in given.split(",") if p]
+  given = [name for name, _ in args.gin_overrides]
+  overrides = [] if "MODEL_DIR" in given else [("MODEL_DIR", "planned")]
+  configuration.load(args.gin_file, [*overrides, *args.gin_overrides], paths)
+  return configuration.build("train")
+
+
+def planned_work(experiment: Experiment) -> list[Work]:
+  """A run's phases as shapes: what its steps are made of, and how many there are of each."""
+  import flax.linen as nn
+  import jax
+
+  from t5like.cli.batch_plan import blank_batch
+  from t5like.cli.run_card import steps_of_phases
+  from t5like.planning import State, Work
+
+  phases = _phases(experiment)
+  batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
+  boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
+  state = State(boxed, jax.eval_shape(experiment.optimizer.transformation.init, nn.meta.unbox(boxed)))
+  steps = steps_of_phases(phases, experiment.steps)
+  return [
+    Work(
+      experiment.model,
+      state,
+      {name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype) for name, x in batch.items()},
+      count,
+      experiment.microbatches,
+    )
+    for phase, batch, count in zip(phases, batches, steps, strict=True)
+    if count
+  ]
+
+
+def _phases(experiment: Experiment) -> list[Phase]:
+  """As a run has them; a vocabulary that is not on this machine only goes unchecked."""
+  from t5like.cli.batch_plan import run_phases
+  from t5like.cli.compatibility import check_layout, check_vocabulary
+  from t5like.objectives import SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  check_layout(experiment.model, experiment.objective)
+  vocab_size = experiment.model.config.vocab_size
+  try:
+    vocabulary = load_vocabulary(experiment.vocabulary)
+  except UserError:
+    return run_phases(experiment, SpecialTokens(vocab_size, 0, 1, tuple(range(vocab_size)), mask=0, cls=0, sep=0))
+  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  return run_phases(experiment, SpecialTokens.of(vocabulary))
+
+
+def _check(experiment: Experiment, works: list[Work], forecasts: list[Forecast]) -> None:
+  """What `t5like train` would refuse on that machine."""
+  from t5like import parallel
+  from t5like.cli.compatibility import check_splits
+  from t5like.training.step import check_microbatches
+
+  for work, forecast in zip(works, forecasts, strict=True):
+    mesh = parallel.abstract_mesh(forecast.axes, forecast.topology.devices)
+    check_splits(experiment.model.config, mesh)
+    check_microbatches(work.rows, work.microbatches, mesh)
+
+
+def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
+  from t5like.planning.price import CO2E, PUE, price_of
+
+  last = forecasts[-1]
+  hours = sum(f.seconds for f in forecasts) * last.topology.devices / 3600
+  return price_of(hours, last.topology.chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)
+
+
+def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[str]:
+  from t5like.planning.price import CO2E, PUE, assumptions
+
+  return [
+    "time: every operation at the share of its device's peak that was measured on an H200; on other devices as large",
+    *assumptions(forecasts[-1].topology.chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e),
+  ]
+
+
+def _print(
+  args: argparse.Namespace, forecasts: list[Forecast], too_large: Forecast | None, other: Forecast | None
+) -> None:
+  from t5like.planning.plan_text import render_plan
+
+  print(render_plan(forecasts, _price(args, forecasts), _assumptions(args, forecasts)))
+  if too_large:
+    print()
+    print("\n".join(_remedy(too_large, other)))
+
+
+def _remedy(too_large: Forecast, other: Forecast | None) -> list[str]:
+  from t5like.planning.plan_text import candidates_table
+  from t5like.planning.search import options_text
+
+  if other is None:
+    return [f"no {too_large.topology.chip.device_kind}s hold this batch: try a smaller BATCH_SIZE or other chips"]
+  where = "" if other.topology == too_large.topology else f"--topology={other.topology.name} "
+  return [
+    "does not fit; the nearest that does:",
+    f"  {where}{options_text(other, too_large.work)}",
+    *(f"  {line}" for line in candidates_table([other])),
+  ]
+
+
+def _search(args: argparse.Namespace, work: Work, topology: Topology) -> int:
+  from t5like.planning.plan_text import as_dict, candidates_table
+  from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text
+
+  sizes = _batch_sizes(args.batch_sizes) if args.batch_sizes else [work.rows * factor for factor in _FACTORS]
+  best = {size: fastest_that_fits(candidates(work, topology, [size]), _SHOWN) for size in sizes}
+  found = [forecast for forecasts in best.values() for forecast in forecasts]
+  if args.json:
+    print(json.dumps({"found": [as_dict(f) for f in found]}))
+    return 0
+  if not found:
+    print("\n".join([f"nothing fits {topology.describe()}", *_remedy_of(nearest_that_fits(work, topology), work)]))
+    return 0
+  print(f"{topology.describe()}: the fastest that fit\n")
+  print("\n".join(candidates_table(found)))
+  fastest = max(found, key=lambda f: f.work.tokens / f.time.seconds)
+  print(f"\nfastest: {options_text(fastest, work)}")
+  same = best.get(work.rows)
+  if same and same[0] is not fastest:
+    print(f"with the same batch: {options_text(same[0], work)}")
+  return 0
+
+
+def _remedy_of(other: Forecast | None, work: Work) -> list[str]:
+  from t5like.planning.search import options_text
+
+  return [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
+
+
+def _batch_sizes(text: str) -> list[int]:
+  try:
+    sizes = [int(size) for size in text.split(",")]
+  except ValueError:
+    sizes = [0]
+  if min(sizes) < 1:
+    raise UserError(f"--batch_sizes={text} cannot work", expected="whole numbers, such as 128,256,512")
+  return sizes
+
+
+def _json(args: argparse.Namespace, forecasts: list[Forecast], other: Forecast | None) -> dict[str, Any]:
+  from t5like.planning.plan_text import as_dict
+
+  result = {"phases": [as_dict(f) for f in forecasts], "price": vars(_price(args, forecasts))}
+  result |= {"fits": all(f.fits for f in forecasts), "assumed": _assumptions(args, forecasts)}
+  return result | ({"nearest_that_fits": as_dict(other)} if other else {})

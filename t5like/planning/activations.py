@@ -1,0 +1,162 @@
+"""Activations of a train step on one device, from the traced model and the mesh: bytes a row of the batch takes.
+
+One or two layers are traced and the rest follow by arithmetic: layers of a stack are alike. A device that has 1/n of
+the heads, of the MLP and of the vocabulary holds what a model of that width would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.kernels.attention import Case, choose_backend, compile_for
+from t5like.models.config import TransformerConfig
+from t5like.planning.residuals import Kept, kept_arrays, row_bytes, with_rows
+
+Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Activations:
+  """Bytes a row, on one device.
+
+  kept        from the forward to the backward pass, of all layers
+  recomputed  of the largest layer, where layers are rematerialised: those of its own activations that are made again
+  working     of the largest layer: gradients on their way through it
+  logits      scores and their gradient
+  """
+
+  kept: float
+  recomputed: float
+  working: float
+  logits: float
+
+
+def count_activations(
+  model: nn.Module, batch: Mapping[str, Any], tensor: int = 1, platform: str | None = None, by_position: bool = False
+) -> Activations:
+  """`batch` holds arrays or shapes [rows, ...]; the rows do not matter.
+
+  tensor       devices that share every layer's width
+  platform     whose attention back end is counted: "cpu", "gpu" or "tpu"; None: this machine's
+  by_position  what lies between heads and MLPs is split over them too (the preset `sequence`)
+  """
+  shapes = tuple((name, tuple(x.shape[1:]), jnp.dtype(x.dtype).name) for name, x in sorted(batch.items()))
+  return _count(_narrowed(model, tensor), shapes, tensor if by_position else 1, platform)
+
+
+@functools.lru_cache(maxsize=256)
+def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | None) -> Activations:
+  config = model.config
+  trace = functools.partial(_row_bytes, shapes=shapes, platform=platform)
+  plain = model.clone(config=dataclasses.replace(config, remat="none", scan_layers=False))
+  recomputed = 0.0
+  if config.remat == "none" and not config.scan_layers:
+    kept, _ = _of_all_layers(plain, functools.partial(trace, positions=positions, fused=True))
+  else:
+    # A scan of any length is one trace; rematerialised layers keep the same without it.
+    scanned = model.clone(config=dataclasses.replace(config, scan_layers=True))
+    kept = trace(scanned, positions=positions, fused=False)
+  if config.remat != "none":
+    # At work on a layer, a device has gathered what is split by position.
+    whole, largest = _of_all_layers(plain, functools.partial(trace, positions=1, fused=True))
+    recomputed = largest * max(1.0 - kept / whole, 0.0)
+  lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
+  working = _mlp_gradients(config, max(lengths.values()))
+  if not recomputed:  # by the time they come to the scores, as much of what was recomputed is free again
+    working = max(working, _score_gradients(config, platform, **lengths))
+  return Activations(kept, recomputed, working, _logits(model, lengths))
+
+
+def _row_bytes(model: nn.Module, shapes: Shapes, positions: int, platform: str | None, fused: bool) -> float:
+  batch = with_rows({name: jax.ShapeDtypeStruct((1, *shape), dtype) for name, shape, dtype in shapes})
+
+  def logits(params, batch):
+    outputs = model.apply(params, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
+    return {name: x for name, x in outputs.items() if name in ("logits", "nsp_logits")}
+
+  with compile_for(platform) if platform else contextlib.nullcontext():
+    params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
+    arrays = kept_arrays(logits, params, batch, fused)
+  if positions == 1:
+    return row_bytes(arrays)
+  return sum(array.row_bytes / (positions if _is_whole_width(array, model.config) else 1) for array in arrays)
+
+
+def _is_whole_width(array: Kept, config: TransformerConfig) -> bool:
+  """Of the residual stream: its width is the model's, not the part of a device."""
+  return array.shape[-1:] in ((1,), (config.embed_dim,))
+
+
+def _of_all_layers(model: nn.Module, trace: Callable[[nn.Module], float]) -> tuple[float, float]:
+  """Bytes of an unrolled model, and of the largest of its layers, from models of one and two layers."""
+  config = model.config
+
+  def depth(encoder: int, decoder: int) -> float:
+    sizes = {"num_encoder_layers": encoder, "num_decoder_layers": decoder}
+    return trace(model.clone(config=dataclasses.replace(config, **sizes)))
+
+  depths = config.num_encoder_layers, config.num_decoder_layers
+  one = depth(*(min(n, 1) for n in depths))
+  if config.share_encoder_decoder:
+    layer = depth(2, 2) - one
+    return one + layer * (depths[0] - 1), layer
+  more = [((2, min(depths[1], 1)), depths[0]), ((min(depths[0], 1), 2), depths[1])]
+  layers = [(depth(*sizes) - one, count) for sizes, count in more if count]
+  return one + sum(size * (count - 1) for size, count in layers), max(size for size, _ in layers)
+
+
+def _length(shapes: Shapes, side: str) -> int:
+  return next((shape[0] for name, shape, _ in shapes if name == f"{side}_input_tokens"), 0)
+
+
+def _mlp_gradients(config: TransformerConfig, length: int) -> float:
+  """Of an MLP's inner arrays, and of what goes in and comes out."""
+  inner = 3 if config.gated_mlp else 2
+  return length * config.dtype.itemsize * (inner * config.mlp_dim + 2 * config.embed_dim)
+
+
+def _score_gradients(config: TransformerConfig, platform: str | None, encoder: int, decoder: int) -> float:
+  """Of attention scores in float32 and of the softmax that they are made of, where a back end writes them."""
+  pairs = [(encoder, encoder), (decoder, decoder), (decoder, encoder)]
+  written = [queries * keys for queries, keys in pairs if writes_scores(config, queries, keys, platform)]
+  return 2 * 4 * config.num_heads * max(written, default=0)
+
+
+def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: str | None) -> bool:
+  """Whether a train step's attention over these lengths puts its scores into memory."""
+  rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+  case = Case(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
+  with compile_for(platform) if platform else contextlib.nullcontext():
+    return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
+
+
+def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
+  """Scores and their gradient."""
+  config = model.config
+  if not lengths["decoder"] and not config.mlm_head:
+    return 0.0
+  predicted = lengths["decoder"] or predicted_positions(model, lengths["encoder"])
+  return 2 * predicted * config.vocab_size * jnp.dtype(config.logits_dtype).itemsize
+
+
+def predicted_positions(model: nn.Module, length: int) -> int:
+  """How many of a row's positions an encoder computes scores for in training."""
+  share = getattr(model, "predicted_share", 1.0)
+  return length if share >= 1.0 else min(length, -(-math.ceil(share * length) // 8) * 8)
+
+
+def _narrowed(model: nn.Module, tensor: int) -> nn.Module:
+  config = model.config
+  if tensor == 1:
+    return model
+  sizes = {"num_heads": config.num_heads, "mlp_dim": config.mlp_dim, "vocab_size": config.vocab_size}
+  return model.clone(config=dataclasses.replace(config, **{name: -(-n // tensor) for name, n in sizes.items()}))

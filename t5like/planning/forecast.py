@@ -1,0 +1,151 @@
+"""The forecast of a run: what a step takes of every device, how long it is, and what the whole run costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from t5like import parallel
+from t5like.planning.collectives import Collective, step_collectives
+from t5like.planning.flops import forward_flops_by_part
+from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
+from t5like.planning.operations import Share, layer_operations, optimizer_operations
+from t5like.planning.step_time import StepTime, step_time
+from t5like.planning.topology import Topology
+
+# Of a device's memory that a program may have; the rest is the runtime's own and lost between arrays.
+USABLE = 0.92
+
+
+class State:
+  """The shapes of a state: parameters with their logical axes, and the optimizer's part."""
+
+  def __init__(self, boxed: Any, opt_state: Any):
+    self.boxed, self.params, self.opt_state = boxed, nn.meta.unbox(boxed), opt_state
+
+  @functools.cache  # noqa: B019 - a plan has one state, and asks for few meshes many times
+  def on(self, axes: parallel.MeshAxes, devices: int, dtype: str) -> StateBytes:
+    """What it takes of a device."""
+    mesh = parallel.abstract_mesh(axes, devices)
+    with parallel.use_preset(axes.preset):
+      shardings = parallel.parameter_shardings(self.boxed, mesh)
+    optimizer = parallel.shardings_like_parameters(self.opt_state, self.params, shardings, mesh)
+    return state_bytes(self.params, shardings, self.opt_state, optimizer, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """What is trained, as far as a plan depends on it; shapes only. `steps` have batches of this shape."""
+
+  model: nn.Module
+  state: State
+  batch: Mapping[str, Any]
+  steps: int = 1
+  microbatches: int = 1
+
+  @property
+  def rows(self) -> int:
+    return next(iter(self.batch.values())).shape[0]
+
+  @property
+  def lengths(self) -> dict[str, int]:
+    """Tokens of a row in each stack; 0 where the model has none."""
+    tokens = {side: self.batch.get(f"{side}_input_tokens") for side in ("encoder", "decoder")}
+    return {f"{side}_length": 0 if x is None else x.shape[1] for side, x in tokens.items()}
+
+  @property
+  def tokens(self) -> int:
+    """Of one step."""
+    return self.rows * sum(self.lengths.values())
+
+  def flops_by_part(self) -> dict[str, int]:
+    """Model FLOPs of a train step."""
+    return {part: 3 * n for part, n in forward_flops_by_part(self.model.config, self.rows, **self.lengths).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+  """A step of some work on a mesh of some machine; `memory` None: not asked for."""
+
+  work: Work
+  topology: Topology
+  axes: parallel.MeshAxes
+  mesh: Mapping[str, int]
+  memory: MemoryEstimate | None
+  collectives: Sequence[Collective]
+  time: StepTime
+
+  @property
+  def capacity(self) -> float:
+    return USABLE * self.topology.chip.spec.memory
+
+  @property
+  def fits(self) -> bool:
+    return self.memory is None or self.memory.total <= self.capacity
+
+  @property
+  def flops(self) -> int:
+    return sum(self.work.flops_by_part().values())
+
+  @property
+  def peak_share(self) -> float:
+    """Model FLOPs a second as a share of the devices' peak (MFU)."""
+    return self.flops / self.time.seconds / (self.topology.devices * self.topology.chip.spec.flops)
+
+  @property
+  def seconds(self) -> float:
+    """Of all steps; checkpoints, evaluation and restarts come on top."""
+    return self.work.steps * self.time.seconds
+
+
+def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memory: bool = True) -> Forecast:
+  """Raises UserError where the mesh does not fit the devices or the batch."""
+  mesh = parallel.abstract_mesh(axes, topology.devices)
+  parallel.check_batch(work.rows, mesh)
+  config, platform = work.model.config, topology.chip.platform
+  state = work.state.on(axes, topology.devices, config.compute_dtype)
+  by_position = axes.preset == "sequence"
+  memory = None
+  if with_memory:
+    memory = estimate_memory(work.model, work.batch, state, mesh.shape, work.microbatches, by_position, platform)
+  share = Share(
+    rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
+    **work.lengths,
+    tensor=mesh.shape["tensor"],
+    by_position=by_position,
+    platform=platform,
+  )
+  operations = [
+    dataclasses.replace(operation, count=operation.count * work.microbatches)
+    for operation in layer_operations(work.model, share)
+  ]
+  operations += optimizer_operations(state.parameters, state.optimizer, state.variables)
+  collectives = step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
+  time = step_time(operations, collectives, topology.chip.spec, platform, config.compute_dtype == "float32")
+  return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)
+
+
+def parameters_by_part(params: Any) -> dict[str, int]:
+  """Numbers by part of the model: embeddings, attention, MLPs and the rest, of each stack."""
+  parts: dict[str, int] = {}
+  for path, leaf in jax.tree.leaves_with_path(params):
+    names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+    part = _part(names)
+    parts[part] = parts.get(part, 0) + leaf.size
+  return parts
+
+
+def _part(names: Sequence[str]) -> str:
+  if names[0] == "token_embedder":
+    return "embedding"
+  if names[0] == "logits_dense":
+    return "output"
+  if len(names) < 2 or names[0] not in ("encoder", "decoder", "shared"):
+    return "heads"
+  kinds = {"attention": f"{names[0]} attention", "cross_attention": "cross-attention", "mlp": f"{names[0]} MLP"}
+  return next((kinds[name] for name in names if name in kinds), f"{names[0]} norms and positions")

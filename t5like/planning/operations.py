@@ -1,0 +1,193 @@
+"""What one device does in a train step, operation by operation: products with their shapes, attention, memory traffic.
+
+Products come three for each weight: forward, and backward for its input and for the weight. What is not a product is
+bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. With rematerialisation,
+layers are done forward twice ("dots" repeats only what is not a product with weights).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from t5like.models.config import TransformerConfig
+from t5like.planning.activations import predicted_positions, writes_scores
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """`count` times the same.
+
+  kind     "product", "attention", "bias gradient" or "memory"
+  inner    the axis that a product sums over
+  kernels  programs that the device starts for it
+  """
+
+  part: str
+  kind: str
+  flops: float
+  bytes: float
+  inner: int = 0
+  count: float = 1
+  kernels: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """A device's share of the work: rows of one microbatch, and parts of every layer's width."""
+
+  rows: float
+  encoder_length: int
+  decoder_length: int
+  tensor: int = 1
+  by_position: bool = False
+  platform: str = "gpu"
+
+
+def layer_operations(model: nn.Module, share: Share) -> Iterator[Operation]:
+  """Forward and backward through all layers, the embedding and the output."""
+  config = model.config
+  stacks = (
+    ("encoder", share.encoder_length, config.num_encoder_layers),
+    ("decoder", share.decoder_length, config.num_decoder_layers),
+  )
+  for stack, length, layers in stacks:
+    if not length:
+      continue
+    for operation in _layer(config, share, stack, length):
+      yield dataclasses.replace(operation, count=operation.count * layers)
+    tokens, width = share.rows * length, config.dtype.itemsize
+    yield Operation(
+      "embedding", "memory", 0, 8 * tokens * config.embed_dim * width, kernels=4
+    )  # look up; add up the gradient
+  yield from _output(model, share)
+
+
+def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> Iterator[Operation]:
+  d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
+  tokens, part = share.rows * length, f"{stack} attention"
+  for _ in range(3):
+    yield from _product(config, part, tokens, d, a)
+  yield from _product(config, part, tokens, a, d)
+  is_causal = stack == "decoder" and not config.prefix_lm
+  yield from _attention(config, share, part, length, length, config.positions == "relative_bias", is_causal)
+  yield from _residual(config, share, part, tokens)
+  if stack == "decoder" and share.encoder_length:
+    part, keys = "cross-attention", share.rows * share.encoder_length
+    yield from _product(config, part, tokens, d, a)
+    for _ in range(2):
+      yield from _product(config, part, keys, d, a)
+    yield from _product(config, part, tokens, a, d)
+    yield from _attention(config, share, part, length, share.encoder_length, False, False)
+    yield from _residual(config, share, part, tokens)
+    yield _memory(config, part, keys * d * 2)  # the encoder's gradient is the sum of all layers'
+  part = f"{stack} MLP"
+  for _ in range(2 if config.gated_mlp else 1):
+    yield from _product(config, part, tokens, d, f)
+  yield from _product(config, part, tokens, f, d)
+  yield _activation(config, part, tokens * f)
+  yield from _residual(config, share, part, tokens)
+
+
+def _product(config: TransformerConfig, part: str, m: float, k: int, n: int) -> Iterator[Operation]:
+  """[m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens."""
+  width = config.dtype.itemsize
+  flops, read = 2.0 * m * k * n, width * (m * k + k * n + m * n)
+  forward = 2 if config.remat == "full" else 1
+  yield Operation(part, "product", flops, read, k, forward)
+  yield Operation(part, "product", flops, read, n)
+  # Its gradient is written once more in the parameter's type, if that is another.
+  converts = config.param_dtype != config.compute_dtype
+  more = k * n * (width + jnp.dtype(config.param_dtype).itemsize) if converts else 0
+  yield Operation(part, "product", flops, read + more, int(m), kernels=1 + converts)
+  if config.use_bias:
+    yield _memory(config, part, m * n)  # the bias's gradient reads what it is a sum of
+
+
+def _attention(
+  config: TransformerConfig, share: Share, part: str, queries: int, keys: int, has_bias: bool, is_causal: bool
+) -> Iterator[Operation]:
+  heads = config.num_heads / share.tensor
+  pairs = share.rows * heads * queries * keys
+  width = config.dtype.itemsize
+  ends = share.rows * heads * config.head_dim * (queries + keys) * width
+  again = config.remat != "none"
+  if not writes_scores(config, queries, keys, share.platform):
+    # Two products forward, five backward; what lies above the diagonal is skipped.
+    products = 4.0 * pairs * config.head_dim * (0.5 if is_causal else 1.0)
+    yield Operation(part, "attention", products * (3.5 + again), (6 + 2 * again) * ends, kernels=4 + again)
+    if has_bias:  # the matrix is made, its gradient summed over the batch and back into the table
+      yield Operation(part, "bias gradient", products, 2 * ends, kernels=5)
+    return
+  inner = {"scores": config.head_dim, "mixing": keys}
+  for size in inner.values():
+    yield Operation(part, "product", 2.0 * pairs * config.head_dim, ends + 4 * pairs, size, 3 + again)
+  # Scores in float32: bias and mask are added, the largest, the sum and the quotient are taken; backward as much.
+  dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
+  yield Operation(part, "memory", 0, pairs * (4 * 4 + 2 * width + 5 * dropped), count=2 + again, kernels=3)
+
+
+def _residual(config: TransformerConfig, share: Share, part: str, tokens: float) -> Iterator[Operation]:
+  """x + f(norm(x)) around a sublayer.
+
+  Forward one fusion: reads the stream and f, writes the stream and its norm. Backward three: the sums over each row
+  and the gradient of the stream (six arrays), and the scale's gradient (two).
+  """
+  split = share.tensor if share.by_position else 1
+  size = tokens * config.embed_dim / split
+  again = config.remat != "none"
+  arrays = 12 + 4 * again + (2 if config.dropout_rate else 0)
+  yield Operation(part, "memory", 0, arrays * size * config.dtype.itemsize, kernels=4 + again)
+
+
+def _activation(config: TransformerConfig, part: str, size: float) -> Operation:
+  """Forward: reads one or two arrays, writes the result (and what is expensive to make again). Backward: as many
+  again, and the gradient."""
+  saved = 0 if config.activation == "relu" else 1
+  forward, backward = (3 + saved, 5 + saved) if config.gated_mlp else (2 + saved, 3 + saved)
+  forward *= 2 if config.remat != "none" else 1
+  dropped = 1 if _dropout_rate(config, config.mlp_dropout_rate) else 0
+  return _memory(config, part, (forward + backward + dropped) * size, kernels=2)
+
+
+def _memory(config: TransformerConfig, part: str, numbers: float, kernels: int = 1) -> Operation:
+  return Operation(part, "memory", 0, numbers * config.dtype.itemsize, kernels=kernels)
+
+
+def _dropout_rate(config: TransformerConfig, own: float | None) -> float:
+  return config.dropout_rate if own is None else own
+
+
+def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
+  """Scores of the vocabulary and the cross entropy over them."""
+  config = model.config
+  if not share.decoder_length and not config.mlm_head:
+    return
+  positions = share.decoder_length or predicted_positions(model, share.encoder_length)
+  tokens, vocab = share.rows * positions, -(-config.vocab_size // share.tensor)
+  plain = dataclasses.replace(config, remat="none", use_bias=False)
+  yield from _product(plain, "output", tokens, config.embed_dim, vocab)
+  if not share.decoder_length:
+    yield from _product(config, "heads", tokens, config.embed_dim, config.embed_dim)
+  size = jnp.dtype(config.logits_dtype).itemsize
+  # Written; read for the largest, for the sum, for the accuracy and for the gradient; that is written, then read and
+  # written in the type of the products.
+  narrow = config.dtype.itemsize if config.logits_dtype != config.compute_dtype else 0
+  unaligned = 2 * narrow if config.vocab_size % 8 else 0  # copied to a padded array for the GPU's products
+  yield Operation(
+    "output", "memory", 0, tokens * vocab * (6 * size + (size + narrow if narrow else 0) + unaligned), kernels=6
+  )
+
+
+def optimizer_operations(parameter_bytes: float, optimizer_bytes: float, variables: int) -> Iterator[Operation]:
+  """The reads and writes of an update, on one device.
+
+  Gradients are written, read for their norm and read for the update; parameters are read, written, and read for their
+  norm. The optimizer's own state is read and written. What looks at a variable as a whole (the RMS of an update, of a
+  parameter) reads gradient and parameter once more. Each variable has its own sums and its own update: small ones cost
+  what starting six programs costs.
+  """
+  yield Operation("optimizer", "memory", 0, 8 * parameter_bytes + 2 * optimizer_bytes, kernels=6 * variables)

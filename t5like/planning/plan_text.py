@@ -1,0 +1,217 @@
+"""A plan for people: aligned tables, and bars for memory."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from t5like.planning.forecast import Forecast, parameters_by_part
+from t5like.planning.price import Price
+from t5like.planning.run_card import bytes_text, large
+
+_BAR = 40
+_WIDTH = 110
+# In the order that data goes through them.
+_PARTS = (
+  "embedding", "encoder attention", "encoder MLP", "encoder norms and positions", "decoder attention",
+  "cross-attention", "decoder MLP", "decoder norms and positions", "shared attention", "shared MLP",
+  "shared norms and positions", "heads", "output", "optimizer", "communication",
+)  # fmt: skip
+Row = Sequence[str]
+
+
+def render_plan(forecasts: Sequence[Forecast], price: Price, assumptions: Sequence[str]) -> str:
+  """Of a run whose phases have a forecast each; the last is shown in detail."""
+  last = forecasts[-1]
+  sections = {
+    "machine": _machine(last),
+    "model": _parts(last),
+    "memory": _memory(max(forecasts, key=lambda f: f.memory.total)),
+    "network": _network(last),
+    "step": _step(last),
+    "run": _run(forecasts, price),
+    "assumed": [part for line in assumptions for part in textwrap.wrap(line, _WIDTH, subsequent_indent="  ")],
+  }
+  return "\n".join(_section(name, lines) for name, lines in sections.items() if lines)
+
+
+def _section(name: str, lines: Sequence[str]) -> str:
+  width = 9
+  return "\n".join(f"{name if not i else '':<{width}}{line}".rstrip() for i, line in enumerate(lines))
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+  """Columns as wide as they have to be; the first to the left, numbers to the right."""
+  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+  return [
+    "  ".join(f"{cell:<{w}}" if not i else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+    for row in rows
+  ]
+
+
+def _machine(forecast: Forecast) -> list[str]:
+  spec = forecast.topology.chip.spec
+  mesh = " ".join(f"{axis}={size}" for axis, size in forecast.mesh.items())
+  each = f"{spec.flops / 1e12:.4g} TFLOP/s, {bytes_text(spec.memory)} at {spec.bandwidth / 1e12:.3g} TB/s"
+  return [f"{forecast.topology.describe()}; each {each}", f"mesh {mesh}"]
+
+
+def _parts(forecast: Forecast) -> list[str]:
+  work, config = forecast.work, forecast.work.model.config
+  numbers, flops = parameters_by_part(work.state.params), work.flops_by_part()
+  seconds = forecast.time.by_part
+  rows = [("part", "parameters", "FLOPs a step", "of them", "time")]
+  for part in (part for part in _PARTS if part in {**numbers, **flops, **seconds}):
+    share = f"{flops[part] / forecast.flops:.1%}" if part in flops else ""
+    rows.append(
+      (
+        part,
+        f"{numbers[part]:,}" if part in numbers else "",
+        large(flops[part], "FLOP") if part in flops else "",
+        share,
+        milliseconds(seconds[part]) if part in seconds else "",
+      )
+    )
+  total = sum(numbers.values())
+  rows.append(("all", f"{total:,}", large(forecast.flops, "FLOP"), "", milliseconds(forecast.time.seconds)))
+  lengths = " + ".join(str(n) for n in work.lengths.values() if n)
+  parts = f" in {work.microbatches} parts" if work.microbatches > 1 else ""
+  head = f"{type(work.model).__name__}, batches of {work.rows} x ({lengths}) tokens{parts}, remat {config.remat}"
+  return [f"{head}, compute in {config.compute_dtype}", *table(rows)]
+
+
+def _memory(forecast: Forecast) -> list[str]:
+  memory, capacity = forecast.memory, forecast.capacity
+  rows = []
+  for part in ("parameters", "optimizer", "gradients", "activations", "temporaries"):
+    size = getattr(memory, part)
+    rows.append((part, bytes_text(size), _bar(size, capacity)))
+  verdict = "fits" if forecast.fits else "DOES NOT FIT"
+  rows.append(("largest", bytes_text(memory.total), _bar(memory.total, capacity)))
+  widths = [max(len(row[i]) for row in rows) for i in range(2)]
+  lines = [f"{name:<{widths[0]}}  {size:>{widths[1]}}  {bar}" for name, size, bar in rows]
+  return [
+    f"of one device, {bytes_text(capacity)} of {bytes_text(forecast.topology.chip.spec.memory)} usable: {verdict}",
+    *lines,
+    f"largest {memory.moment}; gradients take the place of activations as these are used up",
+  ]
+
+
+def _bar(size: float, capacity: float) -> str:
+  filled = round(_BAR * min(size / capacity, 1.0))
+  return f"|{'#' * filled}{'.' * (_BAR - filled)}| {size / capacity:.1%}"
+
+
+def _network(forecast: Forecast) -> list[str]:
+  if not forecast.collectives:
+    return ["one device: nothing is sent"] if forecast.topology.devices == 1 else ["nothing is sent"]
+  rows = [("collective", "axis", "devices", "link", "bytes a device", "time", "")]
+  for c in forecast.collectives:
+    how = "the step waits" if c.waits else "beside the computation"
+    rows.append((c.name, c.axis, str(c.devices), c.link, bytes_text(c.bytes), milliseconds(c.seconds), how))
+  return table(rows)
+
+
+def _step(forecast: Forecast) -> list[str]:
+  time = forecast.time
+  spent = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in time.spent.items() if seconds)
+  rate = forecast.work.tokens / time.seconds
+  return [
+    f"{milliseconds(time.seconds)}, bound by {time.bound} ({spent})",
+    f"{forecast.peak_share:.1%} of the peak in model FLOPs, {rate:,.0f} tokens/s, {large(86_400 * rate)} tokens a day",
+  ]
+
+
+def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
+  steps = sum(f.work.steps for f in forecasts)
+  tokens = sum(f.work.steps * f.work.tokens for f in forecasts)
+  flops = sum(f.work.steps * f.flops for f in forecasts)
+  seconds = sum(f.seconds for f in forecasts)
+  lines = [
+    f"{steps:,} steps, {large(tokens)} tokens, {large(flops, 'FLOP')}: {days(seconds)}",
+    "(steps alone; compiling, checkpoints, evaluation and restarts come on top)",
+    price_text(price),
+  ]
+  if len(forecasts) > 1:
+    rows = [("phase", "steps", "batch", "a step", "in all")]
+    for number, f in enumerate(forecasts, 1):
+      lengths = "+".join(str(n) for n in f.work.lengths.values() if n)
+      rows.append(
+        (str(number), f"{f.work.steps:,}", f"{f.work.rows} x {lengths}", milliseconds(f.time.seconds), days(f.seconds))
+      )
+    lines += table(rows)
+  return lines
+
+
+def price_text(price: Price) -> str:
+  parts = [f"{_number(price.device_hours)} device-hours"]
+  parts += [f"${_number(price.dollars)}"] if price.dollars is not None else []
+  if price.kilowatt_hours is not None:
+    for amount, small, big in ((price.kilowatt_hours, "kWh", "MWh"), (price.kilograms, "kg CO2e", "t CO2e")):
+      parts.append(f"{amount:.3g} {small}" if amount < 1000 else f"{amount / 1000:,.3g} {big}")
+  return ", ".join(parts)
+
+
+def _number(value: float) -> str:
+  return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def milliseconds(seconds: float) -> str:
+  return f"{seconds:.2f} s" if seconds >= 10 else f"{1e3 * seconds:.1f} ms"
+
+
+def days(seconds: float) -> str:
+  for size, unit in ((86_400, "days"), (3_600, "hours"), (60, "minutes")):
+    if seconds >= 2 * size:
+      return f"{seconds / size:,.1f} {unit}"
+  return f"{seconds:.1f} seconds"
+
+
+def candidates_table(found: Sequence[Forecast]) -> list[str]:
+  """One line for each way of doing it."""
+  rows = [("mesh", "batch", "parts", "remat", "step", "tokens/s", "of the peak", "memory", "bound by")]
+  for f in found:
+    axes = {"slices": f.axes.slices, "data": f.axes.data, "fsdp": f.axes.fsdp, "tensor": f.axes.tensor}
+    shown = " ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
+    rows.append(
+      (
+        shown, str(f.work.rows), str(f.work.microbatches), f.work.model.config.remat, milliseconds(f.time.seconds),
+        f"{f.work.tokens / f.time.seconds:,.0f}", f"{f.peak_share:.1%}", bytes_text(f.memory.total), f.time.bound,
+      )
+    )  # fmt: skip
+  return table(rows)
+
+
+def as_dict(forecast: Forecast) -> dict[str, object]:
+  """For programs: plain numbers in bytes, seconds and FLOPs."""
+  work, topology, memory = forecast.work, forecast.topology, forecast.memory
+  result: dict[str, object] = {
+    "topology": topology.name,
+    "device": topology.chip.device_kind,
+    "devices": topology.devices,
+    "mesh": {**forecast.mesh, "slices": forecast.axes.slices},
+    "batch_size": work.rows,
+    "microbatches": work.microbatches,
+    "remat": work.model.config.remat,
+    "lengths": work.lengths,
+    "parameters": parameters_by_part(work.state.params),
+    "flops_a_step": work.flops_by_part(),
+    "step_seconds": forecast.time.seconds,
+    "seconds_by_kind": dict(forecast.time.spent),
+    "seconds_by_part": dict(forecast.time.by_part),
+    "bound": forecast.time.bound,
+    "peak_share": forecast.peak_share,
+    "tokens_a_step": work.tokens,
+    "tokens_a_day": 86_400 * work.tokens / forecast.time.seconds,
+    "steps": work.steps,
+    "seconds": forecast.seconds,
+    "collectives": [_fields(c) for c in forecast.collectives],
+  }
+  if memory:
+    result["memory"] = {**_fields(memory), "total": memory.total, "usable": forecast.capacity}
+    result["fits"] = forecast.fits
+  return result
+
+
+def _fields(item: object) -> Mapping[str, object]:
+  return dict(vars(item))
