@@ -126,7 +126,8 @@ def _age_of(pid: int) -> int | None:
 def _read(path: Path) -> dict[str, Any]:
   """What a claim says; nothing while it is being written."""
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
   except (OSError, ValueError):
     return {}
 
