@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from t5like.kernels.gpu_bias_gradient import bias_gradient
+from t5like.kernels.keeping import kept_results
 from t5like.kernels.masks import Codes, Mask, mask_codes, visible
 from t5like.kernels.relative_bias import RelativeBias, bias_by_distance, skewed
 
@@ -79,6 +80,7 @@ def _forward(query, key, value, by_distance, codes, lengths, causal, skips_futur
   matrix = _score_matrix(query, key, by_distance, codes, causal, skips_future)
   operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
   out, log_sums = cudnn._dot_product_attention_fwd_p_wrapper.bind(*operands, **settings, is_training=True)
+  out, log_sums = kept_results(out, log_sums)
   return out, (query, key, value, by_distance, codes, lengths, matrix, out, log_sums)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from t5like.kernels.keeping import kept_results
 from t5like.kernels.masks import Mask, mask_codes, visible
 from t5like.kernels.relative_bias import RelativeBias, bias_by_distance
 from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
@@ -125,7 +126,8 @@ def _forward(query, key, value, strip, codes, shape: Shape):
     interpret=shape.interpret,
     name="t5like_attention_forward",
   )(query, key, value, *_extra(strip, codes))
-  return out, (query, key, value, strip, codes, out, log_sums[..., 0])
+  out, log_sums = kept_results(out, log_sums[..., 0])
+  return out, (query, key, value, strip, codes, out, log_sums)
 
 
 def _extra(strip, codes) -> list[jax.Array]:

@@ -7,7 +7,7 @@ import jax
 
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, Norm, dense, on_activations
+from t5like.models.layers import Norm, activated, dense, on_activations
 from t5like.models.stepping import fused_products
 
 
@@ -19,7 +19,6 @@ class MLP(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     config = self.config
-    act = ACTIVATIONS[config.activation]
 
     def wide(name):
       return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
@@ -30,9 +29,9 @@ class MLP(nn.Module):
         gate, linear = both[..., 0, :], both[..., 1, :]
       else:
         gate, linear = wide("wi_0"), wide("wi_1")
-      h = act(gate) * linear
+      h = activated(config, gate, linear)
     else:
-      h = act(wide("wi"))
+      h = activated(config, wide("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
     h = nn.Dropout(rate)(h, deterministic=deterministic)

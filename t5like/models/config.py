@@ -16,7 +16,7 @@ CHOICES = {
   "param_dtype": ("float32", "bfloat16", "float16"),
   "compute_dtype": ("float32", "bfloat16", "float16"),
   "logits_dtype": ("float32", "bfloat16", "float16"),
-  "remat": ("none", "dots", "full"),
+  "remat": ("none", "elementwise", "dots", "full"),
 }
 
 
@@ -79,7 +79,9 @@ class TransformerConfig:
   compute_dtype: str = "float32"
   logits_dtype: str = "float32"
   scan_layers: bool = False  # one compiled layer for all: compiles in constant time, saves with a `layers` axis
-  remat: str = "none"  # recompute in the backward pass: "dots" keeps matrix products, "full" keeps block inputs only
+  # What the backward pass recomputes: "elementwise" keeps matrix products and attention, "dots" products with weights
+  # only, "full" block inputs only.
+  remat: str = "none"
   attention_backend: str = "auto"
 
   def __post_init__(self):

@@ -8,12 +8,33 @@ import jax.numpy as jnp
 
 from t5like.models.config import TransformerConfig
 
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+  """max(x, 0), whose backward pass looks at its result: the product that follows keeps that anyway, x need not be."""
+  return jnp.maximum(x, 0)
+
+
+relu.defvjp(lambda x: (relu(x),) * 2, lambda y, gradient: (jnp.where(y > 0, gradient, 0),))
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-  "relu": jax.nn.relu,
+  "relu": relu,
   "gelu": lambda x: jax.nn.gelu(x, approximate=True),
   "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
   "silu": jax.nn.silu,
 }
+
+
+def activated(config: TransformerConfig, x: jax.Array, linear: jax.Array | None = None) -> jax.Array:
+  """act(x), or act(x) * linear.
+
+  The backward pass has x and computes the rest again. XLA would keep the tanh of a gelu, which it counts among the
+  expensive functions: as many bytes as x, written and read back in more time than it takes to compute.
+  """
+  act = ACTIVATIONS[config.activation]
+  if linear is not None:
+    return jax.checkpoint(lambda x, linear: act(x) * linear)(x, linear)
+  return act(x) if act is relu else jax.checkpoint(act)(x)
 
 
 def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initializers.Initializer:

@@ -5,15 +5,21 @@ import dataclasses
 import flax.linen as nn
 import jax
 
+from t5like.kernels.keeping import ATTENTION_RESULTS
 from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm
 
+_policies = jax.checkpoint_policies
 REMAT_POLICIES = {
+  # Nothing that takes long is done twice: norms and activations are, which are read from memory as fast as computed.
+  "elementwise": _policies.save_from_both_policies(
+    _policies.dots_saveable, _policies.save_only_these_names(ATTENTION_RESULTS)
+  ),
   # Matrix products with weights are kept, attention scores (which grow with length^2) are not.
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-  "full": jax.checkpoint_policies.nothing_saveable,
+  "dots": _policies.dots_with_no_batch_dims_saveable,
+  "full": _policies.nothing_saveable,
 }
 
 

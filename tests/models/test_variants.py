@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5like.interop.layouts import flatten, stack_layers, unflatten
-from t5like.models import T5, TransformerConfig
+from t5like.models import GPT, T5, TransformerConfig
 from t5like.models.layers import ACTIVATIONS
 
 SIZE = dict(vocab_size=50, embed_dim=16, mlp_dim=24, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
@@ -43,7 +43,7 @@ def test_scan_equals_unrolled_layers(t5, batch):
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_remat_changes_memory_not_gradients(t5, batch, scan_layers):
   plain, expected = loss_and_gradients(t5(scan_layers=scan_layers, dropout_rate=0.1), batch)
-  for remat in ("dots", "full"):
+  for remat in ("elementwise", "full", *(["dots"] if scan_layers else [])):
     loss, gradients = loss_and_gradients(t5(scan_layers=scan_layers, dropout_rate=0.1, remat=remat), batch)
     np.testing.assert_allclose(loss, plain, rtol=1e-5)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), gradients, expected)
@@ -66,6 +66,30 @@ def test_activations_by_their_formulas():
   assert set(expected) == set(ACTIVATIONS)
   for name, values in expected.items():
     np.testing.assert_allclose(ACTIVATIONS[name](x), values, rtol=0, atol=1e-6)
+  np.testing.assert_array_equal(jax.vmap(jax.grad(ACTIVATIONS["relu"]))(x), x > 0)
+
+
+@pytest.mark.parametrize(
+  "fields, kept",
+  [
+    (dict(activation="relu"), 1),  # the result of the activation, which the next product needs
+    (dict(activation="gelu"), 2),  # and what goes into it, but not its tanh
+    (dict(activation="gelu", gated_mlp=True), 3),
+    (dict(activation="gelu", gated_mlp=True, remat="elementwise"), 2),
+    (dict(activation="gelu", remat="full"), 0),
+  ],
+)
+def test_a_layer_keeps_no_more_of_its_mlp_than_it_needs(fields, kept):
+  config = TransformerConfig(**SIZE | dict(num_encoder_layers=0, num_decoder_layers=1) | fields)
+  tokens = jax.ShapeDtypeStruct((7, 5), np.int32)
+  batch = {"decoder_input_tokens": tokens}
+  params = nn.unbox(jax.eval_shape(GPT(config).init, jax.random.key(0), batch))
+
+  def residuals(params, tokens):
+    return jax.vjp(lambda params: GPT(config).apply(params, {"decoder_input_tokens": tokens})["logits"], params)[1]
+
+  shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(residuals, params, tokens))]
+  assert sum(shape == (7, 5, config.mlp_dim) for shape in shapes) == kept
 
 
 def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
