@@ -8,13 +8,14 @@ from t5like.ablations.report_comparison import compare
 from t5like.ablations.report_costs import EnergyAssumptions
 from t5like.ablations.report_data import ReportData
 from t5like.ablations.report_page import page
-from t5like.ablations.report_text import csv_text, markdown
+from t5like.ablations.report_text import csv_text, markdown, readme_table
 
 PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
+README_TABLE = "table.md"  # the short table, to be shown in a README
 
 
 def write_report(data: ReportData, folder: str | Path, assumptions: EnergyAssumptions | None = None) -> list[Path]:
-  """Writes the three files into `folder`. The same results give the same bytes."""
+  """Writes the files into `folder`. The same results give the same bytes."""
   folder = Path(folder).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
   assumptions = assumptions or EnergyAssumptions()
@@ -23,6 +24,7 @@ def write_report(data: ReportData, folder: str | Path, assumptions: EnergyAssump
     PAGE: page(comparison, assumptions),
     MARKDOWN: markdown(comparison, assumptions),
     CSV: csv_text(comparison),
+    README_TABLE: readme_table(comparison) + "\n",
   }
   for name, text in texts.items():
     (folder / name).write_text(text, encoding="utf-8")

@@ -9,9 +9,9 @@ from typing import Literal
 
 from t5like.ablations.report_comparison import Cell, ComparedTable, Comparison
 from t5like.ablations.report_statistics import TIE_DEVIATIONS
-from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, TABLES
+from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES
 
-Verdict = Literal["agrees", "mixed", "disagrees", "not run"]
+Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
 _ROUNDING = 1e-9
 _MOST = 0.75  # of comparisons, for "agrees"
 
@@ -45,13 +45,18 @@ class CheckedClaim:
 
   @property
   def verdict(self) -> Verdict:
-    """ "agrees" where most comparisons do and none clearly contradicts, "disagrees" where fewer than half do."""
-    if not self.ours.of:
+    """ "agrees" where most comparisons do and none is clearly against it, "disagrees" where fewer than half do.
+
+    "undecided" where a difference was claimed, and none is clear: whichever way they go, it may be chance.
+    """
+    ours = self.ours
+    if not ours.of:
       return "not run"
-    share = self.ours.holds / self.ours.of
-    if share < 0.5:
+    if self.claim.above and not ours.holds_clearly and not ours.fails_clearly:
+      return "undecided"
+    if ours.holds < 0.5 * ours.of:
       return "disagrees"
-    return "agrees" if share >= _MOST and not self.ours.fails_clearly else "mixed"
+    return "agrees" if ours.holds >= _MOST * ours.of and not ours.fails_clearly else "mixed"
 
 
 _ED = "encoder_decoder/"
@@ -122,7 +127,7 @@ def _count(claim: Claim, table: ComparedTable, paper: bool) -> Count:
   """The paper is counted over all its groups, ours over those that were run."""
   cells = {row.recipe: row.cells for row in table.own_rows}
   counts = []
-  for group in (*table.groups, *table.not_run):
+  for group in (group for group in (*table.groups, *table.not_run) if group in GROUPS):
     for better, worse in claim.above:
       counts.append(_above(cells[better][group], cells[worse][group], paper))
     for better, worse in claim.not_below:

@@ -29,7 +29,7 @@ from t5like.ablations.tables import (
   Table,
 )
 
-GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "Other tasks"}
+GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "other tasks"}
 OTHER_RECIPES = 0  # the number of the table of recipes that the paper does not have
 
 

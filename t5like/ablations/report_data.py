@@ -77,8 +77,12 @@ def read_export(file: str | Path) -> ReportData:
       found=", ".join(list(content)[:8]),
       expected="a file that t5like ablate --report --export wrote",
     )
-  results = [from_json(fields, file) for fields in content.get("results", [])]
-  return _checked(content["sweep"], results, [Failure(**fields) for fields in content.get("failures", [])], file)
+  try:
+    results = [from_json(fields, file) for fields in content.get("results", [])]
+    failures = [Failure(**fields) for fields in content.get("failures", [])]
+  except TypeError as error:
+    raise UserError(f"{file} holds something else than runs", because=error) from None
+  return _checked(content["sweep"], results, failures, file)
 
 
 def write_export(file: str | Path, data: ReportData) -> None:
@@ -110,9 +114,14 @@ def _loaded(file: Path) -> dict[str, Any]:
 
 def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Failure], source: Path) -> ReportData:
   """Only runs of the sweep's own scale are compared; a number that is none is no score."""
-  for field in ("scale", "tables"):
-    if field not in sweep:
+  for field, kind in (("scale", str), ("tables", list)):
+    if not isinstance(sweep.get(field), kind):
       raise UserError(f"{source} does not say the sweep's {field}", found=", ".join(sweep))
+  for result in found:
+    if not (isinstance(result.scores, dict) and isinstance(result.tasks, dict) and "total" in result.cost):
+      raise UserError(
+        "a result is not whole", file=source, run=run_name(result.recipe, result.seed), expected="scores, tasks, cost"
+      )
   twice = [name for name, times in Counter(run_name(r.recipe, r.seed) for r in found).items() if times > 1]
   if twice:
     raise UserError("a run is there twice", file=source, runs=", ".join(twice))

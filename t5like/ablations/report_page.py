@@ -26,7 +26,7 @@ from t5like.ablations.report_text import (
 )
 from t5like.ablations.tables import BASELINE_TASKS
 
-_SIGNS = {"agrees": "✓", "mixed": "≈", "disagrees": "✗", "not run": "–"}
+_SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗", "not run": "–"}
 # Says to the browser what the page promises to the reader: nothing is fetched, nothing runs.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -84,7 +84,8 @@ def _claims(summary: Summary) -> str:
   ]
   note = (
     "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "
-    "three in four hold and none is clearly against; disagrees: fewer than half hold; mixed: in between."
+    "three in four hold and none is clearly against; disagrees: fewer than half hold; mixed: in between; undecided: no "
+    "difference is clear."
   )
   return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
 
@@ -287,7 +288,8 @@ def _method(comparison: Comparison) -> str:
     "Standard deviations of ours are pooled: squared distances of seeds from their own recipe's mean, over all "
     f"recipes with two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten "
     "runs of its baseline.",
-    "A tie is a score within two standard deviations of the best of its column, as in the paper.",
+    "A tie is a score within two standard deviations of the best of its column, as in the paper. They are those of one "
+    "run; a mean of several seeds scatters less, so that the band is on the safe side.",
     f"Versions of t5like: {', '.join(sorted({r.version for r in data.results}))}. Runs finished from "
     f"{min(r.finished for r in data.results)} to {max(r.finished for r in data.results)}.",
     "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in data.sweep.items()) + ".",

@@ -96,7 +96,8 @@ thead th.seeds{color:var(--faint);font-weight:400}
 .claims li{display:grid;grid-template-columns:7rem 1fr;gap:.2rem .5rem;padding:.45rem 0;margin:0;
   border-bottom:1px solid var(--rule)}
 .verdict{white-space:nowrap;font-weight:600}
-.agrees{color:var(--good)}.disagrees{color:var(--bad)}.mixed{color:var(--paper)}.not-run{color:var(--faint)}
+.agrees{color:var(--good)}.disagrees{color:var(--bad)}.mixed{color:var(--paper)}
+.undecided,.not-run{color:var(--faint)}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));gap:1.25rem;margin:1rem 0}
 .plots h4{font-size:.95rem;margin:0 0 .3rem}
 figure{margin:1rem 0}

@@ -36,9 +36,9 @@ def _scope(comparison: Comparison) -> str:
   tasks = sorted({task for result in data.results for task in result.tasks})
   scored = f"scored on {groups}" + (f" ({', '.join(tasks)})" if tasks else "")
   numbers = [str(table.number) for table in comparison.tables if table.number]
-  tables = ("Tables " if len(numbers) > 1 else "Table ") + _joined(numbers)
+  what = f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of the T5 paper" if numbers else "Recipes of one's own"
   runs = _count(len(data.results), "finished run")
-  return f"{tables} of the T5 paper at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
+  return f"{what} at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
 
 
 def _missing(comparison: Comparison) -> list[str]:

@@ -1,6 +1,6 @@
 """`t5like ablate --report`: what a sweep found beside the paper's tables.
 
-t5like ablate --report --sweep_dir=DIR                     writes DIR/report/report.html, .md and .csv
+t5like ablate --report --sweep_dir=DIR                     writes DIR/report/: report.html, .md, .csv, and table.md
 t5like ablate --report --sweep_dir=DIR --export=FILE.json  one small file with all that the report shows
 t5like ablate --report --from=FILE.json --output=DIR       the report again, from that file
 """
@@ -26,8 +26,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.ablations.report import MARKDOWN, PAGE, write_report
+  from t5like.ablations.report import write_report
+  from t5like.ablations.report_comparison import compare
   from t5like.ablations.report_data import read_export, read_sweep, write_export
+  from t5like.ablations.report_summary import summarise
 
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
@@ -40,10 +42,9 @@ def run(args: argparse.Namespace) -> int:
     raise UserError("a report of an exported sweep needs a folder", try_="--output=DIR")
   output = args.output or (Path(args.sweep_dir) / "report" if args.sweep_dir else None)
   if output:
-    written = {path.name: path for path in write_report(data, output, assumptions)}
-    for text in data.left_out:
-      print(f"left out  {text}")
-    print(f"report    {written[PAGE]}\n          {written[MARKDOWN]} and .csv")
+    summary = summarise(compare(data))
+    print("\n".join([summary.scope, *(f"- {text}" for text in (*summary.findings, *summary.missing))]))
+    print("report", *write_report(data, output, assumptions), sep="\n  ")
   return 0
 
 
