@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from t5like.ablations.report_comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
-from t5like.ablations.report_costs import EnergyAssumptions, recipe_costs, total_cost
+from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report_examples import TEXT, examples
 from t5like.ablations.report_plots import difference_plot, loss_plot, mean_curve, pretty, series_style
 from t5like.ablations.report_statistics import mean
@@ -17,7 +17,6 @@ from t5like.ablations.report_summary import Summary, p_text, summarise
 from t5like.ablations.report_text import (
   COST_HEADER,
   MISSING,
-  assumptions_text,
   claim_text,
   cost_line,
   csv_text,
@@ -239,7 +238,8 @@ def _costs(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
     f"{_escaped(', '.join(f'{count} × {device}' for device, count in devices))}. FLOPs are those of the mathematics, "
     "forward and backward."
   )
-  return _scroll("Cost of each recipe", heads, rows, caption) + f'<p class="note">{assumptions_text(assumptions)}</p>'
+  note = _escaped(assumptions_text(results, assumptions))
+  return _scroll("Cost of each recipe", heads, rows, caption) + f'<p class="note">{note}</p>'
 
 
 def _tasks(comparison: Comparison) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from t5like.ablations.report_claims import CheckedClaim
 from t5like.ablations.report_comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
-from t5like.ablations.report_costs import EnergyAssumptions, RecipeCost, recipe_costs, total_cost
+from t5like.ablations.report_costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report_examples import examples
 from t5like.ablations.report_plots import pretty
 from t5like.ablations.report_summary import correlation_text, summarise
@@ -57,16 +57,6 @@ def claim_text(checked: CheckedClaim) -> str:
   clear = f", {ours.holds_clearly} clearly" if ours.holds_clearly else ""
   against = f", {ours.fails_clearly} clearly against" if ours.fails_clearly else ""
   return f"{ours.holds} of {ours.of} comparisons{clear}{against} (the paper's own: {paper.holds} of {paper.of})"
-
-
-def assumptions_text(assumptions: EnergyAssumptions) -> str:
-  if assumptions.watts is None:
-    return "The power of this device is not known: energy and CO2e need --device_watts."
-  return (
-    f"Energy and CO2e are estimates, not metered: {assumptions.watts:g} W for each device while a run held it, "
-    f"{assumptions.overhead:g} units drawn by the building for each that reaches a machine (PUE), and "
-    f"{assumptions.grams_per_kilowatt_hour:g} g CO2e for each kWh."
-  )
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
@@ -119,7 +109,8 @@ def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
   if shown:
     rows = [[example.objective, example.inputs, example.targets] for example in shown]
     blocks += ["## What the objectives do to a text", _table(["objective", "inputs", "targets"], rows)]
-  blocks += ["## Cost", _table(*_cost_table(comparison, assumptions), left=1), assumptions_text(assumptions)]
+  blocks += ["## Cost", _table(*_cost_table(comparison, assumptions), left=1)]
+  blocks.append(assumptions_text(comparison.data.results, assumptions))
   return "\n\n".join(block for block in blocks if block) + "\n"
 
 

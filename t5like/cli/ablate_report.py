@@ -20,9 +20,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--from", dest="report_from", metavar="FILE.json", help="report this exported sweep")
   group.add_argument("--output", metavar="DIR", help="where the report goes (default: SWEEP_DIR/report)")
   group.add_argument("--export", metavar="FILE.json", help="write the results into one small file, to keep or commit")
-  group.add_argument("--device_watts", type=float, help="power of one device, for the estimate of energy")
-  group.add_argument("--power_overhead", type=float, help="energy drawn for each unit that reaches a machine (PUE)")
-  group.add_argument("--carbon_intensity", type=float, help="grams of CO2e for each kWh")
+  group.add_argument("--device_watts", type=float, help="power of one device at work (default: by its kind)")
+  group.add_argument("--pue", type=float, help="energy drawn for each unit that reaches a machine")
+  group.add_argument("--co2e", type=float, help="kg of CO2e a kWh")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,14 +51,8 @@ def run(args: argparse.Namespace) -> int:
 def _assumptions(args: argparse.Namespace):
   from t5like.ablations.report_costs import EnergyAssumptions
 
-  given = {
-    "watts": args.device_watts,
-    "overhead": args.power_overhead,
-    "grams_per_kilowatt_hour": args.carbon_intensity,
-  }
-  for flag, value in (("--device_watts", args.device_watts), ("--carbon_intensity", args.carbon_intensity)):
-    if value is not None and not value > 0:
-      raise UserError(f"{flag} must be above 0, not {value:g}")
-  if args.power_overhead is not None and not args.power_overhead >= 1:
-    raise UserError(f"--power_overhead is at least 1, not {args.power_overhead:g}")
+  given = {"watts": args.device_watts, "pue": args.pue, "co2e": args.co2e}
+  for flag, value, least in (("device_watts", args.device_watts, 0), ("pue", args.pue, 1), ("co2e", args.co2e, 0)):
+    if value is not None and not value >= least:
+      raise UserError(f"--{flag} is at least {least}, not {value:g}")
   return EnergyAssumptions(**{name: value for name, value in given.items() if value is not None})

@@ -11,7 +11,7 @@ from report_sweeps import made_result, write_sweep
 
 from t5like.ablations.report_claims import CLAIMS, check_claims
 from t5like.ablations.report_comparison import compare
-from t5like.ablations.report_costs import EnergyAssumptions, recipe_costs, total_cost
+from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report_data import ReportData, read_export, read_sweep, write_export
 from t5like.ablations.report_examples import TEXT, examples
 from t5like.ablations.report_summary import summarise
@@ -241,15 +241,20 @@ def test_costs_are_summed_once_a_recipe():
     "total": Cost("NVIDIA H200", 1, 3600.0, 5e15, 120),
   }
   results = [made_result(BASELINE_RECIPE, seed, cost=cost) for seed in (0, 1)]
-  assumptions = EnergyAssumptions(watts=500.0, overhead=1.2, grams_per_kilowatt_hour=400.0)
+  assumptions = EnergyAssumptions(watts=500.0, pue=1.2, co2e=0.4)
   [one] = recipe_costs(results, assumptions)
   assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 240)
   assert one.hours("pretraining") == pytest.approx(6000 / 3600) and one.hours("total") == pytest.approx(2)
   assert one.kilowatt_hours == pytest.approx(2 * 0.5 * 1.2) and one.kilograms == pytest.approx(2 * 0.5 * 1.2 * 0.4)
-  unknown = [
-    dataclasses.replace(r, cost={p: dataclasses.replace(c, device="cpu") for p, c in cost.items()}) for r in results
-  ]
-  assert total_cost(unknown, EnergyAssumptions()).kilowatt_hours is None
+  # A data sheet's 700 W of an H200, 85% of it drawn, 35% more for the machine; a building's 1.1.
+  [by_kind] = recipe_costs(results, EnergyAssumptions())
+  assert by_kind.kilowatt_hours == pytest.approx(2 * 0.7 * 0.85 * 1.35 * 1.1)
+  on_cpu = {part: dataclasses.replace(of_part, device="cpu") for part, of_part in cost.items()}
+  results.append(made_result(BASELINE_RECIPE, 2, cost=on_cpu))
+  unknown = total_cost(results, EnergyAssumptions())
+  assert unknown.runs == 3 and unknown.kilowatt_hours is None and unknown.kilograms is None
+  text = assumptions_text(results, EnergyAssumptions())
+  assert "803 W for NVIDIA H200" in text and "The power of cpu is not known" in text
 
 
 def test_examples_show_what_objectives_do():

@@ -181,8 +181,8 @@ def test_the_command(sweep, tmp_path, t5like):
     ([], "of one sweep"),
     ([f"--sweep_dir={sweep}", f"--from={exported}"], "of one sweep"),
     ([f"--from={exported}"], "needs a folder"),
-    ([f"--sweep_dir={sweep}", "--power_overhead=0.5"], "at least 1"),
-    ([f"--sweep_dir={sweep}", "--carbon_intensity=-3"], "above 0"),
+    ([f"--sweep_dir={sweep}", "--pue=0.5"], "--pue is at least 1"),
+    ([f"--sweep_dir={sweep}", "--co2e=-3"], "--co2e is at least 0"),
     ([f"--sweep_dir={tmp_path}"], "no sweep in"),
   ):
     assert message in t5like("ablate", "--report", *flags, status=2).stderr
