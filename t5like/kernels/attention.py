@@ -121,6 +121,12 @@ def _cudnn():
   return cudnn_attention
 
 
+def _splash_tpu():
+  from t5like.kernels.splash_attention import splash_attention
+
+  return splash_attention
+
+
 def _pallas_tpu():
   from t5like.kernels.tpu_attention import tpu_attention
 
@@ -128,13 +134,15 @@ def _pallas_tpu():
 
 
 # Imported when they are first used: each needs parts of JAX that take long to load.
-_KERNELS = {"cudnn": _cudnn, "pallas_tpu": _pallas_tpu}
+_KERNELS = {"cudnn": _cudnn, "splash_tpu": _splash_tpu, "pallas_tpu": _pallas_tpu}
 BACKENDS = {
   "xla": "plain matrix products: runs everywhere, memory grows with length^2",
   "cudnn": "cuDNN's fused attention: NVIDIA GPUs, the score matrix is never written",
+  "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
 }
-_PLATFORMS = {"cudnn": "gpu", "pallas_tpu": "tpu"}
+# In the order in which they are tried.
+_PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
 # Below this many scores a head, plain products are as fast as a kernel that never writes them.
 _FEW_SCORES = 128 * 128
 
@@ -173,10 +181,12 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
     fitting = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
     if not fitting:
       return "xla", f"plain products: {platform} has no fused attention"
-    obstacle = _obstacle(fitting[0], case)
-    if not obstacle and platform == "tpu" and case.query_length * case.key_length < _FEW_SCORES:
-      obstacle = f"{case.query_length} x {case.key_length} scores are few"
-    return ("xla", f"plain products: {obstacle}") if obstacle else (fitting[0], BACKENDS[fitting[0]])
+    able = [backend for backend in fitting if not _obstacle(backend, case)]
+    if not able:
+      return "xla", f"plain products: {_obstacle(fitting[-1], case)}"
+    if platform == "tpu" and case.query_length * case.key_length < _FEW_SCORES:
+      return "xla", f"plain products: {case.query_length} x {case.key_length} scores are few"
+    return able[0], BACKENDS[able[0]]
   if platform != _PLATFORMS[name]:
     raise UserError(
       f"attention back end {name!r} does not run on this machine",
@@ -203,6 +213,10 @@ def _obstacle(name: str, case: Case) -> str | None:
     if case.head_dim % 8 or case.head_dim > 128:
       return f"cuDNN has no heads of {case.head_dim}"
     return _gpu_obstacle()
+  if name == "splash_tpu" and case.has_bias:
+    return "splash attention adds no bias"
+  if name == "splash_tpu" and case.has_prefix:
+    return "splash attention knows no prefix"
   return None
 
 

@@ -17,6 +17,7 @@ CASES = {
   "cross, padded": (4, 115, 200, False, lambda rng, b, q, k: Mask(key_valid=_lengths(rng, b, k), right_padded=True)),
   "bias, packed": (3, 256, 256, True, lambda rng, b, q, k: _packed(q, k)),
   "bias, causal, packed": (3, 256, 256, True, lambda rng, b, q, k: _packed(q, k, causal=True)),
+  "causal, packed, odd length": (3, 135, 135, False, lambda rng, b, q, k: _packed(q, k, causal=True)),
   "cross, packed": (3, 114, 256, False, lambda rng, b, q, k: _packed(q, k)),
   "bias, prefix": (3, 160, 160, True, lambda rng, b, q, k: Mask(causal=True, prefix=_lengths(rng, b, k))),
   "prefix, packed": (3, 160, 160, False, lambda rng, b, q, k: _packed(q, k, causal=True, prefix=_prefixes(3, k))),

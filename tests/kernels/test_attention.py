@@ -153,7 +153,7 @@ def test_dropout_keeps_the_mean():
 def test_unknown_backend_names_the_choices():
   with pytest.raises(UserError) as error:
     check_backend("xlaa")
-  assert "auto, xla, cudnn, pallas_tpu" in str(error.value) and "attention_backend" in str(error.value)
+  assert "auto, xla, cudnn, splash_tpu, pallas_tpu" in str(error.value) and "attention_backend" in str(error.value)
 
 
 CASE = Case(dtype="bfloat16", head_dim=64, query_length=512, key_length=512, has_bias=True)
@@ -172,6 +172,8 @@ def test_backend_of_another_device_is_refused():
     ("cpu", {}, "xla", "cpu has no fused attention"),
     ("tpu", {}, "pallas_tpu", "T5's bias is made inside"),
     ("tpu", dict(dtype="float32"), "pallas_tpu", ""),
+    ("tpu", dict(has_bias=False), "splash_tpu", "no bias"),
+    ("tpu", dict(has_bias=False, has_prefix=True), "pallas_tpu", ""),
     ("tpu", dict(query_length=16, key_length=16), "xla", "16 x 16 scores are few"),
     ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
     ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
@@ -191,3 +193,5 @@ def test_the_choice_says_why(platform, change, chosen, reason):
 def test_a_backend_asked_for_makes_way_where_it_cannot_do_a_case():
   name, why = choose_backend("pallas_tpu", dataclasses.replace(CASE, dropout=True), platform="tpu")
   assert name == "xla" and "pallas_tpu is asked for" in why and "dropout" in why
+  name, why = choose_backend("splash_tpu", CASE, platform="tpu")
+  assert name == "xla" and "splash_tpu is asked for: splash attention adds no bias" in why

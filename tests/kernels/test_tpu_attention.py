@@ -1,4 +1,4 @@
-"""The TPU's fused attention, interpreted on a CPU, against plain products; and its bias tiles by definition."""
+"""The TPU's fused attentions, interpreted on a CPU, against plain products; and its bias tiles by definition."""
 
 import functools
 
@@ -9,18 +9,21 @@ import pytest
 from attention_cases import inputs, relative_error, value_and_gradients
 
 from t5like import parallel
+from t5like.kernels import splash_attention as splash
 from t5like.kernels import tpu_attention as kernel
 from t5like.kernels.attention import Mask, Split, _on_each_device
 from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
 from t5like.kernels.xla_attention import xla_attention
 
 interpreted = functools.partial(kernel.tpu_attention, interpret=True)
+splashed = functools.partial(splash.splash_attention, interpret=True)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
   """Several tiles in both directions, from rows that take seconds."""
   monkeypatch.setattr(kernel, "MAX_BLOCK", 128)
+  monkeypatch.setattr(splash, "MAX_BLOCK", 128)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,21 @@ def test_values_and_gradients_equal_plain_products(name, small_tiles):
   """float32 on both sides: 2e-6 is the rounding of sums in another order."""
   given = inputs(name, jnp.float32, heads=2, width=8)
   got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
+  assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "causal, packed, odd length",
+    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")) for name in (
+      "causal", "no bias", "cross, padded", "cross, packed",
+    )),
+  ],
+)  # fmt: skip
+def test_splash_attention_equals_plain_products(name, small_tiles):
+  given = inputs(name, jnp.float32, heads=2, width=8)
+  got, expected = value_and_gradients(splashed, *given), value_and_gradients(xla_attention, *given)
   assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
 
 

@@ -1,28 +1,25 @@
-"""The whole train step with the TPU's own attention, lowered for a pod that is not here."""
+"""The whole train step with the TPU's fused attentions, lowered for a pod that is not here."""
 
 import jax
 import numpy as np
 
 from t5like import parallel
 from t5like.kernels.attention import compile_for
-from t5like.models import T5, TransformerConfig
+from t5like.models import GPT, T5, TransformerConfig
 from t5like.training import optimizers
 from t5like.training.state import state_spec
 from t5like.training.step import LossSettings, train_step
 
+FEATURES = ("input_tokens", "segment_ids", "positions", "target_tokens", "loss_weights")
 
-def test_train_step_lowers_for_256_tpus_with_rows_and_heads_split():
-  """T5 1.1 base's widths, packed rows: each device's kernels see 4 of 512 rows and 6 of 12 heads."""
-  config = TransformerConfig(
-    vocab_size=32128, embed_dim=768, mlp_dim=2048, num_heads=12, head_dim=64, num_encoder_layers=1,
-    num_decoder_layers=1, activation="gelu", gated_mlp=True, tie_embeddings=False, compute_dtype="bfloat16",
-  )  # fmt: skip
-  model, optimizer = T5(config), optimizers.adafactor(1e-3)
-  lengths = {"encoder": 512, "decoder": 128}
+
+def lowered(model, lengths: dict[str, int]) -> str:
+  """The step of packed rows on 256 devices: 128 shares of the rows, 2 of the heads."""
+  optimizer = optimizers.adafactor(1e-3)
   batch = {
     f"{side}_{name}": jax.ShapeDtypeStruct((512, length), np.float32 if name == "loss_weights" else np.int32)
     for side, length in lengths.items()
-    for name in ("input_tokens", "segment_ids", "positions", "target_tokens", "loss_weights")
+    for name in FEATURES
     if side == "decoder" or name not in ("target_tokens", "loss_weights")
   }
   mesh = parallel.abstract_mesh(parallel.MeshAxes(data=8, fsdp=16, tensor=2), 256)
@@ -36,8 +33,33 @@ def test_train_step_lowers_for_256_tpus_with_rows_and_heads_split():
     )
     text = step.trace(spec.shapes, batch).lower(lowering_platforms=("tpu",)).as_text()
   assert "mhlo.num_partitions = 256" in text
-  # Three kinds of attention, each with a forward kernel and two backward ones.
-  assert text.count("tpu_custom_call") >= 9
-  assert all(f"t5like_attention_{part}" in text for part in ("forward", "query_gradient", "key_gradient"))
-  calls = [line for line in text.splitlines() if "tpu_custom_call" in line]
-  assert calls and all("tensor<4x6x" in line and "tensor<512x12x" not in line for line in calls)
+  return text
+
+
+def kernel_calls(text: str) -> list[str]:
+  return [line for line in text.splitlines() if "tpu_custom_call" in line]
+
+
+def test_t5_lowers_for_256_tpus_with_rows_and_heads_split():
+  """T5 1.1 base's widths: each device's kernels see 4 of 512 rows and 6 of 12 heads."""
+  config = TransformerConfig(
+    vocab_size=32128, embed_dim=768, mlp_dim=2048, num_heads=12, head_dim=64, num_encoder_layers=1,
+    num_decoder_layers=1, activation="gelu", gated_mlp=True, tie_embeddings=False, compute_dtype="bfloat16",
+  )  # fmt: skip
+  text = lowered(T5(config), {"encoder": 512, "decoder": 128})
+  calls = kernel_calls(text)
+  # Three kinds of attention, each with a forward kernel and two backward ones; what has a bias is ours.
+  assert len(calls) == 9 and all("tensor<4x6x" in call and "tensor<512x12x" not in call for call in calls)
+  assert sum("t5like_attention" in call for call in calls) == 6 and sum("splash" in call for call in calls) == 3
+
+
+def test_gpt2_lowers_for_256_tpus_with_splash_attention():
+  """GPT-2 medium's widths: 8 of 16 heads a device."""
+  config = TransformerConfig(
+    vocab_size=50304, embed_dim=1024, mlp_dim=4096, num_heads=16, num_decoder_layers=1, activation="gelu",
+    norm="layer", use_bias=True, scale_attention=True, positions="learned", max_positions=1024,
+    compute_dtype="bfloat16", scale_logits=False,
+  )  # fmt: skip
+  calls = kernel_calls(lowered(GPT(config), {"decoder": 1024}))
+  assert len(calls) == 3 and all("tensor<4x8x1024x64xbf16>" in call for call in calls)
+  assert all(any(f"splash_mha_{part}" in call for call in calls) for part in ("fwd", "dq", "dkv"))
