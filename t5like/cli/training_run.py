@@ -18,6 +18,7 @@ from t5like.cli.batch_plan import blank_batch, phases_left
 from t5like.cli.compatibility import phase_flops
 from t5like.cli.experiment import Experiment
 from t5like.cli.in_loop_evaluation import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
+from t5like.cli.price_tag import write_price_tag
 from t5like.cli.training_plan import Plan, Start, starting_point
 from t5like.errors import RunError
 from t5like.training import goodput
@@ -222,6 +223,7 @@ class Run:
     self._account(step, "interrupted" if interrupted else "finished")
     if jax.process_index() == 0:
       plot_loss(plan.model_dir)
+      write_price_tag(self._experiment, plan.model_dir, plan.phases)
     say(self._goodput.report(step - self._first_step))
     say(goodput.summary_of_attempts(plan.model_dir / goodput.FILE))
     if interrupted:

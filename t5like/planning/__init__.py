@@ -6,7 +6,7 @@ from t5like.planning.forecast import Forecast, State, Work, forecast
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
 from t5like.planning.price import Price, price_of
 from t5like.planning.run_card import render_run_card
-from t5like.planning.topology import Topology, parse_topology
+from t5like.planning.topology import Topology, known_local_topology, parse_topology
 
 __all__ = [
   "Forecast",
@@ -18,6 +18,7 @@ __all__ = [
   "Work",
   "estimate_memory",
   "forecast",
+  "known_local_topology",
   "parse_topology",
   "peak_flops",
   "price_of",

@@ -124,7 +124,7 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
     dataclasses.replace(operation, count=operation.count * work.microbatches)
     for operation in layer_operations(work.model, share)
   ]
-  operations += optimizer_operations(state.parameters, state.optimizer, state.variables)
+  operations += optimizer_operations(state.parameters, state.optimizer, state.variables, work.microbatches)
   collectives = step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
   time = step_time(operations, collectives, topology.chip.spec, platform, config.compute_dtype == "float32")
   return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)

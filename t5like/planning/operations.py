@@ -182,12 +182,16 @@ def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
   )
 
 
-def optimizer_operations(parameter_bytes: float, optimizer_bytes: float, variables: int) -> Iterator[Operation]:
+def optimizer_operations(
+  parameter_bytes: float, optimizer_bytes: float, variables: int, microbatches: int = 1
+) -> Iterator[Operation]:
   """The reads and writes of an update, on one device.
 
   Gradients are written, read for their norm and read for the update; parameters are read, written, and read for their
   norm. The optimizer's own state is read and written. What looks at a variable as a whole (the RMS of an update, of a
   parameter) reads gradient and parameter once more. Each variable has its own sums and its own update: small ones cost
-  what starting six programs costs.
+  what starting six programs costs. Parts of a batch add their gradients up.
   """
   yield Operation("optimizer", "memory", 0, 8 * parameter_bytes + 2 * optimizer_bytes, kernels=6 * variables)
+  if microbatches > 1:
+    yield Operation("optimizer", "memory", 0, 3 * parameter_bytes, count=microbatches, kernels=variables)

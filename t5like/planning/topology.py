@@ -10,12 +10,14 @@ local        the devices of this machine
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 import jax
 
 from t5like.errors import UserError, nearest
 from t5like.planning.devices import DeviceSpec, device_spec
+from t5like.planning.this_machine import measured_spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,15 +128,9 @@ class Topology:
     if not self.chip.torus or self.size == 1:
       return link, link.bandwidth
     side = self.size ** (1 / self.chip.torus)
-    axes = min(self.chip.torus, max(1, round(_logarithm(devices, side))))
+    axes = min(self.chip.torus, max(1, round(math.log(devices, side))))
     ring = 1.0 if self.size >= self.chip.wraps_from else 0.5
     return link, link.bandwidth * axes / self.chip.torus * ring
-
-
-def _logarithm(number: float, base: float) -> float:
-  from math import log
-
-  return log(number) / log(base) if base > 1 else 1.0
 
 
 def parse_topology(name: str) -> Topology:
@@ -152,7 +148,7 @@ def parse_topology(name: str) -> Topology:
     )
   groups, chip = int(found[1] or 1), CHIPS[found[2]]
   is_tpu = chip.platform == "tpu"
-  if is_tpu != bool(found[3]) and not (not is_tpu and not found[3]):
+  if bool(found[3]) != is_tpu:  # 'v5p-8' is a slice, 'h100x8' or 'h100' a machine
     form = f"{chip.name}-{8 * chip.cores}" if is_tpu else f"{chip.name}x8"
     raise UserError(f"{name!r} is no name of {chip.device_kind}s", try_=f"--topology={form}")
   count = int(found[3] or found[4] or 1)
@@ -163,25 +159,41 @@ def parse_topology(name: str) -> Topology:
     )
   size = count // chip.cores
   if size > chip.most:
-    unit, many = ("slice", "MULTISLICE") if is_tpu else ("machine", "MACHINES")
+    unit = "slice" if is_tpu else "machine"
     smaller = f"{-(-size // chip.most)}x{chip.name}{'-' if is_tpu else 'x'}{chip.most * chip.cores}"
     raise UserError(
       f"{name!r}: a {unit} of {chip.device_kind}s has {chip.most} chips at most, not {size}",
-      try_=f"--topology={smaller}  ({many.lower()})",
+      try_=f"--topology={smaller}",
     )
   return Topology(name, chip, size, groups)
 
 
+def local_chip() -> Chip:
+  """That of this machine's devices; one that is not in the table is known by its name alone."""
+  kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
+  spec = device_spec(kind)
+  known = next((chip for chip in CHIPS.values() if chip.spec == spec), None)
+  if known:
+    return known
+  spec = spec or DeviceSpec(0.0, 0.0, 0.0)
+  memory = Link("this machine's memory", spec.bandwidth)
+  return Chip(kind, kind, "gpu" if platform == "cuda" else platform, spec, memory, memory, most=jax.device_count())
+
+
+def known_local_topology(slices: int = 1) -> Topology | None:
+  """This run's devices; None where the table has no figures of them."""
+  chip, devices = local_chip(), jax.device_count()
+  if not chip.spec.flops:
+    return None
+  groups = slices if slices > 1 else max(devices // jax.local_device_count() if chip.platform == "gpu" else 1, 1)
+  return Topology("local", chip, devices // groups, groups)
+
+
 def local_topology() -> Topology:
   """The devices that JAX has here. What a CPU can do is measured, in about a second."""
-  devices = jax.devices()
-  kind, platform = devices[0].device_kind, devices[0].platform
-  known = next((chip for chip in CHIPS.values() if chip.spec == device_spec(kind)), None)
-  if known:
-    return Topology("local", known, len(devices))
-  from t5like.planning.this_machine import measured_spec
-
-  spec = device_spec(kind) or measured_spec(len(devices))
-  memory = Link("this machine's memory", spec.bandwidth)
-  platform = "gpu" if platform == "cuda" else platform
-  return Topology("local", Chip(kind, kind, platform, spec, memory, memory, most=len(devices)), len(devices))
+  chip, devices = local_chip(), jax.device_count()
+  if not chip.spec.flops:
+    spec = measured_spec(devices)
+    memory = Link("this machine's memory", spec.bandwidth)
+    chip = dataclasses.replace(chip, spec=spec, inside=memory, between=memory)
+  return Topology("local", chip, devices)
