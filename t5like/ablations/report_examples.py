@@ -22,7 +22,7 @@ TEXT = (
   "end , since my train left early , but I hope that we will meet again soon ."
 )
 _OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # those that stand in at random
-_SENTINELS = tuple(f"<{letter}>" for letter in "XYZABCDEFGHIJKLMNOPQRSTUVW")
+_SENTINELS = tuple(f"<{letter}>" for letter in "XYZABCDEFGHIJKLNOPQRSTUVW")
 _MASK = "<M>"
 _SEED = 26  # one whose noise shows what an objective is about
 

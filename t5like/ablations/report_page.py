@@ -284,6 +284,7 @@ def _method(comparison: Comparison) -> str:
     for group, spread in comparison.spreads.items()
     if spread
   ]
+  said = {key: value for key, value in data.sweep.items() if value and key != "recipes"}
   facts = [
     "Standard deviations of ours are pooled: squared distances of seeds from their own recipe's mean, over all "
     f"recipes with two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten "
@@ -292,7 +293,7 @@ def _method(comparison: Comparison) -> str:
     "run; a mean of several seeds scatters less, so that the band is on the safe side.",
     f"Versions of t5like: {', '.join(sorted({r.version for r in data.results}))}. Runs finished from "
     f"{min(r.finished for r in data.results)} to {max(r.finished for r in data.results)}.",
-    "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in data.sweep.items()) + ".",
+    "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in said.items()) + ".",
   ]
   parts = [_list(facts)]
   commands = [command for result in data.results for command in result.commands]

@@ -126,7 +126,7 @@ def _ties(comparison: Comparison) -> str:
   if not tied:
     return ""
   text = f"Of {_count(tied, 'difference')} within the paper's band, {tied - len(differing)} are within ours"
-  return text + (f"; outside are {_some(differing)}." if differing else ".")
+  return text + (f"; outside: {_some(differing)}." if differing else ".")
 
 
 def _cautions(comparison: Comparison) -> list[str]:

@@ -5,10 +5,20 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+# The protocol's commands come in on descriptor 3, answers go out on 4.
+_WITH_PIPES = """
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(pipe), fcntl.F_DUPFD, 10) for pipe in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def find_chromium() -> str | None:
@@ -27,22 +37,26 @@ class Browser:
     from_us, self._to_browser = os.pipe()
     self._from_browser, to_us = os.pipe()
 
-    def descriptors() -> None:  # the protocol's: commands on 3, answers on 4
-      commands, answers = os.dup(from_us), os.dup(to_us)
-      os.dup2(commands, 3)
-      os.dup2(answers, 4)
-
+    flags = [
+      "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
+      "--disable-dev-shm-usage", "--disable-background-networking", f"--user-data-dir={self._profile.name}",
+    ]  # fmt: skip
     self._process = subprocess.Popen(
-      [
-        find_chromium(), "--headless", "--remote-debugging-pipe", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-dev-shm-usage", "--disable-background-networking", "--hide-scrollbars",
-        f"--user-data-dir={self._profile.name}", "about:blank",
-      ],  # fmt: skip
-      preexec_fn=descriptors, close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+      [sys.executable, "-c", _WITH_PIPES, str(from_us), str(to_us), find_chromium(), *flags, "about:blank"],
+      pass_fds=(from_us, to_us),
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+    )
     os.close(from_us)
     os.close(to_us)
     os.set_blocking(self._from_browser, False)
+    try:
+      self._attach()
+    except BaseException:
+      self.__exit__()
+      raise
+
+  def _attach(self) -> None:
     target = self._command("Target.createTarget", {"url": "about:blank"}, session=None)["targetId"]
     attached = self._command("Target.attachToTarget", {"targetId": target, "flatten": True}, session=None)
     self._session = attached["sessionId"]
