@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# What happens on one worker of a TPU pod. launch/tpu_pod.sh copies this file to every worker and calls it there.
+#
+#   worker.sh install|start|status|stop|follow|errors
+#
+# Everything lives in the folder of this file (~/t5like-pod): package, virtual environment, log, exit status. Every
+# step can be taken again. A step that takes answers with one line, "t5like-pod: HOST STEP RESULT", from which
+# tpu_pod.sh learns who took it: gcloud's own exit status does not tell of workers that it could not prepare.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+here="$PWD"
+
+answer() { echo "t5like-pod: $(hostname) $*"; }
+
+is_running() { [ -s pid ] && kill -0 "$(cat pid)" 2>/dev/null; }
+
+# The images have Python 3.10: uv brings a newer one. --exclude-newer makes the resolution a function of the date,
+# so that all workers, and those of the next pod after a preemption, get the same packages.
+install() {
+  local source as_of want fingerprint
+  source="$(cat source)" as_of="$(cat as_of)" want="$(cat source digest as_of)"
+  export PATH="$HOME/.local/bin:$PATH"
+  # Not under the feet of a run that goes on.
+  if [ "$(cat installed 2>/dev/null)" != "$want" ] && ! is_running; then
+    rm -f installed
+    command -v uv >/dev/null || python3 -m pip install --quiet --user uv || { answer install failed: no uv; return 1; }
+    case "$source" in
+      git+*) : ;;
+      *) source="file://$here/$source" ;;
+    esac
+    if ! { uv venv --quiet --allow-existing --python 3.12 venv \
+      && uv pip install --quiet --python venv/bin/python --exclude-newer "$as_of" --reinstall-package t5like \
+        "t5like[tpu] @ $source"; }; then
+      answer install failed
+      return 1
+    fi
+    echo "$want" >installed
+  fi
+  fingerprint="$(uv pip freeze --quiet --python venv/bin/python | sort | sha256sum | cut -c1-12)"
+  answer "install $fingerprint"
+}
+
+# The trainer outlives this connection. `run` is its keeper: it passes SIGTERM on and writes down how it ended.
+start() {
+  if is_running; then
+    cmp -s command.sh running.sh || { answer start failed: another command is running, stop it first; return 1; }
+    answer start already running
+    return
+  fi
+  if [ -e run.log ]; then mv run.log "run.$(date -u +%Y%m%d-%H%M%S).log"; fi
+  rm -f status stopped
+  cp command.sh running.sh
+  : >run.log
+  setsid nohup bash worker.sh run >/dev/null 2>&1 </dev/null &
+  echo $! >pid
+  answer start running
+}
+
+run() {
+  local child signalled status
+  export PATH="$here/venv/bin:$PATH" PYTHONUNBUFFERED=1
+  bash running.sh >>run.log 2>&1 &
+  child=$!
+  trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM
+  while true; do
+    signalled="" status=0
+    wait "$child" || status=$?
+    [ -n "$signalled" ] || break # otherwise it was the signal that ended the wait
+  done
+  echo "$status" >status.new && mv status.new status
+}
+
+status() {
+  if is_running; then
+    answer "status running $(tail -n 1 run.log | cut -c1-160)"
+  elif [ -s status ]; then
+    answer "status ended $(cat status)$([ ! -e stopped ] || echo ' stopped')"
+  elif [ -s pid ]; then
+    answer status ended 137 # the keeper itself was killed, or the machine restarted
+  else
+    answer status none
+  fi
+}
+
+# Asks the trainer to save and end, and waits for it.
+stop() {
+  local deadline=$((SECONDS + ${T5LIKE_STOP_SECONDS:-600}))
+  touch stopped
+  if is_running; then
+    kill -TERM "$(cat pid)"
+    while is_running && [ "$SECONDS" -lt "$deadline" ]; do sleep 0.2; done
+  fi
+  if is_running; then
+    answer stop failed: still running, see run.log
+    return 1
+  fi
+  answer "stop $(cat status 2>/dev/null || echo 0)"
+}
+
+# The log from its beginning until the run ends.
+follow() {
+  if [ ! -s pid ]; then
+    answer follow failed: nothing was started
+    return 1
+  fi
+  tail --pid="$(cat pid)" -s 0.5 -n +1 -F run.log 2>/dev/null || true
+  status
+}
+
+# Only what looks like an error, with what follows it, until the run ends.
+errors() {
+  [ -s pid ] || return 0
+  tail --pid="$(cat pid)" -s 0.5 -n +1 -F run.log 2>/dev/null \
+    | grep --line-buffered -A 12 -E '^(error:|Traceback|Fatal|F[0-9]{4} )|^[A-Za-z_.]*(Error|Exception):' \
+    | sed -u "s/^/$(hostname) | /" || true
+}
+
+case "${1:-}" in
+  install | start | run | status | stop | follow | errors) "$1" ;;
+  *)
+    echo "error: worker.sh knows no step '${1:-}'" >&2
+    exit 2
+    ;;
+esac
