@@ -83,4 +83,4 @@ def group_scores(scores: Mapping[str, float]) -> dict[str, float]:
 
 def _short(task: str) -> str:
   """glue_cola_v002 is cola."""
-  return re.sub(r"_v\d+$", "", task.removeprefix("super_glue_").removeprefix("glue_"))
+  return re.sub(r"_v\d{3}$", "", task.removeprefix("super_glue_").removeprefix("glue_"))

@@ -15,10 +15,13 @@ from t5like.vocabularies import load_vocabulary
 def build_caches(planner: Planner) -> None:
   """Tokenises the corpus and the tasks, where that is still to be done."""
   corpus, tasks = _token_caches(planner, planner.corpus_files), _token_caches(planner)
-  wanted = [(corpus, planner.corpus_task, "train"), (corpus, planner.corpus_task, "validation")]
+  splits = list(planner.corpus_files) or ["train", "validation"]
+  wanted = [(corpus, planner.corpus_task, split) for split in splits]
   wanted += [(tasks, task, split) for task, split in planner.task_splits()]
   missing = []
   for caches, task, split in wanted:
+    if task in {missed for missed, *_ in missing}:  # a second look would find no more
+      continue
     try:
       caches.open_or_build(task, split)
     except (SystemExit, UserError) as error:  # the builder has said why

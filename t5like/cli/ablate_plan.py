@@ -167,6 +167,8 @@ class Planner:
 
   def _pretrain(self, recipe: str, seed: int) -> Part:
     overrides = self._corpus_overrides()
+    if len(self.settings.corpus) == 1:  # nothing is held out
+      overrides += [("EVAL_SPLIT", "''"), ("EVAL_LOSS_PERIOD", "0")]
     return self._part(recipe, seed, PRETRAIN, [], overrides, self.scale.pretrain_steps, ())
 
   def _mixed(self, recipe: str, seed: int) -> Part:

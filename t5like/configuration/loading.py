@@ -24,9 +24,10 @@ def load(
   folders = search_path(search_paths)
   override_lines = [(f"--gin.{name}", f"{name} = {parse_override_value(text)}") for name, text in overrides]
 
-  bindings = [b for name in files for b in read_file(name, folders)]
-  for where, line in override_lines:
-    bindings.extend(read_text(line, where, folders))
+  with gin.unlock_config():  # what files import may register more names, after a configuration before this one too
+    bindings = [b for name in files for b in read_file(name, folders)]
+    for where, line in override_lines:
+      bindings.extend(read_text(line, where, folders))
   check_names(bindings)
   check_macros(bindings)
 

@@ -1,0 +1,221 @@
+"""A sweep from end to end at the smallest scale: in a process without TensorFlow, by hand, again, and by two workers."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from t5like.ablations.results import read_failures, read_results
+from t5like.training.metrics import read_metrics
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "gin/ablations/README.md"
+SMALL = [
+  "--scale=smoke", "--gin.LAYERS=1", "--gin.PRETRAIN_STEPS=4", "--gin.FINETUNE_STEPS=4", "--gin.FINETUNE_EVAL_PERIOD=2",
+  "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.PRETRAIN_LENGTHS={'inputs': 32}",
+]  # fmt: skip
+SPANS = "encoder_decoder/span_corruption"
+
+# As on a machine where these were never installed.
+WITHOUT_TENSORFLOW = """
+import sys
+class Absent:
+  def find_spec(self, name, path=None, target=None):
+    if name.split(".")[0] in ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio"):
+      raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+from t5like.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def environment(**more):
+  return {**os.environ, "PYTHONPATH": str(REPOSITORY), "JAX_NUM_CPU_DEVICES": "1", **more}
+
+
+@pytest.fixture(scope="module")
+def caches(token_caches, tmp_path_factory):
+  """What --prepare_only would build, in a folder of its own."""
+  from tests.conftest import run_here
+
+  folder = tmp_path_factory.mktemp("held_out")
+  run_here("cache", "novels", "--split=validation", "--vocabulary=tiny", f"--out={folder}")
+  (vocabulary,) = (folder / "novels").iterdir()
+  (vocabulary / "train").symlink_to(token_caches / "novels" / vocabulary.name / "train")
+  (folder / "snli").symlink_to(token_caches / "snli")
+  return folder
+
+
+def sweep_folder(folder, caches):
+  (folder / "caches").mkdir(parents=True)
+  for task in ("novels", "snli"):
+    (folder / "caches" / task).symlink_to(caches / task)
+  return folder
+
+
+def blocks_of_the_page() -> tuple[str, str, list[str]]:
+  """The module, the recipe and the command that the page gives."""
+  module, recipe, command = re.findall(r"```(?:python)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
+  return module, recipe, shlex.split(command)
+
+
+@pytest.fixture(scope="module")
+def swept(caches, tmp_path_factory):
+  """The page's own example with its command, a row of a table, and a recipe that cannot work, without TensorFlow."""
+  home = tmp_path_factory.mktemp("home")
+  module, recipe, command = blocks_of_the_page()
+  (home / "my_objectives.py").write_text(module)
+  (home / "reversal.gin").write_text(recipe)
+  (home / "broken.gin").write_text(recipe + "TransformerConfig.positions = 'none of them'\n")
+  folder = sweep_folder(home / "sweep", caches)
+  assert command[:2] == ["t5like", "ablate"] and {"--scale=smoke", "--recipe=reversal.gin"} <= set(command)
+  arguments = [
+    "ablate", "--table=7", "--rows=3", "--recipe=reversal.gin", "--recipe=broken.gin", *SMALL, f"--sweep_dir={folder}",
+  ]  # fmt: skip
+  done = subprocess.run(
+    [sys.executable, "-c", WITHOUT_TENSORFLOW, *arguments],
+    cwd=home, env=environment(), capture_output=True, text=True, timeout=300,
+  )  # fmt: skip
+  return home, folder, arguments, done
+
+
+def test_every_row_ends_in_a_result_or_a_failure(swept):
+  _, folder, _, done = swept
+  assert done.returncode == 1, done.stdout + done.stderr
+  results = {result.recipe: result for result in read_results(folder)}
+  assert set(results) == {SPANS, "own/reversal"}
+  (failure,) = read_failures(folder)
+  assert failure.recipe == "own/broken" and "Traceback" in failure.traceback
+  assert "2 of 3 runs are finished" in done.stdout and "failed: own/broken, seed 0" in done.stdout
+  settings = json.loads((folder / "sweep.json").read_text())
+  assert (settings["tables"], settings["seeds"], settings["tasks"]) == ([7], 1, ["snli"])
+
+
+def test_a_result_is_what_its_runs_recorded(swept):
+  _, folder, _, _ = swept
+  result = next(r for r in read_results(folder) if r.recipe == SPANS)
+  runs = folder / "runs/encoder_decoder.span_corruption-seed0"
+  evaluations = {row["step"]: row["accuracy"] for row in read_metrics(runs / "snli") if row["kind"] == "eval/snli"}
+  assert set(evaluations) == {2, 4}
+  assert result.tasks["snli"]["accuracy"] == max(evaluations.values()) == result.scores["other"]
+  assert evaluations[result.tasks["snli"]["best_step"]] == max(evaluations.values())
+  losses = [row for row in read_metrics(runs / "pretrain") if row["kind"] == "train"]
+  assert result.curve == [(row["step"], row["loss"]) for row in losses]
+  held_out = [row["loss"] for row in read_metrics(runs / "pretrain") if row["kind"] == "eval_loss/novels"]
+  assert result.validation_loss == held_out[-1]
+  # By hand: 4 steps of 8 rows; span corruption of 32 inputs has 9 targets (5 tokens, 2 sentinels, 1 more, the end).
+  assert result.cost["pretraining"].tokens == 4 * 8 * (32 + 9)
+  assert result.cost["finetuning"].tokens == 4 * 8 * (48 + 4)
+  assert result.cost["total"].device == "cpu" and result.cost["total"].devices == 1
+  parts = ("pretraining", "finetuning")
+  assert result.cost["total"].model_flops == sum(result.cost[part].model_flops for part in parts) > 1e6
+  assert 0 < result.cost["total"].device_seconds < 300 and result.started < result.finished
+
+
+def test_the_objective_of_the_page_does_what_it_says(swept):
+  """Its first rows, from the batches that its run was trained on: inputs are the targets from last to first."""
+  home, _, _, _ = swept
+  script = """
+from t5like.objectives import Draws, Rows
+import numpy as np
+from my_objectives import Reversal
+made = Reversal()(Rows(np.array([[5, 6, 7, 0], [8, 9, 0, 0]], np.int32), np.array([3, 2])), None, None)
+assert made.inputs.tokens[0, :3].tolist() == [7, 6, 5] and made.inputs.tokens[1, :2].tolist() == [9, 8]
+assert made.targets.tokens[0, :3].tolist() == [5, 6, 7] and made.inputs.lengths.tolist() == [3, 2]
+"""
+  subprocess.run([sys.executable, "-c", script], cwd=home, env=environment(), check=True)
+
+
+def test_finished_runs_are_not_run_twice_and_what_was_trained_by_hand_is_picked_up(swept, t5like, monkeypatch):
+  home, folder, arguments, _ = swept
+  monkeypatch.chdir(home)
+  before = next(r for r in read_results(folder) if r.recipe == SPANS)
+  name = "encoder_decoder.span_corruption-seed0"
+  (folder / "results" / f"{name}.json").unlink()
+  (folder / "runs" / name / "snli").rename(folder / "runs" / name / "first_time")
+  untouched = folder / "results/own.reversal-seed0.json"
+  written = untouched.stat().st_mtime_ns
+  lines = t5like(*arguments, "--list").stdout.splitlines()
+  by_hand = next(line for line in lines if f"{name}/snli" in line)
+  assert by_hand.startswith("t5like train ") and f"# {SPANS}, seed 0" in lines
+  t5like(*shlex.split(by_hand)[1:])
+  out = t5like("ablate", f"--sweep_dir={folder}", status=1).stdout
+  assert "pretrain: finished before" in out and "snli: finished before" in out
+  assert untouched.stat().st_mtime_ns == written
+  after = next(r for r in read_results(folder) if r.recipe == SPANS)
+  assert (after.tasks, after.curve, after.commands) == (before.tasks, before.curve, before.commands)
+
+
+def test_a_sweep_keeps_what_it_was_begun_with(swept, t5like):
+  _, folder, _, _ = swept
+  refused = t5like("ablate", "--table=7", "--scale=mini", f"--sweep_dir={folder}", status=2)
+  assert "another scale" in refused.stderr
+  refused = t5like("ablate", "--table=7", "--rows=4", f"--sweep_dir={folder}", status=2)
+  assert "no row '4'" in refused.stderr
+
+
+def test_missing_data_are_named_before_anything_is_trained(caches, tmp_path, t5like):
+  folder = sweep_folder(tmp_path / "sweep", caches)
+  refused = t5like(
+    "ablate", "--table=7", "--rows=3", *SMALL, "--tasks=snli,no_such_task", f"--sweep_dir={folder}", status=2
+  )
+  assert "nothing was trained: no_such_task (train)\n" in refused.stderr
+  assert not (folder / "runs").exists()
+
+
+def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
+  """Table 11: half of the rows are text, half are labelled examples, which are scored."""
+  folder = sweep_folder(tmp_path / "sweep", caches)
+  t5like(
+    "ablate", "--table=11", "--rows=Equal", *SMALL, "--gin.PRETRAIN_LENGTHS={'inputs': 64}", f"--sweep_dir={folder}"
+  )
+  (result,) = read_results(folder)
+  assert result.recipe == "encoder_decoder/iid_replace_spans/mixed_equal"
+  assert result.tasks["snli"]["best_step"] in (2, 4, 6, 8) and result.curve[-1][0] == 4 + 4
+  card = (folder / "runs/encoder_decoder.iid_replace_spans.mixed_equal-seed0/mixed/run_card.txt").read_text()
+  assert "a mixture of 2 tasks (50.0%, 50.0%)" in card
+  assert result.cost["finetuning"].tokens == 0 and result.cost["total"].tokens > 0
+
+
+@pytest.mark.slow  # two workers, each with its own jax, and a third that takes over
+def test_two_workers_share_a_sweep_and_one_is_killed(caches, tmp_path):
+  folder = sweep_folder(tmp_path / "sweep", caches)
+  arguments = [
+    "ablate", "--table=7", "--rows=3", "--rows=5", "--rows=10", *SMALL, "--gin.LOG_PERIOD=2", f"--sweep_dir={folder}",
+  ]  # fmt: skip
+
+  def start():
+    return subprocess.Popen(
+      [sys.executable, "-m", "t5like", *arguments], env=environment(), stdout=subprocess.PIPE, text=True
+    )
+
+  def training(process):
+    """The run that a worker holds and is in the middle of."""
+    for path in (folder / "claims").glob("*.1"):
+      holder = json.loads(path.read_text() or "{}")
+      if holder.get("pid") == process.pid and not holder.get("released"):
+        run = path.name.removesuffix(".1")
+        return run if read_metrics(folder / "runs" / run / "pretrain") else None
+    return None
+
+  victim, survivor = start(), start()
+  deadline = time.monotonic() + 240
+  while not (held := training(victim)):
+    assert time.monotonic() < deadline and victim.poll() is None
+    time.sleep(0.05)
+  victim.send_signal(signal.SIGKILL)
+  victim.wait()
+  out = survivor.communicate(timeout=300)[0]
+  assert survivor.returncode == 0, out
+  assert "3 of 3 runs are finished" in out
+  assert len(read_results(folder)) == 3 and not read_failures(folder)
+  assert (folder / f"claims/{held}.2").is_file()  # taken over
+  taken = [path.name for path in (folder / "claims").iterdir() if path.name.endswith(".1")]
+  assert len(taken) == 3  # and nothing was begun twice by workers that live
