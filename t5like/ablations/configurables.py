@@ -34,8 +34,11 @@ def half_of(number: int) -> int:
 
 
 def tokens_for_repeats(steps: int, batch_size: int, lengths: Mapping[str, int], repeats: int) -> int:
-  """How much text a run of this size sees `repeats` times: 2^35 input tokens in 64 passes are 2^29."""
-  return steps * batch_size * lengths["inputs"] // repeats
+  """How much text a run of this size sees `repeats` times: 2^35 input tokens in 64 passes are 2^29.
+
+  Two rows at least: a run of a few steps cannot repeat anything a thousand times.
+  """
+  return max(steps * batch_size * lengths["inputs"] // repeats, 2 * lengths["inputs"])
 
 
 def mixed_tasks(

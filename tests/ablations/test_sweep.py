@@ -1,4 +1,4 @@
-"""A sweep from end to end at the smallest scale: in a process without TensorFlow, by hand, again, and by two workers."""
+"""A sweep from end to end at the smallest scale: without TensorFlow, by hand, again, and by two workers."""
 
 import json
 import os
