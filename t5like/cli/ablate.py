@@ -7,7 +7,8 @@
 
 The same command goes on where a stopped sweep left off, and finished runs are not run twice. Given again elsewhere
 (other processes, other machines that share the directory) it adds workers. --list prints the `t5like train` commands
-of all runs: what was trained by hand is picked up. Without --table a sweep goes on as it was begun.
+of all runs: what was trained by hand is picked up. Without --table a sweep goes on as it was begun, with --table or
+--rows a worker does those alone.
 
 Exit status: 0 all runs are finished; 1 some failed, and the others are finished; 2 bad input, nothing begun; 130 and
 143 interrupted, to be started again.
@@ -17,12 +18,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 from t5like.ablations.results import SWEEP
 from t5like.ablations.tables import find_tables, recipes_of
 from t5like.cli import ablate_report
-from t5like.cli.ablate_plan import SCALES, Planner, Settings, agree, own_recipes, read_settings
+from t5like.cli.ablate_plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
 from t5like.errors import UserError
 
 
@@ -62,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
   sweep_dir = Path(args.sweep_dir).expanduser().absolute()
   asked = settings_of(args, sweep_dir)
   if args.list:
-    return show(Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked)))
+    planner = Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked))
+    return show(planner.runs(asked.recipes, asked.seeds))
 
   from t5like.cli.ablate_caches import build_caches
   from t5like.cli.ablate_run import Worker
@@ -81,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
   if args.prepare_only:
     print(f"all token caches are there: {planner.cache_dir}")
     return 0
-  return Worker(sweep_dir, settings.scale, planner.runs()).work()
+  return Worker(sweep_dir, settings.scale, planner.runs(asked.recipes, asked.seeds)).work()
 
 
 def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:
@@ -127,9 +130,9 @@ def known_sizes(sweep_dir: Path, settings: Settings) -> dict[str, int]:
   return cached_sizes(Planner(sweep_dir, settings))
 
 
-def show(planner: Planner) -> int:
+def show(runs: Sequence[SweepRun]) -> int:
   """The commands of every run, each line one, to be spread over machines by any launcher."""
-  for sweep_run in planner.runs():
+  for sweep_run in runs:
     print(f"# {sweep_run.recipe}, seed {sweep_run.seed}")
     for part in sweep_run.parts:
       print(part.command)

@@ -116,13 +116,9 @@ class Planner:
     self.units: list[Unit] = [find_unit(name) for name in settings.tasks]
     self.scale: Scale = self._read_scale()
 
-  def runs(self) -> list[SweepRun]:
+  def runs(self, recipes: Sequence[str], seeds: int) -> list[SweepRun]:
     """All recipes of the first seed, then of the next: a table is soon complete, if roughly."""
-    return [
-      SweepRun(recipe, seed, self._parts(recipe, seed))
-      for seed in range(self.settings.seeds)
-      for recipe in self.settings.recipes
-    ]
+    return [SweepRun(recipe, seed, self._parts(recipe, seed)) for seed in range(seeds) for recipe in recipes]
 
   def task_splits(self) -> list[tuple[str, str]]:
     """The token caches that fine-tuning needs: tasks and splits."""

@@ -33,8 +33,8 @@ _WAIT = 2.0  # seconds between looks at what other workers hold
 _DONE, _LATER = -1, -2  # no run is left; those left are in the hands of others
 
 
-class Interrupted(Exception):
-  """A signal ended a part, which has saved what it had."""
+class Interrupted(BaseException):
+  """A signal ended a part, which has saved what it had. As KeyboardInterrupt, it is no failure."""
 
   def __init__(self, status: int):
     super().__init__(status)

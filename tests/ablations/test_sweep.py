@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,15 +186,15 @@ def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
 
 
 @pytest.mark.slow  # two workers, each with its own jax, and a third that takes over
-def test_two_workers_share_a_sweep_and_one_is_killed(caches, tmp_path):
+def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   folder = sweep_folder(tmp_path / "sweep", caches)
   arguments = [
     "ablate", "--table=7", "--rows=3", "--rows=5", "--rows=10", *SMALL, "--gin.LOG_PERIOD=2", f"--sweep_dir={folder}",
   ]  # fmt: skip
 
-  def start():
+  def start(*more):
     return subprocess.Popen(
-      [sys.executable, "-m", "t5like", *arguments], env=environment(), stdout=subprocess.PIPE, text=True
+      [sys.executable, "-m", "t5like", *arguments, *more], env=environment(), stdout=subprocess.PIPE, text=True
     )
 
   def training(process):
@@ -205,11 +206,25 @@ def test_two_workers_share_a_sweep_and_one_is_killed(caches, tmp_path):
         return run if read_metrics(folder / "runs" / run / "pretrain") else None
     return None
 
+  def wait_for(process):
+    deadline = time.monotonic() + 240
+    while not (held := training(process)):
+      assert time.monotonic() < deadline and process.poll() is None
+      time.sleep(0.05)
+    return held
+
+  stopped = start("--gin.PRETRAIN_STEPS=100000")
+  wait_for(stopped)
+  stopped.send_signal(signal.SIGTERM)
+  out = stopped.communicate(timeout=240)[0]
+  assert stopped.returncode == 128 + signal.SIGTERM, out
+  assert "goes on from there" in out and not read_results(folder) and not read_failures(folder)
+  shutil.rmtree(folder / "claims")
+  shutil.rmtree(folder / "runs")
+  (folder / "sweep.json").unlink()
+
   victim, survivor = start(), start()
-  deadline = time.monotonic() + 240
-  while not (held := training(victim)):
-    assert time.monotonic() < deadline and victim.poll() is None
-    time.sleep(0.05)
+  held = wait_for(victim)
   victim.send_signal(signal.SIGKILL)
   victim.wait()
   out = survivor.communicate(timeout=300)[0]
