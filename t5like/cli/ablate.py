@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t5like.ablations.results import SWEEP
-from t5like.ablations.tables import find_tables, recipes_of
+from t5like.ablations.tables import TABLES, find_tables, recipes_of
 from t5like.cli import ablate_report
 from t5like.cli.ablate_plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
 from t5like.errors import UserError
@@ -88,39 +88,36 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:
-  """What the command line asks for; what it does not say, a sweep that was begun has said."""
-  begun = read_settings(sweep_dir) if (sweep_dir / SWEEP).is_file() else None
+  """What the command line asks for; what it does not say, a sweep that was begun has said, or else the scale."""
+  begun = (sweep_dir / SWEEP).is_file()
+  before = read_settings(sweep_dir) if begun else Settings([], [], "paper", 0, [], [])
   own = own_recipes(args.recipe)
-  if begun is None and not args.table and not own:
-    raise UserError("no table to reproduce", known="2, 4, 5, 6, 7, 9, 11", try_="--table=7")
+  if not (begun or args.table or own):
+    raise UserError("no table to reproduce", known=", ".join(map(str, TABLES)), try_="--table=7")
   if args.validation_corpus and not args.corpus:
     raise UserError("--validation_corpus is held out of --corpus, which is not given")
-  tables = find_tables(args.table)
+  if args.seeds is not None and args.seeds < 1:
+    raise UserError(f"--seeds={args.seeds}", expected="1 or more")
+  tables = find_tables(args.table or (before.tables if args.rows else []))
   recipes = [*(recipes_of(tables, args.rows) if tables or args.rows else []), *own]
-  tasks = [task for given in args.tasks for task in given.split(",") if task]
   files = [str(Path(file).expanduser().absolute()) for file in (args.corpus, args.validation_corpus) if file]
-  modules = [module for given in args.task_modules for module in given.split(",") if module]
   asked = Settings(
-    tables=[table.number for table in tables] or (begun.tables if begun else []),
-    recipes=recipes or (begun.recipes if begun else []),
-    scale=args.scale or (begun.scale if begun else "paper"),
-    seeds=0 if args.seeds is None else args.seeds,
-    tasks=tasks or (begun.tasks if begun else []),
-    corpus=files or (begun.corpus if begun else []),
-    own=own,
-    task_modules=modules or (begun.task_modules if begun else []),
-    gin=[list(pair) for pair in args.gin_overrides] or (begun.gin if begun else []),
+    tables=[table.number for table in tables] or before.tables,
+    recipes=recipes or before.recipes,
+    scale=args.scale or before.scale,
+    seeds=args.seeds or before.seeds,
+    tasks=_listed(args.tasks) or before.tasks,
+    corpus=files or before.corpus,
+    own=before.own | own,
+    task_modules=_listed(args.task_modules) or before.task_modules,
+    gin=[list(pair) for pair in args.gin_overrides] or before.gin,
   )
-  return completed(sweep_dir, asked, begun)
+  scale = Planner(sweep_dir, asked).scale
+  return dataclasses.replace(asked, seeds=asked.seeds or scale.seeds, tasks=asked.tasks or list(scale.tasks))
 
 
-def completed(sweep_dir: Path, asked: Settings, begun: Settings | None) -> Settings:
-  """With the scale's own tasks and seeds where none are asked for."""
-  if asked.seeds < 0:
-    raise UserError(f"--seeds={asked.seeds}", expected="1 or more")
-  scale = Planner(sweep_dir, dataclasses.replace(asked, own=asked.own | (begun.own if begun else {}))).scale
-  seeds = asked.seeds or (begun.seeds if begun else scale.seeds)
-  return dataclasses.replace(asked, seeds=seeds, tasks=asked.tasks or list(scale.tasks))
+def _listed(given: Sequence[str]) -> list[str]:
+  return [name for text in given for name in text.split(",") if name]
 
 
 def known_sizes(sweep_dir: Path, settings: Settings) -> dict[str, int]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from t5like.ablations.results import read_failures, read_results
+from t5like.cli.main import main
 from t5like.training.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,10 +45,8 @@ def environment(**more):
 @pytest.fixture(scope="module")
 def caches(token_caches, tmp_path_factory):
   """What --prepare_only would build, in a folder of its own."""
-  from tests.conftest import run_here
-
   folder = tmp_path_factory.mktemp("held_out")
-  run_here("cache", "novels", "--split=validation", "--vocabulary=tiny", f"--out={folder}")
+  assert main(["cache", "novels", "--split=validation", "--vocabulary=tiny", f"--out={folder}"]) == 0
   (vocabulary,) = (folder / "novels").iterdir()
   (vocabulary / "train").symlink_to(token_caches / "novels" / vocabulary.name / "train")
   (folder / "snli").symlink_to(token_caches / "snli")
