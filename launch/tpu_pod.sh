@@ -27,7 +27,7 @@
 #   --keep                               `up` leaves the pod when the run has ended
 #   --dry_run                            print the commands, do nothing
 #
-# Exit status: 0; 1 it failed; 2 it cannot work as asked (quota, credentials, options); `up` and `logs`: that of the run.
+# Exit status: 0; 1 it failed; 2 it cannot work as asked (quota, credentials, options). Of `up` and `logs`: the run's.
 # shellcheck disable=SC2034,SC2154 # names that the sourced files read and set
 set -euo pipefail
 launch="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"

@@ -20,7 +20,7 @@ tell_bill() {
 # Refuses a command that would lose its work with the pod.
 check_command() {
   local argument
-  [ $# -gt 0 ] || fail 2 "what to run? nothing comes after --" try "-- t5like train --gin_file=... --gin.MODEL_DIR=gs://..."
+  [ $# -gt 0 ] || fail 2 "what to run? nothing comes after --" try "-- t5like train ... --gin.MODEL_DIR=gs://..."
   [ "$1" = "t5like" ] || fail 2 "the command is $1" expected "t5like, which is what is installed on the workers"
   for argument in "$@"; do
     case "$argument" in
@@ -132,7 +132,7 @@ bundle() {
     *) fail 2 "--from=$from is no package" expected "a .whl or .tar.gz file, or git+URL@REVISION" ;;
   esac
   if [ -n "$dry_run" ]; then
-    if [ -z "$from" ]; then echo "+ $python -m pip wheel --no-deps --wheel-dir $(quoted "$box") $(quoted "${launch%/*}")"; fi
+    if [ -z "$from" ]; then echo "+ $python -m pip wheel --no-deps --wheel-dir $(quoted "$box" "${launch%/*}")"; fi
     return
   fi
   mkdir -p "$box"

@@ -9,26 +9,15 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from commands import REPOSITORY, STAND_INS, put_on_path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-STAND_INS = Path(__file__).parent / "stand_ins"
 WHERE = ["--project=p", "--zone=us-west4-a"]
 V5E = [*WHERE, "--accelerator=v5litepod-8"]
 TRAIN = ["--", "t5like", "train", "--gin.MODEL_DIR=gs://bucket/run"]
-
-
-def put_on_path(folder: Path, tools: dict[str, Path]) -> None:
-  """Commands of these names, in `folder`; Python ones started as fast as can be."""
-  folder.mkdir(exist_ok=True)
-  for name, program in tools.items():
-    words = [sys.executable, "-S", "-E", program] if program.suffix == ".py" else [program]
-    (folder / name).write_text(f'#!/bin/sh\nexec {shlex.join(map(str, words))} "$@"\n')
-    (folder / name).chmod(0o755)
 
 
 class Cloud:
@@ -38,9 +27,9 @@ class Cloud:
     self.folder = folder
     self.wheel = folder / "t5like-9.9-py3-none-any.whl"
     self.wheel.write_text("a wheel")
-    put_on_path(folder / "bin", {"gcloud": STAND_INS / "gcloud.py"})
+    put_on_path(folder / "bin", {"gcloud": [STAND_INS / "gcloud.py"]})
     put_on_path(
-      folder / "bin_of_workers", {"uv": STAND_INS / "worker/uv.py", "hostname": STAND_INS / "worker/hostname"}
+      folder / "bin_of_workers", {"uv": [STAND_INS / "worker/uv.py"], "hostname": [STAND_INS / "worker/hostname"]}
     )
     self.environment = {
       **os.environ,

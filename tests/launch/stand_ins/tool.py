@@ -29,7 +29,7 @@ def shared(name: str, default):
 class Call:
   """A command line, checked against the list of the tool's flags."""
 
-  def __init__(self, tool: str, words: list[str]):
+  def __init__(self, tool: str, words: list[str], runs_command: bool = False):
     known = json.loads((FLAGS / f"{tool}.json").read_text())
     names = sorted((n for n in known["commands"] if words[: len(n.split())] == n.split()), key=len)
     if not names:
@@ -37,7 +37,7 @@ class Call:
     self.name = names[-1]
     command = known["commands"][self.name]
     allowed = {*known["everywhere"], *command["flags"]}
-    takes_value = set(command.get("values", ()))  # short flags, whose value is the next word
+    takes_value = set(command.get("values", ()))  # flags whose value may be the next word
     self.flags: dict[str, list[str]] = {}
     self.arguments: list[str] = []
     rest = iter(words[len(self.name.split()) :])
@@ -45,10 +45,12 @@ class Call:
       if word == "--":
         self.arguments += rest
       elif word.startswith("-") and word != "-":
-        flag, _, value = word.partition("=")
+        flag, separator, value = word.partition("=")
         if flag not in allowed:
           self._refuse(words, f"unrecognized arguments: {flag}")
-        self.flags.setdefault(flag, []).append(next(rest) if flag in takes_value else value)
+        self.flags.setdefault(flag, []).append(next(rest) if flag in takes_value and not separator else value)
+      elif runs_command:  # what follows are words of that command
+        self.arguments += [word, *rest]
       else:
         self.arguments.append(word)
     for choices in command["required"]:

@@ -1,0 +1,106 @@
+"""`launch/slurm.sbatch` with stand-ins for srun, scancel, scontrol: it ends as the run does, and queues again in time."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from commands import REPOSITORY, STAND_INS, put_on_path
+
+SCRIPT = REPOSITORY / "launch/slurm.sbatch"
+
+
+class Job:
+  def __init__(self, folder):
+    self.folder = folder
+    tools = {name: [STAND_INS / "slurm.py", name] for name in ("srun", "scancel", "scontrol")}
+    put_on_path(folder / "bin", {**tools, "t5like": [STAND_INS / "worker/trainer"]})
+    self.environment = {
+      **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
+      "SLURM_JOB_ID": "70000", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(folder),
+    }  # fmt: skip
+
+  def start(self, *arguments) -> subprocess.Popen:
+    return subprocess.Popen(
+      ["bash", SCRIPT, *arguments], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+  def wait_for_step(self):
+    deadline = time.monotonic() + 30
+    while not (self.folder / "bucket/step").exists():
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+
+  def calls(self) -> list[list[str]]:
+    assert not (self.folder / "refused.txt").exists(), (self.folder / "refused.txt").read_text()
+    return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def job(tmp_path):
+  return Job(tmp_path)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2])
+def test_the_job_ends_as_the_run_does(job, status):
+  script = job.start("--gin.MODEL_DIR=/shared/run", "--gin.LENGTHS={'inputs': 32}", f"--end_with={status}")
+  output = script.communicate(timeout=30)[0]
+  assert script.returncode == status, output
+  (srun,) = job.calls()  # nothing else: no second chance for a run that ended
+  assert srun[-6:] == [
+    "t5like", "train", "--restarts=10", "--gin.MODEL_DIR=/shared/run", "--gin.LENGTHS={'inputs': 32}",
+    f"--end_with={status}",
+  ]  # fmt: skip
+  assert output.count("step 3") == 2
+
+
+def test_before_time_is_up_the_run_saves_and_the_job_queues_again(job):
+  script = job.start("--steps=1000")
+  job.wait_for_step()
+  script.send_signal(signal.SIGUSR1)  # as --signal=B:USR1@600 does
+  output = script.communicate(timeout=30)[0]
+  assert script.returncode == 143 and output.count("SIGTERM: saved") == 2
+  assert job.calls()[1:] == [["scancel", "--signal=TERM", "70000"], ["scontrol", "requeue", "70000"]]
+
+
+def test_a_run_that_slurm_stops_is_left_to_slurm(job):
+  """Preempted or cancelled: Slurm itself queues it again, or does not."""
+  script = job.start("--steps=1000")
+  job.wait_for_step()
+  for task in (job.folder / "tasks").read_text().split():
+    os.kill(int(task), signal.SIGTERM)
+  assert "SIGTERM: saved" in script.communicate(timeout=30)[0]
+  assert script.returncode == 143 and len(job.calls()) == 1
+
+
+def test_a_failure_after_the_warning_is_a_failure(job):
+  script = job.start("--steps=1000", "--term_status=1")
+  job.wait_for_step()
+  script.send_signal(signal.SIGUSR1)
+  script.communicate(timeout=30)
+  assert script.returncode == 1 and ["scontrol", "requeue", "70000"] not in job.calls()
+
+
+def test_the_options_in_the_file_are_sbatchs():
+  known = json.loads((STAND_INS.parent / "flags/slurm.json").read_text())["commands"]["sbatch"]["flags"]
+  options = dict(re.findall(r"^#SBATCH (--[a-z-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.M))
+  assert len(options) == SCRIPT.read_text().count("#SBATCH") and set(options) <= set(known)
+  assert options["--ntasks-per-node"] == options["--gpus-per-node"]  # a process a GPU
+  assert options["--signal"].startswith("B:USR1@") and "--requeue" in options
+
+
+def test_outside_of_slurm_and_without_t5like(job):
+  del job.environment["SLURM_JOB_ID"]
+  script = job.start()
+  assert "try  sbatch launch/slurm.sbatch" in script.communicate()[0] and script.returncode == 2
+  job = Job(job.folder)
+  (job.folder / "bin/t5like").unlink()
+  job.environment["PATH"] = f"{job.folder / 'bin'}:/usr/bin:/bin"
+  if shutil.which("t5like", path="/usr/bin:/bin"):
+    pytest.skip("t5like is installed for everyone here")
+  script = job.start()
+  assert "t5like is not installed on" in script.communicate()[0] and script.returncode == 2
