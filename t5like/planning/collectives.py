@@ -91,7 +91,7 @@ LATENCY = collections.defaultdict(lambda: 1e-6, {"NVLink": 15e-6, "InfiniBand": 
 def _of_tensor(config: TransformerConfig, share: Share) -> Iterator[tuple[str, float, int]]:
   """Every sublayer's result is a sum over the devices that share it, forward, and its input's gradient backward."""
   width = config.dtype.itemsize
-  passes = 3 if config.remat != "none" else 2
+  passes = 3 if config.remat == "full" else 2
   stacks = (
     ("encoder", share.encoder_length, config.num_encoder_layers, 2),
     ("decoder", share.decoder_length, config.num_decoder_layers, 3 if share.encoder_length else 2),

@@ -1,8 +1,8 @@
 """What one device does in a train step, operation by operation: products with their shapes, attention, memory traffic.
 
 Products come three for each weight: forward, and backward for its input and for the weight. What is not a product is
-bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. With rematerialisation,
-layers are done forward twice ("dots" repeats only what is not a product with weights).
+bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. Rematerialisation does
+norms and activations twice; "dots" attention too, "full" all of a layer.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _attention(
   pairs = share.rows * heads * queries * keys
   width = config.dtype.itemsize
   ends = share.rows * heads * config.head_dim * (queries + keys) * width
-  again = config.remat != "none"
+  again = config.remat in ("dots", "full")
   if not writes_scores(config, queries, keys, share.platform):
     # Two products forward, five backward; what lies above the diagonal is skipped.
     products = 4.0 * pairs * config.head_dim * (0.5 if is_causal else 1.0)
@@ -144,10 +144,8 @@ def _residual(config: TransformerConfig, share: Share, part: str, tokens: float)
 
 
 def _activation(config: TransformerConfig, part: str, size: float) -> Operation:
-  """Forward: reads one or two arrays, writes the result (and what is expensive to make again). Backward: as many
-  again, and the gradient."""
-  saved = 0 if config.activation == "relu" else 1
-  forward, backward = (3 + saved, 5 + saved) if config.gated_mlp else (2 + saved, 3 + saved)
+  """Forward: reads one or two arrays, writes the result. Backward: reads them and its gradient, writes theirs."""
+  forward, backward = (3, 5) if config.gated_mlp else (2, 3)
   forward *= 2 if config.remat != "none" else 1
   dropped = 1 if _dropout_rate(config, config.mlp_dropout_rate) else 0
   return _memory(config, part, (forward + backward + dropped) * size, kernels=2)

@@ -8,11 +8,12 @@ from typing import Any
 
 from t5like import parallel
 from t5like.errors import UserError
+from t5like.models.config import CHOICES
 from t5like.planning.forecast import Forecast, Work, forecast
 from t5like.planning.residuals import with_rows
 from t5like.planning.topology import Topology
 
-REMATS = ("none", "dots", "full")
+REMATS = CHOICES["remat"]
 _PARTS = (1, 2, 4, 8, 16, 32)
 # Tensor parallelism waits for its sums: beyond a machine's eight, nothing is gained.
 _MOST_TENSOR = 8
