@@ -91,10 +91,14 @@ class BERT(nn.Module):
     return outputs
 
 
+def predictions_of_a_row(share: float, length: int) -> int:
+  """How many positions have their scores computed in training."""
+  return min(length, -(-math.ceil(share * length) // 8) * 8)  # products like multiples of 8
+
+
 def _at_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
   """Positions [batch, predictions] of all targets, the rest of them anywhere, and the hidden states there."""
-  length = weights.shape[1]
-  count = min(length, -(-math.ceil(share * length) // 8) * 8)  # products like multiples of 8
+  count = predictions_of_a_row(share, weights.shape[1])
   _, positions = jax.lax.top_k((weights != 0).astype(jnp.float32), count)
   there = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
   fits = jnp.sum(weights != 0, axis=1) <= count  # [batch]

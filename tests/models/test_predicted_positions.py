@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t5like.models.bert import predictions_of_a_row
+from t5like.objectives.masking import MaskedLM
+from t5like.objectives.ragged import Ragged
 from t5like.training.losses import LossSettings, loss_and_metrics
 
 
@@ -42,3 +45,12 @@ def test_loss_metrics_and_gradients_are_those_of_all_positions(bert, batch):
 def test_more_targets_than_predictions_are_not_lost_in_silence(bert, batch):
   batch["encoder_loss_weights"][1, :9] = 1.0  # 10 in a row of 8 predictions
   assert jnp.isnan(losses(bert(nsp_head=False), batch, 0.3)[0][0])
+
+
+@pytest.mark.parametrize("share", [0.15, 0.16, 0.07, 0.5])
+def test_a_share_that_is_the_objectives_leaves_no_target_out(share):
+  """objectives/bert_mlm.gin sets them alike. Rows of all lengths have their targets counted by the objective itself."""
+  for longest in (*range(8, 130), 509, 512):
+    texts = Ragged(np.ones((longest, longest), np.int32), np.arange(1, longest + 1))
+    counts = MaskedLM(noise_density=share).counts(texts, np.ones((longest, longest), bool))
+    assert counts.max() <= predictions_of_a_row(share, longest) <= share * longest + 8
