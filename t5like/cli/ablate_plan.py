@@ -164,7 +164,7 @@ class Planner:
   def _pretrain(self, recipe: str, seed: int) -> Part:
     overrides = self._corpus_overrides()
     if len(self.settings.corpus) == 1:  # nothing is held out
-      overrides += [("EVAL_SPLIT", "''"), ("EVAL_LOSS_PERIOD", "0")]
+      overrides += [("EVAL_SPLIT", '""'), ("EVAL_LOSS_PERIOD", "0")]
     return self._part(recipe, seed, PRETRAIN, [], overrides, self.scale.pretrain_steps, ())
 
   def _mixed(self, recipe: str, seed: int) -> Part:
@@ -173,8 +173,8 @@ class Planner:
     evaluated = tuple(dict.fromkeys(task for unit in self.units for task in unit.evaluated))
     overrides = [
       *self._corpus_overrides(),
-      ("TASK_SIZES", repr({task: self._size(task) for task in trained})),
-      ("EVAL_TASKS", repr(list(evaluated))),
+      ("TASK_SIZES", json.dumps({task: self._size(task) for task in trained})),
+      ("EVAL_TASKS", json.dumps(list(evaluated))),
     ]
     steps = self.scale.pretrain_steps + self.scale.finetune_steps
     return self._part(recipe, seed, MIXED, [], overrides, steps, evaluated)
@@ -182,9 +182,9 @@ class Planner:
   def _finetune(self, recipe: str, seed: int, unit: Unit, start: str) -> Part:
     overrides = [("TASK", unit.trained[0]), ("INIT_FROM", start)]
     if len(unit.trained) > 1:
-      overrides.append(("MIX", repr({task: self._size(task) for task in unit.trained})))
+      overrides.append(("MIX", json.dumps({task: self._size(task) for task in unit.trained})))
     if unit.evaluated != unit.trained:
-      overrides.append(("EVAL_TASKS", repr(list(unit.evaluated))))
+      overrides.append(("EVAL_TASKS", json.dumps(list(unit.evaluated))))
     return self._part(recipe, seed, unit.folder, [_FINETUNE], overrides, self.scale.finetune_steps, unit.evaluated)
 
   def _part(
@@ -200,7 +200,7 @@ class Planner:
     model_dir = self._dir / "runs" / run_name(recipe, seed) / name
     modules = self.settings.task_modules
     last = [
-      *((("TASK_MODULES", repr(modules)),) if modules else ()),
+      *((("TASK_MODULES", json.dumps(modules)),) if modules else ()),
       *map(tuple, self.settings.gin),
       ("SEED", str(seed)),
       ("CACHE_DIR", str(self.cache_dir)),
@@ -212,7 +212,7 @@ class Planner:
   def _corpus_overrides(self) -> list[tuple[str, str]]:
     if not self.settings.corpus:
       return []
-    return [("TASK", self.corpus_task), ("CORPUS_FILES", repr(self.corpus_files))]
+    return [("TASK", self.corpus_task), ("CORPUS_FILES", json.dumps(self.corpus_files))]
 
   def _size(self, task: str) -> int:
     if task not in self._sizes:
