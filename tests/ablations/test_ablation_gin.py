@@ -10,6 +10,7 @@ from t5like import configuration
 from t5like.ablations.tables import GROUPS, NO_PRETRAINING, NO_PRETRAINING_RECIPE, RECIPES, TABLES
 from t5like.cli.compatibility import check_layout, phase_flops
 from t5like.cli.gin_flags import register_configurables
+from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Lengths
 
 GIN = Path(__file__).resolve().parents[2] / "gin"
@@ -133,3 +134,24 @@ def test_a_header_has_the_commands_the_hours_and_the_papers_scores(name):
 def test_no_recipe_file_is_left_over():
   folder = GIN / "ablations/recipes"
   assert {str(path.relative_to(folder).with_suffix("")) for path in folder.glob("**/*.gin")} == set(RECIPES)
+
+
+@pytest.mark.parametrize(
+  ("macros", "message"),
+  [
+    ({"MIX": "{'squad': 1.0}"}, "MIX has no rate for TASK = 'c4'"),
+    ({"MIX": "{'c4': 1.0, 'squad': 0}"}, "rates above 0"),
+    ({"MIX": "['c4']"}, "rates above 0"),
+    ({"MIX": "{'c4': 1.0, 'squad': 1.0}", "STREAM": True}, "a stream has no MIX"),
+    ({"UNIQUE_TOKENS": "0"}, "a number of tokens, or None"),
+    ({"UNIQUE_TOKENS": "2.5"}, "a number of tokens, or None"),
+  ],
+)
+def test_mixtures_and_limits_that_cannot_work_are_refused(macros, message):
+  with pytest.raises(UserError, match=message):
+    build(RECIPES["encoder_decoder/iid_replace_spans"].gin_file, **macros)
+
+
+def test_unique_tokens_are_for_a_corpus():
+  with pytest.raises(UserError, match="this run has no objective"):
+    build(RECIPES["encoder_decoder/no_pretraining"].gin_file, TASK="squad", UNIQUE_TOKENS=100)
