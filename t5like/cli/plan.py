@@ -26,6 +26,7 @@ from t5like.cli.gin_flags import add_gin_arguments
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
+  from t5like import parallel
   from t5like.cli.batch_plan import Phase
   from t5like.cli.experiment import Experiment
   from t5like.planning import Forecast, Topology, Work
@@ -56,20 +57,19 @@ def run(args: argparse.Namespace) -> int:
 
   topology = planning.parse_topology(args.topology)
   experiment = _experiment(args)
-  works = planned_work(experiment)
   if args.search:
-    return _search(args, works[-1], topology)
+    return _search(args, experiment, topology)
   axes = with_slices(experiment.mesh, topology)
-  forecasts = [planning.forecast(work, topology, axes) for work in works]
-  _check(experiment, works, forecasts)
+  _check(experiment, axes, topology)
+  forecasts = [planning.forecast(work, topology, axes) for work in planned_work(experiment)]
   too_large = next((f for f in forecasts if not f.fits), None)
   other = nearest_that_fits(too_large.work, topology) if too_large else None
   if args.json:
     print(json.dumps(_json(args, forecasts, other)))
-  else:
-    print(render_plan(forecasts, _price(args, forecasts), _assumptions(args, forecasts)))
-    if too_large:
-      print("\n".join(["", *_remedy(too_large, other)]))
+    return 0
+  print(render_plan(forecasts, _price(args, forecasts), _assumptions(args, forecasts)))
+  if too_large:
+    print("\n".join(["", *_remedy(too_large, other)]))
   return 0
 
 
@@ -129,16 +129,17 @@ def _phases(experiment: Experiment) -> list[Phase]:
   return run_phases(experiment, SpecialTokens.of(vocabulary))
 
 
-def _check(experiment: Experiment, works: list[Work], forecasts: list[Forecast]) -> None:
+def _check(experiment: Experiment, axes: parallel.MeshAxes, topology: Topology) -> None:
   """What `t5like train` would refuse on that machine."""
   from t5like import parallel
   from t5like.cli.compatibility import check_splits
   from t5like.training.step import check_microbatches
 
-  for work, forecast in zip(works, forecasts, strict=True):
-    mesh = parallel.abstract_mesh(forecast.axes, forecast.topology.devices)
-    check_splits(experiment.model.config, mesh)
-    check_microbatches(work.rows, work.microbatches, mesh)
+  mesh = parallel.abstract_mesh(axes, topology.devices)
+  check_splits(experiment.model.config, mesh)
+  for phase in _phases(experiment):
+    parallel.check_batch(phase.batch_size, mesh)
+    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
 
 
 def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
@@ -183,11 +184,12 @@ def _remedy(too_large: Forecast, other: Forecast | None) -> list[str]:
   ]
 
 
-def _search(args: argparse.Namespace, work: Work, topology: Topology) -> int:
+def _search(args: argparse.Namespace, experiment: Experiment, topology: Topology) -> int:
   from t5like.planning.plan_text import as_dict, candidates_table
   from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text
 
-  sizes = _batch_sizes(args.batch_sizes) if args.batch_sizes else [work.rows * factor for factor in _FACTORS]
+  sizes = _batch_sizes(args.batch_sizes) if args.batch_sizes else [experiment.batch_size * n for n in _FACTORS]
+  work = planned_work(experiment)[-1]
   best = {size: fastest_that_fits(candidates(work, topology, [size]), _SHOWN) for size in sizes}
   found = [forecast for forecasts in best.values() for forecast in forecasts]
   if args.json:

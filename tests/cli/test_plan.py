@@ -1,0 +1,123 @@
+"""`t5like plan` as a user runs it, against published counts and arithmetic by hand."""
+
+import json
+import time
+
+import pytest
+
+from t5like import configuration
+from t5like.cli.batch_plan import Phase
+from t5like.cli.gin_flags import register_configurables
+from t5like.cli.price_tag import price_tag, write_price_tag
+from t5like.objectives import Lengths
+
+PRETRAIN = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin"]
+XXL = ["plan", "--gin_file=models/t5_1_1/xxl.gin", *PRETRAIN, "--gin_file=meshes/fsdp.gin", "--gin.BATCH_SIZE=2048"]
+
+
+def test_t5_xxl_on_a_pod_in_seconds(t5like):
+  started = time.process_time()
+  plan = json.loads(t5like(*XXL, "--topology=v5p-512", "--gin.REMAT=full", "--price=2", "--json").stdout)
+  assert time.process_time() - started < 20
+  (phase,) = plan["phases"]
+  assert phase["devices"] == 256 and phase["mesh"] == {"data": 1, "fsdp": 256, "tensor": 1, "slices": 1}
+  assert sum(phase["parameters"].values()) == 11_135_332_352  # as published
+  # The encoder's MLPs: 24 layers of three products of 4,096 x 10,240, on 2,048 x 512 tokens, thrice.
+  assert phase["flops_a_step"]["encoder MLP"] == 3 * 24 * 3 * 2 * 4096 * 10240 * 2048 * 512
+  # State in float32 over 256 chips: but for position tables, and Adafactor's row and column sums.
+  assert phase["memory"]["parameters"] == pytest.approx(4 * 11_135_332_352 / 256, rel=1e-3)
+  assert phase["memory"]["optimizer"] < 0.1 * phase["memory"]["parameters"]
+  # One bfloat16 input of every layer is kept, for 8 rows a chip, and little outside of the layers.
+  streams = 8 * (512 + phase["lengths"]["decoder_length"]) * 4096 * 2
+  assert 24 * streams < phase["memory"]["activations"] < 32 * streams
+  assert plan["fits"] and phase["memory"]["total"] < phase["memory"]["usable"] < 95 * 2**30
+  # Weights in bfloat16 are gathered twice, and scattered once as gradients: 255/256 of them each time.
+  gathered, scattered = phase["collectives"]
+  assert gathered["bytes"] == pytest.approx(2 * scattered["bytes"]) and gathered["link"] == "ICI"
+  assert scattered["bytes"] == pytest.approx(2 * 11_135_332_352 * 255 / 256, rel=1e-3)
+  # Between what is possible at all and an idle machine; 6 FLOPs a parameter and token are about half of the work here.
+  assert 0.3 < phase["peak_share"] < 0.75
+  hours = 256 * phase["step_seconds"] * phase["steps"] / 3600
+  assert plan["price"]["device_hours"] == pytest.approx(hours) and plan["price"]["dollars"] == pytest.approx(2 * hours)
+
+
+def test_what_does_not_fit_comes_with_what_does(t5like):
+  command = [*XXL, "--topology=v5e-256", "--gin.MESH.data=16", "--gin.MESH.fsdp=16"]
+  text = t5like(*command).stdout
+  assert "DOES NOT FIT" in text
+  _, found, options = text.partition("the nearest that does:\n")
+  assert found
+  changes = options.split("\n")[0].split()
+  again = json.loads(t5like(*command, *changes, "--json").stdout)
+  assert again["fits"] and again["phases"][0]["batch_size"] == 2048
+
+
+def test_a_search_over_machines_between_which_the_network_is_slow(t5like):
+  command = ["plan", "--gin_file=models/bert/tiny.gin", "--gin_file=objectives/bert_mlm.gin", *PRETRAIN[1:]]
+  command += ["--gin.SCAN_LAYERS=True", "--gin.BATCH_SIZE=512", "--topology=2xh100x8"]
+  found = json.loads(t5like(*command, "--search", "--batch_sizes=512,1024", "--json").stdout)["found"]
+  assert {f["batch_size"] for f in found} == {512, 1024} and all(f["fits"] for f in found)
+  for size in (512, 1024):
+    times = [f["step_seconds"] for f in found if f["batch_size"] == size]
+    assert times == sorted(times)
+  # A longer run of shorter batches is as many rows as a shorter one of longer batches.
+  assert {f["steps"] * f["batch_size"] for f in found} == {524_288 * 512}
+  text = t5like(*command, "--search", "--batch_sizes=512").stdout
+  assert "fastest: --gin.MESH.data=" in text
+  plain = t5like(*command).stdout
+  assert "InfiniBand" in plain and "NVLink" in plain and "|#" in plain
+  assert "AWS's list price" in plain and "kg a kWh" in plain
+
+
+def test_phases_add_up(t5like):
+  command = ["plan", "--gin_file=models/bert/tiny.gin", "--gin_file=objectives/bert_mlm.gin", *PRETRAIN[1:]]
+  phases = "--gin.PHASES=[{'steps': 900, 'lengths': {'inputs': 128}}]"
+  plan = json.loads(
+    t5like(*command, phases, "--gin.TRAIN_STEPS=1000", "--gin.SCAN_LAYERS=True", "--topology=v5e-4", "--json").stdout
+  )
+  assert [phase["steps"] for phase in plan["phases"]] == [900, 100]
+  seconds = sum(phase["steps"] * phase["step_seconds"] for phase in plan["phases"])
+  assert plan["price"]["device_hours"] == pytest.approx(4 * seconds / 3600)
+
+
+@pytest.mark.parametrize(
+  "options, answer",
+  [
+    (["--topology=v5x-8"], "nearest"),
+    (["--topology=v5e-64", "--gin.MESH.data=3"], "does not cover the devices"),
+    (["--topology=v5e-256"], "does not divide over 256 devices"),
+    (["--topology=v5e-64", "--gin.MESH.data=1", "--gin.MESH.tensor=64"], "cannot be split over the 'tensor' axis"),
+    (["--topology=2xv5e-16", "--gin.MESH.slices=4"], "--gin.MESH.slices=2"),
+    (["--topology=h100", "--search", "--batch_sizes=a"], "--batch_sizes=a cannot work"),
+  ],
+)
+def test_mistakes_are_answered(t5like, options, answer):
+  error = t5like("plan", "--gin_file=models/t5_1_1/small.gin", *PRETRAIN, *options, status=2).stderr
+  assert answer in error and "Traceback" not in error
+
+
+def test_the_price_tag_of_two_attempts(tmp_path):
+  register_configurables()
+  options = {"MODEL_DIR": str(tmp_path), "TRAIN_STEPS": "300", "BATCH_SIZE": "8", "LENGTHS": "{'inputs': 32}"}
+  configuration.load(["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"], [*options.items()])
+  experiment = configuration.build("train")
+  lines = [
+    {"started": 1.0, "process": 1, "written": 9.0, "first_step": 0, "last_step": 200, "ended": "running",
+     "steps_lost": 0, "seconds": 3600.0, "spent": {"steps": 1800.0}},
+    {"started": 10.0, "process": 2, "written": 19.0, "first_step": 100, "last_step": 300, "ended": "finished",
+     "steps_lost": 100, "seconds": 1800.0, "spent": {"steps": 1800.0}},
+  ]  # fmt: skip
+  (tmp_path / "goodput.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+  phases = [Phase(Lengths(35, 32, 8), 8)]
+  rows = {line[:14].strip(): line[14:].split() for line in price_tag(experiment, tmp_path, phases).split("\n")}
+  assert rows["attempts"] == ["2", "1"] and rows["steps"] == ["400", "300"]
+  assert rows["of it in steps"][0] == "66.7%"
+  # An hour and a half on eight devices; a hundred steps were trained twice.
+  assert rows["device-hours"][0] == "12"
+  paid, planned = (float(number) for number in rows["model FLOPs"][::2])
+  assert paid / planned == pytest.approx(4 / 3, rel=0.01)
+  card = tmp_path / "run_card.txt"
+  card.write_text("what the run is\n")
+  for _ in range(2):  # the second takes the place of the first
+    write_price_tag(experiment, tmp_path, phases)
+  assert card.read_text().startswith("what the run is\n\nprice tag") and card.read_text().count("price tag") == 1
