@@ -1,7 +1,8 @@
 """A file that one process at a time holds, on this machine or on another that shares the disk.
 
 The operating system frees the lock of a process that is killed. Its locks may not reach other machines: there a
-holder counts as alive while it touches the file.
+holder counts as alive while it touches the file. `lock_at` gives a FileLock for a local path, and for a store, which
+knows no locks, a Lease (lease.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from t5like import storage
+from t5like.lease import Lease
+
 _held: set[int] = set()
+
+
+def lock_at(path: Path, silence_of_the_dead: float, about: Mapping[str, object] | None = None) -> FileLock | Lease:
+  kind = Lease if storage.is_remote(path) else FileLock
+  return kind(path, silence_of_the_dead, about)
 
 
 class FileLock:

@@ -14,32 +14,25 @@ RemotePath, with pathlib's methods, for anything with a scheme that fsspec knows
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import io
 import os
-import posixpath
-import re
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
-from types import SimpleNamespace
-from typing import IO, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
 
 from t5like.errors import UserError
+from t5like.remote_path import SCHEME, RemotePath, naming
 
 # Orbax and JAX reach gs:// through etils, which would import TensorFlow into the trainer wherever it is installed.
 os.environ.setdefault("EPATH_USE_TF", "0")
 
 MIRROR_VARIABLE = "T5LIKE_MIRROR_DIR"
 _DEFAULT_MIRROR = "~/.cache/t5like/mirror"
-_SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-_PACKAGES = {"gs": "'t5like[gcs]'", "gcs": "'t5like[gcs]'", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
-_DENIED = re.compile(
-  r"\b40[13]\b|Forbidden|Anonymous caller|Invalid Credentials|credentials|Unauthorized", re.IGNORECASE
-)
+_TRANSFERS = 8  # objects at a time
 
 
 def as_path(given: str | os.PathLike[str]) -> Path | RemotePath:
@@ -47,246 +40,11 @@ def as_path(given: str | os.PathLike[str]) -> Path | RemotePath:
   if isinstance(given, RemotePath):
     return given
   text = os.fspath(given)
-  return RemotePath(text) if _SCHEME.match(text) else Path(text).expanduser()
+  return RemotePath(text) if SCHEME.match(text) else Path(text).expanduser()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-  return isinstance(path, RemotePath) or bool(_SCHEME.match(os.fspath(path)))
-
-
-class RemotePath(os.PathLike):
-  """An object, or a folder of objects, with the methods of pathlib.Path that t5like uses. Immutable."""
-
-  def __init__(self, uri: str):
-    found = _SCHEME.match(uri)
-    if found is None:
-      raise ValueError(f"{uri!r} has no scheme")
-    self._scheme = found[1].lower()
-    # A leading slash keeps '..' and the like inside of the bucket.
-    self._key = posixpath.normpath("/" + uri[found.end() :]).strip("/")
-
-  def _at(self, key: str) -> RemotePath:
-    return RemotePath(f"{self._scheme}://{key}")
-
-  def __fspath__(self) -> str:
-    return f"{self._scheme}://{self._key}"
-
-  __str__ = __fspath__
-
-  def __repr__(self) -> str:
-    return f"RemotePath({str(self)!r})"
-
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, RemotePath) and str(self) == str(other)
-
-  def __hash__(self) -> int:
-    return hash(str(self))
-
-  def __lt__(self, other: RemotePath) -> bool:
-    return str(self) < str(other)
-
-  def __truediv__(self, name: str | os.PathLike[str]) -> RemotePath:
-    return self._at(f"{self._key}/{os.fspath(name)}")
-
-  @property
-  def bucket(self) -> str:
-    return self._key.partition("/")[0]
-
-  @property
-  def name(self) -> str:
-    return posixpath.basename(self._key)
-
-  @property
-  def stem(self) -> str:
-    return PurePosixPath(self.name).stem
-
-  @property
-  def suffix(self) -> str:
-    return PurePosixPath(self.name).suffix
-
-  @property
-  def parent(self) -> RemotePath:
-    return self._at(posixpath.dirname(self._key) or self._key)
-
-  @property
-  def parents(self) -> list[RemotePath]:
-    found, path = [], self
-    while path.parent != path:
-      path = path.parent
-      found.append(path)
-    return found
-
-  def with_name(self, name: str) -> RemotePath:
-    return self.parent / name
-
-  def with_suffix(self, suffix: str) -> RemotePath:
-    return self.with_name(self.stem + suffix)
-
-  def relative_to(self, other: RemotePath) -> PurePosixPath:
-    return PurePosixPath(self._key).relative_to(other._key)
-
-  def absolute(self) -> RemotePath:
-    return self
-
-  expanduser = resolve = absolute
-
-  def is_absolute(self) -> bool:
-    return True
-
-  @property
-  def fs(self) -> Any:
-    """The fsspec file system; a UserError says what is missing."""
-    return _file_system(self._scheme, str(self))
-
-  def info(self) -> dict[str, Any]:
-    """What the store says of an object: size, type, and more that depends on the store."""
-    with _named(self):
-      return self.fs.info(str(self))
-
-  def exists(self) -> bool:
-    try:
-      self.info()
-    except FileNotFoundError:
-      return False
-    return True
-
-  def is_file(self) -> bool:
-    return self._type() == "file"
-
-  def is_dir(self) -> bool:
-    return self._type() == "directory"
-
-  def _type(self) -> str | None:
-    try:
-      return self.info()["type"]
-    except FileNotFoundError:
-      return None
-
-  def stat(self) -> SimpleNamespace:
-    """`st_size` and `st_mtime`, the latter 0 where the store does not tell."""
-    found = self.info()
-    changed = found.get("mtime") or found.get("LastModified") or found.get("created")
-    return SimpleNamespace(
-      st_size=found.get("size") or 0, st_mtime=changed.timestamp() if hasattr(changed, "timestamp") else 0.0
-    )
-
-  def iterdir(self) -> Iterator[RemotePath]:
-    for entry in self._entries():
-      yield self / entry
-
-  def _entries(self) -> list[str]:
-    with _named(self):
-      found = self.fs.ls(str(self), detail=False)
-    names = {posixpath.basename(entry.rstrip("/")) for entry in found if entry.strip("/") != self._key}
-    return sorted(names)
-
-  def glob(self, pattern: str) -> Iterator[RemotePath]:
-    """`*` and `?` in each part of the pattern; no `**`."""
-    first, _, rest = pattern.partition("/")
-    try:
-      names = fnmatch.filter(self._entries(), first)
-    except FileNotFoundError:
-      return
-    for name in names:
-      if rest:
-        yield from (self / name).glob(rest)
-      else:
-        yield self / name
-
-  def files(self) -> dict[str, dict[str, Any]]:
-    """All objects below, by relative path, and what the store says of each: one listing."""
-    with _named(self):
-      found = self.fs.find(str(self), detail=True)
-    inside = {key.strip("/").removeprefix(f"{self._key}/"): info for key, info in found.items()}
-    return {name: info for name, info in sorted(inside.items()) if info["type"] == "file" and name != self._key}
-
-  def rglob(self, pattern: str) -> Iterator[RemotePath]:
-    for name in self.files():
-      if fnmatch.fnmatch(posixpath.basename(name), pattern):
-        yield self / name
-
-  def open(
-    self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None
-  ) -> IO[Any]:
-    """Reads and writes; what is written is there when the file is closed. See `appending` for the mode 'a'."""
-    if "a" in mode:
-      raise ValueError(f"{self}: nothing can be appended to an object")
-    with _named(self):
-      raw = self.fs.open(str(self), mode.replace("t", "").replace("b", "") + "b")
-    return raw if "b" in mode else io.TextIOWrapper(raw, encoding or "utf-8", errors)
-
-  def read_bytes(self) -> bytes:
-    with _named(self):
-      return self.fs.cat_file(str(self))
-
-  def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-    return self.read_bytes().decode(encoding, errors)
-
-  def write_bytes(self, data: bytes) -> None:
-    with _named(self):
-      self.fs.pipe_file(str(self), bytes(data))
-
-  def write_text(self, text: str, encoding: str = "utf-8") -> None:
-    self.write_bytes(text.encode(encoding))
-
-  def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-    """Folders come with the objects in them."""
-
-  rmdir = mkdir
-
-  def unlink(self, missing_ok: bool = False) -> None:
-    try:
-      with _named(self):
-        self.fs.rm_file(str(self))
-    except FileNotFoundError:
-      if not missing_ok:
-        raise
-
-  def rename(self, target: RemotePath) -> RemotePath:
-    """Copies every object and removes the old ones: slow, and not in one step."""
-    with _named(self):
-      self.fs.mv(str(self), str(target), recursive=self.is_dir())
-    return target
-
-  replace = rename
-
-  def upload(self, local: Path) -> None:
-    with _named(self):
-      self.fs.put_file(str(local), str(self))
-
-  def download(self, local: Path) -> None:
-    with _named(self):
-      self.fs.get_file(str(self), str(local))
-
-
-def _file_system(scheme: str, uri: str) -> Any:
-  import fsspec
-
-  # Other processes write there too: what was listed before says nothing of now. Orbax asks through the same settings.
-  for name in (scheme, "gcs" if scheme == "gs" else scheme):
-    fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
-  try:
-    return fsspec.filesystem("gcs" if scheme == "gs" else scheme)
-  except ImportError as error:
-    package = _PACKAGES.get(scheme, "")
-    raise UserError(
-      f"{scheme}:// needs a package that is not installed: {error}", path=uri, try_=package and f"pip install {package}"
-    ) from None
-  except ValueError:
-    raise UserError(f"nothing is known of {scheme}://", path=uri, expected="a local path, gs://BUCKET/...") from None
-
-
-@contextlib.contextmanager
-def _named(path: RemotePath) -> Iterator[None]:
-  """Errors of stores and their libraries, of many types, as OSErrors that name the path."""
-  try:
-    yield
-  except (UserError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):
-    raise
-  except Exception as error:
-    kind = PermissionError if _DENIED.search(f"{type(error).__name__} {error}") else OSError
-    text = " ".join(str(error).split()) or type(error).__name__
-    raise kind(None, f"{path}: {text[:500]}") from error
+  return isinstance(path, RemotePath) or bool(SCHEME.match(os.fspath(path)))
 
 
 def check_reachable(path: str | os.PathLike[str], what: str) -> None:
@@ -300,10 +58,10 @@ def check_reachable(path: str | os.PathLike[str], what: str) -> None:
   if not remote.bucket:
     raise UserError(f"{what} = {path!s} names no bucket", expected="gs://BUCKET/FOLDER")
   try:
-    with _named(remote):
-      if remote._scheme in ("gs", "gcs"):
+    with naming(remote):
+      if remote.scheme in ("gs", "gcs"):
         # A listing needs no more rights than training does, and tells a missing bucket from an empty one.
-        remote.fs.call("GET", "b/{}/o", remote.bucket, maxResults=1, prefix=remote._key.partition("/")[2])
+        remote.fs.call("GET", "b/{}/o", remote.bucket, maxResults=1, prefix=remote.key.partition("/")[2])
       else:
         remote.fs.exists(str(remote))
   except FileNotFoundError:
@@ -326,15 +84,22 @@ def denied(what: str, path: object, error: OSError) -> UserError:
   )
 
 
-def write_whole(path: Path | RemotePath, data: bytes | str) -> None:
-  """Replaces a file in one step: a reader sees the old or the new content, never half of it."""
+def write_whole(path: Path | RemotePath, data: bytes | str, sync: bool = False) -> None:
+  """Replaces a file in one step: a reader sees the old or the new content, never half of it.
+
+  `sync` has it on the disk, not only with the system, when this returns.
+  """
   content = data.encode() if isinstance(data, str) else data
   if is_remote(path):
     path.write_bytes(content)
     return
   path.parent.mkdir(parents=True, exist_ok=True)
   fresh = path.with_name(path.name + ".tmp")
-  fresh.write_bytes(content)
+  with fresh.open("wb") as file:
+    file.write(content)
+    if sync:
+      file.flush()
+      os.fsync(file.fileno())
   fresh.replace(path)
 
 
@@ -356,7 +121,7 @@ def remove_tree(path: Path | RemotePath, ignore_errors: bool = False) -> None:
     shutil.rmtree(path, ignore_errors=ignore_errors)
     return
   try:
-    with _named(path):
+    with naming(path):
       path.fs.rm(str(path), recursive=True)
   except OSError:
     if not ignore_errors:
@@ -368,11 +133,17 @@ def appending(path: Path | RemotePath) -> IO[bytes] | AppendedObject:
   return AppendedObject(path) if is_remote(path) else path.open("ab", buffering=0)
 
 
+def send(file: IO[bytes] | AppendedObject) -> None:
+  """Has all that was written to what `appending` gave on the store; on a disk it is there."""
+  if isinstance(file, AppendedObject):
+    file.send()
+
+
 class AppendedObject:
-  """A file that grows here and is sent whole, in the background, every half minute, and when it is flushed or closed.
+  """A file that grows here and is sent whole, in the background, every half minute, and at `send` and `close`.
 
   The larger it is the more seldom, so that little of the time goes by sending. A killed process loses what it wrote
-  since: a run flushes along with its checkpoints, and goes on from one of those.
+  since: a run sends along with its checkpoints, and goes on from one of those.
   """
 
   _SECONDS = 30.0
@@ -401,6 +172,15 @@ class AppendedObject:
     return count
 
   def flush(self) -> None:
+    """Nothing: sending all of it after every write would take ever longer. See `send`."""
+
+  def truncate(self, size: int) -> None:
+    with self._lock:
+      self._file.truncate(size)
+      self._file.seek(size)
+
+  def send(self) -> None:
+    """Returns when all that was written is on the store."""
     if self._thread is not None:
       self._thread.join()
     self._send()
@@ -408,7 +188,7 @@ class AppendedObject:
 
   def close(self) -> None:
     if not self._file.closed:
-      self.flush()
+      self.send()
       self._file.close()
 
   def _send(self) -> None:
@@ -430,24 +210,48 @@ class AppendedObject:
       raise error
 
 
+def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
+  """All files below `local`, the one called `last` after the others."""
+  names = [str(path.relative_to(local)) for path in sorted(local.rglob("*")) if path.is_file()]
+  with ThreadPoolExecutor(_TRANSFERS, "upload") as pool:
+    list(pool.map(lambda name: (remote / name).upload(local / name), [name for name in names if name != last]))
+  if last in names:
+    (remote / last).upload(local / last)
+
+
+def download_tree(remote: RemotePath, local: Path) -> Path:
+  """All objects below `remote`; those that are there in the same size are not fetched again."""
+  files = {name: info["size"] for name, info in remote.files().items()}
+  missing = [n for n, size in files.items() if not (local / n).is_file() or (local / n).stat().st_size != size]
+  with ThreadPoolExecutor(_TRANSFERS, "download") as pool:
+    list(pool.map(lambda name: fetch(remote / name, local / name), missing))
+  return local
+
+
 def mirror_folder(remote: RemotePath) -> Path:
   """Where the local copy of a remote folder or file belongs: below ~/.cache/t5like/mirror, or T5LIKE_MIRROR_DIR."""
   root = Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
-  return root / remote._scheme / remote._key
+  return root / remote.scheme / remote.key
 
 
 def local_copy(path: Path | RemotePath) -> Path:
   """The path itself, or a fresh local copy of a remote file."""
   if not is_remote(path):
     return path
-  copy = mirror_folder(path)
-  copy.parent.mkdir(parents=True, exist_ok=True)
-  handle, fresh = tempfile.mkstemp(dir=copy.parent, prefix=f".{copy.name}.")
+  return fetch(path, mirror_folder(path))
+
+
+def fetch(remote: RemotePath, local: Path, check: Callable[[Path], None] = lambda path: None) -> Path:
+  """Downloads an object, has `check` look at it, and only then gives it its name."""
+  local.parent.mkdir(parents=True, exist_ok=True)
+  handle, fresh = tempfile.mkstemp(dir=local.parent, prefix=f".{local.name}.")
   os.close(handle)
   try:
-    path.download(Path(fresh))
-    os.replace(fresh, copy)
+    remote.download(Path(fresh))
+    check(Path(fresh))
+    os.chmod(fresh, 0o644)
+    os.replace(fresh, local)
   except BaseException:
     Path(fresh).unlink(missing_ok=True)
     raise
-  return copy
+  return local

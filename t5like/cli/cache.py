@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from t5like import storage
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
@@ -66,6 +67,7 @@ def command(
 def run(args: argparse.Namespace) -> int:
   if args.workers is not None and args.workers < 0:
     raise UserError(f"--workers={args.workers}", expected="0 or more")
+  storage.check_reachable(args.out, "--out")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   from t5like import data
@@ -180,7 +182,7 @@ def _is_current(folder: Path, description: dict) -> bool:
   from t5like import data
 
   try:
-    return data.open_cache(folder, mend="").manifest["description"] == description
+    return data.describe_cache(folder, mend="") == description
   except UserError as error:
     if folder.exists():
       print(f"the token cache is built anew: {error.what}", file=sys.stderr)

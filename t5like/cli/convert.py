@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from t5like import storage
 from t5like.cli.gin_flags import add_gin_arguments, load_experiment
 from t5like.errors import UserError
 
@@ -44,7 +46,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  target = Path(args.target).expanduser().absolute()
+  for name in ("source", "target"):
+    storage.check_reachable(getattr(args, name), name)
+  target = storage.as_path(args.target).absolute()
   if target.exists() and (not target.is_dir() or any(target.iterdir())):
     raise UserError(f"{target} is not empty", expected="a new folder: conversion overwrites nothing")
   if args.direction == "to_hf":
@@ -56,9 +60,10 @@ def _import(args: argparse.Namespace, target: Path) -> int:
   from t5like.cli.compatibility import model_fingerprint
   from t5like.training.checkpoints import check_fingerprint, save_parameters
 
-  source = Path(args.source).expanduser()
+  source = storage.as_path(args.source)
   expected = _expected_config(args, target)
-  imported = _read(args, source, expected)
+  here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
+  imported = _read(args, here, expected)
   if args.dtype:
     imported = _cast(imported, args.dtype)
   name, vocabulary = _vocabulary(args.vocabulary, source, imported.model.config)
@@ -164,7 +169,7 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   from t5like.interop.layouts import check_parameters, flatten
   from t5like.training.checkpoints import load_parameters
 
-  source = Path(args.source).expanduser().absolute()
+  source = storage.as_path(args.source).absolute()
   if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
     raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
   experiment = load_experiment(source)
@@ -172,7 +177,11 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   check_parameters(experiment.model, flatten(params), str(source))
   if args.dtype:
     params = _cast_params(params, args.dtype)
-  huggingface.save(target, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None)
+  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
+    folder = Path(temporary) if storage.is_remote(target) else target
+    huggingface.save(folder, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None)
+    if storage.is_remote(target):
+      storage.upload_tree(folder, target)
   print(f"{_describe(params)} to {target}\nread them with transformers' from_pretrained({str(target)!r})")
   return 0
 

@@ -15,6 +15,7 @@ On several machines, the same command on each with T5LIKE_COORDINATOR, T5LIKE_NU
 import argparse
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 
 
@@ -110,7 +111,8 @@ def _check(args: argparse.Namespace) -> None:
       try_="t5like eval --help",
     )
   if args.model_dir and not args.follow:
-    _check_folder(Path(args.model_dir).expanduser())
+    storage.check_reachable(args.model_dir, "--model_dir")
+    _check_folder(storage.as_path(args.model_dir))
   for name in ("examples", "shots", "show"):
     if (getattr(args, name) or 0) < 0:
       raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="0 or more")

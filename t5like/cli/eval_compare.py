@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.evaluation.comparison import Answers, compare, differences_table, differing_rows, is_right, read_answers
 from t5like.training.model_dir import write_text
@@ -15,13 +16,13 @@ _PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-.*)?)\.jsonl")
 
 
 def run(args: argparse.Namespace) -> int:
-  a, b = (Path(path).expanduser().absolute() for path in args.compare)
+  a, b = (storage.as_path(path).absolute() for path in args.compare)
   pairs = _pairs(a, b, args)
   for name, one, other in pairs:
     first, second = read_answers(one), read_answers(other)
     found = compare(first, second, args.resamples, args.seed or 0, progress=print)
     print(f"{name}: {len(first.rows):,} rows\n  A {one}\n  B {other}\n{differences_table(found)}")
-    _tell_rows(first, second, Path(args.out).expanduser() / f"{name}.differs.jsonl" if args.out else None, args.show)
+    _tell_rows(first, second, storage.as_path(args.out) / f"{name}.differs.jsonl" if args.out else None, args.show)
   return 0
 
 

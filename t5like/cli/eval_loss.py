@@ -8,13 +8,12 @@ import itertools
 import json
 import zlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from t5like import evaluation
+from t5like import evaluation, storage
 from t5like.cli import task_process
 from t5like.cli.decoding_options import given_options
 from t5like.cli.eval_tasks import load_next
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure_all(loaded: LoadedModel, args: argparse.Namespace, ways: list[tuple[Corpus, Measure, str]]) -> int:
-  out = Path(args.out).expanduser().absolute() if args.out else loaded.folder
+  out = storage.as_path(args.out).absolute() if args.out else loaded.folder
   results, progress, told = Results(out / FOLDER), ProgressLine(), []
   steps = chosen_steps(loaded.folder, args.steps) if args.steps else [loaded.step(args.step)]
   for step in steps:
@@ -100,7 +99,7 @@ def _measure_all(loaded: LoadedModel, args: argparse.Namespace, ways: list[tuple
 
 def _text_file(loaded: LoadedModel, args: argparse.Namespace) -> Corpus:
   """JSON lines are a document each, any other file is one; its bytes are those of its text."""
-  path = Path(args.text).expanduser()
+  path = storage.as_path(args.text)
   lines = list(read_texts(path, args.text_field))
   is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
   texts = lines if is_json else ["".join(lines)]

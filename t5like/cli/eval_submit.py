@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import io
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
-from t5like import evaluation
+from t5like import evaluation, storage
 from t5like.cli.evaluated_tasks import Questions
 from t5like.errors import UserError, nearest
 from t5like.evaluation import submissions
@@ -57,7 +58,7 @@ def check(args: argparse.Namespace, questions: list[Questions]) -> None:
     if field not in asked.fields[0]:
       raise UserError(f"the examples of {asked.task!r} have no {field!r}", found=", ".join(asked.fields[0]))
   if args.squad_file:
-    submissions.read_squad(Path(args.squad_file).expanduser())
+    submissions.read_squad(storage.local_copy(storage.as_path(args.squad_file)))
 
 
 def _write(args: argparse.Namespace, folder: Path, asked: Questions, predictions: list) -> submissions.Written:
@@ -67,7 +68,7 @@ def _write(args: argparse.Namespace, folder: Path, asked: Questions, predictions
   if not args.squad_file:
     say("note: T5's text sets spaces around punctuation; --squad_file=dev-v1.1.json gives answers their own text again")
     return submissions.write_squad(folder / f"{asked.task}.json", answers)
-  official = submissions.read_squad(Path(args.squad_file).expanduser())
+  official = submissions.read_squad(storage.local_copy(storage.as_path(args.squad_file)))
   if args.examples:
     official = {number: official[number] for number in answers if number in official}
   texts, lost = submissions.restored(answers, official)
@@ -82,9 +83,11 @@ def _write(args: argparse.Namespace, folder: Path, asked: Questions, predictions
 def _zip(folder: Path, written: list[submissions.Written]) -> None:
   """The leaderboard takes one archive without folders in it."""
   archive = folder / "submission.zip"
-  with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+  content = io.BytesIO()
+  with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
     for item in written:
-      file.write(item.path, item.path.name)
+      file.writestr(item.path.name, item.path.read_bytes())
+  archive.write_bytes(content.getvalue())
   names = {item.path.name for item in written}
   missing = [form.name for form in submissions.GLUE.values() if form.name not in names]
   say(f"{archive}" + (f"  (the leaderboard wants {', '.join(missing)} too)" if missing else ""))

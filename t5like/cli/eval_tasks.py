@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from t5like import evaluation, parallel
+from t5like import evaluation, parallel, storage
 from t5like.cli import evaluation_run
 from t5like.cli.decoding_options import decode_settings, given_options
 from t5like.cli.evaluated_tasks import Asker, Questions, default_lengths, open_tasks
@@ -63,13 +63,14 @@ class _Stopped(Exception):
 
 def wait_for_model(args: argparse.Namespace, interruption: Any) -> None:
   """A run that has just been started has no checkpoint yet."""
-  folder = Path(args.model_dir).expanduser().absolute()
+  storage.check_reachable(args.model_dir, "--model_dir")
+  folder = storage.as_path(args.model_dir).absolute()
   told = False
   while not interruption.requested and not ((folder / CONFIG).is_file() and checkpoint_steps(folder)):
     if not told:
       say(f"waiting for the first checkpoint in {folder}")
       told = True
-    time.sleep(0.5)
+    time.sleep(5.0 if storage.is_remote(folder) else 0.5)
 
 
 def load_next(loaded: LoadedModel, step: int | None, average: bool, several: bool) -> Any:
@@ -101,7 +102,7 @@ class _Evaluator:
 
   def __init__(self, loaded: LoadedModel, args: argparse.Namespace, interruption: Any):
     self._loaded, self._args, self._interruption = loaded, args, interruption
-    self._out = Path(args.out).expanduser().absolute() if args.out else loaded.folder
+    self._out = storage.as_path(args.out).absolute() if args.out else loaded.folder
     self._results = Results(self._out / FOLDER)
     self._progress = ProgressLine()
     given = given_options(args)

@@ -9,12 +9,11 @@ import itertools
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from t5like import data
+from t5like import data, storage
 from t5like.cli import task_process
 from t5like.cli.cache import DEFAULT_ROOT
 from t5like.cli.loaded_model import LoadedModel
@@ -217,7 +216,7 @@ class Asker:
         if not isinstance(row, list) or not row or not all(isinstance(text, str) for text in row):
           raise UserError(f"the field {given!r} of example {number} lists no candidates", found=repr(row)[:100])
       return rows
-    path = Path(given).expanduser()
+    path = storage.as_path(given)
     if not path.is_file():
       raise UserError(
         f"--candidates={given} is neither a field of task {task!r} nor a file", fields=", ".join(fields[0])

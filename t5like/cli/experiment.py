@@ -9,6 +9,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import gin
 
+from t5like import storage
 from t5like.cli.cache import DEFAULT_ROOT
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Objective, split_task_name
@@ -47,7 +48,7 @@ class Experiment:
   objective: Objective | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
-  # Makes `task` a corpus of local files: {"train": "news/*.jsonl.gz"}.
+  # Makes `task` a corpus of files: {"train": "news/*.jsonl.gz"}.
   corpus_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Only the first so many tokens of the corpus are used, again and again; None: all.
   unique_tokens: int | None = None
@@ -120,9 +121,10 @@ class Experiment:
       raise _bad("loss_normaliser", self.loss_normaliser, "a number above 0, or None: real target tokens")
     if len(self.profile_steps) != 2 or not all(map(_is_whole, self.profile_steps)):
       raise _bad("profile_steps", self.profile_steps, "the first and the last step to profile, such as (10, 14)")
-    for name in ("model_dir", "cache_dir", "restore_from", "init_from", "vocabulary"):
-      if "://" in str(getattr(self, name)):  # pathlib would make it a local folder called 'gs:'
-        raise _bad(name, getattr(self, name), "a path of this machine: cloud storage is not reached yet")
+    for name in ("model_dir", "restore_from", "init_from"):  # where Orbax writes and reads
+      given = str(getattr(self, name))
+      if storage.is_remote(given) and not given.startswith("gs://"):
+        raise _bad(name, given, "a local path or gs://BUCKET/...")
     self._check_data()
     for phase in self.phases:
       self._check_phase(phase)

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from t5like import storage
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError, nearest
@@ -126,12 +127,27 @@ def _check_reachable(args: argparse.Namespace, asks: bool) -> None:
     raise UserError("several processes cannot share one standard input", try_="--input=FILE that all of them can read")
   for name in ("input", "candidates", "neighbours"):
     path = getattr(args, name)
-    if path and path != "-":
+    if path and storage.is_remote(path):
+      setattr(args, name, str(_fetched(path, name, args.output)))
+    elif path and path != "-":
       setattr(args, name, os.path.expanduser(path))
       if not os.path.exists(getattr(args, name)) or os.path.isdir(getattr(args, name)):
         raise UserError(f"no file {path}", option=f"--{name}")
       if args.output and os.path.realpath(os.path.expanduser(args.output)) == os.path.realpath(getattr(args, name)):
         raise UserError(f"--output and --{name} are the same file", given=path)
+
+
+def _fetched(path: str, name: str, output: str | None) -> Path:
+  """The local copy of a file on a store."""
+  storage.check_reachable(path, f"--{name}")
+  if output and storage.as_path(output) == storage.as_path(path):
+    raise UserError(f"--output and --{name} are the same file", given=path)
+  try:
+    return storage.local_copy(storage.as_path(path))
+  except FileNotFoundError:
+    raise UserError(f"no file {path}", option=f"--{name}") from None
+  except OSError as error:
+    raise UserError(f"cannot read {path}", because=error.strerror or error) from None
 
 
 def _agreed_step(args: argparse.Namespace, loaded: LoadedModel) -> int | None:
@@ -191,7 +207,9 @@ def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
   kind = "task" if args.task else infer_rows.input_format(args.input, args.format)
   limits = _limits(args)
   rows, total = _rows(args, loaded, kind, limits.field)
-  path = Path(args.output).expanduser() if args.output else None
+  path = storage.as_path(args.output) if args.output else None
+  if path:
+    storage.check_reachable(path, "--output")
   header = _header(args, loaded, limits) if path else {}
 
   def take_file() -> int:

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
 from t5like.cli.infer_rows import Refused, Row, Rows
 from t5like.errors import RunError, UserError
-from t5like.file_lock import FileLock
+from t5like.file_lock import lock_at
 from t5like.training.model_dir import write_text
 
 Header = Mapping[str, Mapping[str, Any]]  # sections of what must not change between two parts of a file
@@ -42,7 +43,7 @@ class JsonLines:
       return 0
     done, end = self._read_done()
     check_same_rows(rows, done, self.path)
-    self._out = open(self.path, "ab")
+    self._out = _appending(self.path)
     self._out.truncate(end)
     return len(done)
 
@@ -75,7 +76,7 @@ class JsonLines:
     done, end = array("Q"), 0
     if not self.path.is_file():
       return done, end
-    with open(self.path, "rb") as file:
+    with self.path.open("rb") as file:
       for line in file:
         text = _done_text(line, len(done), self._field)
         if text is None:
@@ -93,13 +94,15 @@ class VectorFile:
   """
 
   def __init__(self, path: Path, width: int):
-    self.path, self.refused = path, 0
+    self._target, self.refused = path, 0
+    self.path = _collected_in(path)
+    self.path.parent.mkdir(parents=True, exist_ok=True)
     self._part = _part_of(path)
     self._kind = np.dtype([("digest", "<u8"), ("vector", "<f4", (width,))])
     self._out = None
 
   def begin(self, rows: Rows) -> int:
-    if self.path.is_file():
+    if self._target.is_file():
       return self._check_finished(rows)
     size = self._part.stat().st_size // self._kind.itemsize if self._part.is_file() else 0
     stored = np.fromfile(self._part, self._kind, count=size) if size else np.zeros(0, self._kind)
@@ -127,16 +130,19 @@ class VectorFile:
     fresh = self.path.with_name(self.path.name + ".tmp")
     with _writing(fresh), open(fresh, "wb") as file:
       np.save(file, np.ascontiguousarray(records["vector"]))
-    write_text(_finished_path(self.path), f"{_digest_of_all(records['digest'])}\n")
+    write_text(_finished_path(self._target), f"{_digest_of_all(records['digest'])}\n")
     fresh.replace(self.path)
+    if self._target is not self.path:
+      with _writing(self._target):
+        self._target.upload(self.path)
     self._part.unlink()
 
   def _check_finished(self, rows: Rows) -> int:
     """A file that has all its rows has them of the same texts."""
     digests = np.array([0 if isinstance(row, Refused) else digest(row.text) for row in rows], "<u8")
-    beside = _finished_path(self.path)
+    beside = _finished_path(self._target)
     if not beside.is_file() or beside.read_text().strip() != _digest_of_all(digests):
-      raise UserError(f"{self.path} is finished, with another input", try_="another --output, or --overwrite")
+      raise UserError(f"{self._target} is finished, with another input", try_="another --output, or --overwrite")
     self._part.unlink(missing_ok=True)
     self.refused = int((digests == 0).sum())
     return len(digests)
@@ -144,6 +150,10 @@ class VectorFile:
   def close(self) -> None:
     if self._out is not None:
       self._out.close()
+
+
+def _appending(path: Path) -> Any:
+  return storage.appending(path) if storage.is_remote(path) else open(path, "ab")
 
 
 @contextlib.contextmanager
@@ -154,7 +164,8 @@ def _writing(path: Path | None) -> Iterator[None]:
     if path is None:
       raise  # a reader of standard output that went away
     raise RunError(
-      f"cannot write {path}: {error.strerror}", try_="make room; the same command then goes on where this one was"
+      f"cannot write {path}: {error.strerror or error}",
+      try_="make room; the same command then goes on where this one was",
     ) from None
 
 
@@ -198,7 +209,7 @@ def sole_writer(path: Path | None) -> Iterator[None]:
     raise UserError(f"--output={path} is no file", try_="a file, or no --output for standard output")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_name(path.name + ".lock"), _SILENCE)
+    lock = lock_at(path.with_name(path.name + ".lock"), _SILENCE)
     holder = lock.try_acquire()
   except OSError as error:
     raise UserError(f"cannot write {path}", because=error.strerror) from None
@@ -231,8 +242,13 @@ def header_path(path: Path) -> Path:
   return path.with_name(path.name + ".run.json")
 
 
+def _collected_in(path: Path) -> Path:
+  """Vectors for a store are collected in this machine's copy, and sent when all are there."""
+  return storage.mirror_folder(path) if storage.is_remote(path) else path
+
+
 def _part_of(path: Path) -> Path:
-  return path.with_name(path.name + ".part")
+  return _collected_in(path).with_name(path.name + ".part")
 
 
 def _compare(path: Path, beside: Path, header: Header) -> None:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from t5like import parallel
+from t5like import parallel, storage
 from t5like.cli.compatibility import check_splits, model_fingerprint
 from t5like.cli.experiment import Experiment
 from t5like.cli.gin_flags import load_experiment
@@ -151,13 +151,16 @@ def load_model(
   `vocabulary` counts before what is found; `mesh` before the run's own, which is followed where it fits the devices
   there are; `dtype` is that of the computation.
   """
-  folder = Path(source).expanduser().absolute()
+  storage.check_reachable(source, "the model")
+  folder = storage.as_path(source).absolute()
   changes = {"compute_dtype": dtype} if dtype else {}
   if (folder / PARAMS).is_dir() and (folder.parent.parent / CONFIG).is_file():
     return _of_run(folder.parent.parent, vocabulary, mesh, changes, int(folder.name))
   if (folder / CONFIG).is_file():
     return _of_run(folder, vocabulary, mesh, changes)
   if any((folder / file).is_file() for file in _HUGGING_FACE):
+    if storage.is_remote(folder):
+      folder = storage.download_tree(folder, storage.mirror_folder(folder))
     return _of_hugging_face(folder, vocabulary, mesh, changes)
   raise UserError(
     f"no model in {folder}" if folder.is_dir() else f"no folder {folder}",
@@ -209,7 +212,7 @@ def _digest(files: list[Path]) -> str:
   for path in files:
     size = path.stat().st_size
     digest.update(f"{path.name} {size}".encode())
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
       for part in range(_BLOCKS):
         file.seek(size * part // _BLOCKS)
         digest.update(file.read(_BLOCK))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.vocabularies import Vocabulary, load_vocabulary, vocabulary_in
@@ -54,4 +55,4 @@ def _candidates(folder: Path, config: TransformerConfig, own: str | None) -> lis
     names += [str(beside), str(folder / TOKENIZER)]
   if not names and config.vocab_size in PUBLISHED:
     names.append(PUBLISHED[config.vocab_size])
-  return [name for name in dict.fromkeys(names) if Path(name).name != TOKENIZER or Path(name).is_file()]
+  return [n for n in dict.fromkeys(names) if Path(n).name != TOKENIZER or storage.as_path(n).is_file()]

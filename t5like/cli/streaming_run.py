@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 import jax
 
+from t5like import storage
 from t5like.cli.batch_plan import Phase
 from t5like.cli.experiment import Experiment
 from t5like.data.layouts import LAYOUTS, Batch, Examples
@@ -103,6 +105,8 @@ class StreamProcess:
       self._start = f"the stream goes on from its place at step {step:,}"
     # A stream that starts over in the order of before would show the same beginning after every stop.
     self._seed = json.loads((place / _SETTINGS).read_text())["seed"] if place else (seed + step * _STRIDE) % 2**31
+    if place and storage.is_remote(place):
+      place = storage.download_tree(place, Path(tempfile.mkdtemp(prefix="t5like-stream-")))
     print(f"opening the stream of task {settings.task!r} with seqio, up to its first batch ...", flush=True)
     context = multiprocessing.get_context("spawn")  # a fork of a process with JAX's threads may hang
     self._connection, theirs = context.Pipe()
@@ -130,7 +134,8 @@ class StreamProcess:
     if step == self._saved or self._obstacle:
       return
     place = self._place(step)
-    fresh = place.with_name(f"{place.name}.tmp")
+    remote = storage.is_remote(place)  # tf.data writes files: they are sent afterwards
+    fresh = Path(tempfile.mkdtemp(prefix="t5like-stream-")) if remote else place.with_name(f"{place.name}.tmp")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     self._obstacle = self._ask("save", fresh / "state")
@@ -139,15 +144,19 @@ class StreamProcess:
       print(f"step {step:,}: tf.data cannot save the place of the stream ({self._obstacle})", flush=True)
       return
     (fresh / _SETTINGS).write_text(json.dumps({"seed": self._seed, "identity": self._identity}))
-    shutil.rmtree(place, ignore_errors=True)
-    fresh.rename(place)
+    if remote:
+      storage.upload_tree(fresh, place, last=_SETTINGS)
+      shutil.rmtree(fresh)
+    else:
+      shutil.rmtree(place, ignore_errors=True)
+      fresh.rename(place)
     # A checkpoint is written in the background: that of the last save may not be there yet.
     kept = {step, self._saved, *checkpoint_steps(self._model_dir)}
     self._saved = step
     if self._host == 0:
       for old in place.parents[1].iterdir():
         if old.name.isdigit() and int(old.name) not in kept:
-          shutil.rmtree(old, ignore_errors=True)
+          storage.remove_tree(old, ignore_errors=True)
 
   def _place(self, step: int) -> Path:
     return self._model_dir / FOLDER / str(step) / f"host-{self._host}-of-{self._hosts}"

@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from t5like import storage
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
@@ -61,7 +62,7 @@ def _texts(args: argparse.Namespace) -> Iterator[str]:
   from t5like.vocabularies.training import read_texts
 
   for source in args.sources:
-    if Path(source).expanduser().is_file():
+    if storage.as_path(source).is_file():
       yield from read_texts(source, args.field)
     elif "/" in source or Path(source).suffix:
       raise UserError(f"no file {source}", expected="a file, or the name of a registered task")

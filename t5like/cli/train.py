@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import sys
 
+from t5like import storage
 from t5like.cli.gin_flags import add_gin_arguments, load_configuration
 from t5like.cli.supervisor import ALONE, supervise
 from t5like.errors import RunError, UserError
@@ -53,7 +54,7 @@ class Alone(RunError):
 
 
 def meet_other_hosts(args: argparse.Namespace, config: str) -> object:
-  """Joins the other hosts, if there are any. Where a supervisor brings them back, one who is missing is no bad input."""
+  """Joins the other hosts, if any. Where a supervisor brings them back, one who is missing is no bad input."""
   from t5like import parallel
   from t5like.parallel.roll_call import RollCallError
 
@@ -82,6 +83,8 @@ def train(args: argparse.Namespace) -> int:
   if hosts:
     say(str(hosts))
   model_dir = check_model_dir(experiment.model_dir)
+  for name in ("cache_dir", "restore_from", "init_from"):
+    storage.check_reachable(getattr(experiment, name) or ".", name.upper())
   step_file = StepFile(model_dir)
   with (
     parallel.use_preset(experiment.mesh.preset),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5like import configuration, data, parallel, planning
+from t5like import configuration, data, parallel, planning, storage
 from t5like.cli.batch_plan import blank_batch, phases_left
 from t5like.cli.compatibility import phase_flops
 from t5like.cli.experiment import Experiment
@@ -59,7 +60,7 @@ class Run:
   def execute(self) -> int:
     """Trains to the last step, the first signal or the end of patience; returns the exit status."""
     record_run(self._experiment, self._plan)
-    keep_compiled_steps(Path(self._experiment.cache_dir) / "compiled")
+    keep_compiled_steps(compiled_folder(self._experiment.cache_dir))
     start = self._plan.start
     with self._checkpoints, self._interruption, self._watchdog:
       while True:
@@ -83,7 +84,8 @@ class Run:
     self._step_file.write(self._first_step)
     self._goodput.resume(plan.model_dir, self._first_step)
     self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
-    with contextlib.closing(MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))) as writer:
+    self._writer = MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))
+    with contextlib.closing(self._writer) as writer:
       if self._first_step < experiment.steps and not self._enough:
         return self._train(state, writer)
       if not self._enough:
@@ -166,6 +168,7 @@ class Run:
       if self._plan.stream:
         self._plan.stream.save(int(state.step))
       self._checkpoints.save(state, self._plan.fingerprint, self._scores)
+      self._writer.flush()
       self._watchdog.beat()
     self._account(int(state.step))
 
@@ -245,6 +248,12 @@ def record_run(experiment: Experiment, plan: Plan) -> None:
     directory.write_text(plan.model_dir / directory.RUN_CARD, f"{plan.run_card}\n\n{variables}\n")
 
 
+def compiled_folder(cache_dir: str) -> Path:
+  """Beside the token caches, on this machine."""
+  root = storage.as_path(cache_dir)
+  return (storage.mirror_folder(root) if storage.is_remote(root) else root) / "compiled"
+
+
 def initialise(experiment: Experiment, plan: Plan, start: Start) -> TrainState:
   def fresh() -> TrainState:
     return create_state(experiment.model, experiment.optimizer, plan.batch, experiment.seed, plan.spec)
@@ -259,7 +268,7 @@ def extra_writers(experiment: Experiment) -> list[Any]:
     return []
   from t5like.training.wandb_writer import WandbWriter
 
-  folder = Path(experiment.model_dir).expanduser().absolute()
+  folder = storage.as_path(experiment.model_dir).absolute()
   return [WandbWriter(folder, experiment.wandb_project, folder.name, {"gin": configuration.operative_config()})]
 
 
@@ -308,7 +317,9 @@ def keep_batch(plan: Plan, skipped: SkippedBatches, step: int) -> Path | None:
     return None
   path = plan.model_dir / NOT_FINITE / f"step-{step}-host-{jax.process_index()}.npz"
   path.parent.mkdir(parents=True, exist_ok=True)
-  np.savez(path, **WithoutSkipped(plan.batches, skipped)[step - 1])
+  arrays = io.BytesIO()
+  np.savez(arrays, **WithoutSkipped(plan.batches, skipped)[step - 1])
+  path.write_bytes(arrays.getvalue())
   return path
 
 

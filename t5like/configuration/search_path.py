@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import t5like
+from t5like import storage
 from t5like.errors import UserError, nearest
 
 
@@ -28,7 +29,7 @@ def search_path(extra: Sequence[str] = ()) -> list[Path]:
 
 def find(name: str, folders: Sequence[Path], asked_by: str = "--gin_file") -> Path:
   """The file called `name` in the first folder that has it; absolute paths are taken as they are."""
-  given = Path(name).expanduser()
+  given = storage.as_path(name)
   candidates = [given] if given.is_absolute() else [folder / given for folder in folders]
   for path in candidates:
     if path.is_file():

@@ -2,7 +2,7 @@
 
 from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, read_ahead
 from t5like.data.builder_lock import sole_builder
-from t5like.data.cache import TokenCache, cache_folder, changed_since_written, open_cache
+from t5like.data.cache import TokenCache, cache_folder, changed_since_written, describe_cache, open_cache
 from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
 from t5like.data.first_tokens import FirstTokens
 from t5like.data.mixture_file import read_mixture, write_mixture
@@ -22,6 +22,7 @@ __all__ = [
   "build_cache",
   "cache_folder",
   "changed_since_written",
+  "describe_cache",
   "evaluation_batches",
   "open_cache",
   "read_ahead",

@@ -15,19 +15,21 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
+from t5like.data import mirror
+from t5like.data.mirror import MANIFEST
 from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
 from t5like.objectives import Ragged
 
 FORMAT = 2
-MANIFEST = "cache.json"
 _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as it is read
 
 
 def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocabulary_fingerprint: str) -> Path:
   """Where the cache of a task lives under `root`: one folder for each vocabulary and split."""
   name = f"{Path(vocabulary).stem}-{vocabulary_fingerprint[:8]}"
-  return Path(root).expanduser() / task / name / split
+  return storage.as_path(root) / task / name / split
 
 
 class _Shard:
@@ -194,9 +196,12 @@ def open_cache(folder: Path, mend: str) -> TokenCache:
   """Opens a cache; `mend` is the command that builds it anew, for error messages.
 
   Missing and truncated files are found here; altered ones here too if the cache is small, otherwise
-  when they are first read.
+  when they are first read. One on a store is copied to this machine first.
   """
-  manifest = _read_manifest(folder, mend)
+  manifest, text = _read_manifest(folder, mend)
+  if storage.is_remote(folder):
+    folder = mirror.mirrored(folder, manifest, text)
+    mend = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {mend}"
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, mend)
   if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
@@ -213,18 +218,28 @@ def _allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def _read_manifest(folder: Path, mend: str) -> dict[str, Any]:
+def describe_cache(folder: Path, mend: str) -> dict[str, Any]:
+  """What a cache was made from, once all its files are found; one on a store is not copied for that."""
+  if not storage.is_remote(folder):
+    return open_cache(folder, mend).manifest["description"]
+  manifest, _ = _read_manifest(folder, mend)
+  mirror.check_remote(folder, manifest, mend)
+  return manifest["description"]
+
+
+def _read_manifest(folder: Path, mend: str) -> tuple[dict[str, Any], bytes]:
   path = folder / MANIFEST
   try:
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_bytes()
+    manifest = json.loads(text)
     if manifest["format"] != FORMAT:
       raise UserError(
         "the token cache was written in another format", file=path, found=manifest["format"], expected=FORMAT, try_=mend
       )
-    return manifest
+    return manifest, text
   except OSError as error:
     raise UserError("no token cache here", folder=folder, because=error.strerror, try_=mend) from None
-  except (json.JSONDecodeError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError):
     raise UserError("the manifest of the token cache is corrupt", file=path, try_=mend) from None
 
 
@@ -236,7 +251,7 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
   if cache.manifest["vocabulary"]["fingerprint"] != vocabulary_fingerprint:
     return "the vocabulary has changed"
   for source in cache.manifest["description"]["source_files"]:
-    path = Path(source["path"])
+    path = storage.as_path(source["path"])
     if path.is_file() and path.stat().st_size != source["bytes"]:
       return f"{path} has changed"
   return ""

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
+from t5like.data import mirror
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import FORMAT, MANIFEST
 from t5like.data.piece_workers import PieceWorkers
@@ -71,7 +73,7 @@ def write_cache(
   Other members of the examples are kept as raw fields. `progress` is told examples and tokens so far.
   """
   with sole_builder(folder):
-    shutil.rmtree(_building(folder), ignore_errors=True)
+    shutil.rmtree(_building(_made_in(folder)), ignore_errors=True)
     try:
       build_cache(
         folder,
@@ -84,7 +86,7 @@ def write_cache(
         progress=lambda done: progress(done.examples, done.tokens),
       )
     finally:
-      shutil.rmtree(_building(folder), ignore_errors=True)
+      shutil.rmtree(_building(_made_in(folder)), ignore_errors=True)
 
 
 def build_cache(
@@ -105,7 +107,8 @@ def build_cache(
   Each of `parts` gives its examples in an order that never changes. `encode` turns texts into ids; with
   `workers` processes besides this one it must be picklable. `description` says all that the text depends on.
   """
-  building = _building(folder)
+  made_in = _made_in(folder)
+  building = _building(made_in)
   # A corpus is a single feature that nobody scores: its text need not be kept beside its tokens.
   keep_fields = len(features) > 1 or bool(scoring["metrics"])
   plan = {
@@ -120,7 +123,9 @@ def build_cache(
     _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
     maker = PieceMaker(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields)
     shards = _make_all(maker, parts, limits, workers, progress)
-    _finish(folder, building, plan, shards)
+    _finish(made_in, building, plan, shards)
+    if storage.is_remote(folder):
+      mirror.publish(made_in, folder)
   except OSError as error:
     raise _cannot_write(folder, error) from error
 
@@ -156,6 +161,11 @@ class PieceMaker:
     except (OSError, ValueError, KeyError, UserError):
       return None
     return entry if examples in (None, entry["examples"]) else None
+
+
+def _made_in(folder: Path) -> Path:
+  """A cache for a store is built in this machine's copy of it."""
+  return storage.mirror_folder(folder) if storage.is_remote(folder) else folder
 
 
 def _building(folder: Path) -> Path:
@@ -288,7 +298,8 @@ def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
   if error.errno in _NO_ROOM:
-    free = shutil.disk_usage(folder.parent).free if folder.parent.exists() else 0
+    place = _made_in(folder).parent
+    free = shutil.disk_usage(place).free if place.exists() else 0
     return UserError(
       "there is no room left for the token cache",
       folder=folder,

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 
 FILE = "mixture.json"
@@ -14,10 +15,14 @@ FILE = "mixture.json"
 
 def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
   """Records the rates of a mixture's tasks, replacing what was there in one step."""
-  folder.mkdir(parents=True, exist_ok=True)
-  unfinished = folder / f"{FILE}.{os.getpid()}"
+  text = json.dumps({"rates": dict(rates)}, indent=1) + "\n"
   try:
-    unfinished.write_text(json.dumps({"rates": dict(rates)}, indent=1) + "\n", encoding="utf-8")
+    if storage.is_remote(folder):
+      (folder / FILE).write_text(text)
+      return
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f"{FILE}.{os.getpid()}"
+    unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / FILE)
   except OSError as error:
     raise UserError("the mixture could not be written", folder=folder, because=error.strerror) from error

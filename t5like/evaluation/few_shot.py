@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
 from t5like.errors import UserError, nearest
 
 DEFAULT = Path(__file__).parent / "prompts" / "default.txt"
@@ -38,7 +39,7 @@ class Template:
 
   @classmethod
   def read(cls, path: Path | str | None = None) -> Template:
-    path = Path(path).expanduser() if path else DEFAULT
+    path = storage.as_path(path) if path else DEFAULT
     try:
       text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

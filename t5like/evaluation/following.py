@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoint_folders import FOLDER, checkpoint_steps
@@ -84,7 +85,7 @@ class Follower:
         return _END
       if time.monotonic() >= deadline:
         return _WAIT
-      time.sleep(min(0.2, self.poll))
+      time.sleep(self.poll if storage.is_remote(self.model_dir) else min(0.2, self.poll))
 
 
 def all_processes(good: bool) -> bool:

@@ -15,8 +15,9 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
-from t5like.file_lock import FileLock
+from t5like.file_lock import lock_at
 from t5like.tasks import benchmark_scores
 from t5like.training.checkpoint_folders import PARAMS
 from t5like.training.model_dir import write_text
@@ -77,7 +78,7 @@ class Results:
   def _alone(self) -> Iterator[None]:
     try:
       self.folder.mkdir(parents=True, exist_ok=True)
-      lock = FileLock(self.folder / ".lock", silence_of_the_dead=_WAIT)
+      lock = lock_at(self.folder / ".lock", silence_of_the_dead=_WAIT)
       deadline = time.monotonic() + _WAIT
       while (holder := lock.try_acquire()) is not None:
         if time.monotonic() > deadline:
@@ -107,7 +108,10 @@ def csv_text(records: Iterable[Record]) -> str:
 
 def checkpoint_identity(checkpoint: Path) -> str:
   """Of the names and sizes of its files, among which Orbax gives each save names of its own."""
-  files = sorted(f"{p.relative_to(checkpoint)} {p.stat().st_size}" for p in (checkpoint / PARAMS).rglob("*"))
+  if storage.is_remote(checkpoint):
+    files = [f"{PARAMS}/{name} {info['size']}" for name, info in (checkpoint / PARAMS).files().items()]
+  else:
+    files = sorted(f"{p.relative_to(checkpoint)} {p.stat().st_size}" for p in (checkpoint / PARAMS).rglob("*"))
   return f"{zlib.crc32(chr(10).join(files).encode()):08x}"
 
 

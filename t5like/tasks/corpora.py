@@ -14,6 +14,7 @@ from pathlib import Path
 import seqio
 import tensorflow as tf
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE
 from t5like.tasks import objective_adapter, preprocessors
@@ -48,7 +49,7 @@ class TextFiles(seqio.FileDataSource):
 
   def list_shards(self, split: str) -> list[str]:
     patterns = self._split_to_filepattern[split]
-    found = sorted({path for pattern in patterns for path in glob.glob(str(Path(pattern).expanduser()))})
+    found = sorted({path for pattern in patterns for path in _matching(pattern)})
     if not found:
       raise UserError(f"no file of split {split!r} is there", looked_for=", ".join(patterns))
     return found
@@ -60,6 +61,16 @@ class TextFiles(seqio.FileDataSource):
   def _documents(self, path: str) -> Iterator[tuple[str]]:
     text_key, documents = self.settings
     return ((text,) for text in read_documents(path, text_key, documents))
+
+
+def _matching(pattern: str) -> list[str]:
+  """Files of this machine, or of a store, that a pattern stands for."""
+  path = storage.as_path(pattern)
+  if not storage.is_remote(path):
+    return glob.glob(str(path))
+  storage.check_reachable(path, "the corpus")
+  top = storage.as_path(f"{path.scheme}://{path.bucket}")
+  return [str(found) for found in top.glob(str(path.relative_to(top)))]
 
 
 def register_corpus(

@@ -1,4 +1,4 @@
-"""seqio data sources over local files."""
+"""seqio data sources over files, of this machine or of a store."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
@@ -20,7 +21,7 @@ from t5like.tasks.preparation.members import JSON_ENDINGS, plain
 
 def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
   """The named members of every object of a JSON-lines file, plain or compressed."""
-  file = OriginalFile(Path(path))
+  file = OriginalFile(storage.as_path(path))
   for number, record in json_objects(file):
     try:
       yield {field: record[field] for field in fields}
@@ -30,7 +31,7 @@ def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[st
 
 def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
   """The texts of a JSON-lines file or of a text file, plain or compressed."""
-  file = OriginalFile(Path(path))
+  file = OriginalFile(storage.as_path(path))
   if file.name.endswith(JSON_ENDINGS):
     yield from (record[text_key] for record in read_json_lines(path, [text_key]))
   else:
@@ -95,7 +96,7 @@ class JsonLinesSource(seqio.FunctionDataSource):
   def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
     del shuffle_files, seed  # a split is one file
     path = self.files[split]
-    if not Path(path).is_file():
+    if not storage.as_path(path).is_file():
       raise UserError(f"the file of split {split!r} is missing", file=path)
 
     return self._blocks.dataset(path).map(lambda *values: dict(zip(self.fields, values, strict=True)))

@@ -10,13 +10,13 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.tasks.identity import code_identity, source_identity
 from t5like.tasks.registry import check_split
@@ -112,7 +112,7 @@ def _source_files(source: seqio.DataSource, split: str) -> list[str]:
 
 def _file_identity(path: str) -> dict[str, Any]:
   """Its size and a hash of its beginning, middle and end: a corpus of terabytes is not read for this."""
-  data = Path(path)
+  data = storage.as_path(path)
   if not data.is_file():
     return {"path": path}
   size = data.stat().st_size

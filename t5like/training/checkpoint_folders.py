@@ -4,16 +4,20 @@
 converted models) and `metadata` (fingerprint of the model and vocabulary, the optimizer's kind, metrics). Other
 names beside the steps: `damaged-<step>` (set aside, never deleted), `removing-<step>` and Orbax's temporary folders
 (what a killed process left; the next run clears them).
+
+On gs:// nothing can be renamed in one step. Orbax writes there under the final name and marks a whole checkpoint with
+`commit_success.txt`: a folder without it is what a killed save or removal left.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from t5like import storage
 from t5like.errors import UserError
 
 FOLDER = "checkpoints"
@@ -21,15 +25,25 @@ PARAMS, TRAINING, METADATA = "params", "training", "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _REMOVING = "removing-"
 _DAMAGED = "damaged-"
+COMMITTED = "commit_success.txt"
 
 
 def checkpoints_folder(model_dir: str | Path) -> Path:
-  return Path(model_dir).expanduser().absolute() / FOLDER
+  return storage.as_path(model_dir).absolute() / FOLDER
 
 
 def checkpoint_steps(model_dir: str | Path) -> list[int]:
   """The steps of a model directory's finished checkpoints, oldest first."""
-  return sorted(int(p.name) for p in checkpoints_folder(model_dir).glob("*") if p.name.isdigit())
+  found = [path for path in checkpoints_folder(model_dir).glob("*") if path.name.isdigit()]
+  if found and storage.is_remote(found[0]):
+    with ThreadPoolExecutor(16, "committed") as pool:
+      found = [path for path, there in zip(found, pool.map(is_finished, found), strict=True) if there]
+  return sorted(int(path.name) for path in found)
+
+
+def is_finished(checkpoint: Path) -> bool:
+  """Whether it is there, and not half of it."""
+  return (checkpoint / COMMITTED).is_file() if storage.is_remote(checkpoint) else checkpoint.is_dir()
 
 
 def has_training_state(checkpoint: Path) -> bool:
@@ -39,7 +53,7 @@ def has_training_state(checkpoint: Path) -> bool:
 
 def find_checkpoint(source: str | Path, step: int | None = None) -> Path:
   """The folder of one checkpoint, given it or the model directory above it."""
-  path = Path(source).expanduser().absolute()
+  path = storage.as_path(source).absolute()
   if (path / PARAMS).is_dir():
     return path
   steps = checkpoint_steps(path)
@@ -101,9 +115,13 @@ def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any], fold
 
 def remove_checkpoint(checkpoint: Path) -> None:
   """Under another name first: a killed removal must not leave what looks like a checkpoint."""
+  if storage.is_remote(checkpoint):
+    (checkpoint / COMMITTED).unlink(missing_ok=True)
+    storage.remove_tree(checkpoint)
+    return
   doomed = checkpoint.with_name(_REMOVING + checkpoint.name)
   checkpoint.rename(doomed)
-  shutil.rmtree(doomed)
+  storage.remove_tree(doomed)
 
 
 def set_aside(checkpoint: Path) -> Path:
@@ -115,6 +133,7 @@ def set_aside(checkpoint: Path) -> Path:
 
 def clear_leftovers(folder: Path) -> None:
   """Removes what killed saves and removals left. Only for the one trainer of the directory."""
-  for path in folder.iterdir():
-    if _TEMPORARY in path.name or path.name.startswith(_REMOVING):
-      shutil.rmtree(path)
+  for path in folder.glob("*"):
+    unfinished = path.name.isdigit() and not is_finished(path)
+    if _TEMPORARY in path.name or path.name.startswith(_REMOVING) or unfinished:
+      storage.remove_tree(path)

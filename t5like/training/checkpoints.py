@@ -1,14 +1,15 @@
 """Checkpoints: saved in the background, whole or not at all, and read again. What lies where: checkpoint_folders.py.
 
-Orbax writes a checkpoint under another name and renames it when it is whole. Then, still in the background, process 0
-writes its checksums and removes the checkpoints that nobody wants kept. Orbax's names live here and in
-stored_arrays.py.
+Orbax writes a checkpoint under another name and renames it when it is whole; on gs:// it marks it. Then, still in the
+background, process 0 writes its checksums and removes the checkpoints that nobody wants kept. Orbax's names live here
+and in stored_arrays.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import shutil
 import threading
@@ -20,6 +21,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from t5like import storage
 from t5like.errors import RunError, UserError
 from t5like.training import integrity
 from t5like.training.agreement import first_process_decides
@@ -36,6 +38,7 @@ from t5like.training.checkpoint_folders import (
   find_checkpoint,
   fingerprint_differences,
   has_training_state,
+  is_finished,
   read_fingerprint,
   remove_checkpoint,
 )
@@ -51,7 +54,7 @@ from t5like.training.restoring import (
 )
 from t5like.training.retention import Keep
 from t5like.training.state import StateSpec, TrainState
-from t5like.training.stored_arrays import Unreadable, cause_of, read_arrays, read_nested, stored_arrays
+from t5like.training.stored_arrays import Unreadable, cause_of, orbax_path, read_arrays, read_nested, stored_arrays
 
 __all__ = [
   "FOLDER",
@@ -123,7 +126,7 @@ class Checkpoints:
       ),
     }
     try:
-      self._checkpointer.save(self.folder / str(step), args=ocp.args.Composite(**items))
+      self._checkpointer.save(orbax_path(self.folder / str(step)), args=ocp.args.Composite(**items))
     except Exception as error:
       self._fail(step, needed, error)
       self.raise_errors()
@@ -188,7 +191,7 @@ class Checkpoints:
     return 0
 
   def _is_saved_or_has_room(self, step: int, needed: int) -> bool:
-    if (self.folder / str(step)).is_dir():
+    if is_finished(self.folder / str(step)):
       return True
     try:
       check_room(self.folder, needed)
@@ -241,7 +244,7 @@ def save_parameters(
       PARAMS: ocp.args.StandardSave(params),
       METADATA: ocp.args.JsonSave({"fingerprint": dict(fingerprint or {})}),
     }
-    checkpointer.save(checkpoint, args=ocp.args.Composite(**items))
+    checkpointer.save(orbax_path(checkpoint), args=ocp.args.Composite(**items))
   if jax.process_index() == 0:
     integrity.write_checksums(checkpoint)
   return checkpoint
@@ -269,7 +272,7 @@ def load_parameters(
 
 def check_room(model_dir: str | Path, bytes_needed: int) -> None:
   """Refuses to begin where a checkpoint would not fit on the disk."""
-  free = _free_bytes(Path(model_dir).expanduser().absolute())
+  free = _free_bytes(storage.as_path(model_dir).absolute())
   if free < bytes_needed:
     raise UserError(
       "the disk has no room for a checkpoint",
@@ -328,7 +331,9 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
   )
 
 
-def _free_bytes(path: Path) -> int:
+def _free_bytes(path: Path) -> float:
+  if storage.is_remote(path):
+    return math.inf
   while not path.exists():
     path = path.parent
   return shutil.disk_usage(path).free

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5like import storage
 from t5like.training.metrics import cannot_write, read_metrics
 from t5like.training.progress import duration
 
@@ -125,8 +126,7 @@ class Goodput:
       "spent": {name: round(seconds, 3) for name, seconds in result["spent"].items()},
     }
     try:
-      with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+      storage.append_text(path, json.dumps(line) + "\n")
     except OSError as error:
       raise cannot_write(path, error) from None
 

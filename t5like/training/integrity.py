@@ -2,18 +2,24 @@
 
 `checksums.json` holds size and CRC-32 of every file. It is written when the checkpoint is whole, in the background;
 a run that is killed between the two leaves a checkpoint without it, which is then judged by reading it.
+
+A store such as gs:// has checksums of its own, taken as the bytes arrive: these are written down instead, as
+"crc32c:...", and compared with what its listing says, so that nothing is read back.
 """
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import functools
 import json
-import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoint_folders import (
@@ -32,6 +38,9 @@ from t5like.training.stored_arrays import Unreadable, try_reading
 CHECKSUMS = "checksums.json"
 _CONTENTS = "_CHECKPOINT_METADATA"  # Orbax's list of a checkpoint's items
 _BLOCK = 2**22
+_STORE_SUMS = ("crc32c", "ETag", "etag")  # as stores call them; the same bytes in the same place have the same
+
+Sum = int | str  # CRC-32, or what a store says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,44 +102,53 @@ def check_sums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
   """Damage that the checksums show, in all files or in those of `items`."""
   try:
     files = json.loads((checkpoint / CHECKSUMS).read_text())["files"]
-    expected = {name: (int(size), int(crc)) for name, (size, crc) in files.items()}
+    expected = {name: (int(size), crc if isinstance(crc, str) else int(crc)) for name, (size, crc) in files.items()}
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     return f"its {CHECKSUMS} cannot be read"
   chosen = tuple(f"{item}/" for item in items)
   expected = {name: value for name, value in expected.items() if not chosen or name.startswith(chosen)}
-  return _damage_of_sizes(checkpoint, expected) or _damage_of_contents(checkpoint, expected)
+  present = _present(checkpoint)
+  return _damage_of_sizes(expected, present) or _damage_of_contents(checkpoint, expected, present)
 
 
 def write_checksums(checkpoint: Path, threads: int = 2) -> None:
   """Few threads: the run goes on meanwhile."""
-  names = sorted(str(path.relative_to(checkpoint)) for path in checkpoint.rglob("*") if path.is_file())
-  names = [name for name in names if not name.startswith(CHECKSUMS)]
+  present = {name: found for name, found in _present(checkpoint).items() if not name.startswith(CHECKSUMS)}
   with ThreadPoolExecutor(threads, "checksums") as pool:
-    crcs = pool.map(_crc, (checkpoint / name for name in names))
-    files = {name: (os.path.getsize(checkpoint / name), crc) for name, crc in zip(names, crcs, strict=True)}
-  fresh = checkpoint / f"{CHECKSUMS}.tmp"
-  with open(fresh, "w") as file:
-    json.dump({"files": files}, file)
-    file.flush()
-    os.fsync(file.fileno())
-  fresh.replace(checkpoint / CHECKSUMS)
+    sums = pool.map(lambda name: present[name][1] or _crc(checkpoint / name), present)
+    files = {name: (present[name][0], crc) for name, crc in zip(present, sums, strict=True)}
+  storage.write_whole(checkpoint / CHECKSUMS, json.dumps({"files": files}), sync=True)
 
 
-def _damage_of_sizes(checkpoint: Path, expected: dict[str, tuple[int, int]]) -> str | None:
+def _present(checkpoint: Path) -> dict[str, tuple[int, str | None]]:
+  """Size and, on a store, its checksum of every file there is."""
+  if storage.is_remote(checkpoint):
+    return {name: (info["size"], _store_sum(info)) for name, info in checkpoint.files().items()}
+  files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+  return {str(path.relative_to(checkpoint)): (path.stat().st_size, None) for path in files}
+
+
+def _store_sum(info: Mapping[str, Any]) -> str | None:
+  return next((f"{name}:{info[name]}" for name in _STORE_SUMS if info.get(name)), None)
+
+
+def _damage_of_sizes(expected: Mapping[str, tuple[int, Sum]], present: Mapping[str, tuple[int, Any]]) -> str | None:
   for name, (size, _) in expected.items():
-    try:
-      found = os.path.getsize(checkpoint / name)
-    except OSError:
+    if name not in present:
       return f"its {name} is missing"
+    found = present[name][0]
     if found != size:
       return f"its {name} is {abs(size - found):,} bytes {'short' if found < size else 'too long'}"
   return None
 
 
-def _damage_of_contents(checkpoint: Path, expected: dict[str, tuple[int, int]]) -> str | None:
+def _damage_of_contents(
+  checkpoint: Path, expected: Mapping[str, tuple[int, Sum]], present: Mapping[str, tuple[int, str | None]]
+) -> str | None:
   def judge(name: str) -> str | None:
     try:
-      return None if _crc(checkpoint / name) == expected[name][1] else f"its {name} has other bytes than were written"
+      same = _is_same(checkpoint / name, expected[name][1], present[name][1])
+      return None if same else f"its {name} has other bytes than were written"
     except OSError as error:
       return f"its {name} cannot be read: {error.strerror}"
 
@@ -138,12 +156,37 @@ def _damage_of_contents(checkpoint: Path, expected: dict[str, tuple[int, int]]) 
     return next((damage for damage in pool.map(judge, expected) if damage), None)
 
 
+def _is_same(path: Path, written: Sum, listed: str | None) -> bool:
+  """A checkpoint may have been copied from a store to a disk or back: the one's checksum is then not the other's."""
+  if isinstance(written, int):
+    return _crc(path) == written
+  kind = written.partition(":")[0]
+  if listed is not None and listed.partition(":")[0] == kind:
+    return listed == written
+  return kind != "crc32c" or _crc32c(path) in (written, None)
+
+
 def _crc(path: Path) -> int:
   crc = 0
-  with open(path, "rb") as file:
-    while block := file.read(_BLOCK):
-      crc = zlib.crc32(block, crc)
+  for block in _blocks(path):
+    crc = zlib.crc32(block, crc)
   return crc
+
+
+def _crc32c(path: Path) -> str | None:
+  """As gs:// writes it; None without the package that computes it, which comes with gcsfs."""
+  try:
+    import google_crc32c
+  except ImportError:
+    return None
+  crc = functools.reduce(google_crc32c.extend, _blocks(path), 0)
+  return f"crc32c:{base64.b64encode(crc.to_bytes(4, 'big')).decode()}"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+  with path.open("rb") as file:
+    while block := file.read(_BLOCK):
+      yield block
 
 
 def _damage_by_reading(checkpoint: Path) -> str | None:

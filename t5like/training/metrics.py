@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from t5like import storage
 from t5like.errors import RunError
 from t5like.training.model_dir import write_text
 from t5like.training.tensorboard import EventWriter
@@ -114,17 +115,23 @@ class MetricWriter:
     for writer in self._writers:
       writer.write(step, kind, values)
 
+  def flush(self) -> None:
+    """Along with a checkpoint: a run that goes on from there has all rows up to it."""
+    for writer in self._writers:
+      if isinstance(writer, _JsonLines | _TensorBoard):
+        writer.flush()
+
   def close(self) -> None:
     for writer in self._writers:
       writer.close()
 
 
 class _JsonLines:
-  """Every row is with the system when `write` returns: a killed process loses none."""
+  """Every row is with the system when `write` returns: a killed process loses none. On a store, soon or at `flush`."""
 
   def __init__(self, path: Path):
     self._path = path
-    self._file = path.open("ab", buffering=0)
+    self._file = storage.appending(path)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     # JSON knows no NaN; null keeps the row readable by every parser.
@@ -134,8 +141,13 @@ class _JsonLines:
       while row:
         row = row[self._file.write(row) :]
 
+  def flush(self) -> None:
+    with _naming(self._path):
+      storage.send(self._file)
+
   def close(self) -> None:
-    self._file.close()
+    with _naming(self._path):
+      self._file.close()
 
 
 class _TensorBoard:
@@ -146,8 +158,13 @@ class _TensorBoard:
     with _naming(self._events.path):
       self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
 
+  def flush(self) -> None:
+    with _naming(self._events.path):
+      self._events.flush()
+
   def close(self) -> None:
-    self._events.close()
+    with _naming(self._events.path):
+      self._events.close()
 
 
 @contextlib.contextmanager
@@ -175,7 +192,7 @@ def glossary_text() -> str:
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
   """All rows written so far; a line that a killed run left unfinished is passed over."""
-  path = Path(model_dir).expanduser() / FILE
+  path = storage.as_path(model_dir) / FILE
   rows = []
   if path.is_file():
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.training.run_lock import LOCK
 
@@ -15,7 +16,8 @@ SUPERVISOR = "supervisor"  # .jsonl: its decisions
 
 def check_model_dir(path: str | Path) -> Path:
   """The absolute path, if a run may write there. Creates nothing but missing parents are looked at."""
-  folder = Path(path).expanduser().absolute()
+  storage.check_reachable(path, "MODEL_DIR")
+  folder = storage.as_path(path).absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
   # A run that was killed before it wrote its configuration leaves its lock, and its supervisor a word on that.
@@ -28,6 +30,8 @@ def check_model_dir(path: str | Path) -> Path:
       expected=f"an empty or new folder, or one of an earlier run (with {CONFIG})",
       try_="another --gin.MODEL_DIR=...",
     )
+  if storage.is_remote(folder):
+    return folder  # whether it can be written shows at its lock, which is the first object
   existing = folder
   while not existing.exists():
     existing = existing.parent
@@ -41,7 +45,4 @@ def check_model_dir(path: str | Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
   """Replaces a file in one step: a reader sees the old or the new text, never half of it."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  fresh = path.with_name(path.name + ".tmp")
-  fresh.write_text(text, encoding="utf-8")
-  fresh.replace(path)
+  storage.write_whole(path, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 from t5like.training.metrics import cannot_write, read_metrics
@@ -33,7 +34,9 @@ def plot_loss(model_dir: Path) -> Path | None:
   axes.spines[["top", "right"]].set_visible(False)
   path = model_dir / FILE
   try:
-    figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    path.write_bytes(picture.getvalue())
   except OSError as error:
     raise cannot_write(path, error) from None
   finally:

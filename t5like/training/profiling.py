@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import jax
 
+from t5like import storage
 from t5like.errors import UserError
 
 
@@ -23,6 +25,7 @@ class ProfilerWindow:
         expected="the first and the last step, or (0, 0) for none",
       )
     self._folder, self._first, self._last = folder, first, last
+    self._local = folder  # where JAX writes it, which knows no store
     self._over = last == 0
     self._began: int | None = None  # the first step of the trace, while it runs
     self._ended = 0  # the last step that was traced
@@ -37,7 +40,9 @@ class ProfilerWindow:
     if wait is not None:
       wait()
     try:
-      jax.profiler.start_trace(self._folder)
+      if self._folder is not None and storage.is_remote(self._folder):
+        self._local = Path(tempfile.mkdtemp(prefix="t5like-profile-"))
+      jax.profiler.start_trace(self._local)
     except (RuntimeError, OSError) as error:  # another trace is running, a full disk: no reason to end a run
       self._give_up(error)
       return
@@ -59,10 +64,12 @@ class ProfilerWindow:
     began, self._began, self._over = self._began, None, True
     try:
       jax.profiler.stop_trace()
+      if storage.is_remote(self._folder):
+        storage.upload_tree(self._local, self._folder)
     except (RuntimeError, OSError) as error:
       self._give_up(error)
       return
-    traces = sorted(self._folder.glob("plugins/profile/*/*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
+    traces = sorted(self._local.glob("plugins/profile/*/*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     print(f"\nprofile of the steps {began:,} to {self._ended:,} in {self._folder}")
     print(f"  to see it  tensorboard --logdir {self._folder}  (pip install xprof)")
     if traces:

@@ -15,7 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
+from t5like import storage
 from t5like.training.optimizer_rules import path_text
 
 _SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # as TensorStore tells it, after long paths
@@ -35,6 +37,11 @@ def _unreadable() -> Iterator[None]:
     raise
   except Exception as error:
     raise Unreadable(cause_of(error)) from error
+
+
+def orbax_path(path: Path) -> Any:
+  """As Orbax takes it: its own kind of path for a store."""
+  return epath.Path(str(path)) if storage.is_remote(path) else path
 
 
 def cause_of(error: BaseException) -> str:
@@ -59,7 +66,7 @@ def read_arrays(item: Path, wanted: Mapping[str, jax.ShapeDtypeStruct | None]) -
   arguments = [_arguments(wanted.get(path)) for path in leaves]
   request = ocp.args.PyTreeRestore(item=tree.unflatten(items), restore_args=tree.unflatten(arguments))
   with _unreadable(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-    restored = handler.restore(item, args=request)
+    restored = handler.restore(orbax_path(item), args=request)
   arrays = dict(zip(leaves, tree.flatten_up_to(restored), strict=True))
   return {path: arrays[path] for path in wanted}
 
@@ -90,7 +97,7 @@ def _groups(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:
 
 def _contents(item: Path) -> tuple[dict[str, Any], Any]:
   with _unreadable(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as handler:
-    leaves, tree = jax.tree_util.tree_flatten_with_path(handler.metadata(item).tree)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(handler.metadata(orbax_path(item)).tree)
   if not leaves:
     raise Unreadable("its list of arrays is empty")
   return {path_text(path): leaf for path, leaf in leaves}, tree

@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from t5like import storage
+
 _CRC32C_POLYNOMIAL = 0x82F63B78  # Castagnoli, reflected
 
 
@@ -75,8 +77,8 @@ class EventWriter:
   def __init__(self, folder: str | Path, first_step: int = 0):
     now = time.time()
     name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
-    self.path = Path(folder) / name
-    self._file = self.path.open("ab", buffering=0)  # nothing is left behind in this process when it is killed
+    self.path = storage.as_path(folder) / name
+    self._file = storage.appending(self.path)  # nothing is left behind in this process when it is killed
     self._append(_event(now, 0, _message(3, b"brain.Event:2")))
     if first_step:
       self._append(_event(now, first_step + 1, _message(7, b"\x08\x01")))  # a session log: START
@@ -86,6 +88,9 @@ class EventWriter:
       _message(1, _message(1, tag.encode()) + b"\x15" + _float(value)) for tag, value in values.items()
     )
     self._append(_event(time.time(), step, _message(5, summary)))
+
+  def flush(self) -> None:
+    storage.send(self._file)
 
   def close(self) -> None:
     self._file.close()

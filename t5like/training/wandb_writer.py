@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.training.model_dir import write_text
 
@@ -38,7 +40,7 @@ class WandbWriter:
         name=name or model_dir.name,
         id=_run_id(model_dir),
         resume="allow",
-        dir=str(model_dir),
+        dir=tempfile.mkdtemp(prefix="t5like-wandb-") if storage.is_remote(model_dir) else str(model_dir),
         config=dict(config or {}),
       )
     except wandb.Error as error:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -80,16 +81,18 @@ class Watchdog:
   def _end(self) -> None:
     """Says what every thread is at, and leaves without waiting for any of them."""
     self._last_resort.postpone(10.0)  # should what follows hang too
+    faulthandler.dump_traceback(_STDERR, all_threads=True)
     copy = ""
     if self._report is not None:
       with contextlib.suppress(OSError):  # a full disk may be why nothing goes on
         self._report.parent.mkdir(parents=True, exist_ok=True)
-        with self._report.open("w", encoding="utf-8") as file:
-          file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}: nothing ended in {self._seconds:g} seconds\n")
+        with tempfile.TemporaryFile() as file:  # faulthandler needs a descriptor, which an object does not have
+          file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}: nothing ended in {self._seconds:g} seconds\n".encode())
           file.flush()
           faulthandler.dump_traceback(file, all_threads=True)
+          file.seek(0)
+          self._report.write_bytes(file.read())
         copy = f", and in {self._report}"
-    faulthandler.dump_traceback(_STDERR, all_threads=True)
     text = (
       f"error: the run stands still: no step ended in {self._seconds / 60:.3g} minutes, so it is ended "
       f"(status {STALLED}); what every thread was doing stands above{copy}\n"

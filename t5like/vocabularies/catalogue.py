@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError, nearest
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
@@ -31,6 +33,7 @@ SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
 # Files that hold a vocabulary in a folder, the surest first.
 _FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", "tokenizer.json")
+_BESIDE = ("merges.txt", "tokenizer_config.json")  # what belongs to them
 _OPTION = ":extra_ids="
 
 
@@ -45,6 +48,8 @@ def vocabulary_path(name: str) -> Path:
   name = name.partition(_OPTION)[0]
   if name in EMBEDDED:
     return EMBEDDED[name]
+  if storage.is_remote(name):
+    return _fetched(name)
   candidates = [Path(name).expanduser()]
   if not Path(name).is_absolute():
     candidates += [folder / f"{name}{ending}" for folder in search_path() for ending in ("", ".model", ".txt", ".json")]
@@ -53,6 +58,19 @@ def vocabulary_path(name: str) -> Path:
     if path is not None and path.is_file():
       return path
   raise _unknown(name)
+
+
+def _fetched(name: str) -> Path:
+  """The local copy of a vocabulary on a store, and of the files that belong to it."""
+  storage.check_reachable(name, "VOCABULARY")
+  given = storage.as_path(name)
+  path = given if given.is_file() else vocabulary_in(given)
+  if path is None:
+    raise _unknown(name)
+  for beside in _BESIDE:
+    with contextlib.suppress(FileNotFoundError):
+      storage.local_copy(path.with_name(beside))
+  return storage.local_copy(path)
 
 
 def vocabulary_in(folder: Path) -> Path | None:

@@ -12,9 +12,11 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
 import sentencepiece
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.vocabularies.base import well_formed
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
@@ -61,10 +63,10 @@ def train_sentencepiece(
     )  # fmt: skip
   except RuntimeError as error:
     raise _refusal(error, size, len(sample)) from None
-  out = Path(out).expanduser()
+  out = storage.as_path(out)
   out.parent.mkdir(parents=True, exist_ok=True)
   out.write_bytes(model.getvalue())
-  vocabulary = SentencePieceVocabulary(out)
+  vocabulary = SentencePieceVocabulary(storage.local_copy(out))
   return vocabulary, _report(vocabulary, sample)
 
 
@@ -82,15 +84,20 @@ def sample_sentences(texts: Iterable[str], count: int, seed: int = 0) -> list[st
 
 def read_texts(path: str | Path, field: str = "text") -> Iterator[str]:
   """The `field` of every object of a JSON-lines file (.jsonl, .json), or the lines of any other; .gz and .xz too."""
-  path = Path(path).expanduser()
-  opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+  path = storage.as_path(path)
+  opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, _as_text)
   is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
   try:
-    with opener(path, "rt", encoding="utf-8", errors="replace") as lines:
+    with path.open("rb") as file, opener(file, "rt", encoding="utf-8", errors="replace") as lines:
       for number, line in enumerate(lines, 1):
         yield _member(line, field, f"{path}:{number}") if is_json else line
   except (OSError, EOFError, lzma.LZMAError) as error:
     raise UserError(f"cannot read {path}", because=error) from None
+
+
+def _as_text(file: BinaryIO, mode: str, encoding: str, errors: str) -> TextIO:
+  del mode
+  return io.TextIOWrapper(file, encoding, errors)
 
 
 def _member(line: str, field: str, where: str) -> str:

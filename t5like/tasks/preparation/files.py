@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from t5like import storage
 from t5like.errors import UserError
 
 COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -46,6 +47,9 @@ class OriginalFile:
     """The uncompressed bytes."""
     if self.path.suffix == ".zip":
       return _open_member(self)
+    if storage.is_remote(self.path):
+      raw = self.path.open("rb")
+      return COMPRESSIONS[self.path.suffix](raw, "rb") if self.path.suffix in COMPRESSIONS else raw
     return COMPRESSIONS.get(self.path.suffix, open)(self.path, "rb")
 
   def text(self) -> str:
@@ -90,7 +94,7 @@ class OriginalFile:
 
 
 def _open_member(file: OriginalFile) -> BinaryIO:
-  archive = zipfile.ZipFile(file.path)
+  archive = zipfile.ZipFile(file.path.open("rb") if storage.is_remote(file.path) else file.path)
   members = [m for m in archive.namelist() if not m.endswith("/") and not m.startswith("__MACOSX")]
   if file.member is None and len(members) != 1:
     raise UserError("an archive holds more than one file", file=file.path, found=", ".join(members[:5]))

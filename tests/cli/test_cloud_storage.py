@@ -1,0 +1,121 @@
+"""Runs whose directories are objects, on a server that speaks the API of Google Cloud Storage."""
+
+import gzip
+import json
+import os
+import signal
+
+import pytest
+from gcs_server import environment, reached_from_here, serving
+from trainers import finish, start, wait_for
+
+from t5like import storage
+from t5like.vocabularies.catalogue import vocabulary_path
+
+BUCKET = "t5-bucket"
+
+
+def steps_in(store, folder) -> list[int]:
+  """Of the checkpoints that were committed."""
+  parts = [name.split("/") for name in list(store.buckets[BUCKET]) if name.startswith(f"{folder}/checkpoints/")]
+  return sorted(int(p[-2]) for p in parts if p[-1] == "commit_success.txt" and p[-2].isdigit())
+
+
+def rows(store, name) -> list[dict]:
+  return [json.loads(line) for line in store.buckets[BUCKET][name][1].decode().splitlines()]
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+  """For commands in this process."""
+  with serving(BUCKET) as (address, store), reached_from_here(monkeypatch, address, tmp_path / "mirror"):
+    yield store
+
+
+def test_without_credentials_or_a_bucket_nothing_begins(store, t5like, pretrain):
+  def refused(*more):
+    return t5like(*pretrain, *more, status=2).stderr
+
+  assert "there is no bucket 'nobodys'" in refused("--gin.MODEL_DIR=gs://nobodys/run")
+  assert "CACHE_DIR = gs://nobodys/x: there is no bucket" in refused(
+    f"--gin.MODEL_DIR=gs://{BUCKET}/run", "--gin.CACHE_DIR=gs://nobodys/x"
+  )
+  store.token = "secret"
+  error = refused(f"--gin.MODEL_DIR=gs://{BUCKET}/run")
+  assert "access is denied" in error and "try" in error and "gcloud auth application-default login" in error
+  assert "access is denied" in t5like("eval", f"--model_dir=gs://{BUCKET}/run", "--task=snli", status=2).stderr
+  assert not store.buckets[BUCKET], "nothing was written"
+
+
+def test_a_run_on_a_store_goes_on_past_a_damaged_checkpoint(store, t5like, pretrain, tmp_path):
+  """Token cache on this disk, model directory on the store; then answers from there to there."""
+  run = [
+    *pretrain, f"--gin.MODEL_DIR=gs://{BUCKET}/runs/demo", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=2",
+  ]  # fmt: skip
+  t5like(*run, "--gin.TRAIN_STEPS=4")
+  assert steps_in(store, "runs/demo") == [2, 4]
+  sums = json.loads(store.buckets[BUCKET]["runs/demo/checkpoints/4/checksums.json"][1])["files"]
+  assert all(str(crc).startswith("crc32c:") for _, crc in sums.values()) and "metadata/metadata" in sums
+  victim = next(name for name in sums if "/d/" in name)
+  del store.buckets[BUCKET][f"runs/demo/checkpoints/4/{victim}"]
+  output = t5like(*run, "--gin.TRAIN_STEPS=5").stdout
+  assert "checkpoint 4 is damaged" in output and "its own checkpoint of step 2" in output
+  assert steps_in(store, "runs/demo") == [2, 4, 5]
+  assert any(name.startswith("runs/demo/checkpoints/damaged-4/") for name in store.buckets[BUCKET])
+  metrics = rows(store, "runs/demo/metrics.jsonl")
+  assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3, 4, 5]
+  for name in ("config.gin", "run_card.txt", "goodput.jsonl", "loss.png"):
+    assert store.buckets[BUCKET][f"runs/demo/{name}"][1], name
+  assert "runs/demo/trainer.lock" not in store.buckets[BUCKET]
+
+  storage.as_path(f"gs://{BUCKET}/questions.txt").write_text("one\ntwo\nthree\n")
+  ask = ["infer", f"--model=gs://{BUCKET}/runs/demo", f"--input=gs://{BUCKET}/questions.txt", "--max_length=2"]
+  t5like(*ask, f"--output=gs://{BUCKET}/answers.jsonl")
+  answers = rows(store, "answers.jsonl")
+  assert [row["row"] for row in answers] == [0, 1, 2] and [row["inputs"] for row in answers] == ["one", "two", "three"]
+  assert not list(tmp_path.glob("gs:*")) and not os.path.exists("gs:")
+
+
+@pytest.mark.slow  # two token caches, three trainers and an evaluation, each a process
+def test_everything_on_a_store_is_killed_goes_on_and_is_evaluated(small_model, tmp_path):
+  corpus = "".join(
+    json.dumps({"text": f"Of rivers number {n}, and of the sea they run to."}) + "\n" for n in range(400)
+  )
+  with serving(BUCKET) as (address, store):
+    env = environment(address, tmp_path / "mirror")
+    store.put(BUCKET, "text/a-0.jsonl", corpus.encode(), {})
+    store.put(BUCKET, "text/a-1.jsonl.gz", gzip.compress(corpus.encode()), {})
+    store.put(BUCKET, "vocabularies/tiny.model", vocabulary_path("tiny").read_bytes(), {})
+    common = [
+      "train", *small_model, f"--gin.CACHE_DIR=gs://{BUCKET}/tokens",
+      f"--gin.VOCABULARY=gs://{BUCKET}/vocabularies/tiny.model", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=2",
+    ]  # fmt: skip
+    pretrain = [
+      *common, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=mine",
+      f"--gin.CORPUS_FILES={{'train': 'gs://{BUCKET}/text/a-*'}}", "--gin.LENGTHS={'inputs': 32}",
+      f"--gin.MODEL_DIR=gs://{BUCKET}/runs/first",
+    ]  # fmt: skip
+    trainer = start([*pretrain, "--gin.TRAIN_STEPS=100000"], **env)
+    wait_for(lambda: len(steps_in(store, "runs/first")) >= 2, trainer, timeout=240)
+    with open(f"/proc/{trainer.pid}/maps") as maps:
+      assert "tensorflow" not in maps.read()
+    trainer.send_signal(signal.SIGKILL)
+    trainer.communicate()
+    assert "runs/first/trainer.lock" in store.buckets[BUCKET], "its lease is still there"
+    last = max(steps_in(store, "runs/first")) + 4
+    output = finish([start([*pretrain, f"--gin.TRAIN_STEPS={last}"], **env)])[0]
+    assert "its own checkpoint of step" in output and "sign of life" not in output
+    steps = [row["step"] for row in rows(store, "runs/first/metrics.jsonl") if row["kind"] == "train"]
+    assert steps == list(range(1, last + 1))
+
+    finetune = [
+      *common, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", f"--gin.INIT_FROM=gs://{BUCKET}/runs/first",
+      "--gin.LENGTHS={'inputs': 32, 'targets': 4}", "--gin.EVAL_EXAMPLES=20", "--gin.TRAIN_STEPS=4",
+      f"--gin.MODEL_DIR=gs://{BUCKET}/runs/second",
+    ]  # fmt: skip
+    output = finish([start(finetune, **env)], timeout=300)[0]
+    assert f"the parameters of gs://{BUCKET}/runs/first/checkpoints/{last}" in output
+    scoring = ["eval", f"--model_dir=gs://{BUCKET}/runs/second", "--task=snli", "--split=validation", "--examples=10"]
+    finish([start(scoring, **env)])
+    scores = json.loads(store.buckets[BUCKET]["runs/second/evaluations/scores.json"][1])
+    assert scores[0]["examples"] == 10 and "accuracy" in scores[0]["scores"]

@@ -1,0 +1,317 @@
+"""Objects as files, against a server that speaks the API of Google Cloud Storage."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gcs_server import reached_from_here, serving
+
+from t5like import data, lease, storage
+from t5like.data.cache_builder import write_cache
+from t5like.errors import UserError
+from t5like.file_lock import FileLock, lock_at
+from t5like.lease import Lease, LeaseLost
+from t5like.training import integrity
+from t5like.training.checkpoint_folders import checkpoint_steps, clear_leftovers, remove_checkpoint, set_aside
+from t5like.training.run_lock import sole_trainer
+from t5like.vocabularies import load_vocabulary
+
+ROOT = "gs://t5-bucket"
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+  with serving("t5-bucket") as (address, store), reached_from_here(monkeypatch, address, tmp_path / "mirror"):
+    yield store
+
+
+def names(store) -> list[str]:
+  return sorted(store.buckets["t5-bucket"])
+
+
+def test_local_paths_are_plain_paths(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  assert type(storage.as_path("a/b")) is type(Path("a/b")) and storage.as_path("~/x") == tmp_path / "x"
+  assert not storage.is_remote("a:/b") and not storage.is_remote("/gs:/b") and storage.is_remote("gs://b/c")
+  assert type(lock_at(tmp_path / "lock", 1.0)) is FileLock
+  storage.check_reachable("nowhere/at/all", "MODEL_DIR")
+
+
+def test_a_uri_stays_one():
+  path = storage.as_path("gs://bucket//a/./b/../c/") / "d.tar.gz"
+  assert str(path) == os.fspath(path) == "gs://bucket/a/c/d.tar.gz"
+  assert (path.name, path.stem, path.suffix, path.suffixes) == ("d.tar.gz", "d.tar", ".gz", [".tar", ".gz"])
+  assert str(path.parent) == "gs://bucket/a/c" and str(path.with_name("e")) == "gs://bucket/a/c/e"
+  assert [str(parent) for parent in path.parents] == ["gs://bucket/a/c", "gs://bucket/a", "gs://bucket"]
+  assert str(path.relative_to(storage.as_path("gs://bucket/a"))) == "c/d.tar.gz"
+  assert path.absolute() == path.expanduser() == path and {path: 1}[storage.as_path(str(path))] == 1
+
+
+def test_objects_are_read_written_listed_and_removed(store):
+  folder = storage.as_path(f"{ROOT}/run")
+  assert not folder.exists() and not folder.is_dir() and list(folder.glob("*")) == []
+  file = folder / "deep/er/text.txt"
+  file.parent.mkdir(parents=True, exist_ok=True)
+  awkward = "ä\r\n\r\n--boundary--\n" * 3
+  file.write_text(awkward)
+  assert file.read_text() == awkward and file.is_file() and not file.is_dir()
+  assert (folder / "deep").is_dir() and not (folder / "dee").exists()
+  assert file.stat().st_size == len(awkward.encode()) and abs(file.stat().st_mtime - time.time()) < 60
+  big = np.random.default_rng(0).bytes(9_000_000)  # above one request of an upload
+  (folder / "big").write_bytes(big)
+  with (folder / "big").open("rb") as opened:
+    opened.seek(8_999_000)
+    assert opened.read() == big[-1000:]
+  with (folder / "lines").open("w") as opened:
+    opened.write("one\ntwo\n")
+  assert [path.name for path in folder.iterdir()] == ["big", "deep", "lines"]
+  assert [str(path) for path in folder.glob("deep/*/*.txt")] == [str(file)]
+  assert [path.name for path in folder.rglob("*.txt")] == ["text.txt"]
+  (folder / "lines").rename(folder / "moved")
+  storage.append_text(folder / "moved", "three\n")
+  assert (folder / "moved").read_text() == "one\ntwo\nthree\n"
+  (folder / "moved").unlink()
+  (folder / "moved").unlink(missing_ok=True)
+  with pytest.raises(FileNotFoundError):
+    (folder / "moved").read_bytes()
+  storage.remove_tree(folder / "deep")
+  assert names(store) == ["run/big"]
+
+
+def test_what_another_process_writes_is_seen_at_once(store):
+  folder = storage.as_path(f"{ROOT}/shared")
+  assert not (folder / "new").exists() and list(folder.glob("*")) == []
+  store.put("t5-bucket", "shared/new", b"x", {})
+  assert (folder / "new").exists() and [p.name for p in folder.iterdir()] == ["new"]
+
+
+def test_an_appended_object_is_sent_now_and_then_and_at_the_end(store, monkeypatch):
+  path = storage.as_path(f"{ROOT}/metrics.jsonl")
+  path.write_text("before\n")
+  file = storage.appending(path)
+  sent = len(store.requests)
+  for number in range(100):
+    file.write(f"{number}\n".encode())
+    file.flush()
+  assert len(store.requests) == sent, "not at every row"
+  storage.send(file)
+  assert path.read_text().splitlines() == ["before", *map(str, range(100))]
+  monkeypatch.setattr(storage.AppendedObject, "_SECONDS", 0.0)
+  file.write(b"later\n")
+  deadline = time.monotonic() + 20
+  while "later" not in path.read_text():
+    assert time.monotonic() < deadline
+  file.truncate(len(b"before\n"))
+  file.close()
+  assert path.read_text() == "before\n"
+
+
+def refusal(path) -> str:
+  with pytest.raises(UserError) as error:
+    storage.check_reachable(path, "MODEL_DIR")
+  return str(error.value)
+
+
+def test_what_cannot_be_reached_is_refused_with_what_to_do(store):
+  storage.check_reachable(f"{ROOT}/new/folder", "MODEL_DIR")
+  assert "there is no bucket 'no-such-bucket'" in refusal("gs://no-such-bucket/x")
+  assert "names no bucket" in refusal("gs://")
+  assert "nothing is known of xyz://" in refusal("xyz://b/c")
+  store.token = "secret"
+  denied = refusal(f"{ROOT}/run")
+  assert "MODEL_DIR = gs://t5-bucket/run: access is denied" in denied and "Anonymous caller" in denied
+  assert "gcloud auth application-default login" in denied
+  with pytest.raises(PermissionError, match="Anonymous caller"):
+    storage.as_path(f"{ROOT}/run/x").read_bytes()
+
+
+def test_without_gcsfs_the_error_says_what_to_install():
+  code = (
+    "import sys; sys.modules['gcsfs'] = None\n"
+    "from t5like import storage\n"
+    "try: storage.check_reachable('gs://bucket/x', 'MODEL_DIR')\n"
+    "except Exception as error: print(type(error).__name__, error)\n"
+    "assert not {'jax', 'tensorflow'} & set(sys.modules)"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+  assert "UserError" in done.stdout and "pip install 't5like[gcs]'" in done.stdout, done.stderr
+
+
+def of_another_machine(store, name, seconds_ago=0.0) -> None:
+  """Makes an existing lease that of a machine that is not this one."""
+  about, content = store.buckets["t5-bucket"][name]
+  changed = json.dumps({**json.loads(content), "host": "elsewhere", "process": ["another-boot", 1]}).encode()
+  stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds_ago))
+  store.buckets["t5-bucket"][name] = ({**about, "updated": stamp, "size": str(len(changed))}, changed)
+
+
+def test_one_at_a_time_holds_a_lease(store):
+  path = storage.as_path(f"{ROOT}/run/trainer.lock")
+  first, second = (lock_at(path, 60.0, {"since": "noon"}) for _ in range(2))
+  assert isinstance(first, Lease) and first.try_acquire() is None
+  holder = second.try_acquire()
+  assert holder["pid"] == os.getpid() and holder["since"] == "noon"
+  before = path.stat().st_mtime
+  time.sleep(0.01)
+  first.touch()
+  assert path.stat().st_mtime > before
+  first.release()
+  assert not path.exists() and second.try_acquire() is None
+  second.release()
+
+
+def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
+  path = storage.as_path(f"{ROOT}/run/trainer.lock")
+  child = subprocess.Popen(["sleep", "60"])
+  identity = lease._process_identity(child.pid)
+  first = Lease(path, 600.0)
+  first.try_acquire()
+  about, content = store.buckets["t5-bucket"]["run/trainer.lock"]
+  held = json.dumps({**json.loads(content), "pid": child.pid, "process": identity}).encode()
+  store.buckets["t5-bucket"]["run/trainer.lock"] = ({**about, "size": str(len(held))}, held)
+  second = Lease(path, 600.0)
+  assert second.try_acquire()["pid"] == child.pid
+  child.kill()
+  child.wait()
+  assert second.try_acquire() is None
+  with pytest.raises(LeaseLost):
+    first.touch()
+  first.release()  # not its own any more
+  assert path.exists()
+
+
+def test_a_lease_of_another_machine_is_waited_for(store, monkeypatch, capfd):
+  """As long as it may be alive; a sign of life refuses, silence lets the next run in."""
+  monkeypatch.setattr("t5like.training.run_lock._LOOK", 0.05)
+  path = storage.as_path(f"{ROOT}/run/trainer.lock")
+  Lease(path, 180.0).try_acquire()
+  of_another_machine(store, "run/trainer.lock", seconds_ago=179.0)
+  with sole_trainer(f"{ROOT}/run"):
+    assert "process" in capfd.readouterr().out
+    assert json.loads(path.read_bytes())["pid"] == os.getpid()
+  assert not path.exists()
+  Lease(path, 180.0).try_acquire()
+  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
+  real, looks = time.sleep, []
+
+  def look(seconds):
+    looks.append(seconds)
+    if len(looks) == 3:
+      of_another_machine(store, "run/trainer.lock", seconds_ago=0.0)
+    real(0.01)
+
+  monkeypatch.setattr("t5like.training.run_lock.time.sleep", look)
+  with pytest.raises(UserError, match="another run trains in this directory"), sole_trainer(f"{ROOT}/run"):
+    pass
+
+
+def write_checkpoint(step, committed=True):
+  folder = storage.as_path(f"{ROOT}/run/checkpoints/{step}")
+  for name in ("params/manifest.ocdbt", "params/d/a", "metadata/metadata"):
+    (folder / name).write_text(f"{name} of {step}")
+  if committed:
+    (folder / "commit_success.txt").write_text("yes")
+  return folder
+
+
+def test_checkpoints_are_those_that_were_committed(store):
+  first, second = write_checkpoint(10), write_checkpoint(20)
+  write_checkpoint(30, committed=False)
+  assert checkpoint_steps(f"{ROOT}/run") == [10, 20]
+  clear_leftovers(first.parent)
+  assert not any("checkpoints/30" in name for name in names(store))
+  remove_checkpoint(first)
+  aside = set_aside(second)
+  assert checkpoint_steps(f"{ROOT}/run") == [] and aside.name == "damaged-20"
+  assert (aside / "params/d/a").read_text() == "params/d/a of 20"
+
+
+def test_checksums_on_a_store_are_its_own_and_nothing_is_read_back(store, tmp_path):
+  checkpoint = write_checkpoint(10)
+  sent = len(store.requests)
+  integrity.write_checksums(checkpoint)
+  assert not any("alt=media" in request for request in store.requests[sent:])
+  assert integrity.check_sums(checkpoint) is None
+  # Copied to a disk by other means it is compared byte by byte.
+  copy = storage.download_tree(checkpoint, tmp_path / "copy")
+  assert integrity.check_sums(copy) is None
+  (copy / "params/d/a").write_text("params/d/A of 10")
+  assert "has other bytes" in integrity.check_sums(copy)
+  (checkpoint / "params/d/a").write_text("params/d/A of 10")
+  assert integrity.check_sums(checkpoint) == "its params/d/a has other bytes than were written"
+  (checkpoint / "params/d/a").write_text("short")
+  assert "bytes short" in integrity.check_sums(checkpoint)
+  (checkpoint / "params/d/a").unlink()
+  assert integrity.check_sums(checkpoint) == "its params/d/a is missing"
+
+
+def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
+  (tmp_path / "10/params").mkdir(parents=True)
+  (tmp_path / "10/params/a").write_bytes(bytes(5000))
+  integrity.write_checksums(tmp_path / "10")
+  there = storage.as_path(f"{ROOT}/10")
+  storage.upload_tree(tmp_path / "10", there)
+  assert integrity.check_sums(there) is None
+  (there / "params/a").write_bytes(bytes(4999) + b"x")
+  assert "has other bytes" in integrity.check_sums(there)
+
+
+@pytest.fixture
+def remote_cache(store):
+  folder = data.cache_folder(f"{ROOT}/tokens", "demo", "train", "tiny", "0123456789")
+  examples = [{"targets": f"{n} {n}"} for n in range(50)]
+  write_cache(
+    folder, examples, ["targets"], lambda texts: [[int(w) + 1 for w in text.split()] for text in texts],
+    {"name": "tiny", "size": 100, "fingerprint": "0123456789"}, {"task": "demo", "split": "train", "source_files": []},
+    {"metrics": [], "postprocessor": None},
+  )  # fmt: skip
+  return folder
+
+
+def test_a_token_cache_is_copied_once_and_mapped(store, remote_cache, tmp_path):
+  assert str(remote_cache) == f"{ROOT}/tokens/demo/tiny-01234567/train"
+  assert (remote_cache / "cache.json").is_file() and not list(remote_cache.parent.glob("*.lock"))
+  cache = data.open_cache(remote_cache, mend="")
+  assert cache.examples == 50 and cache.example(7)["targets"].tolist() == [8, 8]
+  assert cache.folder.is_relative_to(tmp_path / "mirror")
+  for file in cache.folder.iterdir():
+    file.unlink()
+  fetched = len(store.requests)
+  data.open_cache(remote_cache, mend="")
+  again = len(store.requests)
+  assert sum("alt=media" in request for request in store.requests[fetched:again]) == 3  # manifest, tokens, index
+  data.open_cache(remote_cache, mend="")
+  assert sum("alt=media" in request for request in store.requests[again:]) == 1  # the manifest
+
+
+def test_a_copy_that_is_not_what_the_manifest_says_is_refused_or_fetched_again(store, remote_cache):
+  local = data.open_cache(remote_cache, mend="").folder
+  (local / "cache.json").unlink()
+  tokens = (local / "shard-00000.tokens").read_bytes()
+  (local / "shard-00000.tokens").write_bytes(bytes(len(tokens)))
+  data.open_cache(remote_cache, mend="")
+  assert (local / "shard-00000.tokens").read_bytes() == tokens
+  (remote_cache / "shard-00000.tokens").write_bytes(bytes(len(tokens)))
+  (local / "shard-00000.tokens").unlink()
+  with pytest.raises(UserError, match="not what its manifest says"):
+    data.open_cache(remote_cache, mend="")
+  assert not (local / "shard-00000.tokens").exists()
+  (remote_cache / "shard-00000.index").unlink()
+  with pytest.raises(UserError, match="is missing"):
+    data.describe_cache(remote_cache, mend="")
+  with pytest.raises(UserError, match="no token cache here"):
+    data.open_cache(remote_cache.parent / "test", mend="")
+
+
+def test_a_vocabulary_on_a_store_is_the_same_vocabulary(store):
+  own = load_vocabulary("tiny")
+  storage.as_path(f"{ROOT}/vocabularies/spiece.model").write_bytes(own.path.read_bytes())
+  for name in (f"{ROOT}/vocabularies/spiece.model", f"{ROOT}/vocabularies", f"{ROOT}/vocabularies/:extra_ids=100"):
+    assert load_vocabulary(name).fingerprint == own.fingerprint
+  with pytest.raises(UserError, match="no vocabulary"):
+    load_vocabulary(f"{ROOT}/nothing/here.model")
