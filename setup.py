@@ -53,9 +53,18 @@ setup(
   extras_require={
     "tpu": ["jax[tpu]>=0.10,<0.13"],
     "cuda": ["jax[cuda13]>=0.10,<0.13"],
+    # Model directories, token caches, vocabularies and corpora on gs://.
+    "gcs": ["gcsfs>=2026.1,<2028"],
     "hf": ["torch>=2.6,<3", "transformers>=5,<6"],
     "bench": ["torch>=2.6,<3", "transformers>=5,<6"],
     "wandb": ["wandb>=0.19,<1"],
-    "test": ["hypothesis>=6.100,<7", "pytest>=8,<10", "pytest-xdist>=3.6,<4"],
+    "test": [
+      "gcsfs>=2026.1,<2028",
+      "hypothesis>=6.100,<7",
+      "jsonschema>=4.18,<5",
+      "pytest-xdist>=3.6,<4",
+      "pytest>=8,<10",
+      "pyyaml>=6,<7",
+    ],
   },
 )
