@@ -12,7 +12,7 @@ set -euo pipefail
 
 fail() {
   echo "error: $1" >&2
-  echo "  try  launch/gke/xpk.sh create run --cluster=C --tpu-type=v5litepod-16 --docker-image=I -- t5like train ..." >&2
+  echo "  try  launch/gke/xpk.sh create run --cluster=C --tpu-type=v6e-16 --docker-image=I -- t5like train ..." >&2
   exit 2
 }
 

@@ -1,4 +1,4 @@
-"""`launch/slurm.sbatch` with stand-ins for srun, scancel, scontrol: it ends as the run does, and queues again in time."""
+"""`launch/slurm.sbatch` with stand-ins for Slurm's commands: it ends as the run does, and queues again in time."""
 
 import json
 import os

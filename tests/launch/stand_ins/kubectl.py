@@ -1,0 +1,22 @@
+"""Stands in for kubectl: keeps the manifest that is applied, and says what a cluster would."""
+
+import sys
+
+from tool import FOLDER, Call
+
+if __name__ == "__main__":
+  call = Call("kubectl", sys.argv[1:])
+  if call.name == "apply":
+    assert call.flag("--filename") == "-"
+    (FOLDER / "manifest.yaml").write_text(sys.stdin.read())
+    print("jobset.jobset.x-k8s.io/demo created")
+  elif call.name == "logs" and "completion-index=0" in call.flag("--selector"):
+    print("[pod/demo-slice-0-0-x/t5like] step 1")
+  elif call.name == "logs":
+    print("[pod/demo-slice-1-3-x/t5like] step 1\n[pod/demo-slice-1-3-x/t5like] error: the moon is full")
+  elif call.name == "delete":
+    print('jobset.jobset.x-k8s.io "demo" deleted')
+  else:
+    print(
+      "NAME   TERMINALSTATE   RESTARTS   COMPLETED   SUSPENDED   AGE\ndemo                   0                                  1m"
+    )

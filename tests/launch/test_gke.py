@@ -1,0 +1,239 @@
+"""`launch/gke`: manifests that Kubernetes and JobSet take, of the shape that xpk knows for each slice; kubectl and xpk
+get only flags they have, and their failures end in a sentence."""
+
+import copy
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+
+import jsonschema
+import pytest
+import referencing
+import yaml
+from commands import REPOSITORY, STAND_INS, put_on_path
+
+from t5like.parallel import multihost
+
+SCHEMAS = STAND_INS.parent / "schemas"
+SLICES = json.loads((STAND_INS.parent / "flags/xpk.json").read_text())["slices"]
+TRAIN = ["--", "t5like", "train", "--gin.MODEL_DIR=gs://bucket/run"]
+V5E = ["--image=img", "--accelerator=v5e", "--topology=4x4"]
+GPU = ["--image=img", "--accelerator=nvidia-h100-80gb", "--nodes=4"]
+
+
+@pytest.fixture(scope="module")
+def schema():
+  resources = []
+  for name in ("kubernetes.json", "jobset.json"):
+    resources.append((name, referencing.Resource.from_contents(json.loads((SCHEMAS / name).read_text()))))
+  registry = referencing.Registry().with_resources(resources)
+  return jsonschema.Draft202012Validator({"$ref": "jobset.json"}, registry=registry)
+
+
+class Cluster:
+  def __init__(self, folder):
+    self.folder = folder
+    put_on_path(folder / "bin", {name: [STAND_INS / f"{name}.py"] for name in ("kubectl", "xpk")})
+    self.environment = {
+      **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
+      "T5LIKE_RETRY_SECONDS": "0",
+    }  # fmt: skip
+
+  def run(self, script, *words, status=0) -> str:
+    done = subprocess.run(
+      [REPOSITORY / "launch/gke" / script, *words], env=self.environment, text=True, timeout=30,
+      stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert not (self.folder / "refused.txt").exists(), (self.folder / "refused.txt").read_text()
+    assert done.returncode == status, f"status {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+  def fail(self, words, stderr, times=1):
+    (self.folder / "failures.json").write_text(json.dumps([{"words": words, "stderr": stderr, "times": times}]))
+
+  def calls(self) -> list[list[str]]:
+    return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def cluster(tmp_path):
+  return Cluster(tmp_path)
+
+
+def parts(manifest: dict) -> tuple[dict, dict, dict, dict]:
+  """The replicated job, its Job, its Pod and its container."""
+  (replicated,) = manifest["spec"]["replicatedJobs"]
+  job = replicated["template"]["spec"]
+  pod = job["template"]["spec"]
+  return replicated, job, pod, pod["containers"][0]
+
+
+@pytest.mark.parametrize(
+  "name", ["v4-8", "v4-64", "v5litepod-16", "v5litepod-256", "v5p-32", "v6e-4", "v6e-8", "tpu7x-128"]
+)
+def test_a_slice_has_the_shape_that_xpk_gives_it(cluster, schema, name):
+  label, topology, hosts, chips = SLICES[name]
+  words = ["--image=img", f"--accelerator={name.split('-')[0]}", f"--topology={topology}", "--slices=3", *TRAIN]
+  manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *words))
+  schema.validate(manifest)
+  replicated, job, pod, container = parts(manifest)
+  assert (replicated["replicas"], job["parallelism"], job["completions"]) == (3, hosts, hosts)
+  assert pod["nodeSelector"] == {
+    "cloud.google.com/gke-tpu-accelerator": label, "cloud.google.com/gke-tpu-topology": topology,
+  }  # fmt: skip
+  assert container["resources"]["limits"] == container["resources"]["requests"] == {"google.com/tpu": chips}
+
+
+def test_the_schemas_refuse_what_kubernetes_would(cluster, schema):
+  manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *V5E, *TRAIN))
+  for path, value in {
+    ("spec", "replicatedJobs", 0, "template", "spec", "parallelism"): "four",
+    ("spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "nodeSelectors"): {},
+    ("spec", "failurePolicy", "rules", 0, "action"): "GiveUp",
+    ("spec", "maxRestarts"): 3,
+  }.items():
+    wrong = copy.deepcopy(manifest)
+    place = wrong
+    for key in path[:-1]:
+      place = place[key]
+    place[path[-1]] = value
+    assert not schema.is_valid(wrong), path
+
+
+def test_bad_input_ends_the_run_and_everything_else_starts_it_again(cluster):
+  manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *V5E, "--max_restarts=7", *TRAIN))
+  _, job, pod, container = parts(manifest)
+  (rule,) = job["podFailurePolicy"]["rules"]
+  assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
+  (reaction,) = manifest["spec"]["failurePolicy"]["rules"]
+  assert (reaction["action"], reaction["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+  # Kubernetes takes a podFailurePolicy only with restartPolicy Never; indexes make process ids.
+  assert (pod["restartPolicy"], job["backoffLimit"], job["completionMode"]) == ("Never", 0, "Indexed")
+  assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
+  assert container["args"][:2] == ["train", "--restarts=10"]
+
+
+def test_gpu_nodes_find_each_other(cluster, schema, monkeypatch):
+  manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *GPU, "--spot", *TRAIN))
+  schema.validate(manifest)
+  replicated, job, pod, container = parts(manifest)
+  assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+  assert job["parallelism"] == 4 and container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+  for variable in container["env"]:
+    value = variable.get("value", "2")
+    if "valueFrom" in variable:
+      assert variable["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
+    monkeypatch.setenv(variable["name"], value)
+  # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, which is the JobSet's name (JobSet's own words).
+  assert multihost.find_place() == multihost.Place(f"demo-{replicated['name']}-0-0.demo:8476", 4, 2)
+
+
+def test_arguments_arrive_as_they_were_given(cluster, schema):
+  words = ["--gin.LENGTHS={'inputs': 512}", 'a "quoted" word', "back\\slash", "R&D @NAME@ $HOME", "é: #x"]
+  manifest = yaml.safe_load(
+    cluster.run("jobset.sh", "render", "demo", *V5E, "--reservation=r1", "--restarts=0", *TRAIN, *words)
+  )
+  schema.validate(manifest)
+  _, _, pod, container = parts(manifest)
+  assert container["args"] == ["train", "--gin.MODEL_DIR=gs://bucket/run", *words]
+  assert pod["nodeSelector"]["cloud.google.com/reservation-name"] == "r1"
+
+
+def test_submit_watch_and_delete(cluster, schema):
+  cluster.run("jobset.sh", "submit", "demo", *V5E, "--namespace=research", *TRAIN)
+  schema.validate(yaml.safe_load((cluster.folder / "manifest.yaml").read_text()))
+  cluster.run("jobset.sh", "status", "demo", "--namespace=research")
+  output = cluster.run("jobset.sh", "logs", "demo", "--namespace=research")
+  assert "[pod/demo-slice-0-0-x/t5like] step 1" in output
+  assert "STILL BILLED are the cluster" in cluster.run("jobset.sh", "delete", "demo", "--namespace=research")
+  assert all("--namespace=research" in call for call in cluster.calls())
+  assert [call[0] for call in cluster.calls()][:3] == ["apply", "get", "get"] and cluster.calls()[-1][0] == "delete"
+
+
+def test_a_dry_run_changes_nothing(cluster):
+  output = cluster.run("jobset.sh", "submit", "demo", *V5E, "--dry_run", *TRAIN)
+  assert "kind: JobSet" in output and "+ kubectl apply --filename=- --namespace=default" in output
+  cluster.run("jobset.sh", "logs", "demo", "--dry_run")
+  assert not (cluster.folder / "calls.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+  ("message", "times", "status", "expected"),
+  [
+    ("The connection to the server 10.0.0.1 was refused", 2, 0, "demo created"),
+    ("Unable to connect to the server: dial tcp: i/o timeout", 9, 1, "the cluster cannot be reached"),
+    ('error: no matches for kind "JobSet" in version', 9, 2, "the cluster does not know JobSets"),
+    ("Error from server (Forbidden): jobsets is forbidden", 9, 2, "gcloud container clusters get-credentials"),
+    ("error: exceeded quota", 9, 2, "kubectl failed"),
+  ],
+)
+def test_failures_of_the_cluster(cluster, message, times, status, expected):
+  cluster.fail("apply", message, times)
+  assert expected in cluster.run("jobset.sh", "submit", "demo", *V5E, *TRAIN, status=status)
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (["sail", "demo"], "'sail' is no step"),
+    (["render", "Demo", *V5E, *TRAIN], "cannot be the name"),
+    (["render", "demo", *V5E], "what to run?"),
+    (["render", "demo", *V5E[1:], *TRAIN], "which image?"),
+    (["render", "demo", "--image=i", "--accelerator=v9", *TRAIN], "which accelerator? 'v9' is none"),
+    (["render", "demo", *V5E[:2], *TRAIN], "--topology='' is none"),
+    (["render", "demo", *V5E, "--slices=x", *TRAIN], "--slices=x is not a number"),
+    (["render", "demo", *V5E, "--slice=2", *TRAIN], "there is no option --slice"),
+    (["render", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=runs/x"], "would be lost with the Pod"),
+  ],
+)
+def test_what_cannot_work_is_said(cluster, words, message):
+  assert message in cluster.run("jobset.sh", *words, status=2)
+
+
+XPK = ["--cluster=c", "--project=p", "--zone=us-west4-a", "--tpu-type=v5litepod-16", "--docker-image=img"]
+
+
+def test_xpk_gets_flags_it_has_and_a_command_that_keeps_its_words(cluster):
+  words = ["--gin.LENGTHS={'inputs': 512}", "$HOME", 'a "b"']
+  cluster.run("xpk.sh", "create", "demo", *XPK, "--num-slices=2", "--max-restarts=5", *TRAIN, *words)
+  cluster.run("xpk.sh", "list", *XPK[:3])
+  cluster.run("xpk.sh", "delete", "demo", *XPK[:3])
+  create, listed, deleted = cluster.calls()
+  assert {"--workload=demo", "--num-slices=2", "--max-restarts=5", "--restart-on-exit-codes=124"} <= set(create)
+  assert "--max-restarts=100" not in create and "--workload=demo" in deleted and "list" in listed
+  (command,) = [word.removeprefix("--command=") for word in create if word.startswith("--command=")]
+  assert command.startswith("exec ")
+  put_on_path(cluster.folder / "bin", {"t5like": ["printf", "%s\\n"]})
+  said = subprocess.run(["bash", "-c", f"({command})"], env=cluster.environment, capture_output=True, text=True).stdout
+  assert said.splitlines() == ["train", "--restarts=10", "--gin.MODEL_DIR=gs://bucket/run", *words]
+
+
+@pytest.mark.slow  # needs the real xpk (pip install xpk), which the tests do not install
+@pytest.mark.skipif(not shutil.which("xpk"), reason="xpk is not installed")
+def test_the_real_xpk_renders_what_we_ask_for(cluster):
+  (cluster.folder / "bin/xpk").unlink()
+  words = [*XPK, "--num-slices=2", "--dry-run", "--skip-validation", *TRAIN]
+  output = cluster.run("xpk.sh", "create", "demo", *words)
+  manifest = yaml.safe_load(re.search(r"^apiVersion: jobset.*?(?=^\[XPK\])", output, re.M | re.S)[0])
+  replicated, job, pod, container = parts(manifest)
+  assert (replicated["replicas"], job["parallelism"], manifest["spec"]["failurePolicy"]["maxRestarts"]) == (2, 4, 100)
+  assert "(exec t5like train --restarts=10 --gin.MODEL_DIR=gs://bucket/run)" in container["command"][-1]
+  (rule,) = job["podFailurePolicy"]["rules"]
+  assert {124, 143} <= set(rule["onExitCodes"]["values"]) and 2 not in rule["onExitCodes"]["values"]
+  assert pod["terminationGracePeriodSeconds"] == 600
+
+
+def test_the_image_holds_what_it_copies():
+  lines = (REPOSITORY / "launch/Dockerfile").read_text().replace("\\\n", " ").splitlines()
+  instructions = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+  ignored = (REPOSITORY / "launch/Dockerfile.dockerignore").read_text().splitlines()
+  copied = {source for name, *sources, _ in instructions if name == "COPY" for source in sources}
+  assert copied == {line[1:] for line in ignored if line.startswith("!")} and "*" in ignored
+  assert all((REPOSITORY / source).exists() for source in copied)
+  assert instructions[0][0] == "FROM" and instructions[0][1].startswith("python:3.1")
+  assert instructions[-1] == ["ENTRYPOINT", "[tini,", "--,", "t5like]"]  # signals reach the trainer
+  extras = re.findall(r'"(\w+)": \[', (REPOSITORY / "setup.py").read_text())
+  assert {"tpu", "cuda"} <= set(extras) and ["ARG", "EXTRA=tpu"] in instructions
