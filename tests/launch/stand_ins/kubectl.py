@@ -17,6 +17,4 @@ if __name__ == "__main__":
   elif call.name == "delete":
     print('jobset.jobset.x-k8s.io "demo" deleted')
   else:
-    print(
-      "NAME   TERMINALSTATE   RESTARTS   COMPLETED   SUSPENDED   AGE\ndemo                   0                                  1m"
-    )
+    print("demo   0   1m")
