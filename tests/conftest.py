@@ -7,9 +7,10 @@ import os
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-# Tests compile much and run little: let LLVM not optimise, which halves the time of the suite. Without XLA's fusion
-# emitters there is less to compile still; only jax 0.10 is known to take that flag, and 0.12 ends at it.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0" + (
+# Tests compile much and run little: let LLVM not optimise, which halves the time of the suite, and compile a program in
+# one piece: there is no core left for a second. Without XLA's fusion emitters there is less to compile still; only jax
+# 0.10 is known to take that flag, and 0.12 ends at it.
+os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
 # Many tests compile the same tiny programs: they are kept, for the other worker and for the next run. (`t5like train`
@@ -20,9 +21,13 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import contextlib
+import importlib
 import io
+import json
 import subprocess
 import sys
+import types
+import unittest.mock
 from pathlib import Path
 
 import hypothesis
@@ -52,20 +57,38 @@ def run_process(*args: object, cwd: Path | None = None, status: int = 0, devices
   # Safe path: as the installed command, `python -m` then does not look for modules in the current folder by itself.
   env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
   done = subprocess.run(
-    [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300
+    [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=900
   )
   assert done.returncode == status, f"status {done.returncode}\n{done.stdout}\n{done.stderr}"
   return done
 
 
+def exit_status(arguments: list[str]) -> int:
+  try:
+    return main(arguments)
+  except SystemExit as end:
+    return end.code
+
+
+def start_here(line: list[str]):
+  """What commands start as a process of its own, for it needs TensorFlow: `t5like cache`, and questions to seqio."""
+  assert line[:2] == [sys.executable, "-m"]
+  if line[2] == "t5like":
+    return subprocess.CompletedProcess(line, exit_status(line[3:]))
+  return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
+
+
 def run_here(*args: object, status: int = 0):
-  """Runs the command in this process, which has jax loaded and eight devices: seconds faster."""
+  """Runs the command in this process, which has jax and TensorFlow loaded and eight devices: seconds faster.
+
+  The processes that it would start run here as well.
+  """
   out, err = io.StringIO(), io.StringIO()
-  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-    try:
-      code = main([str(a) for a in args])
-    except SystemExit as end:
-      code = end.code
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
+    for starter in ("token_caches", "task_process"):
+      here = unittest.mock.patch(f"t5like.cli.{starter}.subprocess", types.SimpleNamespace(run=start_here))
+      patches.enter_context(here)
+    code = exit_status([str(a) for a in args])
   assert code == status, f"status {code}\n{out.getvalue()}\n{err.getvalue()}"
   return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
@@ -82,8 +105,11 @@ def t5like_process():
 
 @pytest.fixture(scope="session")
 def token_caches(tmp_path_factory) -> Path:
-  """The embedded tasks, tokenised by the real command into a folder that tests must not change."""
-  folder = tmp_path_factory.mktemp("tokens")
+  """The embedded tasks, tokenised by the real command into a folder where tests may add to it, but change nothing."""
+  folder = tmp_path_factory.getbasetemp()
+  if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: the first builds, the others wait and find it
+    folder = folder.parent
+  folder = folder / "tokens"
   for task, split in (("novels", "train"), ("snli", "train"), ("snli", "validation")):
     run_here("cache", task, f"--split={split}", "--vocabulary=tiny", f"--out={folder}")
   return folder
