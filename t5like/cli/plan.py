@@ -153,21 +153,12 @@ def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
 def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[str]:
   from t5like.planning.price import CO2E, PUE, assumptions
 
-  return [
-    "time: every operation at the share of its device's peak that was measured on an H200; on other devices as large",
-    *assumptions(forecasts[-1].topology.chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e),
-  ]
-
-
-def _print(
-  args: argparse.Namespace, forecasts: list[Forecast], too_large: Forecast | None, other: Forecast | None
-) -> None:
-  from t5like.planning.plan_text import render_plan
-
-  print(render_plan(forecasts, _price(args, forecasts), _assumptions(args, forecasts)))
-  if too_large:
-    print()
-    print("\n".join(_remedy(too_large, other)))
+  chip = forecasts[-1].topology.chip
+  time = {
+    "gpu": "time: every operation at the share of the device's peak that was measured on an H200",
+    "tpu": "time: every operation at a share of the device's peak that others report; not measured by us",
+  }.get(chip.platform, "time: every operation at the speed of a product and a copy, measured here and now")
+  return [time, *assumptions(chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)]
 
 
 def _remedy(too_large: Forecast, other: Forecast | None) -> list[str]:

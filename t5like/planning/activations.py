@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention import Case, choose_backend, compile_for
+from t5like.models.bert import predictions_of_a_row
 from t5like.models.config import TransformerConfig
 from t5like.planning.residuals import Kept, kept_arrays, row_bytes, with_rows
 
@@ -151,7 +151,7 @@ def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
 def predicted_positions(model: nn.Module, length: int) -> int:
   """How many of a row's positions an encoder computes scores for in training."""
   share = getattr(model, "predicted_share", 1.0)
-  return length if share >= 1.0 else min(length, -(-math.ceil(share * length) // 8) * 8)
+  return length if share >= 1.0 else predictions_of_a_row(share, length)
 
 
 def _narrowed(model: nn.Module, tensor: int) -> nn.Module:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from t5like.kernels.attention import compile_for
+from t5like.models.attention import describe_backend
 from t5like.planning.forecast import Forecast, parameters_by_part
 from t5like.planning.price import Price
 from t5like.planning.run_card import bytes_text, large
@@ -52,7 +54,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 def _machine(forecast: Forecast) -> list[str]:
   spec = forecast.topology.chip.spec
   mesh = " ".join(f"{axis}={size}" for axis, size in forecast.mesh.items())
-  each = f"{spec.flops / 1e12:.4g} TFLOP/s, {bytes_text(spec.memory)} at {spec.bandwidth / 1e12:.3g} TB/s"
+  each = f"{large(spec.flops, 'FLOP')}/s, {bytes_text(spec.memory)} at {large(spec.bandwidth, 'B')}/s"
   return [f"{forecast.topology.describe()}; each {each}", f"mesh {mesh}"]
 
 
@@ -77,7 +79,14 @@ def _parts(forecast: Forecast) -> list[str]:
   lengths = " + ".join(str(n) for n in work.lengths.values() if n)
   parts = f" in {work.microbatches} parts" if work.microbatches > 1 else ""
   head = f"{type(work.model).__name__}, batches of {work.rows} x ({lengths}) tokens{parts}, remat {config.remat}"
-  return [f"{head}, compute in {config.compute_dtype}", *table(rows)]
+  attention = [f"attention {line}" for line in attention_backends(forecast).split("\n")]
+  return [f"{head}, compute in {config.compute_dtype}", *attention, *table(rows)]
+
+
+def attention_backends(forecast: Forecast) -> str:
+  """Which back end the planned machine would use, and why."""
+  with compile_for(forecast.topology.chip.platform):
+    return describe_backend(forecast.work.model.config, **forecast.work.lengths)
 
 
 def _memory(forecast: Forecast) -> list[str]:
@@ -193,6 +202,7 @@ def as_dict(forecast: Forecast) -> dict[str, object]:
     "batch_size": work.rows,
     "microbatches": work.microbatches,
     "remat": work.model.config.remat,
+    "attention": attention_backends(forecast),
     "lengths": work.lengths,
     "parameters": parameters_by_part(work.state.params),
     "flops_a_step": work.flops_by_part(),

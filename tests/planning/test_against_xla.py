@@ -41,6 +41,7 @@ SLOW = {
   ),
   "t5 scanned, dropout": Step(t5(3, scan_layers=True, dropout_rate=0.1), rows=16),
   "t5 scanned, full, data and fsdp": Step(t5(4, scan_layers=True, remat="full"), rows=32, mesh=(2, 4, 1)),
+  "gpt scanned, elementwise": Step(gpt(4, scan_layers=True, remat="elementwise"), rows=32, mesh=(2, 1, 1)),
   "gpt unrolled, data": Step(gpt(4), rows=64, mesh=(8, 1, 1)),
   "gpt scanned, in parts": Step(gpt(3, scan_layers=True), rows=64, mesh=(2, 1, 1), microbatches=4),
   "bert scanned, all axes": Step(bert(4, scan_layers=True), rows=32, mesh=(2, 2, 2), optimizer="adamw"),
