@@ -17,10 +17,6 @@ from t5like.training.integrity import CHECKSUMS, find_damage
 # Large enough to lie in data files; smaller arrays lie in the index.
 parameters = functools.partial(any_parameters, width=256)
 
-# Orbax reads and writes arrays in an event loop that it closes at the first error; those still under way then find it
-# closed, which tensorstore reports and nobody needs to know.
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning")
-
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):

@@ -28,10 +28,6 @@ from t5like.training.run_lock import LOCK, sole_trainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# Orbax reads and writes arrays in an event loop that it closes at the first error; those still under way then find it
-# closed, which tensorstore reports and nobody needs to know.
-pytestmark = pytest.mark.filterwarnings("ignore:(?s).*Event loop is closed:pytest.PytestUnraisableExceptionWarning")
-
 
 def start(action, folder, **env):
   # Warnings and other noise go to where nobody looks, unless the process fails.
