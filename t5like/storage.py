@@ -47,6 +47,13 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
   return isinstance(path, RemotePath) or bool(SCHEME.match(os.fspath(path)))
 
 
+def local_path(given: str | os.PathLike[str], what: str) -> Path:
+  """A path that has to be on this machine; pathlib would take 'gs://x' for a folder called 'gs:'."""
+  if is_remote(given):
+    raise UserError(f"{what} = {given!s} is no local path", expected="a path of this machine")
+  return as_path(given)
+
+
 def check_reachable(path: str | os.PathLike[str], what: str) -> None:
   """Refuses a store that cannot be asked: no package, no credentials, no such bucket. Local paths pass.
 

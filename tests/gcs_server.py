@@ -50,6 +50,7 @@ class Store:
     self.uploads: dict[str, tuple[str, str, dict, bytearray]] = {}
     self._generations = itertools.count(int(time.time() * 1e6))
     self.requests: list[str] = []
+    self.refused: str | None = None  # objects with this in their name cannot be written
 
   def bucket(self, name: str) -> dict:
     if name not in self.buckets:
@@ -66,6 +67,8 @@ class Store:
     return found
 
   def put(self, bucket: str, name: str, data: bytes, query: dict) -> dict:
+    if self.refused and self.refused in name:
+      raise Failure(403, "The caller does not have storage.objects.create access.")
     with self.lock:
       self._check(self.bucket(bucket).get(name), query)
       about = {

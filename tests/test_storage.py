@@ -261,16 +261,30 @@ def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
   assert "has other bytes" in integrity.check_sums(there)
 
 
-@pytest.fixture
-def remote_cache(store):
+def build_remote(encode=lambda texts: [[int(w) + 1 for w in text.split()] for text in texts]):
   folder = data.cache_folder(f"{ROOT}/tokens", "demo", "train", "tiny", "0123456789")
   examples = [{"targets": f"{n} {n}"} for n in range(50)]
   write_cache(
-    folder, examples, ["targets"], lambda texts: [[int(w) + 1 for w in text.split()] for text in texts],
+    folder, examples, ["targets"], encode,
     {"name": "tiny", "size": 100, "fingerprint": "0123456789"}, {"task": "demo", "split": "train", "source_files": []},
     {"metrics": [], "postprocessor": None},
   )  # fmt: skip
   return folder
+
+
+@pytest.fixture
+def remote_cache(store):
+  return build_remote()
+
+
+def test_a_cache_whose_sending_failed_is_sent_and_not_built_again(store):
+  store.refused = ".index"
+  with pytest.raises(UserError, match="could not be written"):
+    build_remote()
+  assert not any("cache.json" in name for name in names(store)), "it is no cache yet"
+  store.refused = None
+  folder = build_remote(encode=lambda texts: pytest.fail("built again"))
+  assert data.open_cache(folder, mend="").example(3)["targets"].tolist() == [4, 4]
 
 
 def test_a_token_cache_is_copied_once_and_mapped(store, remote_cache, tmp_path):

@@ -14,6 +14,7 @@ from t5like.lease import Lease, LeaseLost
 
 _SILENCE_OF_THE_DEAD = 600.0  # seconds; a builder gives signs of life between pieces of work
 _RENEWAL = 60.0  # seconds between those on a store
+_LOOK = 5.0  # seconds between looks at a lease that others hold: each is some requests
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def sole_builder(
   lock = lock_at(folder.with_name(f"{folder.name}.lock"), _SILENCE_OF_THE_DEAD)
   try:
     lock.path.parent.mkdir(parents=True, exist_ok=True)
-    _wait_for(lock, waiting, poll)
+    _wait_for(lock, waiting, max(poll, _LOOK) if isinstance(lock, Lease) else poll)
   except OSError as error:
     raise UserError("the token cache cannot be written", folder=folder, because=error.strerror or error) from None
   try:

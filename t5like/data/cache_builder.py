@@ -8,6 +8,7 @@ last. What is built, by one worker or ten, at once or in eleven attempts, is the
     <folder>.building/plan.json        what is built: another plan starts over
     <folder>.building/cache/           the shards, moved to <folder> when all are there
     <folder>.building/entries/         their entries of the manifest, and which parts are complete
+    <folder>.unsent                    the plan of a whole cache that is on its way to a store (mirror.py)
 """
 
 from __future__ import annotations
@@ -119,13 +120,18 @@ def build_cache(
     "description": dict(description),
     "scoring": dict(scoring),
   }
+  unsent = made_in.with_name(f"{made_in.name}.unsent")
   try:
+    if storage.is_remote(folder) and _holds(unsent, plan):
+      _send(made_in, folder, unsent)
+      return
     _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
     maker = PieceMaker(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields)
     shards = _make_all(maker, parts, limits, workers, progress)
     _finish(made_in, building, plan, shards)
     if storage.is_remote(folder):
-      mirror.publish(made_in, folder)
+      storage.write_whole(unsent, json.dumps(plan, sort_keys=True))
+      _send(made_in, folder, unsent)
   except OSError as error:
     raise _cannot_write(folder, error) from error
 
@@ -166,6 +172,16 @@ class PieceMaker:
 def _made_in(folder: Path) -> Path:
   """A cache for a store is built in this machine's copy of it."""
   return storage.mirror_folder(folder) if storage.is_remote(folder) else folder
+
+
+def _holds(unsent: Path, plan: Mapping[str, Any]) -> bool:
+  """Whether an earlier attempt at this plan has built everything, and was stopped while it sent."""
+  return unsent.is_file() and unsent.read_text(encoding="utf-8") == json.dumps(plan, sort_keys=True)
+
+
+def _send(made_in: Path, folder: Path, unsent: Path) -> None:
+  mirror.publish(made_in, folder)
+  unsent.unlink()
 
 
 def _building(folder: Path) -> Path:
