@@ -252,7 +252,10 @@ logs() {
   if [ "$step" = logs ]; then
     on_all status || give_up status
     summary
-    [ "$ended" = running ] || return "$ended"
+    case "$ended" in
+      running | vanished) say "the run goes on, the log has ended ($ended): launch/tpu_pod.sh status $name" ;;
+      *) return "$ended" ;;
+    esac
   fi
 }
 
@@ -264,14 +267,18 @@ end_streams() {
   done
 }
 
-# The outcome of a run from the answers of all: `running`, or the status that says most: bad input before a failure,
-# a failure before being stopped. $deliberate, if it was stopped by `stop`.
+# The outcome of a run from the answers of all: `vanished`, if a host has forgotten it; `running`; or the status that
+# says most: bad input before a failure, a failure before being stopped. $deliberate, if it was stopped by `stop`.
 summary() {
   local statuses status
   ended=0 deliberate=""
   statuses="$(sed -n 's/.* status ended \([0-9]*\).*/\1/p' <<<"$answers" | sort -nu)"
   if grep -q ' status running' <<<"$answers"; then ended=running; fi
   if grep -q ' stopped$' <<<"$answers"; then deliberate=yes; fi
+  if grep -q ' status vanished' <<<"$answers"; then
+    ended=vanished
+    return
+  fi
   for status in $statuses; do
     if [ "$status" -ne 0 ] && [ "$status" -ne 143 ] && [ "$status" -ne 130 ]; then
       ended="$status" # someone failed: if others still run, they wait for him in vain
@@ -327,7 +334,7 @@ delete() {
   if [ "$step" = delete ]; then rm -rf "$memory"; fi
 }
 
-# look: what became of the run, in $outcome: running, preempted, unreachable, or its exit status.
+# look: what became of the run, in $outcome: running, vanished, preempted, unreachable, or its exit status.
 look() {
   outcome=preempted
   if gone; then return; fi
@@ -366,12 +373,14 @@ bring_up() {
         fi
         say "the run was told to stop (status $outcome), but not by 'stop': going on from the last checkpoint"
         ;;
+      vanished) say "a worker has forgotten the run (restarted?): going on from the last checkpoint" ;;
       unreachable) fail 1 "$name does not answer, though it is $state" missing "$(name_missing | paste -sd, -)" \
         try "launch/tpu_pod.sh status $name, then up again: the run goes on from its last checkpoint" ;;
       *) break ;;
     esac
   done
-  [ "$outcome" != preempted ] || fail 1 "$name was preempted $attempt times" try "--recreate=1000, or without --spot"
+  [[ "$outcome" =~ ^[0-9]+$ && "$attempt" -le "${option[recreate]}" ]] \
+    || fail 1 "the run was started $attempt times and did not end ($outcome)" try "--recreate=1000, or without --spot"
   if [ "$outcome" != 0 ]; then keep_logs; fi
   say "the run has ended with status $outcome"
   if [ -z "$keep" ]; then delete; fi

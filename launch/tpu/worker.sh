@@ -12,7 +12,14 @@ here="$PWD"
 
 answer() { echo "t5like-pod: $(hostname) $*"; }
 
-is_running() { [ -s pid ] && kill -0 "$(cat pid)" 2>/dev/null; }
+# A process that has ended but that nobody has asked about yet (Z) does not run.
+is_running() { [ -s pid ] && ps -o stat= -p "$(cat pid)" | grep -q '^[^Z]'; }
+
+put_in_place() {
+  command -v uv >/dev/null || python3 -m pip install --quiet --user uv || return
+  uv venv --quiet --allow-existing --python 3.12 venv || return
+  uv pip install --quiet --python venv/bin/python --exclude-newer "$2" --reinstall-package t5like "$1"
+}
 
 # The images have Python 3.10: uv brings a newer one. --exclude-newer makes the resolution a function of the date,
 # so that all workers, and those of the next pod after a preemption, get the same packages.
@@ -23,15 +30,12 @@ install() {
   # Not under the feet of a run that goes on.
   if [ "$(cat installed 2>/dev/null)" != "$want" ] && ! is_running; then
     rm -f installed
-    command -v uv >/dev/null || python3 -m pip install --quiet --user uv || { answer install failed: no uv; return 1; }
     case "$source" in
       git+*) : ;;
       *) source="file://$here/$source" ;;
     esac
-    if ! { uv venv --quiet --allow-existing --python 3.12 venv \
-      && uv pip install --quiet --python venv/bin/python --exclude-newer "$as_of" --reinstall-package t5like \
-        "t5like[tpu] @ $source"; }; then
-      answer install failed
+    if ! put_in_place "t5like[tpu] @ $source" "$as_of" >install.log 2>&1; then
+      answer "install failed: $(grep . install.log | tail -n 1 | cut -c1-300)"
       return 1
     fi
     echo "$want" >installed
@@ -76,7 +80,7 @@ status() {
   elif [ -s status ]; then
     answer "status ended $(cat status)$([ ! -e stopped ] || echo ' stopped')"
   elif [ -s pid ]; then
-    answer status ended 137 # the keeper itself was killed, or the machine restarted
+    answer status vanished # the keeper itself was killed, or the machine restarted
   else
     answer status none
   fi

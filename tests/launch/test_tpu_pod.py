@@ -67,7 +67,15 @@ class Cloud:
     return [call for call in map(json.loads, lines) if word in call]
 
   def started(self) -> list[str]:
-    return (self.folder / "bucket/started").read_text().splitlines()
+    path = self.folder / "bucket/started"
+    return path.read_text().splitlines() if path.exists() else []
+
+  def wait_for_starts(self, number):
+    """Exactly so many trainers were started; they take a moment to say so."""
+    deadline = time.monotonic() + 20
+    while len(self.started()) < number and time.monotonic() < deadline:
+      time.sleep(0.05)
+    assert len(self.started()) == number
 
   def wait_for(self, path):
     deadline = time.monotonic() + 30
@@ -111,8 +119,7 @@ def pod(cloud, installed):
     (["--accelerator=v4-32"], ["--runtime-version=tpu-ubuntu2204-base", "--node-id=demo"]),
     (["--accelerator=v5litepod-256", "--spot"], ["--runtime-version=v2-alpha-tpuv5-lite", "--spot"]),
     (["--accelerator=v5p-128", "--reserved"], ["--runtime-version=v2-alpha-tpuv5", "--reserved"]),
-    (["--accelerator=v6e-256"], ["--runtime-version=v2-alpha-tpuv6e"]),
-    (["--accelerator=v6e-16", "--slices=4"], ["--node-count=4", "--node-prefix=demo"]),
+    (["--accelerator=v6e-8", "--slices=4"], ["--runtime-version=v2-alpha-tpuv6e", "--node-count=4"]),
     (["--type=v5p", "--topology=2x2x4", "--valid_until=6h"], ["--type=v5p", "--valid-until-duration=6h"]),
     (["--accelerator=v6e-8", "--reservation=r"], ["alpha", "--reservation=r"]),
     (
@@ -205,10 +212,14 @@ def test_steps_can_be_taken_alone_and_again(pod):
   assert len([call for call in pod.calls("install") if "pip" in call]) == 2  # nothing was left to do
   pod.run("start", "demo", *TRAIN, "--steps=1000")
   pod.run("start", "demo", *TRAIN, "--steps=1000")
-  assert len(pod.started()) == 2  # one a worker
+  pod.wait_for_starts(2)  # one a worker
   assert "another command is running" in pod.run("start", "demo", *TRAIN, "--steps=2", status=1)
   output = pod.run("status", "demo")
   assert "demo-w-0 status running" in output and "demo-w-1 status running" in output
+  os.killpg(int((pod.folder / "workers/demo-w-1/t5like-pod/pid").read_text()), signal.SIGKILL)  # as a restart would
+  assert "demo-w-1 status vanished" in pod.run("status", "demo")
+  pod.run("start", "demo", *TRAIN, "--steps=1000")
+  pod.wait_for_starts(3)
   output = pod.run("stop", "demo")
   assert "the run has saved and ended; the pod stays" in output and "STILL BILLED: demo (v5litepod-8" in output
   assert "demo-w-1 status ended 143 stopped" in pod.run("status", "demo")
@@ -281,6 +292,7 @@ def test_a_bad_hour_does_not_and_says_what_may_be_billed(cloud):
   assert "the pod could not be asked for" in output and "MAY STILL BE BILLED: demo" in output
 
 
+@pytest.mark.slow  # seconds
 def test_a_request_that_was_made_after_all_is_taken_up(cloud):
   """The answer got lost, the request did not: the second try finds it there."""
   cloud.run("create", "demo", *V5E)
@@ -292,6 +304,14 @@ def test_ssh_that_times_out_is_tried_again(pod):
   pod.fail("queued-resources ssh", "ERROR: ssh: connect to host 10.0.0.1 port 22: Connection timed out", times=2)
   output = pod.run("start", "demo", *TRAIN, "--steps=2")
   assert "start: 0 of 2 workers answered (try 1 of 3)" in output and "started on 2 workers" in output
+
+
+@pytest.mark.slow  # of these checks there are enough in every run; this one and those marked so below take seconds each
+def test_packages_that_cannot_be_installed_are_told_of(cloud):
+  cloud.run("create", "demo", *V5E)
+  cloud.fail("pip install", "error: No solution found: t5like needs jax<0.13", times=99)
+  output = cloud.run("install", "demo", f"--from={cloud.wheel}", status=1, T5LIKE_RETRIES="1")
+  assert "demo-w-1 install failed: error: No solution found: t5like needs jax<0.13" in output
 
 
 @pytest.mark.parametrize("unreachable", ["demo-w-1", "demo-1"])
@@ -307,6 +327,7 @@ def test_a_worker_that_cannot_be_reached_is_named(cloud, unreachable):
   cloud.run("install", "demo")
 
 
+@pytest.mark.slow  # seconds
 def test_a_pod_that_is_lost_while_it_is_installed_is_replaced(pod):
   """A slice is gone, of which the request knows nothing yet."""
   path = pod.folder / "cloud.json"
