@@ -4,6 +4,7 @@ t5like bench data
 t5like bench decode --model=t5_1_1/base
 t5like bench train --model=t5_1_1/base
 t5like bench loop
+t5like bench startup
 """
 
 import argparse
@@ -14,6 +15,7 @@ SUBCOMMANDS = {
   "train": ("a train step of a model, beside Hugging Face's where it is installed", "bench_train"),
   "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "bench_decode"),
   "loop": ("what a run costs besides its steps: the loop, and checkpoints", "bench_loop"),
+  "startup": ("from the command of a run to its first step: cold, warm and from a checkpoint", "bench_startup"),
   "data": ("objectives, tokenising, and batches from a token cache", "bench_data"),
 }
 
