@@ -101,20 +101,29 @@ stop() {
   answer "stop $(cat status 2>/dev/null || echo 0)"
 }
 
-# The log from its beginning until the run ends.
+# The log from its beginning until the run ends, or nobody listens any more.
+stream() {
+  local reader
+  tail -n +1 -s 0.2 -F run.log 2>/dev/null &
+  reader=$!
+  while [ ! -s status ] && is_running && kill -0 "$reader" 2>/dev/null; do sleep 0.5; done
+  sleep 0.5 # for the last lines
+  kill "$reader" 2>/dev/null || true
+}
+
 follow() {
   if [ ! -s pid ]; then
     answer follow failed: nothing was started
     return 1
   fi
-  tail --pid="$(cat pid)" -s 0.5 -n +1 -F run.log 2>/dev/null || true
+  stream
   status
 }
 
 # Only what looks like an error, with what follows it, until the run ends.
 errors() {
   [ -s pid ] || return 0
-  tail --pid="$(cat pid)" -s 0.5 -n +1 -F run.log 2>/dev/null \
+  stream \
     | grep --line-buffered -A 12 -E '^(error:|Traceback|Fatal|F[0-9]{4} )|^[A-Za-z_.]*(Error|Exception):' \
     | sed -u "s/^/$(hostname) | /" || true
 }
