@@ -67,12 +67,17 @@ tell() {
     if [ -n "$pid" ]; then kill "-$1" "$pid" 2>/dev/null || true; fi
   done
 }
-# With all that they started, so that none is left behind.
+# With all that they started, in whatever process group, so that none is left behind.
 kill_all() {
   local pid
   for pid in ${pids[@]+"${pids[@]}"}; do
-    if [ -n "$pid" ]; then kill -KILL -- "-$pid" 2>/dev/null || true; fi
+    if [ -n "$pid" ]; then kill_tree "$pid"; fi
   done
+}
+kill_tree() {
+  local child
+  for child in $(cat "/proc/$1/task/"*/children 2>/dev/null || pgrep -P "$1" || true); do kill_tree "$child"; done
+  kill -KILL "$1" 2>/dev/null || true
 }
 trap 'kill_all; rm -rf "$pipes"' EXIT
 status=0 deadline="" told=""

@@ -13,7 +13,7 @@ here="$PWD"
 answer() { echo "t5like-pod: $(hostname) $*"; }
 
 # A process that has ended but that nobody has asked about yet (Z) does not run.
-is_running() { [ -s pid ] && ps -o stat= -p "$(cat pid)" | grep -q '^[^Z]'; }
+is_running() { [ -s pid ] && grep -qs '^State:.[^ZX]' "/proc/$(cat pid)/status"; }
 
 put_in_place() {
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv || return

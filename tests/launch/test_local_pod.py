@@ -71,7 +71,7 @@ def test_one_that_fails_at_once_stops_those_that_have_hardly_begun():
 
 def test_one_that_does_not_stop_is_killed_with_its_children():
   seconds = f"3{os.getpid()}"  # no other process sleeps as long
-  stubborn = f"trap '' TERM; [ $T5LIKE_PROCESS_ID != 0 ] || {{ sleep 1; exit 1; }}; sleep {seconds} & wait"
+  stubborn = f"trap '' TERM; [ $T5LIKE_PROCESS_ID != 0 ] || {{ sleep 1; exit 1; }}; setsid sleep {seconds} & wait"
   output = run(2, ["bash", "-c", stubborn], status=1, T5LIKE_STOP_SECONDS="1")
   assert "killed the processes that did not stop in time" in output
   assert not alive(f"sleep\0{seconds}")
