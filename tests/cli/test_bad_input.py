@@ -35,7 +35,7 @@ def test_an_unknown_task(refused, tmp_path):
 
 
 def test_an_unknown_task_module(refused):
-  assert "my.tasks" in refused("--gin.TASK=mine", "--gin.TASK_MODULES=['my.tasks']", process=True)
+  assert "my.tasks" in refused("--gin.TASK=mine", "--gin.TASK_MODULES=['my.tasks']")
 
 
 def test_a_foreign_model_dir(refused, tmp_path):

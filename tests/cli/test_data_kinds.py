@@ -76,10 +76,10 @@ def test_text_of_ones_own_is_one_gin_line(t5like, small_model, tmp_path, monkeyp
     (tmp_path / f"{number}.txt").write_text("\n".join(lines))
   out = t5like(
     "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
-    "--gin.TASK=diary", "--gin.CORPUS_FILES={'train': '*.txt'}", "--gin.LENGTHS={'inputs': 16}",
+    "--gin.TASK=letters", "--gin.CORPUS_FILES={'train': '*.txt'}", "--gin.LENGTHS={'inputs': 16}",
     "--gin.TRAIN_STEPS=1", "--gin.CACHE_DIR=tokens", "--gin.MODEL_DIR=run",
   ).stdout  # fmt: skip
-  assert "task diary (train)" in out and "--files=train=" in out
+  assert "task letters (train)" in out and "--files=train=" in out
 
 
 MIXTURE = """

@@ -105,14 +105,15 @@ def test_two_trainers_do_not_share_a_directory(t5like, pretrain, tmp_path):
   finish([first], status=143)
 
 
-def test_a_run_stops_when_its_score_gets_no_better_and_keeps_the_best(t5like, finetune, tmp_path):
-  run = [*finetune, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=40", "--gin.EVAL_LOSS_PERIOD=2",
-         "--gin.FINETUNE_LEARNING_RATE=3.0", "--gin.EVAL_PERIOD=0", "--gin.CHECKPOINTS_KEPT=1",
-         "--gin.EARLY_STOPPING.metric=eval_loss/snli/loss", "--gin.EARLY_STOPPING.patience=3",
-         "--gin.EARLY_STOPPING.higher_is_better=False", "--gin.KEEP.best=1", "--gin.KEEP.metric=eval_loss/snli/loss",
+def test_a_run_stops_when_its_score_gets_no_better_and_keeps_the_best(t5like, pretrain, tmp_path):
+  run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=40", "--gin.EVAL_SPLIT=train",
+         "--gin.EVAL_LOSS_PERIOD=2", "--gin.EVAL_LOSS_BATCHES=2", "--gin.CHECKPOINTS_KEPT=1",
+         "--gin.LEARNING_RATE=@constant_rate()", "--gin.constant_rate.value=3.0",
+         "--gin.EARLY_STOPPING.metric=eval_loss/novels/loss", "--gin.EARLY_STOPPING.patience=3",
+         "--gin.EARLY_STOPPING.higher_is_better=False", "--gin.KEEP.best=1", "--gin.KEEP.metric=eval_loss/novels/loss",
          "--gin.KEEP.higher_is_better=False"]  # fmt: skip
   out = t5like(*run).stdout
-  curve = {row["step"]: row["loss"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval_loss/snli"}
+  curve = {row["step"]: row["loss"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval_loss/novels"}
   best = min(curve, key=curve.get)
   assert max(curve) == best + 6 < 40  # three evaluations, two steps apart, were no better
   assert f"stopped early at step {best + 6}" in out

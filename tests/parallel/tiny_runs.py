@@ -105,11 +105,16 @@ class CompiledStep(NamedTuple):
   said: str  # what the compiler wrote to stderr
 
 
-@functools.cache
 def compiled_step(
   name: str, axes: parallel.MeshAxes, devices: tuple | None = None, microbatches: int = 1
 ) -> CompiledStep:
   """Compiled once for all tests of a process."""
+  return _compiled_step(name, axes, devices, microbatches)
+
+
+@functools.cache
+def _compiled_step(name: str, axes: parallel.MeshAxes, devices: tuple | None, microbatches: int) -> CompiledStep:
+  """Called with all arguments, always: left out or given, a default is two keys for `cache`."""
   model, batch, mesh = MODELS[name], batch_for(name), parallel.make_mesh(axes, devices)
   with parallel.use_preset(axes.preset), compiler_warnings() as said:
     spec = state_spec(model, OPTIMIZER, batch, mesh)
