@@ -93,11 +93,16 @@ def planned_work(experiment: Experiment) -> list[Work]:
   from t5like.cli.batch_plan import blank_batch
   from t5like.cli.run_card import steps_of_phases
   from t5like.planning import State, Work
+  from t5like.planning.flops import traced_flops
 
   phases = _phases(experiment)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
-  state = State(boxed, jax.eval_shape(experiment.optimizer.transformation.init, nn.meta.unbox(boxed)))
+  params, optimizer = nn.meta.unbox(boxed), experiment.optimizer
+  opt_state = jax.eval_shape(optimizer.transformation.init, params)
+  # Muon alone multiplies matrices.
+  flops = traced_flops(optimizer.transformation.update, params, opt_state, params) if optimizer.matrices else 0
+  state = State(boxed, opt_state, flops)
   steps = steps_of_phases(phases, experiment.steps)
   return [
     Work(

@@ -16,6 +16,12 @@ predicted: it is the model's work, not a kernel's, so that kernels which skip so
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
 from t5like.models.config import TransformerConfig
 
 
@@ -50,3 +56,24 @@ def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0,
 
 def train_step_flops(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:
   return 3 * forward_flops(config, rows, encoder_length, decoder_length)
+
+
+def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:
+  """Of the matrix products in any function of arrays or shapes: an optimizer's, for example."""
+  with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+    return _products_of(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _products_of(jaxpr: Any) -> int:
+  total = 0
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "dot_general":
+      (contracted, _), _ = eqn.params["dimension_numbers"]
+      inner = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
+      total += 2 * inner * math.prod(eqn.outvars[0].aval.shape)
+    repeats = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+    for value in eqn.params.values():
+      inner_jaxpr = getattr(value, "jaxpr", value)
+      if hasattr(inner_jaxpr, "eqns"):
+        total += repeats * _products_of(inner_jaxpr)
+  return total

@@ -14,7 +14,7 @@ from t5like import parallel
 from t5like.planning.collectives import Collective, step_collectives
 from t5like.planning.flops import forward_flops_by_part
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
-from t5like.planning.operations import Share, layer_operations, optimizer_operations
+from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
 from t5like.planning.step_time import StepTime, step_time
 from t5like.planning.topology import Topology
 
@@ -23,10 +23,14 @@ USABLE = 0.92
 
 
 class State:
-  """The shapes of a state: parameters with their logical axes, and the optimizer's part."""
+  """The shapes of a state: parameters with their logical axes, and the optimizer's part.
 
-  def __init__(self, boxed: Any, opt_state: Any):
+  update_flops  of the matrix products in one update; 0 for all optimizers but those like Muon
+  """
+
+  def __init__(self, boxed: Any, opt_state: Any, update_flops: int = 0):
     self.boxed, self.params, self.opt_state = boxed, nn.meta.unbox(boxed), opt_state
+    self.update_flops = update_flops
 
   @functools.cache  # noqa: B019 - a plan has one state, and asks for few meshes many times
   def on(self, axes: parallel.MeshAxes, devices: int, dtype: str) -> StateBytes:
@@ -125,6 +129,10 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
     for operation in layer_operations(work.model, share)
   ]
   operations += optimizer_operations(state.parameters, state.optimizer, state.variables, work.microbatches)
+  if work.state.update_flops:
+    split = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    # In float32, at half the peak's speed.
+    operations.append(Operation("optimizer", "product", 2 * work.state.update_flops / split, 0, config.embed_dim))
   collectives = step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
   time = step_time(operations, collectives, topology.chip.spec, platform, config.compute_dtype == "float32")
   return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)
