@@ -195,4 +195,4 @@ def test_registering_constructs_no_builder_and_takes_no_time():
   """
   root = Path(__file__).parents[2]
   done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-  assert float(done.stdout.split()[-1]) < 1
+  assert float(done.stdout.split()[-1]) < 5  # seconds of this processor; a builder takes one of each task
