@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # --noconftest: pytest then adds no folder by itself
 
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
+from real_text_training import NOISE, difference, losses
 
 from t5like.kernels.xla_attention import xla_attention
 
@@ -35,3 +36,12 @@ def test_values_and_gradients_equal_plain_products(name, width):
   errors = {key: relative_error(got[key], expected[key]) for key in expected}
   print(name, width, {key: f"{error:.4f}" for key, error in errors.items()})
   assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("family", ["T5", "GPT"])
+def test_200_steps_on_real_text_equal_float32(family):
+  with jax.default_matmul_precision("highest"):
+    expected = losses(family, attention_backend="xla")
+  got = losses(family, compute_dtype="bfloat16", attention_backend="cudnn")
+  print(family, f"{difference(got, expected):.4f}")
+  assert difference(got, expected) < NOISE

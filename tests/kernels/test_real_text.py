@@ -1,0 +1,38 @@
+"""200 steps of training on real text in bfloat16, by each back end that runs here, against plain float32.
+
+cuDNN's are in test_cudnn.py: they need a GPU.
+"""
+
+import functools
+
+import pytest
+from real_text_training import NOISE, difference, losses
+
+from t5like.kernels import attention, splash_attention, tpu_attention
+
+_expected = functools.cache(losses)
+
+
+def test_plain_products():
+  expected = _expected("T5")
+  assert expected[0] > 4.5 and expected[-10:].mean() < 3.0, "it learns"
+  assert difference(losses("T5", compute_dtype="bfloat16"), expected) < NOISE
+
+
+@pytest.mark.slow(reason="interpreting kernels for 200 steps takes minutes")
+@pytest.mark.parametrize(
+  "family, backend", [("GPT", "xla"), ("T5", "pallas_tpu"), ("GPT", "pallas_tpu"), ("GPT", "splash_tpu")]
+)
+def test_every_back_end(family, backend, monkeypatch):
+  kernels = {"pallas_tpu": tpu_attention.tpu_attention, "splash_tpu": splash_attention.splash_attention}
+  for name, kernel in kernels.items():
+    monkeypatch.setitem(attention._KERNELS, name, lambda kernel=kernel: functools.partial(kernel, interpret=True))
+  expected = _expected(family)
+  with attention.compile_for("cpu" if backend == "xla" else "tpu"):
+    got = losses(family, compute_dtype="bfloat16", attention_backend=backend)
+  assert difference(got, expected) < NOISE
+
+
+@pytest.mark.slow(reason="another minute")
+def test_the_measure_tells_a_wrong_scale_from_noise():
+  assert difference(losses("T5", scale_attention=True), _expected("T5")) > 3 * NOISE
