@@ -45,8 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     help="that a search tries (default: the configuration's, twice and four times it)",
   )
   parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a device for an hour (default: a list price)")
-  parser.add_argument("--pue", type=float, help="power that a data centre takes for each that reaches a machine")
-  parser.add_argument("--co2e", type=float, metavar="KG", help="of a kWh, where the machine is")
+  parser.add_argument("--pue", type=float, help="power of the data centre for each watt of its machines (default: 1.1)")
+  parser.add_argument("--co2e", type=float, metavar="KG", help="of a kWh where the machine is (default: 0.373, the US)")
   parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
@@ -55,6 +55,9 @@ def run(args: argparse.Namespace) -> int:
   from t5like.planning.plan_text import render_plan
   from t5like.planning.search import nearest_that_fits, with_slices
 
+  for name in ("price", "pue", "co2e"):
+    if (getattr(args, name) or 0) < 0:
+      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="0 or more")
   topology = planning.parse_topology(args.topology)
   experiment = _experiment(args)
   if args.search:
@@ -163,7 +166,8 @@ def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[st
     "gpu": "time: every operation at the share of the device's peak that was measured on an H200",
     "tpu": "time: every operation at a share of the device's peak that others report; not measured by us",
   }.get(chip.platform, "time: every operation at the speed of a product and a copy, measured here and now")
-  return [time, *assumptions(chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)]
+  lines = assumptions(chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)
+  return [time, *lines, "(--price, --pue and --co2e take yours)"]
 
 
 def _remedy(too_large: Forecast, other: Forecast | None) -> list[str]:
@@ -188,26 +192,23 @@ def _search(args: argparse.Namespace, experiment: Experiment, topology: Topology
   work = planned_work(experiment)[-1]
   best = {size: fastest_that_fits(candidates(work, topology, [size]), _SHOWN) for size in sizes}
   found = [forecast for forecasts in best.values() for forecast in forecasts]
-  if args.json:
-    print(json.dumps({"found": [as_dict(f) for f in found]}))
+  if not found and not args.json:
+    other = nearest_that_fits(work, topology)
+    nearest = [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
+    print("\n".join([f"nothing fits {topology.describe()}", *nearest]))
     return 0
-  if not found:
-    print("\n".join([f"nothing fits {topology.describe()}", *_remedy_of(nearest_that_fits(work, topology), work)]))
+  fastest = max(found, key=lambda f: f.work.tokens / f.time.seconds, default=None)
+  if args.json:
+    options = options_text(fastest, work) if fastest else None
+    print(json.dumps({"found": [as_dict(f) for f in found], "fastest": options}))
     return 0
   print(f"{topology.describe()}: the fastest that fit\n")
   print("\n".join(candidates_table(found)))
-  fastest = max(found, key=lambda f: f.work.tokens / f.time.seconds)
   print(f"\nfastest: {options_text(fastest, work)}")
   same = best.get(work.rows)
   if same and same[0] is not fastest:
     print(f"with the same batch: {options_text(same[0], work)}")
   return 0
-
-
-def _remedy_of(other: Forecast | None, work: Work) -> list[str]:
-  from t5like.planning.search import options_text
-
-  return [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
 
 
 def _batch_sizes(text: str) -> list[int]:

@@ -42,17 +42,13 @@ def device_watts(chip: Chip) -> float:
 
 def assumptions(chip: Chip, dollars_an_hour: float | None, pue: float, co2e: float) -> list[str]:
   """What the figures rest on, for people."""
-  if dollars_an_hour is not None:
-    price = f"${dollars_an_hour:g} a device-hour, as given"
-  else:
-    price = f"{chip.price_source} (--price for yours)" if chip.price else "no price is known (--price)"
-  lines = [f"price: {price}"]
-  if chip.watts:
-    lines.append(
-      f"energy: {chip.watts:g} W a chip ({chip.watts_source}), {BUSY:.0%} drawn, {REST_OF_MACHINE:.0%} more for the "
-      f"machine around it, times {pue:g} for cooling and losses (--pue)"
-    )
-    lines.append(f"CO2e: {co2e:g} kg a kWh (--co2e; default: US average, EPA eGRID2022)")
-  else:
-    lines.append("energy: the watts of this device are not known")
-  return lines
+  price = f"${dollars_an_hour:g} a device-hour, as given" if dollars_an_hour is not None else chip.price_source
+  lines = [f"price: {price or 'none is known for this device'}"]
+  if not chip.watts:
+    return [*lines, "energy: the watts of this device are not known"]
+  return [
+    *lines,
+    f"energy: {chip.watts:g} W a chip ({chip.watts_source}), {BUSY:.0%} drawn, {REST_OF_MACHINE:.0%} more for the "
+    f"machine around it, times {pue:g} for cooling and losses",
+    f"CO2e: {co2e:g} kg a kWh{' (US average, EPA eGRID2022)' if co2e == CO2E else ''}",
+  ]

@@ -43,7 +43,9 @@ def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
       continue
     for fsdp in _divisors(devices // tensor):
       if config.embed_dim % fsdp == 0:
-        yield parallel.MeshAxes(devices // tensor // fsdp, fsdp, tensor, slices)
+        # Named, so that it takes the place of any that is configured.
+        preset = "fsdp_tensor" if fsdp * tensor > 1 else "data_parallel"
+        yield parallel.MeshAxes(devices // tensor // fsdp, fsdp, tensor, slices, preset)
 
 
 def variants(
@@ -84,7 +86,10 @@ def nearest_that_fits(work: Work, topology: Topology) -> Forecast | None:
 
 
 def _machines(topology: Topology) -> Iterator[Topology]:
+  """The given one and, where chips of its kind can be had, larger ones."""
   yield topology
+  if topology.name == "local":
+    return
   size, groups = topology.size, topology.groups
   for _ in range(6):
     size, groups = (2 * size, groups) if 2 * size <= topology.chip.most else (size, 2 * groups)
@@ -111,6 +116,7 @@ def options_text(each: Forecast, given: Work) -> str:
   axes = each.axes
   options = [f"--gin.MESH.{name}={getattr(axes, name)}" for name in ("data", "fsdp", "tensor")]
   options += [f"--gin.MESH.slices={axes.slices}"] if axes.slices > 1 else []
+  options += [f"--gin.MESH.preset={axes.preset}"] if axes.preset else []
   options += [f"--gin.REMAT={each.work.model.config.remat}"]
   options += [f"--gin.MICROBATCHES={each.work.microbatches}"] if each.work.microbatches != given.microbatches else []
   if each.work.rows != given.rows:
