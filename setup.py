@@ -51,7 +51,8 @@ setup(
     "tensorflow-text>=2.19,<2.23",
   ],
   extras_require={
-    "tpu": ["jax[tpu]>=0.10,<0.13"],
+    # What a TPU trains outlives it on gs:// alone.
+    "tpu": ["gcsfs>=2026.1,<2028", "jax[tpu]>=0.10,<0.13"],
     "cuda": ["jax[cuda13]>=0.10,<0.13"],
     # Model directories, token caches, vocabularies and corpora on gs://.
     "gcs": ["gcsfs>=2026.1,<2028"],
