@@ -35,6 +35,7 @@ _SAME_STEP = 3  # steps: the devices run so far behind Python, so that a failing
 _STICKY = 3  # failures at the same step after which it will fail for ever
 _LONGEST_WAIT = 300.0
 _PR_SET_PDEATHSIG = 1
+_LIBRARY = ctypes.CDLL(None)  # loaded before any fork
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +156,8 @@ def _run_once(command: Sequence[str], step_file: Path, signals: _PassedOn) -> tu
 
 def _end_with_parent() -> None:
   """In the child: a supervisor that is killed must not leave a trainer that nobody watches. Linux only."""
-  with contextlib.suppress(OSError, AttributeError):
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+  with contextlib.suppress(AttributeError):
+    _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class _PassedOn:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Sequence
+
+from t5like.training.step_file import is_supervised
+
+_ECHO = 1.0  # seconds
 
 
 class Interruption:
-  """While active, turns the first of `signals` into `requested`."""
+  """While active, turns the first of `signals` into `requested`.
+
+  Some platforms tell every process of a job, and a supervisor passes on what it is told: where there is one, a signal
+  that follows at once is the same request.
+  """
 
   def __init__(self, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)):
     self.signal: int | None = None
     self._signals = signals
     self._previous: dict[int, object] = {}
+    self._received = 0.0
 
   @property
   def requested(self) -> bool:
@@ -24,8 +34,13 @@ class Interruption:
     return self
 
   def _receive(self, number: int, frame: object) -> None:
-    self.signal = number
-    self._restore()  # the second signal has its usual effect
+    if not is_supervised():
+      self._restore()  # the second signal has its usual effect
+    elif self.signal is not None and time.monotonic() - self._received > _ECHO:
+      self._restore()
+      signal.raise_signal(number)
+    if self.signal is None:
+      self.signal, self._received = number, time.monotonic()
 
   def _restore(self) -> None:
     for number, handler in self._previous.items():

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 from ports import free_port
@@ -103,6 +104,28 @@ def test_what_the_devices_notice_a_step_or_two_later_is_the_same_step():
   assert [policy.decide(Ending(1, step)).restart for step in (500, None, 500, None, None, None)] == [True] * 5 + [False]
 
 
+def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
+  (tmp_path / "plan").write_text("4:wait 5:0")
+  command = [sys.executable, "-c", CHILD, str(tmp_path)]
+  process = subprocess.Popen(
+    [sys.executable, "-c", f"import t5like.cli.supervisor as s, sys; sys.exit(s.supervise({command!r}, 5, 0.01))"],
+    env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+  )
+  wait_for((tmp_path / "waiting").exists, process)
+  child = child_of(process)
+  process.kill()
+  process.wait()
+  wait_for(lambda: not os.path.exists(f"/proc/{child}/exe") or "Z" in status_of(child), timeout=20)
+
+
+def status_of(pid) -> str:
+  try:
+    with open(f"/proc/{pid}/stat") as file:
+      return file.read().rpartition(")")[2].split()[0]
+  except FileNotFoundError:
+    return "Z"
+
+
 def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
   (tmp_path / "plan").write_text("4:wait 5:0")
   command = [sys.executable, "-c", CHILD, str(tmp_path)]
@@ -117,6 +140,27 @@ def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
   error = process.communicate(timeout=400)[1]
   assert process.returncode == 143, error
   assert "stopped by SIGTERM, saved, at step 4 (status 143), as SIGTERM to this process asked" in error
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path):
+  """From the platform to every process, and from the supervisor: a run must have the time to save."""
+  code = (
+    "import time; from t5like.training.interruption import Interruption\n"
+    "with Interruption() as asked:\n"
+    "  print('ready', flush=True)\n"
+    "  while not asked.requested: time.sleep(0.01)\n"
+    "  time.sleep(0.3); print('saved', flush=True); time.sleep(30)"
+  )
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "T5LIKE_STEP_FILE": str(tmp_path / "step")}
+  process = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+  assert process.stdout.readline() == "ready\n"
+  for _ in range(2):
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.02)
+  assert process.stdout.readline() == "saved\n"
+  time.sleep(0.9)
+  process.send_signal(signal.SIGTERM)  # somebody has lost patience
+  assert process.wait(timeout=20) == -signal.SIGTERM
 
 
 def child_of(process) -> int:
