@@ -11,7 +11,7 @@ from t5like.tasks.corpora import register_corpus
 from t5like.tasks.registry import default_features
 from t5like.tasks.sources import JsonLinesSource
 
-register_corpus("diary", {"train": "diary.jsonl"})
+register_corpus("logbook", {"train": "diary.jsonl"})
 
 
 def long_answers(targets, predictions):
@@ -44,22 +44,23 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_a_corpus_and_a_labelled_task_of_ones_own(t5like_process, small_model, folder):
+def test_a_corpus_and_a_labelled_task_of_ones_own(t5like, t5like_process, small_model, folder, monkeypatch):
+  """The second run is a process of its own, as users have it, which starts another that builds a token cache."""
+  monkeypatch.chdir(folder)
   own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]
-  pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=diary"]
-  out = t5like_process(
-    "train", *own, *pretrain, "--gin.LENGTHS={'inputs': 16}", "--gin.MODEL_DIR=first", cwd=folder
-  ).stdout
-  assert "t5like cache diary" in out and "task diary (train)" in out
+  pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=logbook"]
+  out = t5like("train", *own, *pretrain, "--gin.LENGTHS={'inputs': 16}", "--gin.MODEL_DIR=first").stdout
+  assert "t5like cache logbook" in out and "task logbook (train)" in out
   finetune = ["--gin_file=runs/finetune.gin", "--gin.TASK=quiz", "--gin.INIT_FROM=first", "--gin.MODEL_DIR=second"]
   lengths = "--gin.LENGTHS={'inputs': 16, 'targets': 4}"
+  t5like("cache", "quiz", "--split=validation", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks")
   out = t5like_process("train", *own, *finetune, lengths, cwd=folder).stdout
   assert "quiz (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
 
 
 @pytest.mark.slow  # TensorFlow starts five times; tests/data/test_cache.py has the check itself
 def test_a_changed_file_makes_the_cache_stale_and_builds_it_again(t5like_process, folder):
-  command = ["cache", "diary", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks"]
+  command = ["cache", "logbook", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks"]
   assert "token cache written" in t5like_process(*command, cwd=folder).stdout
   assert "up to date" in t5like_process(*command, cwd=folder).stdout
   (folder / "diary.jsonl").write_text(json.dumps({"text": "One long dry day."}) + "\n")
