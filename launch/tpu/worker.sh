@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# shellcheck disable=SC2317 # the steps are called by their names
 # What happens on one worker of a TPU pod. launch/tpu_pod.sh copies this file to every worker and calls it there.
 #
 #   worker.sh install|start|status|stop|follow|errors
@@ -128,10 +129,11 @@ errors() {
     | sed -u "s/^/$(hostname) | /" || true
 }
 
-case "${1:-}" in
-  install | start | run | status | stop | follow | errors) "$1" ;;
-  *)
-    echo "error: worker.sh knows no step '${1:-}'" >&2
-    exit 2
-    ;;
-esac
+# In braces, which bash reads to the end before it begins: a newer version may be copied over this file meanwhile.
+{
+  case "${1:-}" in
+    install | start | run | status | stop | follow | errors) "$1" ;;
+    *) echo "error: worker.sh knows no step '${1:-}'" >&2 && exit 2 ;;
+  esac
+  exit
+}

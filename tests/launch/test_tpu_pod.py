@@ -234,16 +234,18 @@ def test_up_can_be_left_and_taken_up_again_and_stopped_from_elsewhere(pod):
   watcher = cloud.start(*words)
   cloud.wait_for("bucket/step")
   watcher.send_signal(signal.SIGTERM)
-  output = watcher.communicate(timeout=20)[0]
+  output = watcher.communicate(timeout=60)[0]
   assert watcher.returncode == 143 and "STILL BILLED: demo" in output
   assert "delete it  launch/tpu_pod.sh delete demo --project=p --zone=us-west4-a" in output
   (cloud.folder / "bucket/step").unlink()
 
   watcher = cloud.start(*words)
-  while not watcher.stdout.readline().startswith("worker 0 | "):
-    assert watcher.poll() is None
+  lines = [""]
+  while not lines[-1].startswith("worker 0 | "):
+    lines.append(watcher.stdout.readline())
+    assert lines[-1], "".join(lines)
   cloud.run("stop", "demo")
-  output = watcher.communicate(timeout=20)[0]
+  output = watcher.communicate(timeout=60)[0]
   assert watcher.returncode == 143 and "the run was stopped; the pod stays" in output and "STILL BILLED" in output
   assert len(cloud.started()) == 2  # it was never started again
 

@@ -22,8 +22,11 @@ def shared(name: str, default):
     fcntl.flock(lock, fcntl.LOCK_EX)
     path = FOLDER / name
     value = json.loads(path.read_text()) if path.exists() else default
+    before = json.dumps(value)
     yield value
-    path.write_text(json.dumps(value))
+    if json.dumps(value) != before:  # at once: whoever is killed meanwhile leaves the old file or the new one
+      path.with_suffix(".new").write_text(json.dumps(value))
+      path.with_suffix(".new").replace(path)
 
 
 class Call:
