@@ -58,9 +58,11 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
   config = model.config
   trace = functools.partial(_row_bytes, shapes=shapes, platform=platform)
   plain = model.clone(config=dataclasses.replace(config, remat="none", scan_layers=False))
+  lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
   recomputed = 0.0
   if config.remat == "none" and not config.scan_layers:
     kept, _ = _of_all_layers(plain, functools.partial(trace, positions=positions, fused=True))
+    kept += _put_off(config, **lengths) if (platform or jax.default_backend()) == "cpu" else 0.0
   else:
     # A scan of any length is one trace; rematerialised layers keep the same without it.
     scanned = model.clone(config=dataclasses.replace(config, scan_layers=True))
@@ -69,7 +71,6 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
     # At work on a layer, a device has gathered what is split by position.
     whole, largest = _of_all_layers(plain, functools.partial(trace, positions=1, fused=True))
     recomputed = largest * max(1.0 - kept / whole, 0.0)
-  lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
   working = _mlp_gradients(config, max(lengths.values()))
   if not recomputed:  # by the time they come to the scores, as much of what was recomputed is free again
     working = max(working, _score_gradients(config, platform, **lengths))
@@ -116,6 +117,13 @@ def _of_all_layers(model: nn.Module, trace: Callable[[nn.Module], float]) -> tup
 
 def _length(shapes: Shapes, side: str) -> int:
   return next((shape[0] for name, shape, _ in shapes if name == f"{side}_input_tokens"), 0)
+
+
+def _put_off(config: TransformerConfig, encoder: int, decoder: int) -> float:
+  """A CPU's scheduler wants work for many cores and puts off gradients of weights: of every unrolled layer, the
+  gradient of the MLP's inner array waits for its."""
+  tokens = encoder * config.num_encoder_layers + decoder * config.num_decoder_layers
+  return tokens * config.mlp_dim * config.dtype.itemsize
 
 
 def _mlp_gradients(config: TransformerConfig, length: int) -> float:

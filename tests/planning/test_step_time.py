@@ -57,9 +57,9 @@ def test_memory_of_gpt_2_medium_on_an_h200():
   layers = 24 * 32 * 1024 * 2 * (8 * 1024 + 2 * 4096)
   assert planned.activations == pytest.approx(layers, rel=0.02)
   on_a_cpu = estimate_memory(GPT(GPT_2_MEDIUM), batch, state, mesh, platform="cpu")
-  # Plain attention keeps the softmax in float32 and its result in bfloat16.
-  scores = 24 * 32 * 16 * 1024 * 1024 * (4 + 2)
-  assert on_a_cpu.activations - planned.activations == pytest.approx(scores, rel=0.05)
+  # Plain attention keeps the softmax in float32 and its result in bfloat16; a CPU puts off the gradients of weights.
+  scores, put_off = 24 * 32 * 16 * 1024 * 1024 * (4 + 2), tanh
+  assert on_a_cpu.activations - planned.activations == pytest.approx(scores + put_off, rel=0.05)
 
 
 def test_a_roofline_by_hand():
