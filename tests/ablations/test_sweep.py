@@ -161,12 +161,13 @@ def test_a_sweep_keeps_what_it_was_begun_with(swept, t5like):
   assert "no row '4'" in refused.stderr
 
 
-def test_missing_data_are_named_before_anything_is_trained(caches, tmp_path, t5like):
+def test_missing_data_are_named_before_anything_is_trained(caches, tmp_path, t5like, capfd):
   folder = sweep_folder(tmp_path / "sweep", caches)
   refused = t5like(
     "ablate", "--table=7", "--rows=3", *SMALL, "--tasks=snli,no_such_task", f"--sweep_dir={folder}", status=2
   )
   assert "nothing was trained: no_such_task (train)\n" in refused.stderr
+  assert "no task 'no_such_task'" in refused.stderr + capfd.readouterr().err  # the builder's own words
   assert not (folder / "runs").exists()
 
 
