@@ -59,7 +59,7 @@ def test_twenty_kills_at_random_moments(t5like, pretrain, tmp_path):
 
 
 def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t5like, pretrain, tmp_path):
-  """Two hosts, SIGTERM to the second; then four hosts on another mesh; then this process alone."""
+  """Two hosts, SIGTERM to the second; then this process alone, on another mesh."""
   common = [*pretrain, "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=100000", "--gin.BATCH_SIZE=8"]
   alone, pod = tmp_path / "alone", tmp_path / "pod"
 
@@ -72,13 +72,9 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t
   assert has_checkpoint(pod, step)()
   assert "2 of 2 hosts, 4 devices" in outputs[0]
 
-  last = step + 4
-  more = [*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last}"]
-  outputs = finish(start_pod([*more, "--gin.MESH.data=2", "--gin.MESH.fsdp=-1"], hosts=4, devices=1))
-  assert f"its own checkpoint of step {step}" in outputs[0]
-  t5like(*common, f"--gin.MODEL_DIR={pod}", f"--gin.TRAIN_STEPS={last + 4}")
-
-  t5like(*common, f"--gin.MODEL_DIR={alone}", f"--gin.TRAIN_STEPS={last + 4}")
+  more = [*common, "--gin.MESH.data=2", "--gin.MESH.fsdp=-1", f"--gin.TRAIN_STEPS={step + 4}"]
+  assert f"its own checkpoint of step {step}" in t5like(*more, f"--gin.MODEL_DIR={pod}").stdout
+  t5like(*more, f"--gin.MODEL_DIR={alone}")
   one, many = losses(alone), losses(pod)
   assert one.keys() == many.keys()
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
