@@ -1,7 +1,7 @@
 """The losses of 200 steps on real text: what any attention back end and any dtype must reproduce within its noise.
 
-In bfloat16 they come to within 0.003 nats of float32's (means of ten steps). Attention with a scale that does not
-belong there is 0.04 away.
+In bfloat16 they come to within 0.003 nats of float32's (means of ten steps). What is tested is that roundings do not
+add up over steps; a model of this size looks back little, so a fault of attention itself is found by attention_cases.
 """
 
 import gzip
@@ -23,6 +23,8 @@ SIZE = dict(vocab_size=128, embed_dim=32, mlp_dim=64, num_heads=2, head_dim=16)
 MODELS = {
   # T5 1.1: relative positions and no scale.
   "T5": dict(num_encoder_layers=1, num_decoder_layers=1, activation="gelu", gated_mlp=True, tie_embeddings=False),
+  # One layer with relative positions: the quickest to compile.
+  "LM": dict(num_decoder_layers=1),
   "GPT": dict(
     num_decoder_layers=2, activation="gelu", norm="layer", use_bias=True, scale_attention=True, positions="learned",
     max_positions=INPUTS + TARGETS, scale_logits=False, initializer="normal",
@@ -33,7 +35,7 @@ MODELS = {
 def losses(family: str, **changes) -> np.ndarray:
   """[200] float64: the loss of each step. A letter is a token; T5 reads 96 and writes the 32 that follow."""
   config = TransformerConfig(**SIZE | MODELS[family] | changes)
-  model = {"T5": T5, "GPT": GPT}[family](config)
+  model = (T5 if family == "T5" else GPT)(config)
   batches = _batches(family)
   optimizer = optimizers.adamw(3e-3)
 
@@ -41,12 +43,13 @@ def losses(family: str, **changes) -> np.ndarray:
     state = initial_state(model, optimizer, jax.tree.map(lambda x: x[0], batches), 0)
 
     def step(state, batch):
-      state, metrics = train_step(model, optimizer, LossSettings(), state, batch)
+      state, metrics = train_step(model, optimizer, LossSettings(guard=False), state, batch)
       return state, metrics["loss"] / metrics["target_tokens"]
 
     return jax.lax.scan(step, state, batches)[1]
 
-  return np.asarray(jax.jit(run)(batches), np.float64)
+  with jax.default_prng_impl("rbg"):  # compiles many times faster than the default generator
+    return np.asarray(jax.jit(run)(batches), np.float64)
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
@@ -63,11 +66,11 @@ def _batches(family: str) -> dict[str, np.ndarray]:
       text += json.loads(file.readline())["text"]
   letters = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
   rows = letters[: STEPS * ROWS * (INPUTS + TARGETS + 1)].reshape(STEPS, ROWS, -1)
-  if family == "GPT":
-    fed, wanted = rows[..., :-1], rows[..., 1:]
-    batch = {}
-  else:
+  if family == "T5":
     fed, wanted = rows[..., INPUTS:-1], rows[..., INPUTS + 1 :]
     batch = {"encoder_input_tokens": rows[..., :INPUTS]}
+  else:
+    fed, wanted = rows[..., :-1], rows[..., 1:]
+    batch = {}
   weights = np.ones(wanted.shape, np.float32)
   return batch | {"decoder_input_tokens": fed, "decoder_target_tokens": wanted, "decoder_loss_weights": weights}

@@ -14,14 +14,14 @@ _expected = functools.cache(losses)
 
 
 def test_plain_products():
-  expected = _expected("T5")
+  expected = _expected("LM")
   assert expected[0] > 4.5 and expected[-10:].mean() < 3.0, "it learns"
-  assert difference(losses("T5", compute_dtype="bfloat16"), expected) < NOISE
+  assert difference(losses("LM", compute_dtype="bfloat16"), expected) < NOISE
 
 
 @pytest.mark.slow(reason="interpreting kernels for 200 steps takes minutes")
 @pytest.mark.parametrize(
-  "family, backend", [("GPT", "xla"), ("T5", "pallas_tpu"), ("GPT", "pallas_tpu"), ("GPT", "splash_tpu")]
+  "family, backend", [("T5", "xla"), ("GPT", "xla"), ("T5", "pallas_tpu"), ("GPT", "pallas_tpu"), ("GPT", "splash_tpu")]
 )
 def test_every_back_end(family, backend, monkeypatch):
   kernels = {"pallas_tpu": tpu_attention.tpu_attention, "splash_tpu": splash_attention.splash_attention}
@@ -31,8 +31,3 @@ def test_every_back_end(family, backend, monkeypatch):
   with attention.compile_for("cpu" if backend == "xla" else "tpu"):
     got = losses(family, compute_dtype="bfloat16", attention_backend=backend)
   assert difference(got, expected) < NOISE
-
-
-@pytest.mark.slow(reason="another minute")
-def test_the_measure_tells_a_wrong_scale_from_noise():
-  assert difference(losses("T5", scale_attention=True), _expected("T5")) > 3 * NOISE
