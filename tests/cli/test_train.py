@@ -89,7 +89,7 @@ def _leaves(tree, path=()):
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_stopped_run_goes_on_where_it_was(t5like_process, pretrain, tmp_path, number):
+def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
   process = start(command)
@@ -98,7 +98,7 @@ def test_a_stopped_run_goes_on_where_it_was(t5like_process, pretrain, tmp_path, 
   (output,) = finish([process], status=128 + number)
   assert f"{number.name}: stopped and saved at step" in output
   newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-  out = t5like_process(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout
+  out = t5like(*command[:-2], f"--gin.TRAIN_STEPS={newest + 5}").stdout
   assert f"its own checkpoint of step {newest}" in out
   assert (folder / f"checkpoints/{newest + 5}").is_dir()
   steps = [row["step"] for row in read_metrics(folder)]
@@ -145,7 +145,10 @@ def test_a_mesh_file_splits_the_model_and_changes_no_loss(t5like, pretrain, tmp_
   np.testing.assert_allclose(list(plain.values()), list(split.values()), rtol=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["lm", "prefix_lm", "shared"])
+SLOW_LM = pytest.param("lm", marks=pytest.mark.slow(reason="prefix_lm is the same but for what the prefix sees"))
+
+
+@pytest.mark.parametrize("architecture", [SLOW_LM, "prefix_lm", "shared"])
 def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, architecture):
   size = [a for a in finetune if "NUM_ENCODER_LAYERS" not in a]
   layers = 1 if architecture == "shared" else 0
