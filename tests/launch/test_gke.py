@@ -44,7 +44,7 @@ class Cluster:
 
   def run(self, script, *words, status=0) -> str:
     done = subprocess.run(
-      [REPOSITORY / "launch/gke" / script, *words], env=self.environment, text=True, timeout=30,
+      [REPOSITORY / "launch/gke" / script, *words], env=self.environment, text=True, timeout=300,
       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert not (self.folder / "refused.txt").exists(), (self.folder / "refused.txt").read_text()
