@@ -21,6 +21,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from t5like import storage
 from t5like.ablations.results import SWEEP
 from t5like.ablations.tables import TABLES, find_tables, recipes_of
 from t5like.cli import ablate_report
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like.cli.gin_flags import register_configurables
 
   register_configurables()
-  sweep_dir = Path(args.sweep_dir).expanduser().absolute()
+  sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
   asked = settings_of(args, sweep_dir)
   if args.list:
     planner = Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked))
@@ -100,7 +101,7 @@ def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:
     raise UserError(f"--seeds={args.seeds}", expected="1 or more")
   tables = find_tables(args.table or (before.tables if args.rows else []))
   recipes = [*(recipes_of(tables, args.rows) if tables or args.rows else []), *own]
-  files = [str(Path(file).expanduser().absolute()) for file in (args.corpus, args.validation_corpus) if file]
+  files = [_absolute(file) for file in (args.corpus, args.validation_corpus) if file]
   asked = Settings(
     tables=[table.number for table in tables] or before.tables,
     recipes=recipes or before.recipes,
@@ -134,6 +135,11 @@ def show(runs: Sequence[SweepRun]) -> int:
     for part in sweep_run.parts:
       print(part.command)
   return 0
+
+
+def _absolute(files: str) -> str:
+  """A pattern of files as any working directory understands it; gs:// stays as it is."""
+  return files if storage.is_remote(files) else str(storage.as_path(files).absolute())
 
 
 def _add_hosts(parser: argparse.ArgumentParser) -> None:

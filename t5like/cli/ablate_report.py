@@ -8,8 +8,8 @@ t5like ablate --report --from=FILE.json --output=DIR       the report again, fro
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from t5like import storage
 from t5like.errors import UserError
 
 
@@ -34,13 +34,16 @@ def run(args: argparse.Namespace) -> int:
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
   assumptions = _assumptions(args)
+  for flag in ("sweep_dir", "output", "export", "report_from"):
+    if getattr(args, flag):
+      setattr(args, flag, storage.local_path(getattr(args, flag), f"--{flag.removeprefix('report_')}"))
   data = read_export(args.report_from) if args.report_from else read_sweep(args.sweep_dir)
   if args.export:
     write_export(args.export, data)
     print(f"exported {len(data.results)} runs to {args.export}")
   if args.report_from and not args.output and not args.export:
     raise UserError("a report of an exported sweep needs a folder", try_="--output=DIR")
-  output = args.output or (Path(args.sweep_dir) / "report" if args.sweep_dir else None)
+  output = args.output or (args.sweep_dir / "report" if args.sweep_dir else None)
   if output:
     summary = summarise(compare(data))
     print("\n".join([summary.scope, *(f"- {text}" for text in (*summary.findings, *summary.missing))]))

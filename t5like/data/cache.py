@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from t5like import storage
-from t5like.data import mirror
-from t5like.data.mirror import MANIFEST
+from t5like.data.mirror import MANIFEST, check_remote, mirrored
 from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
 from t5like.objectives import Ragged
@@ -200,7 +199,7 @@ def open_cache(folder: Path, mend: str) -> TokenCache:
   """
   manifest, text = _read_manifest(folder, mend)
   if storage.is_remote(folder):
-    folder = mirror.mirrored(folder, manifest, text)
+    folder = mirrored(folder, manifest, text)
     mend = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {mend}"
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, mend)
@@ -223,7 +222,7 @@ def describe_cache(folder: Path, mend: str) -> dict[str, Any]:
   if not storage.is_remote(folder):
     return open_cache(folder, mend).manifest["description"]
   manifest, _ = _read_manifest(folder, mend)
-  mirror.check_remote(folder, manifest, mend)
+  check_remote(folder, manifest, mend)
   return manifest["description"]
 
 

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from t5like import storage
-from t5like.data import mirror
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import FORMAT, MANIFEST
+from t5like.data.mirror import publish
 from t5like.data.piece_workers import PieceWorkers
 from t5like.data.shards import CheckedFile, token_dtype, write_shard, write_whole
 from t5like.errors import UserError
@@ -180,7 +180,7 @@ def _holds(unsent: Path, plan: Mapping[str, Any]) -> bool:
 
 
 def _send(made_in: Path, folder: Path, unsent: Path) -> None:
-  mirror.publish(made_in, folder)
+  publish(made_in, folder)
   unsent.unlink()
 
 
