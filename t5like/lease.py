@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
 import time
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from t5like.process_identity import is_gone, own_identity
 from t5like.remote_path import RemotePath, naming
 
 
@@ -70,8 +68,7 @@ class Lease:
     self._generation = None
 
   def _content(self) -> bytes:
-    own = {"host": socket.gethostname(), "pid": os.getpid(), "process": _process_identity(os.getpid())}
-    return json.dumps({**own, "token": self._token, **self._about}).encode()
+    return json.dumps({**own_identity(), "token": self._token, **self._about}).encode()
 
   def _create(self) -> bool:
     try:
@@ -95,23 +92,5 @@ class Lease:
     self.path.fs.call(method, "b/{}/o/{}", self.path.bucket, key, ifGenerationMatch=generation, **more)
 
   def _is_dead(self, holder: Mapping[str, Any]) -> bool:
-    identity = holder.get("process")
-    if identity and holder.get("host") == socket.gethostname() and identity[0] == _boot():
-      return _process_identity(int(holder["pid"])) != identity
-    return time.time() - self.last_sign > self._silence
-
-
-def _boot() -> str:
-  try:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-  except OSError:
-    return ""
-
-
-def _process_identity(pid: int) -> list[object] | None:
-  """What tells a process from all that had or will have its number on this machine; None where it is not running."""
-  try:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-  except OSError:
-    return None
-  return None if fields[0] in "ZX" else [_boot(), int(fields[19])]  # when it was started, in ticks since boot
+    gone = is_gone(holder)
+    return time.time() - self.last_sign > self._silence if gone is None else gone

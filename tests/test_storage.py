@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gcs_server import reached_from_here, serving
 
-from t5like import data, lease, storage
+from t5like import data, storage
 from t5like.data.cache_builder import write_cache
 from t5like.errors import UserError
 from t5like.file_lock import FileLock, lock_at
@@ -145,7 +145,7 @@ def test_without_gcsfs_the_error_says_what_to_install():
 def of_another_machine(store, name, seconds_ago=0.0) -> None:
   """Makes an existing lease that of a machine that is not this one."""
   about, content = store.buckets["t5-bucket"][name]
-  changed = json.dumps({**json.loads(content), "host": "elsewhere", "process": ["another-boot", 1]}).encode()
+  changed = json.dumps({**json.loads(content), "host": "elsewhere", "place": "elsewhere"}).encode()
   stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds_ago))
   store.buckets["t5-bucket"][name] = ({**about, "updated": stamp, "size": str(len(changed))}, changed)
 
@@ -167,12 +167,14 @@ def test_one_at_a_time_holds_a_lease(store):
 
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
-  child = subprocess.Popen(["sleep", "60"])
-  identity = lease._process_identity(child.pid)
+  code = "import json, time; from t5like.process_identity import own_identity as o; print(json.dumps(o()), flush=True)"
+  command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
+  child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+  identity = json.loads(child.stdout.readline())
   first = Lease(path, 600.0)
   first.try_acquire()
   about, content = store.buckets["t5-bucket"]["run/trainer.lock"]
-  held = json.dumps({**json.loads(content), "pid": child.pid, "process": identity}).encode()
+  held = json.dumps({**json.loads(content), **identity}).encode()
   store.buckets["t5-bucket"]["run/trainer.lock"] = ({**about, "size": str(len(held))}, held)
   second = Lease(path, 600.0)
   assert second.try_acquire()["pid"] == child.pid

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from t5like.process_identity import is_gone, own_identity
 
 HEARTBEAT = 10.0  # seconds between signs of life
 SILENCE_OF_THE_DEAD = 180.0  # seconds without one; disks over a network tell of a touch up to a minute late
@@ -40,7 +41,7 @@ class Claims:
     except FileExistsError:
       return None  # somebody was faster
     with os.fdopen(file, "w", encoding="utf-8") as out:
-      out.write(json.dumps(_who()))
+      out.write(json.dumps(own_identity()))
     return Claim(self, name, number + 1, path, self._heartbeat)
 
   def holder(self, name: str) -> dict[str, Any] | None:
@@ -61,12 +62,10 @@ class Claims:
       silent = time.time() - path.stat().st_mtime
     except FileNotFoundError:
       return True  # its holder has just ended
-    holder, me = _read(path), _who()
+    holder = _read(path)
     if holder.get("released") or silent > self._silence:
       return True
-    if holder.get("place") != me["place"]:
-      return False  # of another machine we only hear heartbeats
-    return _age_of(holder.get("pid", 0)) != holder.get("began")
+    return bool(is_gone(holder))  # of another machine we only hear heartbeats
 
 
 class Claim:
@@ -91,36 +90,13 @@ class Claim:
     self._thread.join()
     # It stays, marked as free: were it deleted, two workers could hold the same number at a time.
     unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps({**_who(), "released": True}), encoding="utf-8")
+    unfinished.write_text(json.dumps({**own_identity(), "released": True}), encoding="utf-8")
     unfinished.replace(self._path)
 
   def _beat(self) -> None:
     while not self._ended.wait(self._heartbeat):
       with contextlib.suppress(OSError):
         os.utime(self._path)
-
-
-def _who() -> dict[str, Any]:
-  """This process: where its number means something, and when it began, since numbers are used again."""
-  return {"place": _place(), "host": socket.gethostname(), "pid": os.getpid(), "began": _age_of(os.getpid())}
-
-
-def _place() -> str:
-  """The machine since it was last started, and the container in it."""
-  parts = [socket.gethostname()]
-  with contextlib.suppress(OSError):
-    parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
-    parts.append(os.readlink("/proc/self/ns/pid"))
-  return " ".join(parts)
-
-
-def _age_of(pid: int) -> int | None:
-  """When a process of this machine began, in ticks since the machine did; None where there is no such process."""
-  try:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return None if fields[0] == "Z" else int(fields[19])
-  except (OSError, ValueError, IndexError):
-    return None
 
 
 def _read(path: Path) -> dict[str, Any]:

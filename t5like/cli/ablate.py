@@ -26,6 +26,7 @@ from t5like.ablations.results import SWEEP
 from t5like.ablations.tables import TABLES, find_tables, recipes_of
 from t5like.cli import ablate_report
 from t5like.cli.ablate_plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
+from t5like.cli.train import add_host_arguments, meet_other_hosts
 from t5like.errors import UserError
 
 
@@ -50,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--list", action="store_true", help="print the commands of all runs, then stop")
   group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
   group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
-  _add_hosts(parser)
+  add_host_arguments(parser)
   ablate_report.configure(parser)
 
 
@@ -70,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
   from t5like.cli.ablate_caches import build_caches
   from t5like.cli.ablate_run import Worker
-  from t5like.cli.train import meet_other_hosts
   from t5like.training.agreement import first_process_decides
 
   meet_other_hosts(args, str(asked))
@@ -140,13 +140,3 @@ def show(runs: Sequence[SweepRun]) -> int:
 def _absolute(files: str) -> str:
   """A pattern of files as any working directory understands it; gs:// stays as it is."""
   return files if storage.is_remote(files) else str(storage.as_path(files).absolute())
-
-
-def _add_hosts(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("several machines that train one model together, where no cluster tells")
-  group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
-  group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
-  group.add_argument("--process_id", type=int, metavar="I", help="of this one, from 0 (or T5LIKE_PROCESS_ID)")
-  group.add_argument(
-    "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
-  )

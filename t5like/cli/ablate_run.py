@@ -12,7 +12,7 @@ from pathlib import Path
 
 import jax
 
-from t5like import configuration, parallel
+from t5like import configuration
 from t5like.ablations.claims import Claim, Claims, held
 from t5like.ablations.results import (
   Failure,
@@ -25,8 +25,10 @@ from t5like.ablations.results import (
 from t5like.cli.ablate_collect import collect, is_finished
 from t5like.cli.ablate_plan import Part, SweepRun
 from t5like.cli.gin_flags import register_configurables
+from t5like.cli.train import train_experiment
 from t5like.errors import RunError, UserError
 from t5like.training.agreement import first_process_decides
+from t5like.training.goodput import Goodput
 from t5like.training.progress import duration, say
 
 _WAIT = 2.0  # seconds between looks at what other workers hold
@@ -147,24 +149,11 @@ class Worker:
 
 def train_here(part: Part) -> int:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
-  from t5like.cli.training_plan import prepare
-  from t5like.cli.training_run import Run
-  from t5like.training.goodput import Goodput
-  from t5like.training.model_dir import check_model_dir
-  from t5like.training.run_lock import sole_trainer
-  from t5like.training.step_file import StepFile
-
   goodput = Goodput()
   register_configurables()
   configuration.load(part.files, part.overrides)
-  experiment = configuration.build("train")
-  model_dir = check_model_dir(experiment.model_dir)
   try:
-    with parallel.use_preset(experiment.mesh.preset), sole_trainer(model_dir):
-      with goodput.spent_on("preparing"):
-        plan = prepare(experiment, dry_run=False)
-      say(plan.run_card)
-      return Run(experiment, plan, goodput, StepFile(model_dir)).execute()
+    return train_experiment(configuration.build("train"), goodput)
   finally:
     jax.clear_caches()
     gc.collect()

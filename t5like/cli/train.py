@@ -11,15 +11,22 @@ Exit status: 0 finished; 1 failed while running; 2 bad input, nothing begun; 124
 started again by themselves, and the status is that of the last attempt.
 """
 
+from __future__ import annotations
+
 import argparse
 import contextlib
 import sys
+from typing import TYPE_CHECKING
 
 from t5like import storage
 from t5like.cli.gin_flags import add_gin_arguments, load_configuration
 from t5like.cli.supervisor import ALONE, supervise
 from t5like.errors import RunError, UserError
 from t5like.training.step_file import StepFile, is_supervised
+
+if TYPE_CHECKING:  # help and the supervisor must not wait for jax
+  from t5like.cli.experiment import Experiment
+  from t5like.training.goodput import Goodput
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--restart_wait", type=float, default=5.0, metavar="SECONDS", help="before the first of them; then twice as long"
   )
+  add_host_arguments(parser)
+
+
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("several machines, where no cluster tells")
   group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
   group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
@@ -72,27 +83,33 @@ def train(args: argparse.Namespace) -> int:
   load_configuration(args)
   hosts = meet_other_hosts(args, configuration.resolved_config())
   experiment = configuration.build("train")
+  if hosts:
+    from t5like.training.progress import say
 
-  from t5like import parallel
+    say(str(hosts))
+  return train_experiment(experiment, goodput, args.dry_run)
+
+
+def train_experiment(experiment: Experiment, goodput: Goodput, dry_run: bool = False) -> int:
+  """Trains, or with `dry_run` only says what would be trained; the exit status. Sweeps train by this too."""
+  from t5like import configuration, parallel
   from t5like.cli.training_plan import prepare
   from t5like.cli.training_run import Run
   from t5like.training.model_dir import check_model_dir
   from t5like.training.progress import say
   from t5like.training.run_lock import sole_trainer
 
-  if hosts:
-    say(str(hosts))
   model_dir = check_model_dir(experiment.model_dir)
   for name in ("cache_dir", "restore_from", "init_from"):
     storage.check_reachable(getattr(experiment, name) or ".", name.upper())
   step_file = StepFile(model_dir)
   with (
     parallel.use_preset(experiment.mesh.preset),
-    contextlib.nullcontext() if args.dry_run else sole_trainer(model_dir),
+    contextlib.nullcontext() if dry_run else sole_trainer(model_dir),
   ):
     with goodput.spent_on("preparing"):
-      plan = prepare(experiment, args.dry_run)
-    if args.dry_run:
+      plan = prepare(experiment, dry_run)
+    if dry_run:
       say(configuration.resolved_config())
     say(plan.run_card)
-    return 0 if args.dry_run else Run(experiment, plan, goodput, step_file).execute()
+    return 0 if dry_run else Run(experiment, plan, goodput, step_file).execute()
