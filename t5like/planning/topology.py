@@ -67,8 +67,8 @@ def _gpu(name: str, kind: str, nvlink: float, **rest) -> Chip:
   return Chip(name, kind, "gpu", device_spec(kind), *links, **rest)
 
 
-_LIST = "Google Cloud's list price, on demand, US, {} a chip-hour"
-_AWS = "AWS's list price, on demand, {}, an eighth of the machine"
+_LIST = "Google Cloud's list price of 2025, on demand, US, {} a chip-hour"
+_AWS = "AWS's list price of 2025, on demand, {}, an eighth of the machine"
 _NOT_SAID = "an estimate: Google does not publish it"
 _NVIDIA = "NVIDIA's data sheet"
 
