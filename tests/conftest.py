@@ -24,6 +24,7 @@ import contextlib
 import importlib
 import io
 import json
+import signal
 import subprocess
 import sys
 import types
@@ -44,6 +45,9 @@ hypothesis.settings.load_profile("shared")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# A shell's background jobs, such as a CI's, start with Ctrl-C ignored, and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The smallest model that is still a T5: a run of it takes seconds.
 SMALL_MODEL = [

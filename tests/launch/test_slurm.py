@@ -20,7 +20,8 @@ class Job:
     tools = {name: [STAND_INS / "slurm.py", name] for name in ("srun", "scancel", "scontrol")}
     put_on_path(folder / "bin", {**tools, "t5like": [STAND_INS / "worker/trainer"]})
     self.environment = {
-      **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
+      **{name: value for name, value in os.environ.items() if name != "T5LIKE_VENV"},
+      "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
       "SLURM_JOB_ID": "70000", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(folder),
     }  # fmt: skip
 

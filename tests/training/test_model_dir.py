@@ -31,7 +31,6 @@ def test_foreign_directories_are_refused(tmp_path):
 
 
 def test_the_first_signal_is_noted_and_the_second_acts():
-  signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs start with it ignored
   with Interruption() as interruption:
     assert not interruption.requested
     os.kill(os.getpid(), signal.SIGINT)
