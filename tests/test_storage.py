@@ -189,25 +189,27 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
 
 def test_a_lease_of_another_machine_is_waited_for(store, monkeypatch, capfd):
   """As long as it may be alive; a sign of life refuses, silence lets the next run in."""
-  monkeypatch.setattr("t5like.training.run_lock._LOOK", 0.05)
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
-  Lease(path, 180.0).try_acquire()
-  of_another_machine(store, "run/trainer.lock", seconds_ago=179.0)
-  with sole_trainer(f"{ROOT}/run"):
-    assert "process" in capfd.readouterr().out
-    assert json.loads(path.read_bytes())["pid"] == os.getpid()
-  assert not path.exists()
-  Lease(path, 180.0).try_acquire()
-  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
-  real, looks = time.sleep, []
+  real, looks, then = time.sleep, [], {}
 
   def look(seconds):
     looks.append(seconds)
     if len(looks) == 3:
-      of_another_machine(store, "run/trainer.lock", seconds_ago=0.0)
+      of_another_machine(store, "run/trainer.lock", **then)
     real(0.01)
 
   monkeypatch.setattr("t5like.training.run_lock.time.sleep", look)
+  Lease(path, 180.0).try_acquire()
+  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
+  then["seconds_ago"] = 1000.0
+  with sole_trainer(f"{ROOT}/run"):
+    assert "process" in capfd.readouterr().out and len(looks) == 3
+    assert json.loads(path.read_bytes())["pid"] == os.getpid()
+  assert not path.exists()
+  Lease(path, 180.0).try_acquire()
+  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
+  looks.clear()
+  then["seconds_ago"] = 0.0
   with pytest.raises(UserError, match="another run trains in this directory"), sole_trainer(f"{ROOT}/run"):
     pass
 

@@ -23,7 +23,7 @@ def question(dataset):
 
 
 seqio.TaskRegistry.add(
-  "quiz",
+  "sums",
   source=JsonLinesSource({"train": "quiz.jsonl", "validation": "quiz.jsonl"}, ["question", "answer"]),
   preprocessors=[question, seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
   output_features=default_features(),
@@ -51,11 +51,11 @@ def test_a_corpus_and_a_labelled_task_of_ones_own(t5like, t5like_process, small_
   pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=logbook"]
   out = t5like("train", *own, *pretrain, "--gin.LENGTHS={'inputs': 16}", "--gin.MODEL_DIR=first").stdout
   assert "t5like cache logbook" in out and "task logbook (train)" in out
-  finetune = ["--gin_file=runs/finetune.gin", "--gin.TASK=quiz", "--gin.INIT_FROM=first", "--gin.MODEL_DIR=second"]
+  finetune = ["--gin_file=runs/finetune.gin", "--gin.TASK=sums", "--gin.INIT_FROM=first", "--gin.MODEL_DIR=second"]
   lengths = "--gin.LENGTHS={'inputs': 16, 'targets': 4}"
-  t5like("cache", "quiz", "--split=validation", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks")
+  t5like("cache", "sums", "--split=validation", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks")
   out = t5like_process("train", *own, *finetune, lengths, cwd=folder).stdout
-  assert "quiz (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
+  assert "sums (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
 
 
 @pytest.mark.slow  # TensorFlow starts five times; tests/data/test_cache.py has the check itself
