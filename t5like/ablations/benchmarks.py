@@ -8,16 +8,10 @@ from collections.abc import Callable, Mapping
 
 from t5like.errors import UserError
 from t5like.tasks import benchmark_scores
+from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE
 
-# Training examples, as published: the weights of tasks that are trained together.
-_GLUE = {
-  "glue_cola": 8_551, "glue_sst2": 67_349, "glue_mrpc": 3_668, "glue_qqp": 363_849, "glue_stsb": 5_749,
-  "glue_mnli": 392_702, "glue_qnli": 104_743, "glue_rte": 2_490,
-}  # fmt: skip
-_SUPER_GLUE = {
-  "super_glue_boolq": 9_427, "super_glue_cb": 250, "super_glue_copa": 400, "super_glue_multirc": 27_243,
-  "super_glue_record": 138_854, "super_glue_rte": 2_490, "super_glue_wic": 5_428, "super_glue_wsc": 259, "dpr": 1_322,
-}  # fmt: skip
+# Training examples: the weights of tasks that are trained together.
+_GLUE, _SUPER_GLUE = ({task: size for task, size in of.items() if size} for of in (GLUE, SUPER_GLUE))
 SIZES = {**_GLUE, **_SUPER_GLUE, "squad": 87_599, "cnn_dailymail": 287_113}
 # The paper treats each of these as one task made of many (section 2.3).
 BENCHMARKS = {"glue": tuple(_GLUE), "super_glue": tuple(_SUPER_GLUE)}
@@ -34,10 +28,6 @@ class Unit:
   name: str  # as it was asked for: squad, glue, or glue_cola+glue_rte
   trained: tuple[str, ...]
   evaluated: tuple[str, ...]
-
-  @property
-  def folder(self) -> str:
-    return self.name
 
 
 def find_unit(name: str) -> Unit:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from t5like.errors import UserError, nearest
+from t5like.tasks.mixing_rates import mixing_rates as rates_by_size
 
 STRATEGIES = ("equal", "proportional", "temperature")
 
@@ -17,6 +18,5 @@ def mixing_rates(
     raise UserError(f"no strategy {strategy!r}", nearest=nearest(strategy, STRATEGIES), known=", ".join(STRATEGIES))
   if strategy == "equal":
     return {task: 1 / len(sizes) for task in sizes}
-  limited = {task: size if maximum is None else min(size, maximum) for task, size in sizes.items()}
-  weights = {task: size ** (1 / temperature) for task, size in limited.items()}
+  weights = rates_by_size(sizes, maximum, temperature)
   return {task: weight / sum(weights.values()) for task, weight in weights.items()}

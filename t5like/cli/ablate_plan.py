@@ -185,7 +185,7 @@ class Planner:
       overrides.append(("MIX", json.dumps({task: self._size(task) for task in unit.trained})))
     if unit.evaluated != unit.trained:
       overrides.append(("EVAL_TASKS", json.dumps(list(unit.evaluated))))
-    return self._part(recipe, seed, unit.folder, [_FINETUNE], overrides, self.scale.finetune_steps, unit.evaluated)
+    return self._part(recipe, seed, unit.name, [_FINETUNE], overrides, self.scale.finetune_steps, unit.evaluated)
 
   def _part(
     self,

@@ -19,6 +19,7 @@ from t5like.ablations.results import (
   failure_path,
   read_failures,
   result_path,
+  run_name,
   write_failure,
   write_result,
 )
@@ -139,7 +140,7 @@ class Worker:
 
   def _report(self) -> int:
     names = {run.name for run in self._runs}
-    failures = [f for f in read_failures(self._dir) if f"{f.recipe.replace('/', '.')}-seed{f.seed}" in names]
+    failures = [f for f in read_failures(self._dir) if run_name(f.recipe, f.seed) in names]
     finished = sum(result_path(self._dir, run.recipe, run.seed).is_file() for run in self._runs)
     say(f"{finished} of {len(self._runs)} runs are finished: {self._dir / 'results'}")
     for failure in failures:

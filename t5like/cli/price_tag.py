@@ -32,7 +32,6 @@ def write_price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Ph
 
 
 def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> str:
-
   attempts = goodput.read_attempts(model_dir / goodput.FILE)
   devices, chip = jax.device_count(), local_chip()
   seconds = sum(attempt["seconds"] for attempt in attempts)
