@@ -9,7 +9,7 @@ from typing import Literal
 
 from t5like.ablations.report_comparison import Cell, ComparedTable, Comparison
 from t5like.ablations.report_statistics import TIE_DEVIATIONS
-from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES
+from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modelling
 
 Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
 _ROUNDING = 1e-9
@@ -60,7 +60,7 @@ class CheckedClaim:
 
 
 _ED = "encoder_decoder/"
-_LANGUAGE_MODELLING = {name: f"{name}/{'lm' if name == 'lm' else 'prefix_lm'}" for name in ARCHITECTURES}
+_LANGUAGE_MODELLING = {name: f"{name}/{language_modelling(name)}" for name in ARCHITECTURES}
 _DENOISING = {name: f"{name}/iid_replace_spans" for name in ARCHITECTURES}
 
 

@@ -101,7 +101,7 @@ _MIXINGS = {
 }
 
 
-def _language_modelling(architecture: str) -> str:
+def language_modelling(architecture: str) -> str:
   """What the paper's "LM" objective is: models that read a prefix are given one (section 3.2.3)."""
   return "lm" if architecture == "lm" else "prefix_lm"
 
@@ -111,7 +111,7 @@ def _recipes() -> Iterable[Recipe]:
   yield Recipe(_ENCODER_DECODER, None)
   for architecture in ARCHITECTURES:
     yield Recipe(architecture, "iid_replace_spans")
-    yield Recipe(architecture, _language_modelling(architecture))
+    yield Recipe(architecture, language_modelling(architecture))
   for objective in ("bert_style", "deshuffling", "mass_style", "iid_drop_tokens"):
     yield Recipe(_ENCODER_DECODER, objective)
   for percent in (10, 25, 50):
@@ -156,7 +156,7 @@ TABLES: dict[int, Table] = {
       2,
       "Architectures, with denoising and language modelling",
       tuple(
-        _row(f"{label}, {kind}", f"{architecture}/{objective or _language_modelling(architecture)}", *paper)
+        _row(f"{label}, {kind}", f"{architecture}/{objective or language_modelling(architecture)}", *paper)
         for kind, objective, scores in (("denoising", "iid_replace_spans", _DENOISING), ("LM", None, _LM))
         for label, architecture, paper in zip(_ARCHITECTURE_NAMES, ARCHITECTURES, scores, strict=True)
       ),
