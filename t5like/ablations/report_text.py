@@ -12,6 +12,7 @@ from t5like.ablations.report_costs import EnergyAssumptions, RecipeCost, assumpt
 from t5like.ablations.report_examples import examples
 from t5like.ablations.report_plots import pretty
 from t5like.ablations.report_summary import correlation_text, summarise
+from t5like.planning.run_card import large
 
 MISSING = "–"  # never a guess in its place
 
@@ -37,16 +38,6 @@ def seeds_text(row: ComparedRow) -> str:
     return "failed" if row.error else "not run" if row.asked_for else "not asked for"
   done = len(row.results)
   return f"{done} of {done + len(row.missing_seeds)}" if row.missing_seeds else str(done)
-
-
-def magnitude(value: float | None, unit: str = "") -> str:
-  """With three digits and a prefix: 4.71e19 is 47.1 E."""
-  if value is None:
-    return MISSING
-  for size, prefix in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-    if value >= size:
-      return f"{value / size:.3g} {prefix}{unit}"
-  return f"{value:.3g} {unit}".rstrip()
 
 
 def claim_text(checked: CheckedClaim) -> str:
@@ -165,8 +156,8 @@ def cost_line(cost: RecipeCost) -> list[str]:
   return [
     cost.recipe,
     str(cost.runs),
-    magnitude(cost.total.model_flops),
-    magnitude(cost.total.tokens),
+    large(cost.total.model_flops),
+    large(cost.total.tokens),
     number(cost.hours("pretraining"), 3),
     number(cost.hours("finetuning"), 3),
     number(cost.hours("total"), 3),

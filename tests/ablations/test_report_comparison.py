@@ -15,7 +15,7 @@ from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, r
 from t5like.ablations.report_data import ReportData, read_export, read_sweep, write_export
 from t5like.ablations.report_examples import TEXT, examples
 from t5like.ablations.report_summary import summarise
-from t5like.ablations.report_text import csv_text, markdown, readme_table
+from t5like.ablations.report_text import cost_line, csv_text, markdown, readme_table
 from t5like.ablations.results import Cost, write_result
 from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION, TABLES
 from t5like.errors import UserError
@@ -236,14 +236,15 @@ def test_the_table_for_a_readme():
 
 def test_costs_are_summed_once_a_recipe():
   cost = {
-    "pretraining": Cost("NVIDIA H200", 1, 3000.0, 4e15, 100),
-    "finetuning": Cost("NVIDIA H200", 1, 600.0, 1e15, 20),
-    "total": Cost("NVIDIA H200", 1, 3600.0, 5e15, 120),
+    "pretraining": Cost("NVIDIA H200", 1, 3000.0, 4e15, 6000),
+    "finetuning": Cost("NVIDIA H200", 1, 600.0, 1e15, 170),
+    "total": Cost("NVIDIA H200", 1, 3600.0, 5e15, 6170),
   }
   results = [made_result(BASELINE_RECIPE, seed, cost=cost) for seed in (0, 1)]
   assumptions = EnergyAssumptions(watts=500.0, pue=1.2, co2e=0.4)
   [one] = recipe_costs(results, assumptions)
-  assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 240)
+  assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 12_340)
+  assert cost_line(one)[1:4] == ["2", "10 P", "12,340"]  # as run cards write them
   assert one.hours("pretraining") == pytest.approx(6000 / 3600) and one.hours("total") == pytest.approx(2)
   assert one.kilowatt_hours == pytest.approx(2 * 0.5 * 1.2) and one.kilograms == pytest.approx(2 * 0.5 * 1.2 * 0.4)
   # A data sheet's 700 W of an H200, 85% of it drawn, 35% more for the machine; a building's 1.1.
