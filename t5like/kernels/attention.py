@@ -5,16 +5,15 @@ The caller describes the mask and the relative position bias (`Mask`, `RelativeB
 what is asked; `choose_backend` says which one and why, and refuses by name what a machine cannot run.
 """
 
-import contextlib
-import contextvars
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 from jax.sharding import PartitionSpec
 
 from t5like.errors import UserError, nearest
 from t5like.kernels.masks import Mask, mask_matrix
+from t5like.kernels.platform import compile_for, described_platform, target_platform
 from t5like.kernels.relative_bias import RelativeBias, bias_matrix, relative_buckets
 from t5like.kernels.xla_attention import xla_attention
 
@@ -146,18 +145,6 @@ _PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
 # Below this many scores a head, plain products are as fast as a kernel that never writes them.
 _FEW_SCORES = 128 * 128
 
-_platform = contextvars.ContextVar("platform", default=None)
-
-
-@contextlib.contextmanager
-def compile_for(platform: str) -> Iterator[None]:
-  """While active, back ends are chosen for another machine's platform: to lower a step for TPUs on a laptop."""
-  token = _platform.set(platform)
-  try:
-    yield
-  finally:
-    _platform.reset(token)
-
 
 def check_backend(name: str) -> None:
   """Refuses a name that is no back end, on any machine."""
@@ -174,7 +161,7 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
   """The back end that runs, and why. A back end asked for by name is refused where it cannot run at all, and
   makes way for plain products where only this case is beyond it (dropout, a step of decoding)."""
   check_backend(name)
-  platform = platform or _platform.get() or jax.default_backend()
+  platform = platform or target_platform()
   if name == "xla":
     return "xla", "asked for by name"
   if name == "auto":
@@ -221,7 +208,7 @@ def _obstacle(name: str, case: Case) -> str | None:
 
 
 def _gpu_obstacle() -> str | None:
-  if _platform.get() == "gpu":
+  if described_platform() == "gpu":
     return None
   device = jax.local_devices()[0]
   capability = getattr(device, "compute_capability", "")

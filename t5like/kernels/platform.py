@@ -1,0 +1,29 @@
+"""Which platform a traced function is compiled for: "cpu", "gpu" or "tpu". What is fastest differs between them."""
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+
+_described = contextvars.ContextVar("platform", default=None)
+
+
+@contextlib.contextmanager
+def compile_for(platform: str) -> Iterator[None]:
+  """While active, choices are made for another machine's platform: to lower a step for TPUs on a laptop."""
+  token = _described.set(platform)
+  try:
+    yield
+  finally:
+    _described.reset(token)
+
+
+def described_platform() -> str | None:
+  """That of `compile_for`; None where this machine's own devices are asked."""
+  return _described.get()
+
+
+def target_platform() -> str:
+  """Where what is traced now will run."""
+  return described_platform() or jax.default_backend()
