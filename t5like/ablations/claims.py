@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from t5like.heartbeat import beating
 from t5like.process_identity import is_gone, own_identity
 
 HEARTBEAT = 10.0  # seconds between signs of life
@@ -72,9 +72,8 @@ class Claim:
   """Held while the block runs: `with claim: ...`."""
 
   def __init__(self, claims: Claims, name: str, number: int, path: Path, heartbeat: float):
-    self._claims, self._name, self._number, self._path, self._heartbeat = claims, name, number, path, heartbeat
-    self._ended = threading.Event()
-    self._thread = threading.Thread(target=self._beat, daemon=True)
+    self._claims, self._name, self._number, self._path = claims, name, number, path
+    self._alive = beating(lambda: os.utime(path), heartbeat)
 
   @property
   def is_ours(self) -> bool:
@@ -82,21 +81,15 @@ class Claim:
     return self._claims.is_newest(self._name, self._number)
 
   def __enter__(self) -> Claim:
-    self._thread.start()
+    self._alive.__enter__()
     return self
 
-  def __exit__(self, *_: object) -> None:
-    self._ended.set()
-    self._thread.join()
+  def __exit__(self, *failure: Any) -> None:
+    self._alive.__exit__(*failure)
     # It stays, marked as free: were it deleted, two workers could hold the same number at a time.
     unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
     unfinished.write_text(json.dumps({**own_identity(), "released": True}), encoding="utf-8")
     unfinished.replace(self._path)
-
-  def _beat(self) -> None:
-    while not self._ended.wait(self._heartbeat):
-      with contextlib.suppress(OSError):
-        os.utime(self._path)
 
 
 def _read(path: Path) -> dict[str, Any]:

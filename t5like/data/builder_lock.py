@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t5like.errors import UserError
 from t5like.file_lock import FileLock, lock_at
-from t5like.lease import Lease, LeaseLost
+from t5like.heartbeat import beating
+from t5like.lease import Lease
 
 _SILENCE_OF_THE_DEAD = 600.0  # seconds; a builder gives signs of life between pieces of work
 _RENEWAL = 60.0  # seconds between those on a store
@@ -32,29 +32,13 @@ def sole_builder(
   except OSError as error:
     raise UserError("the token cache cannot be written", folder=folder, because=error.strerror or error) from None
   try:
-    with _renewed(lock) if isinstance(lock, Lease) else contextlib.nullcontext(lock.touch) as alive:
-      yield alive
+    if isinstance(lock, FileLock):
+      yield lock.touch
+    else:  # a request now and then, and while the cache is sent; who lost the lease goes on: both build the same bytes
+      with beating(lock.touch, _RENEWAL):
+        yield lambda: None
   finally:
     lock.release()
-
-
-@contextlib.contextmanager
-def _renewed(lock: Lease) -> Iterator[Callable[[], None]]:
-  """A request now and then, and while the cache is sent. Who lost the lease goes on: both build the same bytes."""
-  ended = threading.Event()
-
-  def beat() -> None:
-    while not ended.wait(_RENEWAL):
-      with contextlib.suppress(OSError, LeaseLost):
-        lock.touch()
-
-  thread = threading.Thread(target=beat, name="builder-lease", daemon=True)
-  thread.start()
-  try:
-    yield lambda: None
-  finally:
-    ended.set()
-    thread.join()
 
 
 def _wait_for(lock: FileLock | Lease, waiting: Callable[[str], None], poll: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,8 @@ import jax
 from t5like import storage
 from t5like.errors import UserError
 from t5like.file_lock import FileLock, lock_at
-from t5like.lease import Lease, LeaseLost
+from t5like.heartbeat import beating
+from t5like.lease import Lease
 from t5like.training.agreement import first_process_decides
 
 LOCK = "trainer.lock"
@@ -40,14 +40,10 @@ def sole_trainer(model_dir: str | Path) -> Iterator[None]:
   if jax.process_index() != 0:
     yield
     return
-  ended = threading.Event()
-  heart = threading.Thread(target=_beat, args=(lock, ended), name="trainer-lock", daemon=True)
-  heart.start()
   try:
-    yield
+    with beating(lock.touch, _HEARTBEAT, lost=lambda: _end_at_once(lock)):
+      yield
   finally:
-    ended.set()
-    heart.join(_HEARTBEAT)  # a store that does not answer must not keep a run from ending
     lock.release()
     for folder in made:  # a run that was refused leaves nothing behind
       with contextlib.suppress(OSError):
@@ -92,12 +88,6 @@ def _await_sign_of_life(lock: Lease, holder: dict[str, object]) -> dict[str, obj
   return holder
 
 
-def _beat(lock: FileLock | Lease, ended: threading.Event) -> None:
-  while not ended.wait(_HEARTBEAT):
-    try:
-      lock.touch()
-    except OSError:
-      continue  # a network disk that is away for a moment must not end the run
-    except LeaseLost:
-      os.write(2, f"error: another run took {lock.path.parent} over, as this one gave no sign of life\n".encode())
-      os._exit(1)  # not a byte more: the directory is not ours
+def _end_at_once(lock: FileLock | Lease) -> None:
+  os.write(2, f"error: another run took {lock.path.parent} over, as this one gave no sign of life\n".encode())
+  os._exit(1)  # not a byte more: the directory is not ours
