@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from t5like.cli.bench_kernels import profile
 from t5like.errors import RunError
 
 if TYPE_CHECKING:  # help must not wait for jax
@@ -89,8 +90,9 @@ class OurStep:
 
   name = "t5like"
 
-  def __init__(self, model: nn.Module, optimizer: Optimizer, batch: Mapping[str, np.ndarray]):
-    self._model, self._optimizer, self._batch = model, optimizer, batch
+  def __init__(self, model: nn.Module, optimizer: Optimizer, batch: Mapping[str, np.ndarray], profiled: bool = False):
+    """With `profiled`, its last steps are run under JAX's profiler."""
+    self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
 
   def start(self) -> dict[str, Any]:
     import jax
@@ -140,6 +142,8 @@ class OurStep:
     if not hasattr(self, "_step"):
       return {}
     known = {"memory_bytes": _memory(self._step), "losses": getattr(self, "_losses", [])}
+    if self._profiled:
+      known["kernels"] = profile(self.run)
     self._state = self._step = self._batch = None
     return known
 

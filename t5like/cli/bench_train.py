@@ -4,6 +4,7 @@ t5like bench train --model=t5_1_1/base
 t5like bench train --model=gpt2/medium --batch_size=32 --inputs=1024 --peer
 t5like bench train --model=t5_1_1/base --packed --json
 t5like bench train --model=t5_1_1/base --scaling
+t5like bench train --model=t5_1_1/base --kernels=10
 
 Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed apart.
 Tokens count inputs and targets. Model FLOPs are those of planning/flops.py: matrix products once forward, twice
@@ -11,11 +12,13 @@ backward, attention in full. Memory is what the compiled step takes on one devic
 With --peer, Hugging Face's model of the same sizes trains on the same device, eager and compiled: first, and on a CPU
 in turns with ours. Torch may live elsewhere: --peer_python=~/torch/bin/python.
 With --scaling, a table of tokens/s and memory as batch, length and layers grow.
+With --kernels, the most expensive kernels of a step on an accelerator, as JAX's profiler saw them.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -25,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from t5like.cli.bench_kernels import table
 from t5like.cli.bench_step import WINDOWS, OurStep, Subject, matrix_ceiling, measure_in_turns
 from t5like.cli.gin_flags import add_gin_arguments
 from t5like.errors import UserError
@@ -56,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--peer", action="store_true", help="Hugging Face's model beside it (torch, transformers)")
   parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has them (default: this one)")
   parser.add_argument("--scaling", action="store_true", help="a table: other batches, lengths and numbers of layers")
+  parser.add_argument("--kernels", type=int, default=0, metavar="N", help="the N most expensive kernels of a step")
   parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
 
 
@@ -67,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
     from t5like.cli.bench_scaling import measure_scaling
 
     return measure_scaling(model, lengths, rows, args)
-  ours = OurStep(model, optimizer(args.optimizer), make_batch(model, rows, lengths, args.packed))
+  ours = OurStep(model, optimizer(args.optimizer), make_batch(model, rows, lengths, args.packed), bool(args.kernels))
   results = _measure([*_peers(args, model, lengths, rows), ours], args)
   ceiling = matrix_ceiling(args.dtype)
   for result in results:
     if "step_seconds" in result:
       result |= rates(model, rows, lengths, result["step_seconds"], ceiling)
-    print(json.dumps(result) if args.json else _text(result), flush=True)
+    print(json.dumps(result, default=dataclasses.asdict) if args.json else _text(result, args.kernels), flush=True)
   if not args.json:
     _compare(results)
   return 1 if "error" in results[-1] else 0
@@ -197,7 +202,7 @@ def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: floa
   }
 
 
-def _text(result: Mapping[str, Any]) -> str:
+def _text(result: Mapping[str, Any], kernels: int = 0) -> str:
   from t5like.planning.run_card import bytes_text
 
   if "error" in result:
@@ -213,6 +218,8 @@ def _text(result: Mapping[str, Any]) -> str:
   lines.append(f"  compiled in {result['compile_seconds']:.1f} s")
   if "attention" in result:
     lines.append("  attention " + result["attention"].replace("\n", "\n            "))
+  if "kernels" in result:
+    lines.append(table(result["kernels"], kernels))
   return "\n".join(lines)
 
 

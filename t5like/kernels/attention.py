@@ -114,6 +114,12 @@ def _dividing(mesh: jax.sharding.AbstractMesh, axes: Axes, size: int) -> Axes:
   return axes if axes and size % parts == 0 else None
 
 
+def _pallas_gpu():
+  from t5like.kernels.gpu_attention import gpu_attention
+
+  return gpu_attention
+
+
 def _cudnn():
   from t5like.kernels.cudnn_attention import cudnn_attention
 
@@ -133,15 +139,16 @@ def _pallas_tpu():
 
 
 # Imported when they are first used: each needs parts of JAX that take long to load.
-_KERNELS = {"cudnn": _cudnn, "splash_tpu": _splash_tpu, "pallas_tpu": _pallas_tpu}
+_KERNELS = {"pallas_gpu": _pallas_gpu, "cudnn": _cudnn, "splash_tpu": _splash_tpu, "pallas_tpu": _pallas_tpu}
 BACKENDS = {
   "xla": "plain matrix products: runs everywhere, memory grows with length^2",
+  "pallas_gpu": "our fused attention for NVIDIA GPUs since Hopper: T5's bias is made inside, and its gradient",
   "cudnn": "cuDNN's fused attention: NVIDIA GPUs, the score matrix is never written",
   "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
 }
 # In the order in which they are tried.
-_PLATFORMS = {"cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
+_PLATFORMS = {"pallas_gpu": "gpu", "cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
 # Below this many scores a head, plain products are as fast as a kernel that never writes them.
 _FEW_SCORES = 128 * 128
 
@@ -194,12 +201,20 @@ def _obstacle(name: str, case: Case) -> str | None:
     return "a step of decoding looks at a cache"
   if case.dropout:
     return "dropout on attention weights"
+  if name == "pallas_gpu":
+    if not case.has_bias:
+      return "without a bias cuDNN is faster"
+    if case.dtype not in ("bfloat16", "float16"):
+      return f"our GPU attention has no {case.dtype}"
+    if case.head_dim not in (64, 128):
+      return f"our GPU attention has no heads of {case.head_dim}"
+    return _gpu_obstacle("our GPU attention", 9.0)
   if name == "cudnn":
     if case.dtype not in ("bfloat16", "float16"):
       return f"cuDNN has no {case.dtype}"
     if case.head_dim % 8 or case.head_dim > 128:
       return f"cuDNN has no heads of {case.head_dim}"
-    return _gpu_obstacle()
+    return _gpu_obstacle("cuDNN's attention", 8.0)
   if name == "splash_tpu" and case.has_bias:
     return "splash attention adds no bias"
   if name == "splash_tpu" and case.has_prefix:
@@ -207,11 +222,11 @@ def _obstacle(name: str, case: Case) -> str | None:
   return None
 
 
-def _gpu_obstacle() -> str | None:
+def _gpu_obstacle(kernel: str, least: float) -> str | None:
   if described_platform() == "gpu":
     return None
   device = jax.local_devices()[0]
   capability = getattr(device, "compute_capability", "")
-  if "cuda" not in device.client.platform_version or float(capability or 0) < 8.0:
-    return f"cuDNN's attention needs an NVIDIA GPU of capability 8.0, this is {device.device_kind} ({capability})"
+  if "cuda" not in device.client.platform_version or float(capability or 0) < least:
+    return f"{kernel} needs an NVIDIA GPU of capability {least}, this is {device.device_kind} ({capability})"
   return None

@@ -153,7 +153,9 @@ def test_dropout_keeps_the_mean():
 def test_unknown_backend_names_the_choices():
   with pytest.raises(UserError) as error:
     check_backend("xlaa")
-  assert "auto, xla, cudnn, splash_tpu, pallas_tpu" in str(error.value) and "attention_backend" in str(error.value)
+  assert "auto, xla, pallas_gpu, cudnn, splash_tpu, pallas_tpu" in str(error.value) and "attention_backend" in str(
+    error.value
+  )
 
 
 CASE = Case(dtype="bfloat16", head_dim=64, query_length=512, key_length=512, has_bias=True)
@@ -177,7 +179,9 @@ def test_backend_of_another_device_is_refused():
     ("tpu", dict(query_length=16, key_length=16), "xla", "16 x 16 scores are few"),
     ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
     ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
-    ("gpu", {}, "cudnn", "NVIDIA"),
+    ("gpu", {}, "pallas_gpu", "T5's bias is made inside"),
+    ("gpu", dict(has_bias=False), "cudnn", "NVIDIA"),
+    ("gpu", dict(head_dim=32), "cudnn", "NVIDIA"),
     ("gpu", dict(dtype="float32"), "xla", "cuDNN has no float32"),
     ("gpu", dict(head_dim=60), "xla", "no heads of 60"),
     ("gpu", dict(head_dim=256), "xla", "no heads of 256"),

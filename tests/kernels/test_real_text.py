@@ -1,6 +1,6 @@
 """200 steps of training on real text in bfloat16, by each back end that runs here, against plain float32.
 
-cuDNN's are in test_cudnn.py: they need a GPU.
+cuDNN's are in test_on_gpu.py: they need a GPU.
 """
 
 import functools

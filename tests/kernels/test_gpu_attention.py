@@ -1,0 +1,165 @@
+"""The GPU's fused attention, interpreted on a CPU, against plain products; its bias and skipped tiles by definition."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import CASES, inputs, relative_error, value_and_gradients
+
+from t5like.kernels import gpu_attention_masks as masks
+from t5like.kernels import gpu_bias_tiles as tiles
+from t5like.kernels.attention import Mask, RelativeBias, bias_matrix, mask_matrix
+from t5like.kernels.gpu_attention import PLANS, Plan, gpu_attention
+from t5like.kernels.gpu_attention_tiles import Blocks, Work
+from t5like.kernels.relative_bias import relative_buckets
+from t5like.kernels.xla_attention import xla_attention
+
+SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
+# Several tiles in both directions from short rows; sides that differ, either way.
+SMALL = Plan(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 2))
+interpreted = functools.partial(gpu_attention, plan=SMALL, interpret=True)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    "bias, packed", "bias, causal, odd length",
+    *(pytest.param(name, marks=SLOW) for name in CASES if name not in ("bias, packed", "bias, causal, odd length")),
+  ],
+)  # fmt: skip
+def test_values_and_gradients_equal_plain_products(name):
+  """float32 on both sides: 2e-6 is the rounding of sums in another order."""
+  given = inputs(name, jnp.float32, heads=2, width=16)
+  got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
+  assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
+
+
+@pytest.mark.slow(reason="the tiles that a GPU uses, at the lengths of T5's span corruption")
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("query_length, key_length", [(512, 512), (114, 114), (114, 512)])
+def test_lengths_of_span_corruption(query_length, key_length, width):
+  """The encoder with its bias, the decoder with its own, and cross attention with none; rows of unequal length."""
+  rng = np.random.default_rng(0)
+  query, key, value, weights = (
+    jnp.asarray(rng.normal(size=(2, n, 1, width)), jnp.float32)
+    for n in (query_length, key_length, key_length, query_length)
+  )
+  valid = jnp.asarray(np.arange(key_length)[None] < np.array([[key_length], [key_length // 3]]))
+  mask = Mask(causal=key_length == 114, key_valid=valid, right_padded=True)
+  table = None if query_length != key_length else jnp.asarray(rng.normal(size=(32, 1)), jnp.float32)
+  given = query, key, value, weights, mask, table
+  got = value_and_gradients(functools.partial(gpu_attention, plan=PLANS[width], interpret=True), *given)
+  expected = value_and_gradients(xla_attention, *given)
+  assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
+
+
+@pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
+def test_bfloat16_is_as_near_as_its_rounding():
+  """As tests/kernels/test_on_gpu.py states for cuDNN; the bias's gradient is summed from bfloat16, so it counts too."""
+  given = inputs("bias", jnp.bfloat16, heads=2, width=64)
+  got = value_and_gradients(interpreted, *given)
+  expected = value_and_gradients(xla_attention, *(x.astype(jnp.float32) for x in given[:4]), *given[4:])
+  assert max(relative_error(got[key], expected[key]) for key in expected) < 0.012
+
+
+def test_a_query_that_sees_nothing_gets_zeros_and_gives_none():
+  rng = np.random.default_rng(0)
+  query, key, value = (jnp.asarray(rng.normal(size=(1, 32, 1, 16)), jnp.float32) for _ in range(3))
+  segments = jnp.asarray([[1] * 20 + [0] * 12], jnp.int32)
+  mask = Mask(query_segments=segments, key_segments=segments, key_valid=segments > 0)
+  plan = Plan(*[Blocks(32, 32, 4, 2)] * 3)
+  out, turn = jax.vjp(jax.jit(lambda *given: gpu_attention(*given, mask, None, 0.25, plan, True)), query, key, value)
+  np.testing.assert_array_equal(out[0, 20:], 0.0)
+  d_query, d_key, d_value = turn(jnp.ones_like(out))
+  for gradient in (d_query, d_key, d_value):
+    np.testing.assert_array_equal(gradient[0, 20:], 0.0)
+  np.testing.assert_allclose(jnp.sum(d_value), 20 * 16, rtol=1e-5)  # every weight went to a real key
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("rows, columns", [(64, 64), (128, 64), (32, 64)])
+def test_bias_tiles_are_those_of_the_matrix(bidirectional, rows, columns):
+  rng = np.random.default_rng(0)
+  bias = RelativeBias(jnp.asarray(rng.normal(size=(32, 2)), jnp.float32), bidirectional)
+  reach = tiles.Reach.of(bias)
+  matrix = np.asarray(bias_matrix(bias, 512, 512))[0]
+  by_query = np.asarray(tiles.bias_tiles(bias.table, reach, rows, columns, 1, jnp.float32))
+  by_key = np.asarray(tiles.bias_tiles(bias.table, reach, columns, rows, -1, jnp.float32))
+  for i in range(512 // rows):
+    for j in range(512 // columns):
+      tile = matrix[:, i * rows :, j * columns :][:, :rows, :columns] * np.log2(np.e)
+      np.testing.assert_allclose(by_query[:, tiles.which_tile(reach, rows, columns, i, j)], tile, rtol=1e-6)
+      turned = by_key[:, tiles.which_tile(reach, columns, rows, j, i)]
+      np.testing.assert_allclose(turned, tile.swapaxes(1, 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_score_gradients_are_summed_by_bucket(bidirectional):
+  """By definition: every entry of [query, key] goes to its distance's bucket."""
+  rng = np.random.default_rng(0)
+  table = jnp.zeros((32, 1))
+  reach = tiles.Reach.of(RelativeBias(table, bidirectional))
+  rows, columns, length = 64, 32, 320
+  of_scores = rng.normal(size=(length, length)).astype(np.float32)
+  apart = jnp.asarray(tiles.distance_tiles(reach, rows, columns))
+
+  @jax.jit
+  def add(total, tile, i, j):
+    return tiles.add_by_distance(total, tile, apart[tiles.which_tile(reach, rows, columns, i, j)])
+
+  total = jnp.zeros((64, reach.columns))
+  for i in range(length // rows):
+    for j in range(length // columns):
+      total = add(total, of_scores[i * rows :, j * columns :][:rows, :columns], i, j)
+  got = tiles.table_gradient(tiles.fold_groups(total)[None, None, None], table, reach)
+  distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+  expected = np.zeros(32)
+  np.add.at(expected, np.asarray(relative_buckets(jnp.asarray(distance), 32, 128, bidirectional)), of_scores)
+  np.testing.assert_allclose(got[:, 0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_skipped_tiles_hide_nothing(causal):
+  """Every pair that may meet lies in a tile that is visited, from either side; rows of one example skip none."""
+  rng = np.random.default_rng(0)
+  segments = np.sort(rng.integers(1, 6, (3, 192)), axis=1)
+  segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is in no order
+  mask = Mask(causal, None, jnp.asarray(segments), jnp.asarray(segments), jnp.asarray(segments > 0))
+  blocks, work = Blocks(64, 32, 4, 2), Work(192, 192, causal, False, 1.0, None, True)
+  codes, lengths = masks.mask_operands(mask, 3, 192, 192)
+  assert lengths is None
+  seen = np.broadcast_to(np.asarray(mask_matrix(mask, 192, 192)), (3, 1, 192, 192))[:, 0]
+  needed = seen.reshape(3, 3, 64, 6, 32).any(axis=(2, 4))
+  for by_key in (False, True):
+    operands, _ = masks.sight_operands(codes, None, work, blocks, by_key)
+    first, count = np.moveaxis(np.asarray(operands[2]).reshape(3, -1, 2), 2, 0)
+    other = np.arange(3 if by_key else 6)
+    visited = (other >= first[..., None]) & (other < (first + count)[..., None])
+    wanted = needed.swapaxes(1, 2) if by_key else needed
+    assert not np.any(wanted & ~visited)
+    if not causal:
+      assert visited[0].all()
+    assert visited[1].sum() <= wanted[1].sum() + 2  # sorted segments leave next to nothing to skip in vain
+
+
+def test_every_kernel_lowers_for_gpus():
+  """To Triton's own language, without a GPU: nothing in a kernel is beyond it."""
+  shape = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)
+  table = jax.ShapeDtypeStruct((32, 2), jnp.float32)
+  segments = jax.ShapeDtypeStruct((2, 512), jnp.int32)
+
+  def loss(query, key, value, table, segments):
+    packed = Mask(query_segments=segments, key_segments=segments, key_valid=segments > 0)
+    padded = Mask(key_valid=segments > 0, right_padded=True)
+    out = gpu_attention(query, key, value, packed, RelativeBias(table), 1.0)
+    out = out + gpu_attention(query, key, value, padded, RelativeBias(table), 1.0)
+    out = out + gpu_attention(query, key, value, Mask(causal=True), None, 1.0)
+    return jnp.sum(out.astype(jnp.float32))
+
+  gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu)):
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).trace(shape, shape, shape, table, segments)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("xla.gpu.triton") == 9
