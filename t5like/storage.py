@@ -19,7 +19,8 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
@@ -101,13 +102,28 @@ def write_whole(path: Path | RemotePath, data: bytes | str, sync: bool = False) 
     path.write_bytes(content)
     return
   path.parent.mkdir(parents=True, exist_ok=True)
-  fresh = path.with_name(path.name + ".tmp")
-  with fresh.open("wb") as file:
-    file.write(content)
+  with replacing(path, sync=sync) as fresh:
+    fresh.write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, folder: Path | None = None, sync: bool = False) -> Iterator[Path]:
+  """A new file to fill, that takes the place of a local one in one step when the block has ended well.
+
+  Its name is nobody else's: threads and processes of any machine may replace the same file at once, and the last one's
+  content stays, whole. It waits beside the file, or in `folder`, which must be on the same disk.
+  """
+  fresh = (folder or path.parent) / f"{path.name}.{uuid.uuid4().hex[:12]}.tmp"
+  fresh.touch(exist_ok=False)
+  try:
+    yield fresh
     if sync:
-      file.flush()
-      os.fsync(file.fileno())
-  fresh.replace(path)
+      with fresh.open("rb") as file:
+        os.fsync(file.fileno())
+    fresh.replace(path)
+  except BaseException:
+    fresh.unlink(missing_ok=True)
+    raise
 
 
 def append_text(path: Path | RemotePath, text: str) -> None:
@@ -251,14 +267,7 @@ def local_copy(path: Path | RemotePath) -> Path:
 def fetch(remote: RemotePath, local: Path, check: Callable[[Path], None] = lambda path: None) -> Path:
   """Downloads an object, has `check` look at it, and only then gives it its name."""
   local.parent.mkdir(parents=True, exist_ok=True)
-  handle, fresh = tempfile.mkstemp(dir=local.parent, prefix=f".{local.name}.")
-  os.close(handle)
-  try:
-    remote.download(Path(fresh))
-    check(Path(fresh))
-    os.chmod(fresh, 0o644)
-    os.replace(fresh, local)
-  except BaseException:
-    Path(fresh).unlink(missing_ok=True)
-    raise
+  with replacing(local) as fresh:
+    remote.download(fresh)
+    check(fresh)
   return local

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from t5like import storage
 from t5like.heartbeat import beating
 from t5like.process_identity import is_gone, own_identity
 
@@ -87,9 +88,7 @@ class Claim:
   def __exit__(self, *failure: Any) -> None:
     self._alive.__exit__(*failure)
     # It stays, marked as free: were it deleted, two workers could hold the same number at a time.
-    unfinished = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps({**own_identity(), "released": True}), encoding="utf-8")
-    unfinished.replace(self._path)
+    storage.write_whole(self._path, json.dumps({**own_identity(), "released": True}))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from t5like import storage
 from t5like.errors import UserError
 
 SWEEP = "sweep.json"
@@ -117,10 +117,7 @@ def from_json(fields: dict[str, Any], source: object = "") -> Result:
 
 def write_json(path: Path, content: Any) -> None:
   """Replaces a file in one step, so that readers on any machine see all of it or the one before."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-  unfinished.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-  unfinished.replace(path)
+  storage.write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
 from t5like.errors import UserError
 
 BLOCK = 1 << 18
@@ -63,17 +62,8 @@ def write_shard(
 
 def write_whole(path: Path, data: bytes, temporary: Path) -> None:
   """A file that is there with all its bytes, on the disk and not only in memory, or not there at all."""
-  handle, name = tempfile.mkstemp(dir=temporary)
-  try:
-    with os.fdopen(handle, "wb") as file:
-      file.write(data)
-      file.flush()
-      os.fsync(file.fileno())
-    os.chmod(name, 0o644)
-    os.replace(name, path)
-  except BaseException:
-    Path(name).unlink(missing_ok=True)
-    raise
+  with storage.replacing(path, temporary, sync=True) as fresh:
+    fresh.write_bytes(data)
 
 
 def block_sums(data: bytes | memoryview) -> list[int]:

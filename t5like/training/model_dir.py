@@ -20,8 +20,9 @@ def check_model_dir(path: str | Path) -> Path:
   folder = storage.as_path(path).absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
-  # A run that was killed before it wrote its configuration leaves its lock, and its supervisor a word on that.
-  ours = (LOCK, SUPERVISOR)
+  # A run that was killed before it had written its configuration leaves its lock and an unfinished file, and its
+  # supervisor a word on that.
+  ours = (LOCK, SUPERVISOR, f"{CONFIG}.")
   found = sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)) if folder.is_dir() else []
   if found and CONFIG not in found:
     raise UserError(

@@ -55,4 +55,5 @@ def test_the_holder_gives_signs_of_life(tmp_path, monkeypatch):
 
 def test_the_lock_of_a_killed_run_does_not_make_its_directory_foreign(tmp_path):
   (tmp_path / LOCK).write_text("{}")
+  (tmp_path / "config.gin.0123456789ab.tmp").write_text("half of")
   assert check_model_dir(tmp_path) == tmp_path
