@@ -23,7 +23,7 @@ from t5like.cli.tasks import task_modules
 from t5like.errors import UserError
 from t5like.evaluation.answering import split_starts
 from t5like.evaluation.following import chosen_steps
-from t5like.evaluation.perplexity import LossSums, TextLoss, causal_loss, denoising_loss
+from t5like.evaluation.perplexity import BatchLosses, TextLoss, causal_loss, denoising_loss
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
 from t5like.models.embedder import check_length
 from t5like.objectives import CATALOGUE, Lengths, Objective, find_objective, split_task_name
@@ -158,7 +158,7 @@ def _way(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus) -> tuple
   batch_size = args.batch_size or _BATCH
   if corpus.inputs is not None:
     return _of_targets(loaded, args, corpus, batch_size)
-  sums = LossSums(loaded.model, loaded.mesh, batch_size)
+  losses = BatchLosses(loaded.model, loaded.mesh, batch_size)
   if loaded.model.batch_layout in ("decoder", "prefix_lm"):
     window = args.window or learned_positions(loaded) or max(default_lengths(loaded)[0], 2)
     check_length(loaded.model.config, window)
@@ -168,7 +168,7 @@ def _way(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus) -> tuple
     start = loaded.special.start
 
     def causal(params: Any, progress: Callable[[int, int], None]) -> TextLoss:
-      return causal_loss(sums, params, corpus.texts, corpus.bytes, start, window, stride, progress)
+      return causal_loss(losses, params, corpus.texts, corpus.bytes, start, window, stride, progress)
 
     return causal, f"every token given those before it, window {window}, stride {stride}"
   if args.stride:
@@ -176,7 +176,7 @@ def _way(loaded: LoadedModel, args: argparse.Namespace, corpus: Corpus) -> tuple
   objective, lengths = _objective(loaded, args)
 
   def denoising(params: Any, progress: Callable[[int, int], None]) -> TextLoss:
-    return denoising_loss(sums, params, corpus.texts, corpus.bytes, objective, lengths, loaded.special, progress)
+    return denoising_loss(losses, params, corpus.texts, corpus.bytes, objective, lengths, loaded.special, progress)
 
   return (
     denoising,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from t5like.cli.compatibility import check_kind
 from t5like.cli.experiment import Experiment
 from t5like.cli.token_caches import Member
 from t5like.data.layouts import Batch
+from t5like.evaluation.loss_sums import add_up
 from t5like.objectives import SpecialTokens
 from t5like.training.feed import to_devices
 from t5like.training.state import StateSpec
@@ -24,7 +24,6 @@ from t5like.training.step import LossSettings, compile_eval_step
 
 # Rows and what is hidden in them are the same at every evaluation, and in runs of every seed.
 _SEED = 0x10551
-_IN_FLIGHT = 3  # batches that Python is ahead of the devices
 
 EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
@@ -67,25 +66,8 @@ class LossEvaluation:
 
   def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
     """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
-    totals: collections.Counter[str] = collections.Counter()
-    in_flight: collections.deque[Mapping[str, jax.Array]] = collections.deque()
-    done = 0
-    for batch in to_devices(self._rows, self._sharding):
-      in_flight.append(self._eval_step(params, batch))
-      if len(in_flight) < _IN_FLIGHT:
-        continue
-      _add(totals, in_flight.popleft())
-      done += 1
-      progress(done, len(self._rows))
-    for sums in in_flight:
-      _add(totals, sums)
-    progress(len(self._rows), len(self._rows))
-    return means(totals)
-
-
-def _add(totals: collections.Counter[str], sums: Mapping[str, jax.Array]) -> None:
-  """Added up in float64: the sum of many batches has more digits than a float32."""
-  totals.update({name: float(value) for name, value in sums.items()})
+    given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._sharding))
+    return means(add_up(given, lambda done: progress(done, len(self._rows))))
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:

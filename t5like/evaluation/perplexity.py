@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -22,6 +22,7 @@ from t5like.data.layouts import Batch
 from t5like.data.rows import laid_out
 from t5like.errors import UserError
 from t5like.evaluation.generation import placed
+from t5like.evaluation.loss_sums import add_up
 from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
 from t5like.training.losses import LossSettings
 from t5like.training.step import eval_step
@@ -81,35 +82,32 @@ def sliding_windows(lengths: Sequence[int], window: int, stride: int) -> list[Wi
   return windows
 
 
-class LossSums:
-  """Sums over batches of a model's training form; compiled once for every shape."""
+class BatchLosses:
+  """The loss of batches in a model's training form; compiled once for every shape."""
 
   def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int = 16):
-    self.model, self._mesh = model, mesh
+    self._mesh = mesh
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
     self.batch_size = -(-batch_size // ways) * ways
 
-    def sums(params: Any, batch: Batch) -> dict[str, jax.Array]:
+    def step(params: Any, batch: Batch) -> dict[str, jax.Array]:
       return eval_step(model, LossSettings(), params, batch)
 
-    self._sums = jax.jit(sums, out_shardings=parallel.replicated(mesh))
+    self._step = jax.jit(step, out_shardings=parallel.replicated(mesh))
 
-  def __call__(self, params: Any, batches: Iterator[Batch], total: int, progress: Progress) -> tuple[float, int, float]:
-    """Nats, predicted tokens, and how many of them were right; added up in float64."""
-    nats = right = tokens = 0.0
-    for done, batch in enumerate(batches, 1):
-      with parallel.sharding_context(self._mesh):
-        found = self._sums(params, placed(batch, self._mesh))
-      nats, right, tokens = (
-        total_so_far + float(found[name])
-        for total_so_far, name in ((nats, "loss"), (right, "accuracy"), (tokens, "target_tokens"))
-      )
-      progress(min(done * self.batch_size, total), total)
-    return nats, round(tokens), right
+  def __call__(self, params: Any, batches: Iterable[Batch], total: int, progress: Progress) -> tuple[float, int, float]:
+    """Of all batches: nats, predicted tokens, and how many of them were right. `progress` hears of rows, of `total`."""
+    given = (self._sums(params, batch) for batch in batches)
+    totals = add_up(given, lambda done: progress(min(done * self.batch_size, total), total))
+    return totals["loss"], round(totals["target_tokens"]), totals["accuracy"]
+
+  def _sums(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    with parallel.sharding_context(self._mesh):
+      return self._step(params, placed(batch, self._mesh))
 
 
 def causal_loss(
-  sums: LossSums,
+  losses: BatchLosses,
   params: Any,
   texts: Sequence[Sequence[int]],
   bytes_: int,
@@ -123,10 +121,10 @@ def causal_loss(
   windows = sorted(sliding_windows([len(text) for text in texts], window, stride), key=lambda w: w.length)
 
   def batches() -> Iterator[Batch]:
-    for i in range(0, len(windows), sums.batch_size):
-      yield _causal_batch(rows, windows[i : i + sums.batch_size], sums.batch_size, window)
+    for i in range(0, len(windows), losses.batch_size):
+      yield _causal_batch(rows, windows[i : i + losses.batch_size], losses.batch_size, window)
 
-  nats, tokens, right = sums(params, batches(), len(windows), progress)
+  nats, tokens, right = losses(params, batches(), len(windows), progress)
   assert tokens == sum(len(text) for text in texts), "every token counts exactly once"
   return TextLoss(nats, tokens, right, bytes_)
 
@@ -143,7 +141,7 @@ def _causal_batch(rows: Sequence[np.ndarray], windows: Sequence[Window], size: i
 
 
 def denoising_loss(
-  sums: LossSums,
+  losses: BatchLosses,
   params: Any,
   texts: Sequence[Sequence[int]],
   bytes_: int,
@@ -162,14 +160,14 @@ def denoising_loss(
 
   def batches() -> Iterator[Batch]:
     nonlocal hidden
-    for first in range(0, len(rows), sums.batch_size):
-      batch = _denoising_batch(rows, first, sums.batch_size, objective, lengths, special)
+    for first in range(0, len(rows), losses.batch_size):
+      batch = _denoising_batch(rows, first, losses.batch_size, objective, lengths, special)
       side = "encoder" if "encoder_target_tokens" in batch else "decoder"
       targets, counted = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"] > 0
       hidden += int(np.count_nonzero(counted & ~special.reserved.take(targets, mode="clip")))
       yield batch
 
-  nats, tokens, right = sums(params, batches(), len(rows), progress)
+  nats, tokens, right = losses(params, batches(), len(rows), progress)
   if not tokens:
     raise UserError(f"{objective.name} hid nothing: the text is too short", tokens=sum(map(len, rows)))
   words = sum(len(text) for text in texts)

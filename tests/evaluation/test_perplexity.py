@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.evaluation.perplexity import LossSums, TextLoss, causal_loss, denoising_loss, sliding_windows
+from t5like.evaluation.perplexity import BatchLosses, TextLoss, causal_loss, denoising_loss, sliding_windows
 from t5like.evaluation.ranking import CandidateScorer
 from t5like.interop import huggingface
 from t5like.models.bert import BERT
@@ -61,14 +61,14 @@ def test_every_token_counts_exactly_once(lengths, window, data):
 def test_losses_equal_hugging_face_in_every_window(golden, gpt, mesh):
   text = golden["text"]
   tokens = load_vocabulary("byte").encode(text)
-  sums = LossSums(gpt.model, mesh, batch_size=8)
+  losses = BatchLosses(gpt.model, mesh, batch_size=8)
   size = len(text.encode())
   for windows, nats in golden["nats"].items():
-    found = causal_loss(sums, gpt.params, [tokens], size, 0, *map(int, windows.split(",")))
+    found = causal_loss(losses, gpt.params, [tokens], size, 0, *map(int, windows.split(",")))
     assert found.nats == pytest.approx(nats, rel=1e-6) and found.tokens == size
   # One token a byte: bits per byte are bits per token.
   assert found.scores()["bits_per_byte"] == pytest.approx(found.loss / math.log(2))
-  first = causal_loss(sums, gpt.params, [tokens[:47]], 47, 0, 48, 48)
+  first = causal_loss(losses, gpt.params, [tokens[:47]], 47, 0, 48, 48)
   assert first.loss == pytest.approx(golden["mean_loss_of_first_positions"], rel=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_denoiser_that_knows_nothing_pays_the_whole_vocabulary(name, mesh):
   if name == "electra":  # bytes have no marks for an encoder's rows
     special = SpecialTokens(384, pad=0, eos=1, mask=258, cls=259, sep=260, others=frozenset({0, 1, 2, 258, 259, 260}))
   found = denoising_loss(
-    LossSums(model, mesh, 8), params, [vocabulary.encode(text) for text in texts], size, objective,
+    BatchLosses(model, mesh, 8), params, [vocabulary.encode(text) for text in texts], size, objective,
     objective.lengths(64), special,
   )  # fmt: skip
   assert found.loss == pytest.approx(math.log(384), rel=1e-6)
