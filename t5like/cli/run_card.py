@@ -14,6 +14,7 @@ from t5like.cli.experiment import Experiment
 from t5like.cli.streaming_run import MISSING_GUARANTEES, StreamProcess
 from t5like.data.layouts import Batch
 from t5like.models.attention import describe_backend
+from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import bytes_text, devices, large, versions
 from t5like.training.state import StateSpec, parameter_count
@@ -46,6 +47,7 @@ def describe_run(
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
     ),
+    "layers": describe_layer_loop(config),
     "attention": describe_backend(config, **stack_lengths(experiment.model, lengths)),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream)

@@ -16,6 +16,7 @@ CHOICES = {
   "param_dtype": ("float32", "bfloat16", "float16"),
   "compute_dtype": ("float32", "bfloat16", "float16"),
   "logits_dtype": ("float32", "bfloat16", "float16"),
+  "layer_loop": ("auto", "loop", "unrolled"),
   "remat": ("none", "elementwise", "dots", "full"),
 }
 
@@ -78,7 +79,9 @@ class TransformerConfig:
   param_dtype: str = "float32"
   compute_dtype: str = "float32"
   logits_dtype: str = "float32"
-  scan_layers: bool = False  # one compiled layer for all: compiles in constant time, saves with a `layers` axis
+  scan_layers: bool = False  # parameters of all layers in one array each, with a leading `layers` axis
+  # How stacked layers run: "loop" compiles one for all, "unrolled" each; "auto" is by device (see stack.py).
+  layer_loop: str = "auto"
   # What the backward pass recomputes: "elementwise" keeps matrix products and attention, "dots" products with weights
   # only, "full" block inputs only.
   remat: str = "none"

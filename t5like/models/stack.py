@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 
 from t5like.kernels.keeping import ATTENTION_RESULTS
+from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
@@ -23,8 +24,26 @@ REMAT_POLICIES = {
 }
 
 
+def choose_layer_loop(config: TransformerConfig, platform: str | None = None) -> tuple[str, str]:
+  """How layers run, "loop" or "unrolled", and why. Parameters are the same for both: a checkpoint moves freely."""
+  if not config.scan_layers:
+    return "unrolled", "each layer has arrays of its own; a loop needs SCAN_LAYERS = True"
+  if config.layer_loop != "auto":
+    return config.layer_loop, "asked for by name"
+  platform = platform or target_platform()
+  if platform == "gpu":
+    return "unrolled", "on a GPU a loop copies what the backward pass keeps"
+  return "loop", f"one layer compiled for all, as fast on a {platform.upper()}"
+
+
+def describe_layer_loop(config: TransformerConfig, platform: str | None = None) -> str:
+  """The same for people, on a line of the run card."""
+  how, why = choose_layer_loop(config, platform)
+  return f"{how} ({why})"
+
+
 class Stack(nn.Module):
-  """`num_layers` blocks, unrolled as layers_0, layers_1, ... or scanned as `layers` with a leading axis."""
+  """`num_layers` blocks: as layers_0, layers_1, ..., or stacked as `layers` with a leading axis."""
 
   config: TransformerConfig
   num_layers: int
@@ -47,10 +66,11 @@ class Stack(nn.Module):
 
   def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
     block = Block
+    # Parameters are made layer by layer in any case: there is nothing to gain from compiling that more than once.
+    loops = self.config.scan_layers and (self.is_initializing() or choose_layer_loop(self.config)[0] == "loop")
     if self.config.remat != "none":
-      # Inside a scan the loop itself keeps XLA from merging the recomputation with the first pass.
-      policy = REMAT_POLICIES[self.config.remat]
-      block = nn.remat(Block, policy=policy, prevent_cse=not self.config.scan_layers)
+      # A loop itself keeps XLA from merging the recomputation with the first pass.
+      block = nn.remat(Block, policy=REMAT_POLICIES[self.config.remat], prevent_cse=not loops)
     if self.config.scan_layers:
       return nn.scan(
         block,
@@ -59,6 +79,7 @@ class Stack(nn.Module):
         in_axes=(0, nn.broadcast),
         length=self.num_layers,
         metadata_params={nn.PARTITION_NAME: "layers"},
+        unroll=not loops,
       )(self.config, self.has_cross_attention, name="layers")(x, cache, context)
     kept = []
     for i in range(self.num_layers):

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from t5like.kernels.attention import Case, choose_backend, compile_for
 from t5like.models.bert import predictions_of_a_row
 from t5like.models.config import TransformerConfig
+from t5like.models.stack import choose_layer_loop
 from t5like.planning.residuals import Kept, kept_arrays, row_bytes, with_rows
 
 Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
@@ -60,13 +61,13 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
   plain = model.clone(config=dataclasses.replace(config, remat="none", scan_layers=False))
   lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
   recomputed = 0.0
-  if config.remat == "none" and not config.scan_layers:
+  if config.remat == "none" and choose_layer_loop(config, platform)[0] == "unrolled":
     kept, _ = _of_all_layers(plain, functools.partial(trace, positions=positions, fused=True))
     kept += _put_off(config, **lengths) if (platform or jax.default_backend()) == "cpu" else 0.0
   else:
-    # A scan of any length is one trace; rematerialised layers keep the same without it.
-    scanned = model.clone(config=dataclasses.replace(config, scan_layers=True))
-    kept = trace(scanned, positions=positions, fused=False)
+    # A loop of any length is one trace; rematerialised layers keep the same without it.
+    looped = model.clone(config=dataclasses.replace(config, scan_layers=True, layer_loop="loop"))
+    kept = trace(looped, positions=positions, fused=False)
   if config.remat != "none":
     # At work on a layer, a device has gathered what is split by position.
     whole, largest = _of_all_layers(plain, functools.partial(trace, positions=1, fused=True))

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from t5like.models.config import TransformerConfig
+from t5like.models.stack import choose_layer_loop
 from t5like.planning.memory import StateBytes
 from t5like.planning.operations import Share
 from t5like.planning.topology import Topology
@@ -43,7 +44,8 @@ def step_collectives(
 ) -> list[Collective]:
   tensor, fsdp, data = mesh["tensor"], mesh["fsdp"], mesh["data"]
   # Gathered for the forward and again for the backward pass, unless unrolled layers keep what was gathered.
-  times = (2 if config.scan_layers or config.remat != "none" else 1) * microbatches
+  loops = choose_layer_loop(config, topology.chip.platform)[0] == "loop"
+  times = (2 if loops or config.remat != "none" else 1) * microbatches
   found = []
   for name, size, messages in _of_tensor(config, share):
     sent = _Sent(name, "tensor", size * microbatches, messages * microbatches, waits=True)

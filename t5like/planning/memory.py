@@ -2,8 +2,8 @@
 
 What lies in memory beside the state changes in the course of a step. Activations pile up on the way forward, then
 scores and their gradient take their place at the loss; on the way back gradients of parameters take the place of
-activations, layer by layer. The peak is the largest of these moments. Scanned layers, and batches taken in parts, have
-the gradients of all parameters from the start.
+activations, layer by layer. The peak is the largest of these moments. Layers in a loop, and batches taken in parts,
+have the gradients of all parameters from the start.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from t5like.models.stack import choose_layer_loop
 from t5like.planning.activations import count_activations
 
 
@@ -96,11 +97,12 @@ def estimate_memory(
   counted = count_activations(model, batch, mesh["tensor"], platform, by_position)
   kept = rows * counted.kept
   # Unrolled layers share what the forward pass gathered or converted with the backward pass: all of it stays.
-  held = state.layer_weights if config.scan_layers or config.remat != "none" else state.weights
+  loops = choose_layer_loop(config, platform)[0] == "loop"
+  held = state.layer_weights if loops or config.remat != "none" else state.weights
   if config.compute_dtype == config.param_dtype and mesh["fsdp"] == 1:
     held = 0
   layer = rows * (counted.recomputed + counted.working)
-  early = state.parameters if config.scan_layers or microbatches > 1 else 0
+  early = state.parameters if loops or microbatches > 1 else 0
   moments = {
     "at the loss": kept + held + rows * counted.logits + (early if microbatches > 1 else 0),
     "in the last layer's gradients": kept + held + layer + early,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from t5like.kernels.attention import compile_for
 from t5like.models.attention import describe_backend
+from t5like.models.stack import describe_layer_loop
 from t5like.planning.forecast import Forecast, parameters_by_part
 from t5like.planning.price import Price
 from t5like.planning.run_card import bytes_text, large
@@ -80,7 +81,8 @@ def _parts(forecast: Forecast) -> list[str]:
   parts = f" in {work.microbatches} parts" if work.microbatches > 1 else ""
   head = f"{type(work.model).__name__}, batches of {work.rows} x ({lengths}) tokens{parts}, remat {config.remat}"
   attention = [f"attention {line}" for line in attention_backends(forecast).split("\n")]
-  return [f"{head}, compute in {config.compute_dtype}", *attention, *table(rows)]
+  layers = f"layers {describe_layer_loop(config, forecast.topology.chip.platform)}"
+  return [f"{head}, compute in {config.compute_dtype}", layers, *attention, *table(rows)]
 
 
 def attention_backends(forecast: Forecast) -> str:
@@ -202,6 +204,7 @@ def as_dict(forecast: Forecast) -> dict[str, object]:
     "batch_size": work.rows,
     "microbatches": work.microbatches,
     "remat": work.model.config.remat,
+    "layers": describe_layer_loop(work.model.config, topology.chip.platform),
     "attention": attention_backends(forecast),
     "lengths": work.lengths,
     "parameters": parameters_by_part(work.state.params),
