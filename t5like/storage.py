@@ -151,9 +151,12 @@ def remove_tree(path: Path | RemotePath, ignore_errors: bool = False) -> None:
       raise
 
 
-def appending(path: Path | RemotePath) -> IO[bytes] | AppendedObject:
-  """A file to append bytes to, that lasts: with the system after each write, or soon on the store."""
-  return AppendedObject(path) if is_remote(path) else path.open("ab", buffering=0)
+def appending(path: Path | RemotePath, content: bytes | None = None) -> IO[bytes] | AppendedObject:
+  """A file to append bytes to, that lasts: with the system after each write, or soon on the store.
+
+  `content` is what the file holds, where the caller knows: a store is not asked for it then.
+  """
+  return AppendedObject(path, content) if is_remote(path) else path.open("ab", buffering=0)
 
 
 def send(file: IO[bytes] | AppendedObject) -> None:
@@ -172,11 +175,11 @@ class AppendedObject:
   _SECONDS = 30.0
   _BYTES_A_SECOND = 1e6
 
-  def __init__(self, path: RemotePath):
+  def __init__(self, path: RemotePath, content: bytes | None = None):
     self._path = path
     self._file = tempfile.TemporaryFile()
     with contextlib.suppress(FileNotFoundError):
-      self._file.write(path.read_bytes())
+      self._file.write(path.read_bytes() if content is None else content)
     self._sent_bytes = self._file.tell()
     self._sent = time.monotonic()
     self._lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from t5like.cli.experiment import Experiment
 from t5like.cli.loss_evaluation import loss_evaluator
 from t5like.cli.training_plan import Plan
 from t5like.objectives import SpecialTokens
-from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.metrics import MetricWriter
 from t5like.training.moving_average import averaged_parameters, has_average
 from t5like.training.progress import say
 from t5like.training.state import TrainState
@@ -85,12 +85,12 @@ def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, be
   return evaluate
 
 
-def was_evaluated(plan: Plan, step: int) -> bool:
-  """Whether every scored task has its scores of this step, which are then shown."""
-  rows = {r["kind"]: r for r in read_metrics(plan.model_dir) if r["kind"].startswith("eval/") and r["step"] == step}
-  if not all(f"eval/{member.task}" in rows for member in plan.scored):
+def was_evaluated(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> bool:
+  """Whether every scored task has its scores among the rows of a step; they are then shown."""
+  by_kind = {row["kind"]: row for row in rows}
+  if not all(f"eval/{member.task}" in by_kind for member in plan.scored):
     return False
   for member in plan.scored:
-    scores = {k: v for k, v in rows[f"eval/{member.task}"].items() if k not in ("step", "kind")}
+    scores = {k: v for k, v in by_kind[f"eval/{member.task}"].items() if k not in ("step", "kind")}
     say(f"{member.task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
   return True

@@ -82,17 +82,24 @@ class Run:
       state = initialise(experiment, plan, start)
     self._first_step = int(state.step)
     self._step_file.write(self._first_step)
-    self._goodput.resume(plan.model_dir, self._first_step)
-    self._enough = experiment.early_stopping.restore(read_metrics(plan.model_dir), self._first_step)
-    self._writer = MetricWriter(plan.model_dir, self._first_step, extra_writers(experiment))
+    written = self._take_up_metrics()
     with contextlib.closing(self._writer) as writer:
       if self._first_step < experiment.steps and not self._enough:
         return self._train(state, writer)
       if not self._enough:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
-      if plan.scored and not was_evaluated(plan, self._first_step):
+      if plan.scored and not was_evaluated(plan, written):
         self._evaluate("eval", decoding_evaluation(experiment, plan, writer, self._watchdog.beat), state)
     return state
+
+  def _take_up_metrics(self) -> list[dict[str, Any]]:
+    """Reads what was written, once for all who go on from it; returns the rows of the first step."""
+    experiment, folder, first_step = self._experiment, self._plan.model_dir, self._first_step
+    rows = read_metrics(folder)
+    self._goodput.resume(rows, folder, first_step)
+    self._enough = experiment.early_stopping.restore(rows, first_step)
+    self._writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
+    return [row for row in rows if row["step"] == first_step]
 
   def _train(self, state: TrainState, writer: MetricWriter) -> TrainState:
     experiment, plan = self._experiment, self._plan

@@ -7,12 +7,12 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from t5like import storage
-from t5like.training.metrics import cannot_write, read_metrics
+from t5like.training.metrics import cannot_write
 from t5like.training.progress import duration
 
 FILE = "goodput.jsonl"
@@ -71,12 +71,12 @@ class Goodput:
     if self._open:
       self._open[-1].inside += seconds
 
-  def resume(self, model_dir: Path, first_step: int) -> int:
+  def resume(self, rows: Iterable[Mapping[str, Any]], model_dir: Path, first_step: int) -> int:
     """Notes how many steps are to be done again, and returns it: the earlier attempts are known to have done them.
 
-    To be called before MetricWriter drops the rows of those steps.
+    `rows` are those of metrics.jsonl before MetricWriter forgets the rows of those steps.
     """
-    reached = [row["step"] for row in read_metrics(model_dir) if row["kind"] == "train"]
+    reached = [row["step"] for row in rows if row["kind"] == "train"]
     reached += [attempt["last_step"] for attempt in read_attempts(model_dir / FILE)]
     lost = max(max(reached, default=0) - first_step, 0)
     self._lost += lost  # an attempt that goes back by itself adds to what it began with

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -94,19 +94,28 @@ class Writer(Protocol):
 class MetricWriter:
   """Writes each row of numbers to `metrics.jsonl`, to TensorBoard and to `writers`.
 
-  On several hosts the first one writes for all; on the others nothing is written.
+  Rows after `first_step` are forgotten: a resumed run does those steps again, and each is to stand once. `before` is
+  what `read_metrics` found, where that was asked already. On several hosts the first one writes for all; on the others
+  nothing is written.
   """
 
-  def __init__(self, model_dir: Path, first_step: int, writers: Sequence[Writer] = ()):
+  def __init__(
+    self,
+    model_dir: Path,
+    first_step: int,
+    writers: Sequence[Writer] = (),
+    before: Iterable[Mapping[str, Any]] | None = None,
+  ):
     self._writers: list[Writer] = []
     if jax.process_index() != 0:
       return
     path = model_dir / FILE
     try:
       model_dir.mkdir(parents=True, exist_ok=True)
-      _drop_rows_after(path, first_step)
+      before = read_metrics(model_dir) if before is None else before
+      kept = _keep_rows(path, [row for row in before if row["step"] <= first_step])
       write_text(model_dir / GLOSSARY_FILE, glossary_text())
-      self._writers = [_JsonLines(path), _TensorBoard(model_dir, first_step), *writers]
+      self._writers = [_JsonLines(path, kept), _TensorBoard(model_dir, first_step), *writers]
     except OSError as error:
       raise cannot_write(path, error) from None
 
@@ -129,9 +138,9 @@ class MetricWriter:
 class _JsonLines:
   """Every row is with the system when `write` returns: a killed process loses none. On a store, soon or at `flush`."""
 
-  def __init__(self, path: Path):
+  def __init__(self, path: Path, content: bytes):
     self._path = path
-    self._file = storage.appending(path)
+    self._file = storage.appending(path, content)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     # JSON knows no NaN; null keeps the row readable by every parser.
@@ -203,8 +212,9 @@ def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
   return rows
 
 
-def _drop_rows_after(path: Path, step: int) -> None:
-  """Forgets rows of steps that a resumed run will do again, so that each step stands once."""
+def _keep_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> bytes:
+  """Makes these the rows of the file, if there is one, and gives its content."""
+  content = "".join(json.dumps(row) + "\n" for row in rows).encode()
   if path.is_file():
-    rows = [row for row in read_metrics(path.parent) if row["step"] <= step]
-    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    storage.write_whole(path, content)
+  return content

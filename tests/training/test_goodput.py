@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from t5like.training.goodput import FILE, Goodput, read_attempts, summary_of_attempts
-from t5like.training.metrics import MetricWriter
+from t5like.training.metrics import MetricWriter, read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -122,20 +122,20 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
 
 def test_an_attempt_knows_what_is_done_again(tmp_path):
   goodput = Goodput()
-  assert goodput.resume(tmp_path, 0) == 0
+  assert goodput.resume(read_metrics(tmp_path), tmp_path, 0) == 0
   writer = MetricWriter(tmp_path, 0)
   for step in (100, 200, 270):
     writer.write(step, "train", {"loss": 1.0})
   writer.write(400, "eval/snli", {"accuracy": 1.0})
   writer.close()
-  assert goodput.resume(tmp_path, 270) == 0
-  assert goodput.resume(tmp_path, 150) == 120
+  assert goodput.resume(read_metrics(tmp_path), tmp_path, 270) == 0
+  assert goodput.resume(read_metrics(tmp_path), tmp_path, 150) == 120
   goodput.write(tmp_path / FILE, 150, 160)
   goodput.write(tmp_path / FILE, 150, 300, "SIGTERM")
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 120 and line["last_step"] == 300 and line["ended"] == "SIGTERM"
-  assert Goodput().resume(tmp_path, 290) == 10  # metrics.jsonl does not tell, this file does
-  assert goodput.resume(tmp_path, 280) == 20  # back, in the same process
+  assert Goodput().resume(read_metrics(tmp_path), tmp_path, 290) == 10  # metrics.jsonl does not tell, this file does
+  assert goodput.resume(read_metrics(tmp_path), tmp_path, 280) == 20  # back, in the same process
   goodput.write(tmp_path / FILE, 280, 400, "done")
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 140 and (line["first_step"], line["last_step"]) == (150, 400)

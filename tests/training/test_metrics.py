@@ -79,6 +79,14 @@ def test_a_resumed_run_records_each_step_once(tmp_path):
     json.loads(line)
 
 
+def test_rows_that_were_read_are_not_read_again(tmp_path):
+  """What a run goes on from is what it found at its start."""
+  (tmp_path / "metrics.jsonl").write_text('{"step": 7, "kind": "train"}\n')
+  before = [{"step": step, "kind": "train", "loss": 1.0} for step in (10, 20, 30)]
+  MetricWriter(tmp_path, 20, before=before).close()
+  assert read_metrics(tmp_path) == before[:2]
+
+
 def test_what_a_crash_of_the_machine_left_is_passed_over(tmp_path):
   good = b'{"step": 1, "kind": "train", "loss": 2.0}\n'
   (tmp_path / "metrics.jsonl").write_bytes(good + b"\0" * 50 + b"\n\xff\xfe17\n[1, 2]\n17\n" + good)
