@@ -33,8 +33,14 @@ set -euo pipefail
 launch="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=launch/tpu/gcloud.sh
 source "$launch/tpu/gcloud.sh"
-# shellcheck source=launch/tpu/steps.sh
-source "$launch/tpu/steps.sh"
+# shellcheck source=launch/tpu/pod.sh
+source "$launch/tpu/pod.sh"
+# shellcheck source=launch/tpu/package.sh
+source "$launch/tpu/package.sh"
+# shellcheck source=launch/tpu/run.sh
+source "$launch/tpu/run.sh"
+# shellcheck source=launch/tpu/up.sh
+source "$launch/tpu/up.sh"
 
 declare -A option=([slices]=1 [restarts]=10 [recreate]=100) given=()
 values="project zone accelerator type topology slices reservation runtime valid_until network subnetwork"

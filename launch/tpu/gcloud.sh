@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # names that tpu_pod.sh and steps.sh read
+# shellcheck disable=SC2034 # names that tpu_pod.sh and the other parts read
 # Calls of gcloud that survive a bad minute, and tell a bad minute from a hopeless request. Sourced by tpu_pod.sh.
 #
 # T5LIKE_RETRIES (6) is how often a call is tried, T5LIKE_RETRY_SECONDS (10) the first pause, which doubles every time.
