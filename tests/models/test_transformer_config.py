@@ -23,6 +23,7 @@ SIZE = dict(vocab_size=50, embed_dim=16, mlp_dim=24, num_heads=2, num_encoder_la
     (dict(positions="absolut"), ["positions = 'absolut'", "relative_bias, learned"]),
     (dict(activation="gelu_new"), ["activation = 'gelu_new'", "nearest", "gelu"]),
     (dict(dropout_rate=1.0), ["dropout_rate = 1.0", "rate < 1"]),
+    (dict(layer_loop="unroll"), ["layer_loop = 'unroll'", "auto, loop, unrolled", "nearest"]),
     (dict(remat="some"), ["remat = 'some'", "none, elementwise, dots, full"]),
     (dict(compute_dtype="float8"), ["compute_dtype = 'float8'", "bfloat16"]),
     (dict(attention_backend="cudn"), ["'cudn'", "auto, xla"]),

@@ -91,10 +91,13 @@ def test_between_slices_only_a_part_of_the_gradients_travels():
   assert between.seconds == pytest.approx(75 / (25e9 / 8 * REACHED) + 8 * 100e-6)
 
 
-def test_fsdp_gathers_weights_again_for_a_scan():
+def test_fsdp_gathers_weights_again_for_a_loop_over_layers():
   gathered, scattered = collectives("h100x8", (1, 8, 1))
   assert (gathered.bytes, scattered.bytes) == (350, 350)
-  assert collectives("h100x8", (1, 8, 1), scan_layers=True)[0].bytes == 700
+  assert collectives("h100x8", (1, 8, 1), scan_layers=True, layer_loop="loop")[0].bytes == 700
+  # A TPU loops over stacked layers, a GPU does not.
+  assert collectives("v5e-8", (1, 8, 1), scan_layers=True)[0].bytes == 700
+  assert collectives("h100x8", (1, 8, 1), scan_layers=True)[0].bytes == 350
 
 
 def test_tensor_parallelism_sums_two_results_a_layer_and_pass():

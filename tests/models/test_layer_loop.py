@@ -1,0 +1,131 @@
+"""Layers as a loop, unrolled from stacked parameters, and with arrays of their own: one model, three programs."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like import parallel
+from t5like.interop.layouts import flatten, stack_layers, unflatten
+from t5like.kernels.platform import compile_for
+from t5like.models import GPT, TransformerConfig
+from t5like.models.stack import choose_layer_loop
+from t5like.training import checkpoints, optimizers
+from t5like.training.state import create_state, state_spec
+from t5like.training.step import LossSettings, compile_train_step
+
+SIZE = dict(vocab_size=50, embed_dim=16, mlp_dim=24, num_heads=2, num_decoder_layers=3)
+LOOP = dict(scan_layers=True, layer_loop="loop")
+UNROLLED = dict(scan_layers=True, layer_loop="unrolled")
+CLOSE = dict(rtol=1e-4, atol=1e-5)
+
+
+def loss_and_gradients(built, batch):
+  """The compiled function of the parameters, with dropout drawn from one key."""
+
+  def loss(params):
+    key = jax.random.key(1, impl="rbg")  # compiles many times faster than the default generator
+    outputs = built.model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
+    return jnp.mean(jnp.square(outputs["logits"]))
+
+  return built.jit(jax.value_and_grad(loss)).lower(built.params).compile()
+
+
+def assert_same(found, expected):
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), found, expected)
+
+
+@pytest.mark.parametrize(
+  "fields, platform, how",
+  [
+    (dict(scan_layers=True), "gpu", "unrolled"),
+    (dict(scan_layers=True), "tpu", "loop"),
+    (dict(scan_layers=True), "cpu", "loop"),
+    (LOOP, "gpu", "loop"),
+    (UNROLLED, "tpu", "unrolled"),
+    (dict(), "tpu", "unrolled"),
+    (dict(layer_loop="loop"), "tpu", "unrolled"),  # nothing to loop over: each layer has arrays of its own
+  ],
+)
+def test_the_device_decides_unless_told(fields, platform, how):
+  config = TransformerConfig(**SIZE | fields)
+  assert choose_layer_loop(config, platform)[0] == how
+  with compile_for(platform):
+    assert choose_layer_loop(config)[0] == how
+
+
+@pytest.mark.parametrize(
+  "fields, platform, loops, barrier",
+  [
+    (dict(scan_layers=True), "cpu", 2, False),  # forward and backward
+    (dict(scan_layers=True, remat="full"), "tpu", 2, False),  # a loop's body has nothing to be merged with
+    (dict(scan_layers=True, remat="full"), "gpu", 0, True),  # without it XLA would undo the recomputation
+  ],
+)
+def test_programs_for_each_device(fields, platform, loops, barrier):
+  model = GPT(TransformerConfig(**SIZE | fields))
+  batch = {"decoder_input_tokens": np.ones((2, 4), np.int32)}
+  with compile_for(platform):
+    params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
+    text = jax.jit(jax.grad(lambda p: model.apply(p, batch)["logits"].sum())).lower(params).as_text()
+  assert text.count("stablehlo.while") == loops
+  assert ("stablehlo.optimization_barrier" in text) == barrier
+
+
+def test_the_three_give_the_same_loss_and_gradients(t5, tokens):
+  batch = {"encoder_input_tokens": tokens(2, 6), "decoder_input_tokens": tokens(2, 5)}
+  apart = t5()
+  loss, gradients = loss_and_gradients(apart, batch)(apart.params)
+  expected = loss, unflatten(stack_layers(flatten(gradients)))
+  for fields in (LOOP, UNROLLED):
+    built = t5(**fields)
+    assert_same(loss_and_gradients(built, batch)(unflatten(stack_layers(flatten(apart.params)))), expected)
+
+
+def test_dropout_is_the_same_also_where_it_is_drawn_again(t5_lm, tokens):
+  batch = {"decoder_input_tokens": tokens(2, 5)}
+  loop, recomputed = (t5_lm(dropout_rate=0.3, **layout) for layout in (LOOP, UNROLLED | dict(remat="full")))
+  expected = loss_and_gradients(loop, batch)(loop.params)
+  assert_same(loss_and_gradients(recomputed, batch)(loop.params), expected)
+
+
+def test_every_layers_hidden_states_can_be_captured(t5_lm, tokens):
+  batch = {"decoder_input_tokens": tokens(2, 5)}
+  found = []
+  for fields in (LOOP, UNROLLED):
+    built = t5_lm(**fields)
+    _, captured = built.jit(
+      lambda params, model=built.model: model.apply(
+        {"params": params}, batch, capture_intermediates=lambda module, _: module.name == "mlp", mutable="intermediates"
+      )
+    )(built.params)
+    found.append(captured["intermediates"])
+  (mlp,) = found[1]["decoder"]["layers"]["mlp"]["__call__"]
+  assert mlp.shape == (2, 2, 5, 16)  # layers, rows, positions, width
+  assert_same(*found)
+
+
+@pytest.mark.slow  # two train steps to compile, and a checkpoint to write and read
+def test_a_checkpoint_of_a_loop_goes_on_unrolled(tmp_path, tokens):
+  batch = {name: tokens(8, 6) for name in ("decoder_input_tokens", "decoder_target_tokens")}
+  batch["decoder_loss_weights"] = np.ones((8, 6), np.float32)
+  mesh, optimizer = parallel.make_mesh(parallel.MeshAxes()), optimizers.adafactor(1e-2)
+  config = TransformerConfig(**SIZE | LOOP | dict(dropout_rate=0.1))
+  models = {how: GPT(dataclasses.replace(config, layer_loop=how)) for how in ("loop", "unrolled")}
+  specs = {how: state_spec(model, optimizer, batch, mesh) for how, model in models.items()}
+  steps = {
+    how: compile_train_step(model, optimizer, LossSettings(), specs[how], batch, mesh) for how, model in models.items()
+  }
+  state, _ = steps["loop"](create_state(models["loop"], optimizer, batch, 0, specs["loop"]), batch)
+  kept = checkpoints.Checkpoints(tmp_path, 1)
+  kept.save(state, {"scan_layers": True})
+  restored = kept.restore(specs["unrolled"], {"scan_layers": True})
+  kept.close()
+  straight, numbers = steps["loop"](state, batch)
+  assert int(restored.step) == 1
+  resumed, others = steps["unrolled"](restored, batch)
+  assert_same(resumed.params, straight.params)
+  np.testing.assert_allclose(others["loss"], numbers["loss"], rtol=1e-5)
