@@ -7,6 +7,9 @@
 # number of its process. The first process that fails stops the others, and its status is the status of this command:
 # that of `t5like train`, 143 and 130 after SIGTERM and SIGINT, which are passed on to all.
 #
+# A command is looked for in the virtual environment T5LIKE_VENV, where that is set, on the PATH, and in the .venv that
+# quickstart.sh and test.sh make in this checkout.
+#
 # T5LIKE_STOP_SECONDS is how long a process that was told to stop may take before it is killed (default: 600 to save
 # after a signal, 30 when another process has failed: it waits for that one in vain).
 set -euo pipefail
@@ -14,7 +17,7 @@ set -m # a process group for each process: Ctrl-C reaches this script alone, whi
 
 usage() {
   echo "error: $1" >&2
-  echo "  try  launch/local_pod.sh 2 --devices=4 -- t5like train --gin_file=..." >&2
+  echo "  try  ${2:-launch/local_pod.sh 2 --devices=4 -- t5like train --gin_file=...}" >&2
   exit 2
 }
 
@@ -31,7 +34,10 @@ done
 [[ "$processes" =~ ^[1-9][0-9]*$ ]] || usage "how many processes? ${processes:-nothing} is not a number"
 [[ "$devices" =~ ^[1-9][0-9]*$ ]] || usage "--devices=$devices is not a number"
 [ $# -gt 0 ] || usage "no command to run after --"
-command -v "$1" >/dev/null || usage "there is no command $1"
+made_here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv"
+PATH="${T5LIKE_VENV:+$T5LIKE_VENV/bin:}$PATH:$made_here/bin"
+command -v "$1" >/dev/null || usage "there is no command $1 in ${T5LIKE_VENV:-$made_here} or on the PATH" \
+  "launch/quickstart.sh, which installs t5like; or T5LIKE_VENV=FOLDER launch/local_pod.sh ..."
 
 # Below 32768, where Linux gives no port to outgoing connections: one that is free stays free.
 free_port() {

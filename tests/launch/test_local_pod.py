@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import put_on_path
 
 from t5like.training.checkpoints import checkpoint_steps
 from t5like.training.metrics import read_metrics
@@ -96,12 +98,35 @@ def test_a_signal_reaches_all_once(number, word):
     (["2", "--device=4", "--", "true"], "there is no option --device=4"),
     (["2", "t5like"], "the command to run comes after --"),
     (["2"], "no command to run"),
-    (["2", "--", "t5lke"], "there is no command t5lke"),
   ],
 )
 def test_what_cannot_work_is_said_before_anything_starts(arguments, message):
   done = subprocess.run([REPOSITORY / "launch/local_pod.sh", *arguments], capture_output=True, text=True)
   assert done.returncode == 2 and message in done.stderr and "try  launch/local_pod.sh" in done.stderr
+
+
+def test_the_command_is_found_without_activating_an_environment(tmp_path):
+  """First in T5LIKE_VENV, then on the PATH, then in the checkout's own .venv: `activate` is a habit, no need."""
+  script = tmp_path / "checkout/launch/local_pod.sh"
+  script.parent.mkdir(parents=True)
+  shutil.copy(REPOSITORY / "launch/local_pod.sh", script)
+  plain = {**{k: v for k, v in os.environ.items() if k != "T5LIKE_VENV"}, "PATH": "/usr/bin:/bin"}
+
+  def said(**environment):
+    done = subprocess.run(
+      [script, "1", "--", "t5like", "train"], env=plain | environment, capture_output=True, text=True, timeout=100
+    )
+    return done.returncode, done.stdout or done.stderr
+
+  status, error = said()
+  assert status == 2 and "there is no command t5like" in error and "try  launch/quickstart.sh" in error
+  for folder in ("checkout/.venv/bin", "on_path", "asked_for/bin"):
+    (tmp_path / folder).mkdir(parents=True)
+    put_on_path(tmp_path / folder, {"t5like": ["echo", folder]})
+  on_path = f"{tmp_path / 'on_path'}:/usr/bin:/bin"
+  assert said() == (0, "[0] checkout/.venv/bin train\n")
+  assert said(PATH=on_path) == (0, "[0] on_path train\n")
+  assert said(PATH=on_path, T5LIKE_VENV=str(tmp_path / "asked_for")) == (0, "[0] asked_for/bin train\n")
 
 
 def test_a_pod_trains_and_saves_on_sigterm(pretrain, tmp_path):
