@@ -15,7 +15,7 @@ from t5like.cli.batch_plan import Phase, blank_batch, is_packed
 from t5like.cli.compatibility import check_kind
 from t5like.cli.experiment import Experiment
 from t5like.cli.token_caches import Member
-from t5like.data.layouts import Batch
+from t5like.data.layouts import Batch, counting
 from t5like.evaluation.loss_sums import add_up
 from t5like.objectives import SpecialTokens
 from t5like.training.feed import to_devices
@@ -46,12 +46,7 @@ class EvaluationRows:
   def __getitem__(self, number: int) -> Batch:
     rows = number * self.batch_size + self.share.rows(self.batch_size).astype(np.int64)
     real = rows < self.rows
-    batch = self.source.rows(np.where(real, rows, 0))
-    if not real.all():
-      for name in batch:
-        if name.endswith("_loss_weights"):
-          batch[name] = np.where(real[:, None], batch[name], np.zeros((), batch[name].dtype))
-    return batch
+    return counting(self.source.rows(np.where(real, rows, 0)), real)
 
   def __iter__(self) -> Iterator[Batch]:
     return (self[number] for number in range(len(self)))

@@ -39,6 +39,14 @@ def closed(texts: Ragged, length: int, eos: int) -> Ragged:
   return Ragged(out, kept + 1)
 
 
+def counting(batch: Batch, real: np.ndarray) -> Batch:
+  """The batch in which only the rows that are `real` [rows] weigh anything: the others fill it up."""
+  return {
+    name: np.where(real[:, None], array, np.zeros((), array.dtype)) if name.endswith("_loss_weights") else array
+    for name, array in batch.items()
+  }
+
+
 def padded(texts: Ragged, length: int) -> tuple[np.ndarray, np.ndarray]:
   """One text a row, cut or padded with 0 to [rows, length]; and True where there is text."""
   out = np.zeros((len(texts.lengths), length), np.int32)

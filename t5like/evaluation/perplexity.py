@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from t5like import decoding, parallel
-from t5like.data.layouts import Batch
+from t5like.data.layouts import Batch, counting
 from t5like.data.rows import laid_out
 from t5like.errors import UserError
 from t5like.evaluation.generation import placed
@@ -192,11 +192,7 @@ def _denoising_batch(
     counts[row] = len(rows[number])
     tokens[row, : counts[row]] = rows[number]
   made = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
-  batch = laid_out(made, objective, lengths, special, _layout(objective))
-  for name in batch:
-    if name.endswith("_loss_weights"):
-      batch[name] = np.where(real[:, None], batch[name], np.zeros((), batch[name].dtype))
-  return batch
+  return counting(laid_out(made, objective, lengths, special, _layout(objective)), real)
 
 
 def _layout(objective: Objective) -> str:
