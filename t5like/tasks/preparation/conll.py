@@ -105,20 +105,15 @@ def _rows(split: Split, dataset: Dataset, files: list[OriginalFile], all_columns
 
 def _sentences(file: OriginalFile) -> Iterator[tuple[int, list[list[str]]]]:
   """The cells of each sentence's lines, and the number of its first line."""
-  first, block = 0, []
-  for number, line in file.lines():
-    if line.strip() and not line.startswith("-DOCSTART-"):
+  for block in file.blocks(lambda line: not line.strip() or line.startswith("-DOCSTART-")):
+    sentence: list[list[str]] = []
+    for number, line in block:
       line = line.strip(" \t\r")
       # Not split() alone, which would part a token at any of Unicode's spaces.
       cells = line.split("\t") if "\t" in line else re.split(" +", line)
       if len(cells) < 2:
         raise file.malformed(number, "a token and a tag, separated by a tab or a space", line)
-      if block and len(cells) != len(block[0]):
-        raise file.malformed(number, f"{len(block[0])} columns, as in the line before", f"{len(cells)}: {line}")
-      first = first if block else number
-      block.append(cells)
-    elif block:
-      yield first, block
-      block = []
-  if block:
-    yield first, block
+      if sentence and len(cells) != len(sentence[0]):
+        raise file.malformed(number, f"{len(sentence[0])} columns, as in the line before", f"{len(cells)}: {line}")
+      sentence.append(cells)
+    yield block[0][0], sentence

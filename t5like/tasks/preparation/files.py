@@ -6,12 +6,13 @@ import bz2
 import dataclasses
 import gzip
 import io
+import itertools
 import lzma
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,6 +74,12 @@ class OriginalFile:
       ) from None
     except OSError as error:
       raise UserError("a file cannot be read", file=self, because=error.strerror or error) from None
+
+  def blocks(self, parts: Callable[[str], bool] = lambda line: not line.strip()) -> Iterator[list[tuple[int, str]]]:
+    """Runs of numbered lines between those that part them: empty ones, unless `parts` says which."""
+    for is_between, lines in itertools.groupby(self.lines(), lambda numbered: parts(numbered[1])):
+      if not is_between:
+        yield list(lines)
 
   def malformed(self, line: int | str, expected: str, found: object) -> UserError:
     """What to raise for a row that breaks the rules of its format; `line` may be a place inside JSON."""

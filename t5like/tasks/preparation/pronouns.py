@@ -22,10 +22,11 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
 
 def _rows(split: Split, file: OriginalFile) -> Iterator[KeyedRow]:
   del split
-  for number, (line, block) in enumerate(_blocks(file)):
+  for number, block in enumerate(file.blocks()):
+    line = block[0][0]
     if len(block) != 4:
       raise file.malformed(line, "four lines: sentence, pronoun, two candidates, the right one", f"{len(block)} lines")
-    sentence, pronoun, pair, right = block
+    sentence, pronoun, pair, right = (text.strip() for _, text in block)
     candidates = [candidate.strip() for candidate in pair.split(",")]
     if len(candidates) != 2:
       raise file.malformed(line + 2, "two candidates separated by a comma", pair)
@@ -40,17 +41,3 @@ def _rows(split: Split, file: OriginalFile) -> Iterator[KeyedRow]:
         "label": candidates.index(right),
       },
     )
-
-
-def _blocks(file: OriginalFile) -> Iterator[tuple[int, list[str]]]:
-  """Runs of lines that are not empty, and the number of the first."""
-  first, block = 0, []
-  for number, line in file.lines():
-    if line.strip():
-      first = first if block else number
-      block.append(line.strip())
-    elif block:
-      yield first, block
-      block = []
-  if block:
-    yield first, block
