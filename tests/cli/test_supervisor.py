@@ -104,14 +104,22 @@ def test_what_the_devices_notice_a_step_or_two_later_is_the_same_step():
   assert [policy.decide(Ending(1, step)).restart for step in (500, None, 500, None, None, None)] == [True] * 5 + [False]
 
 
-def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
-  (tmp_path / "plan").write_text("4:wait 5:0")
-  command = [sys.executable, "-c", CHILD, str(tmp_path)]
+def supervisor_of_one_that_waits(folder) -> subprocess.Popen:
+  """In a process of its own, as it watches a child that waits at step 4."""
+  (folder / "plan").write_text("4:wait 5:0")
+  command = [sys.executable, "-c", CHILD, str(folder)]
   process = subprocess.Popen(
     [sys.executable, "-c", f"import t5like.cli.supervisor as s, sys; sys.exit(s.supervise({command!r}, 5, 0.01))"],
     env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    stderr=subprocess.PIPE,
+    text=True,
   )
-  wait_for((tmp_path / "waiting").exists, process)
+  wait_for((folder / "waiting").exists, process)
+  return process
+
+
+def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
+  process = supervisor_of_one_that_waits(tmp_path)
   child = child_of(process)
   process.kill()
   process.wait()
@@ -127,15 +135,7 @@ def status_of(pid) -> str:
 
 
 def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
-  (tmp_path / "plan").write_text("4:wait 5:0")
-  command = [sys.executable, "-c", CHILD, str(tmp_path)]
-  process = subprocess.Popen(
-    [sys.executable, "-c", f"import t5like.cli.supervisor as s, sys; sys.exit(s.supervise({command!r}, 5, 0.01))"],
-    env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    stderr=subprocess.PIPE,
-    text=True,
-  )
-  wait_for((tmp_path / "waiting").exists, process)
+  process = supervisor_of_one_that_waits(tmp_path)
   process.send_signal(signal.SIGTERM)
   error = process.communicate(timeout=400)[1]
   assert process.returncode == 143, error

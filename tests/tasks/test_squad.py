@@ -9,9 +9,7 @@ from t5like.tasks import registry, text_pipeline
 @pytest.mark.parametrize("name", ["squad", "squad_context_free", "squad_span"])
 def test_every_field_is_that_of_the_t5_library(name):
   made, expected = ours(name, "squad/v1.1"), t5_library()[name]
-  assert len(made) == len(expected) >= 15
-  for example, golden in zip(made, expected, strict=True):
-    assert example == golden
+  assert made == expected and len(made) >= 15
 
 
 CONTEXT = "In 1912, Mr. O'Neil's \"Blue-Door\" café sold 1,234.5 cups."

@@ -16,9 +16,7 @@ TASKS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_is_that_of_the_t5_library(name):
   made, expected = ours(name, TASKS[name]), t5_library()[name]
-  assert len(made) == len(expected) >= 6
-  for example, golden in zip(made, expected, strict=True):
-    assert example == golden
+  assert made == expected and len(made) >= 6
 
 
 # Written by hand; the rows stand in tests/data/tasks/rows.json.
