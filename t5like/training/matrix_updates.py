@@ -6,7 +6,9 @@ itself all the same, so that scanning changes no update.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from t5like.kernels.platform import target_platform
 from t5like.training.optimizer_rules import path_text
 
 STACKED = "layers"
+_LAYER = re.compile(r"(?<=layers)_\d+(?=/)")
 
 
 def is_stacked(path: tuple) -> bool:
@@ -24,29 +28,18 @@ def is_stacked(path: tuple) -> bool:
   return STACKED in path_text(path).split("/")
 
 
-def _rms(x: jax.Array, stacked: bool) -> jax.Array:
-  """Root mean square of each layer's array, shaped to be multiplied with it."""
-  axes = tuple(range(int(stacked), x.ndim))
-  return jnp.sqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), axis=axes, keepdims=True))
-
-
-def _stateless(change: Callable[..., jax.Array]) -> optax.GradientTransformation:
-  """From change(update, parameter, stacked)."""
-
-  def update(updates, state, params=None):
-    return jax.tree.map_with_path(lambda path, u, p: change(u, p, is_stacked(path)), updates, params), state
-
-  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def clip_by_rms(threshold: float) -> optax.GradientTransformation:
-  """Scales an update down to an RMS of at most `threshold` (Adafactor, section 6)."""
-  return _stateless(lambda u, p, stacked: u / jnp.maximum(1.0, _rms(u, stacked) / threshold))
-
-
 def scale_by_parameter_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
   """Makes updates relative to the parameter's own size, max(minimum, RMS) (Adafactor, section 8)."""
-  return _stateless(lambda u, p, stacked: u * jnp.maximum(_rms(p, stacked), minimum))
+
+  def update(updates, state, params=None):
+    def scale(path, u, p):
+      axes = tuple(range(int(is_stacked(path)), p.ndim))
+      size = jnp.sqrt(jnp.mean(jnp.square(p.astype(jnp.float32)), axis=axes, keepdims=True))
+      return u * jnp.maximum(size, minimum)
+
+    return jax.tree.map_with_path(scale, updates, params), state
+
+  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 class FactoredMoments(NamedTuple):
@@ -56,31 +49,36 @@ class FactoredMoments(NamedTuple):
   full: Any  # of variables that are not factored
 
 
-def scale_by_factored_rms(
-  decay_rate: float = 0.8, epsilon: float = 1e-30, min_dim_size_to_factor: int = 128
-) -> optax.GradientTransformation:
-  """Divides by the root of the second moment, kept as row and column means of matrices (Adafactor, section 4).
+@dataclasses.dataclass(frozen=True)
+class Adafactor:
+  """The direction of Adafactor's update (Shazeer and Stern 2018), in float32 whatever the parameters are.
 
-  The moments' decay is 1 - n^-decay_rate at the n-th update: the first takes the gradient as it is.
-  A variable is factored over its two longest axes where both have `min_dim_size_to_factor`; as in T5X,
-  moments are float32 whatever the parameters are.
+  Gradients are divided by the root of their second moment, which is kept as row and column means of matrices (section
+  4), with a decay of 1 - n^-decay_rate at the n-th update: the first takes the gradient as it is. A variable is
+  factored over its two longest axes where both have `min_dim_size_to_factor`, as in T5X. Updates are scaled down to an
+  RMS of `clipping_threshold` (section 6) and are relative to the parameter's own RMS, of at least
+  `min_parameter_scale` (section 8; None: they are not).
+
+  A GPU takes the same variable of all layers together: thousands of small kernels would take longer than the work.
   """
 
-  def axes_of(path: tuple, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    first = int(is_stacked(path))
-    own = shape[first:]
-    if len(own) < 2:
-      return None
-    *_, shorter, longer = np.argsort(own, kind="stable")
-    return (int(shorter) + first, int(longer) + first) if own[shorter] >= min_dim_size_to_factor else None
+  decay_rate: float
+  epsilon: float
+  min_dim_size_to_factor: int
+  clipping_threshold: float
+  min_parameter_scale: float | None
 
-  def init(params):
+  def transformation(self) -> optax.GradientTransformation:
+    return optax.GradientTransformation(self.init, self.update)
+
+  def init(self, params: Any) -> FactoredMoments:
     def zeros(path, p, part):
-      axes = axes_of(path, p.shape)
+      first = int(is_stacked(path))
+      axes = self._factored_axes(p.shape[first:])
       if (axes is None) != (part == "full"):
         return optax.MaskedNode()
-      shape = p.shape if axes is None else np.delete(p.shape, axes[1] if part == "row" else axes[0])
-      return jnp.zeros(tuple(int(size) for size in shape), jnp.float32)
+      gone = () if axes is None else first + (axes[1] if part == "row" else axes[0])
+      return jnp.zeros(tuple(int(size) for size in np.delete(p.shape, gone)), jnp.float32)
 
     parts = {
       part: jax.tree.map_with_path(lambda path, p, part=part: zeros(path, p, part), params)
@@ -88,37 +86,89 @@ def scale_by_factored_rms(
     }
     return FactoredMoments(jnp.zeros((), jnp.int32), **parts)
 
-  def update(updates, state, params=None):
-    keep = 1.0 - (state.count.astype(jnp.float32) + 1.0) ** -decay_rate
+  def update(self, updates: Any, state: FactoredMoments, params: Any = None) -> tuple[Any, FactoredMoments]:
+    keep = 1.0 - (state.count.astype(jnp.float32) + 1.0) ** -self.decay_rate
+    with_paths, structure = jax.tree.flatten_with_path(updates)
+    paths = [path for path, _ in with_paths]
+    trees = [updates, params, state.row, state.column, state.full]
+    variables = list(zip(*(structure.flatten_up_to(tree) for tree in trees), strict=True))
+    results: list[tuple] = [()] * len(paths)
+    for members in _alike(paths, [p.shape for _, p, *_ in variables]):
+      stacked = is_stacked(paths[members[0]])
+      gradient, params_of, *moments = zip(*(variables[i] for i in members), strict=True)
+      given = [None if isinstance(parts[0], optax.MaskedNode) else _together(parts, stacked) for parts in moments]
+      found = self._direction(_together(gradient, stacked), _mean_squares(params_of, stacked), keep, *given)
+      for n, i in enumerate(members):
+        results[i] = tuple(optax.MaskedNode() if x is None else x if stacked else x[n] for x in found)
+    directions, row, column, full = (structure.unflatten(part) for part in zip(*results, strict=True))
+    return directions, FactoredMoments(optax.safe_increment(state.count), row, column, full)
 
-    def scale(path, gradient, row, column, full):
-      gradient = gradient.astype(jnp.float32)
-      squared = jnp.square(gradient) + epsilon
-      axes = axes_of(path, gradient.shape)
-      if axes is None:
-        full = keep * full + (1.0 - keep) * squared
-        return _Scaled(gradient * jax.lax.rsqrt(full), row, column, full)
-      shorter, longer = axes
+  def _direction(self, gradient, parameter_squares, keep, row, column, full):
+    """All have a leading axis of layers. `parameter_squares` [layers] is the mean square of each parameter."""
+    gradient = gradient.astype(jnp.float32)
+    squared = jnp.square(gradient) + self.epsilon
+    axes = self._factored_axes(gradient.shape[1:])
+    if axes is None:
+      full = keep * full + (1.0 - keep) * squared
+      update = gradient * jax.lax.rsqrt(full)
+    else:
+      shorter, longer = (axis + 1 for axis in axes)
       row = keep * row + (1.0 - keep) * jnp.mean(squared, axis=longer)
       column = keep * column + (1.0 - keep) * jnp.mean(squared, axis=shorter)
       # row * column / mean(row) is the best factored estimate of the second moment.
       mean = jnp.mean(row, axis=shorter - int(longer < shorter), keepdims=True)
       by_row = jnp.expand_dims(jax.lax.rsqrt(row / mean), longer)
-      by_column = jnp.expand_dims(jax.lax.rsqrt(column), shorter)
-      return _Scaled(gradient * by_row * by_column, row, column, full)
+      update = gradient * by_row * jnp.expand_dims(jax.lax.rsqrt(column), shorter)
+    scale = 1.0 / jnp.maximum(1.0, jnp.sqrt(_mean_squares([update], True)) / self.clipping_threshold)
+    if self.min_parameter_scale is not None:
+      scale = scale * jnp.maximum(jnp.sqrt(parameter_squares), self.min_parameter_scale)
+    return update * scale.reshape(-1, *[1] * (update.ndim - 1)), row, column, full
 
-    scaled = jax.tree.map_with_path(scale, updates, state.row, state.column, state.full)
-    part = lambda i: jax.tree.map(lambda s: s.parts[i], scaled)  # noqa: E731
-    return part(0), FactoredMoments(optax.safe_increment(state.count), part(1), part(2), part(3))
+  def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The two longest axes, the shorter one first; None where one is too short."""
+    if len(shape) < 2:
+      return None
+    *_, shorter, longer = np.argsort(shape, kind="stable")
+    return (int(shorter), int(longer)) if shape[shorter] >= self.min_dim_size_to_factor else None
 
-  return optax.GradientTransformation(init, update)
+
+def _alike(paths: Sequence[tuple], shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+  """Which variables are updated together: on GPUs the same one of all layers, elsewhere each by itself."""
+  groups: dict[tuple, list[int]] = {}
+  for i, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
+    name = path_text(path)
+    groups.setdefault((_LAYER.sub("", name) if target_platform() == "gpu" else name, shape), []).append(i)
+  return list(groups.values())
 
 
-class _Scaled:
-  """An update and its moments: a plain object, so that tree.map takes it for a leaf."""
+def _together(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
+  """[layers, ...]: arrays of several layers, or one that is stacked already."""
+  return arrays[0] if stacked else jnp.stack(arrays)
 
-  def __init__(self, *parts: Any):
-    self.parts = parts
+
+def _mean_squares(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
+  """The mean square of each layer's array, [layers]."""
+  layers = arrays[0].shape[0] if stacked else len(arrays)
+  return _square_sums(arrays, stacked) * (layers / sum(x.size for x in arrays))
+
+
+def _square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
+  """The sum of squares of each layer's array, [layers], in float32."""
+  squares = [jnp.square(x.astype(jnp.float32)) for x in arrays]
+  if stacked:
+    return jnp.sum(squares[0], axis=tuple(range(1, squares[0].ndim)))
+  # Along rows first, then all that is left of all layers together: a kernel for each array instead of two. The barrier
+  # keeps the compiler from taking the two sums for one.
+  rows = jax.lax.optimization_barrier(jnp.stack([jnp.sum(x, axis=-1) if x.ndim > 1 else x for x in squares]))
+  return jnp.sum(rows.reshape(len(arrays), -1), axis=1)
+
+
+def global_norm(tree: Any) -> jax.Array:
+  """The root of the sum of all squares, in float32."""
+  paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True)
+  groups = _alike(paths, [x.shape for x in leaves])
+  sums = [_square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
+  return jnp.sqrt(sum(jnp.sum(x) for x in sums))
 
 
 class Momentum(NamedTuple):

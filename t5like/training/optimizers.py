@@ -90,17 +90,15 @@ def adafactor(
   min_dim_size_to_factor       matrices with a shorter side keep their second moment whole
   """
   _check_positive(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
-  parts = [
-    matrix_updates.scale_by_factored_rms(decay_rate, epsilon, min_dim_size_to_factor),
-    matrix_updates.clip_by_rms(clipping_threshold),
-  ]
   knobs = dict(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
-  if multiply_by_parameter_scale:
-    parts.append(matrix_updates.scale_by_parameter_rms(min_parameter_scale))
-  else:
+  if not multiply_by_parameter_scale:
     knobs["multiply_by_parameter_scale"] = False
+  direction = matrix_updates.Adafactor(
+    decay_rate, epsilon, min_dim_size_to_factor, clipping_threshold,
+    min_parameter_scale if multiply_by_parameter_scale else None,
+  )  # fmt: skip
   return _assemble(
-    "adafactor", optax.chain(*parts), learning_rate, knobs,
+    "adafactor", optax.chain(direction.transformation()), learning_rate, knobs,
     clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
   )  # fmt: skip
 

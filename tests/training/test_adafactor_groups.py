@@ -1,0 +1,72 @@
+"""Adafactor on a GPU takes the same variable of all layers together: fewer kernels, the same numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t5like.kernels.platform import compile_for
+from t5like.training import optimizers
+from t5like.training.matrix_updates import global_norm
+
+SHAPES = {"query": (16, 12), "wi": (16, 40), "scale": (16,), "table": (4, 2)}
+
+
+@pytest.fixture(scope="module")
+def trees():
+  """Parameters of two stacks of layers, an embedding and a number, and three steps of gradients."""
+  rng = np.random.default_rng(0)
+
+  def tree():
+    draw = lambda *shape: jnp.asarray(rng.normal(size=shape) * rng.uniform(0.1, 3.0), jnp.float32)  # noqa: E731
+    stacks = {
+      stack: {f"layers_{i}": {name: draw(*shape) for name, shape in SHAPES.items()} for i in range(layers)}
+      for stack, layers in (("encoder", 3), ("decoder", 2))
+    }
+    return stacks | {"embedding": draw(50, 16), "number": draw()}
+
+  return tree(), [tree() for _ in range(3)]
+
+
+def run(trees, platform, **knobs):
+  params, gradients = trees
+  transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8, **knobs).transformation
+  with compile_for(platform):
+    state = transformation.init(params)
+    update = jax.jit(lambda *given: transformation.update(*given))  # one of its own: a trace knows no platform
+    with jax.numpy_dtype_promotion("standard"):
+      for gradient in gradients:
+        updates, state = update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+  return params, state
+
+
+@pytest.mark.parametrize("knobs", [{}, {"multiply_by_parameter_scale": False}])
+def test_together_or_one_by_one_the_updates_are_the_same(trees, knobs):
+  together, apart = run(trees, "gpu", **knobs), run(trees, "cpu", **knobs)
+  assert jax.tree.structure(together) == jax.tree.structure(apart)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5), together, apart)
+
+
+def test_layers_are_summed_together(trees):
+  """As many sums of whole arrays as there are kinds of variables, not as there are variables."""
+  params, gradients = trees
+  transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8).transformation
+
+  def wide_sums(platform):
+    with compile_for(platform), jax.numpy_dtype_promotion("standard"):
+      update = lambda *given: transformation.update(*given)  # noqa: E731
+      jaxpr = jax.make_jaxpr(update)(gradients[0], transformation.init(params), params)
+    return str(jaxpr).count("reduce_sum[axes=(1, 2)")
+
+  # Of each matrix an update's mean square is asked: 3 matrices a layer and an embedding.
+  assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 3 * 2 + 1)
+
+
+def test_the_norm_of_a_tree(trees):
+  params, _ = trees
+  expected = np.linalg.norm(np.concatenate([np.ravel(x) for x in jax.tree.leaves(params)]))
+  for platform in ("cpu", "gpu"):
+    with compile_for(platform):
+      np.testing.assert_allclose(jax.jit(lambda tree: global_norm(tree))(params), expected, rtol=1e-6)
