@@ -1,9 +1,12 @@
 """A stack of blocks with what they share: the relative position bias and the final norm."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from t5like.kernels.keeping import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
@@ -65,25 +68,67 @@ class Stack(nn.Module):
     return x, kept
 
   def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
-    block = Block
-    # Parameters are made layer by layer in any case: there is nothing to gain from compiling that more than once.
-    loops = self.config.scan_layers and (self.is_initializing() or choose_layer_loop(self.config)[0] == "loop")
-    if self.config.remat != "none":
-      # A loop itself keeps XLA from merging the recomputation with the first pass.
-      block = nn.remat(Block, policy=REMAT_POLICIES[self.config.remat], prevent_cse=not loops)
+    remat = self.config.remat
     if self.config.scan_layers:
-      return nn.scan(
-        block,
-        variable_axes={"params": 0, "intermediates": 0},
-        split_rngs={"params": True, "dropout": True},
-        in_axes=(0, nn.broadcast),
-        length=self.num_layers,
-        metadata_params={nn.PARTITION_NAME: "layers"},
-        unroll=not loops,
-      )(self.config, self.has_cross_attention, name="layers")(x, cache, context)
+      # Parameters are made layer by layer in any case: nothing is gained from compiling that more than once.
+      if self.is_initializing() or choose_layer_loop(self.config)[0] == "loop":
+        # The loop itself keeps XLA from merging the recomputation with the first pass.
+        block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat], prevent_cse=False)
+        return self._scanned(block)(self.config, self.has_cross_attention, name="layers")(x, cache, context)
+      if remat == "none":
+        block = self._scanned(Block, unroll=True)
+        return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
+      return self._unrolled_and_recomputed(x, context, cache)
+    block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
     kept = []
     for i in range(self.num_layers):
       layer = block(self.config, self.has_cross_attention, name=f"layers_{i}")
       x, layer_cache = layer(x, cache and cache[i], context)
       kept.append(layer_cache)
     return x, None if kept[0] is None else tuple(kept)
+
+  def _unrolled_and_recomputed(self, x: jax.Array, context: Context, cache: dict | None):
+    """Stacked layers one after the other, whose gradients begin with a second forward pass.
+
+    What the second pass reads goes through a barrier, or XLA would merge it with the first; and what goes through a
+    barrier lies in memory. Slices of the parameters would be a copy of them all, made at the start and kept to the
+    end. So the stacked arrays go through, which lie there anyway, and a layer takes its slices behind the barrier.
+    """
+    stacked = jax.lax.stop_gradient(nn.unbox(self.variables["params"]["layers"]))
+
+    def layer(block: Block, x, cache, number, stacked, context):
+      def read(own):
+        take = functools.partial(jax.lax.dynamic_index_in_dim, index=number, keepdims=False)
+        return jax.tree.map(lambda mine, every: _in_place_of(mine, take(every)), nn.unbox(own), {"params": stacked})
+
+      return nn.map_variables(lambda block: block(x, cache, context), "params", trans_in_fn=read)(block)
+
+    # Of a layer's own variables (gradients alone go to them), its random keys, and its arguments in turn.
+    barrier = (False, True, True, True, False, True, True)
+    layer = nn.remat(layer, policy=REMAT_POLICIES[self.config.remat], prevent_cse=barrier)
+    scanned = self._scanned(layer, in_axes=(0, 0, nn.broadcast, nn.broadcast), unroll=True)
+    block = Block(self.config, self.has_cross_attention, name="layers")
+    return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
+
+  def _scanned(self, layer: Callable, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:
+    """Over parameters with a leading axis of their own, which sharding knows as `layers`."""
+    return nn.scan(
+      layer,
+      variable_axes={"params": 0, "intermediates": 0},
+      split_rngs={"params": True, "dropout": True},
+      in_axes=in_axes,
+      length=self.num_layers,
+      metadata_params={nn.PARTITION_NAME: "layers"},
+      unroll=unroll,
+    )
+
+
+@jax.custom_jvp
+def _in_place_of(own: jax.Array, value: jax.Array) -> jax.Array:
+  """`value`, the same numbers as `own` from elsewhere; gradients go to `own`."""
+  return value
+
+
+@_in_place_of.defjvp
+def _tangent_of_own(primals, tangents):
+  return primals[1], tangents[0]

@@ -30,7 +30,7 @@ def decode(built, batch, fed: np.ndarray, steps: int):
 T5_VARIANTS = {
   "relative bias": {},
   "scanned": dict(scan_layers=True),
-  "stacked, unrolled": dict(scan_layers=True, layer_loop="unrolled"),
+  "stacked, unrolled": dict(scan_layers=True, layer_loop="unrolled", remat="full"),
   "remat": dict(scan_layers=True, remat="full"),
   "shared": dict(share_encoder_decoder=True),
   "shared, scanned": dict(share_encoder_decoder=True, scan_layers=True),

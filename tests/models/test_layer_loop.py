@@ -72,7 +72,10 @@ def test_programs_for_each_device(fields, platform, loops, barrier):
     params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
     text = jax.jit(jax.grad(lambda p: model.apply(p, batch)["logits"].sum())).lower(params).as_text()
   assert text.count("stablehlo.while") == loops
-  assert ("stablehlo.optimization_barrier" in text) == barrier
+  behind = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
+  assert bool(behind) == barrier
+  # What goes through a barrier lies in memory: all layers' arrays do anyway, slices of them would be a second copy.
+  assert all("tensor<3x16x24xf32>" in line and "tensor<16x24xf32>" not in line for line in behind)
 
 
 def test_the_three_give_the_same_loss_and_gradients(t5, tokens):
@@ -95,7 +98,7 @@ def test_dropout_is_the_same_also_where_it_is_drawn_again(t5_lm, tokens):
 def test_every_layers_hidden_states_can_be_captured(t5_lm, tokens):
   batch = {"decoder_input_tokens": tokens(2, 5)}
   found = []
-  for fields in (LOOP, UNROLLED):
+  for fields in (LOOP, UNROLLED | dict(remat="full")):
     built = t5_lm(**fields)
     _, captured = built.jit(
       lambda params, model=built.model: model.apply(
