@@ -23,7 +23,7 @@ from t5like.vocabularies import Vocabulary
 # parameters first came to be, not what the parameters are.
 _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
-  "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend",
+  "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
 
 

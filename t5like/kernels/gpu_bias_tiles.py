@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import triton
 
-from t5like.kernels.relative_bias import RelativeBias, bias_of, relative_buckets
+from t5like.kernels.relative_bias import RelativeBias, bias_of, bucket_edges, relative_buckets
 
 # Score gradients are first summed within groups of so many queries and keys.
 GROUP = 8
@@ -30,11 +30,8 @@ class Reach:
   @classmethod
   def of(cls, bias: RelativeBias) -> "Reach":
     buckets = bias.table.shape[0]
-    with jax.ensure_compile_time_eval():
-      far = np.asarray(relative_buckets(-jnp.arange(2 * bias.max_distance), buckets, bias.max_distance, True))
-      one_way = np.asarray(relative_buckets(-jnp.arange(2 * bias.max_distance), buckets, bias.max_distance, False))
-    far = far if bias.bidirectional else one_way
-    return cls(buckets, bias.bidirectional, bias.max_distance, int(np.argmax(far == far[-1])))
+    edges = bucket_edges(buckets // 2 if bias.bidirectional else buckets, bias.max_distance)
+    return cls(buckets, bias.bidirectional, bias.max_distance, int(edges[-1]))
 
   def bias(self, table: jax.Array) -> RelativeBias:
     return RelativeBias(table, self.bidirectional, self.max_distance)

@@ -35,11 +35,11 @@ def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, b
     distance = jnp.abs(distance)
   else:
     distance = jnp.maximum(-distance, 0)
-  edges = jnp.asarray(_bucket_edges(num_buckets, max_distance), distance.dtype)
+  edges = jnp.asarray(bucket_edges(num_buckets, max_distance), distance.dtype)
   return bucket + jnp.searchsorted(edges, distance, side="right", method="compare_all").astype(distance.dtype)
 
 
-def _bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
+def bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
   """First distance of buckets 1, 2, ... num_buckets - 1."""
   exact = num_buckets // 2
   growth = math.log(max_distance / exact) / (num_buckets - exact)

@@ -62,22 +62,24 @@ class Block(nn.Module):
     kept = {}
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
-    y, kept["self" if cache is None else "grown"] = self.attention(self._enter(self.attention_norm, x), context, cache)
+    h, x = self._enter(self.attention_norm, x)
+    y, kept["self" if cache is None else "grown"] = self.attention(h, context, cache)
     x = self._leave(self.attention_norm, x, y, context)
     # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.
     if context.encoded is not None or (cache and "cross" in cache):
-      y, kept["cross"] = self.cross_attention.cross(
-        self._enter(self.cross_attention_norm, x), context, cache and cache["cross"]
-      )
+      h, x = self._enter(self.cross_attention_norm, x)
+      y, kept["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
       x = self._leave(self.cross_attention_norm, x, y, context)
-    y = self.mlp(self._enter(self.mlp_norm, x), context.deterministic)
+    h, x = self._enter(self.mlp_norm, x)
+    y = self.mlp(h, context.deterministic)
     x = self._leave(self.mlp_norm, x, y, context)
     if cache is not None:
       return x, cache | kept
     return x, kept if context.keep else None
 
-  def _enter(self, norm: Norm, x: jax.Array) -> jax.Array:
-    return norm(x) if self.config.norm_position == "pre" else x
+  def _enter(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What a sublayer reads, and what its result is added to."""
+    return norm(x, with_input=True) if self.config.norm_position == "pre" else (x, x)
 
   def _leave(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
     x = x + self.dropout(y, deterministic=context.deterministic)

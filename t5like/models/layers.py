@@ -6,6 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.norms import norm, norm_and_input
+from t5like.kernels.platform import target_platform
 from t5like.models.config import TransformerConfig
 
 
@@ -33,6 +35,9 @@ def activated(config: TransformerConfig, x: jax.Array, linear: jax.Array | None 
   """
   act = ACTIVATIONS[config.activation]
   if linear is not None:
+    if target_platform() == "gpu":
+      # Else the product before it computes the activation too, and writes x beside it: slower than both apart.
+      x = jax.lax.optimization_barrier(x)
     return jax.checkpoint(lambda x, linear: act(x) * linear)(x, linear)
   return act(x) if act is relu else jax.checkpoint(act)(x)
 
@@ -76,20 +81,16 @@ class Norm(nn.Module):
   config: TransformerConfig
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:  # [..., embed]
+  def __call__(self, x: jax.Array, with_input: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """x [..., embed], normalised; `with_input`, x itself too, for the residual connection around what comes next."""
     config, width = self.config, x.shape[-1]
     dtype = jnp.dtype(config.param_dtype)
-    shape = (1,) * (x.ndim - 1) + (width,)
-    y = x.astype(jnp.float32)
-    if config.norm == "layer":
-      y = y - jnp.mean(y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + config.norm_epsilon)
     scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (width,), dtype)
-    y = y * scale.astype(jnp.float32).reshape(shape)
+    bias = None
     if config.norm == "layer":
       bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
-      y = y + bias.astype(jnp.float32).reshape(shape)
-    return y.astype(config.dtype)
+    settings = dict(epsilon=config.norm_epsilon, centred=config.norm == "layer", dtype=jnp.dtype(config.dtype))
+    return (norm_and_input if with_input else norm)(x, scale, bias, **settings)
 
 
 def on_activations(x: jax.Array) -> jax.Array:

@@ -73,9 +73,9 @@ class Stack(nn.Module):
       if self.is_initializing() or choose_layer_loop(self.config)[0] == "loop":
         # The loop itself keeps XLA from merging the recomputation with the first pass.
         block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat], prevent_cse=False)
-        return self._scanned(block)(self.config, self.has_cross_attention, name="layers")(x, cache, context)
+        return _scanned(block, self.num_layers)(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       if remat == "none":
-        block = self._scanned(Block, unroll=True)
+        block = _scanned(Block, self.num_layers, unroll=True)
         return block(self.config, self.has_cross_attention, name="layers")(x, cache, context)
       return self._unrolled_and_recomputed(x, context, cache)
     block = Block if remat == "none" else nn.remat(Block, policy=REMAT_POLICIES[remat])
@@ -105,21 +105,22 @@ class Stack(nn.Module):
     # Of a layer's own variables (gradients alone go to them), its random keys, and its arguments in turn.
     barrier = (False, True, True, True, False, True, True)
     layer = nn.remat(layer, policy=REMAT_POLICIES[self.config.remat], prevent_cse=barrier)
-    scanned = self._scanned(layer, in_axes=(0, 0, nn.broadcast, nn.broadcast), unroll=True)
+    scanned = _scanned(layer, self.num_layers, in_axes=(0, 0, nn.broadcast, nn.broadcast), unroll=True)
     block = Block(self.config, self.has_cross_attention, name="layers")
     return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
 
-  def _scanned(self, layer: Callable, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:
-    """Over parameters with a leading axis of their own, which sharding knows as `layers`."""
-    return nn.scan(
-      layer,
-      variable_axes={"params": 0, "intermediates": 0},
-      split_rngs={"params": True, "dropout": True},
-      in_axes=in_axes,
-      length=self.num_layers,
-      metadata_params={nn.PARTITION_NAME: "layers"},
-      unroll=unroll,
-    )
+
+def _scanned(layer: Callable, num_layers: int, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:
+  """Over parameters with a leading axis of their own, which sharding knows as `layers`."""
+  return nn.scan(
+    layer,
+    variable_axes={"params": 0, "intermediates": 0},
+    split_rngs={"params": True, "dropout": True},
+    in_axes=in_axes,
+    length=num_layers,
+    metadata_params={nn.PARTITION_NAME: "layers"},
+    unroll=unroll,
+  )
 
 
 @jax.custom_jvp

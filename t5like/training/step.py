@@ -141,12 +141,16 @@ def compile_train_step(
     return jitted.lower(spec.shapes, _shapes(batch)).compile(_compiler_options())
 
 
-def _compiler_options() -> dict[str, bool]:
+def _compiler_options() -> dict[str, bool | int]:
   """What a train step is compiled with, beside XLA's own choices."""
   if target_platform() != "gpu":
     return {}
-  # XLA would compute a gelu inside the matrix product that reads it, in a kernel at half of cuBLAS's speed.
-  return {"xla_gpu_enable_triton_gemm": False}
+  return {
+    # XLA would compute a gelu inside the matrix product that reads it, in a kernel at half of cuBLAS's speed.
+    "xla_gpu_enable_triton_gemm": False,
+    # And make one product of those that read the same rows: cutting the result apart takes longer than it saves.
+    "xla_gpu_dot_merger_threshold_mb": 0,
+  }
 
 
 def compile_eval_step(

@@ -1,5 +1,6 @@
 """Layers as a loop, unrolled from stacked parameters, and with arrays of their own: one model, three programs."""
 
+import contextlib
 import dataclasses
 
 import flax.linen as nn
@@ -68,9 +69,12 @@ def test_the_device_decides_unless_told(fields, platform, how):
 def test_programs_for_each_device(fields, platform, loops, barrier):
   model = GPT(TransformerConfig(**SIZE | fields))
   batch = {"decoder_input_tokens": np.ones((2, 4), np.int32)}
-  with compile_for(platform):
+  device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+  gpu = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
+  with compile_for(platform), gpu if platform == "gpu" else contextlib.nullcontext():
     params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
-    text = jax.jit(jax.grad(lambda p: model.apply(p, batch)["logits"].sum())).lower(params).as_text()
+    traced = jax.jit(jax.grad(lambda p: model.apply(p, batch)["logits"].sum())).trace(params)
+    text = traced.lower(lowering_platforms=("cuda" if platform == "gpu" else platform,)).as_text()
   assert text.count("stablehlo.while") == loops
   behind = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
   assert bool(behind) == barrier

@@ -1,0 +1,79 @@
+"""RMS and layer norm over the last axis, in float32 whatever the inputs are."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from t5like.kernels.platform import target_platform
+
+
+def norm(
+  x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centred: bool, dtype: jnp.dtype
+) -> jax.Array:
+  """x [..., width] over its root mean square, with `centred` around 0 first; times scale, plus bias; of `dtype`."""
+  if _has_kernel(x):
+    return _on_gpu(x, *_vectors(scale, bias), epsilon, centred, dtype, False, False)
+  return _plain(x, scale, bias, epsilon, centred, dtype)
+
+
+def norm_and_input(
+  x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centred: bool, dtype: jnp.dtype
+) -> tuple[jax.Array, jax.Array]:
+  """The same, and x for the residual connection: on a GPU both gradients are added up inside one kernel."""
+  if _has_kernel(x):
+    return _on_gpu(x, *_vectors(scale, bias), epsilon, centred, dtype, True, False)
+  return _plain(x, scale, bias, epsilon, centred, dtype), x
+
+
+def _has_kernel(x: jax.Array) -> bool:
+  """One GPU: the partitioner cannot look inside a kernel."""
+  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1:
+    return False
+  from t5like.kernels.gpu_norm import obstacle
+
+  return obstacle(x) is None
+
+
+def _vectors(scale, bias):
+  return scale.astype(jnp.float32), None if bias is None else bias.astype(jnp.float32)
+
+
+def _plain(x, scale, bias, epsilon, centred, dtype):
+  scale, bias = _vectors(scale, bias)
+  row = (1,) * (x.ndim - 1) + x.shape[-1:]
+  y = x.astype(jnp.float32)
+  if centred:
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+  y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + epsilon) * scale.reshape(row)
+  y = y if bias is None else y + bias.reshape(row)
+  return y.astype(dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5, 6, 7))
+def _on_gpu(x, scale, bias, epsilon, centred, dtype, with_input, interpret):
+  return _forward(x, scale, bias, epsilon, centred, dtype, with_input, interpret)[0]
+
+
+def _forward(x, scale, bias, epsilon, centred, dtype, with_input, interpret):
+  from t5like.kernels import gpu_norm
+
+  rows = x.reshape(-1, x.shape[-1])
+  work = gpu_norm.NormWork(*rows.shape, epsilon, centred, interpret)
+  y = gpu_norm.forward(rows, scale, bias, dtype, work).reshape(x.shape)
+  return (y, x) if with_input else y, (x, scale, bias)
+
+
+def _backward(epsilon, centred, dtype, with_input, interpret, kept, gradient):
+  from t5like.kernels import gpu_norm
+
+  x, scale, bias = kept
+  rows = x.reshape(-1, x.shape[-1])
+  gradient, residual = gradient if with_input else (gradient, None)
+  work = gpu_norm.NormWork(*rows.shape, epsilon, centred, interpret)
+  flat = [g if g is None else g.reshape(rows.shape) for g in (gradient, residual)]
+  d_x, d_scale, d_bias = gpu_norm.backward(rows, scale, *flat, bias is not None, work)
+  return d_x.reshape(x.shape), d_scale, d_bias
+
+
+_on_gpu.defvjp(_forward, _backward)

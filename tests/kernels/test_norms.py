@@ -1,0 +1,94 @@
+"""Norms: the GPU's kernels, interpreted on a CPU, against plain ones; plain ones against their definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like.kernels import gpu_norm, norms
+from t5like.kernels.platform import compile_for
+
+EPSILON = 1e-6
+
+
+def arrays(shape, centred):
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
+  x = 2.0 * draw(*shape) + draw(*shape[:-1], 1)
+  return x, draw(shape[-1]), draw(shape[-1]) if centred else None, draw(*shape), draw(*shape)
+
+
+def gradients(run, x, scale, bias, of_y, of_x):
+  """Of a loss that weighs the result and, where it comes too, the input."""
+
+  def loss(x, scale, bias):
+    results = run(x, scale, bias)
+    return sum(jnp.sum(r.astype(jnp.float32) * w) for r, w in zip(results, (of_y, of_x), strict=False))
+
+  return jax.grad(loss, argnums=(0, 1) if bias is None else (0, 1, 2))(x, scale, bias)
+
+
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+def test_plain_norm_by_definition(centred):
+  x, scale, bias, *_ = arrays((3, 5, 48), centred)
+  y = norms.norm(x, scale, bias, epsilon=EPSILON, centred=centred, dtype=jnp.dtype("float32"))
+  exact = np.asarray(x, np.float64)
+  exact = exact - exact.mean(-1, keepdims=True) if centred else exact
+  expected = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + EPSILON) * np.asarray(scale)
+  np.testing.assert_allclose(y, expected + (np.asarray(bias) if centred else 0.0), rtol=1e-5, atol=1e-5)
+
+
+# A width that is no power of 2, and one that is; rows that end inside a block, and more blocks than programs.
+@pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64)])
+@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("with_input", [False, True])
+def test_the_gpus_norm_equals_the_plain_one(shape, centred, with_input, monkeypatch):
+  monkeypatch.setattr(gpu_norm, "_PROGRAMS", 7)
+  given = arrays(shape, centred)
+  settings = EPSILON, centred, jnp.dtype("float32")
+
+  def kernel(x, scale, bias):
+    result = norms._on_gpu(x, scale, bias, *settings, with_input, True)
+    return result if with_input else (result,)
+
+  def plain(x, scale, bias):
+    return norms._plain(x, scale, bias, *settings), *((x,) if with_input else ())
+
+  for got, expected in zip(kernel(*given[:3]), plain(*given[:3]), strict=True):
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+  for got, expected in zip(gradients(kernel, *given), gradients(plain, *given), strict=True):
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_bfloat16_rows_are_normalised_in_float32():
+  x, scale, bias, *_ = arrays((4, 64), True)
+  x = x.astype(jnp.bfloat16)
+  got = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), False, True)
+  expected = norms._plain(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"))
+  assert got.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(got, expected)
+
+
+def test_kernels_are_for_one_gpu():
+  x = jax.ShapeDtypeStruct((8, 128, 64), jnp.bfloat16)
+  assert not norms._has_kernel(x)  # a CPU
+  with compile_for("gpu"):
+    assert norms._has_kernel(x)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
+      assert not norms._has_kernel(x)
+    assert not norms._has_kernel(jax.ShapeDtypeStruct((8, 16384), jnp.bfloat16))
+
+
+def test_both_kernels_lower_for_gpus():
+  x, scale = jax.ShapeDtypeStruct((64, 768), jnp.bfloat16), jax.ShapeDtypeStruct((768,), jnp.float32)
+
+  def loss(x, scale, bias):
+    y, x = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), True, False)
+    return jnp.sum((y + x).astype(jnp.float32))
+
+  gpu = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=None, platform="gpu")
+  with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu)):
+    text = (
+      jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(x, scale, scale).lower(lowering_platforms=("cuda",)).as_text()
+    )
+  assert text.count("xla.gpu.triton") == 2
