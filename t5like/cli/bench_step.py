@@ -99,6 +99,7 @@ class OurStep:
 
     from t5like import parallel
     from t5like.models.attention import describe_backend
+    from t5like.models.stack import describe_layer_loop
     from t5like.training.state import create_state, state_spec
     from t5like.training.step import LossSettings, compile_train_step
 
@@ -119,7 +120,8 @@ class OurStep:
     lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
     return {
       "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-      "attention": describe_backend(model.config, **lengths),
+      "attention": describe_backend(model.config, **lengths, packed=any("segment_ids" in name for name in batch)),
+      "layers": describe_layer_loop(model.config),
       "optimizer": optimizer.description,
       "compile_seconds": seconds,
     }

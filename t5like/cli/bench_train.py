@@ -218,6 +218,8 @@ def _text(result: Mapping[str, Any], kernels: int = 0) -> str:
   lines.append(f"  compiled in {result['compile_seconds']:.1f} s")
   if "attention" in result:
     lines.append("  attention " + result["attention"].replace("\n", "\n            "))
+  if "layers" in result:
+    lines.append(f"  layers {result['layers']}")
   if "kernels" in result:
     lines.append(table(result["kernels"], kernels))
   return "\n".join(lines)

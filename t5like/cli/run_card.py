@@ -48,7 +48,7 @@ def describe_run(
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
     ),
     "layers": describe_layer_loop(config),
-    "attention": describe_backend(config, **stack_lengths(experiment.model, lengths)),
+    "attention": describe_backend(config, **stack_lengths(experiment.model, lengths), packed=experiment.pack),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream)
     if experiment.stream

@@ -43,6 +43,7 @@ class Case:
   key_length: int
   has_bias: bool = False
   has_prefix: bool = False
+  packed: bool = False  # rows of several examples, kept apart by segment ids
   dropout: bool = False
   cached: bool = False  # one step of decoding: queries stand at an offset
 
@@ -73,6 +74,7 @@ def attention(
   case = Case(
     dtype=query.dtype.name, head_dim=query.shape[3], query_length=query.shape[1], key_length=key.shape[1],
     has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
+    packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
   )  # fmt: skip
   name, _ = choose_backend(backend, case)
@@ -142,7 +144,7 @@ def _pallas_tpu():
 _KERNELS = {"pallas_gpu": _pallas_gpu, "cudnn": _cudnn, "splash_tpu": _splash_tpu, "pallas_tpu": _pallas_tpu}
 BACKENDS = {
   "xla": "plain matrix products: runs everywhere, memory grows with length^2",
-  "pallas_gpu": "our fused attention for NVIDIA GPUs since Hopper: T5's bias is made inside, and its gradient",
+  "pallas_gpu": "our fused attention for NVIDIA GPUs since Hopper: T5's bias is made inside, packed rows skip other examples",
   "cudnn": "cuDNN's fused attention: NVIDIA GPUs, the score matrix is never written",
   "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
@@ -202,8 +204,8 @@ def _obstacle(name: str, case: Case) -> str | None:
   if case.dropout:
     return "dropout on attention weights"
   if name == "pallas_gpu":
-    if not case.has_bias:
-      return "without a bias cuDNN is faster"
+    if not case.has_bias and not case.packed:
+      return "cuDNN is as fast without a bias, in rows of one example"
     if case.dtype not in ("bfloat16", "float16"):
       return f"our GPU attention has no {case.dtype}"
     if case.head_dim not in (64, 128):

@@ -166,8 +166,9 @@ def _split_axes() -> Split:
 
 
 def describe_backend(
-  config: TransformerConfig, encoder_length: int = 0, decoder_length: int = 0, platform: str | None = None
-) -> str:
+  config: TransformerConfig, encoder_length: int = 0, decoder_length: int = 0, packed: bool = False,
+  platform: str | None = None,
+) -> str:  # fmt: skip
   """Which attention back end a train step uses where, and why: a line for each kind of attention."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
   relative = config.positions == "relative_bias"
@@ -181,7 +182,8 @@ def describe_backend(
     if queries and keys:
       case = Case(
         dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
-        has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder", dropout=rate > 0.0,
+        has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
+        packed=packed, dropout=rate > 0.0,
       )  # fmt: skip
       lines.setdefault(choose_backend(config.attention_backend, case, platform), []).append(kind)
   if len(lines) == 1:

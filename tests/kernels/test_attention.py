@@ -181,6 +181,7 @@ def test_backend_of_another_device_is_refused():
     ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
     ("gpu", {}, "pallas_gpu", "T5's bias is made inside"),
     ("gpu", dict(has_bias=False), "cudnn", "NVIDIA"),
+    ("gpu", dict(has_bias=False, packed=True), "pallas_gpu", "packed rows skip other examples"),
     ("gpu", dict(head_dim=32), "cudnn", "NVIDIA"),
     ("gpu", dict(dtype="float32"), "xla", "cuDNN has no float32"),
     ("gpu", dict(head_dim=60), "xla", "no heads of 60"),
