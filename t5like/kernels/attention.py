@@ -144,7 +144,7 @@ def _pallas_tpu():
 _KERNELS = {"pallas_gpu": _pallas_gpu, "cudnn": _cudnn, "splash_tpu": _splash_tpu, "pallas_tpu": _pallas_tpu}
 BACKENDS = {
   "xla": "plain matrix products: runs everywhere, memory grows with length^2",
-  "pallas_gpu": "our fused attention for NVIDIA GPUs since Hopper: T5's bias is made inside, packed rows skip other examples",
+  "pallas_gpu": "our fused attention for GPUs since Hopper: T5's bias is made inside, packed rows skip other examples",
   "cudnn": "cuDNN's fused attention: NVIDIA GPUs, the score matrix is never written",
   "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
