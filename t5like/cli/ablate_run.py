@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from t5like import configuration
 from t5like.ablations.claims import Claim, Claims, held
@@ -71,6 +72,9 @@ class Worker:
         except Interrupted as interruption:
           say(f"interrupted in {self._runs[number].name}; the same command goes on from there")
           return interruption.status
+        if not device_answers():
+          say("the device no longer answers this process: it leaves the other runs alone. The same command goes on.")
+          return 1
     return self._report()
 
   def _take(self) -> int:
@@ -146,6 +150,14 @@ class Worker:
     for failure in failures:
       say(f"  failed: {failure.recipe}, seed {failure.seed}: {failure.error.splitlines()[0]}")
     return 1 if failures else 0
+
+
+def device_answers() -> bool:
+  """Whether this process can still compute. After some errors of a GPU nothing that it starts succeeds any more."""
+  try:
+    return float(jnp.ones(2).sum()) == 2.0
+  except jax.errors.JaxRuntimeError:
+    return False
 
 
 def train_here(part: Part) -> int:

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 # A GPU's plane has a line for each stream, a TPU's one for the operations of its programs.
@@ -22,8 +22,20 @@ class Kernel:
   seconds: float
 
 
-def profile(run: Callable[[int], float], steps: int = 3) -> list[Kernel]:
-  """Runs `steps` steps; their kernels on the first device, the most expensive first. Empty on a CPU."""
+@dataclasses.dataclass(frozen=True)
+class Profile:
+  """What one step spends in kernels, the most expensive first, and from its first kernel to its last."""
+
+  kernels: list[Kernel]
+  seconds: float
+
+  @property
+  def busy(self) -> float:
+    return sum(kernel.seconds for kernel in self.kernels)
+
+
+def profile(run: Callable[[int], float], steps: int = 3) -> Profile:
+  """Runs `steps` steps; their kernels on the first device. None on a CPU."""
   import jax
 
   with tempfile.TemporaryDirectory() as folder:
@@ -32,32 +44,35 @@ def profile(run: Callable[[int], float], steps: int = 3) -> list[Kernel]:
     (recorded,) = Path(folder).rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(recorded)).planes
     devices = sorted((plane for plane in planes if plane.name.startswith("/device:")), key=lambda plane: plane.name)
-    events = [
-      event for plane in devices[:1] for line in plane.lines if _LINES.match(line.name) for event in line.events
-    ]
-    return by_name(((event.name, event.duration_ns * 1e-9) for event in events), steps)
+    lines = [line for plane in devices[:1] for line in plane.lines if _LINES.match(line.name)]
+    events = [(event.name, event.start_ns * 1e-9, event.duration_ns * 1e-9) for line in lines for event in line.events]
+  return summary(events, steps)
 
 
-def by_name(events: Iterable[tuple[str, float]], steps: int) -> list[Kernel]:
-  """Sums (name, seconds) of several steps; a number that the compiler put behind a name does not part it."""
+def summary(events: Sequence[tuple[str, float, float]], steps: int) -> Profile:
+  """Of (name, start, seconds) in several steps; a number that the compiler put behind a name does not part it."""
   seconds, calls = collections.Counter(), collections.Counter()
-  for name, duration in events:
+  for name, _, duration in events:
     name = re.sub(r"(?:[._]\d+)+$", "", name)
     seconds[name] += duration
     calls[name] += 1
-  return [Kernel(name, calls[name] / steps, total / steps) for name, total in seconds.most_common()]
-
-
-def table(kernels: list[Kernel], count: int) -> str:
-  """The `count` most expensive ones, and all others together."""
-  if not kernels:
-    return "  kernels are known on GPUs and TPUs only"
-  total = sum(kernel.seconds for kernel in kernels)
-  shown, rest = kernels[:count], kernels[count:]
-  if rest:
-    others = f"{len(rest)} others"
-    shown = [*shown, Kernel(others, sum(k.calls for k in rest), sum(k.seconds for k in rest))]
-  return "\n".join(
-    f"  {1e3 * kernel.seconds:8.2f} ms {kernel.seconds / total:6.1%} {kernel.calls:6.0f} x  {kernel.name[:90]}"
-    for kernel in shown
+  span = (
+    max(start + duration for _, start, duration in events) - min(start for _, start, _ in events) if events else 0.0
   )
+  kernels = [Kernel(name, calls[name] / steps, total / steps) for name, total in seconds.most_common()]
+  return Profile(kernels, span / steps)
+
+
+def table(profile: Profile, count: int) -> str:
+  """The `count` most expensive ones, and all others together."""
+  if not profile.kernels:
+    return "  kernels are known on GPUs and TPUs only"
+  shown, rest = profile.kernels[:count], profile.kernels[count:]
+  if rest:
+    shown = [*shown, Kernel(f"{len(rest)} others", sum(k.calls for k in rest), sum(k.seconds for k in rest))]
+  lines = [f"  in kernels {1e3 * profile.busy:.1f} of {1e3 * profile.seconds:.1f} ms, of which"]
+  lines += [
+    f"  {1e3 * kernel.seconds:8.2f} ms {kernel.seconds / profile.busy:6.1%} {kernel.calls:6.0f} x  {kernel.name[:90]}"
+    for kernel in shown
+  ]
+  return "\n".join(lines)

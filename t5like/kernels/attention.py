@@ -149,7 +149,7 @@ BACKENDS = {
   "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
 }
-# In the order in which they are tried.
+# In the order in which they are tried: see `_by_preference`.
 _PLATFORMS = {"pallas_gpu": "gpu", "cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
 # Below this many scores a head, plain products are as fast as a kernel that never writes them.
 _FEW_SCORES = 128 * 128
@@ -174,7 +174,7 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
   if name == "xla":
     return "xla", "asked for by name"
   if name == "auto":
-    fitting = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
+    fitting = _by_preference(platform, case)
     if not fitting:
       return "xla", f"plain products: {platform} has no fused attention"
     able = [backend for backend in fitting if not _obstacle(backend, case)]
@@ -197,6 +197,14 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
   )
 
 
+def _by_preference(platform: str, case: Case) -> list[str]:
+  """The back ends of a platform, the fastest first."""
+  names = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
+  if platform == "gpu" and not case.has_bias and not case.packed:
+    names.reverse()  # cuDNN is as fast then, and more widely tried
+  return names
+
+
 def _obstacle(name: str, case: Case) -> str | None:
   """Why a back end cannot do this; None where it can."""
   if case.cached:
@@ -204,8 +212,6 @@ def _obstacle(name: str, case: Case) -> str | None:
   if case.dropout:
     return "dropout on attention weights"
   if name == "pallas_gpu":
-    if not case.has_bias and not case.packed:
-      return "cuDNN is as fast without a bias, in rows of one example"
     if case.dtype not in ("bfloat16", "float16"):
       return f"our GPU attention has no {case.dtype}"
     if case.head_dim not in (64, 128):

@@ -11,9 +11,12 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from t5like.ablations.results import read_failures, read_results
+from t5like.cli import ablate_run
+from t5like.cli.ablate_plan import Part, SweepRun
 from t5like.cli.main import main
 from t5like.training.metrics import read_metrics
 
@@ -234,3 +237,19 @@ def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   assert (folder / f"claims/{held}.2").is_file()  # taken over
   taken = [path.name for path in (folder / "claims").iterdir() if path.name.endswith(".1")]
   assert len(taken) == 3  # and nothing was begun twice by workers that live
+
+
+def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, monkeypatch):
+  """As a GPU does after some errors: whatever the process computes next fails too."""
+
+  def lost(*_):
+    raise jax.errors.JaxRuntimeError("INTERNAL: the device is lost")
+
+  monkeypatch.setattr(ablate_run, "train_here", lost)
+  monkeypatch.setattr(ablate_run.jnp, "ones", lost)
+  runs = [
+    SweepRun(recipe, 0, [Part("pretrain", [], [], tmp_path / "runs" / recipe / "pretrain", 1, ())])
+    for recipe in ("lm/lm", "shared/prefix_lm")
+  ]
+  assert ablate_run.Worker(tmp_path, "smoke", runs).work() == 1
+  assert [failure.recipe for failure in read_failures(tmp_path)] == ["lm/lm"]

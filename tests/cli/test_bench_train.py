@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from t5like import planning
+from t5like.cli import bench_kernels
 from t5like.cli.bench_scaling import points
 from t5like.cli.bench_train import make_batch
 from t5like.models import GPT, T5, TransformerConfig
@@ -65,3 +66,18 @@ def test_packed_rows_hold_four_examples():
 )
 def test_mistakes_are_answered(t5like, options, answer):
   assert answer in t5like("bench", "train", *options, status=2).stderr
+
+
+def test_kernels_are_summed_by_name_over_steps():
+  """Two steps: numbers behind names fall away, what is no kernel's counts as idle."""
+  events = [
+    ("loop_fusion_12", 0.0, 0.2), ("gemm", 0.3, 0.5), ("loop_fusion", 1.0, 0.4), ("gemm", 1.5, 0.4),
+    ("loop_fusion_7.1", 1.9, 0.1),
+  ]  # fmt: skip
+  found = bench_kernels.summary(events, steps=2)
+  assert [(k.name, k.calls) for k in found.kernels] == [("gemm", 1.0), ("loop_fusion", 1.5)]
+  assert [k.seconds for k in found.kernels] == pytest.approx([0.45, 0.35])
+  assert (found.busy, found.seconds) == pytest.approx((0.8, 1.0))
+  text = bench_kernels.table(found, 1)
+  assert "800.0 of 1000.0 ms" in text and "56.2%" in text and "1 others" in text
+  assert "GPUs and TPUs only" in bench_kernels.table(bench_kernels.summary([], 2), 1)
