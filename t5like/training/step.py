@@ -87,11 +87,16 @@ def train_step(
     return params, opt_state, jax.tree.map(jnp.zeros_like, norms)
 
   arguments = (gradients, state.params, state.opt_state)
-  if settings.guard:
+  if not settings.guard:
+    params, opt_state, update_norms = update(*arguments)
+  elif target_platform() == "gpu":
+    # A GPU's kernels choose between new and old numbers as they write them, and read gradients in the dtype that
+    # products gave them: a branch would have them all written in float32 first.
+    choose = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
+    params, opt_state, update_norms = jax.tree.map(choose, update(*arguments), leave(*arguments))
+  else:
     # A branch works in place. A choice between new and old numbers would keep both: up to two copies of the parameters.
     params, opt_state, update_norms = jax.lax.cond(finite, update, leave, *arguments)
-  else:
-    params, opt_state, update_norms = update(*arguments)
   metrics |= {
     "gradient_norm": gradient_norm,
     "parameter_norm": global_norm(params),

@@ -16,6 +16,7 @@ from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
 from t5like.training import optimizers, schedules
+from t5like.training import step as training_step
 from t5like.training.state import create_state, state_spec
 from t5like.training.step import LossSettings, compile_eval_step, compile_train_step, loss_and_metrics, random_key
 
@@ -117,8 +118,17 @@ def guarded():
   return build(optimizers.adamw(0.01), LossSettings(layer_norms=True), SCANNED)
 
 
-def test_a_step_that_is_not_finite_changes_nothing_but_the_counter(guarded):
-  fresh, step, batch = guarded
+@pytest.fixture(scope="module")
+def guarded_as_on_gpus():
+  """The same, where new and old numbers are chosen from instead of branching."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training_step, "target_platform", lambda: "gpu")
+    return build(optimizers.adamw(0.01), LossSettings(layer_norms=True), SCANNED)
+
+
+@pytest.mark.parametrize("kind", ["guarded", "guarded_as_on_gpus"])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counter(kind, request):
+  fresh, step, batch = request.getfixturevalue(kind)
   state, metrics = step(jax.tree.map(jnp.copy, fresh), batch)
   assert float(metrics["finite"]) == 1.0
   table = ("token_embedder", "embedding")
