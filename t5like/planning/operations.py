@@ -21,8 +21,9 @@ from t5like.planning.activations import predicted_positions, writes_scores
 class Operation:
   """`count` times the same.
 
-  kind     "product", "attention", "bias gradient" or "memory"
-  inner    the axis that a product sums over
+  kind     "product", "attention", "bias" or "memory"
+  inner    the axis that a product sums over; that attention walks along
+  entries  of a product's result; 0: its inner axis is split instead, so that all of a device has work
   kernels  programs that the device starts for it
   """
 
@@ -30,7 +31,8 @@ class Operation:
   kind: str
   flops: float
   bytes: float
-  inner: int = 0
+  inner: float = 0
+  entries: float = 0
   count: float = 1
   kernels: int = 1
 
@@ -97,12 +99,12 @@ def _product(config: TransformerConfig, part: str, m: float, k: int, n: int) -> 
   width = config.dtype.itemsize
   flops, read = 2.0 * m * k * n, width * (m * k + k * n + m * n)
   forward = 2 if config.remat == "full" else 1
-  yield Operation(part, "product", flops, read, k, forward)
-  yield Operation(part, "product", flops, read, n)
-  # Its gradient is written once more in the parameter's type, if that is another.
-  converts = config.param_dtype != config.compute_dtype
-  more = k * n * (width + jnp.dtype(config.param_dtype).itemsize) if converts else 0
-  yield Operation(part, "product", flops, read + more, int(m), kernels=1 + converts)
+  yield Operation(part, "product", flops, read, k, m * n, forward)
+  yield Operation(part, "product", flops, read, n, m * k)
+  yield Operation(part, "product", flops, read, m)
+  if config.param_dtype != config.compute_dtype:  # forward the weight, backward its gradient, from one type to the other
+    both = width + jnp.dtype(config.param_dtype).itemsize
+    yield Operation(part, "memory", 0, 2 * k * n * both, kernels=2)
   if config.use_bias:
     yield _memory(config, part, m * n)  # the bias's gradient reads what it is a sum of
 
@@ -116,15 +118,17 @@ def _attention(
   ends = share.rows * heads * config.head_dim * (queries + keys) * width
   again = config.remat in ("dots", "full")
   if not writes_scores(config, queries, keys, share.platform):
-    # Two products forward, five backward; what lies above the diagonal is skipped.
-    products = 4.0 * pairs * config.head_dim * (0.5 if is_causal else 1.0)
-    yield Operation(part, "attention", products * (3.5 + again), (6 + 2 * again) * ends, kernels=4 + again)
-    if has_bias:  # the matrix is made, its gradient summed over the batch and back into the table
-      yield Operation(part, "bias gradient", products, 2 * ends, kernels=5)
+    # Two products forward, along the keys; five backward, along the queries. What lies above the diagonal is skipped.
+    seen = 0.5 if is_causal else 1.0
+    products = 4.0 * pairs * config.head_dim * seen
+    yield Operation(part, "attention", products, 2 * ends, keys * seen, count=1 + again)
+    yield Operation(part, "attention", 2.5 * products, 4 * ends, queries * seen, kernels=3)
+    if has_bias:  # made inside, in each of three kernels, and its gradient summed there; then into the table
+      yield Operation(part, "bias", products, 0, queries * seen, kernels=5)
     return
   inner = {"scores": config.head_dim, "mixing": keys}
   for size in inner.values():
-    yield Operation(part, "product", 2.0 * pairs * config.head_dim, ends + 4 * pairs, size, 3 + again)
+    yield Operation(part, "product", 2.0 * pairs * config.head_dim, ends + 4 * pairs, size, count=3 + again)
   # Scores in float32: bias and mask are added, the largest, the sum and the quotient are taken; backward as much.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
   yield Operation(part, "memory", 0, pairs * (4 * 4 + 2 * width + 5 * dropped), count=2 + again, kernels=3)
@@ -171,13 +175,10 @@ def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
   if not share.decoder_length:
     yield from _product(config, "heads", tokens, config.embed_dim, config.embed_dim)
   size = jnp.dtype(config.logits_dtype).itemsize
-  # Written; read for the largest, for the sum, for the accuracy and for the gradient; that is written, then read and
-  # written in the type of the products.
-  narrow = config.dtype.itemsize if config.logits_dtype != config.compute_dtype else 0
-  unaligned = 2 * narrow if config.vocab_size % 8 else 0  # copied to a padded array for the GPU's products
-  yield Operation(
-    "output", "memory", 0, tokens * vocab * (6 * size + (size + narrow if narrow else 0) + unaligned), kernels=6
-  )
+  # Written; read for the largest, for the sum, for the accuracy and for the gradient, which is written in the type of
+  # the products; copied to a padded array for those of a GPU.
+  gradient = config.dtype.itemsize * (3 if config.vocab_size % 8 else 1)
+  yield Operation("output", "memory", 0, tokens * vocab * (5 * size + gradient), kernels=6)
 
 
 def optimizer_operations(

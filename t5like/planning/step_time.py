@@ -33,6 +33,7 @@ class Reached:
 
   product: float
   ramp: int
+  wave: float
   attention: float
   bias: float
   bandwidth: float
@@ -40,10 +41,10 @@ class Reached:
 
 
 REACHED = {
-  "gpu": Reached(product=0.81, ramp=256, attention=0.26, bias=0.095, bandwidth=0.85, launch=4e-6),
-  "tpu": Reached(product=0.90, ramp=128, attention=0.40, bias=0.30, bandwidth=0.85, launch=1e-6),
+  "gpu": Reached(product=0.81, ramp=256, wave=132 * 128 * 256, attention=0.38, bias=0.36, bandwidth=0.85, launch=4e-6),
+  "tpu": Reached(product=0.90, ramp=128, wave=0, attention=0.50, bias=0.375, bandwidth=0.85, launch=1e-6),
   # A CPU's figures are measured: see this_machine.py.
-  "cpu": Reached(product=1.0, ramp=16, attention=1.0, bias=1.0, bandwidth=1.0, launch=1e-6),
+  "cpu": Reached(product=1.0, ramp=16, wave=0, attention=1.0, bias=1.0, bandwidth=1.0, launch=1e-6),
 }
 
 
@@ -93,10 +94,11 @@ def step_time(
 def _arithmetic(operation: Operation, peak: float, reached: Reached) -> float:
   if not operation.flops:
     return 0.0
-  share = {"attention": reached.attention, "bias gradient": reached.bias}.get(operation.kind)
-  if share is None:
-    share = reached.product * operation.inner / (operation.inner + reached.ramp)
-  return operation.flops / (peak * share)
+  share = {"attention": reached.attention, "bias": reached.bias}.get(operation.kind, reached.product)
+  longer = 1.0 + reached.ramp / operation.inner
+  if operation.entries:
+    longer += 0.5 * reached.wave / operation.entries
+  return longer * operation.flops / (peak * share)
 
 
 def _bound(spent: Mapping[str, float], beside: Mapping[str, float]) -> str:

@@ -38,8 +38,9 @@ def test_plain_norm_by_definition(centred):
   np.testing.assert_allclose(y, expected + (np.asarray(bias) if centred else 0.0), rtol=1e-5, atol=1e-5)
 
 
-# A width that is no power of 2, and one that is; rows that end inside a block, and more blocks than programs.
-@pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64)])
+# Widths of three pieces, of one, and of one with columns beyond the end; rows that end inside a block, and more blocks
+# than programs.
+@pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64), (5, 100)])
 @pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("with_input", [False, True])
 def test_the_gpus_norm_equals_the_plain_one(shape, centred, with_input, monkeypatch):
