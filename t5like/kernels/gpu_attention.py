@@ -64,12 +64,18 @@ def _attend(query, key, value, table, masks, work: Work, plan: Plan):
 
 
 def _forward(query, key, value, table, masks, work: Work, plan: Plan):
+  out, log_sums = kept_results(*_attention(query, key, value, table, masks, work, plan.forward))
+  return out, (query, key, value, table, masks, out, log_sums)
+
+
+@functools.partial(jax.jit, static_argnames=("work", "blocks"))  # so that all layers share one traced kernel
+def _attention(query, key, value, table, masks, work: Work, blocks: Blocks):
+  """The result, and the logarithm of each row's sum of weights."""
   batch, query_length, heads, width = query.shape
-  blocks = plan.forward
   tiles, tile_specs = work.bias_operands(table, blocks, query.dtype)
   sight, sight_specs = sight_operands(*masks, work, blocks)
   by_query, by_key, by_row = work.specs(width)
-  out, log_sums = pl.pallas_call(
+  return pl.pallas_call(
     functools.partial(_forward_block, work=work, blocks=blocks),
     grid=(pl.cdiv(query_length, blocks.query), heads, batch),
     in_specs=[by_query, by_key, by_key, tile_specs, sight_specs],
@@ -82,8 +88,6 @@ def _forward(query, key, value, table, masks, work: Work, plan: Plan):
     interpret=work.interpret,
     name="t5like_attention_forward",
   )(query, key, value, tiles, sight)
-  out, log_sums = kept_results(out, log_sums)
-  return out, (query, key, value, table, masks, out, log_sums)
 
 
 def _forward_block(

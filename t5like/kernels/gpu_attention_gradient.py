@@ -25,6 +25,7 @@ from t5like.kernels.gpu_attention_tiles import (
 from t5like.kernels.gpu_bias_tiles import GROUP, add_by_distance, distance_tiles, fold_groups
 
 
+@functools.partial(jax.jit, static_argnames=("work", "blocks"))  # so that all layers share one traced kernel
 def query_gradient(query, key, value, out, gradient, log_sums, table, masks, work: Work, blocks: Blocks):
   """The queries' gradient; delta [batch, heads, query], the sum of `out * gradient`; and the scores' gradients summed
   by distance for every block of queries (None without a bias)."""
@@ -96,6 +97,7 @@ def _query_block(
     ref[...] = fold_groups(total)
 
 
+@functools.partial(jax.jit, static_argnames=("work", "blocks"))
 def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, work: Work, blocks: Blocks):
   """The gradients of keys and values."""
   batch, _, heads, width = query.shape

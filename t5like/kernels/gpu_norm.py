@@ -73,6 +73,7 @@ def obstacle(x: jax.Array) -> str | None:
   return "too many entries for 32-bit indices" if x.size >= 2**31 else None
 
 
+@functools.partial(jax.jit, static_argnames=("dtype", "work"))  # so that all layers share one traced kernel
 def forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.dtype, work: NormWork) -> jax.Array:
   """x [rows, width]; scale, bias [width] float32."""
   given = [x, scale] if bias is None else [x, scale, bias]
@@ -91,6 +92,7 @@ def _forward_block(x_ref, scale_ref, *refs, work: NormWork):
     triton.store(y_ref.at[*index], y.astype(y_ref.dtype), mask=inside)
 
 
+@functools.partial(jax.jit, static_argnames=("with_bias", "work"))
 def backward(x, scale, gradient, residual, with_bias: bool, work: NormWork):
   """The gradients of x (with `residual` added, if any), scale and bias; [width] float32 for the last two."""
   programs = min(work.blocks, _PROGRAMS)
