@@ -84,7 +84,7 @@ def test_kernels_lower_for_gpus_once_for_all_layers():
   x, scale = jax.ShapeDtypeStruct((64, 768), jnp.bfloat16), jax.ShapeDtypeStruct((768,), jnp.float32)
 
   def loss(x, scale, bias):
-    for _ in range(3):
+    for _ in range(8):
       y, x = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), True, False)
       x = x + y
     return jnp.sum(x.astype(jnp.float32))
@@ -93,4 +93,4 @@ def test_kernels_lower_for_gpus_once_for_all_layers():
   with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu)):
     traced = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).trace(x, scale, scale)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("xla.gpu.triton") == 2  # forward and backward
+  assert 2 <= text.count("xla.gpu.triton") <= 4  # forward and backward; the outermost have results that nobody reads
