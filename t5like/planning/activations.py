@@ -32,7 +32,7 @@ class Activations:
   kept        from the forward to the backward pass, of all layers
   recomputed  of the largest layer, where layers are rematerialised: those of its own activations that are made again
   working     of the largest layer: gradients on their way through it
-  logits      scores and their gradient
+  logits      scores, and their gradient in the type of the products
   """
 
   kept: float
@@ -149,12 +149,12 @@ def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: 
 
 
 def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
-  """Scores and their gradient."""
+  """Scores, and their gradient in the type of the products that read it."""
   config = model.config
   if not lengths["decoder"] and not config.mlm_head:
     return 0.0
   predicted = lengths["decoder"] or predicted_positions(model, lengths["encoder"])
-  return 2 * predicted * config.vocab_size * jnp.dtype(config.logits_dtype).itemsize
+  return predicted * config.vocab_size * (jnp.dtype(config.logits_dtype).itemsize + config.dtype.itemsize)
 
 
 def predicted_positions(model: nn.Module, length: int) -> int:

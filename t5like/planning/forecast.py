@@ -121,6 +121,7 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
     rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
     **work.lengths,
     tensor=mesh.shape["tensor"],
+    fsdp=mesh.shape["fsdp"],
     by_position=by_position,
     platform=platform,
   )

@@ -21,9 +21,9 @@ from t5like.planning.activations import predicted_positions, writes_scores
 class Operation:
   """`count` times the same.
 
-  kind     "product", "attention", "bias" or "memory"
+  kind     "product", "attention" or "memory"
   inner    the axis that a product sums over; that attention walks along
-  entries  of a product's result; 0: its inner axis is split instead, so that all of a device has work
+  entries  of a product's result; 0: too many to matter
   kernels  programs that the device starts for it
   """
 
@@ -39,12 +39,16 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-  """A device's share of the work: rows of one microbatch, and parts of every layer's width."""
+  """A device's share of the work: rows of one microbatch, and parts of every layer's width.
+
+  fsdp  devices that each weight is split over; it is converted before it is gathered
+  """
 
   rows: float
   encoder_length: int
   decoder_length: int
   tensor: int = 1
+  fsdp: int = 1
   by_position: bool = False
   platform: str = "gpu"
 
@@ -72,39 +76,39 @@ def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> 
   d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
   tokens, part = share.rows * length, f"{stack} attention"
   for _ in range(3):
-    yield from _product(config, part, tokens, d, a)
-  yield from _product(config, part, tokens, a, d)
+    yield from _product(config, share, part, tokens, d, a)
+  yield from _product(config, share, part, tokens, a, d)
   is_causal = stack == "decoder" and not config.prefix_lm
   yield from _attention(config, share, part, length, length, config.positions == "relative_bias", is_causal)
   yield from _residual(config, share, part, tokens)
   if stack == "decoder" and share.encoder_length:
     part, keys = "cross-attention", share.rows * share.encoder_length
-    yield from _product(config, part, tokens, d, a)
+    yield from _product(config, share, part, tokens, d, a)
     for _ in range(2):
-      yield from _product(config, part, keys, d, a)
-    yield from _product(config, part, tokens, a, d)
+      yield from _product(config, share, part, keys, d, a)
+    yield from _product(config, share, part, tokens, a, d)
     yield from _attention(config, share, part, length, share.encoder_length, False, False)
     yield from _residual(config, share, part, tokens)
     yield _memory(config, part, keys * d * 2)  # the encoder's gradient is the sum of all layers'
   part = f"{stack} MLP"
   for _ in range(2 if config.gated_mlp else 1):
-    yield from _product(config, part, tokens, d, f)
-  yield from _product(config, part, tokens, f, d)
+    yield from _product(config, share, part, tokens, d, f)
+  yield from _product(config, share, part, tokens, f, d)
   yield _activation(config, part, tokens * f)
   yield from _residual(config, share, part, tokens)
 
 
-def _product(config: TransformerConfig, part: str, m: float, k: int, n: int) -> Iterator[Operation]:
+def _product(config: TransformerConfig, share: Share, part: str, m: float, k: int, n: int) -> Iterator[Operation]:
   """[m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens."""
   width = config.dtype.itemsize
   flops, read = 2.0 * m * k * n, width * (m * k + k * n + m * n)
   forward = 2 if config.remat == "full" else 1
   yield Operation(part, "product", flops, read, k, m * n, forward)
   yield Operation(part, "product", flops, read, n, m * k)
-  yield Operation(part, "product", flops, read, m)
-  if config.param_dtype != config.compute_dtype:  # forward the weight, backward its gradient, from one type to the other
+  yield Operation(part, "product", flops, read, m, k * n)
+  if config.param_dtype != config.compute_dtype:  # the weight is converted forward, its gradient backward
     both = width + jnp.dtype(config.param_dtype).itemsize
-    yield Operation(part, "memory", 0, 2 * k * n * both, kernels=2)
+    yield Operation(part, "memory", 0, 2 * k * n * both / share.fsdp, kernels=2)
   if config.use_bias:
     yield _memory(config, part, m * n)  # the bias's gradient reads what it is a sum of
 
@@ -123,8 +127,8 @@ def _attention(
     products = 4.0 * pairs * config.head_dim * seen
     yield Operation(part, "attention", products, 2 * ends, keys * seen, count=1 + again)
     yield Operation(part, "attention", 2.5 * products, 4 * ends, queries * seen, kernels=3)
-    if has_bias:  # made inside, in each of three kernels, and its gradient summed there; then into the table
-      yield Operation(part, "bias", products, 0, queries * seen, kernels=5)
+    if has_bias:  # made inside and its gradient summed there, which takes as long as the forward products again
+      yield Operation(part, "attention", products, 0, queries * seen, kernels=5)
     return
   inner = {"scores": config.head_dim, "mixing": keys}
   for size in inner.values():
@@ -171,9 +175,9 @@ def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
   positions = share.decoder_length or predicted_positions(model, share.encoder_length)
   tokens, vocab = share.rows * positions, -(-config.vocab_size // share.tensor)
   plain = dataclasses.replace(config, remat="none", use_bias=False)
-  yield from _product(plain, "output", tokens, config.embed_dim, vocab)
+  yield from _product(plain, share, "output", tokens, config.embed_dim, vocab)
   if not share.decoder_length:
-    yield from _product(config, "heads", tokens, config.embed_dim, config.embed_dim)
+    yield from _product(config, share, "heads", tokens, config.embed_dim, config.embed_dim)
   size = jnp.dtype(config.logits_dtype).itemsize
   # Written; read for the largest, for the sum, for the accuracy and for the gradient, which is written in the type of
   # the products; copied to a padded array for those of a GPU.

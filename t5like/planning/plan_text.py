@@ -109,7 +109,7 @@ def _memory(forecast: Forecast) -> list[str]:
 
 
 def _bar(size: float, capacity: float) -> str:
-  filled = round(_BAR * min(size / capacity, 1.0))
+  filled = max(round(_BAR * min(size / capacity, 1.0)), int(size > 0))  # what is there is seen
   return f"|{'#' * filled}{'.' * (_BAR - filled)}| {size / capacity:.1%}"
 
 
@@ -127,8 +127,10 @@ def _step(forecast: Forecast) -> list[str]:
   time = forecast.time
   spent = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in time.spent.items() if seconds)
   rate = forecast.work.tokens / time.seconds
+  packed = any(name.endswith("segment_ids") for name in forecast.work.batch)
   return [
     f"{milliseconds(time.seconds)}, bound by {time.bound} ({spent})",
+    *(["at most: attention between examples of a packed row is counted, and mostly skipped"] if packed else []),
     f"{forecast.peak_share:.1%} of the peak in model FLOPs, {rate:,.0f} tokens/s, {large(86_400 * rate)} tokens a day",
   ]
 

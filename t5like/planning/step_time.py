@@ -1,8 +1,8 @@
 """How long a train step takes: every operation at the roofline of its device.
 
 An operation takes as long as its arithmetic or its memory traffic, whichever is longer. The shares of a peak that are
-reached are measured on an H200 with `t5like bench` and its profile, or by others where said so; they are the same for
-every model.
+reached are measured on an H200 with `t5like bench train` and its profile, or by others where said so; they are the same
+for every model.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from t5like.planning.operations import Operation
 class Reached:
   """What a platform reaches of its devices' peaks.
 
-  product     of the peak, by a product of large matrices. H200: 804 of 989 TFLOP/s, held down by its power limit.
+  product     of the peak, by a product of large matrices. H200: 810 of 989 TFLOP/s, held down by its power limit.
               TPU: 0.9, as Google's own kernels (Austin et al. 2025, "How to scale your model", chapter 4)
-  ramp        a product's start and end take as long as so many steps of its inner axis: on a GPU, filling the pipeline
-              and writing a tile; a TPU's systolic array is as deep as it is wide (128, or 256 in v6e)
-  attention   of the peak, by fused attention: H200, heads of 64 at length 512: 1.4 ms a layer of T5 base at 128 rows,
-              361 GFLOP. TPU: kernels of the same kind
-  bias        of the peak, by T5's bias: its gradient's kernel, and cuDNN's reading of it: 1.1 ms of the same layer,
-              for 103 GFLOP
+  ramp        the start and end of a product, and of attention, take as long as so many steps of the axis it goes along:
+              on a GPU, filling the pipeline and writing a tile; a TPU's systolic array is as deep as it is wide (128,
+              or 256 in v6e)
+  wave        entries of a product that are made at one time: 132 cores with a tile of 128 x 256 each. A TPU's cores
+              are few
+  attention   of the peak, by fused attention but for its ramp. H200, heads of 64: 254 TFLOP/s at length 512 without a
+              bias; from length 128 to 2,048 a step of T5 base grows by 68 ms. TPU: kernels of the same kind
   bandwidth   of memory, by fusions that stream
   launch      seconds that a program costs however small it is: its start, its last threads, the gap to the next
   """
@@ -35,16 +36,15 @@ class Reached:
   ramp: int
   wave: float
   attention: float
-  bias: float
   bandwidth: float
   launch: float
 
 
 REACHED = {
-  "gpu": Reached(product=0.81, ramp=256, wave=132 * 128 * 256, attention=0.38, bias=0.36, bandwidth=0.85, launch=4e-6),
-  "tpu": Reached(product=0.90, ramp=128, wave=0, attention=0.50, bias=0.375, bandwidth=0.85, launch=1e-6),
+  "gpu": Reached(product=0.82, ramp=192, wave=132 * 128 * 256, attention=0.35, bandwidth=0.85, launch=4e-6),
+  "tpu": Reached(product=0.90, ramp=128, wave=0, attention=0.50, bandwidth=0.85, launch=1e-6),
   # A CPU's figures are measured: see this_machine.py.
-  "cpu": Reached(product=1.0, ramp=16, wave=0, attention=1.0, bias=1.0, bandwidth=1.0, launch=1e-6),
+  "cpu": Reached(product=1.0, ramp=16, wave=0, attention=1.0, bandwidth=1.0, launch=1e-6),
 }
 
 
@@ -94,11 +94,12 @@ def step_time(
 def _arithmetic(operation: Operation, peak: float, reached: Reached) -> float:
   if not operation.flops:
     return 0.0
-  share = {"attention": reached.attention, "bias": reached.bias}.get(operation.kind, reached.product)
-  longer = 1.0 + reached.ramp / operation.inner
-  if operation.entries:
-    longer += 0.5 * reached.wave / operation.entries
-  return longer * operation.flops / (peak * share)
+  share = reached.attention if operation.kind == "attention" else reached.product
+  ramp = reached.ramp / operation.inner
+  # The last wave is half empty on average. Or the product is cut along its inner axis until all cores have work: each
+  # cut has a ramp of its own, and adding it up takes as long.
+  lost = min(0.5, 2 * ramp) * reached.wave / operation.entries if operation.entries else 0.0
+  return (1.0 + ramp + lost) * operation.flops / (peak * share)
 
 
 def _bound(spent: Mapping[str, float], beside: Mapping[str, float]) -> str:

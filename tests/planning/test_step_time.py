@@ -1,14 +1,20 @@
 """Predicted step times and memory against what was measured on an H200."""
 
+import dataclasses
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
 import pytest
-from train_steps import AS_BERT, AS_GPT_2, AS_T5_1_1, Step, gpt
+from train_steps import AS_BERT, AS_GPT_2, AS_T5_1_1
 
 from t5like.models import BERT, GPT, T5
 from t5like.models.config import TransformerConfig
-from t5like.planning import StateBytes, estimate_memory
+from t5like.planning import MemoryEstimate, StateBytes, estimate_memory
 from t5like.planning.devices import device_spec
 from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
-from t5like.planning.step_time import REACHED, step_time
+from t5like.planning.step_time import REACHED, StepTime, step_time
 
 H200 = device_spec("NVIDIA H200")
 LARGE = dict(embed_dim=1024, mlp_dim=4096, num_heads=16, compute_dtype="bfloat16")
@@ -22,43 +28,101 @@ T5_LARGE = TransformerConfig(
 GPT_2_MEDIUM = TransformerConfig(vocab_size=50257, num_decoder_layers=24, **LARGE, **AS_GPT_2)
 BERT_LARGE = TransformerConfig(vocab_size=30522, num_encoder_layers=24, nsp_head=True, **LARGE, **AS_BERT)
 
-# `t5like bench train` with Adafactor on one H200 (jax 0.10, cuDNN attention), in milliseconds. Parameters: the
-# published counts; variables: nine an encoder layer and fourteen a decoder layer of T5, sixteen of the others.
+T5_PARAMETERS, T5_TABLES = 247_577_856, 2 * 32128 * 768
+MESH = {"data": 1, "fsdp": 1, "tensor": 1}
+
+
+class Measured(NamedTuple):
+  """A train step as `t5like bench train` ran it. Parameters: the published counts; variables: arrays of them."""
+
+  model: nn.Module
+  rows: int
+  lengths: tuple[int, int]  # of the encoder and the decoder
+  parameters: int
+  variables: int
+  milliseconds: float
+  gibibytes: float
+
+  def forecast(self) -> StepTime:
+    update = optimizer_operations(4 * self.parameters, 0, self.variables)
+    operations = [*layer_operations(self.model, Share(self.rows, *self.lengths)), *update]
+    return step_time(operations, [], H200, "gpu", float32=False)
+
+  def memory(self, platform: str = "gpu") -> MemoryEstimate:
+    sides = zip(("encoder", "decoder"), self.lengths, strict=True)
+    tokens = {f"{side}_input_tokens": (self.rows, length) for side, length in sides if length}
+    if not self.lengths[1]:
+      tokens |= {name: tokens["encoder_input_tokens"] for name in ("encoder_token_types", "encoder_loss_weights")}
+    batch = {name: jax.ShapeDtypeStruct(shape, np.int32) for name, shape in tokens.items()}
+    state = StateBytes(4 * self.parameters, 0, 2 * self.parameters, 0, self.variables)
+    return estimate_memory(self.model, batch, state, MESH, platform=platform)
+
+
+def stacked(rows: int, inputs: int, targets: int, milliseconds: float, gibibytes: float, layers: int = 12) -> Measured:
+  """T5 1.1 base, or half of its layers, in arrays for all layers: 23 variables, beside seven of no layer."""
+  sizes = dict(num_encoder_layers=layers, num_decoder_layers=layers, scan_layers=True)
+  parameters = T5_TABLES + (T5_PARAMETERS - T5_TABLES) * layers // 12
+  model = T5(dataclasses.replace(T5_BASE, **sizes))
+  return Measured(model, rows, (inputs, targets), parameters, 30, milliseconds, gibibytes)
+
+
+# One H200, jax 0.11.2, November 2026: Adafactor, bfloat16, no dropout. Variables: nine an encoder layer and fourteen a
+# decoder layer of T5, sixteen of the others.
 MEASURED = {
-  "T5 1.1 base": (T5(T5_BASE), 128, (512, 114), 247_577_856, 12 * 23 + 6, 151.2),
-  "T5 1.1 large": (T5(T5_LARGE), 64, (512, 114), 783_150_080, 24 * 23 + 6, 272.0),
-  "GPT-2 medium": (GPT(GPT_2_MEDIUM), 32, (0, 1024), 354_823_168, 24 * 16 + 4, 170.6),
-  "BERT large": (BERT(BERT_LARGE, predicted_share=0.16), 64, (512, 0), 335_141_888, 24 * 16 + 14, 145.4),
+  "T5 1.1 base": Measured(T5(T5_BASE), 128, (512, 114), T5_PARAMETERS, 12 * 23 + 6, 134.9, 29.9),
+  "T5 1.1 large": Measured(T5(T5_LARGE), 64, (512, 114), 783_150_080, 24 * 23 + 6, 216.4, 40.5),
+  "GPT-2 medium": Measured(GPT(GPT_2_MEDIUM), 32, (0, 1024), 354_823_168, 24 * 16 + 4, 165.3, 35.4),
+  "BERT large": Measured(BERT(BERT_LARGE, predicted_share=0.16), 64, (512, 0), 335_141_888, 24 * 16 + 14, 142.3, 27.1),
+  "16 rows": stacked(16, 512, 114, 29.0, 4.91),
+  "16 rows, again": stacked(16, 512, 114, 30.3, 4.91),
+  "16 rows, half of the layers": stacked(16, 512, 114, 16.6, 2.77, layers=6),
+  "32 rows": stacked(32, 512, 114, 42.7, 8.41),
+  "64 rows": stacked(64, 512, 114, 73.4, 15.80),
+  "128 rows": stacked(128, 512, 114, 135.4, 30.0),
+  "length 128": stacked(512, 128, 28, 124.1, 29.96),
+  "length 256": stacked(256, 256, 57, 128.0, 30.14),
+  "length 1,024": stacked(64, 1024, 228, 157.2, 30.0),
+  "length 2,048": stacked(32, 2048, 456, 192.3, 30.0),
 }
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_steps_on_an_h200(name):
-  model, rows, lengths, parameters, variables, milliseconds = MEASURED[name]
-  operations = [*layer_operations(model, Share(rows, *lengths)), *optimizer_operations(4 * parameters, 0, variables)]
-  predicted = step_time(operations, [], H200, "gpu", float32=False)
-  assert 1e3 * predicted.seconds == pytest.approx(milliseconds, rel=0.2)
-  assert predicted.bound == "products"
+  measured = MEASURED[name]
+  predicted = measured.forecast()
+  # Short steps differ more from one run to the next.
+  tolerance = 0.1 if measured.milliseconds > 60 else 0.2
+  assert 1e3 * predicted.seconds == pytest.approx(measured.milliseconds, rel=tolerance)
+  assert predicted.bound == ("attention" if name == "length 2,048" else "products")
   assert sum(predicted.spent.values()) == pytest.approx(predicted.seconds)
   assert sum(predicted.by_part.values()) == pytest.approx(predicted.seconds)
 
 
-def test_memory_of_gpt_2_medium_on_an_h200():
-  # The compiled step took 44.0 GiB, cuDNN's attention writing no scores, when layers still kept the tanh of a gelu.
-  tanh = 24 * 32 * 1024 * 4096 * 2
-  state = StateBytes(4 * 354_823_168, 1 << 20, 2 * 354_823_168, 0, 388)
-  batch = Step(gpt(1), rows=32).batch()
-  batch = {name: x.repeat(8, axis=1) for name, x in batch.items()}  # 1,024 tokens a row
-  mesh = {"data": 1, "fsdp": 1, "tensor": 1}
-  planned = estimate_memory(GPT(GPT_2_MEDIUM), batch, state, mesh, platform="gpu")
-  assert planned.total + tanh == pytest.approx(44.0 * 2**30, rel=0.05)
-  # By hand, a layer and token: stream, norm, query, key, value, attention, stream, norm: 8 x 1,024; what goes into the
-  # MLP's activation and comes out of it: 2 x 4,096. All in bfloat16.
+def test_packed_rows_take_no_longer_than_planned():
+  # Four examples in each row of T5 1.1 base, on the same H200: 121.6 ms. Our attention skips what lies between them; a
+  # plan does not know how many there are and counts whole rows.
+  planned = 1e3 * MEASURED["T5 1.1 base"].forecast().seconds
+  assert 121.6 < planned < 1.2 * 121.6
+
+
+@pytest.mark.parametrize(
+  "name", [pytest.param(name, marks=() if name == "GPT-2 medium" else pytest.mark.slow) for name in MEASURED]
+)  # the others take a second each to trace
+def test_memory_on_an_h200(name):
+  planned = MEASURED[name].memory()
+  assert planned.total == pytest.approx(MEASURED[name].gibibytes * 2**30, rel=0.05)
+  assert planned.moment == "at the loss"
+
+
+def test_activations_of_gpt_2_medium_by_hand():
+  measured = MEASURED["GPT-2 medium"]
+  planned, on_a_cpu = measured.memory(), measured.memory("cpu")
+  # A layer and token: stream, norm, query, key, value, attention, stream, norm: 8 x 1,024; what goes into the MLP's
+  # activation and comes out of it: 2 x 4,096. All in bfloat16.
   layers = 24 * 32 * 1024 * 2 * (8 * 1024 + 2 * 4096)
   assert planned.activations == pytest.approx(layers, rel=0.02)
-  on_a_cpu = estimate_memory(GPT(GPT_2_MEDIUM), batch, state, mesh, platform="cpu")
   # Plain attention keeps the softmax in float32 and its result in bfloat16; a CPU puts off the gradients of weights.
-  scores, put_off = 24 * 32 * 16 * 1024 * 1024 * (4 + 2), tanh
+  scores, put_off = 24 * 32 * 16 * 1024 * 1024 * (4 + 2), 24 * 32 * 1024 * 4096 * 2
   assert on_a_cpu.activations - planned.activations == pytest.approx(scores + put_off, rel=0.05)
 
 
@@ -67,11 +131,26 @@ def test_a_roofline_by_hand():
   product = Operation("a", "product", flops=1e12, bytes=1e6, inner=1_000_000)
   traffic = Operation("b", "memory", flops=0, bytes=4.8e9)
   time = step_time([product, traffic], [], H200, "gpu", float32=False)
-  by_hand = 1e12 / (989.4e12 * reached.product * (1_000_000 / 1_000_256)) + 1e-3 / reached.bandwidth
+  by_hand = 1e12 / (989.4e12 * reached.product) * (1 + reached.ramp / 1e6) + 1e-3 / reached.bandwidth
   assert time.seconds == pytest.approx(by_hand + 2 * reached.launch, rel=1e-6)
   assert step_time([product], [], H200, "gpu", float32=True).seconds > 1.9 * time.by_part["a"]
   # A product of the same work with a short inner axis is slower, one of little work is bound by memory.
   short = Operation("a", "product", flops=1e12, bytes=1e6, inner=64)
-  assert step_time([short], [], H200, "gpu", False).seconds > 4 * time.by_part["a"]
+  assert step_time([short], [], H200, "gpu", False).seconds > 3.9 * time.by_part["a"]
   thin = Operation("a", "product", flops=1e9, bytes=4.8e9, inner=4096)
   assert step_time([thin], [], H200, "gpu", False).bound == "memory traffic"
+
+
+def test_products_that_leave_cores_without_work():
+  def seconds(inner, entries):
+    product = Operation("a", "product", flops=2.0 * inner * entries, bytes=0, inner=inner, entries=entries, kernels=0)
+    return step_time([product], [], H200, "gpu", float32=False).seconds
+
+  peak, reached = 989.4e12, REACHED["gpu"]
+  # One wave of 132 tiles; half of another is lost.
+  wave = 132 * 128 * 256
+  ideal = 2.0 * 512 * wave / (peak * reached.product)
+  assert seconds(512, wave) / ideal == pytest.approx(1.5 + reached.ramp / 512)
+  # A weight's gradient has few entries and a long inner axis: it is cut, and nearly as fast as a large product.
+  ideal = 2.0 * 65536 * 768 * 768 / (peak * reached.product)
+  assert 1.0 < seconds(65536, 768 * 768) / ideal < 1.1
