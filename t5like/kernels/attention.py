@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from t5like.errors import UserError, nearest
 from t5like.kernels.masks import Mask, mask_matrix
-from t5like.kernels.platform import compile_for, described_platform, target_platform
+from t5like.kernels.platform import can_write_gpu_kernels, compile_for, described_platform, target_platform
 from t5like.kernels.relative_bias import RelativeBias, bias_matrix, relative_buckets
 from t5like.kernels.xla_attention import xla_attention
 
@@ -211,6 +211,8 @@ def _obstacle(name: str, case: Case) -> str | None:
     return "a step of decoding looks at a cache"
   if case.dropout:
     return "dropout on attention weights"
+  if (name == "pallas_gpu" or (name == "cudnn" and case.has_bias)) and not can_write_gpu_kernels():
+    return "this JAX has no Pallas for Triton any more"  # cuDNN leaves the bias's gradient to a kernel of ours
   if name == "pallas_gpu":
     if case.dtype not in ("bfloat16", "float16"):
       return f"our GPU attention has no {case.dtype}"

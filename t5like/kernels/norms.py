@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.platform import target_platform
+from t5like.kernels.platform import can_write_gpu_kernels, target_platform
 
 
 def norm(
@@ -28,7 +28,7 @@ def norm_and_input(
 
 def _has_kernel(x: jax.Array) -> bool:
   """One GPU: the partitioner cannot look inside a kernel."""
-  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1:
+  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not can_write_gpu_kernels():
     return False
   from t5like.kernels.gpu_norm import obstacle
 

@@ -2,6 +2,8 @@
 
 import contextlib
 import contextvars
+import functools
+import importlib.util
 from collections.abc import Iterator
 
 import jax
@@ -27,3 +29,9 @@ def described_platform() -> str | None:
 def target_platform() -> str:
   """Where what is traced now will run."""
   return described_platform() or jax.default_backend()
+
+
+@functools.cache
+def can_write_gpu_kernels() -> bool:
+  """Whether this JAX still has Pallas's Triton, which it means to give up."""
+  return importlib.util.find_spec("jax.experimental.pallas.triton") is not None

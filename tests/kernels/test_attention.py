@@ -200,3 +200,11 @@ def test_a_backend_asked_for_makes_way_where_it_cannot_do_a_case():
   assert name == "xla" and "pallas_tpu is asked for" in why and "dropout" in why
   name, why = choose_backend("splash_tpu", CASE, platform="tpu")
   assert name == "xla" and "splash_tpu is asked for: splash attention adds no bias" in why
+
+
+def test_without_pallas_for_triton_plain_products_do(monkeypatch):
+  """As a JAX to come will be: it is announced for removal."""
+  monkeypatch.setattr("t5like.kernels.attention.can_write_gpu_kernels", lambda: False)
+  with compile_for("gpu"):
+    assert choose_backend("auto", CASE) == ("xla", "plain products: this JAX has no Pallas for Triton any more")
+    assert choose_backend("auto", dataclasses.replace(CASE, has_bias=False))[0] == "cudnn"
