@@ -127,10 +127,10 @@ def _step(forecast: Forecast) -> list[str]:
   time = forecast.time
   spent = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in time.spent.items() if seconds)
   rate = forecast.work.tokens / time.seconds
-  packed = any(name.endswith("segment_ids") for name in forecast.work.batch)
+  skips = time.spent["attention"] and any(name.endswith("segment_ids") for name in forecast.work.batch)
   return [
     f"{milliseconds(time.seconds)}, bound by {time.bound} ({spent})",
-    *(["at most: attention between examples of a packed row is counted, and mostly skipped"] if packed else []),
+    *(["at most: with attention between the examples of a packed row, which kernels may skip"] if skips else []),
     f"{forecast.peak_share:.1%} of the peak in model FLOPs, {rate:,.0f} tokens/s, {large(86_400 * rate)} tokens a day",
   ]
 

@@ -1,7 +1,11 @@
 """FLOPs by hand and against the products in the traced model; memory against arithmetic."""
 
+import dataclasses
+
 import jax
+import numpy as np
 import pytest
+from train_steps import gpt
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
@@ -9,6 +13,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
 from t5like.planning.flops import forward_flops, traced_flops
+from t5like.planning.plan_text import render_plan
 from t5like.planning.run_card import bytes_text, large, render_run_card
 from t5like.training import optimizers, schedules
 from t5like.training.state import state_spec
@@ -86,3 +91,18 @@ def test_numbers_for_people():
 def test_the_card_is_aligned():
   card = render_run_card({"a": "one", "longer": "two\nthree"}).split("\n")
   assert card[1:-1] == ["a       one", "longer  two", "        three"] and set(card[0]) == {"-"}
+
+
+@pytest.mark.parametrize(
+  ("packed", "dropout", "skips"), [(True, 0.0, True), (False, 0.0, False), (True, 0.1, False)]
+)  # fmt: skip
+def test_a_plan_says_that_packed_rows_may_be_faster(packed, dropout, skips):
+  model = gpt(1, compute_dtype="bfloat16", dropout_rate=dropout)  # dropout on weights keeps fused attention away
+  names = ["decoder_input_tokens", *(["decoder_segment_ids", "decoder_positions"] if packed else [])]
+  batch = {name: jax.ShapeDtypeStruct((8, 128), np.int32) for name in names}
+  boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
+  work = planning.Work(model, planning.State(boxed, {}), batch)
+  planned = planning.forecast(work, planning.parse_topology("h200"), parallel.MeshAxes(), with_memory=False)
+  planned = dataclasses.replace(planned, memory=planning.MemoryEstimate(1, 1, 1, 1, 1, 1, "at the loss"))
+  text = render_plan([planned], planning.price_of(1.0, planned.topology.chip), [])
+  assert ("between the examples of a packed row" in text) == skips
