@@ -29,7 +29,7 @@ GLOSSARY = {
   "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
   "sentence_accuracy": "share of rows whose second part is rightly told to follow the first or not",
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
-  "parameter_norm": "global L2 norm of the parameters",
+  "parameter_norm": "global L2 norm of the parameters, before the update",
   "learning_rate": "the schedule's value at the step",
   "skipped_steps": "steps without effect, as loss or gradients were not finite; the other values are those of the rest",
   # Speed, saves and evaluations left out.

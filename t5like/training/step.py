@@ -99,7 +99,7 @@ def train_step(
     params, opt_state, update_norms = jax.lax.cond(finite, update, leave, *arguments)
   metrics |= {
     "gradient_norm": gradient_norm,
-    "parameter_norm": global_norm(params),
+    "parameter_norm": global_norm(state.params),  # of the old ones: Adafactor has their squares at hand
     "learning_rate": optimizer.learning_rate(state.step),
     "finite": finite.astype(jnp.float32),
   }
