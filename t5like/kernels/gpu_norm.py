@@ -68,6 +68,8 @@ class NormWork:
 
 def obstacle(x: jax.Array) -> str | None:
   """Why rows cannot be taken; None where they can."""
+  if x.size < 2**20:
+    return "XLA joins small norms, as in a step of decoding, with what is around them"
   if x.shape[-1] > 8192:
     return f"rows of {x.shape[-1]} do not fit"
   return "too many entries for 32-bit indices" if x.size >= 2**31 else None

@@ -71,13 +71,14 @@ def test_bfloat16_rows_are_normalised_in_float32():
 
 
 def test_kernels_are_for_one_gpu():
-  x = jax.ShapeDtypeStruct((8, 128, 64), jnp.bfloat16)
+  x = jax.ShapeDtypeStruct((8, 512, 768), jnp.bfloat16)
   assert not norms._has_kernel(x)  # a CPU
   with compile_for("gpu"):
     assert norms._has_kernel(x)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
       assert not norms._has_kernel(x)
-    assert not norms._has_kernel(jax.ShapeDtypeStruct((8, 16384), jnp.bfloat16))
+    for shape in ((512, 16384), (64, 1, 768)):  # a row is too long; a step of decoding
+      assert not norms._has_kernel(jax.ShapeDtypeStruct(shape, jnp.bfloat16))
 
 
 def test_kernels_lower_for_gpus_once_for_all_layers():
