@@ -157,6 +157,8 @@ def _square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
   squares = [jnp.square(x.astype(jnp.float32)) for x in arrays]
   if stacked:
     return jnp.sum(squares[0], axis=tuple(range(1, squares[0].ndim)))
+  if target_platform() != "gpu":
+    return jnp.stack([jnp.sum(x) for x in squares])
   # Along rows first, then all that is left of all layers together: a kernel for each array instead of two. The barrier
   # keeps the compiler from taking the two sums for one.
   rows = jax.lax.optimization_barrier(jnp.stack([jnp.sum(x, axis=-1) if x.ndim > 1 else x for x in squares]))
