@@ -68,11 +68,11 @@ class Worker:
       claim, self._claim = self._claim, None
       with held(claim):
         try:
-          self._do(self._runs[number], claim)
+          finished = self._do(self._runs[number], claim)
         except Interrupted as interruption:
           say(f"interrupted in {self._runs[number].name}; the same command goes on from there")
           return interruption.status
-        if not device_answers():
+        if not finished and not device_answers():
           say("the device no longer answers this process: it leaves the other runs alone. The same command goes on.")
           return 1
     return self._report()
@@ -101,7 +101,8 @@ class Worker:
     failed = failure_path(self._dir, run.recipe, run.seed)
     return failed.is_file() and failed.stat().st_mtime >= self._began
 
-  def _do(self, run: SweepRun, claim: Claim | None) -> None:
+  def _do(self, run: SweepRun, claim: Claim | None) -> bool:
+    """Whether it ended in a result."""
     done = sum(result_path(self._dir, r.recipe, r.seed).is_file() for r in self._runs)
     say(f"[{done + 1}/{len(self._runs)}] {run.recipe}, seed {run.seed}")
     part = run.parts[0]
@@ -111,11 +112,12 @@ class Worker:
       result = collect(run, self._scale)
     except (Exception, SystemExit) as error:
       self._fail(run, part, error)
-      return
+      return False
     if jax.process_index() == 0 and (claim is None or claim.is_ours):
       write_result(self._dir, result)
     scores = ", ".join(f"{group} {score:.2f}" for group, score in result.scores.items())
     say(f"  {scores or 'no scores'}; {duration(result.cost['total'].device_seconds)} of device time")
+    return True
 
   def _train(self, part: Part) -> None:
     if is_finished(part):

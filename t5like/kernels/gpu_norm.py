@@ -33,7 +33,7 @@ class NormWork:
     """Rows are taken in pieces of so many columns, a power of 2: thirds of 768, or, as a last resort, all of it with
     what is beyond the end masked."""
     dividing = self.width & -self.width
-    return dividing if self.width <= 8 * dividing else 1 << (self.width - 1).bit_length()
+    return dividing if self.width <= 8 * dividing else pl.next_power_of_2(self.width)
 
   @property
   def pieces(self) -> int:
@@ -42,7 +42,7 @@ class NormWork:
   @property
   def block(self) -> int:
     """Rows of a block, a power of 2."""
-    return max(1, _ENTRIES // (1 << (self.width - 1).bit_length()))
+    return max(1, _ENTRIES // pl.next_power_of_2(self.width))
 
   @property
   def warps(self) -> int:

@@ -9,21 +9,17 @@ from t5like.kernels.platform import can_write_gpu_kernels, target_platform
 
 
 def norm(
-  x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centred: bool, dtype: jnp.dtype
-) -> jax.Array:
-  """x [..., width] over its root mean square, with `centred` around 0 first; times scale, plus bias; of `dtype`."""
-  if _has_kernel(x):
-    return _on_gpu(x, *_vectors(scale, bias), epsilon, centred, dtype, False, False)
-  return _plain(x, scale, bias, epsilon, centred, dtype)
+  x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centred: bool, dtype: jnp.dtype,
+  with_input: bool = False,
+) -> jax.Array | tuple[jax.Array, jax.Array]:  # fmt: skip
+  """x [..., width] over its root mean square, with `centred` around 0 first; times scale, plus bias; of `dtype`.
 
-
-def norm_and_input(
-  x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centred: bool, dtype: jnp.dtype
-) -> tuple[jax.Array, jax.Array]:
-  """The same, and x for the residual connection: on a GPU both gradients are added up inside one kernel."""
+  `with_input`, x too, for the residual connection: on a GPU both gradients are added up inside one kernel.
+  """
   if _has_kernel(x):
-    return _on_gpu(x, *_vectors(scale, bias), epsilon, centred, dtype, True, False)
-  return _plain(x, scale, bias, epsilon, centred, dtype), x
+    return _on_gpu(x, *_vectors(scale, bias), epsilon, centred, dtype, with_input, False)
+  y = _plain(x, scale, bias, epsilon, centred, dtype)
+  return (y, x) if with_input else y
 
 
 def _has_kernel(x: jax.Array) -> bool:

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.norms import norm, norm_and_input
+from t5like.kernels.norms import norm
 from t5like.kernels.platform import target_platform
 from t5like.models.config import TransformerConfig
 
@@ -90,7 +90,7 @@ class Norm(nn.Module):
     if config.norm == "layer":
       bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
     settings = dict(epsilon=config.norm_epsilon, centred=config.norm == "layer", dtype=jnp.dtype(config.dtype))
-    return (norm_and_input if with_input else norm)(x, scale, bias, **settings)
+    return norm(x, scale, bias, **settings, with_input=with_input)
 
 
 def on_activations(x: jax.Array) -> jax.Array:

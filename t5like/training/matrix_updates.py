@@ -33,9 +33,9 @@ def scale_by_parameter_rms(minimum: float = 1e-3) -> optax.GradientTransformatio
 
   def update(updates, state, params=None):
     def scale(path, u, p):
-      axes = tuple(range(int(is_stacked(path)), p.ndim))
-      size = jnp.sqrt(jnp.mean(jnp.square(p.astype(jnp.float32)), axis=axes, keepdims=True))
-      return u * jnp.maximum(size, minimum)
+      stacked = is_stacked(path)
+      size = jnp.maximum(jnp.sqrt(_mean_squares([p], stacked)), minimum)
+      return u * (_along_layers(size, u) if stacked else size[0])
 
     return jax.tree.map_with_path(scale, updates, params), state
 
@@ -122,7 +122,7 @@ class Adafactor:
     scale = 1.0 / jnp.maximum(1.0, jnp.sqrt(_mean_squares([update], True)) / self.clipping_threshold)
     if self.min_parameter_scale is not None:
       scale = scale * jnp.maximum(jnp.sqrt(parameter_squares), self.min_parameter_scale)
-    return update * scale.reshape(-1, *[1] * (update.ndim - 1)), row, column, full
+    return update * _along_layers(scale, update), row, column, full
 
   def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
     """The two longest axes, the shorter one first; None where one is too short."""
@@ -146,13 +146,18 @@ def _together(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
   return arrays[0] if stacked else jnp.stack(arrays)
 
 
+def _along_layers(numbers: jax.Array, like: jax.Array) -> jax.Array:
+  """[layers], shaped to be multiplied with [layers, ...]."""
+  return numbers.reshape(-1, *[1] * (like.ndim - 1))
+
+
 def _mean_squares(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
   """The mean square of each layer's array, [layers]."""
   layers = arrays[0].shape[0] if stacked else len(arrays)
-  return _square_sums(arrays, stacked) * (layers / sum(x.size for x in arrays))
+  return square_sums(arrays, stacked) * (layers / sum(x.size for x in arrays))
 
 
-def _square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
+def square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
   """The sum of squares of each layer's array, [layers], in float32."""
   squares = [jnp.square(x.astype(jnp.float32)) for x in arrays]
   if stacked:
@@ -169,7 +174,7 @@ def global_norm(tree: Any) -> jax.Array:
   """The root of the sum of all squares, in float32."""
   paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True)
   groups = _alike(paths, [x.shape for x in leaves])
-  sums = [_square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
+  sums = [square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
   return jnp.sqrt(sum(jnp.sum(x) for x in sums))
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.kernels.platform import target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
-from t5like.training.matrix_updates import global_norm, is_stacked
+from t5like.training.matrix_updates import global_norm, is_stacked, square_sums
 from t5like.training.microbatches import check_microbatches, sum_gradients, sum_numbers
 from t5like.training.optimizer_rules import path_text
 from t5like.training.optimizers import Optimizer
@@ -112,8 +112,9 @@ def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
   """The L2 norm of every variable, by `name/path`; of scanned layers one each, [layers]."""
 
   def norm(path, x):
-    axes = tuple(range(int(is_stacked(path)), x.ndim))
-    return jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=axes))
+    stacked = is_stacked(path)
+    norms = jnp.sqrt(square_sums([x], stacked))
+    return norms if stacked else norms[0]
 
   return {f"{name}/{path_text(path)}": norm(path, x) for path, x in jax.tree.leaves_with_path(tree)}
 
