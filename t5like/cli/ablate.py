@@ -6,18 +6,19 @@
   t5like ablate --report --sweep_dir=~/sweep
 
 The same command goes on where a stopped sweep left off, and finished runs are not run twice. Given again elsewhere
-(other processes, other machines that share the directory) it adds workers. --list prints the `t5like train` commands
-of all runs: what was trained by hand is picked up. Without --table a sweep goes on as it was begun, with --table or
---rows a worker does those alone.
+(other machines that share the directory) it adds workers; --workers=8 starts as many on one machine whose GPU one
+small model would not fill. --list prints the `t5like train` commands of all runs; what was trained by hand counts too.
+Without --table a sweep goes on as it was begun, with --table or --rows a worker does those alone.
 
-Exit status: 0 all runs are finished; 1 some failed, and the others are finished; 2 bad input, nothing begun; 130 and
-143 interrupted, to be started again.
+Exit status: 0 all runs are finished; 1 some failed, and the others are finished; 2 bad input, nothing begun; 75 the
+device was lost, 130 and 143 interrupted: to be started again.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from t5like.ablations.results import SWEEP
 from t5like.ablations.tables import TABLES, find_tables, recipes_of
 from t5like.cli import ablate_report
 from t5like.cli.ablate_plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
+from t5like.cli.ablate_workers import check_workers, run_workers
 from t5like.cli.train import add_host_arguments, meet_other_hosts
 from t5like.errors import UserError
 
@@ -48,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--task_modules", action="append", default=[], metavar="MODULE", help="a module to import")
   group = parser.add_argument_group("how")
   group.add_argument("--sweep_dir", metavar="DIR", help="where everything is kept; workers share it")
+  group.add_argument("--workers", type=int, default=1, metavar="N", help="at once on this machine (default: 1)")
   group.add_argument("--list", action="store_true", help="print the commands of all runs, then stop")
   group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
   group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
@@ -68,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
   if args.list:
     planner = Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked))
     return show(planner.runs(asked.recipes, asked.seeds))
+
+  check_workers(args.workers, (args.coordinator, args.processes, args.process_id))
+  if args.workers > 1 and not args.prepare_only:
+    return run_workers([sys.executable, "-m", "t5like", *args.argv, "--workers=1"], args.workers)
 
   from t5like.cli.ablate_caches import build_caches
   from t5like.cli.ablate_run import Worker

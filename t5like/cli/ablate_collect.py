@@ -90,14 +90,15 @@ def part_cost(part: Part) -> Cost:
   (phase,) = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
   tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
   device, devices = _devices(part.model_dir)
-  seconds = sum(map(_seconds_at_work, goodput.read_attempts(part.model_dir / goodput.FILE)))
+  attempts = goodput.read_attempts(part.model_dir / goodput.FILE)
+  seconds = sum(_seconds_at_work(attempt) * attempt.get("device_share", 1.0) for attempt in attempts)
   flops = phase_flops(experiment.model, phase.batch_size, phase.lengths)
   steps = experiment.steps
   return Cost(device, devices, seconds * devices, float(flops) * steps, tokens * steps)
 
 
 def _seconds_at_work(attempt: Mapping[str, Any]) -> float:
-  """Of one attempt. A worker's process started long before most of its trainings: that is not theirs."""
+  """Of one attempt, once its process was there."""
   return sum(spent for category, spent in attempt["spent"].items() if category != goodput.STARTING)
 
 

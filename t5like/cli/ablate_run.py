@@ -26,6 +26,7 @@ from t5like.ablations.results import (
 )
 from t5like.cli.ablate_collect import collect, is_finished
 from t5like.cli.ablate_plan import Part, SweepRun
+from t5like.cli.ablate_workers import DEVICE_LOST, device_share
 from t5like.cli.gin_flags import register_configurables
 from t5like.cli.train import train_experiment
 from t5like.errors import RunError, UserError
@@ -74,7 +75,7 @@ class Worker:
           return interruption.status
         if not finished and not device_answers():
           say("the device no longer answers this process: it leaves the other runs alone. The same command goes on.")
-          return 1
+          return DEVICE_LOST
     return self._report()
 
   def _take(self) -> int:
@@ -164,7 +165,7 @@ def device_answers() -> bool:
 
 def train_here(part: Part) -> int:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
-  goodput = Goodput()
+  goodput = Goodput(from_now=True, device_share=device_share())
   register_configurables()
   configuration.load(part.files, part.overrides)
   try:

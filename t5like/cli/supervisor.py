@@ -10,21 +10,19 @@ MODEL_DIR is an object store, which cannot append.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import dataclasses
 import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from t5like import storage
+from t5like.cli.child_processes import Children
 from t5like.errors import UserError
 from t5like.training.step_file import VARIABLE, read_step_file
 
@@ -34,8 +32,6 @@ _STALLED = 124
 _SAME_STEP = 3  # steps: the devices run so far behind Python, so that a failing step is noticed here or there
 _STICKY = 3  # failures at the same step after which it will fail for ever
 _LONGEST_WAIT = 300.0
-_PR_SET_PDEATHSIG = 1
-_LIBRARY = ctypes.CDLL(None)  # loaded before any fork
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,67 +122,26 @@ def describe(ending: Ending) -> str:
 def supervise(command: Sequence[str], restarts: int, first_wait: float = 5.0) -> int:
   """Runs `command` until it finishes, is stopped, or is given up; returns its last exit status, as a shell's."""
   policy, attempt = Policy(restarts, first_wait), 0
-  with tempfile.TemporaryDirectory(prefix="t5like-") as folder, _PassedOn() as signals:
+  with tempfile.TemporaryDirectory(prefix="t5like-") as folder, Children() as children:
     while True:
       attempt += 1
-      ending, model_dir = _run_once(command, Path(folder) / f"attempt-{attempt}", signals)
+      ending, model_dir = _run_once(command, Path(folder) / f"attempt-{attempt}", children)
       decision = policy.decide(ending)
       _log(model_dir, attempt, ending, decision)
-      if decision.restart and signals.sleep(decision.wait):
-        decision = Decision(False, f"{signal.Signals(signals.got).name} came before the next start")
-        ending = dataclasses.replace(ending, status=128 + signals.got, asked=signals.got)
+      if decision.restart and children.sleep(decision.wait):
+        decision = Decision(False, f"{signal.Signals(children.got).name} came before the next start")
+        ending = dataclasses.replace(ending, status=128 + children.got, asked=children.got)
         _log(model_dir, attempt, ending, decision)
       if not decision.restart:
         return ending.status if ending.status >= 0 else 128 - ending.status
 
 
-def _run_once(command: Sequence[str], step_file: Path, signals: _PassedOn) -> tuple[Ending, str]:
-  # A group of its own: Ctrl-C in a terminal reaches this process alone, which passes it on once.
-  child = subprocess.Popen(
-    command, env={**os.environ, VARIABLE: str(step_file)}, process_group=0, preexec_fn=_end_with_parent
-  )
-  signals.child = child
+def _run_once(command: Sequence[str], step_file: Path, children: Children) -> tuple[Ending, str]:
+  child = children.start(command, env={**os.environ, VARIABLE: str(step_file)})
   status = child.wait()
-  signals.child = None
-  with contextlib.suppress(ProcessLookupError, PermissionError):
-    os.killpg(child.pid, signal.SIGKILL)  # workers that outlived it must not hold devices and memory
+  children.ended(child)
   step, model_dir = read_step_file(step_file)
-  return Ending(status, step, signals.got), model_dir
-
-
-def _end_with_parent() -> None:
-  """In the child: a supervisor that is killed must not leave a trainer that nobody watches. Linux only."""
-  with contextlib.suppress(AttributeError):
-    _LIBRARY.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-class _PassedOn:
-  """While active, SIGINT and SIGTERM go to the child; the last of them is remembered."""
-
-  def __init__(self):
-    self.got: int | None = None
-    self.child: subprocess.Popen | None = None
-    self._previous: Mapping[int, object] = {}
-
-  def __enter__(self) -> _PassedOn:
-    self._previous = {number: signal.signal(number, self._pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    return self
-
-  def __exit__(self, *unused: object) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-
-  def _pass_on(self, number: int, frame: object) -> None:
-    self.got = number
-    if self.child is not None:
-      self.child.send_signal(number)
-
-  def sleep(self, seconds: float) -> bool:
-    """True as soon as a signal has come."""
-    deadline = time.monotonic() + seconds
-    while self.got is None and (left := deadline - time.monotonic()) > 0:
-      time.sleep(min(left, 0.2))
-    return self.got is not None
+  return Ending(status, step, children.got), model_dir
 
 
 def _log(model_dir: str, attempt: int, ending: Ending, decision: Decision) -> None:

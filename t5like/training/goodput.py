@@ -33,16 +33,18 @@ def seconds_since_start() -> float:
 
 
 class Goodput:
-  """Seconds by category, from the start of the process.
+  """Seconds by category, from the start of the process, or from now where it has done other work before.
 
   All time up to the first `spent_on` is starting up. A span inside another counts for itself alone. To be used from
-  one thread.
+  one thread. `device_share` is what this process has of its devices, where others work on them too.
   """
 
-  def __init__(self):
-    age = seconds_since_start()
+  def __init__(self, from_now: bool = False, device_share: float = 1.0):
+    age = 0.0 if from_now else seconds_since_start()
     self._began = time.monotonic() - age
     self._attempt = {"started": round(time.time() - age, 3), "process": os.getpid()}  # tells attempts apart
+    if device_share != 1.0:
+      self._attempt["device_share"] = device_share
     self._spent: dict[str, float] = {}
     self._open: list[_Span] = []
     self._starting: float | None = None

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from t5like.ablations.results import read_failures, read_results
-from t5like.cli import ablate_run
+from t5like.cli import ablate_run, ablate_workers
 from t5like.cli.ablate_plan import Part, SweepRun
 from t5like.cli.main import main
 from t5like.training.metrics import read_metrics
@@ -251,5 +251,5 @@ def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, mon
     SweepRun(recipe, 0, [Part("pretrain", [], [], tmp_path / "runs" / recipe / "pretrain", 1, ())])
     for recipe in ("lm/lm", "shared/prefix_lm")
   ]
-  assert ablate_run.Worker(tmp_path, "smoke", runs).work() == 1
+  assert ablate_run.Worker(tmp_path, "smoke", runs).work() == ablate_workers.DEVICE_LOST
   assert [failure.recipe for failure in read_failures(tmp_path)] == ["lm/lm"]
