@@ -22,6 +22,7 @@ setup(
   package_dir={"t5like.gin": "gin"},
   package_data={
     "t5like.gin": ["**/*.gin", "**/*.md"],
+    "t5like.ablations": ["measured/*.json"],
     "t5like.evaluation": ["prompts/*"],
     "t5like.tasks": ["embedded/*"],
     "t5like.vocabularies": ["embedded/*"],

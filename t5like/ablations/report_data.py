@@ -25,6 +25,7 @@ from t5like.ablations.tables import RECIPES, Table, find_tables
 from t5like.errors import UserError
 
 _FORMAT = 1
+_MEASURED = Path(__file__).parent / "measured"  # sweeps of ours, as they were exported
 _EXPORTED_POINTS = 50  # of a loss curve: enough for a plot, small enough to commit
 
 
@@ -67,9 +68,17 @@ def read_sweep(sweep_dir: str | Path) -> ReportData:
 
 
 def read_export(file: str | Path) -> ReportData:
+  """An exported sweep: a file, or the name of one that the package has."""
   file = Path(file).expanduser()
+  ours = {path.stem: path for path in _MEASURED.glob("*.json")}
+  if not file.is_file() and str(file) in ours:
+    file = ours[str(file)]
   if not file.is_file():
-    raise UserError(f"no file {file}", try_="t5like ablate --report --sweep_dir=DIR --export=FILE.json writes one")
+    raise UserError(
+      f"no file {file}",
+      known=", ".join(ours),
+      try_="t5like ablate --report --sweep_dir=DIR --export=FILE.json writes one",
+    )
   content = _loaded(file)
   if content.get("format") != _FORMAT or not isinstance(content.get("sweep"), dict):
     raise UserError(

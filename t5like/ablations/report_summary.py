@@ -71,7 +71,7 @@ def _findings(comparison: Comparison) -> list[str]:
 
 def _reversed_orders(comparison: Comparison) -> str:
   reversed_ = [
-    f"{_short(table)} in {GROUP_NAMES[group]} ({found.spearman:+.2f}, n = {found.n})".replace("-0", "−0")
+    f"{_short(table)} in {GROUP_NAMES[group]} ({_signed(found.spearman)}, n = {found.n})"
     for table in comparison.tables
     for group, found in table.correlations.items()
     if found is not None and found.spearman is not None and found.spearman < 0
@@ -122,7 +122,9 @@ def _ties(comparison: Comparison) -> str:
       continue
     tied += 1
     if beyond_band(cell.in_spreads):
-      differing.append(f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]}, {cell.in_spreads:+.1f})")
+      differing.append(
+        f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]}, {_signed(cell.in_spreads, 1)})"
+      )
   if not tied:
     return ""
   text = f"Of {_count(tied, 'difference')} within the paper's band, {tied - len(differing)} are within ours"
@@ -157,9 +159,13 @@ def correlation_text(found: RankCorrelation | None) -> str:
     return f"no order: all scores are equal (n = {found.n})"
   about = "" if found.exact else ", from drawn orders"
   return (
-    f"Spearman {found.spearman:+.2f} (p {p_text(found.spearman_p)}), "
-    f"Kendall {found.kendall:+.2f} (p {p_text(found.kendall_p)}), n = {found.n}{about}"
+    f"Spearman {_signed(found.spearman)} (p {p_text(found.spearman_p)}), "
+    f"Kendall {_signed(found.kendall)} (p {p_text(found.kendall_p)}), n = {found.n}{about}"
   )
+
+
+def _signed(value: float, digits: int = 2) -> str:
+  return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def p_text(p: float) -> str:

@@ -3,6 +3,7 @@
 t5like ablate --report --sweep_dir=DIR                     writes DIR/report/: report.html, .md, .csv, and table.md
 t5like ablate --report --sweep_dir=DIR --export=FILE.json  one small file with all that the report shows
 t5like ablate --report --from=FILE.json --output=DIR       the report again, from that file
+t5like ablate --report --from=mini --output=DIR            what we measured at that scale on one H200
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   """The options of a report; --sweep_dir is the sweep's own."""
   group = parser.add_argument_group("report")
   group.add_argument("--report", action="store_true", help="write the report of a sweep, finished or not")
-  group.add_argument("--from", dest="report_from", metavar="FILE.json", help="report this exported sweep")
+  group.add_argument("--from", dest="report_from", metavar="FILE.json", help="report this exported sweep; mini: ours")
   group.add_argument("--output", metavar="DIR", help="where the report goes (default: SWEEP_DIR/report)")
   group.add_argument("--export", metavar="FILE.json", help="write the results into one small file, to keep or commit")
   group.add_argument("--device_watts", type=float, help="power of one device at work (default: by its kind)")

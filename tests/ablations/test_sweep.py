@@ -1,5 +1,6 @@
 """A sweep from end to end at the smallest scale: without TensorFlow, by hand, again, and by two workers."""
 
+import datetime
 import json
 import os
 import re
@@ -14,10 +15,11 @@ from pathlib import Path
 import jax
 import pytest
 
-from t5like.ablations.results import read_failures, read_results
+from t5like.ablations.results import read_failures, read_results, run_name
 from t5like.cli import ablate_run, ablate_workers
 from t5like.cli.ablate_plan import Part, SweepRun
 from t5like.cli.main import main
+from t5like.training.goodput import read_attempts
 from t5like.training.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -188,36 +190,42 @@ def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
   assert result.cost["finetuning"].tokens == 0 and result.cost["total"].tokens > 0
 
 
+def holder(folder, run) -> dict:
+  """Who has taken a run, and where it is in the middle of it; {} otherwise."""
+  path = folder / f"claims/{run}.1"
+  found = json.loads(path.read_text() or "{}") if path.is_file() else {}
+  return found if not found.get("released") and read_metrics(folder / "runs" / run / "pretrain") else {}
+
+
+def wait_for(process, folder, pid=None) -> tuple[str, int]:
+  """A run that is being trained, by a process of that number or by any, and the process."""
+  deadline = time.monotonic() + 240
+  while True:
+    assert time.monotonic() < deadline and process.poll() is None
+    for path in (folder / "claims").glob("*.1"):
+      found = holder(folder, path.name.removesuffix(".1"))
+      if found and pid in (None, found["pid"]):
+        return path.name.removesuffix(".1"), found["pid"]
+    time.sleep(0.05)
+
+
+THREE = ["ablate", "--table=7", "--rows=3", "--rows=5", "--rows=10", *SMALL, "--gin.LOG_PERIOD=2"]
+
+
+def start(folder, *more):
+  return subprocess.Popen(
+    [sys.executable, "-m", "t5like", *THREE, f"--sweep_dir={folder}", *more],
+    env=environment(),
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+
+
 @pytest.mark.slow  # two workers, each with its own jax, and a third that takes over
 def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   folder = sweep_folder(tmp_path / "sweep", caches)
-  arguments = [
-    "ablate", "--table=7", "--rows=3", "--rows=5", "--rows=10", *SMALL, "--gin.LOG_PERIOD=2", f"--sweep_dir={folder}",
-  ]  # fmt: skip
-
-  def start(*more):
-    return subprocess.Popen(
-      [sys.executable, "-m", "t5like", *arguments, *more], env=environment(), stdout=subprocess.PIPE, text=True
-    )
-
-  def training(process):
-    """The run that a worker holds and is in the middle of."""
-    for path in (folder / "claims").glob("*.1"):
-      holder = json.loads(path.read_text() or "{}")
-      if holder.get("pid") == process.pid and not holder.get("released"):
-        run = path.name.removesuffix(".1")
-        return run if read_metrics(folder / "runs" / run / "pretrain") else None
-    return None
-
-  def wait_for(process):
-    deadline = time.monotonic() + 240
-    while not (held := training(process)):
-      assert time.monotonic() < deadline and process.poll() is None
-      time.sleep(0.05)
-    return held
-
-  stopped = start("--gin.PRETRAIN_STEPS=100000")
-  wait_for(stopped)
+  stopped = start(folder, "--gin.PRETRAIN_STEPS=100000")
+  wait_for(stopped, folder, stopped.pid)
   stopped.send_signal(signal.SIGTERM)
   out = stopped.communicate(timeout=240)[0]
   assert stopped.returncode == 128 + signal.SIGTERM, out
@@ -226,8 +234,8 @@ def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   shutil.rmtree(folder / "runs")
   (folder / "sweep.json").unlink()
 
-  victim, survivor = start(), start()
-  held = wait_for(victim)
+  victim, survivor = start(folder), start(folder)
+  held, _ = wait_for(victim, folder, victim.pid)
   victim.send_signal(signal.SIGKILL)
   victim.wait()
   out = survivor.communicate(timeout=300)[0]
@@ -237,6 +245,25 @@ def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   assert (folder / f"claims/{held}.2").is_file()  # taken over
   taken = [path.name for path in (folder / "claims").iterdir() if path.name.endswith(".1")]
   assert len(taken) == 3  # and nothing was begun twice by workers that live
+
+
+@pytest.mark.slow  # three processes with jax
+def test_of_two_workers_of_one_command_the_killed_one_is_started_again(caches, tmp_path):
+  folder = sweep_folder(tmp_path / "sweep", caches)
+  process = start(folder, "--workers=2")
+  _, victim = wait_for(process, folder)
+  assert victim != process.pid
+  os.kill(victim, signal.SIGKILL)
+  out = process.communicate(timeout=300)[0]
+  assert process.returncode == 0, out
+  assert "ended with status -9; started again" in out and "3 of 3 runs are finished" in out
+  assert {line[:4] for line in out.splitlines() if line.startswith("[")} == {"[1] ", "[2] "}
+  for result in read_results(folder):
+    for part in ("pretrain", "snli"):
+      attempts = read_attempts(folder / "runs" / run_name(result.recipe, result.seed) / part / "goodput.jsonl")
+      assert {attempt["device_share"] for attempt in attempts} == {0.5}
+    began, ended = map(datetime.datetime.fromisoformat, (result.started, result.finished))
+    assert result.cost["total"].device_seconds <= (ended - began).total_seconds() / 2 + 1
 
 
 def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, monkeypatch):
