@@ -50,7 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--task_modules", action="append", default=[], metavar="MODULE", help="a module to import")
   group = parser.add_argument_group("how")
   group.add_argument("--sweep_dir", metavar="DIR", help="where everything is kept; workers share it")
-  group.add_argument("--workers", type=int, default=1, metavar="N", help="at once on this machine (default: 1)")
+  group.add_argument(
+    "--workers", type=int, default=1, metavar="N", help="processes that share this machine's GPU (default: 1)"
+  )
   group.add_argument("--list", action="store_true", help="print the commands of all runs, then stop")
   group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
   group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
