@@ -37,7 +37,7 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     status = preparing.wait()
     children.ended(preparing)
     if status or children.got is not None:
-      return _as_shell(status)
+      return _as_shell(status) or 128 + children.got
     if hint := mps_hint():
       print(hint, file=sys.stderr, flush=True)
     environment = {_MEMORY: f"{0.9 / workers:.3f}", **os.environ, _SHARE: str(1 / workers)}
@@ -65,7 +65,7 @@ class _Worker:
     if self.status is not None or (status := self._child.poll()) is None:
       return
     self._children.ended(self._child)
-    self._printer.join()
+    self._printer.join(timeout=10)  # something that it started might hold its output open
     mendable = (status < 0 or status == DEVICE_LOST) and self._children.got is None
     if mendable and self._restarts:
       self._restarts -= 1
