@@ -117,14 +117,20 @@ class Experiment:
         raise _bad(name, getattr(self, name), "0 or more")
     if self.nonfinite not in POLICIES:
       raise _bad("nonfinite", self.nonfinite, f"one of {', '.join(POLICIES)}")
-    if self.loss_normaliser is not None and not self.loss_normaliser > 0:
-      raise _bad("loss_normaliser", self.loss_normaliser, "a number above 0, or None: real target tokens")
-    if len(self.profile_steps) != 2 or not all(map(_is_whole, self.profile_steps)):
-      raise _bad("profile_steps", self.profile_steps, "the first and the last step to profile, such as (10, 14)")
+    if self.seed >= 2**32:
+      raise _bad("seed", self.seed, "a number below 2^32: the seed of a train state has 32 bits")
+    self._check_loss()
+    self._check_profile_steps()
     for name in ("model_dir", "restore_from", "init_from"):  # where Orbax writes and reads
       given = str(getattr(self, name))
       if storage.is_remote(given) and not given.startswith("gs://"):
         raise _bad(name, given, "a local path or gs://BUCKET/...")
+    for name in ("eval_tasks", "eval_loss_period"):
+      if getattr(self, name) and not self.eval_split:
+        raise UserError(
+          f"{name.upper()} = {getattr(self, name)!r} evaluates nothing: EVAL_SPLIT is empty",
+          try_="--gin.EVAL_SPLIT=validation",
+        )
     self._check_data()
     for phase in self.phases:
       self._check_phase(phase)
@@ -132,6 +138,20 @@ class Experiment:
       raise UserError("a stream has no PHASES: its rows are of one kind", try_="--gin.STREAM=False, or --gin.PHASES=[]")
     for lengths in (self.lengths, *(phase["lengths"] for phase in self.phases if "lengths" in phase)):
       self._check_lengths(lengths)
+
+  def _check_loss(self) -> None:
+    if not _is_number(self.z_loss) or not self.z_loss >= 0:
+      raise _bad("z_loss", self.z_loss, "a number of at least 0")
+    if not _is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
+      raise UserError(f"label_smoothing = {self.label_smoothing!r} cannot work", expected="a share from 0 to below 1")
+    if self.loss_normaliser is not None and not (_is_number(self.loss_normaliser) and self.loss_normaliser > 0):
+      raise _bad("loss_normaliser", self.loss_normaliser, "a number above 0, or None: real target tokens")
+
+  def _check_profile_steps(self) -> None:
+    steps = self.profile_steps
+    pair = isinstance(steps, list | tuple) and len(steps) == 2 and all(map(_is_whole, steps))
+    if not pair or not (1 <= steps[0] <= steps[1] or tuple(steps) == (0, 0)):
+      raise _bad("profile_steps", steps, "the first and the last step to profile, such as (10, 14), or (0, 0) for none")
 
   def _check_lengths(self, lengths: Mapping[str, int]) -> None:
     expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
@@ -165,14 +185,13 @@ class Experiment:
       raise UserError("a stream has no MIX: register a seqio mixture", try_="--gin.STREAM=False")
 
   def _check_phase(self, phase: Any) -> None:
-    expected = "a list such as [{'steps': 1000, 'lengths': {'inputs': 128}, 'batch_size': 64}]"
     if not isinstance(phase, Mapping) or not {"steps"} < set(phase) <= {"steps", "lengths", "batch_size"}:
-      raise _bad("phases", self.phases, expected)
+      raise _bad("phases", self.phases, _PHASES)
     for name in ("steps", "batch_size"):
       if not _is_whole(phase.get(name, 1)) or phase.get(name, 1) < 1:
         raise _bad("phases", self.phases, f"{name} of at least 1")
     if not isinstance(phase.get("lengths", {}), Mapping):
-      raise _bad("phases", self.phases, expected)
+      raise _bad("phases", self.phases, _PHASES)
 
   def _resolve_objective(self) -> None:
     corpus, named = split_task_name(self.task)
@@ -194,8 +213,20 @@ class Experiment:
     for name in (*_COUNTS, *_NUMBERS):
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")
+    for name in ("model_dir", "task", "split", "cache_dir"):
+      if not getattr(self, name):
+        raise _bad(name, "", "something: it is empty")
+    for name in ("restore_from", "init_from"):
+      if not isinstance(getattr(self, name), str | None):
+        raise _bad(name, getattr(self, name), "a folder with checkpoints, or None")
+    for name in ("task_modules", "eval_tasks"):
+      given = getattr(self, name)
+      if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
+        raise _bad(name, given, "a list of names, such as ['my.tasks']")
+    if not isinstance(self.phases, list | tuple):
+      raise _bad("phases", self.phases, _PHASES)
     for name in ("checkpoint_minutes", "watchdog_minutes"):
-      if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+      if not _is_number(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a number of minutes")
     for name in ("stream", "pack"):
       if not isinstance(getattr(self, name), bool):
@@ -218,6 +249,11 @@ def _is_whole(value: Any) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: Any) -> bool:
+  return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_PHASES = "a list such as [{'steps': 1000, 'lengths': {'inputs': 128}, 'batch_size': 64}]"
 # The macro that users set for a parameter, where it is not simply its name in capitals.
 _MACROS = {"steps": "TRAIN_STEPS"}
 

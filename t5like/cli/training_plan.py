@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from t5like import data, parallel
@@ -29,6 +30,7 @@ from t5like.training.checkpoints import (
   has_training_state,
   newest_whole,
 )
+from t5like.training.optimizers import Optimizer
 from t5like.training.progress import say
 from t5like.training.state import StateSpec, state_spec
 from t5like.training.step import check_microbatches
@@ -82,6 +84,7 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   check_layout(experiment.model, experiment.objective)
+  check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)
   special = SpecialTokens.of(vocabulary)
@@ -165,6 +168,14 @@ def starting_point(
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=start.checkpoint.name)
   return dataclasses.replace(start, description=description, options=options, resumes=resumes)
+
+
+def check_rates(optimizer: Optimizer, steps: int) -> None:
+  """Learning rates that would climb, or make every variable not a number."""
+  for step in (0, steps // 2, steps - 1):
+    rate = float(optimizer.learning_rate(jnp.asarray(step)))
+    if not 0.0 <= rate < float("inf"):
+      raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
 
 
 def check_evaluation(experiment: Experiment, members: list[Member]) -> None:

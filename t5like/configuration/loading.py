@@ -1,6 +1,7 @@
 """Loads gin files and command-line overrides into gin, or says what is wrong with them."""
 
 import inspect
+import re
 from collections.abc import Sequence
 
 import gin
@@ -8,6 +9,7 @@ import gin
 from t5like.configuration.checks import check_macros, check_names, registered
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import expanded_text, parse_override_value, read_file, read_text
+from t5like.configuration.value_types import check_values
 from t5like.errors import UserError
 
 
@@ -19,7 +21,8 @@ def load(
   """Makes `files` and then `overrides` (pairs of name and text) the current gin configuration.
 
   The rooms whose names the files use must have been registered (their `configurables` modules
-  imported). Raises UserError for a missing file, an unknown name, an unused or missing macro.
+  imported). Raises UserError for a missing file, an unknown name, an unused or missing macro, a value that cannot
+  be what its parameter takes.
   """
   folders = search_path(search_paths)
   override_lines = [(f"--gin.{name}", f"{name} = {parse_override_value(text)}") for name, text in overrides]
@@ -30,6 +33,7 @@ def load(
       bindings.extend(read_text(line, where, folders))
   check_names(bindings)
   check_macros(bindings)
+  check_values(bindings, registered())
 
   gin.clear_config()
   with gin.unlock_config():
@@ -53,7 +57,15 @@ def build(name: str) -> object:
       f"{name!r} is not configured: nothing sets {', '.join(missing)}",
       try_="--gin_file=runs/pretrain.gin (or another file of gin/runs) binds them",
     )
-  return gin.get_configurable(name)()
+  try:
+    return gin.get_configurable(name)()
+  except (TypeError, ValueError) as error:  # building only puts together what was configured
+    what, *called = str(error).strip().split("\n")  # gin adds who was called
+    raise UserError(
+      f"the configuration cannot be built: {what}",
+      where=re.sub(r" \(<.*?>\)", "", called[-1]).strip() if called else None,
+      try_="--verbose, which shows the line; what an optimizer or a schedule needs is bound in its file of gin/",
+    ) from error
 
 
 def resolved_config() -> str:

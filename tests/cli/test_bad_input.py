@@ -68,6 +68,10 @@ def test_impossible_steps(refused, steps):
   assert "TRAIN_STEPS" in refused(f"--gin.TRAIN_STEPS={steps}")
 
 
+def test_a_learning_rate_that_climbs(refused):
+  assert "the learning rate at step 1 would be -1" in refused("--gin.LEARNING_RATE=-1")
+
+
 def test_a_batch_that_does_not_divide(refused):
   message = refused("--gin.BATCH_SIZE=12")
   assert "batch of 12 does not divide over 8" in message

@@ -145,11 +145,53 @@ def test_wrong_types_and_values_are_refused():
     (("OPTIMIZER", "@adafactor"), "with parentheses"),
     (("LENGTHS", "{'outputs': 3}"), "LENGTHS"),
     (("NOISE_DENSITY", "1.5"), "noise_density"),
+    (("SEED", str(2**32)), "below 2^32"),
+    (("MODEL_DIR", ""), "MODEL_DIR = ''"),
+    (("Z_LOSS", "-1"), "Z_LOSS = -1"),
+    (("PROFILE_STEPS", "5"), "PROFILE_STEPS = 5"),
+    (("PROFILE_STEPS", "(5, 1)"), "(10, 14)"),
+    (("PHASES", "5"), "a list such as"),
+    (("TASK_MODULES", "my.tasks"), "['my.tasks']"),
+    (("EVAL_TASKS", "snli"), "a list of names"),
+    (("EVAL_LOSS_PERIOD", "5"), "EVAL_SPLIT is empty"),
+    (("train.label_smoothing", "1.0"), "label_smoothing = 1.0"),
+    (("OPTIMIZER", "@adamw()"), "missing 1 required positional argument: 'learning_rate'"),
   ]:
-    load(override)
     with pytest.raises(UserError) as error:
+      load(override)
       configuration.build("train")
     assert part in error.value.render()
+
+
+def test_every_value_is_compared_with_what_its_parameter_takes(tmp_path):
+  """By the annotations: whole numbers, numbers, strings and truth values, also through macros of macros."""
+  for name, text, expected, meant in [
+    ("EMBED_DIM", "[16]", "a whole number", "..."),
+    ("EMBED_DIM", "16.5", "a whole number", "..."),
+    ("HEAD_DIM", "8.0", "a whole number or None", "8"),
+    ("WARMUP_STEPS", "1e4", "a whole number", "10000"),
+    ("BATCH_SIZE", "'4'", "a whole number", "4"),
+    ("VOCAB_SIZE", "True", "a whole number", "..."),
+    ("DROPOUT_RATE", "lots", "a number", "..."),
+    ("Z_LOSS", "[1]", "a number", "..."),
+    ("LOSS_NORMALISER", "'2.5'", "a number or None", "2.5"),
+    ("LEARNING_RATE", "fast", "a number or a reference such as @NAME()", "..."),
+    ("KEEP.last", "x", "a whole number", "..."),
+    ("MESH.fsdp", "2.0", "a whole number", "2"),
+    ("EARLY_STOPPING.metric", "5", "a string", "\"'5'\""),
+    ("INIT_FROM", "2024", "a string or None", "\"'2024'\""),
+    ("adafactor.weight_decay", "x", "a number or a list", "..."),
+    ("adafactor.multiply_by_parameter_scale", "1", "True or False", "..."),
+  ]:
+    lines = {line[:10].strip(): line[10:].strip() for line in message_of((name, text)).split("\n")[1:]}
+    assert lines == {"expected": expected, "try": f"--gin.{name}={meant}"}, name
+  for name, text in [("Z_LOSS", "0"), ("LOSS_NORMALISER", "None"), ("LEARNING_RATE", "1"), ("SEED", "%TRAIN_STEPS")]:
+    load((name, text))
+
+  (tmp_path / "mine.gin").write_text("WIDTH = 'wide'\nEMBED_DIM = %WIDTH\n")
+  message = message_of(files=(MODEL, OBJECTIVE, RUN, "mine.gin"), search_paths=[str(tmp_path)])
+  assert "WIDTH = 'wide' cannot work" in message and "mine.gin:1" in message
+  assert "circle" in message_of(("SEED", "%BATCH_SIZE"), ("BATCH_SIZE", "%SEED"))
 
 
 def test_the_operative_config_builds_the_same_run_again(tmp_path):

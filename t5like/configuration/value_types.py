@@ -1,0 +1,99 @@
+"""Does a value fit the parameter it is bound to? Answered from the parameter's annotation, before anything is built."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5like.configuration.statements import Binding, ConfigurableReference, MacroReference
+from t5like.errors import UserError
+
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None"}
+_CONTAINERS = (list, tuple, dict)
+
+
+def check_values(bindings: Sequence[Binding], known: Mapping[str, object]) -> None:
+  """Numbers where numbers belong. What a room's own classes say of lists and dicts they say better themselves."""
+  macros = {b.macro_name: b for b in bindings if b.is_macro}
+  last = {(b.scope, b.selector, b.parameter): b for b in bindings if not b.is_macro}
+  for binding in last.values():
+    kinds = _kinds(known.get(binding.selector), binding.parameter)
+    given = _meant(binding, macros)
+    if not _fits(given.value, kinds):
+      name = given.macro_name if given.is_macro else f"{given.selector}.{given.parameter}"
+      raise UserError(
+        f"{name} = {given.value!r} cannot work",
+        file=None if given.where.startswith("--") else given.where,
+        expected=_describe(kinds),
+        try_=f"--gin.{name}={_suggest(given.value, kinds)}",
+      )
+
+
+def _meant(binding: Binding, macros: Mapping[str, Binding]) -> Binding:
+  """The binding at the end of a chain of macros, where a value stands."""
+  passed = []
+  while isinstance(binding.value, MacroReference) and binding.value.name in macros:
+    name = binding.value.name
+    if name in passed:
+      raise UserError(
+        "macros stand for each other in a circle", macros=" -> ".join([*passed, name]), file=binding.where
+      )
+    passed.append(name)
+    binding = macros[name]
+  return binding
+
+
+def _kinds(target: object, parameter: str) -> tuple[Any, ...]:
+  """What the annotation of a parameter allows; () where it cannot be read."""
+  try:
+    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+  except (NameError, TypeError):  # names that only a type checker sees
+    return ()
+  hint = hints.get(parameter)
+  if hint is None:
+    return ()
+  return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+def _fits(value: Any, kinds: tuple[Any, ...]) -> bool:
+  simple = [kind for kind in kinds if kind in _NAMES]
+  if not simple or isinstance(value, MacroReference | ConfigurableReference):
+    return True
+  if isinstance(value, _CONTAINERS):
+    return any(_is_container(kind) for kind in kinds)
+  kind = type(value)
+  return (
+    kind in simple
+    or (kind is int and float in simple)
+    or any(value in typing.get_args(k) for k in kinds if typing.get_origin(k) is typing.Literal)
+  )
+
+
+def _is_container(kind: Any) -> bool:
+  origin = typing.get_origin(kind) or kind
+  return inspect.isclass(origin) and issubclass(origin, Sequence | Mapping) and origin is not str
+
+
+def _describe(kinds: tuple[Any, ...]) -> str:
+  words = [_NAMES[kind] for kind in kinds if kind in _NAMES and kind is not types.NoneType]
+  if any(_is_container(kind) for kind in kinds):
+    words.append("a list")
+  if any(kind not in _NAMES and not _is_container(kind) for kind in kinds):
+    words.append("a reference such as @NAME()")
+  return " or ".join([*words, *(["None"] if types.NoneType in kinds else [])])
+
+
+def _suggest(value: Any, kinds: tuple[Any, ...]) -> str:
+  """The value that was probably meant: 10000 for 1e4, 4 for '4', '5' for 5."""
+  if str in kinds and isinstance(value, int | float):
+    return f'''"'{value}'"'''
+  for kind in (int, float):
+    try:
+      if kind in kinds and not isinstance(value, bool) and kind(value) == float(value):
+        return str(kind(value))
+    except (TypeError, ValueError, OverflowError):
+      continue
+  return "..."
