@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from t5like.errors import UserError
-from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_activation
+from t5like.interop.hf_fields import from_hf_activation, require_fields, require_output, to_hf_activation
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
@@ -18,6 +18,9 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     raise UserError(
       "an output projection apart from BERT's embedding is not supported", tensor="cls.predictions.decoder"
     )
+  mlm_head = "cls.predictions.transform.dense.weight" in names
+  if mlm_head:
+    require_output(hf, names, "cls.predictions.decoder.weight")
   scheme = hf.get("position_embedding_type", "absolute")
   if scheme != "absolute" or hf.get("is_decoder"):
     raise UserError("only BERT encoders with absolute positions can be converted", position_embedding_type=scheme)
@@ -39,7 +42,7 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     embedding_norm=True,
     scale_logits=False,
     pooler="pooler.dense.weight" in names,
-    mlm_head="cls.predictions.transform.dense.weight" in names,
+    mlm_head=mlm_head,
     nsp_head="cls.seq_relationship.weight" in names,
     dropout_rate=hf.get("hidden_dropout_prob", 0.1),
     attention_dropout_rate=hf.get("attention_probs_dropout_prob", 0.1),
@@ -70,7 +73,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "layer_norm_eps": config.norm_epsilon,
     "max_position_embeddings": config.max_positions,
     "position_embedding_type": "absolute",
-    "type_vocab_size": config.num_token_types,
+    "type_vocab_size": max(config.num_token_types, 1),  # theirs always adds one
     "hidden_dropout_prob": config.dropout_rate,
     "attention_probs_dropout_prob": config.dropout_rate if attention_dropout is None else attention_dropout,
     "initializer_range": config.initializer_stddev,

@@ -6,7 +6,7 @@ Their `Conv1D` kernels are [in, out] like ours; query, key and value are one ten
 from collections.abc import Mapping
 
 from t5like.errors import UserError
-from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_activation
+from t5like.interop.hf_fields import from_hf_activation, require_fields, require_output, to_hf_activation
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
@@ -19,6 +19,7 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   for field in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
     if hf.get(field):
       raise UserError(f"GPT-2 with {field} cannot be converted", field=f"{field} in config.json")
+  require_output(hf, names, "lm_head.weight")
   is_gpt1 = hf["model_type"] == "openai-gpt"
   # The GPT-1 code calls the tanh form "gelu".
   activation = hf.get("afn", "gelu") if is_gpt1 else hf.get("activation_function", "gelu_new")
@@ -56,6 +57,8 @@ def config_to_hf(config: TransformerConfig) -> dict:
   )  # fmt: skip
   if config.norm_position == "post":
     require_fields(config, "GPT-1", scale_attention=True, mlp_dim=4 * config.embed_dim)
+    if config.activation == "gelu_erf":  # the name "gelu" is taken, by the tanh form
+      require_fields(config, "GPT-1", activation="gelu")
   attention_dropout = config.attention_dropout_rate
   activation = to_hf_activation(config.activation)
   common = {

@@ -1,4 +1,4 @@
-"""T5 1.0, 1.1, mT5 and ByT5 as Hugging Face names and stores them."""
+"""T5 1.0, 1.1, mT5, ByT5 and UMT5 as Hugging Face names and stores them."""
 
 from collections.abc import Mapping
 
@@ -7,18 +7,20 @@ from t5like.interop.hf_fields import from_hf_activation, require_fields, to_hf_a
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
-MODEL_TYPES = ("t5", "mt5")
+MODEL_TYPES = ("t5", "mt5", "umt5")
 PREFIX = ""
 IGNORED = ()
 
 
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
   """`tied`: the checkpoint holds no output projection that differs from the embedding."""
-  gate, _, activation = hf.get("feed_forward_proj", "relu").rpartition("-")
-  if gate not in ("", "gated"):
-    raise UserError(f"feed_forward_proj = {hf['feed_forward_proj']!r} in config.json is unknown", expected="gated-gelu")
-  # Hugging Face reads "gated-gelu" as T5 1.1's tanh form, every other name as it stands.
-  activation = "gelu_new" if gate and activation == "gelu" else activation
+  activation, gated = _feed_forward(hf)
+  if hf.get("decoder_start_token_id") not in (None, 0):
+    raise UserError(
+      f"decoders that begin with id {hf['decoder_start_token_id']} cannot be converted",
+      field="decoder_start_token_id in config.json or generation_config.json",
+      expected="0: T5's outputs begin with padding",
+    )
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
     embed_dim=hf["d_model"],
@@ -28,14 +30,29 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     num_encoder_layers=hf["num_layers"],
     num_decoder_layers=hf.get("num_decoder_layers") or hf["num_layers"],
     activation=from_hf_activation(activation),
-    gated_mlp=bool(gate),
+    gated_mlp=gated,
     norm_epsilon=hf.get("layer_norm_epsilon", 1e-6),
     relative_buckets=hf.get("relative_attention_num_buckets", 32),
     relative_max_distance=hf.get("relative_attention_max_distance", 128),
+    share_relative_bias=hf.get("model_type") != "umt5",
     tie_embeddings=tied,
     scale_logits=_scales(hf),
     dropout_rate=hf.get("dropout_rate", 0.1),
   )
+
+
+def _feed_forward(hf: Mapping) -> tuple[str, bool]:
+  """The activation's name, and whether it is a gate.
+
+  Hugging Face reads "gated-gelu" as T5 1.1's tanh form, every other name as it stands; what its code makes of the
+  name is stored beside it, and counts where somebody changed it there.
+  """
+  proj = hf.get("feed_forward_proj", "relu" if hf.get("model_type", "t5") == "t5" else "gated-gelu")
+  gate, _, activation = proj.rpartition("-")
+  if gate not in ("", "gated"):
+    raise UserError(f"feed_forward_proj = {proj!r} in config.json is unknown", expected="gated-gelu")
+  activation = "gelu_new" if proj == "gated-gelu" else activation
+  return hf.get("dense_act_fn") or activation, bool(hf.get("is_gated_act", gate))
 
 
 def _scales(hf: Mapping) -> bool:
@@ -51,8 +68,8 @@ def config_to_hf(config: TransformerConfig) -> dict:
     scale_embeddings=False, share_encoder_decoder=False, share_relative_bias=True,
   )  # fmt: skip
   activation = to_hf_activation(config.activation)
-  if config.gated_mlp:
-    activation = "gated-" + ("gelu" if activation == "gelu_new" else activation)
+  if config.gated_mlp:  # "gated-gelu" is the tanh form: the exact one goes by its other name
+    activation = "gated-" + {"gelu_new": "gelu", "gelu": "gelu_python"}.get(activation, activation)
   return {
     "architectures": ["T5ForConditionalGeneration"],
     "model_type": "t5",
@@ -82,25 +99,26 @@ def rules(config: TransformerConfig) -> list[Rule]:
   output = () if config.tie_embeddings else (Rule("lm_head.weight", ("logits_dense/kernel",), transpose=True),)
   return [
     Rule("shared.weight", ("token_embedder/embedding",), copies=copies + ("lm_head.weight",) * config.tie_embeddings),
-    *_stack("encoder", config.num_encoder_layers, config.gated_mlp, cross=False),
-    *_stack("decoder", config.num_decoder_layers, config.gated_mlp, cross=True),
+    *_stack("encoder", config, config.num_encoder_layers, cross=False),
+    *_stack("decoder", config, config.num_decoder_layers, cross=True),
     *output,
   ]
 
 
-def _stack(stack: str, layers: int, gated: bool, cross: bool) -> list[Rule]:
-  bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-  found = [
-    Rule(bias, (f"{stack}/relpos_bias/rel_embedding",), transpose=True),
-    Rule(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",)),
-  ]
+def _stack(stack: str, config: TransformerConfig, layers: int, cross: bool) -> list[Rule]:
+  found = [Rule(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",))]
+  # The table of a stack lies in its first layer; UMT5 has one in each.
+  owners = [stack] if config.share_relative_bias else [f"{stack}/layers_{i}" for i in range(layers)]
+  for i, owner in enumerate(owners):
+    bias = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"
+    found.append(Rule(bias, (f"{owner}/relpos_bias/rel_embedding",), transpose=True))
   for i in range(layers):
     theirs, ours = f"{stack}.block.{i}.layer", f"{stack}/layers_{i}"
     found += _attention(f"{theirs}.0", "SelfAttention", f"{ours}/attention")
     if cross:
       found += _attention(f"{theirs}.1", "EncDecAttention", f"{ours}/cross_attention")
     mlp = 2 if cross else 1
-    for kernel in ("wi_0", "wi_1", "wo") if gated else ("wi", "wo"):
+    for kernel in ("wi_0", "wi_1", "wo") if config.gated_mlp else ("wi", "wo"):
       name = f"{theirs}.{mlp}.DenseReluDense.{kernel}.weight"
       found.append(Rule(name, (f"{ours}/mlp/{kernel}/kernel",), transpose=True))
     found.append(Rule(f"{theirs}.{mlp}.layer_norm.weight", (f"{ours}/mlp_norm/scale",)))

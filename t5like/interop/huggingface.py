@@ -30,6 +30,7 @@ FAMILIES: dict[str, tuple[ModuleType, type]] = {
 # Where a checkpoint may hold an output projection, and the embedding it is a copy of when tied.
 _OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight")
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
+_GENERATION = "generation_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,17 +70,20 @@ def save(folder: Path | str, model: T5 | BERT | GPT, params: Mapping, model_type
   """
   family = next(module for module, kind in FAMILIES.values() if isinstance(model, kind))
   hf = family.config_to_hf(model.config)
-  if model_type == "mt5" and family is hf_t5:
+  if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # theirs never scales
     hf |= {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))
   tensors = export_tensors(family.rules(model.config), flat)
   if model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
     # Their config cannot say "tied, yet not scaled": the projection is written out.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
+  embedding = flat["token_embedder/embedding"]
+  if family is hf_bert and not model.config.num_token_types:
+    tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
   prefix = "" if hf["architectures"] == ["BertModel"] else family.PREFIX
   named = {name if _is_head(name) else prefix + name: tensor for name, tensor in tensors.items()}
   safetensors_files.write(Path(folder), named)
-  hf["dtype"] = str(flat["token_embedder/embedding"].dtype)
+  hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
 
 
@@ -99,6 +103,9 @@ def read_config(folder: Path) -> dict:
       known=", ".join(FAMILIES),
       nearest=nearest(kind, FAMILIES),
     )
+  if (folder / _GENERATION).is_file():
+    # transformers goes by this file where there is one.
+    hf |= {k: v for k, v in read_json(folder / _GENERATION).items() if k == "decoder_start_token_id"}
   return hf
 
 

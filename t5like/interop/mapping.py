@@ -87,6 +87,12 @@ def import_tensors(
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  rules = list(rules)
+  left = set(params) - {path for rule in rules for path in rule.ours}
+  if left:
+    raise UserError(
+      f"{len(left)} parameters have no place in the other library's model", parameters="\n".join(sorted(left)[:10])
+    )
   return {rule.theirs: rule.join(params) for rule in rules}
 
 

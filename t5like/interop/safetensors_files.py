@@ -11,6 +11,7 @@ from t5like.errors import UserError, nearest
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DTYPES = ("F32", "BF16", "F16")
 
 
 class TensorFolder:
@@ -29,6 +30,13 @@ class TensorFolder:
   def read(self, name: str) -> np.ndarray:
     if name not in self._files:
       raise UserError(f"no tensor {name} in {self.folder}", nearest=nearest(name, self._files))
+    dtype = self._files[name].get_slice(name).get_dtype()
+    if dtype not in _DTYPES:  # integers and 8-bit floats are quantised weights, nothing without their scales
+      raise UserError(
+        f"the tensor {name} in {self.folder} has dtype {dtype}",
+        expected=", ".join(_DTYPES),
+        try_="in transformers: model.float().save_pretrained(folder); a quantised model, dequantised before that",
+      )
     return self._files[name].get_tensor(name)
 
 
