@@ -116,7 +116,7 @@ def _vocabulary(given: str | None, source: Path, config: TransformerConfig) -> t
   from t5like.cli.model_vocabulary import PUBLISHED
   from t5like.vocabularies import load_vocabulary, vocabulary_in
 
-  beside = vocabulary_in(source)
+  beside = None if given else vocabulary_in(source)
   name = given or (str(beside.absolute()) if beside else PUBLISHED.get(config.vocab_size, "unknown"))
   try:
     vocabulary = load_vocabulary(name)

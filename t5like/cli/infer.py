@@ -160,7 +160,11 @@ def _agreed_step(args: argparse.Namespace, loaded: LoadedModel) -> int | None:
 
 
 def _doubt_vocabulary(loaded: LoadedModel) -> None:
-  """A model's embedding has some rows more than its vocabulary ids, to divide well; not thousands."""
+  """A model's embedding has some rows more than its vocabulary ids, to divide well; not thousands.
+
+  And Hugging Face's configuration says at which ids outputs end.
+  """
+  from t5like.cli.infer_jobs import configured_ends
   from t5like.cli.infer_run import say
 
   rows, ids = loaded.model.config.vocab_size, loaded.vocabulary.vocab_size
@@ -168,6 +172,10 @@ def _doubt_vocabulary(loaded: LoadedModel) -> None:
     say(
       f"is this the right vocabulary? {loaded.vocabulary_name} has {ids:,} ids, the model {rows:,} (--vocabulary=...)"
     )
+  ends, end = configured_ends(loaded), loaded.vocabulary.eos_id
+  if ends and end not in ends:
+    told = ", ".join(map(str, sorted(ends)))
+    say(f"outputs end at id {end} of {loaded.vocabulary_name}; the model's own configuration says {told}")
 
 
 def _mesh_axes(given: str | None) -> MeshAxes | None:

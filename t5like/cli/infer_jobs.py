@@ -13,6 +13,7 @@ from t5like.cli.loaded_model import LoadedModel
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
 from t5like.evaluation import CandidateScorer, Generator, Likelihood
+from t5like.interop.safetensors_files import read_json
 
 Answer = dict[str, Any]
 
@@ -75,6 +76,19 @@ def _least(*counts: int | None) -> int | None:
 def position_count(loaded: LoadedModel) -> int | None:
   config = loaded.model.config
   return config.max_positions if config.positions == "learned" else None
+
+
+def configured_ends(loaded: LoadedModel) -> set[int]:
+  """Ids that end an output by the configuration of a Hugging Face folder; none where it says nothing."""
+  if loaded.experiment is not None or loaded.model.batch_layout == "encoder":
+    return set()
+  for name in ("generation_config.json", "config.json"):
+    if (loaded.folder / name).is_file():
+      told = read_json(loaded.folder / name).get("eos_token_id")
+      ends = {token for token in (told if isinstance(told, list) else [told]) if isinstance(token, int)}
+      if ends:
+        return ends
+  return set()
 
 
 def _too_long(length: int, most: int, positions: int | None, room: int) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from t5like import storage
 from t5like.errors import UserError, nearest
 from t5like.vocabularies.base import Vocabulary
+from t5like.vocabularies.beside import SETTINGS, added_tokens
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
@@ -32,8 +33,10 @@ NAMES = (*EMBEDDED, BYTE, *BY_HAND)
 SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
 # Files that hold a vocabulary in a folder, the surest first.
-_FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", "tokenizer.json")
-_BESIDE = ("merges.txt", "tokenizer_config.json")  # what belongs to them
+_TOKENIZER = "tokenizer.json"
+_FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER)
+_BESIDE = ("merges.txt", SETTINGS)  # what belongs to them
+_SOME = 5  # names in a message
 _OPTION = ":extra_ids="
 
 
@@ -74,8 +77,31 @@ def _fetched(name: str) -> Path:
 
 
 def vocabulary_in(folder: Path) -> Path | None:
-  """The vocabulary file of a folder, such as one with a downloaded model."""
-  return next((folder / file for file in _FILES if (folder / file).is_file()), None)
+  """The vocabulary file of a folder, such as one with a downloaded model.
+
+  Where tokens were added to a vocabulary, tokenizer.json has them and the other files do not: without them text
+  would be cut otherwise than in training, and an added end-of-sequence never be found.
+  """
+  path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
+  if path is None or path.name == _TOKENIZER or not (lacking := _lacking(path)):
+    return path
+  if (folder / _TOKENIZER).is_file():
+    return folder / _TOKENIZER
+  raise UserError(
+    f"{folder} adds {len(lacking)} tokens that its {path.name} does not have",
+    tokens=" ".join(lacking[:_SOME]) + (" ..." if len(lacking) > _SOME else ""),
+    try_=f"in transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes {_TOKENIZER}; "
+    f"or without them: --vocabulary={path}",
+  )
+
+
+def _lacking(path: Path) -> list[str]:
+  """Tokens added in a folder that its vocabulary file has not; SentencePiece's sentinels come without being in it."""
+  added = added_tokens(path)
+  if not added:
+    return []
+  own = load_vocabulary(str(path))
+  return [name for name, token in added.items() if token >= own.vocab_size]
 
 
 def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
@@ -104,7 +130,7 @@ def _kind(path: Path) -> str:
   if path.suffix == ".txt":
     return "wordpiece"
   if path.suffix == ".json":
-    return "tokenizer" if path.name == "tokenizer.json" else "bpe"
+    return "tokenizer" if path.name == _TOKENIZER else "bpe"
   return "sentencepiece"
 
 

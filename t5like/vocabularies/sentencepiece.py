@@ -13,6 +13,7 @@ import sentencepiece
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_formed
+from t5like.vocabularies.beside import tokenizer_settings
 
 T5_SENTINELS = 100
 WORD_MARK = "▁"
@@ -24,9 +25,10 @@ class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model and its sentinels.
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
-  sentinel, has the highest id. By default there are 100, as in T5, unless the model has sentinels
-  among its pieces, as mT5's does. A sentinel spelt as a word of its own becomes it, as in seqio;
-  Hugging Face's T5 tokenizer also finds it inside words, and `</s>` and `<pad>`, which here are characters.
+  sentinel, has the highest id. By default there are 100, as in T5, or as many as Hugging Face's
+  settings beside the model say (UMT5: 300), unless the model has sentinels among its pieces, as
+  mT5's does. A sentinel spelt as a word of its own becomes it, as in seqio; Hugging Face's T5
+  tokenizer also finds it inside words, and `</s>` and `<pad>`, which here are characters.
   """
 
   def __init__(self, path: str | Path, extra_ids: int | None = None):
@@ -37,7 +39,7 @@ class SentencePieceVocabulary(Vocabulary):
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
     own = _load(model, path)
     if extra_ids is None:
-      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else T5_SENTINELS
+      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else _usual_sentinels(self.path)
     self.extra_ids = extra_ids
     self._processor = _load(model + _sentinel_pieces(extra_ids), path)
     self.fingerprint = fingerprint_of(model, extra_ids)
@@ -133,6 +135,11 @@ def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
 
 def _present(token: int) -> int | None:
   return token if token >= 0 else None
+
+
+def _usual_sentinels(path: Path) -> int:
+  told = tokenizer_settings(path).get("extra_ids")
+  return told if isinstance(told, int) and told > 0 else T5_SENTINELS
 
 
 def _sentinel_pieces(count: int) -> bytes:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
+from t5like.vocabularies.beside import tokenizer_settings
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 
 # How published tokenizers write their special tokens; the first that is there counts.
@@ -40,8 +41,7 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
 
 
 def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:
-  settings = path.parent / "tokenizer_config.json"
-  given = json.loads(settings.read_text(encoding="utf-8")).get(f"{kind}_token") if settings.is_file() else None
+  given = tokenizer_settings(path).get(f"{kind}_token")
   if isinstance(given, dict):  # an AddedToken written out
     given = given.get("content")
   candidates = (given, *_SPELLINGS[kind]) if given else _SPELLINGS[kind]

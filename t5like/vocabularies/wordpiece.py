@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
+from t5like.vocabularies.beside import tokenizer_settings
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 
 _CONTINUES = "##"
@@ -34,7 +34,7 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
     raise UserError(
       f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}", expected="one WordPiece a line, as BERT's"
     )
-  settings = _settings_beside(path)
+  settings = tokenizer_settings(path)
   if lower_case is None:
     lower_case = settings.get("do_lower_case", not _has_capitals(vocabulary))
   split_chinese = settings.get("tokenize_chinese_chars", True)
@@ -60,11 +60,3 @@ def _begins_word(piece: str) -> bool:
 
 def _has_capitals(vocabulary: dict[str, int]) -> bool:
   return any(piece != piece.lower() for piece in vocabulary if not piece.startswith("["))
-
-
-def _settings_beside(path: Path) -> dict:
-  """Hugging Face's tokenizer settings, where a model was downloaded with them."""
-  try:
-    return json.loads((path.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
-  except (OSError, json.JSONDecodeError):
-    return {}

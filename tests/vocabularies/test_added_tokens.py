@@ -1,0 +1,73 @@
+"""Folders of fine-tuned models, whose tokenizer has tokens that the vocabulary file it began with lacks.
+
+The ids are those that transformers 5.22 gives for the same folders.
+"""
+
+import json
+import shutil
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from t5like.errors import UserError
+from t5like.vocabularies import load_vocabulary, vocabulary_in
+from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER
+
+ADDED = {"<|im_end|>": 50257, "<|pad|>": 50258, "hello_world": 50259}
+TEXT = "say hello_world to<|im_end|> me"
+
+
+@pytest.fixture
+def chat_folder(tmp_path):
+  """GPT-2's files with a chat model's tokens, as transformers 4 saves them."""
+  shutil.copy(EMBEDDED["gpt2"], tmp_path / "vocab.json")
+  shutil.copy(EMBEDDED_FOLDER / "gpt2.merges.txt", tmp_path / "merges.txt")
+  tokenizer = Tokenizer(models.BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")))
+  tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_tokens([AddedToken(name, special=name != "hello_world", normalized=False) for name in ADDED])
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  (tmp_path / "added_tokens.json").write_text(json.dumps(ADDED))
+  (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>", "pad_token": "<|pad|>"}')
+  return tmp_path
+
+
+def test_added_tokens_are_found_where_they_are(chat_folder):
+  vocabulary = load_vocabulary(str(chat_folder))
+  assert vocabulary.path.name == "tokenizer.json" and vocabulary.vocab_size == 50260
+  assert (vocabulary.eos_id, vocabulary.pad_id) == (50257, 50258)
+  assert vocabulary.encode(TEXT) == [16706, 220, 50259, 284, 50257, 502]
+
+
+@pytest.mark.parametrize("written_as", ["added_tokens.json", "added_tokens_decoder"])
+def test_without_a_file_that_has_them_they_are_named(chat_folder, written_as):
+  (chat_folder / "tokenizer.json").unlink()
+  if written_as == "added_tokens_decoder":  # since transformers 4.34
+    (chat_folder / "added_tokens.json").unlink()
+    decoder = {str(token): {"content": name} for name, token in ADDED.items()}
+    (chat_folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": decoder}))
+  with pytest.raises(UserError, match="adds 3 tokens") as error:
+    load_vocabulary(str(chat_folder))
+  assert "<|im_end|>" in str(error.value) and "save_pretrained" in str(error.value)
+  assert load_vocabulary(str(chat_folder / "vocab.json")).vocab_size == 50257, "the file itself, where it is asked for"
+
+
+def test_tokens_that_the_file_has_are_no_reason(tmp_path):
+  """BERT's marks are listed as added too, and T5's sentinels."""
+  shutil.copy(EMBEDDED["bert_cased"], tmp_path / "vocab.txt")
+  (tmp_path / "added_tokens.json").write_text('{"[CLS]": 101, "[MASK]": 103}')
+  assert vocabulary_in(tmp_path).name == "vocab.txt"
+  (tmp_path / "vocab.txt").unlink()
+  shutil.copy(EMBEDDED["t5"], tmp_path / "spiece.model")
+  (tmp_path / "added_tokens.json").write_text('{"<extra_id_0>": 32099, "<extra_id_99>": 32000}')
+  assert vocabulary_in(tmp_path).name == "spiece.model"
+
+
+def test_the_number_of_sentinels_is_that_of_the_settings(tmp_path):
+  """UMT5 has 300."""
+  shutil.copy(EMBEDDED["tiny"], tmp_path / "spiece.model")
+  (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 300}')
+  vocabulary = load_vocabulary(str(tmp_path))
+  assert vocabulary.extra_ids == len(vocabulary.sentinel_ids) == 300
+  (tmp_path / "tokenizer_config.json").write_text("{ broken")
+  assert load_vocabulary(str(tmp_path)).extra_ids == 100
