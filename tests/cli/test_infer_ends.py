@@ -1,0 +1,23 @@
+"""Where outputs end: the ids that a Hugging Face folder's configuration names."""
+
+import json
+
+import pytest
+from infer_models import folder_of
+
+from t5like.cli.infer_jobs import configured_ends
+from t5like.cli.loaded_model import load_model
+
+
+@pytest.mark.parametrize(
+  "generation, config, expected",
+  [({"eos_token_id": [3, 9]}, 5, {3, 9}), ({}, 5, {5}), (None, None, set())],
+)
+def test_generation_config_counts_before_config(generation, config, expected, tmp_path):
+  folder = folder_of("gpt2", tmp_path / "gpt2", eos=5)
+  fields = json.loads((folder / "config.json").read_text()) | {"eos_token_id": config}
+  (folder / "config.json").write_text(json.dumps(fields))
+  (folder / "generation_config.json").unlink(missing_ok=True)
+  if generation is not None:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+  assert configured_ends(load_model(folder)) == expected
