@@ -78,3 +78,19 @@ def test_the_progress_line():
   )
   assert ProgressLine(total=None).text(Progress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
   assert "about 2 h 46 min left" in ProgressLine(total=1001).text(Progress(1, 1, 0, 0), 10)
+
+
+def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_path):
+  good = '{"text": "It was a bright cold day."}\n'
+  for name, row, expected, found in [
+    ("member", b'{"txt": "abc"}', "an object with text", "{'txt': 'abc'}"),
+    ("bytes", b'{"text": "a \xff"}', "UTF-8 text", "the byte 0xff"),
+    ("json", b"hello", "a JSON object", "hello"),
+  ]:
+    path = tmp_path / f"{name}.jsonl"
+    path.write_bytes(50 * good.encode() + row + b"\n")
+    message = t5like(
+      "cache", f"rows_{name}", "--vocabulary=tiny", f"--out={tmp_path}", f"--files=train={path}", status=2
+    ).stderr
+    assert message.startswith("error: a row is not what its format asks for") and "Traceback" not in message
+    assert f"{path}:51" in message and expected in message and found in message
