@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like import storage
+from t5like.cli.child_processes import end_with_asking_parent
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
@@ -68,10 +69,13 @@ def command(
 
 
 def run(args: argparse.Namespace) -> int:
+  end_with_asking_parent()
   if args.workers is not None and args.workers < 0:
     raise UserError(f"--workers={args.workers}", expected="0 or more")
   storage.check_reachable(args.out, "--out")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
+  if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # 1 is JAX's doing, in the trainer that calls us
+    # TensorFlow greets with a screen of hardware remarks, and adds a traceback to every row that cannot be read.
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   from t5like import data
   from t5like.tasks import mixtures, registry

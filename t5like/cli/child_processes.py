@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 _PR_SET_PDEATHSIG = 1
+_ASKING_PARENT = "T5LIKE_PARENT"
 _LIBRARY = ctypes.CDLL(None)  # loaded before any fork
 
 
@@ -58,6 +59,21 @@ class Children:
     self.got = number
     for child in self._running:
       child.send_signal(number)
+
+
+def bound_to_this_process() -> dict[str, str]:
+  """The environment of a child that calls `end_with_asking_parent`: JAX minds a fork that runs Python code."""
+  return {**os.environ, _ASKING_PARENT: str(os.getpid())}
+
+
+def end_with_asking_parent() -> None:
+  """In a child that was started in such an environment: from now on it ends when its parent does."""
+  parent = os.environ.pop(_ASKING_PARENT, None)
+  if parent is None:
+    return
+  _end_with_parent()
+  if os.getppid() != int(parent):  # it was gone before
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _end_with_parent() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from t5like import data
 from t5like.cli.cache import command
+from t5like.cli.child_processes import bound_to_this_process
 from t5like.cli.main import BAD_INPUT
 from t5like.errors import UserError
 from t5like.vocabularies import Vocabulary
@@ -73,7 +74,7 @@ class TokenCaches:
       return members
     line = self.command(task, split)
     print(f"no token cache of {task!r} ({split}) yet: {shlex.join(line)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", *line]).returncode
+    status = subprocess.run([sys.executable, "-m", *line], env=bound_to_this_process()).returncode
     if status == BAD_INPUT:
       raise SystemExit(BAD_INPUT)  # the builder has said why
     members = self.open(task, split) if status == 0 else None

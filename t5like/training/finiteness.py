@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from t5like.errors import RunError
+from t5like.errors import RunError, UserError
 from t5like.training.model_dir import write_text
 
 POLICIES = ("stop", "skip", "rollback")
@@ -59,7 +59,18 @@ class SkippedBatches:
   @classmethod
   def read(cls, model_dir: Path) -> SkippedBatches:
     path = model_dir / FILE
-    return cls(tuple(map(tuple, json.loads(path.read_text())))) if path.is_file() else cls()
+    if not path.is_file():
+      return cls()
+    try:
+      return cls(tuple((int(after), int(count)) for after, count in json.loads(path.read_text(encoding="utf-8"))))
+    except (ValueError, TypeError) as error:
+      raise UserError(
+        "the list of batches that this run left out cannot be read",
+        file=path,
+        because=error,
+        expected="pairs of a step and a number of batches, such as [[120, 3]]",
+        try_="bring it back from a copy; without it the run goes on with other batches",
+      ) from None
 
   def write(self, model_dir: Path) -> None:
     write_text(model_dir / FILE, json.dumps(self.windows) + "\n")

@@ -126,6 +126,27 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
   wait_for(lambda: not os.path.exists(f"/proc/{child}/exe") or "Z" in status_of(child), timeout=200)
 
 
+def test_a_trainer_that_is_killed_leaves_no_builder_of_its_token_cache_behind(tmp_path):
+  builder = (
+    "import time; from t5like.cli.child_processes import end_with_asking_parent\n"
+    f"end_with_asking_parent(); open({str(tmp_path / 'builds')!r}, 'w'); time.sleep(400)"
+  )
+  trainer = (
+    "import subprocess, sys; from t5like.cli.child_processes import bound_to_this_process\n"
+    f"subprocess.run([sys.executable, '-c', {builder!r}], env=bound_to_this_process())"
+  )
+  env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+  process = subprocess.Popen([sys.executable, "-c", trainer], env=env)
+  wait_for((tmp_path / "builds").exists, process)
+  child = child_of(process)
+  process.kill()
+  process.wait()
+  wait_for(lambda: "Z" in status_of(child), timeout=200)
+  # One whose parent was gone before it could ask, here as it names another, ends by itself.
+  late = subprocess.run([sys.executable, "-c", builder], env={**env, "T5LIKE_PARENT": str(child)}, timeout=200)
+  assert late.returncode == 128 + signal.SIGTERM
+
+
 def status_of(pid) -> str:
   try:
     with open(f"/proc/{pid}/stat") as file:

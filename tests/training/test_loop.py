@@ -11,7 +11,7 @@ from flax import struct
 
 from t5like.errors import UserError
 from t5like.training.feed import to_devices
-from t5like.training.finiteness import MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
 from t5like.training.goodput import STEPS, Goodput
 from t5like.training.loop import RUN_AHEAD, Hook, train_loop
 from t5like.training.metrics import MetricWriter, read_metrics
@@ -142,6 +142,10 @@ def test_batches_that_were_skipped_stay_skipped(tmp_path):
   batches = WithoutSkipped(list(range(30)), skipped)
   assert [batches[step] for step in range(14)] == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 18]
   assert SkippedBatches.read(tmp_path / "elsewhere").batch_of(7) == 7
+  for damaged in ("[[5, 3], [1", "[5]", '{"a": 1}', '[["x", 1]]'):
+    (tmp_path / FILE).write_text(damaged)
+    with pytest.raises(UserError, match="cannot be read"):
+      SkippedBatches.read(tmp_path)
   with pytest.raises(UserError, match="not finite again"):
     skipped.skip(10, 11).skip(10, 13).skip(10, 11)
 
