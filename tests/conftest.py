@@ -74,7 +74,7 @@ def exit_status(arguments: list[str]) -> int:
     return end.code
 
 
-def start_here(line: list[str]):
+def start_here(line: list[str], env: dict[str, str] | None = None):
   """What commands start as a process of its own, for it needs TensorFlow: `t5like cache`, and questions to seqio."""
   assert line[:2] == [sys.executable, "-m"]
   if line[2] == "t5like":

@@ -98,7 +98,14 @@ def read_results(sweep_dir: Path) -> list[Result]:
 
 
 def read_failures(sweep_dir: Path) -> list[Failure]:
-  return [Failure(**_read(path)) for path in sorted((Path(sweep_dir) / FAILURES).glob("*.json"))]
+  return [_failure(path) for path in sorted((Path(sweep_dir) / FAILURES).glob("*.json"))]
+
+
+def _failure(path: Path) -> Failure:
+  try:
+    return Failure(**_read(path))
+  except TypeError as error:
+    raise UserError("this is no failure of a sweep", file=path, because=error) from None
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -124,4 +131,9 @@ def _read(path: Path) -> dict[str, Any]:
   try:
     return json.loads(path.read_text(encoding="utf-8"))
   except ValueError as error:
-    raise UserError("a file of the sweep cannot be read", file=path, because=error) from None
+    raise UserError(
+      "a file of the sweep cannot be read",
+      file=path,
+      because=error,
+      try_=f"rm {path}, and the command of the sweep again",
+    ) from None

@@ -85,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
   meet_other_hosts(args, str(asked))
 
   def prepare() -> int:
-    build_caches(Planner(sweep_dir, agree(sweep_dir, asked)))
+    # Written down once its data are there: a misspelt task must not bind the command that corrects it.
+    build_caches(Planner(sweep_dir, agree(sweep_dir, asked, write=False)))
+    agree(sweep_dir, asked)
     return 0
 
   first_process_decides(prepare)

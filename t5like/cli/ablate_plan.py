@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import json
 import shlex
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,9 +74,22 @@ def agree(sweep_dir: Path, asked: Settings, write: bool = True) -> Settings:
 def read_settings(sweep_dir: Path) -> Settings:
   path = sweep_dir / SWEEP
   try:
-    return Settings(**json.loads(path.read_text(encoding="utf-8")))
+    settings = Settings(**json.loads(path.read_text(encoding="utf-8")))
+    _check_fields(settings)
   except (OSError, ValueError, TypeError) as error:
     raise UserError(f"{sweep_dir} is no sweep", file=path, because=error) from None
+  return settings
+
+
+def _check_fields(settings: Settings) -> None:
+  """A file that was edited by hand: each member is what the annotations of `Settings` say."""
+  for name, kind in typing.get_type_hints(Settings).items():
+    value = getattr(settings, name)
+    if not isinstance(value, typing.get_origin(kind) or kind):
+      raise TypeError(f"{name} is {value!r}")
+  unknown = [recipe for recipe in settings.recipes if recipe not in RECIPES and recipe not in settings.own]
+  if unknown or not settings.recipes:
+    raise ValueError(f"it has no recipe called {unknown[0]!r}" if unknown else "it has no recipes")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -174,6 +174,23 @@ def test_missing_data_are_named_before_anything_is_trained(caches, tmp_path, t5l
   assert "nothing was trained: no_such_task (train)\n" in refused.stderr
   assert "no task 'no_such_task'" in refused.stderr + capfd.readouterr().err  # the builder's own words
   assert not (folder / "runs").exists()
+  assert not (folder / "sweep.json").exists()  # the command with the right task is no other sweep
+
+
+def test_a_sweep_whose_settings_were_edited_says_what_is_wrong_with_them(t5like, tmp_path):
+  whole = {"tables": [7], "recipes": ["encoder_decoder/span_corruption"], "scale": "smoke", "seeds": 1, "tasks": [],
+           "corpus": []}  # fmt: skip
+  for change, because in [
+    ({"recipes": None}, "recipes is None"),
+    ({"recipes": []}, "no recipes"),
+    ({"recipes": ["spans"]}, "no recipe called 'spans'"),
+    ({"seeds": "two"}, "seeds is 'two'"),
+    ({"gin": 5}, "gin is 5"),
+    ({"colour": 1}, "colour"),
+  ]:
+    (tmp_path / "sweep.json").write_text(json.dumps(whole | change))
+    message = t5like("ablate", f"--sweep_dir={tmp_path}", status=2).stderr
+    assert "is no sweep" in message and because in message, message
 
 
 def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
