@@ -23,10 +23,9 @@ def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[st
   """The named members of every object of a JSON-lines file, plain or compressed."""
   file = OriginalFile(storage.as_path(path))
   for number, record in json_objects(file):
-    try:
-      yield {field: record[field] for field in fields}
-    except KeyError:
-      raise file.malformed(number, f"an object with {', '.join(fields)}", record) from None
+    if not all(isinstance(record.get(field), str) for field in fields):  # a number or null would fail inside tf.data
+      raise file.malformed(number, f"an object with {', '.join(fields)}, each a text", record)
+    yield {field: record[field] for field in fields}
 
 
 def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
