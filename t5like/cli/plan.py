@@ -55,9 +55,10 @@ def run(args: argparse.Namespace) -> int:
   from t5like.planning.plan_text import render_plan
   from t5like.planning.search import nearest_that_fits, with_slices
 
-  for name in ("price", "pue", "co2e"):
-    if (getattr(args, name) or 0) < 0:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="0 or more")
+  for name, least in (("price", 0), ("pue", 1), ("co2e", 0)):
+    value = getattr(args, name)
+    if value is not None and not least <= value < float("inf"):
+      raise UserError(f"--{name}={value} cannot work", expected=f"{least} or more")
   topology = planning.parse_topology(args.topology)
   experiment = _experiment(args)
   if args.search:
@@ -155,7 +156,13 @@ def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
 
   last = forecasts[-1]
   hours = sum(f.seconds for f in forecasts) * last.topology.devices / 3600
-  return price_of(hours, last.topology.chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)
+  return price_of(
+    hours,
+    last.topology.chip,
+    args.price,
+    args.pue or PUE,
+    CO2E if args.co2e is None else args.co2e,
+  )
 
 
 def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[str]:

@@ -90,6 +90,8 @@ def test_phases_add_up(t5like):
     (["--topology=2xv5e-16", "--gin.MESH.slices=4"], "--gin.MESH.slices=2"),
     (["--topology=h100", "--search", "--batch_sizes=a"], "--batch_sizes=a cannot work"),
     (["--topology=h100", "--price=-2"], "--price=-2.0 cannot work"),
+    (["--topology=h100", "--price=nan"], "--price=nan cannot work"),
+    (["--topology=h100", "--pue=0"], "1 or more"),
   ],
 )
 def test_mistakes_are_answered(t5like, options, answer):
