@@ -213,7 +213,7 @@ class Experiment:
     for name in (*_COUNTS, *_NUMBERS):
       if not _is_whole(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a whole number")
-    for name in ("model_dir", "task", "split", "cache_dir"):
+    for name in ("model_dir", "split", "cache_dir"):  # TASK is empty where a model was trained elsewhere
       if not getattr(self, name):
         raise _bad(name, "", "something: it is empty")
     for name in ("restore_from", "init_from"):

@@ -81,6 +81,8 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   A dry run builds no token cache and leaves damaged checkpoints where they are.
   """
   model_dir = directory.check_model_dir(experiment.model_dir)
+  if not experiment.task:
+    raise UserError("TASK is empty: there is nothing to train on", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   check_layout(experiment.model, experiment.objective)
