@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from t5like.errors import UserError
+
 INPUTS = 512
 _DOCUMENT = 10_000  # characters
 _PACKED_TARGETS = 114
@@ -35,6 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  for name in ("threads", "megabytes", "rows"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}", expected="1 or more")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   texts = _texts(args.files, args.megabytes * 1_000_000)
   megabytes = sum(map(len, texts)) / 1e6

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import os
-import re
 import sys
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,28 +105,8 @@ def _register_files(name: str, given: Sequence[str]) -> None:
 def _build(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like.tasks.missing_data import data_explained
 
-  try:
-    with data_explained(task):
-      return _build_known(task, vocabulary, args)
-  except Exception as error:
-    if not type(error).__module__.startswith("tensorflow"):
-      raise
-    told = _told_through_tensorflow(error, task.name)
-    # tf.data's threads call Python. An iterator that is left to the end of the process waits for them, and they for
-    # Python, for ever: it has to go before.
-    traceback.clear_frames(error.__traceback__)
-  gc.collect()
-  raise told
-
-
-def _told_through_tensorflow(error: Exception, task: str) -> UserError:
-  """What the reader of a file said: TensorFlow, which called it, hands on only the text of its error."""
-  told = re.search(r"UserError: (.+)\n((?:  \S.*\n)*)", str(error))
-  if told is None:
-    lines = [line for line in map(str.strip, str(error).split("\n")) if line]
-    return UserError(f"the text of task {task!r} cannot be read", because=lines[0].split(": ")[-1])
-  rows = (row.strip().partition("  ") for row in told[2].splitlines())
-  return UserError(told[1], **{label: text.strip() for label, _, text in rows})
+  with data_explained(task):
+    return _build_known(task, vocabulary, args)
 
 
 def _build_known(task, vocabulary, args: argparse.Namespace) -> int:

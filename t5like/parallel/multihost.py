@@ -148,6 +148,8 @@ def _checked(place: Place) -> Place:
   host, _, port = place.coordinator.rpartition(":")
   if not host or not port.isdigit():
     raise UserError(f"the coordinator {place.coordinator!r} has no port", expected="HOST:PORT of process 0")
+  if place.processes < 1:
+    raise UserError(f"{place.processes} processes cannot be", expected="1 or more")
   if not 0 <= place.process_id < place.processes:
     raise UserError(
       f"process {place.process_id} of {place.processes} cannot be", expected=f"an id from 0 to {place.processes - 1}"

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.tasks import objective_adapter, text_pipeline
-from t5like.tasks.missing_data import data_explained
+from t5like.tasks.missing_data import data_explained, first_line, told_by_reader
 from t5like.tasks.preprocessors import UNLABELLED
 from t5like.vocabularies import Vocabulary
 
@@ -64,13 +64,9 @@ def read_rows(task: seqio.Task, split: str, limit: int | None) -> tuple[list[Row
       rows.extend(itertools.islice(examples, limit))
       return rows, limit is None or next(examples, None) is None
     except tf.errors.OpError as error:
-      raise UserError(
-        f"a preprocessor of task {task.name!r} fails", after=f"{len(rows):,} rows", because=_first_line(error)
+      raise told_by_reader(error) or UserError(
+        f"a preprocessor of task {task.name!r} fails", after=f"{len(rows):,} rows", because=first_line(error)
       ) from None
-
-
-def _first_line(error: tf.errors.OpError) -> str:
-  return next((line for line in str(error.message).splitlines() if line.strip()), type(error).__name__)
 
 
 def text_features(task: seqio.Task) -> list[str]:

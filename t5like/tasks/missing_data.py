@@ -1,14 +1,18 @@
-"""Says what to do where a data set is not on this machine, instead of what TFDS or the network says."""
+"""Says what to do where data are missing or cannot be read, instead of what TFDS, tf.data or the network says."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import re
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
 import seqio
+import tensorflow as tf
 
 from t5like.errors import UserError
 
@@ -28,10 +32,18 @@ def data_explained(task: seqio.Task) -> Iterator[None]:
   if name and not (Path(folder).expanduser() / name).is_dir():
     # Without a network TFDS tries for minutes before it gives up.
     print(f"{name} is not in {folder}: TFDS tries to download it. Offline: {prepare}", file=sys.stderr, flush=True)
+  told = None
   try:
     yield
   except UserError:
     raise
+  except tf.errors.OpError as error:
+    told = told_by_reader(error) or UserError(
+      f"the text of task {task.name!r} cannot be read", because=first_line(error)
+    )
+    # tf.data's threads call Python. An iterator that is left to the end of the process waits for them, and they for
+    # Python, for ever: it has to go before.
+    traceback.clear_frames(error.__traceback__)
   except (OSError, AssertionError, LookupError, ValueError) as error:
     if name is None:
       raise
@@ -41,3 +53,19 @@ def data_explained(task: seqio.Task) -> Iterator[None]:
       looked_in=folder,
       try_=prepare,
     ) from error
+  if told is not None:
+    gc.collect()
+    raise told
+
+
+def told_by_reader(error: tf.errors.OpError) -> UserError | None:
+  """What the reader of a file said: TensorFlow, which called it, hands on only the text of its error."""
+  told = re.search(r"UserError: (.+)\n((?:  \S.*\n)*)", str(error))
+  if told is None:
+    return None
+  rows = (row.strip().partition("  ") for row in told[2].splitlines())
+  return UserError(told[1], **{label: text.strip() for label, _, text in rows})
+
+
+def first_line(error: tf.errors.OpError) -> str:
+  return next((line for line in str(error.message).splitlines() if line.strip()), type(error).__name__)

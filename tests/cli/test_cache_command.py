@@ -89,8 +89,12 @@ def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_p
   ]:
     path = tmp_path / f"{name}.jsonl"
     path.write_bytes(50 * good.encode() + row + b"\n")
-    message = t5like(
-      "cache", f"rows_{name}", "--vocabulary=tiny", f"--out={tmp_path}", f"--files=train={path}", status=2
-    ).stderr
-    assert message.startswith("error: a row is not what its format asks for") and "Traceback" not in message
-    assert f"{path}:51" in message and expected in message and found in message
+    files = f"--files=train={path}"  # registers the task for the commands after it
+    for command in (
+      ["cache", f"rows_{name}", "--vocabulary=tiny", f"--out={tmp_path}", files],
+      ["tasks", "check", f"rows_{name}"],
+      ["tasks", "show", f"rows_{name}", "--n=60"],
+    ):
+      message = t5like(*command, status=2).stderr
+      assert message.startswith("error: a row is not what its format asks for") and "Traceback" not in message
+      assert f"{path}:51" in message and expected in message and found in message
