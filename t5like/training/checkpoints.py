@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import math
 import os
 import shutil
@@ -84,6 +85,16 @@ __all__ = [
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+class _SaidOnce(logging.Filter):
+  """A save that fails is logged with its traceback by every thread of Orbax that took part, and raised as well."""
+
+  def filter(self, record: logging.LogRecord) -> bool:
+    return not (record.exc_info and "orbax" in Path(record.pathname).parts)
+
+
+_SAID_ONCE = _SaidOnce()
+
+
 class SaveError(RunError):
   """A checkpoint could not be written. The run has to end; the checkpoints before are whole."""
 
@@ -97,6 +108,7 @@ class Checkpoints:
     self._keep = Keep(last=keep) if isinstance(keep, int) else keep
     first_process_decides(self._prepare_folder)
     self._checkpointer = _checkpointer()
+    logging.getLogger("absl").addFilter(_SAID_ONCE)  # Orbax's
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
 

@@ -41,6 +41,7 @@ def start(action, folder, **env):
 def results(process):
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
+  assert "ERROR:absl" not in err  # what went wrong is an error that is raised: no screens of Orbax's
   return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
