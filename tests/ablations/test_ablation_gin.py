@@ -144,7 +144,7 @@ def test_no_recipe_file_is_left_over():
     ({"MIX": "['c4']"}, "rates above 0"),
     ({"MIX": "{'c4': 1.0, 'squad': 1.0}", "STREAM": True}, "a stream has no MIX"),
     ({"UNIQUE_TOKENS": "0"}, "a number of tokens, or None"),
-    ({"UNIQUE_TOKENS": "2.5"}, "a number of tokens, or None"),
+    ({"UNIQUE_TOKENS": "2.5"}, "a whole number or None"),
   ],
 )
 def test_mixtures_and_limits_that_cannot_work_are_refused(macros, message):
