@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from t5like.training.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary
 
 _BLOCKS, _BLOCK = 64, 4096  # of a file of weights, and their bytes
+_NAMED = 5  # tensors in a message
 _HUGGING_FACE = ("config.json", "bert_config.json")
 
 
@@ -186,6 +188,9 @@ def _of_hugging_face(
   from t5like.interop import huggingface
 
   imported = huggingface.load(folder, **changes)
+  if (unused := imported.report.unexpected) and jax.process_index() == 0:
+    names = ", ".join(unused[:_NAMED]) + (" ..." if len(unused) > _NAMED else "")
+    print(f"{len(unused)} tensors of {folder} have no place in the model: {names}", file=sys.stderr, flush=True)
   model = imported.model
   name, found = find_vocabulary(folder, model.config, vocabulary)
   built, preset = _mesh_for(mesh, MeshAxes(), model.config)

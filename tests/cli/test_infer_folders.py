@@ -1,9 +1,11 @@
-"""Where outputs end: the ids that a Hugging Face folder's configuration names."""
+"""What a Hugging Face folder says beside its weights: where outputs end, and tensors that the model does not have."""
 
 import json
 
+import numpy as np
 import pytest
 from infer_models import folder_of
+from safetensors.numpy import load_file, save_file
 
 from t5like.cli.infer_jobs import configured_ends
 from t5like.cli.loaded_model import load_model
@@ -21,3 +23,13 @@ def test_generation_config_counts_before_config(generation, config, expected, tm
   if generation is not None:
     (folder / "generation_config.json").write_text(json.dumps(generation))
   assert configured_ends(load_model(folder)) == expected
+
+
+def test_tensors_without_a_place_are_named(tmp_path, capsys):
+  folder = folder_of("gpt2", tmp_path / "gpt2", eos=5)
+  load_model(folder)
+  assert "no place" not in capsys.readouterr().err
+  file = folder / "model.safetensors"
+  save_file(load_file(file) | {"score.weight": np.zeros((2, 4), np.float32)}, file)
+  load_model(folder)
+  assert "1 tensors of" in (said := capsys.readouterr().err) and "score.weight" in said
