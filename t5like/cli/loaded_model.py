@@ -30,6 +30,7 @@ from t5like.training.checkpoints import load_parameters
 from t5like.training.integrity import CHECKSUMS
 from t5like.training.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary
+from t5like.vocabularies.subwords import SubwordVocabulary
 
 _BLOCKS, _BLOCK = 64, 4096  # of a file of weights, and their bytes
 _NAMED = 5  # tensors in a message
@@ -128,14 +129,16 @@ class LoadedModel:
   def prompt_form(self) -> PromptForm:
     """BERT reads text between [CLS] and [SEP], T5 text that is closed by end-of-sequence.
 
-    A decoder reads what its training put before an answer.
+    A T5 from elsewhere with BERT's or RoBERTa's kind of vocabulary (CodeT5) has [CLS] before its text, too. A decoder
+    reads what its training put before an answer.
     """
     eos, start = self.special.eos, self.special.start
     if self.model.batch_layout == "encoder":
       return PromptForm(self.special.cls, self.special.sep, eos)
     if not self.is_decoder:
       closed = self.trained_elsewhere or self.experiment.objective is None or self.experiment.objective.closed
-      return PromptForm(None, eos if closed else None, eos)
+      opened = self.trained_elsewhere and isinstance(self.vocabulary, SubwordVocabulary)
+      return PromptForm(self.special.cls if opened else None, eos if closed else None, eos)
     if self.trained_elsewhere:
       return PromptForm(None, None, eos)  # as Hugging Face's GPT-2: documents are separated by end-of-text
     objective = self.experiment.objective

@@ -21,6 +21,12 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
       field="decoder_start_token_id in config.json or generation_config.json",
       expected="0: T5's outputs begin with padding",
     )
+  if hf.get("pad_token_id") not in (None, 0):
+    raise UserError(
+      f"T5 models whose padding has id {hf['pad_token_id']} cannot be converted",
+      field="pad_token_id in config.json",
+      expected="0: inputs are hidden where they are 0",
+    )
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
     embed_dim=hf["d_model"],

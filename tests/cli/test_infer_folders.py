@@ -25,6 +25,13 @@ def test_generation_config_counts_before_config(generation, config, expected, tm
   assert configured_ends(load_model(folder)) == expected
 
 
+@pytest.mark.parametrize("special, start", [(dict(eos=1), None), (dict(eos=1, cls=4, sep=1), 4)])
+def test_a_t5_whose_tokenizer_opens_texts_reads_them_so(special, start, tmp_path):
+  """CodeT5, and those with BERT's vocabulary; checked with transformers on such a folder."""
+  form = load_model(folder_of("t5_1_0", tmp_path / "t5", **special)).prompt_form
+  assert form.tokens([7, 8]) == [*([] if start is None else [start]), 7, 8, 1]
+
+
 def test_tensors_without_a_place_are_named(tmp_path, capsys):
   folder = folder_of("gpt2", tmp_path / "gpt2", eos=5)
   load_model(folder)

@@ -65,6 +65,7 @@ def test_activations_by_their_rarer_names(case, fields, activation, tmp_path):
   "case, fields, words",
   [
     ("t5_1_0", dict(decoder_start_token_id=5), "id 5"),
+    ("t5_1_0", dict(pad_token_id=1), "padding has id 1"),
     ("gpt2", dict(tie_word_embeddings=False), "no lm_head.weight"),
     ("bert", dict(tie_word_embeddings=False), "no cls.predictions.decoder.weight"),
   ],
