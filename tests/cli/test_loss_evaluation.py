@@ -150,7 +150,7 @@ PHASE = Phase(OBJECTIVE.lengths(32), 16)
 
 
 def encoder(seed=0):
-  return experiment_of(BERT(BERT_CONFIG), "numbers", "", lengths={"inputs": 32}, objective=OBJECTIVE, seed=seed)
+  return experiment_of(BERT(BERT_CONFIG), "numbers", "unused", lengths={"inputs": 32}, objective=OBJECTIVE, seed=seed)
 
 
 def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
