@@ -10,17 +10,15 @@ from urllib.parse import quote
 from t5like.ablations.report_comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
 from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report_examples import TEXT, examples
-from t5like.ablations.report_plots import difference_plot, loss_plot, mean_curve, pretty, series_style
+from t5like.ablations.report_plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report_statistics import mean
 from t5like.ablations.report_style import style_sheet
 from t5like.ablations.report_summary import Summary, p_text, summarise
 from t5like.ablations.report_text import (
   COST_HEADER,
-  MISSING,
   claim_text,
   cost_line,
   csv_text,
-  number,
   seeds_text,
 )
 from t5like.ablations.tables import BASELINE_TASKS

@@ -18,7 +18,17 @@ _WIDTH = 400
 _COLOURS = 5  # in the page's style; rows beyond take them again, dashed
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 _LABEL_CHARACTERS = 21
+MISSING = "–"  # never a guess in its place
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def number(value: float | None, digits: int = 2, signed: bool = False) -> str:
+  """With a reader's minus; `signed`, with a plus before what is above 0."""
+  if value is None:
+    return MISSING
+  value = round(value, digits) + 0.0  # no -0.00
+  text = f"{value:+.{digits}f}" if signed and value else f"{value:.{digits}f}"
+  return text.replace("-", "−")
 
 
 def pretty(name: str) -> str:
@@ -54,10 +64,10 @@ def difference_plot(table: ComparedTable, group: str) -> str:
   for tick in (t for t in (0, *_TICKS, *(-t for t in _TICKS)) if low < math.asinh(t) < high):
     kind = "zero" if tick == 0 else "grid"
     parts.append(f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{_TOP}" y2="{bottom}"/>')
-    parts.append(_text(x(tick), bottom + 14, f"{tick:+d}".replace("-", "−") if tick else "0", "middle"))
+    parts.append(_text(x(tick), bottom + 14, number(tick, 0, signed=True), "middle"))
   parts.append(_text(_LABELS + width / 2, bottom + 31, "standard deviations from the baseline", "middle"))
-  for number, row in enumerate(rows):
-    parts += _difference_marks(row, row.cells[group], x, _TOP + _ROW * (number + 0.5))
+  for place, row in enumerate(rows):
+    parts += _difference_marks(row, row.cells[group], x, _TOP + _ROW * (place + 0.5))
   name = f"t{table.number}-{group}"
   title = f"{table.heading}: {GROUP_NAMES[group]}, differences from the baseline"
   return _svg(name, height, title, "; ".join(_in_words(row, group) for row in rows), parts)
@@ -116,15 +126,15 @@ _LEFT, _PLOT_HEIGHT, _LOSS_AXIS = 40, 220, 38
 _SETTLED = 0.1  # the share of steps after which losses set the frame's height: they fall steeply before
 
 
-def series_style(number: int) -> str:
-  """Attributes of the line of a table's row `number`: colour and dashes."""
-  dash = _DASHES[number // _COLOURS % len(_DASHES)]
-  return f'class="line c{number % _COLOURS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+def series_style(place: int) -> str:
+  """Attributes of the line of a table's row in that place: colour and dashes."""
+  dash = _DASHES[place // _COLOURS % len(_DASHES)]
+  return f'class="line c{place % _COLOURS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
 def loss_plot(table: ComparedTable) -> str:
   """Training loss by step, a bold line for each row's mean and a thin one for each seed; '' without any curve."""
-  rows = [(number, row) for number, row in enumerate(table.rows) if any(run.curve for run in row.results)]
+  rows = [(place, row) for place, row in enumerate(table.rows) if any(run.curve for run in row.results)]
   points = [point for _, row in rows for run in row.results for point in run.curve if math.isfinite(point[1])]
   if not points:
     return ""
@@ -145,8 +155,8 @@ def loss_plot(table: ComparedTable) -> str:
   name = f"t{table.number}-loss"
   parts.append(f'<clipPath id="{name}-frame"><rect x="{_LEFT}" y="{_TOP}" width="{width}" height="{_PLOT_HEIGHT}"/>')
   parts.append(f'</clipPath><g clip-path="url(#{name}-frame)">')
-  for number, row in rows:
-    style = series_style(number)
+  for place, row in rows:
+    style = series_style(place)
     if len(row.results) > 1:
       parts += [f'<path {style} data-seed="{r.seed}" d="{_path(r.curve, x, y)}"/>' for r in row.results if r.curve]
     parts.append(f'<path {style} data-mean="1" d="{_path(mean_curve(row.results), x, y)}"/>')

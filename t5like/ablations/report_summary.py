@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from t5like.ablations.report_claims import CheckedClaim, check_claims
 from t5like.ablations.report_comparison import GROUP_NAMES, ComparedRow, ComparedTable, Comparison, beyond_band
-from t5like.ablations.report_plots import pretty
+from t5like.ablations.report_plots import number, pretty
 from t5like.ablations.report_statistics import RankCorrelation
 from t5like.ablations.tables import BASELINE_RECIPE
 
@@ -71,7 +71,7 @@ def _findings(comparison: Comparison) -> list[str]:
 
 def _reversed_orders(comparison: Comparison) -> str:
   reversed_ = [
-    f"{_short(table)} in {GROUP_NAMES[group]} ({_signed(found.spearman)}, n = {found.n})"
+    f"{_short(table)} in {GROUP_NAMES[group]} ({number(found.spearman, signed=True)}, n = {found.n})"
     for table in comparison.tables
     for group, found in table.correlations.items()
     if found is not None and found.spearman is not None and found.spearman < 0
@@ -123,7 +123,7 @@ def _ties(comparison: Comparison) -> str:
     tied += 1
     if beyond_band(cell.in_spreads):
       differing.append(
-        f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]}, {_signed(cell.in_spreads, 1)})"
+        f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]}, {number(cell.in_spreads, 1, signed=True)})"
       )
   if not tied:
     return ""
@@ -159,13 +159,9 @@ def correlation_text(found: RankCorrelation | None) -> str:
     return f"no order: all scores are equal (n = {found.n})"
   about = "" if found.exact else ", from drawn orders"
   return (
-    f"Spearman {_signed(found.spearman)} (p {p_text(found.spearman_p)}), "
-    f"Kendall {_signed(found.kendall)} (p {p_text(found.kendall_p)}), n = {found.n}{about}"
+    f"Spearman {number(found.spearman, signed=True)} (p {p_text(found.spearman_p)}), "
+    f"Kendall {number(found.kendall, signed=True)} (p {p_text(found.kendall_p)}), n = {found.n}{about}"
   )
-
-
-def _signed(value: float, digits: int = 2) -> str:
-  return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def p_text(p: float) -> str:

@@ -10,22 +10,11 @@ from t5like.ablations.report_claims import CheckedClaim
 from t5like.ablations.report_comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
 from t5like.ablations.report_costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report_examples import examples
-from t5like.ablations.report_plots import pretty
+from t5like.ablations.report_plots import MISSING, number, pretty
 from t5like.ablations.report_summary import correlation_text, summarise
 from t5like.planning.run_card import large
 
-MISSING = "–"  # never a guess in its place
-
-
 # --- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def number(value: float | None, digits: int = 2, signed: bool = False) -> str:
-  if value is None:
-    return MISSING
-  value = round(value, digits) + 0.0  # no -0.00
-  text = f"{value:+.{digits}f}" if signed and value else f"{value:.{digits}f}"
-  return text.replace("-", "−")
 
 
 def score(cell: Cell) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from t5like.cli.child_processes import Children
+from t5like.cli.child_processes import Children, as_shell
 from t5like.errors import UserError
 
 DEVICE_LOST = 75  # exit status of a worker, as EX_TEMPFAIL: a new process may go on
@@ -37,7 +37,7 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     status = preparing.wait()
     children.ended(preparing)
     if status or children.got is not None:
-      return _as_shell(status) or 128 + children.got
+      return as_shell(status) or 128 + children.got
     if hint := mps_hint():
       print(hint, file=sys.stderr, flush=True)
     environment = {_MEMORY: f"{0.9 / workers:.3f}", **os.environ, _SHARE: str(1 / workers)}
@@ -49,7 +49,7 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     statuses = [worker.status for worker in team]
     if 0 in statuses:  # it saw every run finished
       return 0
-    return 128 + children.got if children.got is not None else max(map(_as_shell, statuses))
+    return 128 + children.got if children.got is not None else max(map(as_shell, statuses))
 
 
 class _Worker:
@@ -101,7 +101,3 @@ def check_workers(workers: int, hosts: Sequence[object]) -> None:
     raise UserError(f"--workers={workers}", expected="1 or more")
   if workers > 1 and any(host is not None for host in hosts):
     raise UserError("--workers is for one machine, --coordinator and --processes for several", try_="one of the two")
-
-
-def _as_shell(status: int) -> int:
-  return status if status >= 0 else 128 - status

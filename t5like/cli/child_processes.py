@@ -61,6 +61,11 @@ class Children:
       child.send_signal(number)
 
 
+def as_shell(status: int) -> int:
+  """Popen's exit status as a shell has it: 128 and the number of the signal that killed a child."""
+  return status if status >= 0 else 128 - status
+
+
 def bound_to_this_process() -> dict[str, str]:
   """The environment of a child that calls `end_with_asking_parent`: JAX minds a fork that runs Python code."""
   return {**os.environ, _ASKING_PARENT: str(os.getpid())}

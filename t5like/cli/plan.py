@@ -156,13 +156,7 @@ def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
 
   last = forecasts[-1]
   hours = sum(f.seconds for f in forecasts) * last.topology.devices / 3600
-  return price_of(
-    hours,
-    last.topology.chip,
-    args.price,
-    args.pue or PUE,
-    CO2E if args.co2e is None else args.co2e,
-  )
+  return price_of(hours, last.topology.chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)
 
 
 def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[str]:

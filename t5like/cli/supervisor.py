@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from t5like import storage
-from t5like.cli.child_processes import Children
+from t5like.cli.child_processes import Children, as_shell
 from t5like.errors import UserError
 from t5like.training.step_file import VARIABLE, read_step_file
 
@@ -133,7 +133,7 @@ def supervise(command: Sequence[str], restarts: int, first_wait: float = 5.0) ->
         ending = dataclasses.replace(ending, status=128 + children.got, asked=children.got)
         _log(model_dir, attempt, ending, decision)
       if not decision.restart:
-        return ending.status if ending.status >= 0 else 128 - ending.status
+        return as_shell(ending.status)
 
 
 def _run_once(command: Sequence[str], step_file: Path, children: Children) -> tuple[Ending, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import typing
@@ -48,14 +49,18 @@ def _meant(binding: Binding, macros: Mapping[str, Binding]) -> Binding:
 
 def _kinds(target: object, parameter: str) -> tuple[Any, ...]:
   """What the annotation of a parameter allows; () where it cannot be read."""
-  try:
-    hints = typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-  except (NameError, TypeError):  # names that only a type checker sees
-    return ()
-  hint = hints.get(parameter)
+  hint = _hints(target).get(parameter)
   if hint is None:
     return ()
   return typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+
+
+@functools.cache
+def _hints(target: object) -> dict[str, Any]:
+  try:
+    return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
+  except (NameError, TypeError):  # names that only a type checker sees
+    return {}
 
 
 def _fits(value: Any, kinds: tuple[Any, ...]) -> bool:
