@@ -27,7 +27,7 @@ say "2/2  fine-tune: does the premise entail the hypothesis?"
 say "done. What to try next"
 cat <<END
   source $venv/bin/activate
-  t5like eval --model_dir=$out/snli --task=snli     # score it again, see more answers
+  t5like eval --model_dir=$out/snli --task=snli --cache_dir=$out/tokens --again --show=10    # see more answers
   t5like train --gin_file=models/t5/tiny.gin --gin_file=objectives/span_corruption.gin \\
       --gin_file=runs/pretrain.gin --gin.MODEL_DIR=~/runs/longer_spans --gin.MEAN_SPAN_LENGTH=10 \\
       --gin.TRAIN_STEPS=50 --dry_run                # plan another objective before running it

@@ -14,6 +14,7 @@ RemotePath, with pathlib's methods, for anything with a scheme that fsspec knows
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
@@ -22,8 +23,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from t5like.errors import UserError
 from t5like.remote_path import SCHEME, RemotePath, naming
@@ -34,6 +35,7 @@ os.environ.setdefault("EPATH_USE_TF", "0")
 MIRROR_VARIABLE = "T5LIKE_MIRROR_DIR"
 _DEFAULT_MIRROR = "~/.cache/t5like/mirror"
 _TRANSFERS = 8  # objects at a time
+_LONGEST, _LONGEST_NAME = 4095, 255  # bytes of a path, and of a name in it
 
 
 def as_path(given: str | os.PathLike[str]) -> Path | RemotePath:
@@ -41,6 +43,11 @@ def as_path(given: str | os.PathLike[str]) -> Path | RemotePath:
   if isinstance(given, RemotePath):
     return given
   text = os.fspath(given)
+  coded = text.encode("utf-8", "surrogatepass")
+  if b"\0" in coded or len(coded) > _LONGEST or any(len(name) > _LONGEST_NAME for name in coded.split(b"/")):
+    raise UserError(
+      f"no file can have the path {text[:60]!r}{'...' * (len(text) > 60)}", length=f"{len(coded):,} bytes"
+    )
   return RemotePath(text) if SCHEME.match(text) else Path(text).expanduser()
 
 
@@ -90,6 +97,31 @@ def denied(what: str, path: object, error: OSError) -> UserError:
     try_="gcloud auth application-default login; on a cloud machine, give its service account "
     "the role Storage Object User on the bucket, and the machine the scope cloud-platform",
   )
+
+
+_JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", type(None): "null"}
+
+
+def read_json(path: Path | RemotePath, kind: type = dict) -> Any:
+  """The content of a JSON file. Raises ValueError where it is not JSON, or not of `kind`; OSError as reading does."""
+  return parse_json(path.read_bytes(), kind)
+
+
+def parse_json(text: bytes | str, kind: type = dict) -> Any:
+  """Parses JSON that may be somebody else's: whatever is wrong with it is a ValueError."""
+  try:
+    found = json.loads(text)
+  except RecursionError:
+    raise ValueError("its brackets are nested too deeply") from None
+  if not isinstance(found, kind):
+    given, expected = (_JSON_NAMES.get(k, "number") for k in (type(found), kind))
+    raise ValueError(f"expected a JSON {expected}, got {given}")
+  return found
+
+
+def is_plain_name(name: Any) -> bool:
+  """Whether it can name a file, and only a file of the folder it is looked for in."""
+  return isinstance(name, str) and 0 < len(name) <= 255 and name not in (".", "..") and not set("/\\\0") & set(name)
 
 
 def write_whole(path: Path | RemotePath, data: bytes | str, sync: bool = False) -> None:
@@ -248,6 +280,8 @@ def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
 def download_tree(remote: RemotePath, local: Path) -> Path:
   """All objects below `remote`; those that are there in the same size are not fetched again."""
   files = {name: info["size"] for name, info in remote.files().items()}
+  if outside := [name for name in files if ".." in PurePosixPath(name).parts or name.startswith("/")]:
+    raise UserError(f"{remote} holds an object whose name leaves its folder", object=outside[0])
   missing = [n for n, size in files.items() if not (local / n).is_file() or (local / n).stat().st_size != size]
   with ThreadPoolExecutor(_TRANSFERS, "download") as pool:
     list(pool.map(lambda name: fetch(remote / name, local / name), missing))

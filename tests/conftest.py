@@ -20,13 +20,17 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.py
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
+import atexit
 import contextlib
 import importlib
 import io
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import tempfile
 import types
 import unittest.mock
 from pathlib import Path
@@ -38,6 +42,10 @@ import pytest
 from t5like.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Nothing that a test does by default may touch the caches of the user who runs it.
+os.environ["HOME"] = tempfile.mkdtemp(prefix="t5like-home-")
+atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
 # Two cores shared by two workers: how long an example takes says nothing.
 hypothesis.settings.register_profile("shared", deadline=None)
@@ -139,3 +147,12 @@ def finetune(token_caches):
     "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
     "--gin.LENGTHS={'inputs': 32, 'targets': 4}", f"--gin.CACHE_DIR={token_caches}", "--gin.EVAL_EXAMPLES=20",
   ]  # fmt: skip
+
+
+@pytest.fixture
+def old_directories(tmp_path, monkeypatch) -> Path:
+  """A folder with what commit d9cdd99 wrote (tests/data/old_directories), which is the current one during the test."""
+  with tarfile.open(REPOSITORY / "tests/data/old_directories/d9cdd99.tar.xz") as archive:
+    archive.extractall(tmp_path, filter="data")
+  monkeypatch.chdir(tmp_path)
+  return tmp_path

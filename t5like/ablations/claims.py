@@ -94,8 +94,7 @@ class Claim:
 def _read(path: Path) -> dict[str, Any]:
   """What a claim says; nothing while it is being written."""
   try:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
+    return storage.read_json(path)
   except (OSError, ValueError):
     return {}
 

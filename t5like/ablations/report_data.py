@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
+from t5like import storage
 from t5like.ablations.benchmarks import group_of
 from t5like.ablations.results import (
   SWEEP,
@@ -113,12 +114,9 @@ def write_export(file: str | Path, data: ReportData) -> None:
 
 def _loaded(file: Path) -> dict[str, Any]:
   try:
-    content = json.loads(file.read_text(encoding="utf-8"))
+    return storage.read_json(file)
   except (ValueError, OSError) as error:
     raise UserError(f"cannot read {file}", because=error) from None
-  if not isinstance(content, dict):
-    raise UserError(f"{file} holds no JSON object")
-  return content
 
 
 def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Failure], source: Path) -> ReportData:

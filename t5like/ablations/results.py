@@ -129,7 +129,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    return storage.read_json(path)
   except ValueError as error:
     raise UserError(
       "a file of the sweep cannot be read",

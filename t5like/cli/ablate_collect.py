@@ -11,7 +11,7 @@ from typing import Any
 import t5like
 from t5like.ablations.benchmarks import group_scores, task_score
 from t5like.ablations.results import CURVE_POINTS, Cost, Result
-from t5like.cli.ablate_plan import MIXED, PRETRAIN, Part, SweepRun
+from t5like.cli.ablate_plan import MIXED, PRETRAIN, Part, SweepRun, load_part
 from t5like.errors import RunError
 from t5like.training import goodput
 from t5like.training import model_dir as directory
@@ -82,11 +82,10 @@ def part_cost(part: Part) -> Cost:
   """Model FLOPs and tokens follow from the configuration; the seconds are those of all attempts, start-up left out."""
   from t5like.cli.batch_plan import run_phases
   from t5like.cli.compatibility import phase_flops, stack_lengths
-  from t5like.cli.gin_flags import load_experiment
   from t5like.objectives import SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
-  experiment = load_experiment(part.model_dir)
+  experiment = load_part(part)
   (phase,) = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
   tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
   device, devices = _devices(part.model_dir)

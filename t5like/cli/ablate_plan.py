@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t5like import configuration
+from t5like import configuration, storage
 from t5like.ablations.benchmarks import SIZES, Unit, find_unit
 from t5like.ablations.results import SWEEP, run_name, write_json
 from t5like.ablations.tables import RECIPES, Recipe
+from t5like.cli.gin_flags import register_configurables
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
   from t5like.ablations.configurables import Scale
+  from t5like.cli.experiment import Experiment
 
 SCALES = ("paper", "small", "mini", "smoke")
 PRETRAIN, MIXED = "pretrain", "mixed"  # parts that are no fine-tuning
@@ -74,7 +76,7 @@ def agree(sweep_dir: Path, asked: Settings, write: bool = True) -> Settings:
 def read_settings(sweep_dir: Path) -> Settings:
   path = sweep_dir / SWEEP
   try:
-    settings = Settings(**json.loads(path.read_text(encoding="utf-8")))
+    settings = Settings(**storage.read_json(path))
     _check_fields(settings)
   except (OSError, ValueError, TypeError) as error:
     raise UserError(f"{sweep_dir} is no sweep", file=path, because=error) from None
@@ -107,6 +109,13 @@ class Part:
   def command(self) -> str:
     line = ["t5like", "train", *(f"--gin_file={file}" for file in self.files)]
     return shlex.join([*line, *(f"--gin.{name}={value}" for name, value in self.overrides)])
+
+
+def load_part(part: Part) -> Experiment:
+  """The experiment that the part's command trains."""
+  register_configurables()
+  configuration.load(part.files, part.overrides)
+  return configuration.build("train")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from t5like import configuration
 from t5like.ablations.claims import Claim, Claims, held
 from t5like.ablations.results import (
   Failure,
@@ -25,9 +24,8 @@ from t5like.ablations.results import (
   write_result,
 )
 from t5like.cli.ablate_collect import collect, is_finished
-from t5like.cli.ablate_plan import Part, SweepRun
+from t5like.cli.ablate_plan import Part, SweepRun, load_part
 from t5like.cli.ablate_workers import DEVICE_LOST, device_share
-from t5like.cli.gin_flags import register_configurables
 from t5like.cli.train import train_experiment
 from t5like.errors import RunError, UserError
 from t5like.training.agreement import first_process_decides
@@ -166,10 +164,8 @@ def device_answers() -> bool:
 def train_here(part: Part) -> int:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
   goodput = Goodput(from_now=True, device_share=device_share())
-  register_configurables()
-  configuration.load(part.files, part.overrides)
   try:
-    return train_experiment(configuration.build("train"), goodput)
+    return train_experiment(load_part(part), goodput)
   finally:
     jax.clear_caches()
     gc.collect()

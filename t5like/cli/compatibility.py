@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -14,6 +14,7 @@ from t5like import data, parallel, planning
 from t5like.cli.experiment import Experiment
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
+from t5like.evaluation.scoring import check_functions
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
@@ -124,10 +125,12 @@ def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
     )
 
 
-def check_scorable(cache: data.TokenCache) -> None:
+def check_scorable(cache: data.TokenCache, modules: Sequence[str]) -> None:
+  """Refuses a task without metrics, or whose scoring functions cannot be found in t5like, seqio, t5 and `modules`."""
   description = cache.manifest["description"]
   if not cache.manifest["scoring"]["metrics"]:
     raise UserError(
       f"task {description['task']!r} has no metric functions: it cannot be evaluated by decoding",
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )
+  check_functions(cache.manifest["scoring"], modules)

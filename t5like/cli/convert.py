@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from t5like import storage
 from t5like.cli.gin_flags import add_gin_arguments, load_experiment
+from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--average", action="store_true", help="to_hf: the moving average of the parameters, of a run with ema_decay"
   )
+  add_task_modules(parser)
   add_gin_arguments(parser)
 
 
@@ -59,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 def _import(args: argparse.Namespace, target: Path) -> int:
   from t5like.cli.compatibility import model_fingerprint
   from t5like.training.checkpoints import check_fingerprint, save_parameters
+  from t5like.vocabularies import copy_vocabulary
 
   source = storage.as_path(args.source)
   expected = _expected_config(args, target)
@@ -73,6 +76,8 @@ def _import(args: argparse.Namespace, target: Path) -> int:
     check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
     imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
   save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
+  if vocabulary is not None:
+    name = copy_vocabulary(name, vocabulary, target)
   (target / "config.gin").write_text(_config_text(imported, name, source, target))
   (target / REPORT).write_text(imported.report.full() + "\n")
   print(f"{_describe(imported.params)} from {source}\n{imported.report.summary()}")
@@ -172,7 +177,7 @@ def _export(args: argparse.Namespace, target: Path) -> int:
   source = storage.as_path(args.source).absolute()
   if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
     raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
-  experiment = load_experiment(source)
+  experiment = load_experiment(source, task_modules(args))
   params = load_parameters(source, args.step, average=args.average)
   check_parameters(experiment.model, flatten(params), str(source))
   if args.dtype:

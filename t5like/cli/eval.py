@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--show", type=int, default=3, metavar="N", help="answers to print (default: 3)")
   parser.add_argument("--out", help="write there (default: MODEL_DIR)")
   parser.add_argument("--vocabulary", help="a vocabulary's name or file, where the model does not tell")
-  parser.add_argument("--cache_dir", help="the folder of token caches (default: the run's)")
+  parser.add_argument("--cache_dir", help="the folder of token caches (default: ~/.cache/t5like)")
   add_task_modules(parser)
   _add_checkpoints(parser)
   _add_ways(parser)

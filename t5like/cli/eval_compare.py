@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from t5like import storage
+from t5like.cli.tasks import task_modules
 from t5like.errors import UserError
 from t5like.evaluation.comparison import Answers, compare, differences_table, differing_rows, is_right, read_answers
 from t5like.training.model_dir import write_text
@@ -20,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
   pairs = _pairs(a, b, args)
   for name, one, other in pairs:
     first, second = read_answers(one), read_answers(other)
-    found = compare(first, second, args.resamples, args.seed or 0, progress=print)
+    found = compare(first, second, args.resamples, args.seed or 0, print, task_modules(args))
     print(f"{name}: {len(first.rows):,} rows\n  A {one}\n  B {other}\n{differences_table(found)}")
     _tell_rows(first, second, storage.as_path(args.out) / f"{name}.differs.jsonl" if args.out else None, args.show)
   return 0

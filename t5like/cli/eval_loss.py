@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     raise UserError("--loss follows no run: the loop itself does it", try_="--gin.EVAL_LOSS_PERIOD=1000 in training")
   if given_options(args):
     raise UserError("--loss writes nothing", expected=f"no --{next(iter(given_options(args)))} beside it")
-  loaded = load_model(args.model_dir, args.vocabulary)
+  loaded = load_model(args.model_dir, args.vocabulary, modules=task_modules(args))
   with loaded.sharding():
     corpora = [_text_file(loaded, args)] if args.text else _tasks(loaded, args)
     ways = [(corpus, *_way(loaded, args, corpus)) for corpus in corpora]
@@ -127,8 +127,7 @@ def _tasks(loaded: LoadedModel, args: argparse.Namespace) -> list[Corpus]:
     if is_cached(loaded, args, name, split):
       found.append(_cached(loaded, args, name, split))
       continue
-    modules = [*(loaded.experiment.task_modules if loaded.experiment else ()), *task_modules(args)]
-    for task, documents in task_process.texts(name, split, args.examples, modules).items():
+    for task, documents in task_process.texts(name, split, args.examples, task_modules(args)).items():
       labelled = documents is None
       found.append(_cached(loaded, args, task, split) if labelled else _of_documents(loaded, task, split, documents))
   return found

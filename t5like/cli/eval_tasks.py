@@ -18,11 +18,12 @@ from t5like.cli import evaluation_run
 from t5like.cli.decoding_options import decode_settings, given_options
 from t5like.cli.evaluated_tasks import Asker, Questions, default_lengths, open_tasks
 from t5like.cli.loaded_model import LoadedModel, load_model
+from t5like.cli.tasks import task_modules
 from t5like.errors import UserError
 from t5like.evaluation import submissions
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.evaluation.following import Follower, all_processes, chosen_steps
-from t5like.evaluation.scoring import score_answers
+from t5like.evaluation.scoring import check_functions, score_answers
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
 from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoint_folders import checkpoint_steps, checkpoints_folder
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
       wait_for_model(args, interruption)
     if interruption.requested:
       return 128 + interruption.signal
-    loaded = load_model(args.model_dir, args.vocabulary)
+    loaded = load_model(args.model_dir, args.vocabulary, modules=task_modules(args))
     with loaded.sharding():
       return _Evaluator(loaded, args, interruption).run()
 
@@ -165,7 +166,10 @@ class _Evaluator:
       raise UserError(f"task {silent[0]!r} has no metric functions: its answers are withheld", try_="another task")
     if silent:
       say(f"without metrics, left out: {', '.join(silent)}")
-    return {task: cache for task, cache in caches.items() if task not in silent}
+    scored = {task: cache for task, cache in caches.items() if task not in silent}
+    for cache in scored.values():
+      check_functions(cache.manifest["scoring"], task_modules(self._args))
+    return scored
 
   def _steps(self) -> Iterator[int | None]:
     args, loaded = self._args, self._loaded
@@ -246,7 +250,7 @@ class _Evaluator:
       written = write_answers(self._generator, params, asked.prompts, self._settings_for(asked), self._batch_size, note)
       answers, more = {n: self._text(tokens, asked) for n, tokens in enumerate(written)}, None
     self._progress.leave()
-    return score_answers(answers, asked.fields, asked.scoring, more)
+    return score_answers(answers, asked.fields, asked.scoring, more, task_modules(self._args))
 
   def _settings_for(self, asked: Questions) -> Any:
     """With the template's own end of an answer among the stop sequences, where the vocabulary can write it."""

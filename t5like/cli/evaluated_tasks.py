@@ -58,10 +58,9 @@ def learned_positions(loaded: LoadedModel) -> int | None:
 
 
 def caches_of(loaded: LoadedModel, args: argparse.Namespace) -> TokenCaches:
-  own = loaded.experiment
-  root = args.cache_dir or (own.cache_dir if own else DEFAULT_ROOT)
-  modules = [*(own.task_modules if own else ()), *task_modules(args)]
-  return TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, modules, own.corpus_files if own else None)
+  """Those that the command names. What a model directory says of caches, task modules and files is not followed."""
+  root = args.cache_dir or DEFAULT_ROOT
+  return TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, task_modules(args), hint=loaded.task_hint())
 
 
 def open_tasks(
@@ -69,16 +68,22 @@ def open_tasks(
 ) -> dict[str, data.TokenCache]:
   """The token caches of tasks and of the tasks of mixtures, by task; built where they are missing."""
   caches, found = caches_of(loaded, args), {}
-  modules = [*(loaded.experiment.task_modules if loaded.experiment else ()), *task_modules(args)]
   for name in names:
     if _is_single(caches, name, split):
       tasks = [name]
     else:  # a mixture is drawn from some of its tasks in training, and evaluated on all
-      tasks = task_process.members(name, split, modules)
+      tasks = _members(name, split, task_modules(args), loaded.task_hint())
     for task in tasks:
       (member,) = caches.open_or_build(task, split)
       found[task] = member.cache
   return found
+
+
+def _members(name: str, split: str, modules: Sequence[str], hint: str) -> list[str]:
+  try:
+    return task_process.members(name, split, modules)
+  except UserError as error:
+    raise UserError(error.what, **error.lines, hint=hint) from None
 
 
 def is_cached(loaded: LoadedModel, args: argparse.Namespace, task: str, split: str) -> bool:

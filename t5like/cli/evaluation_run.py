@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,12 @@ def scorer(
   batch_size: int,
   examples: int,
   beat: Callable[[], None] = lambda: None,
+  modules: Sequence[str] = (),
 ) -> Callable[[Any], evaluation.Evaluation]:
   """A function from parameters to an evaluation; decoding is compiled once.
 
-  `examples` 0 means all; `beat` is called after every batch, as a sign of life.
+  `examples` 0 means all; `beat` is called after every batch, as a sign of life; `modules` are the user's own, in
+  which scoring functions may be found.
   """
   predictor = evaluation.Predictor(model, mesh, lengths.targets, vocabulary.eos_id)
   prompts = PROMPTS[model.batch_layout]
@@ -50,6 +52,7 @@ def scorer(
       fields,
       cache.manifest["scoring"],
       note,
+      modules,
     )
     progress.leave()
     return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,8 +44,12 @@ def register_configurables() -> None:
     importlib.import_module(module)
 
 
-def load_experiment(model_dir: Path) -> Experiment:
-  """The run that a model directory's config.gin describes."""
+def load_experiment(model_dir: Path, modules: Sequence[str] = ()) -> Experiment:
+  """The run that a model directory's config.gin describes.
+
+  The directory may be somebody else's: its configuration is data, and runs no code but that of `modules`, which the
+  user named.
+  """
   from t5like import configuration
   from t5like.training.model_dir import CONFIG
 
@@ -54,7 +59,7 @@ def load_experiment(model_dir: Path) -> Experiment:
       f"{model_dir} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
     )
   register_configurables()
-  configuration.load([str(config)])
+  configuration.load_data(config, modules)
   return configuration.build("train")
 
 

@@ -41,6 +41,7 @@ def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter
       experiment.batch_size,
       examples,
       beat,
+      experiment.task_modules,
     )
     for member in plan.scored
   }

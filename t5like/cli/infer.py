@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--split", default="validation", help="of the task (default: validation)")
   group.add_argument("--examples", type=int, default=0, metavar="N", help="of the task, at most (default: all)")
   add_task_modules(group)
-  group.add_argument("--cache_dir", metavar="DIR", help="of token caches (default: the run's, or ~/.cache/t5like)")
+  group.add_argument("--cache_dir", metavar="DIR", help="of token caches (default: ~/.cache/t5like)")
   group.add_argument("--max_inputs", type=int, metavar="N", help="tokens that a row may have (default: all that fit)")
   group.add_argument("--truncate", action="store_true", help="cut rows that are too long, in place of refusing them")
   group.add_argument("--strict", action="store_true", help="stop at the first row that cannot be answered")
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
   if not args.input and not args.task and not asks:
     args.input = "-"
   _check_reachable(args, asks)
-  loaded = load_model(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype)
+  loaded = load_model(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
   args.step = _agreed_step(args, loaded)
   _doubt_vocabulary(loaded)
   return _ask(args, loaded) if asks else _answer_rows(args, loaded)
@@ -256,8 +256,7 @@ def _limits(args: argparse.Namespace) -> Limits:
 def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) -> tuple[Rows, int | None]:
   """The rows, and how many there are where that is known."""
   from t5like.cli import infer_rows
-  from t5like.cli.cache import DEFAULT_ROOT
-  from t5like.cli.token_caches import TokenCaches
+  from t5like.cli.evaluated_tasks import caches_of
 
   if kind != "task":
     if args.field and kind == "text":
@@ -266,12 +265,8 @@ def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) 
     if total == 0:
       raise UserError(f"{args.input} is empty: there are no rows to answer")
     return infer_rows.read_rows(args.input, kind, field), total
-  experiment = loaded.experiment
-  modules = [*(experiment.task_modules if experiment else ()), *task_modules(args)]
-  root = args.cache_dir or (experiment.cache_dir if experiment else DEFAULT_ROOT)
-  corpus_files = experiment.corpus_files if experiment else None
   with _standard_output_aside():
-    caches = TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, modules, corpus_files)
+    caches = caches_of(loaded, args)
     members = caches.open_or_build(args.task, args.split)
   infer_rows.check_task(members, type(loaded.model).__name__)
   total = sum(min(args.examples or m.cache.examples, m.cache.examples) for m in members)

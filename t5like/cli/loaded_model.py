@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from t5like import parallel, storage
+from t5like.cli.cache import DEFAULT_ROOT
 from t5like.cli.compatibility import check_splits, model_fingerprint
 from t5like.cli.experiment import Experiment
 from t5like.cli.gin_flags import load_experiment
@@ -25,7 +27,7 @@ from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
-from t5like.training.checkpoint_folders import PARAMS, checkpoint_steps, find_checkpoint
+from t5like.training.checkpoint_folders import PARAMS, checkpoint_steps, find_checkpoint, read_fingerprint
 from t5like.training.checkpoints import load_parameters
 from t5like.training.integrity import CHECKSUMS
 from t5like.training.model_dir import CONFIG
@@ -64,6 +66,7 @@ class LoadedModel:
   experiment: Experiment | None  # None: a Hugging Face folder
   given_step: int | None = None  # --model was the folder of one checkpoint
   imported: Any = None  # parameters of a Hugging Face folder, numpy arrays
+  vocabulary_given: bool = False  # the user chose it, and knows why where the checkpoint names another
 
   @cached_property
   def special(self) -> SpecialTokens:
@@ -103,7 +106,10 @@ class LoadedModel:
       raise UserError(f"{self.folder} is a Hugging Face folder: it has no moving average of parameters")
     params = self.imported
     if step is not None:
-      params = load_parameters(self.folder, step, fingerprint=self.fingerprint, average=average)
+      fingerprint = self.fingerprint
+      if self.vocabulary_given:
+        fingerprint["vocabulary"] = read_fingerprint(find_checkpoint(self.folder, step)).get("vocabulary")
+      params = load_parameters(self.folder, step, fingerprint=fingerprint, average=average)
     with self.sharding():
       return _placed(self.model, params, self.mesh)
 
@@ -118,6 +124,22 @@ class LoadedModel:
       files = sorted(self.folder.glob("*.safetensors"))
     structure = hashlib.sha256(repr(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
     return {"weights": _digest(files), "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
+
+  def task_hint(self) -> str:
+    """The options that would find the tasks and token caches of the model's own run; '' where there are none.
+
+    They are for the user to give: a command that followed them unasked would run code that the directory names.
+    """
+    if self.experiment is None:
+      return ""
+    own, options = self.experiment, []
+    if own.cache_dir != DEFAULT_ROOT:
+      options.append(f"--cache_dir={own.cache_dir}")
+    options += [f"--task_modules={module}" for module in own.task_modules]
+    files = [f"--files={split}={pattern}" for split, pattern in own.corpus_files.items()]
+    hints = [f"the run itself used {shlex.join(options)}"] if options else []
+    hints += [f"and its corpus: t5like cache {own.task} {shlex.join(files)}"] if files else []
+    return ", ".join([*hints, "give that if you trust it"]) if hints else ""
 
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:
@@ -149,20 +171,25 @@ class LoadedModel:
 
 
 def load_model(
-  source: str | Path, vocabulary: str | None = None, mesh: MeshAxes | None = None, dtype: str | None = None
+  source: str | Path,
+  vocabulary: str | None = None,
+  mesh: MeshAxes | None = None,
+  dtype: str | None = None,
+  modules: Sequence[str] = (),
 ) -> LoadedModel:
   """The model in `source`: a model directory, one checkpoint in it, or a Hugging Face folder.
 
-  `vocabulary` counts before what is found; `mesh` before the run's own, which is followed where it fits the devices
-  there are; `dtype` is that of the computation.
+  `vocabulary` takes precedence over what is found; `mesh` over the run's own, which is followed where it fits the
+  available devices; `dtype` is that of the computation. The source is data: of the modules that its configuration
+  imports only those in `modules`, which the user named, are imported.
   """
   storage.check_reachable(source, "the model")
   folder = storage.as_path(source).absolute()
   changes = {"compute_dtype": dtype} if dtype else {}
   if (folder / PARAMS).is_dir() and (folder.parent.parent / CONFIG).is_file():
-    return _of_run(folder.parent.parent, vocabulary, mesh, changes, int(folder.name))
+    return _of_run(folder.parent.parent, vocabulary, mesh, changes, modules, int(folder.name))
   if (folder / CONFIG).is_file():
-    return _of_run(folder, vocabulary, mesh, changes)
+    return _of_run(folder, vocabulary, mesh, changes, modules)
   if any((folder / file).is_file() for file in _HUGGING_FACE):
     if storage.is_remote(folder):
       folder = storage.download_tree(folder, storage.mirror_folder(folder))
@@ -175,14 +202,22 @@ def load_model(
 
 
 def _of_run(
-  folder: Path, vocabulary: str | None, mesh: MeshAxes | None, changes: dict[str, Any], step: int | None = None
+  folder: Path,
+  vocabulary: str | None,
+  mesh: MeshAxes | None,
+  changes: dict[str, Any],
+  modules: Sequence[str],
+  step: int | None = None,
 ) -> LoadedModel:
-  experiment = load_experiment(folder)
-  find_checkpoint(folder, step)
+  experiment = load_experiment(folder, modules)
+  checkpoint = find_checkpoint(folder, step)
   model = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
   name, found = find_vocabulary(folder, model.config, vocabulary, experiment.vocabulary)
   built, preset = _mesh_for(mesh, experiment.mesh, model.config)
-  return LoadedModel(folder, model, found, name, built, preset, experiment, step)
+  trained_with = read_fingerprint(checkpoint).get("vocabulary")
+  if vocabulary and trained_with not in (None, found.fingerprint) and jax.process_index() == 0:
+    print(f"{vocabulary} is not the vocabulary that the model was trained with", file=sys.stderr, flush=True)
+  return LoadedModel(folder, model, found, name, built, preset, experiment, step, vocabulary_given=bool(vocabulary))
 
 
 def _of_hugging_face(

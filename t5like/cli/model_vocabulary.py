@@ -1,4 +1,4 @@
-"""The vocabulary of a model: the one asked for, its run's own, the one beside the weights, or known by its size."""
+"""The vocabulary of a model: the one requested, its run's own, the one next to the weights, or known by its size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from t5like import storage
 from t5like.errors import UserError
 from t5like.models.config import TransformerConfig
-from t5like.vocabularies import Vocabulary, load_vocabulary, vocabulary_in
+from t5like.vocabularies import Vocabulary, copied_vocabulary, load_vocabulary, vocabulary_in
 
 # The vocabularies that published checkpoints were trained with, by the rows of their embedding.
 PUBLISHED = {
@@ -21,7 +21,10 @@ _TRY = "--vocabulary=NAME_OR_FILE, the one that the model was trained with"
 def find_vocabulary(
   folder: Path, config: TransformerConfig, given: str | None = None, own: str | None = None
 ) -> tuple[str, Vocabulary]:
-  """Its name or file, and itself. `given` by the user counts before `own`, what the model's configuration says."""
+  """Its name or file, and itself. `given` by the user takes precedence over `own`, that of the model's configuration.
+
+  `own` may be somebody else's word: nothing is fetched from the network for it.
+  """
   name, vocabulary = _load(folder, config, given, own)
   if vocabulary.vocab_size > config.vocab_size:
     raise UserError(
@@ -34,25 +37,29 @@ def find_vocabulary(
 def _load(folder: Path, config: TransformerConfig, given: str | None, own: str | None) -> tuple[str, Vocabulary]:
   if given:
     return given, load_vocabulary(given)
-  problem = None
+  problems = []
   for name in _candidates(folder, config, own):
     try:
       return name, load_vocabulary(name)
     except UserError as error:  # a file may have moved, or be of a kind that lacks its other half
-      problem = problem or error
+      problems.append(error.what)
+  if own and storage.is_remote(own):
+    problems.append(f"its VOCABULARY is {own}, and nothing is fetched because a model directory says so")
   raise UserError(
     f"no vocabulary for the model in {folder}",
-    because=problem.what if problem else f"nothing is known of models with {config.vocab_size:,} ids",
+    because="\n".join(problems) or f"no published model has {config.vocab_size:,} ids",
     looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}",
-    try_=_TRY,
+    try_=f"--vocabulary={own}" if own and storage.is_remote(own) else _TRY,
   )
 
 
 def _candidates(folder: Path, config: TransformerConfig, own: str | None) -> list[str]:
   """Names to try, the surest first."""
-  names = [own] if own else []
+  names = []
+  if own:
+    names += filter(None, [copied_vocabulary(own, folder), None if storage.is_remote(own) else own])
   if beside := vocabulary_in(folder):
-    names += [str(beside), str(folder / TOKENIZER)]
-  if not names and config.vocab_size in PUBLISHED:
+    names += [str(beside), *([str(folder / TOKENIZER)] if (folder / TOKENIZER).is_file() else [])]
+  if not names and not own and config.vocab_size in PUBLISHED:
     names.append(PUBLISHED[config.vocab_size])
-  return [n for n in dict.fromkeys(names) if Path(n).name != TOKENIZER or storage.as_path(n).is_file()]
+  return list(dict.fromkeys(names))

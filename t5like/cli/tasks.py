@@ -31,7 +31,11 @@ def run(args: argparse.Namespace) -> int:
 def add_task_modules(parser: argparse.ArgumentParser) -> None:
   """The option of every command that looks tasks up."""
   parser.add_argument(
-    "--task_modules", action="append", default=[], metavar="MODULE", help="a module to import that registers tasks"
+    "--task_modules",
+    action="append",
+    default=[],
+    metavar="MODULE",
+    help="a module of yours to import, for the tasks, objectives and metrics it has; repeat it, or use commas",
   )
 
 

@@ -39,8 +39,10 @@ class TokenCaches:
     vocabulary: Vocabulary,
     task_modules: Sequence[str] = (),
     corpus_files: Mapping[str, str] | None = None,
+    hint: str = "",
   ):
-    self._root, self._name, self._vocabulary = root, name, vocabulary
+    """`hint` is printed where a cache must be built: how it, or the task, may be found elsewhere."""
+    self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
 
   def folder(self, task: str, split: str) -> Path:
@@ -74,6 +76,8 @@ class TokenCaches:
       return members
     line = self.command(task, split)
     print(f"no token cache of {task!r} ({split}) yet: {shlex.join(line)}", flush=True)
+    if self._hint:
+      print(f"  ({self._hint})", flush=True)
     status = subprocess.run([sys.executable, "-m", *line], env=bound_to_this_process()).returncode
     if status == BAD_INPUT:
       raise SystemExit(BAD_INPUT)  # the builder has said why

@@ -39,6 +39,7 @@ from t5like.training.step import LossSettings, compile_train_step, keep_compiled
 from t5like.training.step_file import StepFile
 from t5like.training.train_log import TrainLog
 from t5like.training.watchdog import Watchdog
+from t5like.vocabularies import copy_vocabulary
 
 STACKS = "stacks.txt"
 NOT_FINITE = "not_finite"
@@ -248,11 +249,12 @@ class Run:
 
 
 def record_run(experiment: Experiment, plan: Plan) -> None:
-  """Writes config.gin first: it marks the folder as ours."""
+  """Writes config.gin first, which marks the folder as ours, and all that the directory needs to be used elsewhere."""
   if jax.process_index() == 0:
     variables = experiment.optimizer.variable_table(plan.spec.shapes.params)
     directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
     directory.write_text(plan.model_dir / directory.RUN_CARD, f"{plan.run_card}\n\n{variables}\n")
+    copy_vocabulary(experiment.vocabulary, plan.vocabulary, plan.model_dir)
 
 
 def compiled_folder(cache_dir: str) -> Path:

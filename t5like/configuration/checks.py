@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import gin
 
-from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference
+from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference, is_inside
 from t5like.errors import UserError, nearest
 
 
@@ -29,6 +29,23 @@ def check_names(bindings: Sequence[Binding]) -> None:
     for reference in binding.references():
       if isinstance(reference, ConfigurableReference):
         _check_configurable(reference.name, binding.where, known)
+
+
+def check_own_names(bindings: Sequence[Binding], modules: Sequence[str]) -> None:
+  """Every configurable that a model directory names is t5like's own, or one of the modules that the user named."""
+  trusted = {"t5like", *modules}
+  for binding in bindings:
+    names = [r.name for r in binding.references() if isinstance(r, ConfigurableReference)]
+    for name in names if binding.is_macro else [binding.selector, *names]:
+      for selector in gin.config._REGISTRY.matching_selectors(name):
+        module = getattr(gin.config._REGISTRY[selector].wrapped, "__module__", "")
+        if not is_inside(module, trusted):
+          raise UserError(
+            f"the model directory's configuration uses {name!r}, which is not t5like's",
+            file=binding.where,
+            defined=module,
+            try_=f"--task_modules={module}, if you know and trust that module",
+          )
 
 
 def _check_configurable(name: str, where: str, known: dict[str, object]) -> None:

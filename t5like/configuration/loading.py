@@ -3,12 +3,21 @@
 import inspect
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import gin
 
-from t5like.configuration.checks import check_macros, check_names, registered
+from t5like.configuration.checks import check_macros, check_names, check_own_names, registered
 from t5like.configuration.search_path import search_path
-from t5like.configuration.statements import expanded_text, parse_override_value, read_file, read_text
+from t5like.configuration.statements import (
+  Binding,
+  Permissions,
+  Statement,
+  gin_source,
+  parse_override_value,
+  read_file,
+  read_text,
+)
 from t5like.configuration.value_types import check_values
 from t5like.errors import UserError
 
@@ -24,22 +33,35 @@ def load(
   imported). Raises UserError for a missing file, an unknown name, an unused or missing macro, a value that cannot
   be what its parameter takes.
   """
-  folders = search_path(search_paths)
-  override_lines = [(f"--gin.{name}", f"{name} = {parse_override_value(text)}") for name, text in overrides]
-
+  permissions = Permissions(search_path(search_paths))
   with gin.unlock_config():  # what files import may register more names, after a configuration before this one too
-    bindings = [b for name in files for b in read_file(name, folders)]
-    for where, line in override_lines:
-      bindings.extend(read_text(line, where, folders))
+    statements = [s for name in files for s in read_file(name, permissions)]
+    for name, text in overrides:
+      statements += read_text(f"{name} = {parse_override_value(text)}", f"--gin.{name}", permissions)
+  _activate(statements)
+
+
+def load_data(config: Path, modules: Sequence[str] = ()) -> None:
+  """Makes the config.gin of a model directory the current gin configuration.
+
+  Unlike `load`, it takes the file for data that somebody else may have written: it runs no code but that of
+  `modules`, which the user named (see `Permissions`).
+  """
+  permissions = Permissions.of_data(modules)
+  with gin.unlock_config():
+    statements = read_file(str(config), permissions)
+  check_own_names([s for s in statements if isinstance(s, Binding)], modules)
+  _activate(statements)
+
+
+def _activate(statements: Sequence[Statement]) -> None:
+  bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)
   check_macros(bindings)
   check_values(bindings, registered())
-
   gin.clear_config()
   with gin.unlock_config():
-    # Includes are expanded here: gin's own search logs an error for every folder it tries in vain.
-    gin.parse_config("\n".join(expanded_text(name, folders) for name in files))
-    gin.parse_config([line for _, line in override_lines])
+    gin.parse_config(gin_source(statements))
   gin.finalize()
 
 

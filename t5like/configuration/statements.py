@@ -9,18 +9,59 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import io
-import re
-from collections.abc import Iterator, Sequence
+import tokenize
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gin import config_parser
 
-from t5like.configuration.search_path import find
+from t5like.configuration.search_path import find, shipped_folder
 from t5like.errors import UserError
 
 REQUIRED = "gin.REQUIRED"
-_INCLUDE = re.compile(r"""\s*include\s+["'](.*?)["']""")
+_LARGEST_FILE = 1 << 20  # bytes; config.gin has a few thousand
+
+
+@dataclasses.dataclass(frozen=True)
+class Permissions:
+  """What a gin file may do besides setting values.
+
+  Files that the user names may import any module and include any file on the search path. The config.gin of a model
+  directory is data, perhaps somebody else's: it may include shipped files only, and import only t5like's own
+  `configurables` and the modules that the user named.
+  """
+
+  folders: Sequence[Path]  # where included files are looked for
+  modules: Sequence[str] | None = None  # the modules that may be imported; None: any
+
+  @classmethod
+  def of_data(cls, modules: Sequence[str] = ()) -> Permissions:
+    return cls([shipped_folder()], tuple(modules))
+
+  def check_include(self, name: str, where: str) -> None:
+    if self.modules is not None and (Path(name).is_absolute() or "://" in name or ".." in Path(name).parts):
+      raise UserError(
+        f"a model directory may only include gin files that ship with t5like, not {name!r}",
+        file=where,
+        try_="remove that line, if the directory is yours; otherwise do not use it",
+      )
+
+  def check_import(self, module: str, where: str) -> None:
+    parts = module.split(".")
+    own = parts[0] == "t5like" and parts[-1] == "configurables"
+    if self.modules is None or own or is_inside(module, self.modules):
+      return
+    raise UserError(
+      f"the model directory's configuration imports {module!r}, which would run its code",
+      file=where,
+      try_=f"--task_modules={module}, if you know and trust that module",
+    )
+
+
+def is_inside(module: str, packages: Iterable[str]) -> bool:
+  """Whether a module is one of these packages, or in one."""
+  return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +72,7 @@ class MacroReference:
 @dataclasses.dataclass(frozen=True)
 class ConfigurableReference:
   name: str  # without scopes
+  source: str  # as gin writes it: "@scope/name()"
 
 
 class _Recorder(config_parser.ParserDelegate):
@@ -40,7 +82,8 @@ class _Recorder(config_parser.ParserDelegate):
     return MacroReference(macro_name)
 
   def configurable_reference(self, scoped_configurable_name: str, evaluate: bool) -> ConfigurableReference:
-    return ConfigurableReference(scoped_configurable_name.split("/")[-1])
+    source = f"@{scoped_configurable_name}{'()' if evaluate else ''}"
+    return ConfigurableReference(scoped_configurable_name.split("/")[-1], source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,58 +116,93 @@ class Binding:
         pending.extend(value)
 
 
-def read_text(text: str, where: str, folders: Sequence[Path], seen: tuple[str, ...] = ()) -> list[Binding]:
+@dataclasses.dataclass(frozen=True)
+class Import:
+  """An import statement, carried out already."""
+
+  source: str
+
+
+Statement = Binding | Import
+
+
+def read_text(text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = ()) -> list[Statement]:
   """Statements of one piece of gin text in order, included files expanded in place."""
-  bindings = []
+  found = []
   try:
     for statement in config_parser.ConfigParser(io.StringIO(text), _Recorder()):
       location = getattr(statement, "location", None)
       line = f"{where}:{location.line_num}" if location and not where.startswith("--") else where
       if isinstance(statement, config_parser.BindingStatement):
         scope, selector, parameter, value, _ = statement
-        bindings.append(Binding(selector, parameter, value, line, scope))
+        found.append(Binding(selector, parameter, value, line, scope))
       elif isinstance(statement, config_parser.IncludeStatement):
-        bindings.extend(read_file(statement.filename, folders, asked_by=line, seen=seen))
+        permissions.check_include(statement.filename, line)
+        found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
       elif isinstance(statement, config_parser.ImportStatement):
-        _import(statement.module, line)
+        permissions.check_import(statement.module, line)
+        import_module(statement.module, line)
+        found.append(Import(statement.format()))
   except SyntaxError as error:
     message = str(error.msg).strip().split("\n")[0]
     raise UserError(
       "gin cannot read this line", file=f"{where}:{error.lineno}", line=(error.text or "").strip(), because=message
     ) from None
-  return bindings
+  except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:  # brackets that never close, or nest
+    raise UserError(f"gin cannot read {where}", because=str(error) or type(error).__name__) from None
+  return found
 
 
 def read_file(
-  name: str, folders: Sequence[Path], asked_by: str = "--gin_file", seen: tuple[str, ...] = ()
-) -> list[Binding]:
-  path = find(name, folders, asked_by)
+  name: str, permissions: Permissions, asked_by: str = "--gin_file", seen: tuple[str, ...] = ()
+) -> list[Statement]:
+  path = find(name, permissions.folders, asked_by)
   if str(path) in seen:
     raise UserError("gin files include each other in a circle", files=" -> ".join([*seen, str(path)]))
   try:
+    size = path.stat().st_size
+    if size > _LARGEST_FILE:
+      raise UserError(f"the gin file {path} is too large: {size:,} bytes", expected=f"at most {_LARGEST_FILE:,}")
     text = path.read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the gin file {path}", because=error) from None
-  return read_text(text, name, folders, (*seen, str(path)))
+  return read_text(text, name, permissions, (*seen, str(path)))
 
 
-def expanded_text(name: str, folders: Sequence[Path]) -> str:
-  """The text of a file that `read_file` has accepted, with included files in place of their lines."""
-  lines = []
-  for line in find(name, folders).read_text(encoding="utf-8").splitlines():
-    include = _INCLUDE.match(line)
-    lines.append(expanded_text(include[1], folders) if include else line)
-  return "\n".join(lines)
+def gin_source(statements: Sequence[Statement]) -> str:
+  """Gin text that says the same, without includes. Gin itself would log an error for every folder it searches."""
+  return "\n".join(s.source if isinstance(s, Import) else _binding_source(s) for s in statements)
 
 
-def _import(module: str, where: str) -> None:
-  """Imports what a gin file imports: it may register the names that the next lines use."""
+def _binding_source(binding: Binding) -> str:
+  scope = f"{binding.scope}/" if binding.scope else ""
+  parameter = f".{binding.parameter}" if binding.parameter else ""
+  return f"{scope}{binding.selector}{parameter} = {_value_source(binding.value)}"
+
+
+def _value_source(value: Any) -> str:
+  if isinstance(value, MacroReference):
+    return f"%{value.name}"
+  if isinstance(value, ConfigurableReference):
+    return value.source
+  if isinstance(value, dict):
+    return "{" + ", ".join(f"{_value_source(k)}: {_value_source(v)}" for k, v in value.items()) + "}"
+  if isinstance(value, list | tuple):
+    inner = ", ".join(map(_value_source, value))
+    return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
+  return {"inf": "1e999", "-inf": "-1e999"}.get(repr(value), repr(value))  # gin reads no bare `inf`
+
+
+def import_module(module: str, where: str) -> None:
+  """Imports a module that a gin file or an option names: it may register the names that the next lines use."""
   try:
     importlib.import_module(module)
   except ImportError as error:
     raise UserError(
       f"cannot import {module!r}", file=where, because=error, try_="run from its folder, or put it on PYTHONPATH"
     ) from None
+  except Exception as error:
+    raise UserError(f"importing {module!r} fails", file=where, because=f"{type(error).__name__}: {error}") from error
 
 
 def parse_override_value(text: str) -> str:

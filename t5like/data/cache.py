@@ -27,8 +27,16 @@ _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as
 
 def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocabulary_fingerprint: str) -> Path:
   """Where the cache of a task lives under `root`: one folder for each vocabulary and split."""
+  for what, given in (("task", task), ("split", split)):
+    check_name(what, given)
   name = f"{Path(vocabulary).stem}-{vocabulary_fingerprint[:8]}"
   return storage.as_path(root) / task / name / split
+
+
+def check_name(what: str, name: str) -> None:
+  """Refuses names of tasks and splits that would lead out of the folder of token caches."""
+  if not name or not all(map(storage.is_plain_name, name.split("/"))):
+    raise UserError(f"invalid {what} name: {name[:60]!r}", expected="a registered name, without '..', '//' or NUL")
 
 
 class _Shard:
@@ -230,16 +238,30 @@ def _read_manifest(folder: Path, mend: str) -> tuple[dict[str, Any], bytes]:
   path = folder / MANIFEST
   try:
     text = path.read_bytes()
-    manifest = json.loads(text)
+    manifest = storage.parse_json(text)
     if manifest["format"] != FORMAT:
       raise UserError(
         "the token cache was written in another format", file=path, found=manifest["format"], expected=FORMAT, try_=mend
       )
+    _check_manifest(manifest)
     return manifest, text
   except OSError as error:
     raise UserError("no token cache here", folder=folder, because=error.strerror, try_=mend) from None
-  except (ValueError, KeyError, TypeError):
+  except (ValueError, KeyError, TypeError, AttributeError):
     raise UserError("the manifest of the token cache is corrupt", file=path, try_=mend) from None
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+  """Raises ValueError or TypeError where a manifest is not as `build_cache` writes it, or leaves its folder."""
+  for shard in manifest["shards"]:
+    if not all(map(storage.is_plain_name, [shard["name"], *shard["files"]])):
+      raise ValueError("a shard's name leaves the folder")
+    counts = [shard["examples"], shard["tokens"], *(file["bytes"] for file in shard["files"].values())]
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+      raise ValueError("a shard's counts are not whole numbers")
+  for name, kind in (("examples", int), ("tokens", int), ("features", list), ("description", dict), ("scoring", dict)):
+    if not isinstance(manifest[name], kind):
+      raise TypeError(f"{name} is {manifest[name]!r}")
 
 
 def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str:

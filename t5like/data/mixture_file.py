@@ -34,6 +34,6 @@ def read_mixture(folder: Path, mend: str) -> dict[str, float] | None:
   if not path.is_file():
     return None
   try:
-    return {str(task): float(rate) for task, rate in json.loads(path.read_text(encoding="utf-8"))["rates"].items()}
+    return {str(task): float(rate) for task, rate in storage.read_json(path)["rates"].items()}
   except (ValueError, KeyError, TypeError, AttributeError):
     raise UserError("the record of a mixture is corrupt", file=path, try_=mend) from None

@@ -7,7 +7,6 @@ sides, and the difference of scores is taken again and again.
 from __future__ import annotations
 
 import dataclasses
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.evaluation.scoring import about_path, find_function, metric_scores
 from t5like.evaluation.tables import aligned
@@ -69,7 +69,7 @@ def read_answers(path: Path) -> Answers:
     raise UserError(f"cannot read the predictions {path}", because=error) from None
   for number, line in enumerate(lines, 1):
     try:
-      row = json.loads(line)
+      row = storage.parse_json(line)
       rows.append({"prediction": row["prediction"], "target": row["target"], **row})
     except (ValueError, KeyError, TypeError):
       raise UserError(
@@ -80,7 +80,10 @@ def read_answers(path: Path) -> Answers:
   if not rows:
     raise UserError(f"{path} is empty: there is nothing to compare")
   about = about_path(path)
-  metrics = json.loads(about.read_text(encoding="utf-8"))["metrics"] if about.is_file() else [EXACT_MATCH]
+  try:
+    metrics = storage.read_json(about)["metrics"] if about.is_file() else [EXACT_MATCH]
+  except (ValueError, KeyError) as error:
+    raise UserError(f"cannot read the metrics of {path}", file=about, because=error, try_="move it away") from None
   return Answers(path, rows, metrics or [EXACT_MATCH])
 
 
@@ -100,13 +103,21 @@ def check_same_questions(a: Answers, b: Answers) -> None:
 
 
 def compare(
-  a: Answers, b: Answers, resamples: int = RESAMPLES, seed: int = 0, progress: Callable[[str], None] = lambda text: None
+  a: Answers,
+  b: Answers,
+  resamples: int = RESAMPLES,
+  seed: int = 0,
+  progress: Callable[[str], None] = lambda text: None,
+  modules: Sequence[str] = (),
 ) -> list[Difference]:
-  """The difference in every metric, with its 95 % interval. The same seed gives the same numbers."""
+  """The difference in every metric, with its 95 % interval. The same seed gives the same numbers.
+
+  `modules` are those of the user's own in which metrics may be found.
+  """
   check_same_questions(a, b)
   found = []
   for entry in a.metrics:
-    metric = find_function(entry)
+    metric = find_function(entry, modules)
     sides = [_Side(metric, a.targets, answers.predictions) for answers in (a, b)]
     shared = [name for name in sides[0].scores if name in sides[1].scores]
     means = [name for name in shared if all(side.is_mean(name) for side in sides)]

@@ -16,6 +16,15 @@ import numpy as np
 from t5like.errors import UserError
 from t5like.training.model_dir import write_text
 
+# Where the tasks of t5like, and those written for seqio and the t5 library, have their metrics and postprocessors.
+_SCORING_MODULES = (
+  *(f"t5like.tasks.{module}" for module in (
+    "metrics", "postprocessors", "qa_metrics", "text_metrics", "tagging_metrics", "ranking_metrics", "encoder_scores",
+    "ner_text",
+  )),
+  "seqio.metrics", "seqio.evaluation", "t5.evaluation", "t5.data",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
@@ -53,18 +62,20 @@ def evaluate(
   fields: Sequence[Mapping[str, Any]],
   scoring: Mapping[str, Any],
   progress: Callable[[int], None] = lambda done: None,
+  modules: Sequence[str] = (),
 ) -> Evaluation:
   """Predicts every example, then scores all of them.
 
   `batches` gives example numbers (-1 on filling rows), inputs, their lengths, and targets; `predict`
   answers inputs [rows, length] of given lengths; `fields` and `scoring` come from the token cache: no seqio is needed.
+  `modules`: as `score_answers`.
   """
   predictions: dict[int, str] = {}
   for numbers, inputs, lengths, _ in batches:
     answers = predict(inputs, lengths)
     predictions |= {int(n): decode(answer) for n, answer in zip(numbers, answers, strict=True) if n >= 0}
     progress(len(predictions))
-  return score_answers(predictions, fields, scoring)
+  return score_answers(predictions, fields, scoring, modules=modules)
 
 
 def score_answers(
@@ -72,9 +83,13 @@ def score_answers(
   fields: Sequence[Mapping[str, Any]],
   scoring: Mapping[str, Any],
   more: Mapping[int, Mapping[str, Any]] | None = None,
+  modules: Sequence[str] = (),
 ) -> Evaluation:
-  """Scores the texts that a model gave to examples of these numbers; `more` goes into the rows beside them."""
-  postprocess = find_function(scoring["postprocessor"]) if scoring["postprocessor"] else _as_it_is
+  """Scores the texts that a model gave to examples of these numbers; `more` goes into the rows next to them.
+
+  `modules` are those of the user's own in which metrics and postprocessors may be found.
+  """
+  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _as_it_is
   rows, targets, outputs = [], [], []
   for number, text in sorted(answers.items()):
     example = fields[number]
@@ -82,7 +97,7 @@ def score_answers(
     outputs.append(postprocess(text, example=example, is_target=False))
     row = {"inputs": example.get("inputs_pretokenized"), "prediction": outputs[-1], "target": targets[-1]}
     rows.append(row | dict(more[number] if more else {}))
-  metrics = [find_function(m) for m in scoring["metrics"]]
+  metrics = [find_function(m, modules) for m in scoring["metrics"]]
   scores = metric_scores(metrics, targets, outputs)
   answer, chosen = "", [fields[number] for number in sorted(answers)]
   if metrics and (answer := _commonest([example["targets_pretokenized"] for example in chosen])):
@@ -106,15 +121,44 @@ def _commonest(texts: Sequence[str]) -> str:
   return "" if count < 2 or len(counts) > len(texts) / 2 else text
 
 
-def find_function(entry: Mapping[str, Any]) -> Callable:
-  """The function that the token cache names, with its bound keywords."""
-  module, name = entry["function"].split(":")
+def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Callable:
+  """The scoring function that a token cache or a file of predictions names, with its bound keywords.
+
+  Such files are data, perhaps somebody else's, and a name in them must not run just any function: it is looked for in
+  the modules of t5like, seqio and t5 that hold scoring functions, and in the packages of `modules`, which the user
+  named.
+  """
+  try:
+    named, keywords = str(entry["function"]), dict(entry["keywords"])
+    module, name = named.split(":")
+  except (KeyError, TypeError, ValueError):
+    raise UserError("this names no scoring function", found=repr(entry)[:100]) from None
+  packages = (*_SCORING_MODULES, *(given.partition(".")[0] for given in modules))
+  if not _is_inside(module, packages):
+    raise UserError(
+      f"the scoring function {named} is not one of t5like, seqio or t5: it is only run if you name its module",
+      try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you know and trust it",
+    )
   try:
     function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
   except (ImportError, AttributeError) as error:
     raise UserError(
-      f"the scoring function {entry['function']} of this task cannot be imported",
+      f"the scoring function {named} of this task cannot be imported",
       because=error,
       try_="put its module on PYTHONPATH, or rebuild the token cache",
     ) from None
-  return functools.partial(function, **entry["keywords"]) if entry["keywords"] else function
+  # A module also has what it imports: `t5.evaluation.metrics:os.system` must not be reached through it.
+  if not callable(function) or not _is_inside(getattr(function, "__module__", None) or "", packages):
+    raise UserError(f"{named} is not a scoring function", expected="a function that the module itself defines")
+  return functools.partial(function, **keywords) if keywords else function
+
+
+def check_functions(scoring: Mapping[str, Any], modules: Sequence[str]) -> None:
+  """Finds every scoring function of a task, so that one that is missing is known before anything is decoded."""
+  for entry in (scoring["postprocessor"], *scoring["metrics"]):
+    if entry:
+      find_function(entry, modules)
+
+
+def _is_inside(module: str, packages: Sequence[str]) -> bool:
+  return any(module == package or module.startswith(f"{package}.") for package in packages)

@@ -57,7 +57,7 @@ class Results:
     if not self.json.is_file():
       return []
     try:
-      return [Record(**record) for record in json.loads(self.json.read_text(encoding="utf-8"))]
+      return [Record(**record) for record in storage.read_json(self.json, list)]
     except (ValueError, TypeError) as error:
       raise UserError(
         "the file of earlier scores cannot be read", file=self.json, because=error, try_="move it away"

@@ -1,12 +1,12 @@
 """A folder of safetensors: one file or many with an index. Reads into numpy; needs no torch."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from t5like import storage
 from t5like.errors import UserError, nearest
 
 ONE = "model.safetensors"
@@ -44,8 +44,15 @@ def _paths(folder: Path) -> list[Path]:
   if not folder.is_dir():
     raise UserError(f"no folder {folder}", expected=f"a folder with config.json and {ONE}")
   if (folder / INDEX).is_file():
-    index = read_json(folder / INDEX)
-    shards = sorted(set(index.get("weight_map", {}).values()))
+    weights = read_json(folder / INDEX).get("weight_map", {})
+    names = weights.values() if isinstance(weights, dict) else [weights]
+    if outside := [shard for shard in names if not storage.is_plain_name(shard)]:
+      raise UserError(
+        f"{folder / INDEX} names shards outside of its folder",
+        found=repr(outside[0])[:100],
+        expected="file names such as model-00001-of-00002.safetensors",
+      )
+    shards = sorted(set(weights.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing or not shards:
       raise UserError(f"{folder / INDEX} names shards that are not there", missing=", ".join(missing) or "all of them")
@@ -81,6 +88,6 @@ def write(folder: Path, tensors: dict[str, np.ndarray]) -> None:
 
 def read_json(path: Path) -> dict:
   try:
-    return json.loads(path.read_text())
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
-    raise UserError(f"{path} is not valid JSON", reason=error) from error
+    return storage.read_json(path)
+  except ValueError as error:
+    raise UserError(f"{path} is not valid", reason=error, expected="a JSON object") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,12 +73,25 @@ def import_modules(modules: Sequence[str] = ()) -> None:
       importlib.import_module(module)
     except ModuleNotFoundError as error:
       if error.name != module and not module.startswith(f"{error.name}."):
-        raise  # the module is there; something it imports is not
+        raise UserError(
+          f"the task module {module!r} cannot be imported", because=error, try_=f"pip install {error.name}"
+        ) from error
       raise UserError(
         f"no task module {module!r}",
         asked_by="TASK_MODULES",
         try_="run from the folder that holds it, or put that folder on PYTHONPATH",
       ) from None
+    except UserError:
+      raise
+    except Exception as error:
+      if module in SHIPPED_MODULES:
+        raise
+      frame = traceback.extract_tb(error.__traceback__)[-1]
+      raise UserError(
+        f"the task module {module!r} cannot be imported",
+        because=f"{type(error).__name__}: {error}",
+        at=f"{frame.filename}:{frame.lineno}: {frame.line}",
+      ) from error
 
 
 def task_names(modules: Sequence[str] = ()) -> list[str]:
@@ -105,7 +119,7 @@ def find_task_or_mixture(name: str, modules: Sequence[str] = ()) -> seqio.Task |
       f"no task {name!r}",
       nearest=nearest(name, known),
       known=f"{len(known)} tasks and mixtures, which `t5like tasks list` names",
-      try_="--gin.TASK_MODULES=\"['my.module']\" imports the module that registers it",
+      try_="--task_modules=my.module (in training --gin.TASK_MODULES=\"['my.module']\"), the module that registers it",
     )
   return seqio.get_mixture_or_task(name)
 

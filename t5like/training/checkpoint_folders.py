@@ -11,7 +11,6 @@ On gs:// nothing can be renamed in one step. Orbax writes there under the final 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,7 +68,7 @@ def find_checkpoint(source: str | Path, step: int | None = None) -> Path:
 def read_description(checkpoint: Path) -> dict[str, Any]:
   """What the checkpoint says of itself: `fingerprint`, and `optimizer` and `metrics` where it was told them."""
   try:
-    described = json.loads((checkpoint / METADATA / METADATA).read_text())
+    described = storage.read_json(checkpoint / METADATA / METADATA)
     if not isinstance(described["fingerprint"], dict):
       raise ValueError("it holds no fingerprint")
   except (OSError, ValueError, KeyError, TypeError) as error:

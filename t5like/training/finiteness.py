@@ -15,6 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from t5like import storage
 from t5like.errors import RunError, UserError
 from t5like.training.model_dir import write_text
 
@@ -62,7 +63,7 @@ class SkippedBatches:
     if not path.is_file():
       return cls()
     try:
-      return cls(tuple((int(after), int(count)) for after, count in json.loads(path.read_text(encoding="utf-8"))))
+      return cls(tuple((int(after), int(count)) for after, count in storage.read_json(path, list)))
     except (ValueError, TypeError) as error:
       raise UserError(
         "the list of batches that this run left out cannot be read",

@@ -101,7 +101,7 @@ def has_checksums(checkpoint: Path) -> bool:
 def check_sums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
   """Damage that the checksums show, in all files or in those of `items`."""
   try:
-    files = json.loads((checkpoint / CHECKSUMS).read_text())["files"]
+    files = storage.read_json(checkpoint / CHECKSUMS)["files"]
     expected = {name: (int(size), crc if isinstance(crc, str) else int(crc)) for name, (size, crc) in files.items()}
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     return f"its {CHECKSUMS} cannot be read"
@@ -192,7 +192,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def _damage_by_reading(checkpoint: Path) -> str | None:
   """Without checksums: every item that was written must be there, and every array must be readable."""
   try:
-    promised = json.loads((checkpoint / _CONTENTS).read_text())["item_handlers"]
+    promised = storage.read_json(checkpoint / _CONTENTS)["item_handlers"]
     gone = [name for name in promised if not (checkpoint / name).is_dir()]
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     return f"its {_CONTENTS} cannot be read"

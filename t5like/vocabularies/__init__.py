@@ -3,12 +3,15 @@
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.catalogue import load_vocabulary, vocabulary_in, vocabulary_path
+from t5like.vocabularies.copies import copied_vocabulary, copy_vocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
 __all__ = [
   "ByteVocabulary",
   "SentencePieceVocabulary",
   "Vocabulary",
+  "copied_vocabulary",
+  "copy_vocabulary",
   "load_vocabulary",
   "vocabulary_in",
   "vocabulary_path",

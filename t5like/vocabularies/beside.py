@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+from t5like import storage
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 
@@ -16,15 +17,15 @@ def tokenizer_settings(path: Path) -> dict:
 def added_tokens(path: Path) -> dict[str, int]:
   """Tokens that text is cut into beside those of the vocabulary file `path`, or again, with their ids."""
   added = {name: token for name, token in _read(path.with_name(ADDED)).items() if isinstance(token, int)}
-  for token, described in (tokenizer_settings(path).get("added_tokens_decoder") or {}).items():
-    if token.isdigit() and isinstance(described, dict) and "content" in described:
+  decoder = tokenizer_settings(path).get("added_tokens_decoder")
+  for token, described in decoder.items() if isinstance(decoder, dict) else ():
+    if token.isdecimal() and isinstance(described, dict) and isinstance(described.get("content"), str):
       added[described["content"]] = int(token)
   return added
 
 
 def _read(path: Path) -> dict:
   try:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    return storage.read_json(path)
   except (OSError, ValueError):
     return {}
-  return found if isinstance(found, dict) else {}

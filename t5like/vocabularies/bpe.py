@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from t5like import storage
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
@@ -22,6 +22,7 @@ _CHUNKS = re.compile(r"\s*\S+|\s+")
 
 # One token closes a document and opens the next. Bytes leave nothing unknown, and there is no padding token.
 _GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
+_PIECES = "an object of pieces and their ids"
 _ROBERTA = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", cls="<s>", sep="</s>", mask="<mask>")
 
 
@@ -82,11 +83,11 @@ def _any_piece(piece: str) -> bool:
 
 def _read_pieces(path: Path) -> dict[str, int]:
   try:
-    vocabulary = json.loads(path.read_text(encoding="utf-8"))
-  except (json.JSONDecodeError, UnicodeDecodeError) as error:
-    raise UserError(f"{path} is not JSON", because=error, expected="a vocab.json: pieces and their ids") from None
-  if not isinstance(vocabulary, dict) or not all(isinstance(token, int) for token in vocabulary.values()):
-    raise UserError(f"{path} is not a vocab.json", expected="an object of pieces and their ids")
+    vocabulary = storage.read_json(path)
+  except ValueError as error:
+    raise UserError(f"{path} is not a vocab.json", because=error, expected=_PIECES) from None
+  if not all(isinstance(token, int) for token in vocabulary.values()):
+    raise UserError(f"{path} is not a vocab.json", expected=_PIECES)
   return vocabulary
 
 

@@ -34,7 +34,8 @@ SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
 # Files that hold a vocabulary in a folder, the surest first.
 _TOKENIZER = "tokenizer.json"
-_FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER)
+FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER)
+ENDINGS = ("", ".model", ".txt", ".json")  # of a name on the search path
 _BESIDE = ("merges.txt", SETTINGS)  # what belongs to them
 _SOME = 5  # names in a message
 _OPTION = ":extra_ids="
@@ -46,16 +47,22 @@ def search_path() -> list[Path]:
   return [Path(folder).expanduser() for folder in (*listed, DEFAULT_SEARCH_PATH) if folder]
 
 
+def split_name(name: str) -> tuple[str, str]:
+  """A vocabulary's name without its option, and the option: "t5:extra_ids=200" is "t5" and ":extra_ids=200"."""
+  base, option, number = name.partition(_OPTION)
+  return base, option + number
+
+
 def vocabulary_path(name: str) -> Path:
   """The file behind a vocabulary name: an embedded one, a path, or one on the search path."""
-  name = name.partition(_OPTION)[0]
+  name, _ = split_name(name)
   if name in EMBEDDED:
     return EMBEDDED[name]
   if storage.is_remote(name):
     return _fetched(name)
   candidates = [Path(name).expanduser()]
   if not Path(name).is_absolute():
-    candidates += [folder / f"{name}{ending}" for folder in search_path() for ending in ("", ".model", ".txt", ".json")]
+    candidates += [folder / f"{name}{ending}" for folder in search_path() for ending in ENDINGS]
   for candidate in candidates:
     path = vocabulary_in(candidate) if candidate.is_dir() else candidate
     if path is not None and path.is_file():
@@ -82,7 +89,7 @@ def vocabulary_in(folder: Path) -> Path | None:
   Where tokens were added to a vocabulary, tokenizer.json has them and the other files do not: without them text
   would be cut otherwise than in training, and an added end-of-sequence never be found.
   """
-  path = next((folder / file for file in _FILES if (folder / file).is_file()), None)
+  path = next((folder / file for file in FILES if (folder / file).is_file()), None)
   if path is None or path.name == _TOKENIZER or not (lacking := _lacking(path)):
     return path
   if (folder / _TOKENIZER).is_file():
@@ -156,7 +163,7 @@ def _unknown(name: str) -> UserError:
     )
   return UserError(
     f"no vocabulary {name!r}",
-    expected="a name, a file, or a folder with one of " + ", ".join(_FILES),
+    expected="a name, a file, or a folder with one of " + ", ".join(FILES),
     nearest=nearest(name, NAMES),
     known=", ".join(NAMES),
     searched=f"{searched}  (${SEARCH_VARIABLE} adds folders)",

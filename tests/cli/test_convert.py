@@ -58,9 +58,8 @@ def test_dtype_casts_on_the_way_in_and_out(t5like, checkpoint, tmp_path):
 
 def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches, tmp_path):
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
-  config = tmp_path / "model" / "config.gin"
-  config.write_text(config.read_text() + f"CACHE_DIR = '{token_caches}'\n")
-  done = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=8")
+  options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]
+  done = t5like("eval", f"--model_dir={tmp_path / 'model'}", *options)
   assert "snli (validation, 4 examples) at step 0" in done.stdout
 
 
@@ -78,7 +77,9 @@ def test_the_vocabulary_beside_a_checkpoint_is_taken(t5like, checkpoint, tmp_pat
   shutil.copytree(checkpoint, tmp_path / "hf")
   shutil.copy(vocabulary_path("tiny"), tmp_path / "hf" / "spiece.model")
   t5like("convert", "from_hf", tmp_path / "hf", tmp_path / "model")
-  assert f"VOCABULARY = '{tmp_path / 'hf' / 'spiece.model'}'" in (tmp_path / "model" / "config.gin").read_text()
+  copy = tmp_path / "model" / "vocabulary" / "spiece.model"
+  assert f"VOCABULARY = '{copy}'" in (tmp_path / "model" / "config.gin").read_text()
+  assert copy.read_bytes() == vocabulary_path("tiny").read_bytes()
   assert read_fingerprint(tmp_path / "model/checkpoints/0")["vocabulary"] == load_vocabulary("tiny").fingerprint
 
 
@@ -90,8 +91,9 @@ def test_weights_are_converted_without_a_vocabulary_and_used_with_any_that_fits(
   refused = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
   assert "no vocabulary 'unknown'" in refused.stderr
   config = tmp_path / "model" / "config.gin"
-  config.write_text(config.read_text() + f"VOCABULARY = 'tiny'\nCACHE_DIR = '{token_caches}'\n")
-  t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", "--examples=4", "--batch_size=8")
+  config.write_text(config.read_text() + "VOCABULARY = 'tiny'\n")
+  options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]
+  t5like("eval", f"--model_dir={tmp_path / 'model'}", *options)
 
 
 def test_t5x_in(t5like, tmp_path):

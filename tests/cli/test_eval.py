@@ -15,6 +15,17 @@ _made = []
 
 
 @pytest.fixture
+def t5like(t5like, token_caches):
+  """The command; evaluations find the token caches that are there."""
+
+  def run(*args, **options):
+    caches = [f"--cache_dir={token_caches}"] if args[0] == "eval" else []
+    return t5like(*args, *caches, **options)
+
+  return run
+
+
+@pytest.fixture
 def run(t5like, finetune, tmp_path_factory):
   """A fine-tuning run of 6 steps with a checkpoint each 2, made once."""
   if not _made:

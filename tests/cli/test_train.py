@@ -105,7 +105,9 @@ def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
   assert steps == sorted(set(steps))  # no step is recorded twice
 
 
-def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, pretrain, finetune, tmp_path):
+def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(
+  t5like, pretrain, finetune, tmp_path, token_caches
+):
   t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/first", "--gin.TRAIN_STEPS=2")
   arguments = [a for a in finetune if "INIT_FROM" not in a]
   run = [*arguments, f"--gin.INIT_FROM={tmp_path}/first", f"--gin.MODEL_DIR={tmp_path}/second", "--gin.TRAIN_STEPS=4"]
@@ -120,7 +122,8 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, p
   right = 100 * sum(r["prediction"] == r["target"] for r in rows) / 20
   assert scores == [{"step": 4, "kind": "eval/snli", "accuracy": right}]
 
-  again = t5like("eval", f"--model_dir={tmp_path}/second", "--examples=20", "--show=1").stdout
+  options = ["--examples=20", "--show=1", f"--cache_dir={token_caches}"]
+  again = t5like("eval", f"--model_dir={tmp_path}/second", *options).stdout
   assert re.search(rf"accuracy +{right:.2f}", again) and again.count("snli hypothesis:") == 1
   assert "was scored at this step" in t5like(*run).stdout
 

@@ -60,7 +60,11 @@ def test_the_baseline_is_an_answer_not_a_target():
 
 
 def test_functions_are_found_by_name_with_their_keywords():
-  function = find_function({"function": "builtins:sorted", "keywords": {"reverse": True}})
-  assert function([1, 3, 2]) == [3, 2, 1]
+  metric = find_function({"function": "t5like.tasks.metrics:multiclass_f1", "keywords": {"num_classes": 2}})
+  assert metric([0, 1], [0, 1]) == {"mean_2class_f1": pytest.approx(100.0)}
+  function = find_function({"function": "textwrap:dedent", "keywords": {}}, modules=["textwrap"])  # the user named it
+  assert function(" a") == "a"
+  with pytest.raises(UserError, match="only run if you name its module"):
+    find_function({"function": "textwrap:dedent", "keywords": {}})
   with pytest.raises(UserError, match="cannot be imported"):
-    find_function({"function": "no.such.module:f", "keywords": {}})
+    find_function({"function": "my_tasks:f", "keywords": {}}, modules=["my_tasks.glue"])

@@ -1,14 +1,13 @@
 """The config.json of published checkpoints describes the model that our gin file of that name builds."""
 
 import dataclasses
-from pathlib import Path
 
 import gin
 import pytest
 
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
-from t5like.configuration.statements import expanded_text
+from t5like.configuration.statements import Permissions, gin_source, read_file
 from t5like.interop import hf_bert, hf_gpt, hf_t5
 
 # What does not change the parameters or what they compute in inference.
@@ -55,7 +54,7 @@ BERT_HEADS = {"pooler.dense.weight", "cls.predictions.transform.dense.weight", "
 def test_published_config_is_our_gin_file(size):
   family, hf = PUBLISHED[size]
   gin.clear_config()
-  text = expanded_text(f"models/{size}.gin", [Path.cwd(), shipped_folder()])
+  text = gin_source(read_file(f"models/{size}.gin", Permissions([shipped_folder()])))
   with gin.unlock_config():
     gin.parse_config(text)
   ours = dataclasses.asdict(gin.query_parameter("%MODEL").scoped_configurable_fn().config)

@@ -272,7 +272,8 @@ def test_what_is_not_there_is_named(name, words, tmp_path, monkeypatch):
   [
     ("vocab.txt", "[PAD]\nthe\n", ["not a BERT vocabulary", "[UNK]"]),
     ("vocab.json", "[1, 2]", ["not a vocab.json"]),
-    ("vocab.json", "{", ["not JSON"]),
+    ("vocab.json", "{", ["not a vocab.json", "line 1"]),
+    ("vocab.json", "[" * 100_000, ["not a vocab.json", "nested too deeply"]),
     ("vocab.json", '{"a": 0, "b": 1}', ["merges"]),
     ("tokenizer.json", "{}", ["not a tokenizer.json"]),
     ("spiece.model", "text", ["not a SentencePiece model"]),
