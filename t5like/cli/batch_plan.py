@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import jax
-
-from t5like import data
+from t5like import data, parallel
 from t5like.cli.compatibility import check_kind, row_lengths
 from t5like.cli.experiment import Experiment
 from t5like.cli.token_caches import Member
@@ -48,9 +46,13 @@ def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
 
 
 def make_batches(
-  experiment: Experiment, members: Sequence[Member], phases: Sequence[Phase], special: SpecialTokens
+  experiment: Experiment,
+  members: Sequence[Member],
+  phases: Sequence[Phase],
+  special: SpecialTokens,
+  parts: parallel.BatchParts,
 ) -> data.Batches:
-  """All batches of a run; phases of the same lengths go on in the same rows."""
+  """All batches of a run, of which this process makes `parts`; phases of the same lengths continue in the same rows."""
   for member in members:
     check_kind(experiment, member.cache)
   sources: dict[Lengths, data.RowSource] = {}
@@ -60,7 +62,7 @@ def make_batches(
       seed = experiment.seed + (number << 32)
       sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
   stages = [data.Stage(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
-  return data.Batches(stages, data.HostShare(jax.process_index(), jax.process_count()))
+  return data.Batches(stages, data.HostShare(parts.held, parts.total))
 
 
 def _mixed(

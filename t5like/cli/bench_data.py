@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
 
 INPUTS = 512
 _DOCUMENT = 10_000  # characters
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
   for name in ("threads", "megabytes", "rows"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}", expected="1 or more")
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+  load_seqio()
   texts = _texts(args.files, args.megabytes * 1_000_000)
   megabytes = sum(map(len, texts)) / 1e6
   print(f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {args.threads} threads\n")
@@ -201,7 +202,7 @@ def _same_batches(batches) -> str:
     whole = batches[step]
     ways = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
     for hosts in (2, 4):
-      parts = [data.Batches(batches.stages, data.HostShare(host, hosts))[step] for host in range(hosts)]
+      parts = [data.Batches(batches.stages, data.HostShare((host,), hosts))[step] for host in range(hosts)]
       ways.append({name: np.concatenate([part[name] for part in parts]) for name in whole})
     if any(way[name].tobytes() != array.tobytes() for way in ways for name, array in whole.items()):
       return f"BATCHES DIFFER at step {step}"

@@ -100,7 +100,6 @@ def _checkpoint_overhead(folder: Path, steps: int, repeats: int) -> None:
   from t5like.cli.batch_plan import blank_batch, run_phases
   from t5like.objectives import SpecialTokens
   from t5like.training.checkpoints import Checkpoints, checkpoint_bytes
-  from t5like.training.feed import placed
   from t5like.training.state import create_state, state_spec
   from t5like.training.step import LossSettings, compile_train_step
   from t5like.vocabularies import load_vocabulary
@@ -112,7 +111,7 @@ def _checkpoint_overhead(folder: Path, steps: int, repeats: int) -> None:
   spec = state_spec(experiment.model, experiment.optimizer, blank, mesh)
   state = create_state(experiment.model, experiment.optimizer, blank, experiment.seed, spec)
   step = compile_train_step(experiment.model, experiment.optimizer, LossSettings(), spec, blank, mesh)
-  batch = placed(blank, parallel.batch_sharding(mesh))
+  batch = parallel.to_global_arrays(blank, mesh)
   state, _ = _bare(step, state, batch, 3)
 
   plain, saving, blocked = [], [], []

@@ -20,6 +20,7 @@ from t5like import storage
 from t5like.cli.child_processes import end_with_asking_parent
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
 
 if TYPE_CHECKING:
   from t5like.data.cache_builder import Progress
@@ -70,10 +71,8 @@ def run(args: argparse.Namespace) -> int:
   if args.workers is not None and args.workers < 0:
     raise UserError(f"--workers={args.workers}", expected="0 or more")
   storage.check_reachable(args.out, "--out")
-  if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # 1 is JAX's doing, in the trainer that calls us
-    # TensorFlow greets with a screen of hardware remarks, and adds a traceback to every row that cannot be read.
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
   print(f"loading seqio for task {args.task!r} ...", flush=True)
+  load_seqio()
   from t5like import data
   from t5like.tasks import mixtures, registry
   from t5like.vocabularies import load_vocabulary

@@ -56,12 +56,11 @@ class LossEvaluation:
   """The mean loss of a task's targets under some parameters."""
 
   def __init__(self, eval_step: EvalStep, rows: EvaluationRows, mesh: jax.sharding.Mesh):
-    self._eval_step, self._rows = eval_step, rows
-    self._sharding = parallel.batch_sharding(mesh)
+    self._eval_step, self._rows, self._mesh = eval_step, rows, mesh
 
   def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
     """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
-    given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._sharding))
+    given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
     return means(add_up(given, lambda done: progress(done, len(self._rows))))
 
 
@@ -95,7 +94,7 @@ def loss_evaluator(
   Of labelled examples every one counts exactly once, packed as in training. Of a corpus the first `corpus_batches`
   batches of a fixed order do, or about one pass where it has fewer.
   """
-  rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches) for m in members}
+  rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches, mesh) for m in members}
   if not rows:
     return {}
   settings = LossSettings(microbatches=microbatches)
@@ -104,11 +103,17 @@ def loss_evaluator(
 
 
 def evaluation_rows(
-  experiment: Experiment, phase: Phase, member: Member, special: SpecialTokens, corpus_batches: int
+  experiment: Experiment,
+  phase: Phase,
+  member: Member,
+  special: SpecialTokens,
+  corpus_batches: int,
+  mesh: jax.sharding.Mesh,
 ) -> EvaluationRows:
   check_kind(experiment, member.cache)
   layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
-  share = data.HostShare(jax.process_index(), jax.process_count())
+  parts = parallel.batch_parts(mesh)
+  share = data.HostShare(parts.held, parts.total)
   if not member.cache.is_corpus:
     examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.pack)
     return EvaluationRows(examples, examples.rows_per_epoch, size, share)

@@ -23,13 +23,14 @@ from typing import Any
 
 import jax
 
-from t5like import storage
+from t5like import parallel, storage
 from t5like.cli.batch_plan import Phase
 from t5like.cli.experiment import Experiment
 from t5like.data.layouts import LAYOUTS, Batch, Examples
 from t5like.data.rows import laid_out
 from t5like.errors import UserError
 from t5like.objectives import Lengths, Objective, SpecialTokens
+from t5like.tasks.quiet_start import load_seqio
 from t5like.training.checkpoints import checkpoint_steps
 from t5like.vocabularies import load_vocabulary
 
@@ -65,16 +66,18 @@ class StreamSettings:
   hosts: int
 
   @classmethod
-  def of(cls, experiment: Experiment, phase: Phase) -> StreamSettings:
+  def of(cls, experiment: Experiment, phase: Phase, mesh: jax.sharding.Mesh) -> StreamSettings:
+    """Processes that hold the same rows read the same stream."""
+    host, hosts = parallel.part_group(mesh)
     same = ("task", "split", "task_modules", "corpus_files", "vocabulary", "objective", "pack")
     return cls(
       **{name: getattr(experiment, name) for name in same},
       given_lengths=dict(experiment.lengths),
       lengths=phase.lengths,
       layout=experiment.model.batch_layout,
-      rows=phase.batch_size // jax.process_count(),
-      host=jax.process_index(),
-      hosts=jax.process_count(),
+      rows=phase.batch_size // hosts,
+      host=host,
+      hosts=hosts,
     )
 
   def identity(self) -> dict[str, str]:
@@ -123,11 +126,10 @@ class StreamProcess:
       lines.append(f"tf.data cannot save its place ({self._obstacle}): a run that is resumed starts the stream over")
     return lines
 
-  def feed(self, sharding: jax.sharding.Sharding) -> Iterator[Mapping[str, jax.Array]]:
+  def feed(self, mesh: jax.sharding.Mesh) -> Iterator[Mapping[str, jax.Array]]:
     """Batches on the devices, each fetched when it is asked for."""
     while True:
-      batch = self._ask("next")
-      yield {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
+      yield parallel.to_global_arrays(self._ask("next"), mesh)
 
   def save(self, step: int) -> None:
     """Saves the place of the stream; before the checkpoint of `step`, so that no checkpoint is without it."""
@@ -208,9 +210,9 @@ def _serve(connection: Connection, settings: StreamSettings, seed: int, place: P
   """The other process: opens the stream, makes the first batch, and then does as it is told."""
   for number in (signal.SIGINT, signal.SIGTERM):  # these reach all processes of a job; the run decides
     signal.signal(number, signal.SIG_IGN)
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
   os.environ["JAX_PLATFORMS"] = "cpu"  # the devices are the run's
   try:
+    load_seqio()
     stream, batches = _open(settings, seed, place)
     first = next(batches)
     answer = stream.obstacle()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
 
 
 def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
@@ -73,8 +74,7 @@ def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
 
 
 def _main(request: dict[str, Any]) -> int:
-  if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":  # 1 is JAX's doing, in the process that asks
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+  load_seqio()
   sys.path.append(os.getcwd())  # for the user's own task modules
   try:
     found = {"answer": {"members": _members, "texts": _texts}[request["ask"]](request)}

@@ -5,9 +5,9 @@ t5like tasks show snli --n=3
 """
 
 import argparse
-import os
 
 from t5like.cli.subcommands import add_subcommands, run_subcommand
+from t5like.tasks.quiet_start import load_seqio
 
 SUBCOMMANDS = {
   "list": ("name every task and mixture that is registered", "tasks_list"),
@@ -17,6 +17,7 @@ SUBCOMMANDS = {
   "prepare": ("turn original files into the TFDS data sets that tasks read", "tasks_prepare"),
   "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "tasks_vocabulary"),
 }
+_WITHOUT_SEQIO = ("objective", "vocabulary")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow greets with a screen of hardware remarks
+  if args.subcommand not in _WITHOUT_SEQIO:
+    load_seqio()
   return run_subcommand(args, SUBCOMMANDS)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from t5like import storage
 from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +73,7 @@ def _texts(args: argparse.Namespace) -> Iterator[str]:
 
 def _task_texts(name: str, args: argparse.Namespace) -> Iterator[str]:
   print(f"loading seqio for task {name!r} ...", flush=True)
+  load_seqio()
   from t5like.tasks import registry, text_pipeline
 
   task = registry.find_task(name, task_modules(args))

@@ -103,7 +103,7 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
 
   rates = experiment.mix or {experiment.task: 1.0}
   members = None if experiment.stream else open_members(experiment, vocabulary, rates, experiment.split, dry_run)
-  batches = None if members is None else make_batches(experiment, members, phases, special)
+  batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_parts(mesh))
   evaluated = []
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
@@ -111,7 +111,7 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   check_evaluation(experiment, evaluated)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
-    stream = StreamProcess(StreamSettings.of(experiment, phases[-1]), experiment.seed, model_dir, start.step)
+    stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
   card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)

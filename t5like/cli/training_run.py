@@ -159,9 +159,8 @@ class Run:
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
     """The batches of the steps to come, on the devices."""
     experiment, plan = self._experiment, self._plan
-    sharding = parallel.batch_sharding(plan.mesh)
     if plan.stream:
-      return plan.stream.feed(sharding)
+      return plan.stream.feed(plan.mesh)
     batches = data.read_ahead(
       WithoutSkipped(plan.batches, self._skipped),
       self._first_step,
@@ -169,7 +168,7 @@ class Run:
       experiment.loader_threads,
       experiment.loader_processes,
     )
-    return to_devices(batches, sharding)
+    return to_devices(batches, plan.mesh)
 
   def _save(self, state: TrainState) -> None:
     with self._goodput.spent_on("saving checkpoints"):

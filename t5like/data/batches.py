@@ -19,14 +19,14 @@ from t5like.objectives import Lengths, SpecialTokens
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-  """Which rows of every global batch this host makes."""
+  """Which rows of every global batch this host makes: those of some of its equal parts."""
 
-  host: int = 0
-  hosts: int = 1
+  held: tuple[int, ...] = (0,)
+  parts: int = 1
 
   def rows(self, batch_size: int) -> np.ndarray:
-    share = batch_size // self.hosts
-    return np.arange(self.host * share, (self.host + 1) * share)
+    size = batch_size // self.parts
+    return np.concatenate([np.arange(part * size, (part + 1) * size) for part in self.held])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,25 +9,23 @@ from typing import Any
 
 import jax
 
+from t5like import parallel
 
-def to_devices(batches: Iterable[Mapping[str, Any]], sharding: jax.sharding.Sharding) -> Iterator[Mapping[str, Any]]:
-  """Hands batches over one ahead, in a thread, so that fetching and copying overlap with the step before."""
+
+def to_devices(batches: Iterable[Mapping[str, Any]], mesh: jax.sharding.Mesh) -> Iterator[Mapping[str, jax.Array]]:
+  """Puts this host's rows of batches onto the devices, one batch ahead and in a thread, so that fetching and copying
+  overlap with the step before."""
   source = iter(batches)
 
   def place() -> Mapping[str, Any] | None:
     batch = next(source, None)
-    return None if batch is None else placed(batch, sharding)
+    return None if batch is None else parallel.to_global_arrays(batch, mesh)
 
   with ThreadPoolExecutor(1, "to-devices") as thread:
     ahead = thread.submit(place)
     while (batch := ahead.result()) is not None:
       ahead = thread.submit(place)
       yield batch
-
-
-def placed(batch: Mapping[str, Any], sharding: jax.sharding.Sharding) -> dict[str, jax.Array]:
-  """This host's rows of a batch, as parts of the arrays that all hosts share."""
-  return {name: jax.make_array_from_process_local_data(sharding, array) for name, array in batch.items()}
 
 
 class DeviceWatch:

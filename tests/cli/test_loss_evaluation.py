@@ -25,6 +25,7 @@ from t5like.objectives import CATALOGUE, SpecialTokens
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EIGHT = parallel.MeshAxes(data=2, fsdp=4)
+MESH = parallel.make_mesh(EIGHT)
 
 
 def log_softmax(logits):
@@ -156,7 +157,7 @@ def encoder(seed=0):
 def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
   mesh, member = parallel.make_mesh(EIGHT), Member("numbers", corpus)
   made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh, corpus_batches=2)
-  batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2))
+  batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2, MESH))
   assert len(batches) == 2
   whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
   outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, whole)
@@ -169,18 +170,18 @@ def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
   right = np.asarray(outputs["nsp_logits"]).argmax(-1) == labels
   assert values["sentence_accuracy"] == pytest.approx(right.mean())
   assert made["numbers"](params) == values
-  again = evaluation_rows(encoder(seed=5), PHASE, member, SPECIAL, 2)  # another run
+  again = evaluation_rows(encoder(seed=5), PHASE, member, SPECIAL, 2, MESH)  # another run
   assert all(np.array_equal(batch[name], again[n][name]) for n, batch in enumerate(batches) for name in batch)
 
 
 def test_a_small_corpus_is_gone_through_about_once(corpus):
-  rows = evaluation_rows(encoder(), PHASE, Member("numbers", corpus), SPECIAL, 1000)
+  rows = evaluation_rows(encoder(), PHASE, Member("numbers", corpus), SPECIAL, 1000, MESH)
   assert len(rows) == -(-rows.source.rows_per_epoch // 16) < 10 and all(len(b["labels"]) == 16 for b in rows)
 
 
 def test_labelled_examples_take_no_objective(on_eight_devices):
   with pytest.raises(UserError, match="takes no objective"):
-    evaluation_rows(encoder(), PHASE, Member("snli", on_eight_devices[2]), SPECIAL, 1)
+    evaluation_rows(encoder(), PHASE, Member("snli", on_eight_devices[2]), SPECIAL, 1, MESH)
 
 
 def test_means_of_nothing_and_of_the_hopeless():

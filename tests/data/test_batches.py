@@ -82,7 +82,7 @@ def test_hosts_together_see_the_batch_of_one_host_at_any_step(corpus, labelled, 
   for step in (0, 7, 10_000):
     whole = batches(source)[step]
     for hosts in (2, 4):
-      parts = [batches(source, share=data.HostShare(h, hosts))[step] for h in range(hosts)]
+      parts = [batches(source, share=data.HostShare((h,), hosts))[step] for h in range(hosts)]
       assert same({k: np.concatenate([p[k] for p in parts]) for k in whole}, whole)
   assert same(batches(sources(corpus, labelled)[name])[10_000], batches(source)[10_000])
 

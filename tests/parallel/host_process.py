@@ -9,8 +9,10 @@ import sys
 import time
 
 import jax
+import numpy as np
 
 from t5like import parallel
+from t5like.data import HostShare
 from t5like.errors import UserError
 
 
@@ -22,11 +24,27 @@ def collective() -> None:
   print("sum", int(everyones.sum()), flush=True)
 
 
-def train() -> None:
-  """Three steps of a model that is split over all hosts."""
+def train(meshes: str) -> None:
+  """Three steps of a model that is split over all hosts, on each of some meshes, such as "2,1,4 8,1,1"."""
   from tiny_runs import losses
 
-  print("losses", *losses("gpt", parallel.MeshAxes(data=2, fsdp=4), steps=3), flush=True)
+  for axes in mesh_axes(meshes):
+    print("losses", *losses("gpt", axes, steps=3), flush=True)
+
+
+def rows(meshes: str) -> None:
+  """Which rows of a batch of 48 this host made on each mesh, and whether every device got those of its place."""
+  for axes in mesh_axes(meshes):
+    mesh = parallel.make_mesh(axes)
+    parts = parallel.batch_parts(mesh)
+    numbers = HostShare(parts.held, parts.total).rows(48)
+    array = parallel.to_global_arrays({"rows": numbers}, mesh)["rows"]
+    right = all((np.asarray(shard.data) == np.arange(48)[shard.index]).all() for shard in array.addressable_shards)
+    print("rows", *numbers, "right" if right and array.shape == (48,) else "wrong", flush=True)
+
+
+def mesh_axes(meshes: str) -> list[parallel.MeshAxes]:
+  return [parallel.MeshAxes(*map(int, sizes.split(","))) for sizes in meshes.split()]
 
 
 def loop(stop_at: int | None = None) -> None:
@@ -53,7 +71,9 @@ def main(action: str, config: str, timeout: str) -> int:
   if action == "collective":
     collective()
   elif action == "train":
-    train()
+    train(os.environ["MESHES"])
+  elif action == "rows":
+    rows(os.environ["MESHES"])
   elif action == "loop":
     loop()
   elif action == "stop_itself":

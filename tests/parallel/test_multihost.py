@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ports import free_port
-from tiny_runs import losses
+from tiny_runs import ONE_DEVICE, losses
 
 from t5like import parallel
 from t5like.errors import UserError
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 class Pod:
   """Processes that take this machine for several; they end with the test."""
 
-  def __init__(self, action, processes, *, present=None, configs=None, timeout=300, devices=1):
+  def __init__(self, action, processes, *, present=None, configs=None, timeout=300, devices=1, meshes=""):
     self.processes = {}
     port = free_port()
     for number in range(processes) if present is None else present:
@@ -41,6 +41,7 @@ class Pod:
         "T5LIKE_PROCESS_ID": str(number),
         "JAX_NUM_CPU_DEVICES": str(devices),
         "PYTHONPATH": str(REPOSITORY),
+        "MESHES": meshes,
       }
       config = (configs or {}).get(number, "the same")
       self.processes[number] = subprocess.Popen(
@@ -87,13 +88,43 @@ def test_four_hosts_report_and_compute_together():
     assert "sum 1111" in output  # 1 + 10 + 100 + 1000
 
 
-def test_two_hosts_train_as_one():
-  with Pod("train", 2, devices=4) as pod:
+# Axes (data, fsdp, tensor) inside a process and across: whole processes share rows, or a process has devices in two
+# parts of the batch (3 devices a process, pairs of them in a tensor group).
+@pytest.mark.parametrize(
+  ("processes", "devices", "meshes"), [(2, 4, "2,4,1 2,1,4"), (4, 1, "1,1,4 2,1,2 1,2,2"), (2, 3, "3,1,2")]
+)
+def test_hosts_train_as_one(processes, devices, meshes):
+  with Pod("train", processes, devices=devices, meshes=meshes) as pod:
     outputs = pod.results()
-  expected = losses("gpt", parallel.MeshAxes(data=2, fsdp=4), steps=3)
+  expected = losses("gpt", parallel.MeshAxes(), ONE_DEVICE, steps=3)
   for output in outputs.values():
-    values = [float(x) for x in re.search("losses (.*)", output)[1].split()]
-    np.testing.assert_allclose(values, expected, atol=1e-5)
+    found = re.findall("losses (.*)", output)
+    assert len(found) == len(meshes.split())
+    for values in found:
+      np.testing.assert_allclose([float(x) for x in values.split()], expected, atol=1e-5)
+
+
+def test_every_device_gets_the_rows_of_its_place():
+  """By hand: rows of a batch of 48 that each of 4 processes with 3 devices makes, for some meshes."""
+  part = [list(range(n, n + 12)) for n in (0, 12, 24, 36)]
+  expected = {
+    "12,1,1": part,
+    "4,1,3": part,
+    "2,2,3": part,
+    "1,4,3": part,
+    "2,1,6": [[*range(24)], [*range(24)], [*range(24, 48)], [*range(24, 48)]],
+    "1,1,12": [list(range(48))] * 4,
+    # Groups of two devices: the second device of a process is the last of one part, the first of the next.
+    "6,1,2": [[*range(16)], [*range(8, 24)], [*range(24, 40)], [*range(32, 48)]],
+    # Groups of four: 0-3 | 4-7 | 8-11 over processes 0-2 | 3-5 | 6-8 | 9-11.
+    "3,1,4": [[*range(16)], [*range(32)], [*range(16, 48)], [*range(32, 48)]],
+  }
+  with Pod("rows", 4, devices=3, meshes=" ".join(expected)) as pod:
+    outputs = pod.results()
+  for process, output in outputs.items():
+    found = re.findall("rows (.*) (right|wrong)", output)
+    assert [verdict for _, verdict in found] == ["right"] * len(expected)
+    assert [[int(n) for n in rows.split()] for rows, _ in found] == [rows[process] for rows in expected.values()]
 
 
 def test_a_missing_host_is_named_in_time():

@@ -20,6 +20,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.data import HostShare
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
@@ -28,7 +29,7 @@ from t5like.training import optimizers, schedules
 from t5like.training.state import StateSpec, TrainState, initial_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
 
-ROWS, LENGTH, VOCAB = 16, 13, 112  # the length divides over no mesh axis
+ROWS, LENGTH, VOCAB = 48, 13, 112  # the length divides over no mesh axis
 # All different, also when cut in half or in four: a shape in a compiled program tells what it is.
 _SIZES = dict(vocab_size=VOCAB, embed_dim=32, mlp_dim=80, num_heads=4, head_dim=12)
 _BERT = dict(
@@ -154,10 +155,9 @@ def losses(
   """The mean loss of each step. Every host trains on its share of the rows."""
   run = compiled_step(name, axes, devices, microbatches)
   state = jax.device_put(first_state(name), run.spec.shardings)
-  share = ROWS // jax.process_count()
-  mine = slice(jax.process_index() * share, (jax.process_index() + 1) * share)
-  rows = parallel.batch_sharding(run.mesh)
-  placed = {k: jax.make_array_from_process_local_data(rows, v[mine]) for k, v in batch_for(name).items()}
+  parts = parallel.batch_parts(run.mesh)
+  mine = HostShare(parts.held, parts.total).rows(ROWS)
+  placed = parallel.to_global_arrays({k: v[mine] for k, v in batch_for(name).items()}, run.mesh)
   values = []
   for _ in range(steps):
     state, metrics = run.step(state, placed)

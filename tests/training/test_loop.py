@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import struct
 
+from t5like import parallel
 from t5like.errors import UserError
 from t5like.training.feed import to_devices
 from t5like.training.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
@@ -250,13 +251,13 @@ def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
     assert waited > idle / 2  # a thread notes the ends of steps, a little late
 
 
-ONE_DEVICE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+ONE_DEVICE = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
 
 
 def test_devices_get_every_batch_in_order():
   feed = to_devices(({"tokens": np.full((2, 3), n, np.int32)} for n in range(5)), ONE_DEVICE)
   placed = [batch["tokens"] for batch in feed]
-  assert all(isinstance(array, jax.Array) and array.sharding == ONE_DEVICE for array in placed)
+  assert all(isinstance(array, jax.Array) and array.devices() == set(ONE_DEVICE.devices.flat) for array in placed)
   assert [int(array[1, 2]) for array in placed] == [0, 1, 2, 3, 4]
 
 
