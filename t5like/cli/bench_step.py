@@ -90,9 +90,17 @@ class OurStep:
 
   name = "t5like"
 
-  def __init__(self, model: nn.Module, optimizer: Optimizer, batch: Mapping[str, np.ndarray], profiled: bool = False):
+  def __init__(
+    self,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Mapping[str, np.ndarray],
+    profiled: bool = False,
+    deterministic: bool = True,
+  ):
     """With `profiled`, its last steps are run under JAX's profiler."""
     self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
+    self._deterministic = deterministic
 
   def start(self) -> dict[str, Any]:
     import jax
@@ -109,7 +117,7 @@ class OurStep:
     spec = state_spec(model, optimizer, batch, mesh)
     started = time.perf_counter()
     try:
-      self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
+      self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, self._deterministic)
       seconds = time.perf_counter() - started
       self._state = create_state(model, optimizer, batch, 0, spec)
     except jax.errors.JaxRuntimeError as error:
@@ -120,7 +128,12 @@ class OurStep:
     lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
     return {
       "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-      "attention": describe_backend(model.config, **lengths, packed=any("segment_ids" in name for name in batch)),
+      "attention": describe_backend(
+        model.config,
+        **lengths,
+        packed=any("segment_ids" in name for name in batch),
+        deterministic=self._deterministic,
+      ),
       "layers": describe_layer_loop(model.config),
       "optimizer": optimizer.description,
       "compile_seconds": seconds,

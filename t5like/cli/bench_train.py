@@ -36,6 +36,7 @@ from t5like.errors import UserError
 if TYPE_CHECKING:  # help must not wait for jax
   import flax.linen as nn
 
+  from t5like.cli.experiment import Experiment
   from t5like.training.optimizers import Optimizer
 
 _MASKED_SHARE = 0.15
@@ -67,12 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   if args.steps < WINDOWS:
     raise UserError(f"--steps={args.steps} is too few", expected=f"at least {WINDOWS}")
-  model, lengths, rows = _model_and_sizes(args)
+  experiment, model, lengths, rows = _model_and_sizes(args)
   if args.scaling:
     from t5like.cli.bench_scaling import measure_scaling
 
     return measure_scaling(model, lengths, rows, args)
-  ours = OurStep(model, optimizer(args.optimizer), make_batch(model, rows, lengths, args.packed), bool(args.kernels))
+  batch = make_batch(model, rows, lengths, args.packed)
+  ours = OurStep(model, optimizer(args.optimizer), batch, bool(args.kernels), experiment.deterministic)
   results = _measure([*_peers(args, model, lengths, rows), ours], args)
   ceiling = matrix_ceiling(args.dtype)
   for result in results:
@@ -113,7 +115,7 @@ def _on_cpu() -> bool:
   return not any(Path(device).exists() for device in _ACCELERATORS)
 
 
-def _model_and_sizes(args: argparse.Namespace) -> tuple[nn.Module, dict[str, int], int]:
+def _model_and_sizes(args: argparse.Namespace) -> tuple[Experiment, nn.Module, dict[str, int], int]:
   from t5like import configuration
   from t5like.cli.gin_flags import register_configurables
   from t5like.objectives import CATALOGUE
@@ -141,7 +143,7 @@ def _model_and_sizes(args: argparse.Namespace) -> tuple[nn.Module, dict[str, int
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"--{name}={value} cannot work", expected="a whole number of at least 1")
-  return model, lengths, rows
+  return experiment, model, lengths, rows
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:

@@ -70,6 +70,8 @@ class Experiment:
   loss_normaliser: float | None = None
   # A batch is done in so many parts, one after the other: memory for time, with the same result.
   microbatches: int = 1
+  # The same bits at every run and resume on a kind of GPU; False: the fastest kernels, which differ in their rounding.
+  deterministic: bool = True
   # What follows when loss or gradients are not finite: "stop", "skip" or "rollback" (see training/finiteness.py).
   nonfinite: str = "stop"
   # Where a run that has no checkpoint of its own begins: with the whole state of another (optimizer and step too),
@@ -228,7 +230,7 @@ class Experiment:
     for name in ("checkpoint_minutes", "watchdog_minutes"):
       if not _is_number(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a number of minutes")
-    for name in ("stream", "pack"):
+    for name in ("stream", "pack", "deterministic"):
       if not isinstance(getattr(self, name), bool):
         raise _bad(name, getattr(self, name), "True or False")
     if not isinstance(self.corpus_files, Mapping) or not all(isinstance(v, str) for v in self.corpus_files.values()):

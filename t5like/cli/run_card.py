@@ -48,7 +48,12 @@ def describe_run(
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
     ),
     "layers": describe_layer_loop(config),
-    "attention": describe_backend(config, **stack_lengths(experiment.model, lengths), packed=experiment.pack),
+    "attention": describe_backend(
+      config,
+      **stack_lengths(experiment.model, lengths),
+      packed=experiment.pack,
+      deterministic=experiment.deterministic,
+    ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream)
     if experiment.stream
@@ -65,11 +70,17 @@ def describe_run(
     ),
     "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
-    "seed": str(experiment.seed),
+    "seed": f"{experiment.seed}; {_promise(experiment, mesh)}",
     "starts from": initialisation,
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
   return planning.render_run_card(entries)
+
+
+def _promise(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+  if experiment.deterministic or mesh.devices.flat[0].platform != "gpu":
+    return "the same command on this kind of device gives the same bits"
+  return "DETERMINISTIC = False: the same command gives slightly different numbers every time"
 
 
 def _row_text(experiment: Experiment, phase: Phase) -> str:

@@ -309,7 +309,9 @@ def compile_steps(experiment: Experiment, plan: Plan, first_step: int) -> Compil
   steps = CompiledSteps()
   for phase in phases_left(plan.phases, first_step):
     batch = blank_batch(experiment, phase)
-    compiled = compile_train_step(experiment.model, experiment.optimizer, settings, plan.spec, batch, plan.mesh)
+    compiled = compile_train_step(
+      experiment.model, experiment.optimizer, settings, plan.spec, batch, plan.mesh, experiment.deterministic
+    )
     steps.add(batch, compiled, phase_flops(experiment.model, phase.batch_size, phase.lengths))
   say(f"train step compiled in {duration(time.monotonic() - started)}")
   return steps

@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec
 
 from t5like.errors import UserError, nearest
 from t5like.kernels.masks import Mask, mask_matrix
-from t5like.kernels.platform import can_write_gpu_kernels, compile_for, described_platform, target_platform
+from t5like.kernels.platform import (
+  can_write_gpu_kernels,
+  compile_for,
+  described_platform,
+  must_be_deterministic,
+  target_platform,
+)
 from t5like.kernels.relative_bias import RelativeBias, bias_matrix, relative_buckets
 from t5like.kernels.xla_attention import xla_attention
 
@@ -93,7 +99,7 @@ def _on_each_device(
   """
   mesh = jax.sharding.get_abstract_mesh()
   batch, _, heads, _ = query.shape
-  rows, columns = _dividing(mesh, split.batch, batch), _dividing(mesh, split.heads, heads)
+  rows, columns = dividing_axes(mesh, split.batch, batch), dividing_axes(mesh, split.heads, heads)
   if rows is None and columns is None:
     return kernel(query, key, value, mask, bias, scale)
   tokens = PartitionSpec(rows, None, columns, None)
@@ -107,7 +113,8 @@ def _on_each_device(
   )(query, key, value, mask, bias)
 
 
-def _dividing(mesh: jax.sharding.AbstractMesh, axes: Axes, size: int) -> Axes:
+def dividing_axes(mesh: jax.sharding.AbstractMesh, axes: Axes, size: int) -> tuple[str, ...] | None:
+  """Those of some mesh axes over which `size` is really split; None where it is not, or does not divide."""
   axes = (axes,) if isinstance(axes, str) else axes or ()
   axes = tuple(axis for axis in axes if mesh.shape.get(axis, 1) > 1)
   parts = 1
@@ -149,7 +156,7 @@ BACKENDS = {
   "splash_tpu": "JAX's splash attention for TPUs: no bias, and hidden blocks are not even visited",
   "pallas_tpu": "our fused attention for TPUs: the score matrix is never written, T5's bias is made inside",
 }
-# In the order in which they are tried: see `_by_preference`.
+# In the order in which they are tried. Ours for GPUs is as fast as cuDNN's, and gives the same bits every time.
 _PLATFORMS = {"pallas_gpu": "gpu", "cudnn": "gpu", "splash_tpu": "tpu", "pallas_tpu": "tpu"}
 # Below this many scores a head, plain products are as fast as a kernel that never writes them.
 _FEW_SCORES = 128 * 128
@@ -174,7 +181,7 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
   if name == "xla":
     return "xla", "asked for by name"
   if name == "auto":
-    fitting = _by_preference(platform, case)
+    fitting = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
     if not fitting:
       return "xla", f"plain products: {platform} has no fused attention"
     able = [backend for backend in fitting if not _obstacle(backend, case)]
@@ -191,18 +198,16 @@ def choose_backend(name: str, case: Case, platform: str | None = None) -> tuple[
       found=platform,
       try_="--gin.ATTENTION_BACKEND=auto",
     )
+  if name == "cudnn" and must_be_deterministic():
+    raise UserError(
+      "the attention back end 'cudnn' is not deterministic: its backward pass adds in another order every time",
+      field="TransformerConfig.attention_backend",
+      try_="--gin.DETERMINISTIC=False, or --gin.ATTENTION_BACKEND=auto",
+    )
   obstacle = _obstacle(name, case)
   return (
     ("xla", f"plain products, although {name} is asked for: {obstacle}") if obstacle else (name, "asked for by name")
   )
-
-
-def _by_preference(platform: str, case: Case) -> list[str]:
-  """The back ends of a platform, the fastest first."""
-  names = [backend for backend, needs in _PLATFORMS.items() if needs == platform]
-  if platform == "gpu" and not case.has_bias and not case.packed:
-    names.reverse()  # cuDNN is as fast then, and more widely tried
-  return names
 
 
 def _obstacle(name: str, case: Case) -> str | None:
@@ -216,10 +221,12 @@ def _obstacle(name: str, case: Case) -> str | None:
   if name == "pallas_gpu":
     if case.dtype not in ("bfloat16", "float16"):
       return f"our GPU attention has no {case.dtype}"
-    if case.head_dim not in (64, 128):
+    if case.head_dim not in (32, 64, 128):
       return f"our GPU attention has no heads of {case.head_dim}"
     return _gpu_obstacle("our GPU attention", 9.0)
   if name == "cudnn":
+    if must_be_deterministic():
+      return "cuDNN's backward pass adds in another order every time, and the run is deterministic"
     if case.dtype not in ("bfloat16", "float16"):
       return f"cuDNN has no {case.dtype}"
     if case.head_dim % 8 or case.head_dim > 128:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import jax
 
 _described = contextvars.ContextVar("platform", default=None)
+_deterministic = contextvars.ContextVar("deterministic", default=False)
 
 
 @contextlib.contextmanager
@@ -29,6 +30,20 @@ def described_platform() -> str | None:
 def target_platform() -> str:
   """Where what is traced now will run."""
   return described_platform() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def deterministic_kernels(wanted: bool = True) -> Iterator[None]:
+  """While active, kernels are chosen that give the same bits every time."""
+  token = _deterministic.set(wanted)
+  try:
+    yield
+  finally:
+    _deterministic.reset(token)
+
+
+def must_be_deterministic() -> bool:
+  return _deterministic.get()
 
 
 @functools.cache

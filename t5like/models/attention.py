@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Case, Mask, RelativeBias, Split, attention, bias_matrix, choose_backend
 from t5like.kernels.cached_attention import Fixed, PastBias, attend, attend_and_write
+from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import Step
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import dense
@@ -167,7 +168,7 @@ def _split_axes() -> Split:
 
 def describe_backend(
   config: TransformerConfig, encoder_length: int = 0, decoder_length: int = 0, packed: bool = False,
-  platform: str | None = None,
+  platform: str | None = None, deterministic: bool = True,
 ) -> str:  # fmt: skip
   """Which attention back end a train step uses where, and why: a line for each kind of attention."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
@@ -185,7 +186,8 @@ def describe_backend(
         has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
         packed=packed, dropout=rate > 0.0,
       )  # fmt: skip
-      lines.setdefault(choose_backend(config.attention_backend, case, platform), []).append(kind)
+      with deterministic_kernels(deterministic):
+        lines.setdefault(choose_backend(config.attention_backend, case, platform), []).append(kind)
   if len(lines) == 1:
     ((name, reason),) = lines
     return f"{name} ({reason})"

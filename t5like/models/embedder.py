@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
+from t5like.kernels.attention import Split
+from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Norm, embedding_init, kernel_init, on_activations
@@ -65,7 +67,8 @@ class Embedder(nn.Module):
     by width too, and the partitioner could only mend that by making all of them whole on every device.
     """
     table = nn.with_logical_constraint(table, (axis, None))
-    rows = jnp.take(table, ids, axis=0).astype(self.config.dtype)
+    batch, vocab = nn.logical_to_mesh_axes(("batch", axis)) or (None, None)
+    rows = look_up(table, ids, self.config.dtype, Split(batch, vocab))
     # Whole in length where the table is split: each device finds the tokens of its part, and the sum is all of them.
     return rows if axis is None else nn.with_logical_constraint(rows, ("batch", None, None))
 

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.kernels.platform import target_platform
+from t5like.kernels.platform import deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
 from t5like.training.matrix_updates import global_norm, is_stacked, square_sums
 from t5like.training.microbatches import check_microbatches, sum_gradients, sum_numbers
@@ -129,9 +129,19 @@ def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any)
 
 
 def compile_train_step(
-  model: nn.Module, optimizer: Optimizer, settings: LossSettings, spec: StateSpec, batch: Any, mesh: Mesh
+  model: nn.Module,
+  optimizer: Optimizer,
+  settings: LossSettings,
+  spec: StateSpec,
+  batch: Any,
+  mesh: Mesh,
+  deterministic: bool = True,
 ) -> jax.stages.Compiled:
-  """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused."""
+  """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused.
+
+  A `deterministic` step gives the same bits whenever and wherever it is compiled for a kind of device. CPUs and TPUs
+  have no others; a GPU's compiler would time several kernels for each product and take the fastest of that moment.
+  """
   check_microbatches(_rows(batch), settings.microbatches, mesh)
 
   def step(state, batch):
@@ -143,12 +153,12 @@ def compile_train_step(
     out_shardings=(spec.shardings, parallel.replicated(mesh)),
     donate_argnums=0,
   )
-  with parallel.sharding_context(mesh):
-    return jitted.lower(spec.shapes, _shapes(batch)).compile(_compiler_options())
+  with parallel.sharding_context(mesh), deterministic_kernels(deterministic):
+    return jitted.lower(spec.shapes, _shapes(batch)).compile(_compiler_options(deterministic))
 
 
-def _compiler_options() -> dict[str, bool | int]:
-  """What a train step is compiled with, beside XLA's own choices."""
+def _compiler_options(deterministic: bool) -> dict[str, bool | int]:
+  """What a train step is compiled with, in addition to XLA's own choices."""
   if target_platform() != "gpu":
     return {}
   return {
@@ -156,6 +166,7 @@ def _compiler_options() -> dict[str, bool | int]:
     "xla_gpu_enable_triton_gemm": False,
     # And make one product of those that read the same rows: cutting the result apart takes longer than it saves.
     "xla_gpu_dot_merger_threshold_mb": 0,
+    "xla_gpu_deterministic_ops": deterministic,
   }
 
 

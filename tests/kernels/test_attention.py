@@ -20,6 +20,7 @@ from t5like.kernels.attention import (
   mask_matrix,
   relative_buckets,
 )
+from t5like.kernels.platform import deterministic_kernels
 
 
 def first_distances(starts: dict[int, int], limit: int) -> list[int]:
@@ -180,9 +181,10 @@ def test_backend_of_another_device_is_refused():
     ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
     ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
     ("gpu", {}, "pallas_gpu", "T5's bias is made inside"),
-    ("gpu", dict(has_bias=False), "cudnn", "NVIDIA"),
+    ("gpu", dict(has_bias=False), "pallas_gpu", "GPUs since Hopper"),
     ("gpu", dict(has_bias=False, packed=True), "pallas_gpu", "packed rows skip other examples"),
-    ("gpu", dict(head_dim=32), "cudnn", "NVIDIA"),
+    ("gpu", dict(head_dim=32), "pallas_gpu", ""),
+    ("gpu", dict(head_dim=80), "cudnn", "NVIDIA"),
     ("gpu", dict(dtype="float32"), "xla", "cuDNN has no float32"),
     ("gpu", dict(head_dim=60), "xla", "no heads of 60"),
     ("gpu", dict(head_dim=256), "xla", "no heads of 256"),
@@ -193,6 +195,19 @@ def test_the_choice_says_why(platform, change, chosen, reason):
   with compile_for(platform):
     name, why = choose_backend("auto", dataclasses.replace(CASE, **change))
   assert name == chosen and reason in why
+
+
+def test_a_deterministic_step_has_no_cudnn():
+  """Its backward pass adds with atomic operations, and a compiler told to be deterministic fails at it."""
+  with compile_for("gpu"), deterministic_kernels():
+    assert choose_backend("auto", dataclasses.replace(CASE, has_bias=False))[0] == "pallas_gpu"
+    name, why = choose_backend("auto", dataclasses.replace(CASE, head_dim=80))
+    assert name == "xla" and "another order every time" in why
+    with pytest.raises(UserError, match="not deterministic") as error:
+      choose_backend("cudnn", CASE)
+    assert "--gin.DETERMINISTIC=False" in str(error.value)
+  with compile_for("gpu"):
+    assert choose_backend("cudnn", CASE)[0] == "cudnn"
 
 
 def test_a_backend_asked_for_makes_way_where_it_cannot_do_a_case():
