@@ -23,6 +23,7 @@ from t5like.cli.tasks import add_task_modules, task_modules
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
+  from t5like.cli.experiment import Experiment
   from t5like.interop.huggingface import Imported
   from t5like.models import TransformerConfig
   from t5like.vocabularies import Vocabulary
@@ -170,25 +171,46 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
 
 
 def _export(args: argparse.Namespace, target: Path) -> int:
+  from t5like.cli.model_vocabulary import find_vocabulary
   from t5like.interop import huggingface
   from t5like.interop.layouts import check_parameters, flatten
   from t5like.training.checkpoints import load_parameters
 
   source = storage.as_path(args.source).absolute()
-  if args.gin_file or args.gin_overrides or args.vocabulary or args.scan_layers:
-    raise UserError("to_hf takes the model as its directory has it", expected="no options but --step and --dtype")
+  if args.gin_file or args.gin_overrides or args.scan_layers:
+    raise UserError(
+      "to_hf takes the model as its directory has it", expected="no options but --step, --dtype and --vocabulary"
+    )
   experiment = load_experiment(source, task_modules(args))
+  try:
+    _, vocabulary = find_vocabulary(source, experiment.model.config, args.vocabulary, experiment.vocabulary)
+  except UserError as error:
+    if args.vocabulary:
+      raise
+    vocabulary = None
+    print(f"no tokenizer is written: {error.what} (--vocabulary=NAME_OR_FILE)")
   params = load_parameters(source, args.step, average=args.average)
   check_parameters(experiment.model, flatten(params), str(source))
   if args.dtype:
     params = _cast_params(params, args.dtype)
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
     folder = Path(temporary) if storage.is_remote(target) else target
-    huggingface.save(folder, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None)
+    huggingface.save(folder, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None, vocabulary)
+    if vocabulary is not None:
+      _save_tokenizer(folder, experiment, vocabulary)
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
   print(f"{_describe(params)} to {target}\nread them with transformers' from_pretrained({str(target)!r})")
   return 0
+
+
+def _save_tokenizer(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> None:
+  from t5like.cli.loaded_model import prompt_form
+  from t5like.interop.hf_tokenizers import Around, save_tokenizer
+
+  form, config = prompt_form(experiment.model, vocabulary, experiment), experiment.model.config
+  positions = config.max_positions if config.positions == "learned" else None
+  save_tokenizer(folder, vocabulary, Around(form.start, form.end), positions, config.num_token_types > 1)
 
 
 def _describe(params: dict) -> str:

@@ -78,8 +78,7 @@ class LoadedModel:
 
   @property
   def trained_elsewhere(self) -> bool:
-    """From Hugging Face or T5X, converted or not: how it was trained is not known here."""
-    return self.experiment is None or not self.experiment.task
+    return is_trained_elsewhere(self.experiment)
 
   @property
   def is_decoder(self) -> bool:
@@ -149,25 +148,35 @@ class LoadedModel:
 
   @property
   def prompt_form(self) -> PromptForm:
-    """BERT reads text between [CLS] and [SEP], T5 text that is closed by end-of-sequence.
+    return prompt_form(self.model, self.vocabulary, self.experiment)
 
-    A T5 from elsewhere with BERT's or RoBERTa's kind of vocabulary (CodeT5) has [CLS] before its text, too. A decoder
-    reads what its training put before an answer.
-    """
-    eos, start = self.special.eos, self.special.start
-    if self.model.batch_layout == "encoder":
-      return PromptForm(self.special.cls, self.special.sep, eos)
-    if not self.is_decoder:
-      closed = self.trained_elsewhere or self.experiment.objective is None or self.experiment.objective.closed
-      opened = self.trained_elsewhere and isinstance(self.vocabulary, SubwordVocabulary)
-      return PromptForm(self.special.cls if opened else None, eos if closed else None, eos)
-    if self.trained_elsewhere:
-      return PromptForm(None, None, eos)  # as Hugging Face's GPT-2: documents are separated by end-of-text
-    objective = self.experiment.objective
-    if objective is None:
-      return PromptForm(start, eos, eos)
-    has_inputs = objective.lengths(512).inputs > 0
-    return PromptForm(None if objective.shifted else start, eos if has_inputs and objective.closed else None, eos)
+
+def is_trained_elsewhere(experiment: Experiment | None) -> bool:
+  """From Hugging Face or T5X, converted or not: how it was trained is not known here."""
+  return experiment is None or not experiment.task
+
+
+def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> PromptForm:
+  """BERT reads text between [CLS] and [SEP], T5 text that is closed by end-of-sequence.
+
+  A T5 from elsewhere with BERT's or RoBERTa's kind of vocabulary (CodeT5) has [CLS] before its text, too. A decoder
+  reads what its training put before an answer.
+  """
+  special, elsewhere = SpecialTokens.of(vocabulary), is_trained_elsewhere(experiment)
+  eos = special.eos
+  if model.batch_layout == "encoder":
+    return PromptForm(special.cls, special.sep, eos)
+  if model.batch_layout == "encoder_decoder":
+    closed = elsewhere or experiment.objective is None or experiment.objective.closed
+    opened = elsewhere and isinstance(vocabulary, SubwordVocabulary)
+    return PromptForm(special.cls if opened else None, eos if closed else None, eos)
+  if elsewhere:
+    return PromptForm(None, None, eos)  # as Hugging Face's GPT-2: documents are separated by end-of-text
+  objective = experiment.objective
+  if objective is None:
+    return PromptForm(special.start, eos, eos)
+  has_inputs = objective.lengths(512).inputs > 0
+  return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
 
 
 def load_model(

@@ -16,10 +16,12 @@ import numpy as np
 
 from t5like.errors import UserError, nearest
 from t5like.interop import hf_bert, hf_gpt, hf_t5, safetensors_files
+from t5like.interop.hf_tokenizers import token_ids
 from t5like.interop.layouts import check_parameters, flatten, stack_layers, unflatten, unstack_layers
 from t5like.interop.mapping import Report, export_tensors, import_tensors, refuse_missing
 from t5like.interop.safetensors_files import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.vocabularies import Vocabulary
 
 # model_type of config.json -> how its tensors are named, and our model.
 FAMILIES: dict[str, tuple[ModuleType, type]] = {
@@ -63,13 +65,22 @@ def load(folder: Path | str, **changes: object) -> Imported:
   return Imported(model, unflatten(params), report.renamed(names), hf["model_type"])
 
 
-def save(folder: Path | str, model: T5 | BERT | GPT, params: Mapping, model_type: str | None = None) -> None:
+def save(
+  folder: Path | str,
+  model: T5 | BERT | GPT,
+  params: Mapping,
+  model_type: str | None = None,
+  vocabulary: Vocabulary | None = None,
+) -> None:
   """Writes a folder that transformers' `from_pretrained` reads; params scanned or not.
 
-  `model_type="mt5"` names the twin of T5 that Hugging Face keeps for mT5.
+  `model_type="mt5"` names the twin of T5 that Hugging Face keeps for mT5. `vocabulary` says which ids begin, end and
+  pad texts; its files are written by `hf_tokenizers.save_tokenizer`.
   """
   family = next(module for module, kind in FAMILIES.values() if isinstance(model, kind))
   hf = family.config_to_hf(model.config)
+  if vocabulary is not None:
+    hf |= token_ids(vocabulary, model.batch_layout)
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # theirs never scales
     hf |= {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))

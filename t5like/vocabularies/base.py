@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +28,7 @@ class Vocabulary(abc.ABC):
   path: Path | None = None  # the file it was read from
   extra_ids: int = 0  # sentinels added to what the file holds
   fingerprint: str  # equal where all ids are
+  settings: Mapping[str, Any] = MappingProxyType({})  # what Hugging Face's tokenizer_config.json says besides names
 
   pad_id: int | None
   eos_id: int
@@ -59,6 +62,10 @@ class Vocabulary(abc.ABC):
   @abc.abstractmethod
   def piece(self, token: int) -> str:
     """One token as the vocabulary writes it, word marks included."""
+
+  def original_files(self) -> dict[str, bytes]:
+    """The files it was read from, under the names that Hugging Face gives them."""
+    return {}
 
   @property
   @abc.abstractmethod

@@ -32,14 +32,15 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
   fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
   origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
+  files = {"vocab.json": pieces, "merges.txt": merges}
   # RoBERTa's has GPT-2's end of text among its pieces, so it is asked for first.
   for names in (_ROBERTA, _GPT2):
     if all(name in vocabulary for name in names.all()):
       tokenizer = _byte_level(vocabulary, pairs, names)
-      return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS)
+      return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS, files)
   if any(piece.endswith(_END_OF_WORD) for piece in vocabulary):
     tokenizer, names = _lower_cased(vocabulary, pairs)
-    return SubwordVocabulary(tokenizer, names, _any_piece, *origin, WORDS)
+    return SubwordVocabulary(tokenizer, names, _any_piece, *origin, WORDS, files)
   raise UserError(
     f"{pieces} is no byte-pair vocabulary that is known here",
     expected=f"GPT-2's with {_GPT2.eos}, RoBERTa's with {' '.join(_ROBERTA.all())}, or GPT's with {_END_OF_WORD}",

@@ -62,6 +62,14 @@ class SentencePieceVocabulary(Vocabulary):
     return type(self), (self.path, self.extra_ids)
 
   @property
+  def model_bytes(self) -> bytes:
+    """The serialized model, without the sentinels that were added to it."""
+    return self.path.read_bytes()
+
+  def original_files(self) -> dict[str, bytes]:
+    return {"spiece.model": self.model_bytes}
+
+  @property
   def vocab_size(self) -> int:
     return self._processor.vocab_size()
 

@@ -6,10 +6,11 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -46,7 +47,8 @@ class SubwordVocabulary(Vocabulary):
 
   `begins_word` says of a piece whether a new word begins with it. `reload` is a function and its
   arguments that make the same vocabulary again, in another process. `chunks` finds the parts of a text
-  that are encoded alone just as in the text: most have been met before, and are looked up.
+  that are encoded alone just as in the text: most have been met before, and are looked up. `files` are the originals
+  by the names that Hugging Face gives them, and `settings` what their tokenizer_config.json says.
   """
 
   def __init__(
@@ -58,7 +60,10 @@ class SubwordVocabulary(Vocabulary):
     fingerprint: str,
     reload: tuple[Callable, tuple],
     chunks: re.Pattern | None = None,
+    files: Mapping[str, Path] | None = None,
+    settings: Mapping[str, Any] | None = None,
   ):
+    self._files, self.settings = dict(files or {}), dict(settings or {})
     self._tokenizer, self._begins_word, self._reload = tokenizer, begins_word, reload
     self.path, self.fingerprint = path, fingerprint
     self._chunks, self._met = chunks, {}
@@ -70,6 +75,13 @@ class SubwordVocabulary(Vocabulary):
 
   def __reduce__(self):
     return self._reload
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    return self._tokenizer
+
+  def original_files(self) -> dict[str, bytes]:
+    return {name: path.read_bytes() for name, path in self._files.items()}
 
   @cached_property
   def vocab_size(self) -> int:

@@ -37,7 +37,16 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
   if names.eos is None:
     raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))
   fingerprint = fingerprint_of("tokenizer.json", path.read_bytes(), names)
-  return SubwordVocabulary(tokenizer, names, _word_rule(tokenizer), path, fingerprint, (load_tokenizer_json, (path,)))
+  return SubwordVocabulary(
+    tokenizer,
+    names,
+    _word_rule(tokenizer),
+    path,
+    fingerprint,
+    (load_tokenizer_json, (path,)),
+    files={"tokenizer.json": path},
+    settings=tokenizer_settings(path),
+  )
 
 
 def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:

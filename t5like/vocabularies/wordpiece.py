@@ -50,8 +50,9 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
   tokenizer.decoder = decoders.WordPiece(prefix=_CONTINUES)
   tokenizer.add_special_tokens(_NAMES.all())
   fingerprint = fingerprint_of("wordpiece", file, lower_case, split_chinese, strip_accents)
-  reload = (load_wordpiece, (path, lower_case))
-  return SubwordVocabulary(tokenizer, _NAMES, _begins_word, path, fingerprint, reload, WORDS)
+  reload, files = (load_wordpiece, (path, lower_case)), {"vocab.txt": path}
+  settings = {"do_lower_case": lower_case, "tokenize_chinese_chars": split_chinese, "strip_accents": strip_accents}
+  return SubwordVocabulary(tokenizer, _NAMES, _begins_word, path, fingerprint, reload, WORDS, files, settings)
 
 
 def _begins_word(piece: str) -> bool:

@@ -1,12 +1,21 @@
 """The full circle on a machine with torch: transformers writes, we read, write, and transformers reads again."""
 
+import dataclasses
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+from t5like import parallel
+from t5like.cli.loaded_model import prompt_form
+from t5like.decoding import DecodeSettings
+from t5like.evaluation import Generator
 from t5like.interop import huggingface
+from t5like.interop.hf_tokenizers import Around, save_tokenizer
+from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.vocabularies import load_vocabulary
 
 torch = pytest.importorskip("torch", reason="the live comparison needs torch: pip install torch transformers")
 transformers = pytest.importorskip("transformers", reason="the live comparison needs transformers")
@@ -45,3 +54,52 @@ def test_exported_folder_loads_and_agrees(case, scan_layers, tmp_path):
   expected = out.prediction_logits if case == "bert" else out.logits
   ours = jax.jit(lambda p: imported.model.apply({"params": p}, batch)["logits"])(imported.params)
   np.testing.assert_allclose(ours, expected.numpy(), rtol=0, atol=1e-4)
+
+
+SIZE = dict(vocab_size=1, embed_dim=16, mlp_dim=64, num_heads=2, head_dim=8)
+LEARNED = dict(
+  norm="layer", positions="learned", max_positions=64, use_bias=True, scale_attention=True, scale_logits=False,
+  activation="gelu", initializer="normal",
+)  # fmt: skip
+HEADS = dict(embedding_norm=True, num_token_types=2, pooler=True, mlm_head=True)
+MODELS = {
+  "t5": T5(TransformerConfig(**SIZE, num_encoder_layers=1, num_decoder_layers=1)),
+  "byte": T5(TransformerConfig(**SIZE, num_encoder_layers=1, num_decoder_layers=1)),
+  "bert_uncased": BERT(TransformerConfig(**SIZE, **LEARNED, num_encoder_layers=1, norm_position="post", **HEADS)),
+  "roberta": BERT(TransformerConfig(**SIZE, **LEARNED, num_encoder_layers=1, norm_position="post", **HEADS)),
+  "gpt2": GPT(TransformerConfig(**SIZE, **LEARNED, num_decoder_layers=1)),
+}
+SENTENCES = ["Hello world, this is a test.", "  two  spaces, Ünïcödé – ½", "don't 12,345.67"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
+  """AutoTokenizer gives our ids with what we put around them, AutoModel's next tokens are ours."""
+  vocabulary = load_vocabulary(name)
+  size = -(-vocabulary.vocab_size // 128) * 128
+  model = MODELS[name].clone(config=dataclasses.replace(MODELS[name].config, vocab_size=size))
+  token = np.ones((1, 1), np.int32)
+  blank = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  params = nn.unbox(model.init(jax.random.key(0), blank))["params"]
+  form = prompt_form(model, vocabulary, None)
+  huggingface.save(tmp_path, model, params, None, vocabulary)
+  positions = model.config.max_positions if model.config.positions == "learned" else None
+  save_tokenizer(tmp_path, vocabulary, Around(form.start, form.end), positions, model.config.num_token_types > 1)
+
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+  assert tokenizer(SENTENCES)["input_ids"] == [form.tokens(vocabulary.encode(text)) for text in SENTENCES]
+  kind = {"encoder": "AutoModelForMaskedLM", "encoder_decoder": "AutoModelForSeq2SeqLM"}
+  theirs = getattr(transformers, kind.get(model.batch_layout, "AutoModelForCausalLM")).from_pretrained(tmp_path).eval()
+  given = tokenizer(SENTENCES[:1], return_tensors="pt")
+  if model.batch_layout == "encoder":
+    with torch.no_grad():
+      expected = theirs(**given).logits.numpy()
+    ours = model.apply({"params": params}, {"encoder_input_tokens": given["input_ids"].numpy().astype(np.int32)})
+    np.testing.assert_allclose(ours["logits"], expected, rtol=0, atol=1e-4)
+    return
+  expected = theirs.generate(**given, max_new_tokens=8, do_sample=False)[0].tolist()
+  mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
+  side = "encoder" if model.batch_layout == "encoder_decoder" else "decoder"
+  prompts = {f"{side}_input_tokens": given["input_ids"].numpy().astype(np.int32)}
+  found = Generator(model, mesh, vocabulary.eos_id)(params, prompts, DecodeSettings(max_length=8))
+  assert expected[-8:] == found.tokens[0, 0].tolist()

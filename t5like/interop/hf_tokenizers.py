@@ -1,0 +1,144 @@
+"""A vocabulary as the tokenizer files of a Hugging Face folder, so that `AutoTokenizer` gives our ids.
+
+`tokenizer.json` has all of it, for any class of theirs that runs it; the vocabulary's own files are written next to it,
+under the names that the original classes look for. Bytes have no file: ByT5's tokenizer is code, and is named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from t5like.errors import UserError
+from t5like.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabulary
+from t5like.vocabularies.sentencepiece import WORD_MARK
+
+_FILE = "tokenizer.json"
+_UNIGRAM, _BPE = 1, 2  # kinds of SentencePiece models
+_NAMES = ("pad", "eos", "unk", "bos", "cls", "sep", "mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class Around:
+  """The tokens that a model was trained to find before and after a text."""
+
+  start: int | None = None
+  end: int | None = None
+
+
+def save_tokenizer(
+  folder: Path, vocabulary: Vocabulary, around: Around, max_length: int | None = None, token_types: bool = False
+) -> None:
+  """Writes tokenizer.json (or what names ByT5's tokenizer), tokenizer_config.json and the vocabulary's own files.
+
+  `max_length` is the number of a model's positions; `token_types`: it tells the first of two texts from the second.
+  """
+  settings: dict[str, Any] = {
+    **{f"{kind}_token": _piece(vocabulary, getattr(vocabulary, f"{kind}_id")) for kind in _NAMES},
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": max_length or 1_000_000,
+    "model_input_names": ["input_ids", *(["token_type_ids"] if token_types else []), "attention_mask"],
+  }
+  files = vocabulary.original_files()
+  if isinstance(vocabulary, ByteVocabulary):
+    settings |= {"tokenizer_class": "ByT5Tokenizer", "extra_ids": vocabulary.extra_ids}
+  elif isinstance(vocabulary, SentencePieceVocabulary):
+    settings["extra_ids"] = vocabulary.extra_ids
+    files[_FILE] = _with_template(_from_sentencepiece(vocabulary), vocabulary, around)
+  elif _FILE not in files or vocabulary.tokenizer.post_processor is None:  # the model's own file stays as it came
+    files[_FILE] = _with_template(Tokenizer.from_str(vocabulary.tokenizer.to_str()), vocabulary, around)
+  if vocabulary.sentinel_ids and _FILE in files:
+    settings["additional_special_tokens"] = [_piece(vocabulary, token) for token in vocabulary.sentinel_ids]
+  settings = {name: value for name, value in settings.items() if value is not None} | vocabulary.settings
+  files["tokenizer_config.json"] = (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, content in files.items():
+    (folder / name).write_bytes(content)
+
+
+def token_ids(vocabulary: Vocabulary, batch_layout: str) -> dict[str, int]:
+  """The ids that a model's config.json names, those that it has."""
+  ids = {"eos_token_id": vocabulary.eos_id, "pad_token_id": vocabulary.pad_id}
+  start = 0 if vocabulary.pad_id == 0 else vocabulary.eos_id  # what decoders begin with, as objectives.SpecialTokens
+  if batch_layout == "encoder_decoder":
+    ids["decoder_start_token_id"] = start
+  elif batch_layout != "encoder":
+    ids["bos_token_id"] = start if vocabulary.bos_id is None else vocabulary.bos_id
+  return {name: token for name, token in ids.items() if token is not None}
+
+
+def _piece(vocabulary: Vocabulary, token: int | None) -> str | None:
+  return None if token is None else vocabulary.piece(token).removeprefix(WORD_MARK)
+
+
+def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: Around) -> bytes:
+  """Its file, with what precedes and follows one text, and each of two; the second one's tokens are of type 1."""
+  start, end = ([_piece(vocabulary, token)] if token is not None else [] for token in (around.start, around.end))
+  is_roberta = start == ["<s>"]
+  between = [*end, *end] if is_roberta else end
+  second = "0" if is_roberta else "1"
+  pair = [*start, "$A:0", *between, f"$B:{second}", *(f"{name}:{second}" for name in end)]
+  known = {_piece(vocabulary, token): token for token in (around.start, around.end) if token is not None}
+  tokenizer.post_processor = processors.TemplateProcessing(
+    single=[*start, "$A", *end], pair=pair, special_tokens=list(known.items())
+  )
+  return tokenizer.to_str(pretty=True).encode()
+
+
+def _from_sentencepiece(vocabulary: SentencePieceVocabulary) -> Tokenizer:
+  """The same pieces with the same scores; sentinels are tokens that text may spell anywhere, as in their T5."""
+  from sentencepiece import sentencepiece_model_pb2
+
+  proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model_bytes)
+  pieces = [(piece.piece, piece.score) for piece in proto.pieces]
+  pieces += [(_piece(vocabulary, token), 0.0) for token in range(len(pieces), vocabulary.vocab_size)]
+  trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+  if trainer.model_type == _UNIGRAM:
+    model = models.Unigram(pieces, vocabulary.unk_id, trainer.byte_fallback)
+  elif trainer.model_type == _BPE:
+    ids = {piece: token for token, (piece, _) in enumerate(pieces)}
+    model = models.BPE(
+      ids, _merges(pieces), unk_token=pieces[vocabulary.unk_id][0], fuse_unk=True, byte_fallback=trainer.byte_fallback
+    )
+  else:
+    raise UserError(
+      f"{vocabulary.path} is a SentencePiece model of words or characters: Hugging Face has no tokenizer for it",
+      expected="a unigram or BPE model",
+    )
+  tokenizer = Tokenizer(model)
+  steps = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
+  if normalizer.remove_extra_whitespaces:
+    # A space at the beginning becomes the word mark that a text begins with in any case, or is removed.
+    steps += [normalizers.Strip(left=not normalizer.add_dummy_prefix), normalizers.Replace(Regex(" {2,}"), " ")]
+  elif normalizer.add_dummy_prefix:
+    steps += [normalizers.Prepend(" ")]  # before a space, too
+  tokenizer.normalizer = normalizers.Sequence(steps)
+  scheme = "first" if normalizer.add_dummy_prefix else "never"
+  space = dict(replacement=WORD_MARK, prepend_scheme=scheme, split=trainer.split_by_whitespace)
+  tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**space)
+  tokenizer.decoder = decoders.Metaspace(**space)
+  if trainer.byte_fallback:
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(**space), decoders.Fuse()])
+  special = {getattr(vocabulary, f"{kind}_id") for kind in _NAMES} - {None} | set(vocabulary.sentinel_ids)
+  tokenizer.add_special_tokens(
+    # A sentinel is a word: the space before it is part of it.
+    [AddedToken(pieces[t][0].removeprefix(WORD_MARK), lstrip=t in vocabulary.sentinel_ids) for t in sorted(special)]
+  )
+  return tokenizer
+
+
+def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
+  """Every pair of pieces that makes a third, in the order in which SentencePiece prefers them."""
+  known = {piece: (score, token) for token, (piece, score) in enumerate(pieces)}
+  found = []
+  for merged, (score, _) in known.items():
+    for cut in range(1, len(merged)):
+      left, right = merged[:cut], merged[cut:]
+      if left in known and right in known:
+        found.append((-score, known[left][1], known[right][1], left, right))
+  return [(left, right) for *_, left, right in sorted(found)]

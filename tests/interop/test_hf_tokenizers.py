@@ -1,0 +1,159 @@
+"""The tokenizer files of an exported folder: `tokenizers`, which AutoTokenizer runs, gives our ids for any vocabulary.
+
+tests/interop/test_live_transformers.py loads such folders with transformers itself.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+
+from t5like.errors import UserError
+from t5like.interop.hf_tokenizers import Around, save_tokenizer, token_ids
+from t5like.vocabularies import load_vocabulary, vocabulary_in
+
+TEXTS = [
+  "Hello world, this is a test.", "  leading and   double  spaces ", "Ünïcödé – “quotes” ½ ﬁne 中文", "",
+  "a <extra_id_0> b <extra_id_1>.", "new\nlines\tand tabs", "don't you'll we've 12,345.67", "emoji 😀",
+  "the [MASK] sat",
+]  # fmt: skip
+EMBEDDED = ["t5", "tiny", "t5:extra_ids=7", "bert_uncased", "bert_cased", "gpt2", "roberta"]
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+  return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_ids_are_ours_and_the_folder_is_read_back(name, tmp_path):
+  vocabulary = load_vocabulary(name)
+  save_tokenizer(tmp_path, vocabulary, Around())
+  theirs = tokenizer_of(tmp_path)
+  assert [theirs.encode(text, add_special_tokens=False).ids for text in TEXTS] == vocabulary.encode_batch(TEXTS)
+  again = load_vocabulary(str(vocabulary_in(tmp_path)))
+  assert again.fingerprint == vocabulary.fingerprint
+
+
+# What SentencePiece can be trained with, beyond T5's settings.
+KINDS = {
+  "bpe": dict(model_type="bpe"),
+  "bytes for unknown characters": dict(byte_fallback=True),
+  "bpe with bytes": dict(model_type="bpe", byte_fallback=True),
+  "spaces as they are": dict(normalization_rule_name="identity", remove_extra_whitespaces=False),
+  "pieces of several words": dict(split_by_whitespace=False),
+  "no word mark at the beginning": dict(add_dummy_prefix=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentencepiece_models_of_any_kind(kind, tmp_path):
+  novels = Path(load_vocabulary("tiny").path).parents[2] / "tasks/embedded/novels.validation.jsonl.gz"
+  lines = [line for text in read_texts(novels) for line in text.split("\n")][:3000]
+  (tmp_path / "text.txt").write_text("\n".join(lines))
+  sentencepiece.SentencePieceTrainer.train(
+    input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "trained"), vocab_size=600, pad_id=0, eos_id=1,
+    unk_id=2, bos_id=-1, minloglevel=3, character_coverage=0.999, **KINDS[kind],
+  )  # fmt: skip
+  vocabulary = load_vocabulary(str(tmp_path / "trained.model"))
+  save_tokenizer(tmp_path / "out", vocabulary, Around())
+  texts = [*lines, *(" " + line for line in lines[:50]), *(text for text in TEXTS if "extra_id" not in text)]
+  theirs = tokenizer_of(tmp_path / "out")
+  found = [encoding.ids for encoding in theirs.encode_batch(texts, add_special_tokens=False)]
+  assert found == vocabulary.encode_batch(texts)
+
+
+def read_texts(path: Path) -> list[str]:
+  import gzip
+
+  with gzip.open(path, "rt") as file:
+    return [json.loads(line)["text"] for line in file]
+
+
+def test_models_of_words_have_no_tokenizer_there(tmp_path):
+  (tmp_path / "text.txt").write_text("a b c d e f g h\n" * 20)
+  sentencepiece.SentencePieceTrainer.train(
+    input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "words"), model_type="word", vocab_size=10, pad_id=0,
+    eos_id=1, unk_id=2, bos_id=-1, minloglevel=3,
+  )  # fmt: skip
+  with pytest.raises(UserError, match="no tokenizer for it"):
+    save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), Around())
+
+
+def test_what_precedes_and_follows_texts(tmp_path):
+  """T5's end-of-sequence, BERT's [CLS] A [SEP] B [SEP] with types, RoBERTa's <s> A </s></s> B </s>, GPT-2's nothing."""
+
+  def encoded(name, around, *texts):
+    save_tokenizer(tmp_path / name, load_vocabulary(name), around)
+    found = tokenizer_of(tmp_path / name).encode(*texts)
+    return found.tokens, found.type_ids
+
+  assert encoded("t5", Around(end=1), "cat") == (["▁cat", "</s>"], [0, 0])
+  bert = Around(start=101, end=102)
+  assert encoded("bert_uncased", bert, "cat")[0] == ["[CLS]", "cat", "[SEP]"]
+  pair = (["[CLS]", "cat", "[SEP]", "dog", "[SEP]"], [0, 0, 0, 1, 1])
+  assert encoded("bert_uncased", bert, "cat", "dog") == pair
+  roberta = ["<s>", "cat", "</s>", "</s>", "dog", "</s>"]
+  assert encoded("roberta", Around(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
+  assert encoded("gpt2", Around(), "cat")[0] == ["cat"]
+
+
+def test_settings_name_the_special_tokens_and_the_sizes(tmp_path):
+  save_tokenizer(tmp_path, load_vocabulary("bert_uncased"), Around(101, 102), max_length=512, token_types=True)
+  settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+  names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+  assert {kind: settings[f"{kind}_token"] for kind in names} == names
+  assert settings["model_max_length"] == 512 and settings["do_lower_case"] is True
+  assert settings["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
+  save_tokenizer(tmp_path / "bytes", load_vocabulary("byte"), Around(end=1))
+  assert [path.name for path in (tmp_path / "bytes").iterdir()] == ["tokenizer_config.json"]
+  assert json.loads((tmp_path / "bytes/tokenizer_config.json").read_text())["tokenizer_class"] == "ByT5Tokenizer"
+
+
+def test_a_models_own_tokenizer_json_stays_as_it_came(tmp_path):
+  save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), Around(101, 102))
+  (tmp_path / "a/vocab.txt").unlink()
+  save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), Around())
+  assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
+
+
+def test_ids_in_a_models_configuration():
+  assert token_ids(load_vocabulary("t5"), "encoder_decoder") == {
+    "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0
+  }  # fmt: skip
+  assert token_ids(load_vocabulary("gpt2"), "decoder") == {"eos_token_id": 50256, "bos_token_id": 50256}
+  assert token_ids(load_vocabulary("roberta"), "encoder") == {"eos_token_id": 2, "pad_token_id": 1}
+
+
+def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
+  t5like("convert", "to_hf", "finetuned", "exported")
+  assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # closed, as the run was trained
+  config = json.loads((old_directories / "exported/config.json").read_text())
+  assert (config["pad_token_id"], config["eos_token_id"], config["decoder_start_token_id"]) == (0, 1, 0)
+  # And back again, with nothing but the folder.
+  t5like("convert", "from_hf", "exported", "again")
+  (old_directories / "rows.jsonl").write_text('{"inputs": "the cat purrs", "targets": "cat"}\n')
+  scores = []
+  for model in ("finetuned", "exported", "again"):
+    out = t5like("infer", f"--model={model}", "--input=rows.jsonl", "--score").stdout
+    scores.append(json.loads(out)["score"])
+  assert scores == pytest.approx([scores[0]] * 3, abs=1e-5)
+
+
+def test_a_converted_directory_can_be_moved(t5like, old_directories):
+  """Its vocabulary is inside: neither the folder it came from nor its own old place is needed."""
+  t5like("convert", "to_hf", "finetuned", "exported")
+  t5like("convert", "from_hf", "exported", "converted_again")
+  shutil.rmtree(old_directories / "exported")
+  (old_directories / "converted_again").rename(old_directories / "moved")
+  (old_directories / "rows.jsonl").write_text('{"inputs": "the cat purrs", "targets": "cat"}\n')
+  assert '"score"' in t5like("infer", "--model=moved", "--input=rows.jsonl", "--score").stdout
+
+
+def test_without_a_vocabulary_the_weights_are_exported_and_that_is_said(t5like, old_directories):
+  done = t5like("convert", "to_hf", "converted", "exported")
+  assert "no tokenizer is written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
+  t5like("convert", "to_hf", "converted", "exported_2", "--vocabulary=tiny")
+  assert (old_directories / "exported_2/tokenizer.json").is_file()
