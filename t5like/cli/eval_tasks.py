@@ -23,6 +23,7 @@ from t5like.errors import UserError
 from t5like.evaluation import submissions
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.evaluation.following import Follower, all_processes, chosen_steps
+from t5like.evaluation.room import NoRoom
 from t5like.evaluation.scoring import check_functions, score_answers
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
 from t5like.training.agreement import first_process_decides
@@ -241,15 +242,23 @@ class _Evaluator:
     if asked.candidates is not None:
       coded = [[self._asker.answer_tokens(text) for text in row] for row in asked.candidates]
       best, scores = rank_answers(self._scorer, params, asked.prompts, coded, self._args.rank, note)
-      answers = {n: row[chosen] for n, (row, chosen) in enumerate(zip(asked.candidates, best, strict=True))}
+      answers = {n: row[c] if c >= 0 else "" for n, (row, c) in enumerate(zip(asked.candidates, best, strict=True))}
       more = {
-        n: {"log_likelihoods": dict(zip(row, values, strict=True))}
+        n: {"log_likelihoods": dict(zip(row, values, strict=False))}
         for n, (row, values) in enumerate(zip(asked.candidates, scores, strict=True))
       }
+      unanswered = [n for n, chosen in enumerate(best) if chosen < 0]
     else:
       written = write_answers(self._generator, params, asked.prompts, self._settings_for(asked), self._batch_size, note)
-      answers, more = {n: self._text(tokens, asked) for n, tokens in enumerate(written)}, None
+      unanswered = [n for n, tokens in enumerate(written) if isinstance(tokens, NoRoom)]
+      answers = {n: "" if n in unanswered else self._text(tokens, asked) for n, tokens in enumerate(written)}
+      more = None
     self._progress.leave()
+    for n in unanswered:
+      say(
+        f"{asked.task}: the devices have no room for example {n} of {len(asked.prompts[n]):,} tokens, "
+        "which counts as answered with nothing (--inputs_length=N cuts it)"
+      )
     return score_answers(answers, asked.fields, asked.scoring, more, task_modules(self._args))
 
   def _settings_for(self, asked: Questions) -> Any:

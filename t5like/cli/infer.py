@@ -344,10 +344,11 @@ def _neighbours(args: argparse.Namespace, loaded: LoadedModel, params: Any, limi
   progress = infer_run.Progress(infer_rows.count_lines(args.neighbours), 0, embedding.counts)
   kept, vectors = [], []
   sentences = infer_rows.read_rows(args.neighbours, kind, limits.field)
+  planner = embedding.planner(args.batch_size)
   for window in infer_rows.windows(sentences, lambda: infer_run.WINDOW * args.batch_size):
-    rows, answers = infer_run.answer_window(embedding, window, args.batch_size, progress, args.strict)
-    if len(rows) < len(window):
-      raise UserError(f"{args.neighbours}: {window[len(rows)].place} cannot be embedded", try_="without --strict")
+    rows, answers, refused = infer_run.answer_window(embedding, window, planner, progress, args.strict)
+    if refused:
+      raise UserError(f"{args.neighbours}: {refused.place} cannot be embedded", try_="without --strict")
     good = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
     kept += [row for row, _ in good]
     vectors += [np.asarray(answer["embedding"], np.float32) for _, answer in good]

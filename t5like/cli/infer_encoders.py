@@ -11,7 +11,8 @@ from t5like.cli.infer_jobs import Answer, Limits, Prepared
 from t5like.cli.infer_rows import Refused, Row, refuse
 from t5like.cli.loaded_model import LoadedModel
 from t5like.errors import UserError
-from t5like.evaluation.encodings import Embedder, MaskFiller, nearest_rows
+from t5like.evaluation.batching import BatchPlanner, Shape
+from t5like.evaluation.encodings import Embedder, MaskFiller, nearest_rows, planner
 
 
 class FillMask:
@@ -38,10 +39,13 @@ class FillMask:
         prepared.append(Prepared(*read))
     return prepared
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return planner(self._loaded.model, self._loaded.mesh, batch_size)
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
     with self._loaded.sharding():
-      found = self._filler(self._params, [p.tokens for p in batch])
-    return [self._fill(p, *f) for p, f in zip(batch, found, strict=True)], sum(len(p.tokens) for p in batch)
+      found = self._filler(self._params, [p.tokens for p in batch], shape)
+    return [(self._fill(p, *f), len(p.tokens)) for p, f in zip(batch, found, strict=True)]
 
   def _fill(self, prepared: Prepared, probabilities: np.ndarray, ids: np.ndarray) -> Answer:
     vocabulary = self._loaded.vocabulary
@@ -70,13 +74,16 @@ class Embedding:
     read = self.limits.read(self._loaded, rows)
     return [r if isinstance(r, Refused) else Prepared(*r) for r in read]
 
-  def vectors(self, batch: Sequence[Prepared]) -> np.ndarray:
-    with self._loaded.sharding():
-      return self._embedder(self._params, [p.tokens for p in batch])
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return planner(self._loaded.model, self._loaded.mesh, batch_size)
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
-    vectors = self.vectors(batch)
-    return [{"embedding": vector.tolist()} for vector in vectors], sum(len(p.tokens) for p in batch)
+  def vectors(self, batch: Sequence[Prepared], shape: Shape | None = None) -> np.ndarray:
+    with self._loaded.sharding():
+      return self._embedder(self._params, [p.tokens for p in batch], shape)
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    vectors = self.vectors(batch, shape)
+    return [({"embedding": vector.tolist()}, len(p.tokens)) for p, vector in zip(batch, vectors, strict=True)]
 
 
 class Neighbours:
@@ -93,12 +100,14 @@ class Neighbours:
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
     return self._embedding.prepare(rows)
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
-    similarities, numbers = nearest_rows(self._embedding.vectors(batch), self._vectors, self._top)
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return self._embedding.planner(batch_size)
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    similarities, numbers = nearest_rows(self._embedding.vectors(batch, shape), self._vectors, self._top)
     answers = []
-    for near in zip(similarities, numbers, strict=True):
+    for prepared, *near in zip(batch, similarities, numbers, strict=True):
       found = [(float(similarity), self._sentences[n]) for similarity, n in zip(*near, strict=True)]
-      answers.append({
-        "neighbours": [{"text": s.text, "similarity": similarity, "line": s.number + 1} for similarity, s in found]
-      })  # fmt: skip
-    return answers, sum(len(p.tokens) for p in batch)
+      nearest = [{"text": s.text, "similarity": similarity, "line": s.number + 1} for similarity, s in found]
+      answers.append(({"neighbours": nearest}, len(prepared.tokens)))
+    return answers

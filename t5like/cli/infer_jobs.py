@@ -13,6 +13,7 @@ from t5like.cli.loaded_model import LoadedModel
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
 from t5like.evaluation import CandidateScorer, Generator, Likelihood
+from t5like.evaluation.batching import BatchPlanner, Shape
 from t5like.interop.safetensors_files import read_json
 
 Answer = dict[str, Any]
@@ -38,8 +39,11 @@ class Job(Protocol):
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]: ...
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
-    """An answer a row, and how many tokens it took."""
+  def planner(self, batch_size: int) -> BatchPlanner:
+    """Deals rows out to batches."""
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    """An answer for each row, and how many tokens it took; padded to `shape`, or to the smallest that holds them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,11 +132,13 @@ class Generation:
     read = self.limits.read(self._loaded, rows, self._room)
     return [r if isinstance(r, Refused) else Prepared(*r) for r in read]
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return self._generator.planner(batch_size, self.settings.max_length)
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    row_ids = np.array([p.row.number for p in batch], np.int32)
     with self._loaded.sharding():
-      decoded = self._generator(
-        self._params, self._prompts(batch), self.settings, np.array([p.row.number for p in batch], np.int32)
-      )
+      decoded = self._generator.texts(self._params, [p.tokens for p in batch], self.settings, shape, row_ids)
     answers = []
     for i, prepared in enumerate(batch):
       outputs = []
@@ -147,17 +153,8 @@ class Generation:
         if self.settings.method == "beam":
           output["ranking"] = float(decoded.ranking[i, n])
         outputs.append(output)
-      answers.append({"outputs": outputs})
-    return answers, int(decoded.lengths.sum())
-
-  def _prompts(self, batch: Sequence[Prepared]) -> dict[str, np.ndarray]:
-    tokens = np.zeros((len(batch), max(len(p.tokens) for p in batch)), np.int32)
-    for row, prepared in zip(tokens, batch, strict=True):
-      row[: len(prepared.tokens)] = prepared.tokens
-    if not self._loaded.is_decoder:
-      return {"encoder_input_tokens": tokens}
-    real = np.arange(tokens.shape[1])[None, :] < np.array([len(p.tokens) for p in batch])[:, None]
-    return {"decoder_input_tokens": tokens, "decoder_segment_ids": real.astype(np.int32)}
+      answers.append(({"outputs": outputs}, int(decoded.lengths[i].sum())))
+    return answers
 
   def _text(self, prepared: Prepared, output: np.ndarray) -> tuple[str, bool]:
     """The output, up to the first stop text; and whether there was one."""
@@ -239,14 +236,18 @@ class Ranking:
       return f"no list of texts in the field {name!r}, to be ranked"
     return found
 
-  def answer(self, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return BatchPlanner(batch_size)
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    """The scorer deals candidates out to batches itself: `shape` says nothing of them."""
     with self._loaded.sharding():
       scores = self._scorer(
         self._params, [p.tokens for p in batch], [p.candidates for p in batch], [p.start for p in batch]
       )
-    tokens = sum(len(p.tokens) * len(p.candidates) + sum(map(len, p.candidates)) for p in batch)
+    tokens = [len(p.tokens) * len(p.candidates) + sum(map(len, p.candidates)) for p in batch]
     make = self._score if self._target_field or self._whole else self._rank
-    return [make(p.texts, own) for p, own in zip(batch, scores, strict=True)], tokens
+    return [(make(p.texts, own), count) for p, own, count in zip(batch, scores, tokens, strict=True)]
 
   def _score(self, texts: Sequence[str], scores: Sequence[Likelihood]) -> Answer:
     return _likelihood(scores[0])

@@ -150,9 +150,9 @@ class Prompt:
       running.cancel()
       print("\n" + paint("(the answer was left)", "dim"))
       return
-    answers, tokens = running.result()
+    ((answer, tokens),) = running.result()
     seconds = time.monotonic() - begin
-    print(describe_answer(answers[0]))
+    print(describe_answer(answer))
     print(paint(f"({tokens} {self._job.counts}, {seconds:.1f} s)", "dim"))
 
   def _leave(self) -> None:

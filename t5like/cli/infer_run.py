@@ -6,15 +6,17 @@ import collections
 import itertools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 
 from t5like.cli.infer_jobs import Answer, Job, Prepared
 from t5like.cli.infer_output import JsonLines, VectorFile
-from t5like.cli.infer_rows import Refused, Row, Rows, windows
+from t5like.cli.infer_rows import Refused, Row, Rows, refuse, windows
 from t5like.errors import RunError, UserError
+from t5like.evaluation.batching import BatchPlanner, RowBatch
+from t5like.evaluation.room import NoRoom, answer_in_room
 from t5like.training.agreement import first_process_decides
 from t5like.training.progress import ProgressLine, duration
 
@@ -105,17 +107,17 @@ def run_rows(
   if done:
     say(f"{done:,} rows are there already")
   progress = Progress(total, done, job.counts)
-  pace = Pace(batch_size)
+  pace, planner = Pace(batch_size), job.planner(batch_size)
   for window in windows(rows, pace.rows, _PATIENCE if waits else None):
     begin = time.monotonic()
-    entries, answers = answer_window(job, window, batch_size, progress, strict)
+    entries, answers, refused = answer_window(job, window, planner, progress, strict)
     if is_writer and entries:
       output.write(entries, answers)
     done += len(entries)
     pace.took(time.monotonic() - begin)
-    if len(entries) < len(window):
+    if refused:
       progress.end()
-      raise _stopped(_prepared(job, window[len(entries) :][:1])[0], done)
+      raise _stopped(refused, done)
   progress.end()
   if not done:
     raise UserError("the input is empty: there are no rows to answer")
@@ -128,48 +130,52 @@ def run_rows(
 
 
 def answer_window(
-  job: Job, window: Sequence[Row | Refused], batch_size: int, progress: Progress, strict: bool
-) -> tuple[list[Row | Refused], list[Answer | None]]:
-  """The rows of a window, the refused ones as such, and their answers; if `strict`, those before the first refused."""
+  job: Job, window: Sequence[Row | Refused], planner: BatchPlanner, progress: Progress, strict: bool
+) -> tuple[list[Row | Refused], list[Answer | None], Refused | None]:
+  """The rows of a window, the refused ones as such, and their answers; if `strict`, those before the first refused
+  one, and that."""
   entries = _prepared(job, window)
-  if strict:
-    entries = list(itertools.takewhile(lambda entry: not isinstance(entry, Refused), entries))
+  stop = _first_refused(entries) if strict else len(entries)
+  entries, rest = entries[:stop], entries[stop:]
   refused = [entry for entry in entries if isinstance(entry, Refused)]
   progress.refuse(refused)
-  good = sorted((i for i, entry in enumerate(entries) if isinstance(entry, Prepared)), key=lambda i: -entries[i].length)
   answers: dict[int, Any] = {}
-  for batch in _batches(good, batch_size):
-    found, tokens = _answer(job, [entries[i] for i in batch])
-    answers |= dict(zip(batch, found, strict=True))
-    progress.add(len(batch), tokens)
-  if refused:
+  good = [i for i, entry in enumerate(entries) if isinstance(entry, Prepared)]
+  for batch in planner.plan([entries[i].length for i in good]):
+    numbers = [good[n] for n in batch.rows]
+
+    def answer(part: Sequence[int], batch: RowBatch = batch) -> list[tuple[Answer, int]]:
+      shape = planner.shape_for(part, batch, max(entries[i].length for i in part))
+      return job.answer([entries[i] for i in part], shape)
+
+    for i, found in zip(numbers, answer_in_room(numbers, answer), strict=True):
+      if isinstance(found, NoRoom):
+        entries[i] = _no_room(entries[i], found, job.limits.field)
+        refused.append(entries[i])
+        progress.refuse(refused[-1:])
+      else:
+        answers[i], tokens = found
+        progress.add(1, tokens)
+  if strict:
+    entries, rest = entries[: (stop := _first_refused(entries))], [*entries[stop:], *rest]
+  elif refused:
     progress.add(len(refused), 0)
   rows = [entry if isinstance(entry, Refused) else entry.row for entry in entries]
-  return rows, [answers.get(i) for i in range(len(rows))]
+  return rows, [answers.get(i) for i in range(len(rows))], rest[0] if rest else None
 
 
-def _answer(job: Job, batch: Sequence[Prepared]) -> tuple[list[Answer], int]:
-  try:
-    return job.answer(batch)
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    longest = max(batch, key=lambda prepared: prepared.length)
-    raise RunError(
-      f"the devices have no room for {len(batch)} rows of up to {longest.length:,} tokens",
-      longest=longest.row.place,
-      try_="a smaller --batch_size, or --max_inputs=N; the same --output goes on where it was",
-    ) from error
+def _first_refused(entries: Sequence[Prepared | Refused]) -> int:
+  return next((i for i, entry in enumerate(entries) if isinstance(entry, Refused)), len(entries))
+
+
+def _no_room(prepared: Prepared, problem: NoRoom, field: str) -> Refused:
+  why = f"the devices have no room for {prepared.length:,} tokens, even in a batch of their own ({problem})"
+  return refuse(prepared.row, f"{why}. --max_inputs=N --truncate cuts them", field)
 
 
 def _prepared(job: Job, window: Sequence[Row | Refused]) -> list[Prepared | Refused]:
   ready = iter(job.prepare([row for row in window if isinstance(row, Row)]))
   return [next(ready) if isinstance(row, Row) else row for row in window]
-
-
-def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-  for start in range(0, len(numbers), size):
-    yield numbers[start : start + size]
 
 
 def _stopped(row: Refused, done: int) -> UserError:

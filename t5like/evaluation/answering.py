@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from t5like import decoding
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError, nearest
+from t5like.evaluation.batching import RowBatch
 from t5like.evaluation.generation import Generator
-from t5like.evaluation.ranking import CandidateScorer
+from t5like.evaluation.ranking import CandidateScorer, Likelihood
+from t5like.evaluation.room import NoRoom, answer_in_room
 
 RANKINGS = ("sum", "mean")
 _MOST_LABELS = 64
@@ -28,42 +29,23 @@ def write_answers(
   settings: DecodeSettings,
   batch_size: int,
   progress: Progress = lambda done: None,
-) -> list[list[int]]:
-  """The best output for each prompt, up to its end. Long prompts come first: what does not fit fails at once."""
-  answers: list[list[int]] = [[]] * len(prompts)
-  done = 0
-  for rows, length in length_batches([len(prompt) for prompt in prompts], batch_size):
-    batch = _prompt_batch(generator.model.batch_layout, [prompts[row] for row in rows], length)
-    decoded = generator(params, batch, settings, row_ids=rows)
-    for row, tokens, count in zip(rows, decoded.tokens[:, 0], decoded.lengths[:, 0], strict=True):
-      answers[row] = tokens[:count].tolist()
-    done += len(rows)
+) -> list[list[int] | NoRoom]:
+  """The best output for each prompt, up to its end; NoRoom for one that the devices cannot take even alone."""
+  answers: list[list[int] | NoRoom] = [[]] * len(prompts)
+  planner, done = generator.planner(batch_size, settings.max_length), 0
+  for batch in planner.plan([len(prompt) for prompt in prompts]):
+
+    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[list[int]]:
+      texts = [prompts[row] for row in rows]
+      shape = planner.shape_for(rows, batch, max(map(len, texts)))
+      decoded = generator.texts(params, texts, settings, shape, rows)
+      return [tokens[:n].tolist() for tokens, n in zip(decoded.tokens[:, 0], decoded.lengths[:, 0], strict=True)]
+
+    for row, found in zip(batch.rows, answer_in_room(batch.rows, answer), strict=True):
+      answers[row] = found
+    done += len(batch.rows)
     progress(done)
   return answers
-
-
-def length_batches(lengths: Sequence[int], batch_size: int) -> Iterator[tuple[np.ndarray, int]]:
-  """Rows of similar length and what they are padded to: the longest, or half or a quarter of it.
-
-  Three shapes, as each is compiled.
-  """
-  order = np.argsort(-np.asarray(lengths), kind="stable")
-  longest = decoding.bucket(max(lengths, default=1))
-  for first in range(0, len(order), batch_size):
-    rows = order[first : first + batch_size]
-    needed = int(lengths[rows[0]])
-    yield rows, next(size for size in (longest // 4, longest // 2, longest) if size >= needed)
-
-
-def _prompt_batch(layout: str, prompts: Sequence[Tokens], length: int) -> dict[str, np.ndarray]:
-  tokens, real = np.zeros((2, len(prompts), length), np.int32)
-  for row, prompt in enumerate(prompts):
-    tokens[row, : len(prompt)], real[row, : len(prompt)] = prompt, 1
-  if layout == "encoder_decoder":
-    return {"encoder_input_tokens": tokens}
-  # What a bucket adds behind the longest prompt may be more than the model has positions for.
-  width = max(len(prompt) for prompt in prompts)
-  return {"decoder_input_tokens": tokens[:, :width], "decoder_segment_ids": real[:, :width]}
 
 
 def rank_answers(
@@ -76,16 +58,22 @@ def rank_answers(
 ) -> tuple[list[int], list[list[float]]]:
   """Which candidate of each prompt is likeliest (the first of equals), and the scores of all.
 
-  `sum` compares log-likelihoods, `mean` those of a token: longer candidates are then not at a disadvantage.
+  `sum` compares log-likelihoods, `mean` those of a token: longer candidates are then not at a disadvantage. -1, and no
+  scores, for a prompt that the devices have no room for.
   """
   if how not in RANKINGS:
     raise UserError(f"--rank={how} cannot work", expected=" or ".join(RANKINGS), nearest=nearest(how, RANKINGS))
   best, scores = [], []
+
+  def score(rows: range) -> list[list[Likelihood]]:
+    chosen = [prompts[row] for row in rows], [candidates[row] for row in rows]
+    return scorer(params, *split_starts(scorer.model.batch_layout, *chosen))
+
   for first in range(0, len(prompts), _ROWS_BETWEEN_SIGNS):
-    part = slice(first, first + _ROWS_BETWEEN_SIGNS)
-    for likelihoods in scorer(params, *split_starts(scorer.model.batch_layout, prompts[part], candidates[part])):
+    for found in answer_in_room(range(first, min(first + _ROWS_BETWEEN_SIGNS, len(prompts))), score):
+      likelihoods = [] if isinstance(found, NoRoom) else found
       values = [item.log_likelihood if how == "sum" else item.per_token for item in likelihoods]
-      best.append(int(np.argmax(values)))
+      best.append(int(np.argmax(values)) if values else -1)
       scores.append(values)
     progress(len(best))
   return best, scores

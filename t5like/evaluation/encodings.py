@@ -13,7 +13,11 @@ from jax.sharding import Mesh
 
 from t5like import decoding, parallel
 from t5like.errors import UserError, nearest
+from t5like.evaluation.batching import BatchPlanner, Shape
 from t5like.evaluation.generation import placed
+from t5like.evaluation.prompts import prompt_batch
+from t5like.evaluation.room import SizedFunction
+from t5like.models.padding import encoder_valid
 
 POOLINGS = ("cls", "mean")
 Texts = Sequence[Sequence[int]]  # token ids, with the marks around them that the model knows
@@ -35,11 +39,11 @@ class Embedder:
       raise UserError(f"{type(model).__name__} has no [CLS] whose state stands for a text", try_="mean")
     self.model, self.pooling = model, pooling
     self._mesh = mesh
-    self._embed = jax.jit(self._traced, out_shardings=parallel.replicated(mesh))
+    self._embed = SizedFunction(self._traced, mesh)
 
-  def __call__(self, params: Any, texts: Texts) -> np.ndarray:
-    """[texts, embed] float32."""
-    batch = placed(_batch(self.model, self._mesh, texts), self._mesh)
+  def __call__(self, params: Any, texts: Texts, shape: Shape | None = None) -> np.ndarray:
+    """[texts, embed] float32. Texts are padded to `shape`, or to the smallest that holds them."""
+    batch = placed(_batch(self.model, self._mesh, texts, shape), self._mesh)
     with parallel.sharding_context(self._mesh):
       return jax.device_get(self._embed(params, batch))[: len(texts)]
 
@@ -48,8 +52,8 @@ class Embedder:
     hidden = self.model.apply({"params": params}, batch, method=reads).astype(jnp.float32)
     if self.pooling == "cls":
       return hidden[:, 0]
-    side = "decoder" if "decoder_input_tokens" in batch else "encoder"
-    real = (batch[f"{side}_segment_ids"] > 0).astype(jnp.float32)[:, :, None]
+    real = batch["decoder_segment_ids"] > 0 if "decoder_input_tokens" in batch else encoder_valid(batch)
+    real = real.astype(jnp.float32)[:, :, None]
     return jnp.sum(hidden * real, axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1.0)
 
 
@@ -66,11 +70,11 @@ class MaskFiller:
       raise UserError(f"{top} tokens under a mask", expected=f"1 to {model.config.vocab_size}")
     self.model = model
     self._mesh, self._mask_id, self._top = mesh, mask_id, top
-    self._fill = jax.jit(self._traced, out_shardings=parallel.replicated(mesh))
+    self._fill = SizedFunction(self._traced, mesh)
 
-  def __call__(self, params: Any, texts: Texts) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each text probabilities and token ids, [masks, top], the likeliest first."""
-    batch = _batch(self.model, self._mesh, texts)
+  def __call__(self, params: Any, texts: Texts, shape: Shape | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each text probabilities and token ids, [masks, top], the likeliest first; `shape` as for Embedder."""
+    batch = _batch(self.model, self._mesh, texts, shape)
     masks = batch["encoder_input_tokens"] == self._mask_id
     counts = masks.sum(axis=1)
     room = decoding.bucket(int(counts.max()), smallest=1)
@@ -103,18 +107,12 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
   return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def _batch(model: nn.Module, mesh: Mesh, texts: Texts) -> dict[str, np.ndarray]:
-  """Rows and length filled up to buckets, so that few shapes are compiled."""
-  ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  rows = ways * decoding.bucket(-(-len(texts) // ways), smallest=1)
-  length = decoding.bucket(max(map(len, texts)), at_most=model.config.max_positions)
-  tokens, segments = (np.zeros((rows, length), np.int32) for _ in range(2))
-  for row, text in enumerate(texts):
-    tokens[row, : len(text)] = text
-    segments[row, : len(text)] = 1
-  segments[len(texts) :, 0] = 1  # a row that only fills up looks at one token, and not at nothing
-  side = "encoder" if model.batch_layout in ("encoder", "encoder_decoder") else "decoder"
-  batch = {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments}
-  if model.batch_layout == "prefix_lm":
-    batch["decoder_causal_attention"] = segments
-  return batch
+def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
+  """Of batches of texts that are read at once."""
+  config, ways = model.config, mesh.shape["data"] * mesh.shape["fsdp"]
+  return BatchPlanner(batch_size, ways, config.max_positions if config.positions == "learned" else None)
+
+
+def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: Shape | None) -> dict[str, np.ndarray]:
+  shape = shape or planner(model, mesh, len(texts)).smallest(len(texts), max(map(len, texts)))
+  return prompt_batch(model.batch_layout, texts, shape)

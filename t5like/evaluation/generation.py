@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +15,9 @@ from jax.sharding import Mesh
 from t5like import decoding, parallel
 from t5like.decoding import Decoded, DecodeSettings
 from t5like.errors import UserError
+from t5like.evaluation.batching import BatchPlanner, Shape
+from t5like.evaluation.prompts import prompt_batch
+from t5like.evaluation.room import SizedFunction
 from t5like.models.cache import take_copies
 from t5like.models.stepping import prepare
 
@@ -32,14 +35,15 @@ class Generator:
     self._mesh = mesh
     self._eos_id, self._pad_id = eos_id, pad_id
     self._ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    self._decode = jax.jit(self._traced, static_argnames="settings", out_shardings=parallel.replicated(mesh))
+    self._decode = SizedFunction(self._traced, mesh, static_argnames=("settings",))
 
   def __call__(
     self, params: Any, prompts: Prompts, settings: DecodeSettings, row_ids: np.ndarray | None = None
   ) -> Decoded:
     """Outputs as numpy arrays, [rows, n_best, ...], of prompts as the model's `start_decoding` takes them.
 
-    `row_ids` [rows] tell samples apart: the same id and seed give the same text in any batch.
+    `row_ids` [rows] tell samples apart: the same id and seed give the same text in any batch. Raises NoRoom where the
+    devices have too little memory for so many rows of that length.
     """
     rows = len(next(iter(prompts.values())))
     self._check(prompts, settings)
@@ -55,9 +59,31 @@ class Generator:
     decoded = jax.tree.map(lambda x: x[:rows], decoded)
     return dataclasses.replace(decoded, tokens=decoded.tokens[:, :, : settings.max_length])
 
+  def planner(self, batch_size: int, written: int) -> BatchPlanner:
+    """Of batches of prompts, each of which goes on for `written` tokens."""
+    config = self.model.config
+    room = written - 1 if self.model.batch_layout != "encoder_decoder" else 0
+    at_most = config.max_positions - room if config.positions == "learned" else None
+    return BatchPlanner(batch_size, self._ways, at_most, written)
+
+  def texts(
+    self,
+    params: Any,
+    texts: Sequence[Sequence[int]],
+    settings: DecodeSettings,
+    shape: Shape | None = None,
+    row_ids: np.ndarray | None = None,
+  ) -> Decoded:
+    """The outputs for texts in tokens, padded to `shape`, or to the smallest that holds them."""
+    shape = shape or self.planner(len(texts), settings.max_length).smallest(len(texts), max(map(len, texts)))
+    ids = np.arange(len(texts)) if row_ids is None else np.asarray(row_ids)
+    prompts = prompt_batch(self.model.batch_layout, texts, shape)
+    decoded = self(params, prompts, settings, np.pad(ids, (0, shape.rows - len(texts))))
+    return jax.tree.map(lambda x: x[: len(texts)], decoded)
+
   def compilations(self) -> int:
-    """How many functions were compiled so far."""
-    return self._decode._cache_size()
+    """The number of shapes that were compiled so far."""
+    return self._decode.compilations()
 
   def _filled(self, array: np.ndarray, rows: int) -> np.ndarray:
     """Rows and length up to their buckets, with padding that no model looks at."""

@@ -14,7 +14,9 @@ from jax.sharding import Mesh
 
 from t5like import decoding, parallel
 from t5like.data.layouts import LAYOUTS, Examples
+from t5like.evaluation.batching import BatchPlanner, RowBatch, Shape
 from t5like.evaluation.generation import placed
+from t5like.evaluation.room import NoRoom, SizedFunction, answer_in_room
 from t5like.objectives import Lengths, Ragged
 
 
@@ -38,8 +40,8 @@ class CandidateScorer:
     self._mesh = mesh
     self._start_id = start_id
     ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    self._rows = -(-batch_size // ways) * ways
-    self._score = jax.jit(self._traced, static_argnames="targets", out_shardings=parallel.replicated(mesh))
+    self._planner = BatchPlanner(-(-batch_size // ways) * ways, ways)
+    self._score = SizedFunction(self._traced, mesh, static_argnames=("targets",))
 
   def __call__(
     self,
@@ -51,30 +53,39 @@ class CandidateScorer:
     """For each input the likelihoods of its candidates; inputs may have different numbers of them.
 
     `starts` are the tokens that come before each input, where that is not the same one for all: a decoder that was
-    trained without a start token begins with the first token of its text.
+    trained without a start token begins with the first token of its text. Raises NoRoom where the devices cannot take
+    even one of them alone.
     """
     starts = [self._start_id] * len(inputs) if starts is None else starts
     rows = zip(inputs, candidates, starts, strict=True)
     pairs = [(text, answer, start) for text, answers, start in rows for answer in answers]
-    scores = [
-      score for i in range(0, len(pairs), self._rows) for score in self._batch(params, pairs[i : i + self._rows])
-    ]
-    ready = iter(scores)
+    scores, room = {}, decoding.bucket(max((len(answer) for _, answer, _ in pairs), default=1))
+    for batch in self._planner.plan([len(text) for text, _, _ in pairs]):
+
+      def score(rows: Sequence[int], batch: RowBatch = batch) -> list[Likelihood]:
+        chosen = [pairs[row] for row in rows]
+        shape = self._planner.shape_for(rows, batch, max(len(text) for text, _, _ in chosen))
+        return self._batch(params, chosen, shape, room)
+
+      found = answer_in_room(batch.rows, score)
+      if problem := next((one for one in found if isinstance(one, NoRoom)), None):
+        raise problem
+      scores |= dict(zip(batch.rows.tolist(), found, strict=True))
+    ready = iter([scores[n] for n in range(len(pairs))])
     return [[next(ready) for _ in answers] for answers in candidates]
 
-  def _batch(self, params: Any, pairs: Sequence[tuple]) -> list[Likelihood]:
+  def _batch(self, params: Any, pairs: Sequence[tuple], shape: Shape, room: int) -> list[Likelihood]:
+    """`room` tokens are for the answers, which follow inputs of up to the shape's length."""
     texts, answers, starts = ([pair[side] for pair in pairs] for side in (0, 1, 2))
     # A row more than are real scores one token of nothing; its result is dropped.
-    filler = self._rows - len(pairs)
+    filler, lengths = shape.rows - len(pairs), Lengths(0, shape.length, room)
     inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
-    room = {side: decoding.bucket(int(rows.lengths.max(initial=1))) for side, rows in (("i", inputs), ("t", targets))}
-    lengths = Lengths(0, room["i"], room["t"])
     start = np.array([*starts, *[self._start_id] * filler], np.int32)
-    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, self._rows), lengths, start)
+    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
     # Each row fits the model's positions; the longest input and the longest candidate together need not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
     with parallel.sharding_context(self._mesh):
-      sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room["t"]))
+      sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array], *, targets: int) -> jax.Array:

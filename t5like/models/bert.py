@@ -13,6 +13,7 @@ from t5like.models.attention import Context
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder
 from t5like.models.layers import ACTIVATIONS, Norm, dense
+from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack
 
 Batch = Mapping[str, jax.Array]
@@ -69,8 +70,7 @@ class BERT(nn.Module):
     """[batch, length, embed]; `project` makes them logits, `sentence_outputs` a verdict on the pair."""
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
-    valid = (tokens if segments is None else segments) > 0
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
     x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
     context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
     x, _ = self.encoder(x, context)

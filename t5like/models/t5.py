@@ -11,6 +11,7 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, Step, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
+from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack
 
 Batch = Mapping[str, jax.Array]
@@ -119,12 +120,6 @@ class T5(nn.Module):
     x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
     x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "number": number + 1, "layers": layers}
-
-
-def encoder_valid(batch: Batch) -> jax.Array:
-  """[batch, encoder length]: 1 on real tokens. Segment ids decide where given, else pad id 0."""
-  segments = batch.get("encoder_segment_ids")
-  return (batch["encoder_input_tokens"] if segments is None else segments) > 0
 
 
 def _encoded_mask(batch: Batch) -> Mask:

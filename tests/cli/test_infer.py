@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from infer_models import folder_of, golden, read, words
 
+from t5like.interop import huggingface
+
 T5, GPT2, BERT = golden("t5_1_1"), golden("gpt2"), golden("bert")
 LENGTH = f"--max_length={T5['new_tokens']}"
 
@@ -40,6 +42,42 @@ def test_lines_of_text_get_transformers_answers_in_their_order(models, t5like, t
   assert [row["outputs"][0]["text"] for row in rows] == answers_of_t5()
   assert [row["outputs"][0]["finished"] for row in rows] == [False, False, False, True]
   assert "4/4 rows" in done.stderr and "tokens written/s" in done.stderr
+
+
+def test_one_long_line_does_not_end_the_job(models, t5like, tmp_path, monkeypatch):
+  """Memory for rows of 64 tokens and no more: the line of 200 is refused by name, the others are answered."""
+  lines = [words(row["text"]) for row in T5["rows"]]
+  (tmp_path / "in.txt").write_text("\n".join([*lines[:2], " ".join(["w5"] * 200), *lines[2:]]) + "\n")
+  monkeypatch.setattr("t5like.evaluation.room.free_bytes", lambda mesh: 100)
+  monkeypatch.setattr("t5like.evaluation.room._needed", tokens_of_a_row)
+  command = ["infer", f"--model={models['t5']}", f"--input={tmp_path}/in.txt", LENGTH]
+  done = t5like(*command, f"--output={tmp_path}/out.jsonl", status=1)
+  rows = read(tmp_path / "out.jsonl")
+  assert "the devices have no room for 201 tokens" in rows[2]["error"] and "line 3" in done.stderr
+  assert [row["outputs"][0]["text"] for row in rows if "outputs" in row] == answers_of_t5()
+  strict = t5like(*command, "--strict", f"--output={tmp_path}/strict.jsonl", status=1)
+  assert "line 3: the devices have no room" in strict.stderr and len(read(tmp_path / "strict.jsonl")) == 2
+  # --truncate answers it.
+  t5like(*command, "--max_inputs=60", "--truncate", f"--output={tmp_path}/cut.jsonl")
+  assert all("outputs" in row for row in read(tmp_path / "cut.jsonl"))
+
+
+def tokens_of_a_row(compiled) -> int:
+  batch = compiled.args_info[0][1]
+  return next(array.shape[1] for name, array in batch.items() if name.endswith("_input_tokens"))
+
+
+def test_padding_that_a_text_spells_is_read_as_transformers_does(models, t5like, tmp_path):
+  """Its length tells a text from what fills it up, not the id 0: the literal token is attended to."""
+  (tmp_path / "in.txt").write_text("w5 w0 w6\nw5 w6\n")
+  done = t5like("infer", f"--model={models['bert']}", f"--input={tmp_path}/in.txt", "--embed=mean")
+  spelt, plain = (np.array(json.loads(line)["embedding"]) for line in done.stdout.splitlines())
+  imported = huggingface.load(models["bert"])
+  tokens = np.array([[BERT["cls"], 5, 0, 6, BERT["sep"]]], np.int32)
+  batch = {"encoder_input_tokens": tokens, "encoder_segment_ids": np.ones_like(tokens)}
+  hidden = imported.model.apply({"params": imported.params}, batch, method="hidden_states")
+  np.testing.assert_allclose(spelt, hidden[0].mean(axis=0), atol=1e-5)
+  assert np.abs(spelt - plain).max() > 1e-3
 
 
 def test_bad_lines_are_named_and_the_rest_goes_on(models, t5like, tmp_path):

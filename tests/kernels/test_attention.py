@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from attention_cases import CASES, inputs, relative_error, value_and_gradients
 
 from t5like.errors import UserError
 from t5like.kernels.attention import (
@@ -21,6 +22,7 @@ from t5like.kernels.attention import (
   relative_buckets,
 )
 from t5like.kernels.platform import deterministic_kernels
+from t5like.kernels.xla_attention import xla_attention
 
 
 def first_distances(starts: dict[int, int], limit: int) -> list[int]:
@@ -223,3 +225,18 @@ def test_without_pallas_for_triton_plain_products_do(monkeypatch):
   with compile_for("gpu"):
     assert choose_backend("auto", CASE) == ("xla", "plain products: this JAX has no Pallas for Triton any more")
     assert choose_backend("auto", dataclasses.replace(CASE, has_bias=False))[0] == "cudnn"
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "prefix" not in name])
+def test_long_rows_in_blocks_are_plain_products(name, monkeypatch):
+  """On a CPU: a head and a block of queries at a time, with the last block partly filled."""
+  given = inputs(name, jnp.float32, width=8)
+  expected = value_and_gradients(xla_attention, *given)
+  monkeypatch.setattr("t5like.kernels.xla_attention._MANY_SCORES", 1)
+  monkeypatch.setattr("t5like.kernels.xla_attention._BLOCK", 24)
+  mask, _ = given[4:]
+  traced = jax.make_jaxpr(lambda q, k, v: xla_attention(q, k, v, mask, None, 1.0))(*given[:3])
+  assert "scan" in str(traced)
+  found = value_and_gradients(xla_attention, *given)
+  for key in expected:
+    assert relative_error(found[key], expected[key]) < 1e-5, key

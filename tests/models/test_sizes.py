@@ -4,7 +4,6 @@ Counted from shapes, so that even XXL costs nothing.
 """
 
 import dataclasses
-from pathlib import Path
 
 import flax.linen as nn
 import gin
@@ -14,7 +13,7 @@ import pytest
 
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
-from t5like.configuration.statements import expanded_text
+from t5like.configuration.statements import Permissions, gin_source, read_file
 from t5like.models import BERT, GPT, T5
 
 ROOT = shipped_folder()
@@ -45,7 +44,7 @@ def clean_gin():
 def model_of(*files: str):
   gin.clear_config()
   with gin.unlock_config():
-    gin.parse_config("\n".join(expanded_text(f"models/{name}.gin", [Path.cwd(), ROOT]) for name in files))
+    gin.parse_config("\n".join(gin_source(read_file(f"models/{name}.gin", Permissions([ROOT]))) for name in files))
   return gin.query_parameter("%MODEL").scoped_configurable_fn()
 
 
