@@ -94,7 +94,9 @@ def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
   if model.batch_layout == "encoder":
     with torch.no_grad():
       expected = theirs(**given).logits.numpy()
-    ours = model.apply({"params": params}, {"encoder_input_tokens": given["input_ids"].numpy().astype(np.int32)})
+    tokens = given["input_ids"].numpy().astype(np.int32)
+    batch = {"encoder_input_tokens": tokens, "encoder_lengths": np.array([tokens.shape[1]])}  # RoBERTa's <s> has id 0
+    ours = model.apply({"params": params}, batch)
     np.testing.assert_allclose(ours["logits"], expected, rtol=0, atol=1e-4)
     return
   expected = theirs.generate(**given, max_new_tokens=8, do_sample=False)[0].tolist()
