@@ -10,6 +10,7 @@ from t5like.cli.compatibility import check_kind, row_lengths
 from t5like.cli.experiment import Experiment
 from t5like.cli.token_caches import Member
 from t5like.data.layouts import Batch, blank
+from t5like.errors import UserError
 from t5like.objectives import Lengths, SpecialTokens
 
 
@@ -25,7 +26,7 @@ class Phase:
 def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
   """The phases of PHASES, then what LENGTHS and BATCH_SIZE say."""
   given = [*experiment.phases, {}]
-  return [
+  phases = [
     Phase(
       row_lengths(experiment, phase.get("lengths", experiment.lengths), special),
       phase.get("batch_size", experiment.batch_size),
@@ -33,6 +34,11 @@ def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
     )
     for phase in given
   ]
+  for phase in phases:
+    tokens = phase.batch_size * (phase.lengths.inputs + phase.lengths.targets)
+    if tokens >= 2**31:
+      raise UserError(f"a step of {tokens:,} tokens is too large", expected=f"BATCH_SIZE x LENGTHS below {2**31:,}")
+  return phases
 
 
 def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:

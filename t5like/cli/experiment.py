@@ -23,6 +23,9 @@ _COUNTS = ("batch_size", "steps", "log_period", "loader_threads", "microbatches"
 _NUMBERS = (
   "checkpoint_period", "eval_period", "eval_loss_period", "norms_period", "eval_examples", "seed", "loader_processes",
 )  # fmt: skip
+# Far beyond what anybody trains, and below what arrays and counters can hold.
+_MOST = {"batch_size": 2**22, "steps": 2**31 - 1, "loader_threads": 1024, "loader_processes": 1024}
+_LONGEST_ROW = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +120,9 @@ class Experiment:
     for name in (*_NUMBERS, "checkpoint_minutes", "watchdog_minutes"):
       if getattr(self, name) < 0:
         raise _bad(name, getattr(self, name), "0 or more")
+    for name, most in _MOST.items():
+      if getattr(self, name) > most:
+        raise _bad(name, getattr(self, name), f"at most {most:,}")
     if self.nonfinite not in POLICIES:
       raise _bad("nonfinite", self.nonfinite, f"one of {', '.join(POLICIES)}")
     if self.seed >= 2**32:
@@ -166,8 +172,8 @@ class Experiment:
     if not expected <= set(lengths) <= {"inputs", "targets"}:
       raise _bad("lengths", dict(lengths), f"the lengths of {' and '.join(sorted(expected))}")
     for name, length in lengths.items():
-      if not _is_whole(length) or length < 2:
-        raise _bad("lengths", dict(lengths), f"at least 2 tokens of {name}")
+      if not _is_whole(length) or not 2 <= length <= _LONGEST_ROW:
+        raise _bad("lengths", dict(lengths), f"2 to {_LONGEST_ROW:,} tokens of {name}")
 
   def _check_data(self) -> None:
     if self.unique_tokens is not None and (not _is_whole(self.unique_tokens) or self.unique_tokens < 1):
@@ -190,8 +196,8 @@ class Experiment:
     if not isinstance(phase, Mapping) or not {"steps"} < set(phase) <= {"steps", "lengths", "batch_size"}:
       raise _bad("phases", self.phases, _PHASES)
     for name in ("steps", "batch_size"):
-      if not _is_whole(phase.get(name, 1)) or phase.get(name, 1) < 1:
-        raise _bad("phases", self.phases, f"{name} of at least 1")
+      if not _is_whole(phase.get(name, 1)) or not 1 <= phase.get(name, 1) <= _MOST[name]:
+        raise _bad("phases", self.phases, f"{name} from 1 to {_MOST[name]:,}")
     if not isinstance(phase.get("lengths", {}), Mapping):
       raise _bad("phases", self.phases, _PHASES)
 

@@ -201,7 +201,7 @@ def import_module(module: str, where: str) -> None:
     raise UserError(
       f"cannot import {module!r}", file=where, because=error, try_="run from its folder, or put it on PYTHONPATH"
     ) from None
-  except Exception as error:
+  except (Exception, SystemExit) as error:
     raise UserError(f"importing {module!r} fails", file=where, because=f"{type(error).__name__}: {error}") from error
 
 

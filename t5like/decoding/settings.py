@@ -11,6 +11,7 @@ METHODS = ("greedy", "sample", "beam")
 PENALTY_FORMS = ("gnmt", "power")
 EARLY_STOPPING = ("never", "heuristic", "first")
 _BEAMS = 4
+_LONGEST, _MOST_COPIES = 1_000_000, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +73,11 @@ class DecodeSettings:
       raise _bad("n_best", self.n_best, f"at most beams = {self.beams}: there are no more to choose from")
 
   def _check_ranges(self):
-    self._check("max_length", 1 <= self.max_length, "1 or more")
+    self._check("max_length", 1 <= self.max_length <= _LONGEST, f"1 to {_LONGEST:,}")
     self._check("min_length", 0 <= self.min_length <= self.max_length, f"0 to max_length = {self.max_length}")
-    self._check("n_best", self.n_best >= 1, "1 or more")
-    self._check("beams", self.beams is None or self.beams >= 1, "1 or more")
-    self._check("top_k", self.top_k >= 0, "0 (all tokens) or more")
+    self._check("n_best", 1 <= self.n_best <= _MOST_COPIES, f"1 to {_MOST_COPIES:,}")
+    self._check("beams", self.beams is None or 1 <= self.beams <= _MOST_COPIES, f"1 to {_MOST_COPIES:,}")
+    self._check("top_k", 0 <= self.top_k < 2**31, "0 (all tokens) or more")
     self._check("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1 (all tokens)")
     self._check("min_p", 0.0 <= self.min_p <= 1.0, "0 (all tokens) to 1")
     self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "above 0; 1 changes nothing")

@@ -108,11 +108,11 @@ def read_config(folder: Path) -> dict:
   else:
     raise UserError(f"no config.json in {folder}", expected="a Hugging Face checkpoint folder")
   kind = hf.get("model_type", "")
-  if kind not in FAMILIES:
+  if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
       f"model_type {kind!r} in {folder}/config.json is not one of ours",
       known=", ".join(FAMILIES),
-      nearest=nearest(kind, FAMILIES),
+      nearest=nearest(str(kind), FAMILIES),
     )
   if (folder / _GENERATION).is_file():
     # transformers goes by this file where there is one.
@@ -121,10 +121,20 @@ def read_config(folder: Path) -> dict:
 
 
 def _config(family: ModuleType, hf: Mapping, names: set[str], tied: bool, folder: Path) -> TransformerConfig:
+  """The model that config.json describes: checked, and no deeper than the checkpoint, before its layers are listed."""
   try:
-    return family.config_from_hf(hf, names, tied)
+    config = family.config_from_hf(hf, names, tied)
   except KeyError as missing:
     raise UserError(f"{folder}/config.json has no {missing}", model_type=hf["model_type"]) from missing
+  except (TypeError, ValueError, AttributeError, OverflowError) as error:
+    raise UserError(f"{folder}/config.json holds a value of another type than its field", because=error) from error
+  except UserError as error:
+    lines = {name: text for name, text in error.lines.items() if name != "try"}
+    raise UserError(f"{folder}/config.json: {error.what}", **lines) from None
+  layers = config.num_encoder_layers + config.num_decoder_layers
+  if layers > len(names):
+    raise UserError(f"{folder}/config.json says {layers:,} layers, the checkpoint has {len(names):,} tensors")
+  return config
 
 
 def _tied(names: Mapping[str, str], read: Callable[[str], np.ndarray]) -> bool:

@@ -1,6 +1,9 @@
 """Every way in which our models differ, as fields of one dataclass."""
 
 import dataclasses
+import math
+import types
+import typing
 
 import jax.numpy as jnp
 
@@ -19,6 +22,15 @@ CHOICES = {
   "layer_loop": ("auto", "loop", "unrolled"),
   "remat": ("none", "elementwise", "dots", "full"),
 }
+
+_KINDS = {
+  int: "a whole number", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None",
+}  # fmt: skip
+_SIZES = (
+  "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
+  "max_positions", "num_token_types",
+)  # fmt: skip
+_LARGEST, _MOST_LAYERS = 2**31 - 1, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +100,7 @@ class TransformerConfig:
   attention_backend: str = "auto"
 
   def __post_init__(self):
+    self._check_types()
     self._check_sizes()
     for field, choices in CHOICES.items():
       value = getattr(self, field)
@@ -107,7 +120,21 @@ class TransformerConfig:
         f"num_decoder_layers = {self.num_decoder_layers}: share_encoder_decoder needs equal stacks",
       )  # fmt: skip
 
+  def _check_types(self):
+    """A checkpoint's configuration may hold anything."""
+    for field in dataclasses.fields(self):
+      value, kinds = getattr(self, field.name), typing.get_args(field.type) or (field.type,)
+      fits = type(value) in kinds or (float in kinds and type(value) is int)
+      if not fits or (isinstance(value, float) and not math.isfinite(value)):
+        raise _bad(field.name, value, " or ".join(_KINDS[kind] for kind in kinds))
+
   def _check_sizes(self):
+    for field in _SIZES:
+      if (getattr(self, field) or 0) > _LARGEST:
+        raise _bad(field, getattr(self, field), f"at most {_LARGEST:,}: the index of an array has 32 bits")
+    for field in ("num_encoder_layers", "num_decoder_layers"):
+      if getattr(self, field) > _MOST_LAYERS:
+        raise _bad(field, getattr(self, field), f"at most {_MOST_LAYERS:,} layers")
     for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
       if getattr(self, field) < 1:
         raise _bad(field, getattr(self, field), "a positive number")
@@ -131,8 +158,8 @@ class TransformerConfig:
     if self.positions == "sinusoidal" and self.embed_dim % 2:
       raise _bad("embed_dim", self.embed_dim, "an even number: sinusoidal positions come in sine and cosine")
     if self.positions == "relative_bias":
-      if self.relative_buckets < 4 or self.relative_buckets % 4:
-        raise _bad("relative_buckets", self.relative_buckets, "a multiple of 4: near and far, past and future")
+      if self.relative_buckets < 4:
+        raise _bad("relative_buckets", self.relative_buckets, "4 or more: near and far, past and future")
       if self.relative_max_distance <= self.relative_buckets // 2:
         raise _bad("relative_max_distance", self.relative_max_distance, f"more than {self.relative_buckets // 2}")
 

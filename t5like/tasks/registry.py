@@ -83,7 +83,7 @@ def import_modules(modules: Sequence[str] = ()) -> None:
       ) from None
     except UserError:
       raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
       if module in SHIPPED_MODULES:
         raise
       frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -139,3 +139,54 @@ def test_eval_of_nothing(t5like, tmp_path):
 def test_cache_of_a_missing_split(t5like, tmp_path):
   message = t5like("cache", "snli", "--split=dev", f"--out={tmp_path}", status=2).stderr
   assert "no split 'dev'" in message and "validation" in message
+
+
+@pytest.mark.parametrize(
+  ("name", "value"),
+  [
+    ("BATCH_SIZE", "1000000000000"),
+    ("VOCAB_SIZE", "1000000000000"),
+    ("LENGTHS", "{'inputs': 1000000000000}"),
+    ("TRAIN_STEPS", "100000000000000000000"),
+    ("NUM_ENCODER_LAYERS", "1000000000"),
+    ("LOADER_THREADS", "1000000000"),
+    ("LOADER_PROCESSES", "1000000"),
+    ("PHASES", "[{'steps': 100000000000000000000, 'batch_size': 8}]"),
+  ],
+)
+def test_sizes_beyond_all_machines_are_answered_at_once(refused, name, value):
+  assert name.lower() in refused(f"--gin.{name}={value}").lower()
+
+
+def test_a_step_of_too_many_tokens(refused):
+  message = refused("--gin_file=objectives/prefix_lm.gin", "--gin.BATCH_SIZE=4194304", "--gin.LENGTHS={'inputs': 4096}")
+  assert "a step of" in message and "is too large" in message
+
+
+@pytest.mark.parametrize("task", ["../../etc", "a//b", "..", "a\0b", "t" * 5000])
+def test_a_task_whose_name_leads_elsewhere(refused, task):
+  assert "invalid task name" in refused(f"--gin.TASK={task}", "--gin.OBJECTIVE=@span_corruption()")
+
+
+@pytest.mark.parametrize("path", ["/tmp/a\0b", "/tmp/" + "x" * 300, "/tmp/" + "x/" * 3000])
+def test_a_path_that_no_file_can_have(refused, path):
+  assert "no file can have the path" in refused(model_dir=path)
+
+
+@pytest.mark.parametrize(
+  ("text", "said"),
+  [
+    ("raise RuntimeError('out of cheese')\n", "RuntimeError: out of cheese"),
+    ("import sys; sys.exit(7)\n", "SystemExit: 7"),
+    ("def (:\n", "SyntaxError"),
+    ("import a_package_that_is_missing\n", "a_package_that_is_missing"),
+  ],
+)
+def test_a_module_that_cannot_be_imported(refused, tmp_path, monkeypatch, text, said):
+  """As a task module, and imported by a gin file."""
+  name = f"module_{abs(hash(text))}"
+  (tmp_path / f"{name}.py").write_text(text)
+  monkeypatch.syspath_prepend(str(tmp_path))
+  assert said in refused("--gin.TASK=quiz_span_corruption", f"--gin.TASK_MODULES=['{name}']")
+  (tmp_path / "import.gin").write_text(f"import {name}\n")
+  assert said in refused(f"--gin_file={tmp_path}/import.gin")

@@ -10,7 +10,10 @@ from t5like.errors import UserError
   ("given", "told"),
   [
     (dict(method="gredy"), "greedy"),
-    (dict(max_length=0), "1 or more"),
+    (dict(max_length=0), "1 to 1,000,000"),
+    (dict(max_length=10**12), "1 to 1,000,000"),
+    (dict(method="beam", beams=10**9), "1 to 4,096"),
+    (dict(method="sample", n_best=10**9), "1 to 4,096"),
     (dict(max_length=4, min_length=5), "0 to max_length = 4"),
     (dict(method="sample", temperature=0.0), 'method="greedy"'),
     (dict(method="sample", top_p=0.0), "above 0"),

@@ -213,3 +213,48 @@ def test_a_model_that_hugging_face_cannot_run_is_not_exported(tmp_path):
   config = dataclasses.replace(imported.model.config, positions="rotary", max_positions=None)
   with pytest.raises(UserError, match="no positions = 'rotary'"):
     huggingface.save(tmp_path, imported.model.clone(config=config), imported.params)
+
+
+@pytest.mark.parametrize(
+  ("field", "value", "said"),
+  [
+    ("num_layers", 1_000_000_000, "at most 4,096 layers"),
+    ("num_layers", 4_000, "4,002 layers, the checkpoint has"),
+    ("num_layers", True, "a whole number"),
+    ("vocab_size", 10**12, "32 bits"),
+    ("d_model", "8", "a whole number"),
+    ("d_model", 10**30, "32 bits"),
+    ("num_heads", 2.5, "a whole number"),
+    ("d_ff", None, "a whole number"),
+    ("dropout_rate", "a", "a number"),
+    ("layer_norm_epsilon", float("nan"), "a number"),
+    ("feed_forward_proj", 7, "of another type"),
+    ("model_type", ["t5"], "is not one of ours"),
+    ("relative_attention_num_buckets", 10**9, "relative_max_distance"),
+  ],
+)
+def test_a_configuration_that_lies_is_answered_before_anything_is_allocated(tmp_path, field, value, said):
+  shutil.copytree(GOLDEN / "t5_1_1", tmp_path, dirs_exist_ok=True)
+  config = json.loads((tmp_path / "config.json").read_text())
+  (tmp_path / "config.json").write_text(json.dumps(config | {field: value}))
+  with pytest.raises(UserError) as error:
+    huggingface.load(tmp_path)
+  assert "config.json" in str(error.value) and said in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["[1]", "[" * 100_000, "x", "null", "3", '{"a": '])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "generation_config.json"])
+def test_files_that_are_no_json_objects(tmp_path, name, content):
+  shutil.copytree(GOLDEN / "t5_1_1", tmp_path, dirs_exist_ok=True)
+  (tmp_path / name).write_text(content)
+  with pytest.raises(UserError, match="is not valid") as error:
+    huggingface.load(tmp_path)
+  assert name in str(error.value)
+
+
+@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", 7, None])
+def test_an_index_names_files_of_its_folder_only(tmp_path, shard):
+  shutil.copytree(GOLDEN / "t5_1_1", tmp_path, dirs_exist_ok=True)
+  (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"shared.weight": shard}}))
+  with pytest.raises(UserError, match="outside of its folder"):
+    huggingface.load(tmp_path)

@@ -51,6 +51,15 @@ def test_causal_buckets_equal_the_published_table():
   assert not np.any(relative_buckets(jnp.arange(300), 32, 128, bidirectional=False)), "the future is bucket 0"
 
 
+def test_a_number_of_buckets_that_does_not_divide_by_four():
+  """30 of them, as transformers deals distances out to them."""
+  starts = {d: d for d in range(8)} | {11: 8, 15: 9, 21: 10, 30: 11, 44: 12, 62: 13, 90: 14}
+  past = first_distances(starts, 300)
+  np.testing.assert_array_equal(relative_buckets(-jnp.arange(300), 30, 128, bidirectional=True), past)
+  future = relative_buckets(jnp.arange(1, 300), 30, 128, bidirectional=True)
+  np.testing.assert_array_equal(future, np.array(past[1:]) + 15)
+
+
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 6), (6, 1), (5, 5), (4, 9), (9, 4)])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_bias_matrix_equals_a_lookup(lengths, bidirectional):
