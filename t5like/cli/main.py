@@ -112,3 +112,16 @@ def main(argv: Sequence[str] | None = None) -> int:
   except KeyboardInterrupt:
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
+  except Exception:
+    if not _is_one_of_several_processes():
+      raise
+    # Python would now wait half a minute for the other hosts, of which one is gone.
+    traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _is_one_of_several_processes() -> bool:
+  jax = sys.modules.get("jax")  # not loaded: nothing was joined
+  return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1

@@ -6,9 +6,12 @@
 On several machines, the same command on each: TPU pods, Slurm, Kubernetes and Open MPI are found by themselves,
 elsewhere the three options of a host say who is who.
 
-Exit status: 0 finished; 1 failed while running; 2 bad input, nothing begun; 124 stalled (WATCHDOG_MINUTES);
-130 and 143 interrupted by SIGINT or SIGTERM, saved, to be started again. With --restarts=N, crashes and stalls are
-started again by themselves, and the status is that of the last attempt.
+Exit status: 0 finished; 1 failed while running; 2 bad input, nothing begun, or MODEL_DIR was removed; 124 stalled
+(WATCHDOG_MINUTES); 130 and 143 interrupted by SIGINT or SIGTERM, saved, to be started again. Others above 128 are
+signals that end a process at once: 134 (SIGABRT) where JAX lost its coordinator, the host of process 0; 135 (SIGBUS)
+where a disk failed or ran full under a mapped file; 137 (SIGKILL) where the machine ran out of memory; 142 (SIGALRM)
+stalled in code that keeps the interpreter. With --restarts=N, crashes and stalls are started again automatically, and
+the status is that of the last attempt.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ from t5like.cli.experiment import Experiment
 from t5like.cli.in_loop_evaluation import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
 from t5like.cli.price_tag import write_price_tag
 from t5like.cli.training_plan import Plan, Start, starting_point
-from t5like.errors import RunError
+from t5like.errors import RunError, UserError
 from t5like.training import goodput
 from t5like.training import model_dir as directory
+from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoints import Checkpoints, checkpoint_steps, restore_state
 from t5like.training.feed import to_devices
 from t5like.training.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
@@ -43,6 +44,10 @@ from t5like.vocabularies import copy_vocabulary
 
 STACKS = "stacks.txt"
 NOT_FINITE = "not_finite"
+
+
+class DirectoryRemoved(UserError):
+  """Not to be started again by a supervisor: it would begin with step 0."""
 
 
 class Run:
@@ -72,6 +77,7 @@ class Run:
           start = self._recover(failure.step)
       with self._goodput.spent_on("saving checkpoints"):
         self._checkpoints.wait()
+      self._check_directory(int(state.step))
     if self._plan.stream:
       self._plan.stream.close()
     return self._report(int(state.step))
@@ -171,6 +177,7 @@ class Run:
     return to_devices(batches, plan.mesh)
 
   def _save(self, state: TrainState) -> None:
+    self._check_directory(int(state.step))
     with self._goodput.spent_on("saving checkpoints"):
       if self._plan.stream:
         self._plan.stream.save(int(state.step))
@@ -178,6 +185,22 @@ class Run:
       self._writer.flush()
       self._watchdog.beat()
     self._account(int(state.step))
+
+  def _check_directory(self, step: int) -> None:
+    """Ends a run whose directory was removed: what it wrote from now on would be half a directory, or another run's."""
+
+    def look() -> int:
+      if not (self._plan.model_dir / directory.CONFIG).is_file():
+        raise DirectoryRemoved(
+          "MODEL_DIR was removed while the run wrote to it, so it ends",
+          directory=self._plan.model_dir,
+          missing=directory.CONFIG,
+          at=f"step {step:,}, which is not saved",
+          try_="bring the directory back from a copy; the same command without it starts from the beginning",
+        )
+      return 0
+
+    first_process_decides(look)
 
   def _evaluations(self, writer: MetricWriter) -> dict[str, Evaluate]:
     found = {}
@@ -268,7 +291,15 @@ def initialise(experiment: Experiment, plan: Plan, start: Start) -> TrainState:
 
   if start.checkpoint is None:
     return fresh()
-  return restore_state(start.checkpoint, plan.spec, plan.fingerprint, start.options, fresh, start.verified)
+  state = restore_state(start.checkpoint, plan.spec, plan.fingerprint, start.options, fresh, start.verified)
+  if (before := int(state.seed)) != experiment.seed:
+    say(
+      f"SEED = {experiment.seed}, this run was begun with {before}: data, noise and dropout follow the new seed from "
+      f"step {int(state.step) + 1:,} on, so rows of before may come again"
+    )
+    seed = np.asarray(experiment.seed, state.seed.dtype)
+    state = state.replace(seed=jax.make_array_from_callback((), state.seed.sharding, lambda _: seed))
+  return state
 
 
 def extra_writers(experiment: Experiment) -> list[Any]:

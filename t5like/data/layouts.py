@@ -205,7 +205,10 @@ LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
 }
 # ... and inputs alone to what decoding starts from.
 PROMPTS: dict[str, Callable[[np.ndarray, np.ndarray, int], Batch]] = {
-  "encoder_decoder": lambda inputs, lengths, start: {"encoder_input_tokens": inputs},
+  "encoder_decoder": lambda inputs, lengths, start: {
+    "encoder_input_tokens": inputs,
+    "encoder_lengths": np.asarray(lengths, np.int32),
+  },
   "decoder": decoder_prompts,
   "prefix_lm": decoder_prompts,
 }

@@ -15,7 +15,7 @@ def cross_entropy(
 
   The z-loss, `z_loss * log(Z)^2`, keeps the normaliser near 1 and with it bfloat16 logits in range
   (Raffel et al.; 1e-4). Label smoothing spreads that share of the target evenly over the vocabulary,
-  less its own entropy, so that a perfect prediction has loss 0.
+  less its own entropy, so that a perfect prediction has loss 0. A target beyond the vocabulary has no loss: NaN.
 
   The backward pass reads the logits once more, in their own dtype, and writes their gradient in it: no
   probabilities are kept, and no float32 copy of bfloat16 logits is ever written.
@@ -28,7 +28,7 @@ def _forward(logits, targets, z_loss, label_smoothing):
   vocab = logits.shape[-1]
   log_z = jax.nn.logsumexp(values, axis=-1)
   target_logit = jnp.sum(jnp.where(_is_target(logits, targets), values, 0.0), axis=-1)
-  loss = log_z - target_logit
+  loss = jnp.where((targets >= 0) & (targets < vocab), log_z - target_logit, jnp.nan)
   if label_smoothing:
     confidence, spread = _smoothed(vocab, label_smoothing)
     others = vocab * log_z - jnp.sum(values, axis=-1) - loss

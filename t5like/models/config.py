@@ -75,7 +75,9 @@ class TransformerConfig:
   mlm_head: bool = False  # BERT: predicts masked tokens
   nsp_head: bool = False  # BERT: does sentence B follow A
 
-  # Dropout: on embeddings and on every residual branch.
+  # Dropout: on embeddings and on every residual branch. Each element is drawn on its own, as in the papers and in
+  # Hugging Face; T5X drew one mask for all positions of a row ("broadcast along length"), which is a little cheaper and
+  # drops the same share.
   dropout_rate: float = 0.0
   attention_dropout_rate: float | None = None  # on attention weights; None: dropout_rate
   mlp_dropout_rate: float | None = None  # between an MLP's two products; None: dropout_rate

@@ -33,11 +33,16 @@ def checkpoints_folder(model_dir: str | Path) -> Path:
 
 def checkpoint_steps(model_dir: str | Path) -> list[int]:
   """The steps of a model directory's finished checkpoints, oldest first."""
-  found = [path for path in checkpoints_folder(model_dir).glob("*") if path.name.isdigit()]
+  found = [path for path in checkpoints_folder(model_dir).glob("*") if _is_step(path.name)]
   if found and storage.is_remote(found[0]):
     with ThreadPoolExecutor(16, "committed") as pool:
       found = [path for path, there in zip(found, pool.map(is_finished, found), strict=True) if there]
   return sorted(int(path.name) for path in found)
+
+
+def _is_step(name: str) -> bool:
+  """Whether Orbax names a checkpoint so: "007" and other scripts' digits are numbers to Python, too."""
+  return name.isascii() and name.isdecimal() and str(int(name)) == name
 
 
 def is_finished(checkpoint: Path) -> bool:
@@ -133,6 +138,6 @@ def set_aside(checkpoint: Path) -> Path:
 def clear_leftovers(folder: Path) -> None:
   """Removes what killed saves and removals left. Only for the one trainer of the directory."""
   for path in folder.glob("*"):
-    unfinished = path.name.isdigit() and not is_finished(path)
+    unfinished = _is_step(path.name) and not is_finished(path)
     if _TEMPORARY in path.name or path.name.startswith(_REMOVING) or unfinished:
       storage.remove_tree(path)

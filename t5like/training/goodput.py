@@ -148,10 +148,20 @@ def read_attempts(path: Path) -> list[dict[str, Any]]:
   attempts: dict[tuple, dict[str, Any]] = {}
   if path.is_file():
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-      with contextlib.suppress(json.JSONDecodeError, TypeError, KeyError):
-        line = json.loads(text)
-        attempts[line["started"], line["process"]] = line
+      with contextlib.suppress(ValueError):
+        line = storage.parse_json(text)
+        if _is_attempt(line):
+          attempts[line["started"], line["process"]] = line
   return sorted(attempts.values(), key=lambda line: line["started"])
+
+
+def _is_attempt(line: Mapping[str, Any]) -> bool:
+  """Whether a line is one that this file writes: another's must not end a run."""
+  kinds = {name: (int, float) for name in ("started", "written", "seconds", "first_step", "last_step", "steps_lost")}
+  kinds |= {"process": (str, int), "ended": (str,), "spent": (dict,)}
+  if not all(type(line.get(name)) in kind for name, kind in kinds.items()):
+    return False
+  return all(type(seconds) in (int, float) for seconds in line["spent"].values())
 
 
 def summary_of_attempts(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -34,6 +35,12 @@ class LossSettings:
   layer_norms: bool = False
 
   def __post_init__(self):
+    if not 0 <= self.z_loss < math.inf:
+      raise UserError(f"invalid z_loss: {self.z_loss!r}", expected="a number of at least 0")
+    if not 0 <= self.label_smoothing < 1:
+      raise UserError(f"invalid label_smoothing: {self.label_smoothing!r}", expected="a share from 0 to below 1")
+    if self.microbatches < 1:
+      raise UserError(f"invalid number of microbatches: {self.microbatches!r}", expected="1 or more")
     if self.normaliser is not None and not self.normaliser > 0:
       raise UserError(
         f"a loss cannot be divided by {self.normaliser!r}",

@@ -200,16 +200,24 @@ def glossary_text() -> str:
 
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
-  """All rows written so far; a line that a killed run left unfinished is passed over."""
+  """All rows written so far; lines that a killed run left unfinished, or that are not ours, are passed over."""
   path = storage.as_path(model_dir) / FILE
   rows = []
   if path.is_file():
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-      with contextlib.suppress(json.JSONDecodeError):
-        row = json.loads(line)
-        if isinstance(row, dict) and {"step", "kind"} <= set(row):
+      with contextlib.suppress(ValueError):
+        row = storage.parse_json(line)
+        if _is_row(row):
           rows.append(row)
   return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+  step, kind = row.get("step"), row.get("kind")
+  if type(step) is not int or step < 0 or not isinstance(kind, str):
+    return False
+  values = (value for name, value in row.items() if name not in ("step", "kind"))
+  return all(value is None or type(value) in (int, float) for value in values)
 
 
 def _keep_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> bytes:

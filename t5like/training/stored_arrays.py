@@ -22,6 +22,7 @@ from t5like.training.optimizer_rules import path_text
 
 _SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # as TensorStore tells it, after long paths
 _TRIAL_BYTES = 2**30  # read at a time where nothing is kept
+_BEYOND = 1e30
 
 
 class Unreadable(Exception):
@@ -79,9 +80,14 @@ def read_nested(item: Path) -> Any:
 
 
 def try_reading(item: Path) -> None:
-  """Reads every array and drops it, not many at a time; raises Unreadable where one cannot be."""
+  """Reads every array and drops it, not many at a time; raises Unreadable where one cannot be, or holds nonsense.
+
+  Bytes that changed on the disk may still unpack: to numbers that no training gives.
+  """
   for group in _groups(stored_arrays(item)):
-    read_arrays(item, dict.fromkeys(group))
+    for path, array in read_arrays(item, dict.fromkeys(group)).items():
+      if jax.dtypes.issubdtype(array.dtype, np.floating) and not np.all(np.abs(array.astype(np.float32)) < _BEYOND):
+        raise Unreadable(f"{path} holds numbers that are not finite, or beyond {_BEYOND:g}")
 
 
 def _groups(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:

@@ -1,18 +1,23 @@
-"""A run that stands still ends by itself: stacks of all threads, one line that says so, status 124."""
+"""A run that stands still is ended: stacks of all threads, one line that says so, status 124.
+
+Time in which the whole process did not run (SIGSTOP, a suspended machine) does not count.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import faulthandler
+import math
 import os
+import signal
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-STALLED = 124  # the exit status, as of `timeout`: launchers may start the run again
+STALLED = 124  # the exit status, as of `timeout`: launchers may start the run again; SIGALRM where no Python runs
 _STDERR = 2
 
 
@@ -29,7 +34,7 @@ class Watchdog:
     self._pauses = 0
     self._lock = threading.Lock()
     self._ended = threading.Event()
-    self._last_resort = _LastResort()
+    self._last_resort = _LastResort(math.ceil(2 * self._patience) + 1)
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
   def __enter__(self) -> Watchdog:
@@ -69,14 +74,27 @@ class Watchdog:
           self.beat()
 
   def _watch(self) -> None:
+    looked, resumed = time.monotonic(), False
     while not self._ended.wait(self._patience):
+      since, looked = time.monotonic() - looked, time.monotonic()
       with self._lock:
+        if resumed:  # a timer that expired in a suspended process may have set the alarm after the last look
+          self._last_resort.call_off()
+        if resumed := since > 2 * self._patience + 1.0:
+          self._forgive(since - self._patience)
         if self._last is None or self._pauses:
           continue
         self._last_resort.postpone(self._seconds + self._patience)
         if time.monotonic() - self._last < self._seconds:
           continue
       self._end()
+
+  def _forgive(self, seconds: float) -> None:
+    """This thread should have run meanwhile: the process was suspended, or something kept the interpreter."""
+    if self._last is not None and self._seconds > 0:
+      self._last += seconds
+      text = f"the process did not run for {seconds:,.0f} s (was it suspended?): that time does not count as a stall\n"
+      os.write(_STDERR, text.encode())
 
   def _end(self) -> None:
     """Says what every thread is at, and leaves without waiting for any of them."""
@@ -107,17 +125,23 @@ class Watchdog:
 class _LastResort:
   """Timers outside of Python, for a thread that never lets go of the interpreter: a regular expression, an extension.
 
-  Then no Python runs, the watchdog's neither. faulthandler's own thread still writes the stacks, but would exit with
-  status 1; so a timer of the C library calls `_exit(124)` half a second later. Without glibc there are only the stacks.
+  Then no Python runs, the watchdog's neither. faulthandler's own thread still writes the stacks, and a timer of the C
+  library calls `alarm`: SIGALRM then ends the process. That comes some seconds later, and not at once, because timers
+  also expire in a process that is suspended: when it is continued, the watchdog has time to call the alarm off.
+  Without glibc there are only the stacks.
   """
 
-  def __init__(self):
-    self._timer = _make_timer()
+  def __init__(self, grace: int):
+    self._timer = _make_timer(grace)
 
   def postpone(self, seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, file=_STDERR)
     if self._timer is not None:
       _set_timer(self._timer, seconds + 0.5)
+
+  def call_off(self) -> None:
+    if self._timer is not None:
+      signal.alarm(0)
 
   def cancel(self) -> None:
     faulthandler.cancel_dump_traceback_later()
@@ -147,12 +171,12 @@ class _Interval(ctypes.Structure):
 _CALL_IN_A_THREAD = 2  # SIGEV_THREAD
 
 
-def _make_timer() -> ctypes.c_void_p | None:
-  """A timer that calls `_exit(STALLED)`, not running yet; None where the C library has none."""
+def _make_timer(grace: int) -> ctypes.c_void_p | None:
+  """A timer that calls `alarm(grace)`, not running yet; None where the C library has none."""
   try:
     library = ctypes.CDLL(None, use_errno=True)
-    leave = ctypes.cast(library._exit, ctypes.c_void_p).value
-    event = _Event(value=STALLED, notify=_CALL_IN_A_THREAD, function=leave)
+    alarm = ctypes.cast(library.alarm, ctypes.c_void_p).value
+    event = _Event(value=grace, notify=_CALL_IN_A_THREAD, function=alarm)
     timer = ctypes.c_void_p()
     made = library.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer))
   except (AttributeError, OSError, TypeError):
