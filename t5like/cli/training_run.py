@@ -25,7 +25,7 @@ from t5like.errors import RunError, UserError
 from t5like.training import goodput
 from t5like.training import model_dir as directory
 from t5like.training.agreement import first_process_decides
-from t5like.training.checkpoints import Checkpoints, checkpoint_steps, restore_state
+from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps, restore_state
 from t5like.training.feed import to_devices
 from t5like.training.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
 from t5like.training.goodput import Goodput
@@ -75,9 +75,12 @@ class Run:
           break
         except NotFinite as failure:
           start = self._recover(failure.step)
+        except SaveError:
+          self._check_directory()
+          raise
       with self._goodput.spent_on("saving checkpoints"):
         self._checkpoints.wait()
-      self._check_directory(int(state.step))
+      first_process_decides(self._check_directory)
     if self._plan.stream:
       self._plan.stream.close()
     return self._report(int(state.step))
@@ -177,7 +180,7 @@ class Run:
     return to_devices(batches, plan.mesh)
 
   def _save(self, state: TrainState) -> None:
-    self._check_directory(int(state.step))
+    first_process_decides(self._check_directory)
     with self._goodput.spent_on("saving checkpoints"):
       if self._plan.stream:
         self._plan.stream.save(int(state.step))
@@ -186,21 +189,16 @@ class Run:
       self._watchdog.beat()
     self._account(int(state.step))
 
-  def _check_directory(self, step: int) -> None:
+  def _check_directory(self) -> int:
     """Ends a run whose directory was removed: what it wrote from now on would be half a directory, or another run's."""
-
-    def look() -> int:
-      if not (self._plan.model_dir / directory.CONFIG).is_file():
-        raise DirectoryRemoved(
-          "MODEL_DIR was removed while the run wrote to it, so it ends",
-          directory=self._plan.model_dir,
-          missing=directory.CONFIG,
-          at=f"step {step:,}, which is not saved",
-          try_="bring the directory back from a copy; the same command without it starts from the beginning",
-        )
-      return 0
-
-    first_process_decides(look)
+    if not (self._plan.model_dir / directory.CONFIG).is_file():
+      raise DirectoryRemoved(
+        "MODEL_DIR was removed while the run wrote to it, so the run ends",
+        directory=self._plan.model_dir,
+        missing=directory.CONFIG,
+        try_="restore the directory from a copy; without it, the same command starts from step 0",
+      )
+    return 0
 
   def _evaluations(self, writer: MetricWriter) -> dict[str, Evaluate]:
     found = {}

@@ -86,10 +86,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _SaidOnce(logging.Filter):
-  """A save that fails is logged with its traceback by every thread of Orbax that took part, and raised as well."""
+  """A save that fails is logged with its traceback by every thread and task of Orbax that took part, and raised too."""
 
   def filter(self, record: logging.LogRecord) -> bool:
-    return not (record.exc_info and "orbax" in Path(record.pathname).parts)
+    return not (record.exc_info and {"orbax", "asyncio"} & set(Path(record.pathname).parts))
 
 
 _SAID_ONCE = _SaidOnce()
@@ -108,7 +108,8 @@ class Checkpoints:
     self._keep = Keep(last=keep) if isinstance(keep, int) else keep
     first_process_decides(self._prepare_folder)
     self._checkpointer = _checkpointer()
-    logging.getLogger("absl").addFilter(_SAID_ONCE)  # Orbax's
+    for name in ("absl", "asyncio"):  # Orbax's
+      logging.getLogger(name).addFilter(_SAID_ONCE)
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
 

@@ -22,7 +22,7 @@ from t5like.training.optimizer_rules import path_text
 
 _SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # as TensorStore tells it, after long paths
 _TRIAL_BYTES = 2**30  # read at a time where nothing is kept
-_BEYOND = 1e30
+_BEYOND = 1e20  # no parameter, mean or second moment of a run that trains is larger
 
 
 class Unreadable(Exception):

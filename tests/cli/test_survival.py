@@ -80,6 +80,16 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
 
 
+def test_the_survivor_of_a_pod_says_why_and_leaves_at_once(pretrain, tmp_path):
+  run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
+  hosts = start_pod([*run, "--gin.BATCH_SIZE=8"], hosts=2)
+  wait_for(has_checkpoint(tmp_path / "run", 5), hosts[0])
+  hosts[1].kill()
+  (output,) = finish(hosts[:1], status=1, timeout=20)  # Python alone would wait 30 s for the other, or more
+  assert "Traceback" in output and "Gloo" in output
+  hosts[1].communicate()
+
+
 @pytest.mark.slow  # tests/training/test_watchdog.py has processes that hang in other ways
 def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -103,6 +104,32 @@ def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
   assert (folder / f"checkpoints/{newest + 5}").is_dir()
   steps = [row["step"] for row in read_metrics(folder)]
   assert steps == sorted(set(steps))  # no step is recorded twice
+
+
+def test_a_run_whose_directory_is_removed_ends_with_a_message_and_leaves_no_half_of_it(pretrain, tmp_path):
+  folder = tmp_path / "run"
+  command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
+  process = start(command)
+  wait_for(has_checkpoint(folder, 10), process)
+  while folder.exists():  # a save may be under way
+    shutil.rmtree(folder, ignore_errors=True)
+  (output,) = finish([process], status=2)
+  assert "error: MODEL_DIR was removed while the run wrote to it" in output and "Traceback" not in output
+  assert not folder.exists()
+
+
+def test_a_run_resumed_with_another_seed_says_so_and_follows_it(t5like, pretrain, tmp_path):
+  run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.LOG_PERIOD=1", "--gin.BATCH_SIZE=8"]
+  t5like(*run, "--gin.TRAIN_STEPS=2", "--gin.SEED=1")
+  shutil.copytree(tmp_path / "run", tmp_path / "same")
+  out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.SEED=2").stdout
+  assert "SEED = 2, this run was begun with 1" in out and "from step 3 on" in out
+  out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.SEED=1", f"--gin.MODEL_DIR={tmp_path}/same").stdout
+  assert "this run was begun with" not in out
+  other, same = losses(tmp_path / "run"), losses(tmp_path / "same")
+  assert all(other[step] == same[step] for step in (1, 2)) and all(other[step] != same[step] for step in (3, 4))
+  out = t5like(*run, "--gin.TRAIN_STEPS=5", "--gin.SEED=2").stdout
+  assert "this run was begun with" not in out  # it was noted
 
 
 def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(

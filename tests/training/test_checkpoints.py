@@ -16,6 +16,7 @@ from t5like.training.checkpoints import (
   check_room,
   checkpoint_bytes,
   checkpoint_metrics,
+  checkpoint_steps,
   find_checkpoint,
   load_parameters,
   save_parameters,
@@ -69,6 +70,15 @@ def test_the_moving_average_loads_without_the_optimizer(tmp_path):
   save(tmp_path / "without", make_state()[0])
   with pytest.raises(UserError, match="no moving average"):
     load_parameters(tmp_path / "without", average=True)
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "\u0663", "007", "+7", "1_0", "notes", "-1"])
+def test_folders_that_only_look_like_steps_are_no_checkpoints(tmp_path, name):
+  save(tmp_path, make_state(parameters(), 3)[0])
+  (tmp_path / "checkpoints" / name).mkdir()
+  assert checkpoint_steps(tmp_path) == [3]
+  Checkpoints(tmp_path).close()  # clears what killed saves left
+  assert checkpoint_steps(tmp_path) == [3] and (tmp_path / "checkpoints" / name).is_dir()
 
 
 def test_a_step_is_saved_once(tmp_path):

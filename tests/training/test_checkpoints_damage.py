@@ -103,6 +103,19 @@ def test_damage_is_found_without_checksums_too(run, name):
   assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.story[0]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+def test_bytes_that_still_unpack_to_numbers_are_not_trusted_without_checksums(run, value):
+  """What a changed byte in an exponent gives: the arrays can be read, and every step from them is not finite."""
+  shutil.rmtree(run / "checkpoints/2")
+  tree = parameters(seed=2)
+  tree["embedding"][3, 5] = value
+  save(run, make_state(tree, 2)[0])
+  assert newest_whole(run).step == 2  # these bytes are the ones that were written
+  (run / "checkpoints/2" / CHECKSUMS).unlink()
+  newest = newest_whole(run)
+  assert newest.step == 1 and "holds numbers that are not finite, or beyond" in newest.story[0]
+
+
 def test_a_damaged_step_can_be_saved_again(run):
   for expected in ("damaged-2", "damaged-2-2"):
     flip(largest(run / "checkpoints/2/params"))

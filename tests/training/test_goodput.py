@@ -120,6 +120,18 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
   assert [row[-1] for row in rows] == ["killed", "SIGTERM", "done"]
 
 
+@pytest.mark.parametrize(
+  "name, value",
+  [("started", "now"), ("seconds", None), ("spent", [1]), ("spent", {"steps": "all"}), ("ended", 3), ("process", [])],
+)
+def test_attempts_of_odd_types_are_passed_over(tmp_path, name, value):
+  path = tmp_path / FILE
+  attempt(path, first=0, last=200, ended="done", lost=0, started=1000, seconds=50, in_steps=40)
+  (good,) = read_attempts(path)
+  path.write_text(json.dumps({**good, "started": 900, name: value}) + "\n" + json.dumps(good) + "\n")
+  assert read_attempts(path) == [good]
+
+
 def test_an_attempt_knows_what_is_done_again(tmp_path):
   goodput = Goodput()
   assert goodput.resume(read_metrics(tmp_path), tmp_path, 0) == 0

@@ -93,6 +93,18 @@ def test_what_a_crash_of_the_machine_left_is_passed_over(tmp_path):
   assert [row["loss"] for row in read_metrics(tmp_path)] == [2.0, 2.0]
 
 
+@pytest.mark.parametrize(
+  "row",
+  ['{"step": "1", "kind": "train"}', '{"step": 1.5, "kind": "train"}', '{"step": -1, "kind": "train"}',
+   '{"step": true, "kind": "train"}', '{"step": 1, "kind": 7}', '{"step": 1, "kind": "train", "loss": "low"}',
+   '{"step": 1, "kind": "train", "loss": [1]}', '{"step": 1, "kind": "train", "loss": {}}', "[" * 100_000],
+)  # fmt: skip
+def test_rows_of_odd_types_are_passed_over(tmp_path, row):
+  good = '{"step": 1, "kind": "train", "loss": 2.0, "bleu": null, "steps": 3}'
+  (tmp_path / "metrics.jsonl").write_text(f"{row}\n{good}\n")
+  assert read_metrics(tmp_path) == [json.loads(good)]
+
+
 def test_rows_survive_a_kill(tmp_path):
   program = f"""
 from pathlib import Path

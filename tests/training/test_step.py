@@ -58,6 +58,16 @@ def test_loss_is_the_mean_over_real_target_tokens():
   assert float(metrics["target_tokens"]) == 2 and float(metrics["accuracy"]) == 2
 
 
+@pytest.mark.parametrize(
+  "given", [{"z_loss": -1e-4}, {"z_loss": float("nan")}, {"z_loss": float("inf")}, {"label_smoothing": -0.1},
+            {"label_smoothing": 1.0}, {"label_smoothing": 1.5}, {"microbatches": 0}],
+)  # fmt: skip
+def test_losses_that_make_no_sense_are_refused(given):
+  with pytest.raises(UserError, match=next(iter(given)).split("_")[-1]):
+    LossSettings(**given)
+  LossSettings(z_loss=0.0, label_smoothing=0.999, microbatches=1)
+
+
 def test_a_fixed_normaliser_divides_the_sum_and_metrics_stay_sums():
   logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75]]]))
   batch = {"decoder_target_tokens": jnp.zeros((1, 2), jnp.int32), "decoder_loss_weights": jnp.ones((1, 2))}
