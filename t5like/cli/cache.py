@@ -14,15 +14,17 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5like import storage
 from t5like.cli.child_processes import end_with_asking_parent
 from t5like.cli.tasks import add_task_modules, task_modules
+from t5like.cli.tasks_check import parse_lengths
 from t5like.errors import UserError
 from t5like.tasks.quiet_start import load_seqio
 
 if TYPE_CHECKING:
+  from t5like.data import TaskRecord
   from t5like.data.cache_builder import Progress
 
 DEFAULT_ROOT = "~/.cache/t5like"
@@ -47,6 +49,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     metavar="SPLIT=FILES",
     help="register TASK as a corpus of these JSON-lines or text files, such as train='news/*.jsonl.gz'",
   )
+  parser.add_argument(
+    "--lengths",
+    metavar="inputs=N,targets=N",
+    help="the tokens of a row, for tasks whose own steps depend on them or work on tokens",
+  )
+  parser.add_argument(
+    "--evaluation", action="store_true", help="draw random steps once, to evaluate on: they are else streamed"
+  )
   parser.add_argument("--force", action="store_true", help="build again even if an up-to-date cache is there")
 
 
@@ -58,12 +68,15 @@ def command(
   task_modules: Sequence[str] = (),
   files: Mapping[str, str] | None = None,
   force: bool = False,
+  lengths: Mapping[str, int] | None = None,
+  evaluation: bool = False,
 ) -> list[str]:
   """The command line that builds this cache."""
   line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
   line += [f"--task_modules={m}" for m in task_modules]
   line += [f"--files={name}={pattern}" for name, pattern in (files or {}).items()]
-  return line + (["--force"] if force else [])
+  line += [f"--lengths={','.join(f'{name}={n}' for name, n in lengths.items())}"] if lengths else []
+  return line + ["--evaluation"] * evaluation + ["--force"] * force
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,10 +97,12 @@ def run(args: argparse.Namespace) -> int:
   if not mixtures.is_mixture(found):
     return _build(found, vocabulary, args)
   shares = [share for share in mixtures.shares(found, args.split) if share.rate > 0]
-  for share in shares:
-    _build(registry.find_task(share.task), vocabulary, args)
+  members = [registry.find_task(share.task) for share in shares]
+  for task in members:
+    _build(task, vocabulary, args)
   folder = data.cache_folder(args.out, args.task, args.split, args.vocabulary, vocabulary.fingerprint)
   data.write_mixture(folder, {share.task: share.rate for share in shares})
+  _record(members, task_modules(args), "mixture").write(folder)
   print(f"mixture of {len(shares)} tasks: {folder}")
   return 0
 
@@ -110,34 +125,108 @@ def _build(task, vocabulary, args: argparse.Namespace) -> int:
 
 def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like import data
+  from t5like.tasks import holding, registry
+
+  registry.check_split(task, args.split)
+  folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
+  found = holding.holding(task, args.split)
+  record = _record([task], task_modules(args), found.kind, found.why)
+  if found.kind == "stream" and not args.evaluation:
+    print(f"task {task.name!r} is streamed, nothing is kept of it: {found.why}")
+  elif found.kind in ("tokens", "stream"):
+    lengths = parse_lengths(args.lengths)
+    if not lengths:
+      raise UserError(
+        f"what is kept of task {task.name!r} depends on the lengths of rows",
+        because=found.why,
+        try_="--lengths=inputs=512,targets=114",
+      )
+    _build_tokens(task, vocabulary, lengths, found.why, args, folder)
+  else:
+    _build_text(task, vocabulary, args, folder, {} if found.is_closed_as_usual else {"closing": dict(found.closing)})
+  record.write(folder)
+  return 0
+
+
+def _record(tasks: Sequence[Any], modules: Sequence[str], kind: str, why: str = "") -> TaskRecord:
+  from t5like import data
+  from t5like.tasks import text_pipeline
+
+  code: dict[str, str] = {}
+  libraries: dict[str, str] = {}
+  for task in tasks:
+    code |= text_pipeline.code_of(task, modules)
+    libraries |= text_pipeline.libraries(task)
+  scoring = {} if kind == "mixture" else text_pipeline.scoring(tasks[0])
+  return data.TaskRecord(kind, why, code, libraries, scoring)
+
+
+def _build_text(task, vocabulary, args: argparse.Namespace, folder: Path, more: Mapping[str, Any]) -> None:
   from t5like.tasks import source_shards, text_pipeline
 
-  folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
-  description = text_pipeline.describe(task, args.split)
+  parts = source_shards.parts_of(task, args.split)
+  _build_folder(
+    task,
+    args,
+    folder,
+    text_pipeline.describe(task, args.split),
+    [functools.partial(text_pipeline.text_examples, part, args.split) for part in parts],
+    text_pipeline.text_features(task, args.split),
+    vocabulary.encode_batch,
+    {"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
+    more,
+  )
+
+
+def _build_tokens(
+  task, vocabulary, lengths: Mapping[str, int], why: str, args: argparse.Namespace, folder: Path
+) -> None:
+  """The whole source is one part: steps may join examples."""
+  from t5like import data
+  from t5like.tasks import finished_tokens, text_pipeline
+
+  made = finished_tokens.for_model(task, vocabulary)
+  size = finished_tokens.size(made, vocabulary)
+  _build_folder(
+    task,
+    args,
+    data.finished_folder(folder, lengths),
+    text_pipeline.describe_tokens(made, args.split, lengths),
+    [functools.partial(finished_tokens.token_examples, made, args.split, lengths, size)],
+    finished_tokens.features(made, args.split, lengths),
+    None,
+    {"name": args.vocabulary, "size": size, "fingerprint": vocabulary.fingerprint},
+    {"finished": True, "why": why, "answers": finished_tokens.answers_are(made)},
+  )
+
+
+def _build_folder(task, args, folder, description, parts, features, encode, vocabulary, more) -> None:
+  from t5like import data
+  from t5like.tasks import text_pipeline
+
   if not args.force and _is_current(folder, description):
     print(f"up to date: {folder}")
-    return 0
-
+    return
   with data.sole_builder(folder, waiting=lambda holder: print(f"waiting for {holder}, which builds it ...")) as alive:
     if not args.force and _is_current(folder, description):
       print(f"up to date: {folder}")
-      return 0
-    parts = source_shards.parts_of(task, args.split)
+      return
     line = ProgressLine(task.num_input_examples(args.split), alive)
+    workers = _usable_cpus() if args.workers is None else args.workers
     data.build_cache(
       folder,
-      [functools.partial(text_pipeline.text_examples, part, args.split) for part in parts],
-      text_pipeline.text_features(task, args.split),
-      vocabulary.encode_batch,
-      vocabulary={"name": args.vocabulary, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
+      parts,
+      features,
+      encode,
+      vocabulary=vocabulary,
       description=description,
       scoring=text_pipeline.scoring(task),
-      workers=_usable_cpus() if args.workers is None else args.workers,
+      workers=0 if encode is None else workers,
       progress=line,
+      more=more,
     )
     line.close()
   print(f"token cache written: {folder}")
-  return 0
 
 
 def _usable_cpus() -> int:
@@ -185,7 +274,9 @@ def _is_current(folder: Path, description: dict) -> bool:
   from t5like import data
 
   try:
-    return data.describe_cache(folder, mend="") == description
+    written = data.describe_cache(folder, mend="")
+    # Caches of before do not say which other code the task uses.
+    return written == {name: value for name, value in description.items() if name in written or name != "uses"}
   except UserError as error:
     if folder.exists():
       print(f"the token cache is built anew: {error.what}", file=sys.stderr)

@@ -118,6 +118,15 @@ def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
       f"task {task!r} is a corpus: it needs an objective",
       try_=f"--gin.TASK={task}_span_corruption, or --gin_file=objectives/span_corruption.gin",
     )
+  size = cache.manifest["vocabulary"]["size"]
+  if cache.is_finished and size > experiment.model.config.vocab_size:
+    raise UserError(
+      f"the ids of task {task!r} go up to {size - 1:,}, the model's embedding has "
+      f"{experiment.model.config.vocab_size:,} rows",
+      try_=f"--gin.VOCAB_SIZE={-(-size // 128) * 128}",
+    )
+  if experiment.model.batch_layout == "encoder_decoder" and "inputs" not in cache.features and not cache.is_corpus:
+    raise UserError(f"task {task!r} has no inputs for the encoder to read", try_="a decoder, such as models/gpt2")
   if not cache.is_corpus and experiment.objective is not None and not experiment.mix:
     raise UserError(
       f"task {task!r} has inputs and targets of its own: it takes no objective",
@@ -128,9 +137,9 @@ def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
 def check_scorable(cache: data.TokenCache, modules: Sequence[str]) -> None:
   """Refuses a task without metrics, or whose scoring functions cannot be found in t5like, seqio, t5 and `modules`."""
   description = cache.manifest["description"]
-  if not cache.manifest["scoring"]["metrics"]:
+  if not cache.scoring["metrics"]:
     raise UserError(
       f"task {description['task']!r} has no metric functions: it cannot be evaluated by decoding",
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )
-  check_functions(cache.manifest["scoring"], modules)
+  check_functions(cache.scoring, modules)

@@ -161,7 +161,7 @@ class _Evaluator:
     if self._args.submit:
       return caches
     silent = [
-      task for task, cache in caches.items() if not cache.manifest["scoring"]["metrics"] and not cache.is_corpus
+      task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus
     ]
     if silent and len(silent) == len(caches):
       raise UserError(f"task {silent[0]!r} has no metric functions: its answers are withheld", try_="another task")
@@ -169,7 +169,7 @@ class _Evaluator:
       say(f"without metrics, left out: {', '.join(silent)}")
     scored = {task: cache for task, cache in caches.items() if task not in silent}
     for cache in scored.values():
-      check_functions(cache.manifest["scoring"], task_modules(self._args))
+      check_functions(cache.scoring, task_modules(self._args))
     return scored
 
   def _steps(self) -> Iterator[int | None]:

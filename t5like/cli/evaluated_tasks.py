@@ -140,7 +140,7 @@ class Asker:
     fields = list(itertools.islice(cache.fields(), count))
     if not fields:
       raise UserError(f"the split {split!r} of task {task!r} has no examples")
-    scoring = cache.manifest["scoring"]
+    scoring = cache.scoring
     candidates = self._candidates(task, fields, scoring)
     longest = max((len(self.answer_tokens(text)) for row in candidates or () for text in row), default=0)
     room = self._room(longest if candidates else self._max_length)

@@ -50,7 +50,7 @@ def scorer(
       lambda inputs, lengths: predictor(params, prompts(inputs, lengths, special.start)),
       vocabulary.decode,
       fields,
-      cache.manifest["scoring"],
+      cache.scoring,
       note,
       modules,
     )

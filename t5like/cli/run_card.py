@@ -29,6 +29,7 @@ def describe_run(
   batches: data.Batches | None,
   stream: StreamProcess | None,
   initialisation: str,
+  why_streamed: str = "",
 ) -> str:
   config = experiment.model.config
   lengths = phases[-1].lengths
@@ -55,7 +56,7 @@ def describe_run(
       deterministic=experiment.deterministic,
     ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
-    "data": _stream_text(experiment, stream)
+    "data": _stream_text(experiment, stream, why_streamed)
     if experiment.stream
     else _data_text(experiment, lengths, batches, all_rows),
     "batch": "\n".join(
@@ -108,10 +109,12 @@ def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
   return counts
 
 
-def _stream_text(experiment: Experiment, stream: StreamProcess | None) -> str:
+def _stream_text(experiment: Experiment, stream: StreamProcess | None, why: str) -> str:
   rows = "packed by seqio" if experiment.pack else "one example a row"
   what = f"objective {experiment.objective.name}" if experiment.objective else rows
   lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
+  if why:
+    lines.insert(1, f"it cannot be cached: {why}")
   if experiment.eval_split:
     lines.append(f"evaluation still has a token cache, of the split {experiment.eval_split}: each example exactly once")
   return "\n".join(lines + (stream.describe() if stream else []))
@@ -124,11 +127,11 @@ def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches |
   source = batches.stages[-1].source
   passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
   if isinstance(source, data.MixtureRows):
-    shares = [f"{rate / sum(source.rates):.1%}" for rate in source.rates]
-    return f"{name}: a mixture of {len(shares)} tasks ({', '.join(shares)})\n{passes}"
+    members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
+    return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])
   if isinstance(source, data.ExampleRows):
     how = f"packed, {source.efficiency:.1%} full" if source.pack else "one a row (not packed)"
-    return f"{name}: {source.cache.examples:,} examples, {how}\n{passes}"
+    return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"
   kinds = {
     "stream": f"rows are full: {lengths.raw} tokens of running text each",
     "document": f"a row is up to {lengths.raw} tokens of one document",
@@ -138,6 +141,16 @@ def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches |
     f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
     f"{kinds[experiment.objective.unit]}; {passes}"
   )
+
+
+def _member_text(source: data.RowSource, rate: float, rates: float) -> str:
+  cache = source.cache
+  size = f"{cache.tokens:,} tokens" if cache.is_corpus else f"{cache.examples:,} examples"
+  return f"  {rate / rates:6.1%}  {cache.manifest['description']['task']}, {size}{_finished_text(cache)}"
+
+
+def _finished_text(cache: data.TokenCache) -> str:
+  return f"\ncached as finished tokens: {cache.manifest['why']}" if cache.is_finished else ""
 
 
 def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch) -> str:

@@ -6,6 +6,7 @@ Building needs TensorFlow, training must not: it happens in a process of its own
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,14 @@ class Member:
   rate: float = 1.0
 
 
+class MustStream(UserError):
+  """A task of which nothing can be kept: its steps draw random numbers."""
+
+  def __init__(self, task: str, why: str):
+    super().__init__(f"task {task!r} can only be streamed", because=why, try_="--gin.STREAM=True, in training")
+    self.why = why
+
+
 class TokenCaches:
   """The caches of one vocabulary under one folder."""
 
@@ -40,20 +49,42 @@ class TokenCaches:
     task_modules: Sequence[str] = (),
     corpus_files: Mapping[str, str] | None = None,
     hint: str = "",
+    lengths: Mapping[str, int] | None = None,
+    evaluation: bool = False,
   ):
-    """`hint` is printed where a cache must be built: how it, or the task, may be found elsewhere."""
+    """`hint` is printed where a cache must be built: how it, or the task, may be found elsewhere.
+
+    lengths: of a row, for tasks whose finished tokens depend on them.
+    evaluation: random steps are drawn once and kept; in training such tasks are streamed.
+    """
     self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
+    self._lengths, self._evaluation = dict(lengths or {}), evaluation
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
 
   def folder(self, task: str, split: str) -> Path:
     return data.cache_folder(self._root, task, split, self._name, self._vocabulary.fingerprint)
 
   def command(self, task: str, split: str, force: bool = False) -> list[str]:
-    return command(task, split, self._name, self._root, self._task_modules, self._corpus_files, force)
+    return command(
+      task,
+      split,
+      self._name,
+      self._root,
+      self._task_modules,
+      self._corpus_files,
+      force,
+      self._lengths,
+      self._evaluation,
+    )
 
   def open(self, task: str, split: str) -> list[Member] | None:
-    """What is there and current, None if something must be built; a damaged cache is an error."""
+    """What is there and current, None if something must be built; a damaged cache is an error.
+
+    Raises MustStream for a task that is not kept.
+    """
     rates = data.read_mixture(self.folder(task, split), mend=shlex.join(self.command(task, split, force=True)))
+    if rates and self._is_changed(task, split):
+      return None
     caches = {name: self._open_task(name, split) for name in rates or [task]}
     if None in caches.values():
       return None
@@ -61,21 +92,44 @@ class TokenCaches:
 
   def _open_task(self, task: str, split: str) -> data.TokenCache | None:
     folder = self.folder(task, split)
+    record = data.read_record(folder)
+    if self._is_changed(task, split):
+      return None
+    if record and record.kind == "stream" and not self._evaluation:
+      raise MustStream(task, record.why)
+    if record and record.kind in ("tokens", "stream"):
+      folder = data.finished_folder(folder, self._lengths)
     if not folder.is_dir():
       return None
-    cache = data.open_cache(folder, mend=shlex.join(self.command(task, split, force=True)))
+    mend = shlex.join(self.command(task, split, force=True))
+    cache = data.open_cache(folder, mend, record.scoring if record else None)
     changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
     if changed:
       print(f"the token cache {folder} is stale: {changed}")
       return None
     return cache
 
+  def _is_changed(self, task: str, split: str) -> bool:
+    """Whether the code of a task or mixture is another than when its cache was written; then it says so."""
+    record = data.read_record(self.folder(task, split))
+    changed = data.changed_code(record) if record else ""
+    if not changed:
+      return False
+    own = [module for module in record.modules if not module.startswith("t5like.")]
+    if own and not self._task_modules:
+      raise UserError(
+        f"the token cache of task {task!r} is not current: {changed}",
+        try_=f"--task_modules={own[0]}, or in training --gin.TASK_MODULES: the module that registers the task",
+      )
+    print(f"task {task!r}: {changed} since its token cache was written", flush=True)
+    return importlib.util.find_spec("tensorflow") is not None  # without it nothing can be built, and ours are trusted
+
   def open_or_build(self, task: str, split: str) -> list[Member]:
     members = self.open(task, split)
     if members is not None:
       return members
     line = self.command(task, split)
-    print(f"no token cache of {task!r} ({split}) yet: {shlex.join(line)}", flush=True)
+    print(f"no current token cache of {task!r} ({split}): {shlex.join(line)}", flush=True)
     if self._hint:
       print(f"  ({self._hint})", flush=True)
     status = subprocess.run([sys.executable, "-m", *line], env=bound_to_this_process()).returncode

@@ -17,7 +17,7 @@ from t5like.cli.compatibility import check_layout, check_scorable, check_splits,
 from t5like.cli.experiment import Experiment
 from t5like.cli.run_card import describe_run
 from t5like.cli.streaming_run import StreamProcess, StreamSettings
-from t5like.cli.token_caches import Member, TokenCaches
+from t5like.cli.token_caches import Member, MustStream, TokenCaches
 from t5like.errors import UserError, nearest
 from t5like.objectives import SpecialTokens
 from t5like.training import model_dir as directory
@@ -102,18 +102,25 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   check_room(model_dir, checkpoint_bytes(spec.shapes))
 
   rates = experiment.mix or {experiment.task: 1.0}
-  members = None if experiment.stream else open_members(experiment, vocabulary, rates, experiment.split, dry_run)
+  members, why_streamed = None, ""
+  if not experiment.stream:
+    try:
+      members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
+    except MustStream as reason:
+      if experiment.mix or experiment.phases:  # which a stream does not have
+        raise
+      experiment, why_streamed = dataclasses.replace(experiment, stream=True), reason.why
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_parts(mesh))
   evaluated = []
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
-    evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run) or []
+    evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
   check_evaluation(experiment, evaluated)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
-  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description)
+  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed)
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
 
 
@@ -123,13 +130,26 @@ def without_corpus(experiment: Experiment) -> dict[str, float]:
 
 
 def open_members(
-  experiment: Experiment, vocabulary: Vocabulary, rates: Mapping[str, float], split: str, dry_run: bool
+  experiment: Experiment,
+  vocabulary: Vocabulary,
+  rates: Mapping[str, float],
+  split: str,
+  dry_run: bool,
+  evaluation: bool = False,
 ) -> list[Member] | None:
   """The token caches of tasks at these rates; None where one is missing and a dry run builds nothing."""
   members = []
   for task, rate in rates.items():
     files = experiment.corpus_files if task == experiment.task else None  # they make TASK a corpus, and no other
-    caches = TokenCaches(experiment.cache_dir, experiment.vocabulary, vocabulary, experiment.task_modules, files)
+    caches = TokenCaches(
+      experiment.cache_dir,
+      experiment.vocabulary,
+      vocabulary,
+      experiment.task_modules,
+      files,
+      lengths=experiment.lengths,
+      evaluation=evaluation,
+    )
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:
       return None

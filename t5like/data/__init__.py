@@ -2,11 +2,19 @@
 
 from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, read_ahead
 from t5like.data.builder_lock import sole_builder
-from t5like.data.cache import TokenCache, cache_folder, changed_since_written, describe_cache, open_cache
+from t5like.data.cache import (
+  TokenCache,
+  cache_folder,
+  changed_since_written,
+  describe_cache,
+  finished_folder,
+  open_cache,
+)
 from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
 from t5like.data.first_tokens import FirstTokens
 from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
+from t5like.data.task_record import TaskRecord, changed_code, read_record
 
 __all__ = [
   "Batches",
@@ -18,15 +26,19 @@ __all__ = [
   "PieceLimits",
   "RowSource",
   "Stage",
+  "TaskRecord",
   "TokenCache",
   "build_cache",
   "cache_folder",
+  "changed_code",
   "changed_since_written",
   "describe_cache",
   "evaluation_batches",
+  "finished_folder",
   "open_cache",
   "read_ahead",
   "read_mixture",
+  "read_record",
   "sole_builder",
   "write_cache",
   "write_mixture",

@@ -33,6 +33,11 @@ def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocab
   return storage.as_path(root) / task / name / split
 
 
+def finished_folder(folder: Path, lengths: Mapping[str, int]) -> Path:
+  """Where the finished tokens of a task are: beside `folder`, its cache of text, with the lengths in the name."""
+  return folder.with_name(".".join([folder.name, *(f"{name}{length}" for name, length in sorted(lengths.items()))]))
+
+
 def check_name(what: str, name: str) -> None:
   """Refuses names of tasks and splits that would lead out of the folder of token caches."""
   if not name or not all(map(storage.is_plain_name, name.split("/"))):
@@ -64,8 +69,9 @@ class _Shard:
 class TokenCache:
   """An opened cache. Numbers of examples and tokens count through all shards."""
 
-  def __init__(self, folder: Path, manifest: Mapping[str, Any], mend: str):
+  def __init__(self, folder: Path, manifest: Mapping[str, Any], mend: str, scoring: Mapping[str, Any] | None = None):
     self.folder, self.manifest, self._mend = folder, manifest, mend
+    self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
     dtype = np.dtype(manifest["dtype"])
     self._shards = [_Shard(folder, entry, dtype, mend) for entry in manifest["shards"]]
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
@@ -91,7 +97,16 @@ class TokenCache:
   @property
   def is_corpus(self) -> bool:
     """Running text to corrupt, not examples with inputs and targets."""
-    return self.features == ["targets"]
+    return self.features == ["targets"] and not self.is_finished
+
+  @property
+  def is_finished(self) -> bool:
+    """Its examples have gone through all steps of their task: nothing is cut, and nothing appended."""
+    return self.manifest.get("finished", False)
+
+  def closing(self, feature: str) -> str:
+    """When end-of-sequence is appended to a feature: "after_trim", "before_trim" or "none"."""
+    return "none" if self.is_finished else self.manifest.get("closing", {}).get(feature, "after_trim")
 
   def example(self, number: int) -> dict[str, np.ndarray]:
     """The tokens of one example by feature."""
@@ -199,8 +214,10 @@ class TokenCache:
       self._checked[at] = True
 
 
-def open_cache(folder: Path, mend: str) -> TokenCache:
+def open_cache(folder: Path, mend: str, scoring: Mapping[str, Any] | None = None) -> TokenCache:
   """Opens a cache; `mend` is the command that builds it anew, for error messages.
+
+  `scoring` takes the place of what the manifest says of postprocessor and metrics.
 
   Missing and truncated files are found here; altered ones here too if the cache is small, otherwise
   when they are first read. One on a store is copied to this machine first.
@@ -210,7 +227,7 @@ def open_cache(folder: Path, mend: str) -> TokenCache:
     folder = mirrored(folder, manifest, text)
     mend = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {mend}"
   _allow_open_files(len(manifest["shards"]))
-  cache = TokenCache(folder, manifest, mend)
+  cache = TokenCache(folder, manifest, mend, scoring)
   if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
     cache.check_all()
   return cache

@@ -19,6 +19,7 @@ import errno
 import json
 import os
 import shutil
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def build_cache(
   folder: Path,
   parts: Sequence[Callable[[], Iterable[Example]]],
   features: Sequence[str],
-  encode: Encode,
+  encode: Encode | None,
   vocabulary: Mapping[str, Any],
   description: Mapping[str, Any],
   scoring: Mapping[str, Any],
@@ -102,11 +103,13 @@ def build_cache(
   workers: int = 0,
   limits: PieceLimits = DEFAULT_LIMITS,
   progress: Callable[[Progress], None] = lambda done: None,
+  more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Builds or goes on building the cache; call it inside `sole_builder(folder)`.
 
-  Each of `parts` gives its examples in an order that never changes. `encode` turns texts into ids; with
-  `workers` processes besides this one it must be picklable. `description` says all that the text depends on.
+  Each of `parts` gives its examples in an order that never changes. `encode` turns texts into ids, None where features
+  are ids already; with `workers` processes besides this one it must be picklable. `description` says all that the text
+  depends on; `more` goes into the manifest.
   """
   made_in = _made_in(folder)
   building = _building(made_in)
@@ -119,6 +122,7 @@ def build_cache(
     "vocabulary": dict(vocabulary),
     "description": dict(description),
     "scoring": dict(scoring),
+    **more,
   }
   unsent = made_in.with_name(f"{made_in.name}.unsent")
   try:
@@ -142,7 +146,7 @@ class PieceMaker:
 
   building: Path
   features: tuple[str, ...]
-  encode: Encode
+  encode: Encode | None
   dtype: np.dtype
   keep_fields: bool
 
@@ -151,12 +155,21 @@ class PieceMaker:
     return example if self.keep_fields else {name: example.get(name) for name in self.features}
 
   def __call__(self, name: str, examples: Sequence[Example]) -> dict[str, Any]:
-    encoded = [self.encode([_text(example, feature) for example in examples]) for feature in self.features]
-    fields = [_fields(example, self.features) for example in examples] if self.keep_fields else None
+    if self.encode is None:
+      encoded = [[example[feature] for example in examples] for feature in self.features]
+    else:
+      encoded = [self.encode([_text(example, feature) for example in examples]) for feature in self.features]
+    fields = [self._fields(example) for example in examples] if self.keep_fields else None
     temporary = self.building / "temporary"
     entry = write_shard(self.building / "cache", name, encoded, fields, self.dtype, temporary)
     write_whole(self.building / "entries" / f"{name}.json", json.dumps(entry).encode(), temporary)
     return entry
+
+  def _fields(self, example: Example) -> dict[str, Any]:
+    """Raw members, the text of features under seqio's name for it; ids are in the tokens."""
+    if self.encode is None:
+      return {name: value for name, value in example.items() if name not in self.features}
+    return {f"{name}_pretokenized" if name in self.features else name: value for name, value in example.items()}
 
   def made_before(self, name: str, examples: int | None = None) -> dict[str, Any] | None:
     """The entry of a shard that an earlier attempt wrote, if every byte of it is right."""
@@ -272,7 +285,8 @@ def _pieces(examples: Iterable[Example], maker: PieceMaker, limits: PieceLimits)
   characters = 0
   for example in examples:
     piece.append(maker.needed(example))
-    characters += sum(len(_text(example, feature)) for feature in maker.features)
+    texts = (example[name] if maker.encode is None else _text(example, name) for name in maker.features)
+    characters += sum(map(len, texts))
     if len(piece) == limits.examples or characters >= limits.characters:
       yield piece, characters
       piece, characters = [], 0
@@ -332,7 +346,3 @@ def _text(example: Example, feature: str) -> str:
     raise UserError(f"an example has no text {feature!r}", found=", ".join(example), value=repr(value)[:100])
   return value
 
-
-def _fields(example: Example, features: Sequence[str]) -> dict[str, Any]:
-  """Raw members, the text of features under seqio's name for it."""
-  return {f"{name}_pretokenized" if name in features else name: value for name, value in example.items()}

@@ -21,7 +21,7 @@ from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, closed, encode
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
 from t5like.errors import UserError
-from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
+from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, Rows, SpecialTokens
 from t5like.objectives.randomness import combine, permute
 
 _ORDER = 0x5487FF1E  # what a random number is for: the order of rows ...
@@ -117,7 +117,7 @@ class ExampleRows:
   def plan(self) -> PackingPlan:
     """Which examples share a row; lengths are those after cutting, end-of-sequence included."""
     room = np.array([self.lengths.inputs, self.lengths.targets])
-    sides = [self.cache.lengths(feature) + 1 for feature in ("inputs", "targets")]
+    sides = [example_lengths(self.cache, feature) for feature in ("inputs", "targets")]
     return plan_packing(np.minimum(np.stack(sides, axis=1), room), room)
 
   @property
@@ -127,7 +127,7 @@ class ExampleRows:
   @property
   def efficiency(self) -> float:
     """The share of input tokens that are no padding."""
-    tokens = np.minimum(self.cache.lengths("inputs") + 1, self.lengths.inputs).sum()
+    tokens = np.minimum(example_lengths(self.cache, "inputs"), self.lengths.inputs).sum()
     return float(tokens / (self.rows_per_epoch * self.lengths.inputs))
 
   def rows(self, numbers: np.ndarray) -> Batch:
@@ -142,12 +142,30 @@ class ExampleRows:
 
 
 def read_examples(cache: TokenCache, numbers: np.ndarray, lengths: Lengths, special: SpecialTokens) -> Examples:
-  """Inputs and targets of some examples, cut and closed by end-of-sequence."""
+  """Inputs and targets of some examples, cut and closed by end-of-sequence as their task has it."""
   inputs, targets = (
-    closed(cache.texts(feature, numbers), length, special.eos)
+    _read(cache, feature, numbers, length, special.eos)
     for feature, length in (("inputs", lengths.inputs), ("targets", lengths.targets))
   )
   return Examples(inputs, targets, len(numbers))
+
+
+def _read(cache: TokenCache, feature: str, numbers: np.ndarray, length: int, eos: int) -> Ragged:
+  if feature not in cache.features:  # a decoder reads targets alone, too
+    return Ragged(np.zeros((len(numbers), 0), np.int32), np.zeros(len(numbers), np.int64))
+  texts, closing = cache.texts(feature, numbers), cache.closing(feature)
+  if closing == "after_trim":
+    return closed(texts, length, eos)
+  if closing == "before_trim":
+    texts = closed(texts, texts.tokens.shape[1] + 1, eos)
+  return Ragged(texts.tokens[:, :length], np.minimum(texts.lengths, length))
+
+
+def example_lengths(cache: TokenCache, feature: str) -> np.ndarray:
+  """[examples] the tokens of a feature, with end-of-sequence where there is one; not cut."""
+  if feature not in cache.features:
+    return np.zeros(cache.examples, np.int64)
+  return cache.lengths(feature) + (cache.closing(feature) != "none")
 
 
 @dataclasses.dataclass(frozen=True)

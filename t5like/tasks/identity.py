@@ -16,7 +16,7 @@ def definition(task: seqio.Task) -> dict[str, Any]:
   return {
     "source": source_identity(task.source),
     "preprocessors": [code_identity(step) for step in task.preprocessors],
-    "output_features": {name: _feature(feature) for name, feature in task.output_features.items()},
+    "output_features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
     "postprocessor": code_identity(task.postprocessor) if task.postprocessor else None,
     "metrics": [code_identity(metric) for metric in task.metric_fns],
   }
@@ -60,7 +60,7 @@ def _setting(value: Any) -> str:
   return code_identity(value) if callable(value) else repr(value)
 
 
-def _feature(feature: seqio.Feature) -> str:
+def feature_identity(feature: seqio.Feature) -> str:
   vocabulary = feature.vocabulary
   described = getattr(vocabulary, "fingerprint", None) or getattr(vocabulary, "_sentencepiece_model_file", "")
   return (

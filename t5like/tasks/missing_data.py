@@ -15,6 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
+from t5like.tasks.code_closure import LIBRARIES as _LIBRARIES
 
 
 def tfds_name(task: seqio.Task) -> str | None:
@@ -69,3 +70,37 @@ def told_by_reader(error: tf.errors.OpError) -> UserError | None:
 
 def first_line(error: tf.errors.OpError) -> str:
   return next((line for line in str(error.message).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextlib.contextmanager
+def pipeline_explained(name: str) -> Iterator[None]:
+  """Errors of a task's own steps, which come wrapped in TensorFlow's, become the user's."""
+  try:
+    yield
+  except UserError:
+    raise
+  except StopIteration:
+    raise UserError(f"task {name!r} has no examples: its data are empty") from None
+  except Exception as error:  # whatever a user's step raises
+    raise UserError(f"the examples of task {name!r} cannot be made", because=reason(error), at=_place(error)) from error
+
+
+def reason(error: Exception) -> str:
+  """What our own code said inside the pipeline, else the line that says most."""
+  text = re.sub(
+    r"\{\{.*?\}\} | \[Op:.*?\] name: *$", "", error.message if isinstance(error, tf.errors.OpError) else str(error)
+  )
+  _, marker, ours = text.partition("UserError: ")
+  if marker:
+    return ours.partition("\nTraceback")[0].strip()
+  # TensorFlow begins with it; an error while a pipeline is put together ends with it, behind where it was.
+  lines = [line for line in text.split("\n") if line.strip()] or [type(error).__name__]
+  return lines[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]
+
+
+def _place(error: Exception) -> str:
+  """The line of the user's own code that raised it; '' where none did."""
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_LIBRARIES)]
+  own = Path(__file__).parents[1]
+  frames = [frame for frame in frames if own not in Path(frame.filename).parents and Path(frame.filename).is_file()]
+  return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import seqio
@@ -111,6 +112,29 @@ def _text(value: str | bytes | np.ndarray) -> str:
   """TensorFlow hands over bytes; outside a graph, in an array without axes."""
   value = value.item() if isinstance(value, np.ndarray) else value
   return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def own_vocabulary(features: Mapping[str, seqio.Feature]) -> seqio.Vocabulary | None:
+  """The vocabulary that inputs and targets share; None where they have several, or pass ids through."""
+  of_texts = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
+  shared = of_texts and all(vocabulary == of_texts[0] for vocabulary in of_texts)
+  return of_texts[0] if shared and not isinstance(of_texts[0], seqio.PassThroughVocabulary) else None
+
+
+def with_vocabulary(features: Mapping[str, seqio.Feature], model: seqio.Vocabulary) -> dict[str, seqio.Feature]:
+  """The features of a task for a model of this vocabulary.
+
+  It takes the place of the one that the texts of the task have, whatever feature has it. Ids that are passed through,
+  and texts with two vocabularies, stay as the task has them.
+  """
+  of_texts = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
+  of_texts = [vocabulary for vocabulary in of_texts if not isinstance(vocabulary, seqio.PassThroughVocabulary)]
+  if not of_texts or any(vocabulary != of_texts[0] for vocabulary in of_texts):
+    return dict(features)
+  return {
+    name: dataclasses.replace(feature, vocabulary=model) if feature.vocabulary == of_texts[0] else feature
+    for name, feature in features.items()
+  }
 
 
 def from_seqio(vocabulary: seqio.Vocabulary) -> Vocabulary:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import itertools
 import sys
 import threading
@@ -99,3 +101,12 @@ class JsonLinesSource(seqio.FunctionDataSource):
       raise UserError(f"the file of split {split!r} is missing", file=path)
 
     return self._blocks.dataset(path).map(lambda *values: dict(zip(self.fields, values, strict=True)))
+
+
+def seedable(source: seqio.DataSource) -> seqio.DataSource:
+  """seqio hands its seed to a function that reads data, which most do not take: these read their files in order."""
+  if not isinstance(source, seqio.FunctionDataSource) or "seed" in inspect.signature(source._dataset_fn).parameters:
+    return source
+  seeded = copy.copy(source)
+  seeded._dataset_fn = lambda split, shuffle_files, seed: source._dataset_fn(split=split, shuffle_files=False)
+  return seeded

@@ -6,12 +6,8 @@ process that may be ended at once: where a pipeline calls back into Python, tf.d
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
 import functools
-import inspect
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +18,13 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.objectives import Masked, Objective, Pairs, Ragged
-from t5like.tasks import objective_adapter
-from t5like.tasks.missing_data import data_explained
+from t5like.tasks import finished_tokens, objective_adapter
+from t5like.tasks.holding import Steps
+from t5like.tasks.missing_data import data_explained, pipeline_explained, reason
 from t5like.tasks.mixtures import shares
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_vocabularies import as_seqio
+from t5like.tasks.sources import seedable
 from t5like.tasks.text_pipeline import text_features, text_preprocessors
 from t5like.vocabularies import Vocabulary
 
@@ -37,55 +35,45 @@ def with_vocabulary(
   found: seqio.Task | seqio.Mixture, split: str, vocabulary: Vocabulary, objective: Objective | None
 ) -> seqio.Task | seqio.Mixture:
   """A copy that makes this vocabulary's ids; `objective` says what becomes of a corpus."""
-  ids = as_seqio(vocabulary)
   if isinstance(found, seqio.Task):
-    return _task_with_vocabulary(found, split, ids, objective)
+    return _task_with_vocabulary(found, split, vocabulary, objective)
   tasks = {task.name: task for task in found.tasks}
   drawn = [share for share in shares(found, split) if share.rate > 0]
-  members = [(_task_with_vocabulary(tasks[share.task], split, ids, objective), share.rate) for share in drawn]
+  members = [(_task_with_vocabulary(tasks[share.task], split, vocabulary, objective), share.rate) for share in drawn]
   return seqio.Mixture(found.name, members, sample_fn=found._sample_fn)
 
 
 def _task_with_vocabulary(
-  task: seqio.Task, split: str, ids: seqio.Vocabulary, objective: Objective | None
+  task: seqio.Task, split: str, vocabulary: Vocabulary, objective: Objective | None
 ) -> seqio.Task:
   with data_explained(task):
     check_split(task, split)
-    is_corpus = "inputs" not in task.output_features
+    is_corpus = text_corpus(task, split)
     if is_corpus and objective is None:
       raise UserError(
         f"task {task.name!r} is a corpus: it needs an objective",
         try_=f"--gin.TASK={task.name}_span_corruption, or --gin_file=objectives/span_corruption.gin",
       )
-    if objective is not None and text_features(task, split) != ["targets"]:
+    if objective is not None and not is_corpus:
       raise UserError(
         f"task {task.name!r} has inputs and targets of its own: it takes no objective",
         try_="--gin_file=runs/finetune.gin",
       )
   if objective is None:
-    steps = task.preprocessors
-    features = dict(task.output_features)
-    features |= {name: dataclasses.replace(features[name], vocabulary=ids) for name in ("inputs", "targets")}
-  else:
-    corrupt = functools.partial(objective_adapter.corrupt, objective=objective)
-    steps = [*text_preprocessors(task), seqio.preprocessors.tokenize, corrupt]
-    features = objective_adapter.features(objective, ids)
+    return finished_tokens.for_model(task, vocabulary)
+  corrupt = functools.partial(objective_adapter.corrupt, objective=objective)
   return seqio.Task(
     task.name,
-    source=_seedable(task.source),
-    preprocessors=steps,
-    output_features=features,
-    shuffle_buffer_size=task._shuffle_buffer_size,
+    source=seedable(task.source),
+    preprocessors=[*text_preprocessors(task), seqio.preprocessors.tokenize, corrupt],
+    output_features=objective_adapter.features(objective, as_seqio(vocabulary)),
+    shuffle_buffer_size=task.shuffle_buffer_size,
   )
 
 
-def _seedable(source: seqio.DataSource) -> seqio.DataSource:
-  """seqio hands its seed to a function that reads data, which most do not take: these read their files in order."""
-  if not isinstance(source, seqio.FunctionDataSource) or "seed" in inspect.signature(source._dataset_fn).parameters:
-    return source
-  seeded = copy.copy(source)
-  seeded._dataset_fn = lambda split, shuffle_files, seed: source._dataset_fn(split=split, shuffle_files=False)
-  return seeded
+def text_corpus(task: seqio.Task, split: str) -> bool:
+  """Whether a task is running text, which takes an objective: nothing but `targets` that `tokenize` makes tokens of."""
+  return Steps.of(task).is_plain and text_features(task, split) == ["targets"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +103,11 @@ class Stream:
   ):
     tf.config.set_visible_devices([], "GPU")  # TensorFlow would take all of their memory
     self._name, self._pack, self._masked = found.name, pack, objective is not None and objective.makes == "masked"
-    names = ["inputs", "targets"] if objective is None else list(found.output_features)
-    with _errors_explained(self._name):
+    names = list(found.output_features)
+    if objective is None:
+      names = [name for name in ("inputs", "targets") if name in names]
+      lengths = {name: length for name, length in lengths.items() if name in names}
+    with pipeline_explained(self._name):
       dataset = found.get_dataset(
         sequence_length=lengths,
         split=split,
@@ -134,7 +125,7 @@ class Stream:
     return self
 
   def __next__(self) -> Streamed:
-    with _errors_explained(self._name):
+    with pipeline_explained(self._name):
       values = {name: tensor.numpy() for name, tensor in next(self._iterator).items()}
     return _unpacked(values) if self._pack else _unpadded(values, self._masked)
 
@@ -148,9 +139,9 @@ class Stream:
     try:
       tf.train.Checkpoint(iterator=self._iterator).write(str(path))
     except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
-      return _reason(error)
+      return reason(error)
     except tf.errors.OpError as error:
-      raise UserError("the place of the stream cannot be saved", file=path, because=_reason(error)) from None
+      raise UserError("the place of the stream cannot be saved", file=path, because=reason(error)) from None
 
   def restore(self, path: Path) -> None:
     """Goes on where `save` was called; the stream must have been opened with the same arguments."""
@@ -160,32 +151,9 @@ class Stream:
       raise UserError(
         "the saved place of the stream cannot be read",
         folder=path.parent,
-        because=_reason(error),
+        because=reason(error),
         try_="remove this folder: the stream then starts over",
       ) from None
-
-
-@contextlib.contextmanager
-def _errors_explained(name: str) -> Iterator[None]:
-  """Errors of a pipeline, which come wrapped in TensorFlow's, become the user's."""
-  try:
-    yield
-  except StopIteration:
-    raise UserError(f"the stream of {name!r} has no rows: its data are empty") from None
-  except (tf.errors.OpError, ValueError, OSError) as error:
-    raise UserError(f"the stream of {name!r} cannot be read", because=_reason(error)) from error
-
-
-def _reason(error: Exception) -> str:
-  """What our own code said inside the pipeline, else the line that says most."""
-  text = re.sub(
-    r"\{\{.*?\}\} | \[Op:.*?\] name: *$", "", error.message if isinstance(error, tf.errors.OpError) else str(error)
-  )
-  _, marker, ours = text.partition("UserError: ")
-  if marker:
-    return ours.partition("\nTraceback")[0].strip()
-  # TensorFlow begins with it; an error while a pipeline is put together ends with it, behind where it was.
-  return text.split("\n")[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]
 
 
 def _padded(dataset: tf.data.Dataset, names: list[str]):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ import tensorflow as tf
 
 from t5like import storage
 from t5like.errors import UserError
-from t5like.tasks.identity import code_identity, source_identity
+from t5like.module_files import file_hash, module_file
+from t5like.tasks.code_closure import Closure
+from t5like.tasks.holding import Steps, text_dataset, unbound
+from t5like.tasks.identity import code_identity, feature_identity, source_identity
 from t5like.tasks.registry import check_split
 
 _HASHED = 1 << 20  # bytes of a file at each of three places
@@ -28,27 +33,18 @@ _TEXTS = ("inputs", "targets", "first", "second")
 
 def text_preprocessors(task: seqio.Task) -> list[Callable]:
   """The steps before seqio's `tokenize`, which must be there."""
-  steps = []
-  for step in task.preprocessors:
-    if isinstance(step, seqio.CacheDatasetPlaceholder):
-      continue
-    function = step.func if isinstance(step, functools.partial) else step
-    if function is seqio.preprocessors.tokenize or getattr(function, "makes_tokens", False):
-      return steps
-    steps.append(step)
-  raise UserError(
-    f"task {task.name!r} does not say where its text becomes tokens",
-    expected="seqio.preprocessors.tokenize among its preprocessors",
-  )
+  steps = Steps.of(task)
+  if steps.tokenize is None:
+    raise UserError(
+      f"task {task.name!r} does not say where its text becomes tokens",
+      expected="seqio.preprocessors.tokenize among its preprocessors",
+    )
+  return steps.before
 
 
 def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
   check_split(task, split)
-  dataset = task.source.get_dataset(split=split, shuffle=False)
-  for step in text_preprocessors(task):
-    step = seqio.utils.add_kwargs_to_transform(step, sequence_length=None, output_features=task.output_features)
-    dataset = step(dataset)
-  return dataset
+  return text_dataset(task, split, text_preprocessors(task))
 
 
 def text_features(task: seqio.Task, split: str) -> list[str]:
@@ -65,21 +61,21 @@ def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
   if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
     # Handing values over one by one costs more than making them.
     for block in dataset.batch(1024).as_numpy_iterator():
-      columns = {name: _plain(values) for name, values in block.items()}
+      columns = {name: plain(values) for name, values in block.items()}
       yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
   else:
     for example in dataset.as_numpy_iterator():
-      yield {name: _plain(value) for name, value in example.items()}
+      yield {name: plain(value) for name, value in example.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
   """bytes to str, arrays to lists: values that JSON can hold."""
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
   if isinstance(value, bytes):
     return value.decode("utf-8", errors="replace")
   if isinstance(value, list):
-    return [_plain(v) for v in value]
+    return [plain(v) for v in value]
   return value
 
 
@@ -92,15 +88,73 @@ def describe(task: seqio.Task, split: str) -> dict[str, Any]:
     "source": source_identity(task.source),
     "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
     "preprocessors": [code_identity(step) for step in text_preprocessors(task)],
+    "uses": Closure([task.source, *text_preprocessors(task)]).digest,
   }
+
+
+def describe_tokens(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> dict[str, Any]:
+  """What the finished tokens of this task depend on."""
+  check_split(task, split)
+  return {
+    "task": task.name,
+    "split": split,
+    "lengths": dict(lengths),
+    "source": source_identity(task.source),
+    "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
+    "preprocessors": [
+      "placeholder" if isinstance(step, seqio.CacheDatasetPlaceholder) else code_identity(step)
+      for step in task.preprocessors
+    ],
+    "features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
+    "uses": Closure([task.source, *task.preprocessors]).digest,
+    "libraries": libraries(task),
+  }
+
+
+def code_of(task: seqio.Task, modules: Sequence[str]) -> dict[str, str]:
+  """The hash of each module that the task is made of: its functions', what these use, and the user's task modules."""
+  functions = [task.source, *task.preprocessors, task.postprocessor, *task.metric_fns]
+  names = {*Closure(functions).modules, *modules}
+  for function in functions:
+    module = getattr(inspect.unwrap(unbound(function)), "__module__", None) or type(function).__module__
+    if module.startswith("t5like.tasks."):
+      names.add(module)
+  files = {name: module_file(name) for name in sorted(names)}
+  return {name: file_hash(path) for name, path in files.items() if path is not None}
+
+
+def libraries(task: seqio.Task) -> dict[str, str]:
+  """The versions of the installed packages whose functions the task is made of."""
+  functions = [task.source, *task.preprocessors]
+  modules = {getattr(unbound(function), "__module__", None) or type(function).__module__ for function in functions}
+  names = {"seqio", *(module.partition(".")[0] for module in modules)} & {"seqio", "t5", "tensorflow_datasets"}
+  return {name: metadata.version(name.replace("_", "-")) for name in sorted(names)}
 
 
 def scoring(task: seqio.Task) -> dict[str, Any]:
-  """Importable names of the postprocessor and metric functions, to score without the registry."""
-  return {
-    "postprocessor": _importable(task.postprocessor) if task.postprocessor else None,
-    "metrics": [_importable(m) for m in task.metric_fns],
-  }
+  """The postprocessor and metric functions by importable names, to score without the registry.
+
+  Those that have none (lambdas, functions inside of others) are named by their task and place.
+  """
+  kinds = {"predictions": task.predict_metric_fns, "scores": task.score_metric_fns}
+  kinds["aux_values"] = task.predict_with_aux_metric_fns
+  found: dict[str, Any] = {"postprocessor": None, "metrics": []}
+  if task.postprocessor:
+    found["postprocessor"] = _named(task.postprocessor, {"task": task.name, "metric": None})
+  for takes, functions in kinds.items():
+    for function in functions:
+      entry = _named(function, {"task": task.name, "metric": len(found["metrics"])})
+      found["metrics"].append(entry | ({} if takes == "predictions" else {"takes": takes}))
+  if objects := [type(metric).__name__ for metric in task._metric_objs_constructor_args]:
+    found["refused"] = f"its metric_objs ({', '.join(objects)})"
+  return found
+
+
+def _named(function: Callable, registered: Mapping[str, Any]) -> dict[str, Any]:
+  try:
+    return _importable(function)
+  except UserError:
+    return {"registered": dict(registered)}
 
 
 def _source_files(source: seqio.DataSource, split: str) -> list[str]:

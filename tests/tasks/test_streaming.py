@@ -154,5 +154,5 @@ def test_mistakes_are_told_before_any_batch(tmp_path):
     streaming.with_vocabulary(labelled("sum"), "train", TINY, objective)
   with pytest.raises(UserError, match="no split 'trian'(.|\n)*nearest +train"):
     streaming.with_vocabulary(labelled("sum"), "trian", TINY, None)
-  with pytest.raises(UserError, match="has no rows"):
+  with pytest.raises(UserError, match="has no examples"):
     next(stream(labelled("sum", count=0)))

@@ -1,0 +1,202 @@
+"""How the examples of a task can be kept so that a run reads what seqio itself would give.
+
+    text     the steps before `tokenize` are kept as text, tokenized once with the model's vocabulary: any lengths
+    tokens   all steps are run for given lengths, and the finished tokens kept
+    stream   nothing is kept: seqio runs the steps anew in every epoch, as they draw random numbers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5like.tasks import objective_adapter
+from t5like.tasks.seqio_vocabularies import own_vocabulary
+
+Closing = Literal["after_trim", "before_trim", "none"]  # when end-of-sequence is appended to a feature
+
+# The beginnings of the names of operations that draw random numbers.
+_RANDOM = (
+  "Random", "Shuffle", "AnonymousRandom", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "Sampling",
+  "StatelessRandom", "StatelessMultinomial", "StatelessTruncated", "StatelessParameterized", "StatelessShuffle",
+  "StatefulUniform", "StatefulStandardNormal", "StatefulTruncated", "StatefulRandom", "RngReadAndSkip",
+  "NonDeterministicInts",
+)  # fmt: skip
+_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_COMPARED = 64  # examples, where Python code may draw random numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Holding:
+  """What is kept of a task, and why not its text."""
+
+  kind: Literal["text", "tokens", "stream"]
+  why: str = ""
+  closing: Mapping[str, Closing] = dataclasses.field(default_factory=dict)
+
+  @property
+  def is_closed_as_usual(self) -> bool:
+    return all(closing == "after_trim" for closing in self.closing.values())
+
+
+def holding(task: seqio.Task, split: str) -> Holding:
+  """Decides it from the steps of the task; no more than a few examples are read."""
+  steps = Steps.of(task)
+  if step := random_step(task, split, steps.before if steps.is_plain else list(task.preprocessors)):
+    return Holding("stream", f"the step {step} draws random numbers, so that every epoch differs")
+  if why := steps.why_not_text(task) or _why_no_text(task, split, steps):
+    return Holding("tokens", why)
+  return Holding("text", closing=steps.closing(task))
+
+
+def _why_no_text(task: seqio.Task, split: str, steps: Steps) -> str:
+  if getattr(unbound(steps.tokenize), "makes_tokens", False):
+    return ""
+  members = text_dataset(task, split, steps.before).element_spec
+  for name, feature in task.output_features.items():
+    if name in ("inputs", "targets") and (name in members or feature.required):
+      if name not in members or members[name].dtype != tf.string or members[name].shape.rank:
+        return f"its {name} are not one text each"
+  return ""
+
+
+def text_dataset(task: seqio.Task, split: str, steps: Sequence[Callable]) -> tf.data.Dataset:
+  """The task's examples in the order of its source, after `steps`."""
+  dataset = task.source.get_dataset(split=split, shuffle=False)
+  for step in steps:
+    dataset = _applied(step, dataset, task, None)
+  return dataset
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """The preprocessors of a task around its `tokenize`; placeholders of seqio's own cache are left out."""
+
+  before: list[Callable]
+  tokenize: Callable | None
+  after: list[Callable]
+
+  @classmethod
+  def of(cls, task: seqio.Task) -> Steps:
+    steps = [step for step in task.preprocessors if not isinstance(step, seqio.CacheDatasetPlaceholder)]
+    for number, step in enumerate(steps):
+      function = unbound(step)
+      if function in _TOKENIZE or getattr(function, "makes_tokens", False):
+        return cls(steps[:number], step, steps[number + 1 :])
+    return cls(steps, None, [])
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether nothing happens to tokens but that end-of-sequence is appended, or an objective of ours applied."""
+    return self.tokenize is not None and all(unbound(step) in _KNOWN_AFTER for step in self.after)
+
+  def why_not_text(self, task: seqio.Task) -> str:
+    """The reason for which the text before `tokenize` is not all that a run needs; '' where it is."""
+    if self.tokenize is None:
+      return "it has tokens made by steps of its own, not by seqio.preprocessors.tokenize"
+    if others := [name_of(step) for step in self.after if unbound(step) not in _KNOWN_AFTER]:
+      return f"the step {others[0]} works on tokens"
+    if looking := [name_of(step) for step in self.before if "sequence_length" in inspect.signature(step).parameters]:
+      return f"the step {looking[0]} depends on the lengths of rows"
+    if own_vocabulary(task.output_features) is None and not getattr(unbound(self.tokenize), "makes_tokens", False):
+      return "its inputs and targets have vocabularies of their own"
+    return ""
+
+  def closing(self, task: seqio.Task) -> dict[str, Closing]:
+    appended: Closing = "none"
+    functions = [unbound(step) for step in (self.tokenize, *self.after)]
+    if seqio.preprocessors.append_eos_after_trim in functions:
+      appended = "after_trim"
+    elif {seqio.preprocessors.append_eos, seqio.preprocessors.tokenize_and_append_eos} & set(functions):
+      appended = "before_trim"
+    elif keywords_of(self.tokenize).get("with_eos"):
+      appended = "before_trim"
+    features = task.output_features
+    return {n: appended if features[n].add_eos else "none" for n in ("inputs", "targets") if n in features}
+
+
+_TOKENIZE = (seqio.preprocessors.tokenize, seqio.preprocessors.tokenize_and_append_eos)
+_KNOWN_AFTER = (seqio.preprocessors.append_eos, seqio.preprocessors.append_eos_after_trim, objective_adapter.corrupt)
+
+
+def unbound(step: Callable | None) -> Callable | None:
+  """The function itself, without bound arguments."""
+  while isinstance(step, functools.partial):
+    step = step.func
+  return step
+
+
+def keywords_of(step: Callable | None) -> dict:
+  keywords: dict = {}
+  while isinstance(step, functools.partial):
+    keywords, step = {**step.keywords, **keywords}, step.func
+  return keywords
+
+
+def name_of(step: Callable) -> str:
+  """As a message names it: a lambda by the line it is on."""
+  function = inspect.unwrap(unbound(step))
+  name = getattr(function, "__qualname__", type(function).__name__)
+  code = getattr(function, "__code__", None)
+  return f"{name} (line {code.co_firstlineno})" if "<lambda>" in name and code else name
+
+
+def random_step(task: seqio.Task, split: str, steps: Sequence[Callable]) -> str | None:
+  """The name of the first step that gives other examples with another seed; None where all are always the same.
+
+  Operations that draw random numbers are found in TensorFlow's graph; Python code inside of it cannot be looked into,
+  so that some of its examples are made twice, with two seeds.
+  """
+  dataset = task.source.get_dataset(split=split, shuffle=False)
+  operations = _operations(dataset)
+  if _is_random(operations):
+    return f"{type(task.source).__name__}, the source,"
+  python = sum(operation in _PYTHON for operation in operations)
+  runs_python = None
+  lengths = dict.fromkeys(task.output_features, 512)
+  for step in steps:
+    if isinstance(step, seqio.CacheDatasetPlaceholder):
+      continue
+    dataset = _applied(step, dataset, task, lengths)
+    operations = _operations(dataset)
+    if _is_random(operations):
+      return name_of(step)
+    if runs_python is None and sum(operation in _PYTHON for operation in operations) > python:
+      runs_python = name_of(step)
+  if runs_python and _first_examples(task, split, steps, 1) != _first_examples(task, split, steps, 2):
+    return runs_python
+  return None
+
+
+def _applied(step: Callable, dataset: tf.data.Dataset, task: seqio.Task, lengths: Mapping[str, int] | None):
+  step = seqio.utils.add_kwargs_to_transform(step, sequence_length=lengths, output_features=task.output_features)
+  return step(dataset)
+
+
+def _operations(dataset: tf.data.Dataset) -> list[str]:
+  graph = tf.compat.v1.GraphDef.FromString(dataset._as_serialized_graph().numpy())
+  nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+  return [node.op for node in nodes]
+
+
+def _is_random(operations: Sequence[str]) -> bool:
+  return any(operation.startswith(_RANDOM) for operation in operations)
+
+
+def _first_examples(task: seqio.Task, split: str, steps: Sequence[Callable], seed: int) -> list:
+  with seqio.utils.map_seed_manager(seed):
+    dataset = task.source.get_dataset(split=split, shuffle=False)
+    for step in steps:
+      if not isinstance(step, seqio.CacheDatasetPlaceholder):
+        dataset = _applied(step, dataset, task, dict.fromkeys(task.output_features, 512))
+  return [
+    {name: (np.asarray(value).dtype.str, np.asarray(value).tolist()) for name, value in example.items()}
+    for example in dataset.take(_COMPARED).as_numpy_iterator()
+  ]
