@@ -125,11 +125,13 @@ def _build(task, vocabulary, args: argparse.Namespace) -> int:
 
 def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like import data
-  from t5like.tasks import holding, registry
+  from t5like.tasks import finished_tokens, holding, registry
 
   registry.check_split(task, args.split)
   folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
   found = holding.holding(task, args.split)
+  if found.kind != "text":
+    finished_tokens.check_features(task.name, task.output_features)
   record = _record([task], task_modules(args), found.kind, found.why)
   if found.kind == "stream" and not args.evaluation:
     print(f"task {task.name!r} is streamed, nothing is kept of it: {found.why}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ SEED = 0
 
 def for_model(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
   """A copy that makes the ids of a model's vocabulary, and needs no cache of seqio's."""
+  check_features(task.name, task.output_features)
   steps = [
     seqio.CacheDatasetPlaceholder() if isinstance(step, seqio.CacheDatasetPlaceholder) else step
     for step in task.preprocessors
@@ -35,14 +36,22 @@ def for_model(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
   )
 
 
+def check_features(task: str, members: Iterable[str]) -> None:
+  """Refuses examples without targets."""
+  if "targets" not in members:
+    raise UserError(
+      f"the examples of task {task!r} have no targets to learn",
+      features=", ".join(members),
+      expected="targets, and inputs where there are any, as seqio's EncDec, LM and PrefixLM converters take them",
+    )
+
+
 def features(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> list[str]:
   """inputs and targets, as far as the examples have them."""
   with pipeline_explained(task.name):
     members = _dataset(task, split, lengths).element_spec
-  found = [name for name in ("inputs", "targets") if name in members]
-  if "targets" not in found:
-    raise UserError(f"task {task.name!r} has no targets", features=", ".join(members))
-  return found
+  check_features(task.name, members)
+  return [name for name in ("inputs", "targets") if name in members]
 
 
 def size(task: seqio.Task, vocabulary: Vocabulary) -> int:

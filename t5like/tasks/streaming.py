@@ -103,10 +103,6 @@ class Stream:
   ):
     tf.config.set_visible_devices([], "GPU")  # TensorFlow would take all of their memory
     self._name, self._pack, self._masked = found.name, pack, objective is not None and objective.makes == "masked"
-    names = list(found.output_features)
-    if objective is None:
-      names = [name for name in ("inputs", "targets") if name in names]
-      lengths = {name: length for name, length in lengths.items() if name in names}
     with pipeline_explained(self._name):
       dataset = found.get_dataset(
         sequence_length=lengths,
@@ -118,7 +114,12 @@ class Stream:
         trim_output_features=objective is None,
         try_in_mem_cache=False,  # tf.data would save all of it with its place
       )
-      batch = _packed(dataset, lengths) if pack else _padded(dataset, names)
+      names = list(found.output_features)
+      if objective is None:
+        finished_tokens.check_features(self._name, dataset.element_spec)
+        names = [name for name in ("inputs", "targets") if name in dataset.element_spec]
+      packed = {name: length for name, length in lengths.items() if name in names}
+      batch = _packed(dataset, packed) if pack else _padded(dataset, names)
       self._iterator = iter(batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
   def __iter__(self) -> Iterator[Streamed]:
