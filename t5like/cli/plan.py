@@ -13,6 +13,8 @@ The configuration is that of `t5like train`, with the same options; MODEL_DIR is
   local        this machine
 
 --search tries meshes, batch sizes, parts and rematerialisation, and shows the fastest that fit.
+
+On TPUs step times, prices and shares of the peak come with a range, from the error on published runs.
 """
 
 from __future__ import annotations
@@ -160,12 +162,15 @@ def _price(args: argparse.Namespace, forecasts: list[Forecast]) -> Any:
 
 
 def _assumptions(args: argparse.Namespace, forecasts: list[Forecast]) -> list[str]:
+  from t5like.planning.accuracy import accuracy_of
   from t5like.planning.price import CO2E, PUE, assumptions
 
   chip = forecasts[-1].topology.chip
+  accuracy = accuracy_of(chip)
+  known = accuracy.describe() if accuracy else "as of other TPUs, whose published runs it was calibrated on"
   time = {
     "gpu": "time: every operation at the share of the device's peak that was measured on an H200",
-    "tpu": "time: every operation at a share of the device's peak that others report; not measured by us",
+    "tpu": f"time: every operation at a share of the device's peak, {known}",
   }.get(chip.platform, "time: every operation at the speed of a product and a copy, measured here and now")
   lines = assumptions(chip, args.price, args.pue or PUE, CO2E if args.co2e is None else args.co2e)
   return [time, *lines, "(--price, --pue and --co2e take yours)"]
@@ -186,6 +191,7 @@ def _remedy(too_large: Forecast, other: Forecast | None) -> list[str]:
 
 
 def _search(args: argparse.Namespace, experiment: Experiment, topology: Topology) -> int:
+  from t5like.planning.accuracy import accuracy_of
   from t5like.planning.plan_text import as_dict, candidates_table
   from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text
 
@@ -205,6 +211,9 @@ def _search(args: argparse.Namespace, experiment: Experiment, topology: Topology
     return 0
   print(f"{topology.describe()}: the fastest that fit\n")
   print("\n".join(candidates_table(found)))
+  accuracy = accuracy_of(topology.chip)
+  if accuracy:
+    print(f"step times: {accuracy.describe()} of {accuracy.least:g} to {accuracy.most:g} times what is shown")
   print(f"\nfastest: {options_text(fastest, work)}")
   same = best.get(work.rows)
   if same and same[0] is not fastest:
@@ -223,8 +232,12 @@ def _batch_sizes(text: str) -> list[int]:
 
 
 def _json(args: argparse.Namespace, forecasts: list[Forecast], other: Forecast | None) -> dict[str, Any]:
-  from t5like.planning.plan_text import as_dict
+  from t5like.planning.plan_text import as_dict, run_range
 
-  result = {"phases": [as_dict(f) for f in forecasts], "price": vars(_price(args, forecasts))}
+  seconds = sum(f.seconds for f in forecasts)
+  price, ends = vars(_price(args, forecasts)), run_range(forecasts)
+  if ends and price["dollars"] is not None:
+    price = {**price, "dollars_range": [price["dollars"] * end / seconds for end in ends]}
+  result = {"phases": [as_dict(f) for f in forecasts], "price": price}
   result |= {"fits": all(f.fits for f in forecasts), "assumed": _assumptions(args, forecasts)}
   return result | ({"nearest_that_fits": as_dict(other)} if other else {})

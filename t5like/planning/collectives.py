@@ -54,8 +54,9 @@ def step_collectives(
   found += _over_links(_Sent("gather weights", "fsdp", weights * times, variables * times), fsdp, tensor, topology)
   scattered = _Sent("scatter gradients", "fsdp", weights * microbatches, variables * microbatches)
   found += _over_links(scattered, fsdp, tensor, topology)
-  # XLA sums gradients of many variables in one message.
-  found += _over_links(_Sent("sum gradients", "data", 2 * state.parameters, 8), data, tensor * fsdp, topology)
+  # XLA sums gradients of many variables in one message; those of layers in a loop after it, when little is left to do.
+  summed = _Sent("sum gradients", "data", 2 * state.parameters, 8, waits=loops)
+  found += _over_links(summed, data, tensor * fsdp, topology)
   return found
 
 
@@ -90,16 +91,22 @@ REACHED = 0.8
 LATENCY = collections.defaultdict(lambda: 1e-6, {"NVLink": 15e-6, "InfiniBand": 30e-6, "ICI": 5e-6, "DCN": 100e-6})
 
 
+def _sums(config: TransformerConfig, sublayers: int) -> int:
+  """Of a layer: forward, backward, and where all is recomputed once more but for the last, which no gradient reads."""
+  if config.remat != "full":
+    return 2 * sublayers
+  return 3 * sublayers - (config.norm_position == "pre")
+
+
 def _of_tensor(config: TransformerConfig, share: Share) -> Iterator[tuple[str, float, int]]:
   """Every sublayer's result is a sum over the devices that share it, forward, and its input's gradient backward."""
   width = config.dtype.itemsize
-  passes = 3 if config.remat == "full" else 2
   stacks = (
     ("encoder", share.encoder_length, config.num_encoder_layers, 2),
     ("decoder", share.decoder_length, config.num_decoder_layers, 3 if share.encoder_length else 2),
   )
   for stack, length, layers, sublayers in stacks:
-    stream, times = share.rows * length * config.embed_dim * width, sublayers * layers * passes
+    stream, times = share.rows * length * config.embed_dim * width, layers * _sums(config, sublayers)
     if stream:
       what = "gather and scatter positions" if share.by_position else "sum activations"
       yield f"{what}, {stack}", 2 * stream * times, times

@@ -11,11 +11,12 @@ import flax.linen as nn
 import jax
 
 from t5like import parallel
+from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
 from t5like.planning.flops import forward_flops_by_part
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
 from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
-from t5like.planning.step_time import StepTime, step_time
+from t5like.planning.step_time import StepTime, reached_by, step_time
 from t5like.planning.topology import Topology
 
 # Of a device's memory that a program may have; the rest is the runtime's own and lost between arrays.
@@ -102,6 +103,12 @@ class Forecast:
     return self.flops / self.time.seconds / (self.topology.devices * self.topology.chip.spec.flops)
 
   @property
+  def step_range(self) -> tuple[float, float] | None:
+    """Shortest and longest seconds of a step; None where the accuracy of a forecast is not known."""
+    accuracy = accuracy_of(self.topology.chip)
+    return accuracy and accuracy.step_range(self.time.seconds, self.peak_share)
+
+  @property
   def seconds(self) -> float:
     """Of all steps; checkpoints, evaluation and restarts come on top."""
     return self.work.steps * self.time.seconds
@@ -112,18 +119,32 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
   mesh = parallel.abstract_mesh(axes, topology.devices)
   parallel.check_batch(work.rows, mesh)
   config, platform = work.model.config, topology.chip.platform
-  state = work.state.on(axes, topology.devices, config.compute_dtype)
-  by_position = axes.preset == "sequence"
   memory = None
   if with_memory:
+    state = work.state.on(axes, topology.devices, config.compute_dtype)
+    by_position = axes.preset == "sequence"
     memory = estimate_memory(work.model, work.batch, state, mesh.shape, work.microbatches, by_position, platform)
+  operations, collectives = step_parts(work, topology, axes)
+  slices = topology.groups if platform == "tpu" else 1
+  reached, float32 = reached_by(platform, topology.chip.name), config.compute_dtype == "float32"
+  time = step_time(operations, collectives, topology.chip.spec, reached, float32, slices)
+  return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)
+
+
+def step_parts(
+  work: Work, topology: Topology, axes: parallel.MeshAxes, score_bytes: int = 4
+) -> tuple[Sequence[Operation], Sequence[Collective]]:
+  """What every device does in a step, and what they send each other; `score_bytes` as in Share."""
+  mesh, config = parallel.abstract_mesh(axes, topology.devices), work.model.config
+  state = work.state.on(axes, topology.devices, config.compute_dtype)
   share = Share(
     rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
     **work.lengths,
     tensor=mesh.shape["tensor"],
     fsdp=mesh.shape["fsdp"],
-    by_position=by_position,
-    platform=platform,
+    by_position=axes.preset == "sequence",
+    platform=topology.chip.platform,
+    score_bytes=score_bytes,
   )
   operations = [
     dataclasses.replace(operation, count=operation.count * work.microbatches)
@@ -134,9 +155,7 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
     # In float32, at half the peak's speed.
     operations.append(Operation("optimizer", "product", 2 * work.state.update_flops / split, 0, config.embed_dim))
-  collectives = step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
-  time = step_time(operations, collectives, topology.chip.spec, platform, config.compute_dtype == "float32")
-  return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)
+  return operations, step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
 
 
 def parameters_by_part(params: Any) -> dict[str, int]:

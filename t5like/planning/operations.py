@@ -2,7 +2,8 @@
 
 Products come three for each weight: forward, and backward for its input and for the weight. What is not a product is
 bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. Rematerialisation does
-norms and activations twice; "dots" attention too, "full" all of a layer.
+norms and activations twice; "dots" attention too, "full" all of a layer but its last product, whose result no gradient
+reads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Operation:
 class Share:
   """A device's share of the work: rows of one microbatch, and parts of every layer's width.
 
-  fsdp  devices that each weight is split over; it is converted before it is gathered
+  fsdp         devices that each weight is split over; it is converted before it is gathered
+  score_bytes  of a score in memory, where attention writes them: ours are float32
   """
 
   rows: float
@@ -51,6 +53,7 @@ class Share:
   fsdp: int = 1
   by_position: bool = False
   platform: str = "gpu"
+  score_bytes: int = 4
 
 
 def layer_operations(model: nn.Module, share: Share) -> Iterator[Operation]:
@@ -93,16 +96,21 @@ def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> 
   part = f"{stack} MLP"
   for _ in range(2 if config.gated_mlp else 1):
     yield from _product(config, share, part, tokens, d, f)
-  yield from _product(config, share, part, tokens, f, d)
+  yield from _product(config, share, part, tokens, f, d, is_last=config.norm_position == "pre")
   yield _activation(config, part, tokens * f)
   yield from _residual(config, share, part, tokens)
 
 
-def _product(config: TransformerConfig, share: Share, part: str, m: float, k: int, n: int) -> Iterator[Operation]:
-  """[m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens."""
+def _product(
+  config: TransformerConfig, share: Share, part: str, m: float, k: int, n: int, is_last: bool = False
+) -> Iterator[Operation]:
+  """[m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens.
+
+  is_last  of a layer: its result is added to the stream, and XLA leaves it out of a recomputation
+  """
   width = config.dtype.itemsize
   flops, read = 2.0 * m * k * n, width * (m * k + k * n + m * n)
-  forward = 2 if config.remat == "full" else 1
+  forward = 2 if config.remat == "full" and not is_last else 1
   yield Operation(part, "product", flops, read, k, m * n, forward)
   yield Operation(part, "product", flops, read, n, m * k)
   yield Operation(part, "product", flops, read, m, k * n)
@@ -132,10 +140,12 @@ def _attention(
     return
   inner = {"scores": config.head_dim, "mixing": keys}
   for size in inner.values():
-    yield Operation(part, "product", 2.0 * pairs * config.head_dim, ends + 4 * pairs, size, count=3 + again)
-  # Scores in float32: bias and mask are added, the largest, the sum and the quotient are taken; backward as much.
+    moved = ends + share.score_bytes * pairs
+    yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
+  # Bias and mask are added, the largest, the sum and the quotient are taken; backward as much.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
-  yield Operation(part, "memory", 0, pairs * (4 * 4 + 2 * width + 5 * dropped), count=2 + again, kernels=3)
+  moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)
+  yield Operation(part, "memory", 0, moved, count=2 + again, kernels=3)
 
 
 def _residual(config: TransformerConfig, share: Share, part: str, tokens: float) -> Iterator[Operation]:

@@ -11,6 +11,7 @@ from t5like.models.stack import describe_layer_loop
 from t5like.planning.forecast import Forecast, parameters_by_part
 from t5like.planning.price import Price
 from t5like.planning.run_card import bytes_text, large
+from t5like.planning.step_time import reached_by
 
 _BAR = 40
 _WIDTH = 110
@@ -117,8 +118,10 @@ def _network(forecast: Forecast) -> list[str]:
   if not forecast.collectives:
     return ["one device: nothing is sent"] if forecast.topology.devices == 1 else ["nothing is sent"]
   rows = [("collective", "axis", "devices", "link", "bytes a device", "time", "")]
+  chip = forecast.topology.chip
   for c in forecast.collectives:
-    how = "the step waits" if c.waits else "beside the computation"
+    waited = reached_by(chip.platform, chip.name).waited(c)
+    how = {0.0: "beside the computation", 1.0: "the step waits"}.get(waited, f"the step waits for {waited:.0%} of it")
     rows.append((c.name, c.axis, str(c.devices), c.link, bytes_text(c.bytes), milliseconds(c.seconds), how))
   return table(rows)
 
@@ -126,12 +129,21 @@ def _network(forecast: Forecast) -> list[str]:
 def _step(forecast: Forecast) -> list[str]:
   time = forecast.time
   spent = ", ".join(f"{name} {seconds / time.seconds:.0%}" for name, seconds in time.spent.items() if seconds)
-  rate = forecast.work.tokens / time.seconds
+  tokens = forecast.work.tokens
+  rate, spread = tokens / time.seconds, forecast.step_range
+  seconds, shares, rates = "", "", ""
+  if spread:
+    shortest, longest = spread
+    seconds = f" ({milliseconds(shortest)} to {milliseconds(longest)})"
+    low, high = (forecast.peak_share * time.seconds / end for end in (longest, shortest))
+    shares = f" ({low:.0%} to {high:.0%})"
+    rates = f" ({large(tokens / longest)} to {large(tokens / shortest)})"
   skips = time.spent["attention"] and any(name.endswith("segment_ids") for name in forecast.work.batch)
   return [
-    f"{milliseconds(time.seconds)}, bound by {time.bound} ({spent})",
+    f"{milliseconds(time.seconds)}{seconds}, bound by {time.bound} ({spent})",
     *(["at most: with attention between the examples of a packed row, which kernels may skip"] if skips else []),
-    f"{forecast.peak_share:.1%} of the peak in model FLOPs, {rate:,.0f} tokens/s, {large(86_400 * rate)} tokens a day",
+    f"{forecast.peak_share:.1%} of the peak in model FLOPs{shares}, {rate:,.0f} tokens/s{rates}, "
+    f"{large(86_400 * rate)} tokens a day",
   ]
 
 
@@ -140,10 +152,12 @@ def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
   tokens = sum(f.work.steps * f.work.tokens for f in forecasts)
   flops = sum(f.work.steps * f.flops for f in forecasts)
   seconds = sum(f.seconds for f in forecasts)
+  ends = run_range(forecasts)
+  times = f" ({' to '.join(days(end) for end in ends)})" if ends else ""
   lines = [
-    f"{steps:,} steps, {large(tokens)} tokens, {large(flops, 'FLOP')}: {days(seconds)}",
+    f"{steps:,} steps, {large(tokens)} tokens, {large(flops, 'FLOP')}: {days(seconds)}{times}",
     "(steps alone; compiling, checkpoints, evaluation and restarts come on top)",
-    price_text(price),
+    price_text(price, [end / seconds for end in ends] if ends else None),
   ]
   if len(forecasts) > 1:
     rows = [("phase", "steps", "batch", "a step", "in all")]
@@ -156,9 +170,21 @@ def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
   return lines
 
 
-def price_text(price: Price) -> str:
+def run_range(forecasts: Sequence[Forecast]) -> tuple[float, float] | None:
+  """Shortest and longest seconds of all steps; None where a forecast has no range."""
+  ranges = [f.step_range for f in forecasts]
+  if None in ranges:
+    return None
+  shortest, longest = (sum(f.work.steps * ends[i] for f, ends in zip(forecasts, ranges, strict=True)) for i in (0, 1))
+  return shortest, longest
+
+
+def price_text(price: Price, factors: Sequence[float] | None = None) -> str:
+  """`factors`: of the least and the most that the run may take, where that is known."""
   parts = [f"{_number(price.device_hours)} device-hours"]
-  parts += [f"${_number(price.dollars)}"] if price.dollars is not None else []
+  if price.dollars is not None:
+    ends = " to ".join(f"${_number(price.dollars * factor)}" for factor in factors or ())
+    parts.append(f"${_number(price.dollars)}" + (f" ({ends})" if ends else ""))
   if price.kilowatt_hours is not None:
     for amount, small, big in ((price.kilowatt_hours, "kWh", "MWh"), (price.kilograms, "kg CO2e", "t CO2e")):
       parts.append(f"{amount:.3g} {small}" if amount < 1000 else f"{amount / 1000:,.3g} {big}")
@@ -215,6 +241,7 @@ def as_dict(forecast: Forecast) -> dict[str, object]:
     "seconds_by_kind": dict(forecast.time.spent),
     "seconds_by_part": dict(forecast.time.by_part),
     "bound": forecast.time.bound,
+    "step_seconds_range": forecast.step_range,
     "peak_share": forecast.peak_share,
     "tokens_a_step": work.tokens,
     "tokens_a_day": 86_400 * work.tokens / forecast.time.seconds,

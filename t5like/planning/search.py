@@ -117,7 +117,8 @@ def options_text(each: Forecast, given: Work) -> str:
   options = [f"--gin.MESH.{name}={getattr(axes, name)}" for name in ("data", "fsdp", "tensor")]
   options += [f"--gin.MESH.slices={axes.slices}"] if axes.slices > 1 else []
   options += [f"--gin.MESH.preset={axes.preset}"] if axes.preset else []
-  options += [f"--gin.REMAT={each.work.model.config.remat}"]
+  remat = each.work.model.config.remat
+  options += ["--gin.REMAT=\"'none'\"" if remat == "none" else f"--gin.REMAT={remat}"]  # a bare none is gin's None
   options += [f"--gin.MICROBATCHES={each.work.microbatches}"] if each.work.microbatches != given.microbatches else []
   if each.work.rows != given.rows:
     options += [f"--gin.BATCH_SIZE={each.work.rows}", f"--gin.TRAIN_STEPS={each.work.steps}"]

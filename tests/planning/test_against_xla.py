@@ -8,6 +8,7 @@ import pytest
 from train_steps import AS_T5_1_1, Step, bert, gpt, t5
 
 from t5like.planning import train_step_flops
+from t5like.planning.operations import Share, layer_operations
 
 
 def check(step: Step) -> None:
@@ -31,6 +32,13 @@ def test_gpt_unrolled_on_one_device():
 
 def test_gpt_scanned_and_rematerialised_over_fsdp_and_tensor():
   check(Step(gpt(4, scan_layers=True, remat="dots"), rows=32, mesh=(1, 4, 2), optimizer="adamw"))
+
+
+@pytest.mark.slow
+def test_xla_leaves_the_last_product_of_a_layer_out_of_a_recomputation():
+  step = Step(gpt(2, remat="full"), rows=8)
+  planned = sum(o.count * o.flops for o in layer_operations(step.model, Share(8, **step.lengths, platform="cpu")))
+  assert step.compiled_and_planned()[0].cost_analysis()["flops"] == pytest.approx(planned, rel=0.02)
 
 
 SLOW = {

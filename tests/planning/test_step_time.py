@@ -12,6 +12,7 @@ from train_steps import AS_BERT, AS_GPT_2, AS_T5_1_1
 from t5like.models import BERT, GPT, T5
 from t5like.models.config import TransformerConfig
 from t5like.planning import MemoryEstimate, StateBytes, estimate_memory
+from t5like.planning.collectives import Collective
 from t5like.planning.devices import device_spec
 from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
 from t5like.planning.step_time import REACHED, StepTime, step_time
@@ -46,7 +47,7 @@ class Measured(NamedTuple):
   def forecast(self) -> StepTime:
     update = optimizer_operations(4 * self.parameters, 0, self.variables)
     operations = [*layer_operations(self.model, Share(self.rows, *self.lengths)), *update]
-    return step_time(operations, [], H200, "gpu", float32=False)
+    return step_time(operations, [], H200, REACHED["gpu"], float32=False)
 
   def memory(self, platform: str = "gpu") -> MemoryEstimate:
     sides = zip(("encoder", "decoder"), self.lengths, strict=True)
@@ -130,21 +131,54 @@ def test_a_roofline_by_hand():
   reached = REACHED["gpu"]
   product = Operation("a", "product", flops=1e12, bytes=1e6, inner=1_000_000)
   traffic = Operation("b", "memory", flops=0, bytes=4.8e9)
-  time = step_time([product, traffic], [], H200, "gpu", float32=False)
+  time = step_time([product, traffic], [], H200, REACHED["gpu"], float32=False)
   by_hand = 1e12 / (989.4e12 * reached.product) * (1 + reached.ramp / 1e6) + 1e-3 / reached.bandwidth
   assert time.seconds == pytest.approx(by_hand + 2 * reached.launch, rel=1e-6)
-  assert step_time([product], [], H200, "gpu", float32=True).seconds > 1.9 * time.by_part["a"]
+  assert step_time([product], [], H200, REACHED["gpu"], float32=True).seconds > 1.9 * time.by_part["a"]
   # A product of the same work with a short inner axis is slower, one of little work is bound by memory.
   short = Operation("a", "product", flops=1e12, bytes=1e6, inner=64)
-  assert step_time([short], [], H200, "gpu", False).seconds > 3.9 * time.by_part["a"]
+  assert step_time([short], [], H200, REACHED["gpu"], False).seconds > 3.9 * time.by_part["a"]
   thin = Operation("a", "product", flops=1e9, bytes=4.8e9, inner=4096)
-  assert step_time([thin], [], H200, "gpu", False).bound == "memory traffic"
+  assert step_time([thin], [], H200, REACHED["gpu"], False).bound == "memory traffic"
+
+
+def test_what_a_tpu_waits_for_by_hand():
+  reached, v5p = REACHED["tpu"], device_spec("TPU v5p")
+  traffic = Operation("a", "memory", flops=0, bytes=v5p.bandwidth * reached.bandwidth, kernels=0)  # one second
+  gather, sums, after = (
+    Collective("", axis, 8, 0, "ICI", 0.5, waits) for axis, waits in (("fsdp", False), ("tensor", True), ("data", True))
+  )
+
+  def waited(*collectives, slices=1):
+    return step_time([traffic], collectives, v5p, reached, False, slices).seconds - 1.0
+
+  assert waited(gather) == pytest.approx(0.5 * reached.gathers)
+  assert waited(gather, gather, gather, gather) == pytest.approx(2 * reached.gathers)
+  assert waited(sums) == pytest.approx(0.5 * reached.sums) and waited(after) == pytest.approx(0.5)
+  assert waited(slices=4) == pytest.approx(2 * reached.slices)
+  # What is longer than the computation cannot be hidden behind it.
+  assert waited(dataclasses.replace(gather, seconds=5.0)) == pytest.approx(4.0)
+  # A GPU hides all that it can, and nothing of what its next product needs.
+  assert step_time([traffic], [gather], v5p, REACHED["gpu"], False).seconds == pytest.approx(1.0, rel=1e-6)
+  assert step_time([traffic], [sums], v5p, REACHED["gpu"], False).seconds == pytest.approx(1.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("position, last", [("pre", 0), ("post", 1)])
+def test_recomputation_leaves_out_the_last_product_of_a_layer(position, last):
+  def products(remat):
+    config = dataclasses.replace(GPT_2_MEDIUM, norm_position=position, remat=remat)
+    found = layer_operations(GPT(config), Share(2, 0, 1024))
+    return sum(operation.count * operation.flops for operation in found if operation.kind == "product")
+
+  # Query, key, value and output; the MLP's first product, and its second where a norm follows: its gradient reads it.
+  again = 24 * 2 * 2 * 1024 * (4 * 1024 * 1024 + (1 + last) * 1024 * 4096)
+  assert products("full") - products("dots") == again
 
 
 def test_products_that_leave_cores_without_work():
   def seconds(inner, entries):
     product = Operation("a", "product", flops=2.0 * inner * entries, bytes=0, inner=inner, entries=entries, kernels=0)
-    return step_time([product], [], H200, "gpu", float32=False).seconds
+    return step_time([product], [], H200, REACHED["gpu"], float32=False).seconds
 
   peak, reached = 989.4e12, REACHED["gpu"]
   # One wave of 132 tiles; half of another is lost.

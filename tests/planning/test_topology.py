@@ -87,6 +87,8 @@ def test_between_slices_only_a_part_of_the_gradients_travels():
   assert (inside.link, inside.devices, inside.bytes) == ("ICI", 16, 2 * 800 * 15 / 16)
   # After the slice has summed up, each of its sixteen chips exchanges its sixteenth with three others.
   assert (between.link, between.devices, between.bytes) == ("DCN", 4, 2 * 800 / 16 * 3 / 4)
+  # Layers in a loop leave their gradients to be summed after it.
+  assert not between.waits and all(c.waits for c in collectives("4xv5e-16", (64, 1, 1), scan_layers=True))
   # 25 Gbit/s a chip.
   assert between.seconds == pytest.approx(75 / (25e9 / 8 * REACHED) + 8 * 100e-6)
 
@@ -105,6 +107,9 @@ def test_tensor_parallelism_sums_two_results_a_layer_and_pass():
   stream = 2 * 64 * 256 * 2  # rows x positions x width x bfloat16
   assert layers.bytes == 2 * stream * 7 / 8 * 2 * 2 * 2 and layers.waits  # layers, sublayers, forward and backward
   assert embedding.bytes == output.bytes == 2 * stream * 7 / 8
+  # Recomputed, a layer sums its attention's result once more; its last result is not computed again.
+  recomputed = collectives("h100x8", (1, 1, 8), remat="full")[0]
+  assert recomputed.bytes == pytest.approx(layers.bytes * 5 / 4)
 
 
 def test_a_price_by_hand():
