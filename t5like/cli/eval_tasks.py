@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import re
 import time
 import zlib
@@ -23,6 +24,7 @@ from t5like.errors import UserError
 from t5like.evaluation import submissions
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.evaluation.following import Follower, all_processes, chosen_steps
+from t5like.evaluation.metric_values import AUX_VALUES
 from t5like.evaluation.room import NoRoom
 from t5like.evaluation.scoring import check_functions, score_answers
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
@@ -160,9 +162,7 @@ class _Evaluator:
     caches = open_tasks(self._loaded, self._args, names, split)
     if self._args.submit:
       return caches
-    silent = [
-      task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus
-    ]
+    silent = [task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus]
     if silent and len(silent) == len(caches):
       raise UserError(f"task {silent[0]!r} has no metric functions: its answers are withheld", try_="another task")
     if silent:
@@ -229,7 +229,7 @@ class _Evaluator:
     )
     if jax.process_index() == 0:
       try:
-        result.write(path)
+        result.write(path, asked.data)
       except OSError as error:
         raise UserError("answers cannot be written", file=path, because=error.strerror, try_="--out=DIR") from None
       self._results.add(record)
@@ -238,7 +238,7 @@ class _Evaluator:
 
   def answer(self, params: Any, asked: Questions) -> evaluation.Evaluation:
     """Every question once; on several hosts all of them have all answers."""
-    note = self._note(asked)
+    note, likelihoods = self._note(asked), None
     if asked.candidates is not None:
       coded = [[self._asker.answer_tokens(text) for text in row] for row in asked.candidates]
       best, scores = rank_answers(self._scorer, params, asked.prompts, coded, self._args.rank, note)
@@ -253,13 +253,25 @@ class _Evaluator:
       unanswered = [n for n, tokens in enumerate(written) if isinstance(tokens, NoRoom)]
       answers = {n: "" if n in unanswered else self._text(tokens, asked) for n, tokens in enumerate(written)}
       more = None
+      if any(entry.get("takes") == AUX_VALUES for entry in asked.scoring["metrics"]):
+        likelihoods = dict(enumerate(self._likelihoods(params, asked.prompts, written)))
+    target_scores = None if asked.targets is None else self._likelihoods(params, asked.prompts, asked.targets)
     self._progress.leave()
     for n in unanswered:
       say(
         f"{asked.task}: the devices have no room for example {n} of {len(asked.prompts[n]):,} tokens, "
         "which counts as answered with nothing (--inputs_length=N cuts it)"
       )
-    return score_answers(answers, asked.fields, asked.scoring, more, task_modules(self._args))
+    modules = task_modules(self._args)
+    return score_answers(answers, asked.fields, asked.scoring, more, modules, likelihoods, target_scores)
+
+  def _likelihoods(self, params: Any, prompts: list[list[int]], answers: list[Any]) -> list[float]:
+    """Of one answer to each prompt; NaN where the devices had no room for it."""
+    known = [[] if isinstance(tokens, NoRoom) else tokens for tokens in answers]
+    _, scores = rank_answers(self._scorer, params, prompts, [[tokens] for tokens in known])
+    return [
+      row[0] if row and not isinstance(given, NoRoom) else math.nan for row, given in zip(scores, answers, strict=True)
+    ]
 
   def _settings_for(self, asked: Questions) -> Any:
     """With the template's own end of an answer among the stop sequences, where the vocabulary can write it."""
@@ -270,7 +282,9 @@ class _Evaluator:
     more = (*self._settings.stop_sequences, tokens) if known else self._settings.stop_sequences
     return dataclasses.replace(self._settings, stop_sequences=tuple(dict.fromkeys(more)))
 
-  def _text(self, tokens: list[int], asked: Questions) -> str:
+  def _text(self, tokens: list[int], asked: Questions) -> str | list[int]:
+    if asked.answers == "ids":
+      return tokens
     if self._args.infill:
       sentinels = set(self._loaded.special.sentinels)
       tokens = tokens[1:] if tokens and tokens[0] == self._loaded.special.sentinels[0] else tokens

@@ -6,8 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,12 +14,16 @@ import numpy as np
 from t5like import data, storage
 from t5like.cli import task_process
 from t5like.cli.cache import DEFAULT_ROOT
+from t5like.cli.evaluation_run import data_identity
 from t5like.cli.loaded_model import LoadedModel
 from t5like.cli.tasks import task_modules
 from t5like.cli.token_caches import TokenCaches
+from t5like.data.rows import read_examples
 from t5like.errors import UserError
 from t5like.evaluation.answering import label_set
 from t5like.evaluation.few_shot import PromptMaker, Template, shots_story
+from t5like.evaluation.scoring import takes_scores
+from t5like.objectives import Lengths
 from t5like.training.progress import say
 
 _TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
@@ -41,6 +43,8 @@ class Questions:
   stop: str | None  # the text before which an answer ends
   data: str  # tells the examples apart from others under the same name
   lead: str = ""  # stands before an answer, as in the prompt
+  targets: list[list[int]] | None = None  # their tokens, where a metric takes how likely they are
+  answers: str = "text"  # or "ids", which the task itself reads
 
 
 def default_lengths(loaded: LoadedModel) -> tuple[int, int]:
@@ -59,8 +63,16 @@ def learned_positions(loaded: LoadedModel) -> int | None:
 
 def caches_of(loaded: LoadedModel, args: argparse.Namespace) -> TokenCaches:
   """Those that the command names. What a model directory says of caches, task modules and files is not followed."""
-  root = args.cache_dir or DEFAULT_ROOT
-  return TokenCaches(root, loaded.vocabulary_name, loaded.vocabulary, task_modules(args), hint=loaded.task_hint())
+  root, (inputs, targets) = args.cache_dir or DEFAULT_ROOT, default_lengths(loaded)
+  return TokenCaches(
+    root,
+    loaded.vocabulary_name,
+    loaded.vocabulary,
+    task_modules(args),
+    hint=loaded.task_hint(),
+    lengths={"inputs": getattr(args, "inputs_length", None) or inputs, "targets": targets},
+    evaluation=True,
+  )
 
 
 def open_tasks(
@@ -148,9 +160,15 @@ class Asker:
     newline_lost = self.prompted and "\n" not in self._loaded.vocabulary.decode(self._loaded.vocabulary.encode("a\nb"))
     stop = None if not self.prompted or (newline_lost and self.template.stop == "\n") else self.template.stop
     lead = self.template.answer("") if self.prompted else ""
-    description = json.dumps([cache.manifest["description"], cache.manifest["examples"]], sort_keys=True)
-    identity = f"{zlib.crc32(description.encode()):08x}"
-    return Questions(task, split, fields, scoring, prompts, candidates, stop, identity, lead)
+    identity = data_identity(cache, task_modules(self._args))
+    targets = self._targets(cache, count) if takes_scores(scoring) else None
+    answers = cache.manifest.get("answers", "text")
+    return Questions(task, split, fields, scoring, prompts, candidates, stop, identity, lead, targets, answers)
+
+  def _targets(self, cache: data.TokenCache, count: int) -> list[list[int]]:
+    lengths = Lengths(0, 1, max(int(cache.lengths("targets").max(initial=0)) + 1, 1))
+    texts = read_examples(cache, np.arange(count), lengths, self._loaded.special).targets
+    return [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
 
   def answer_tokens(self, text: str) -> list[int]:
     """A candidate as the model would write it, closed by end-of-sequence where its training closed answers."""
@@ -183,6 +201,9 @@ class Asker:
     if room is not None and room < length:
       length = room
     texts = cache.texts("inputs", np.arange(count))
+    if cache.closing("inputs") == "none":  # as they are: finished, or of a task that closes nothing
+      form = dataclasses.replace(self._form, end=None)
+      return [form.tokens(row[: min(n, length)].tolist()) for row, n in zip(texts.tokens, texts.lengths, strict=True)]
     cut = int(np.count_nonzero(texts.lengths > length - around))
     if cut:
       say(f"{task}: {cut:,} of {count:,} inputs are longer than {length} tokens and are cut (--inputs_length)")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
 
+from t5like import storage
 from t5like.cli import evaluation_run
 from t5like.cli.experiment import Experiment
 from t5like.cli.loss_evaluation import loss_evaluator
 from t5like.cli.training_plan import Plan
+from t5like.evaluation.scoring import about_path
 from t5like.objectives import SpecialTokens
 from t5like.training.metrics import MetricWriter
 from t5like.training.moving_average import averaged_parameters, has_average
@@ -46,12 +49,14 @@ def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter
     for member in plan.scored
   }
 
+  identities = {m.task: evaluation_run.data_identity(m.cache, experiment.task_modules) for m in plan.scored}
+
   def evaluate(state: TrainState) -> dict[str, float]:
     step, params, found = int(state.step), evaluated_parameters(state), {}
     for task, score in scorers.items():
       result = score(params)
       if jax.process_index() == 0:
-        result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step, examples))
+        result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step, examples), identities[task])
         evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
       writer.write(step, f"eval/{task}", result.scores)
       found |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
@@ -86,12 +91,27 @@ def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, be
   return evaluate
 
 
-def was_evaluated(plan: Plan, rows: Iterable[Mapping[str, Any]]) -> bool:
-  """Whether every scored task has its scores among the rows of a step; they are then shown."""
+def was_evaluated(experiment: Experiment, plan: Plan, rows: Iterable[Mapping[str, Any]]) -> bool:
+  """Whether every scored task, as it is now, has its scores among the rows of a step; they are then shown."""
   by_kind = {row["kind"]: row for row in rows}
   if not all(f"eval/{member.task}" in by_kind for member in plan.scored):
     return False
   for member in plan.scored:
+    step = by_kind[f"eval/{member.task}"]["step"]
+    split, examples = experiment.eval_split, experiment.eval_examples
+    path = evaluation_run.predictions_path(plan.model_dir, member.task, split, step, examples)
+    if not _is_of(about_path(path), evaluation_run.data_identity(member.cache, experiment.task_modules)):
+      say(f"{member.task} has changed since it was scored at step {step:,}")
+      return False
+  for member in plan.scored:
     scores = {k: v for k, v in by_kind[f"eval/{member.task}"].items() if k not in ("step", "kind")}
     say(f"{member.task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
   return True
+
+
+def _is_of(about: Path, identity: str) -> bool:
+  """False where a file of predictions is of other examples or scoring; runs of before do not say."""
+  try:
+    return storage.read_json(about).get("data") in (None, identity)
+  except (OSError, ValueError):
+    return True

@@ -204,7 +204,7 @@ def check_evaluation(experiment: Experiment, members: list[Member]) -> None:
   """Refuses evaluations that cannot be, and metrics that will never come."""
   for member in members:
     if not member.cache.is_corpus:
-      check_scorable(member.cache, experiment.task_modules)
+      check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no answers to decode and score",

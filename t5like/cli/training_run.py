@@ -57,7 +57,6 @@ class Run:
     self._experiment, self._plan, self._goodput, self._step_file = experiment, plan, goodput, step_file
     self._checkpoints = Checkpoints(plan.model_dir, experiment.keep)
     self._skipped = SkippedBatches.read(plan.model_dir)
-    self._scores: dict[str, float] = {}  # of the step that is being evaluated
     self._interruption = Interruption(parallel.stop_signals())
     self._watchdog = Watchdog(60 * experiment.watchdog_minutes, plan.model_dir / STACKS)
     self._steps: CompiledSteps | None = None
@@ -98,7 +97,7 @@ class Run:
         return self._train(state, writer)
       if not self._enough:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
-      if plan.scored and not was_evaluated(plan, written):
+      if plan.scored and not was_evaluated(experiment, plan, written):
         self._evaluate("eval", decoding_evaluation(experiment, plan, writer, self._watchdog.beat), state)
     return state
 
@@ -109,7 +108,10 @@ class Run:
     self._goodput.resume(rows, folder, first_step)
     self._enough = experiment.early_stopping.restore(rows, first_step)
     self._writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
-    return [row for row in rows if row["step"] == first_step]
+    written = [row for row in rows if row["step"] == first_step]
+    self._recorded = {row["kind"] for row in written}
+    self._trained_here = any(row["kind"] == "train" and row["step"] <= first_step for row in rows)
+    return written
 
   def _train(self, state: TrainState, writer: MetricWriter) -> TrainState:
     experiment, plan = self._experiment, self._plan
@@ -127,12 +129,8 @@ class Run:
       experiment.norms_period,
     )
     periods = {"eval_loss": experiment.eval_loss_period, "eval": experiment.eval_period}
+    # Saved first: an evaluation may take long, and fail.
     hooks = [
-      Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True)
-      for kind, evaluate in evaluations.items()
-    ]
-    # Last, so that a checkpoint knows the scores of its step.
-    hooks.append(
       Hook(
         experiment.checkpoint_period,
         self._save,
@@ -140,7 +138,11 @@ class Run:
         minutes=experiment.checkpoint_minutes,
         look_every=experiment.log_period,
       )
-    )
+    ]
+    for kind, evaluate in evaluations.items():
+      hooks.append(Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True))
+      if self._was_cut_off(kind, periods[kind]):
+        self._evaluate(kind, evaluate, state)
     state = train_loop(
       state,
       steps,
@@ -160,7 +162,6 @@ class Run:
     return state
 
   def _is_to_stop(self, step: int) -> bool:
-    self._scores = {}
     self._step_file.write(step)
     self._checkpoints.raise_errors()
     return parallel.any_host_requested_stop(step, self._interruption.requested) or self._enough
@@ -184,7 +185,7 @@ class Run:
     with self._goodput.spent_on("saving checkpoints"):
       if self._plan.stream:
         self._plan.stream.save(int(state.step))
-      self._checkpoints.save(state, self._plan.fingerprint, self._scores)
+      self._checkpoints.save(state, self._plan.fingerprint)
       self._writer.flush()
       self._watchdog.beat()
     self._account(int(state.step))
@@ -210,14 +211,22 @@ class Run:
 
   def _evaluate(self, kind: str, evaluate: Evaluate, state: TrainState) -> None:
     stopping, keep = self._experiment.early_stopping, self._experiment.keep
+    if keep.metric.startswith(f"{kind}/"):
+      self._save(state)  # it may be the best
     with self._goodput.spent_on("evaluating"):
       scores = evaluate(state)
-    self._scores |= scores
     if stopping.metric.startswith(f"{kind}/"):
       self._enough = stopping.update(int(state.step), scores)
     if keep.metric.startswith(f"{kind}/"):
       keep.check_metric(scores)
-      self._save(state)  # it may be the best
+    self._checkpoints.note_scores(int(state.step), scores)
+
+  def _was_cut_off(self, kind: str, period: int) -> bool:
+    """Whether the attempt before saved this step and ended before it was evaluated."""
+    step = self._first_step
+    if not step or not period or step % period or not self._trained_here:
+      return False
+    return not any(row.startswith(f"{kind}/") for row in self._recorded)
 
   def _recover(self, step: int) -> Start:
     """Follows the policy for a step that is not finite: ends the run, or goes back to before it."""

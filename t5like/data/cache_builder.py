@@ -345,4 +345,3 @@ def _text(example: Example, feature: str) -> str:
   if not isinstance(value, str):
     raise UserError(f"an example has no text {feature!r}", found=", ".join(example), value=repr(value)[:100])
   return value
-

@@ -23,4 +23,11 @@ class Predictor:
 
   def __call__(self, params: Any, prompts: dict[str, np.ndarray], row_ids: np.ndarray | None = None) -> np.ndarray:
     """Answers [batch, max_length] to prompts as `start_decoding` takes them."""
-    return self._generator(params, prompts, self._settings, row_ids).tokens[:, 0]
+    return self.scored(params, prompts, row_ids)[0]
+
+  def scored(
+    self, params: Any, prompts: dict[str, np.ndarray], row_ids: np.ndarray | None = None
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Answers [batch, max_length], and their log-likelihoods [batch]."""
+    decoded = self._generator(params, prompts, self._settings, row_ids)
+    return decoded.tokens[:, 0], decoded.scores[:, 0]

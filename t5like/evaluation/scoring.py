@@ -6,7 +6,9 @@ import collections
 import dataclasses
 import functools
 import importlib
+import inspect
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
+from t5like.evaluation import metric_values
+from t5like.evaluation.metric_values import PREDICTIONS, SCORES, Answers, Metric
 from t5like.training.model_dir import write_text
 
 # Where the tasks of t5like, and those written for seqio and the t5 library, have their metrics and postprocessors.
@@ -35,17 +39,25 @@ class Evaluation:
   rows: list[dict[str, Any]]  # inputs, prediction and target of every example
   majority_answer: str = ""
   metrics: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # the functions, as a token cache has them
+  others: dict[str, str] = dataclasses.field(default_factory=dict)  # what metrics returned beside numbers
+  failures: dict[str, str] = dataclasses.field(default_factory=dict)  # metrics that raised, and what
 
   def summary(self) -> str:
-    return "   ".join(
+    scores = "   ".join(
       f"{name} {score:.2f}"
       + (f"  (always {self.majority_answer!r}: {self.majority[name]:.2f})" if name in self.majority else "")
       for name, score in self.scores.items()
     )
+    failed = (f"the metric {name} failed: {error}" for name, error in self.failures.items())
+    return "\n  ".join(filter(None, [scores or "no scores", *failed]))
 
-  def write(self, path: Path) -> None:
-    """One JSON object a row, replaced in one step; beside it what scored them, so that they can be scored again."""
-    about = {"scores": self.scores, "metrics": self.metrics}
+  def write(self, path: Path, data: str = "") -> None:
+    """One JSON object a row, replaced in one step; beside it what scored them, so that they can be scored again.
+
+    `data` tells examples and scoring apart from others under the same name.
+    """
+    about = {"scores": self.scores, "metrics": self.metrics, "data": data}
+    about |= {name: found for name in ("others", "failures") if (found := getattr(self, name))}
     write_text(about_path(path), json.dumps(about, indent=2) + "\n")
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
 
@@ -57,25 +69,30 @@ def about_path(predictions: Path) -> Path:
 
 def evaluate(
   batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
-  predict: Callable[[np.ndarray, np.ndarray], np.ndarray],
-  decode: Callable[[Sequence[int]], str],
+  predict: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
+  decode: Callable[[Sequence[int]], Any],
   fields: Sequence[Mapping[str, Any]],
   scoring: Mapping[str, Any],
   progress: Callable[[int], None] = lambda done: None,
   modules: Sequence[str] = (),
+  target_scores: Sequence[float] | None = None,
 ) -> Evaluation:
   """Predicts every example, then scores all of them.
 
   `batches` gives example numbers (-1 on filling rows), inputs, their lengths, and targets; `predict`
-  answers inputs [rows, length] of given lengths; `fields` and `scoring` come from the token cache: no seqio is needed.
-  `modules`: as `score_answers`.
+  answers inputs [rows, length] of given lengths, with the log-likelihoods of its answers; `fields` and `scoring` come
+  from the token cache: no seqio is needed. `modules` and `target_scores`: as `score_answers`.
   """
-  predictions: dict[int, str] = {}
+  predictions: dict[int, Any] = {}
+  likelihoods: dict[int, float] = {}
   for numbers, inputs, lengths, _ in batches:
-    answers = predict(inputs, lengths)
+    answers, scores = predict(inputs, lengths)
     predictions |= {int(n): decode(answer) for n, answer in zip(numbers, answers, strict=True) if n >= 0}
+    likelihoods |= {int(n): float(score) for n, score in zip(numbers, scores, strict=True) if n >= 0}
     progress(len(predictions))
-  return score_answers(predictions, fields, scoring, modules=modules)
+  return score_answers(
+    predictions, fields, scoring, modules=modules, prediction_scores=likelihoods, target_scores=target_scores
+  )
 
 
 def score_answers(
@@ -84,10 +101,14 @@ def score_answers(
   scoring: Mapping[str, Any],
   more: Mapping[int, Mapping[str, Any]] | None = None,
   modules: Sequence[str] = (),
+  prediction_scores: Mapping[int, float] | None = None,
+  target_scores: Sequence[float] | None = None,
 ) -> Evaluation:
   """Scores the texts that a model gave to examples of these numbers; `more` goes into the rows next to them.
 
-  `modules` are those of the user's own in which metrics and postprocessors may be found.
+  modules: those of the user's own in which metrics and postprocessors may be found.
+  prediction_scores, target_scores: log-likelihoods of the answers, by number, and of the true ones, for metrics that
+    take them.
   """
   postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _as_it_is
   rows, targets, outputs = [], [], []
@@ -97,13 +118,28 @@ def score_answers(
     outputs.append(postprocess(text, example=example, is_target=False))
     row = {"inputs": example.get("inputs_pretokenized"), "prediction": outputs[-1], "target": targets[-1]}
     rows.append(row | dict(more[number] if more else {}))
-  metrics = [find_function(m, modules) for m in scoring["metrics"]]
-  scores = metric_scores(metrics, targets, outputs)
+  metrics = find_metrics(scoring, modules)
+  own = [(prediction_scores or {}).get(number, math.nan) for number in sorted(answers)]
+  true = None if target_scores is None else [target_scores[number] for number in sorted(answers)]
+  values = metric_values.compute(metrics, Answers(targets, outputs, true, own))
   answer, chosen = "", [fields[number] for number in sorted(answers)]
-  if metrics and (answer := _commonest([example["targets_pretokenized"] for example in chosen])):
+  by_prediction = [metric for metric in metrics if metric.takes == PREDICTIONS]
+  baseline: dict[str, float] = {}
+  if by_prediction and (answer := _commonest([example["targets_pretokenized"] for example in chosen])):
     constant = [postprocess(answer, example=example, is_target=False) for example in chosen]
-  baseline = metric_scores(metrics, targets, constant) if answer else {}
-  return Evaluation(scores, baseline, rows, answer, list(scoring["metrics"]))
+    baseline = metric_values.compute(by_prediction, Answers(targets, constant)).numbers
+  return Evaluation(values.numbers, baseline, rows, answer, list(scoring["metrics"]), values.others, values.failures)
+
+
+def try_on_targets(
+  scoring: Mapping[str, Any], fields: Sequence[Mapping[str, Any]], modules: Sequence[str]
+) -> Evaluation:
+  """Scores the true answers themselves: what fails here would fail after hours of training."""
+  answers = {number: example["targets_pretokenized"] for number, example in enumerate(fields)}
+  zeros = dict.fromkeys(answers, 0.0)
+  return score_answers(
+    answers, fields, scoring, modules=modules, prediction_scores=zeros, target_scores=list(zeros.values())
+  )
 
 
 def _as_it_is(text: str, **unused) -> str:
@@ -111,11 +147,36 @@ def _as_it_is(text: str, **unused) -> str:
 
 
 def metric_scores(metrics: Sequence[Callable], targets: Sequence[Any], outputs: Sequence[Any]) -> dict[str, float]:
-  return {name: float(value) for metric in metrics for name, value in metric(targets, outputs).items()}
+  """The numbers of metrics that compare predictions; one that raises is an error."""
+  return {
+    name: number
+    for metric in metrics
+    for name, value in metric(targets, outputs).items()
+    if (number := metric_values.as_number(value)) is not None
+  }
 
 
-def _commonest(texts: Sequence[str]) -> str:
-  """The answer that is right most often; '' where targets are free text and none recurs."""
+def find_metrics(scoring: Mapping[str, Any], modules: Sequence[str]) -> list[Metric]:
+  return [
+    Metric(_name(entry), find_function(entry, modules), entry.get("takes", PREDICTIONS)) for entry in scoring["metrics"]
+  ]
+
+
+def takes_scores(scoring: Mapping[str, Any]) -> bool:
+  """Whether a metric needs the log-likelihoods of the true answers."""
+  return any(entry.get("takes") == SCORES for entry in scoring["metrics"])
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+  if registered := entry.get("registered"):
+    return f"{registered['metric']} of task {registered['task']}"
+  return str(entry.get("function")).rpartition(":")[2]
+
+
+def _commonest(texts: Sequence[Any]) -> Any:
+  """The answer that is right most often; '' where targets are free text and none recurs, or are no text."""
+  if not all(isinstance(text, str) for text in texts):
+    return ""
   counts = collections.Counter(texts)
   text, count = counts.most_common(1)[0] if counts else ("", 0)
   return "" if count < 2 or len(counts) > len(texts) / 2 else text
@@ -126,8 +187,10 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
 
   Such files are data, perhaps somebody else's, and a name in them must not run just any function: it is looked for in
   the modules of t5like, seqio and t5 that hold scoring functions, and in the packages of `modules`, which the user
-  named.
+  named. Functions without a name of their own are those of a registered task.
   """
+  if isinstance(entry, Mapping) and isinstance(entry.get("registered"), Mapping):
+    return _registered(entry["registered"], modules)
   try:
     named, keywords = str(entry["function"]), dict(entry["keywords"])
     module, name = named.split(":")
@@ -153,8 +216,47 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
   return functools.partial(function, **keywords) if keywords else function
 
 
+def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:
+  """A lambda or an inner function of a task, out of seqio's registry: this loads TensorFlow."""
+  from t5like.tasks.quiet_start import load_seqio
+
+  load_seqio()
+  from t5like.tasks import registry
+
+  task = registry.find_task(str(entry.get("task")), modules)
+  if entry.get("metric") is None:
+    return task.postprocessor
+  functions = [*task.predict_metric_fns, *task.score_metric_fns, *task.predict_with_aux_metric_fns]
+  try:
+    return functions[entry["metric"]]
+  except (IndexError, TypeError):
+    raise UserError(f"task {task.name!r} has other metrics than its token cache says", try_="t5like cache") from None
+
+
+def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
+  """Another text whenever the user's own postprocessor or metrics are other code; '' where all are t5like's or seqio's."""
+  parts = []
+  for entry in filter(None, (scoring["postprocessor"], *scoring["metrics"])):
+    named = str(entry.get("function", "")).partition(":")[0]
+    if _is_inside(named, _SCORING_MODULES):
+      continue
+    function = find_function(entry, modules)
+    while isinstance(function, functools.partial):
+      function = function.func
+    try:
+      parts.append(inspect.getsource(function))
+    except (OSError, TypeError):
+      parts.append(repr(entry))
+  return f"{json.dumps(scoring, sort_keys=True)} {parts}" if parts else ""
+
+
 def check_functions(scoring: Mapping[str, Any], modules: Sequence[str]) -> None:
   """Finds every scoring function of a task, so that one that is missing is known before anything is decoded."""
+  if scoring.get("refused"):
+    raise UserError(
+      f"a task cannot be evaluated by {scoring['refused']}",
+      expected="metric_fns, of (targets, predictions), (targets, scores) or (targets, predictions, aux_values)",
+    )
   for entry in (scoring["postprocessor"], *scoring["metrics"]):
     if entry:
       find_function(entry, modules)

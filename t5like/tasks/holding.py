@@ -1,8 +1,8 @@
 """How the examples of a task can be kept so that a run reads what seqio itself would give.
 
-    text     the steps before `tokenize` are kept as text, tokenized once with the model's vocabulary: any lengths
-    tokens   all steps are run for given lengths, and the finished tokens kept
-    stream   nothing is kept: seqio runs the steps anew in every epoch, as they draw random numbers
+text     the steps before `tokenize` are kept as text, tokenized once with the model's vocabulary: any lengths
+tokens   all steps are run for given lengths, and the finished tokens kept
+stream   nothing is kept: seqio runs the steps anew in every epoch, as they draw random numbers
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `MODEL_DIR/checkpoints/<step>/` holds three items: `params`, `training` (step, optimizer state, seed; absent from
 converted models) and `metadata` (fingerprint of the model and vocabulary, the optimizer's kind, metrics). Other
 names beside the steps: `damaged-<step>` (set aside, never deleted), `removing-<step>` and Orbax's temporary folders
-(what a killed process left; the next run clears them).
+(what a killed process left; the next run clears them), `scores.json` (what evaluations after the saves said).
 
 On gs:// nothing can be renamed in one step. Orbax writes there under the final name and marks a whole checkpoint with
 `commit_success.txt`: a folder without it is what a killed save or removal left.
@@ -11,6 +11,7 @@ On gs:// nothing can be renamed in one step. Orbax writes there under the final 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,7 @@ PARAMS, TRAINING, METADATA = "params", "training", "metadata"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _REMOVING = "removing-"
 _DAMAGED = "damaged-"
+SCORES = "scores.json"  # beside the checkpoints
 COMMITTED = "commit_success.txt"
 
 
@@ -88,14 +90,30 @@ def read_fingerprint(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoint_metrics(model_dir: str | Path) -> dict[int, dict[str, float]]:
-  """The metrics that were saved with each checkpoint; none for one that does not tell."""
+  """The metrics of each checkpoint, saved with it or noted since; none for one that does not tell."""
   folder, metrics = checkpoints_folder(model_dir), {}
+  noted = read_scores(folder)
   for step in checkpoint_steps(model_dir):
     try:
-      metrics[step] = read_description(folder / str(step)).get("metrics") or {}
+      saved = read_description(folder / str(step)).get("metrics") or {}
     except UserError:  # it is for those who read it to complain
-      metrics[step] = {}
+      saved = {}
+    metrics[step] = {**saved, **noted.get(step, {})}
   return metrics
+
+
+def read_scores(folder: Path) -> dict[int, dict[str, float]]:
+  """What evaluations after the saves said, by step."""
+  try:
+    found = storage.read_json(folder / SCORES)
+    return {int(step): {str(k): float(v) for k, v in scores.items()} for step, scores in found.items()}
+  except (OSError, ValueError, TypeError, AttributeError):
+    return {}
+
+
+def write_scores(folder: Path, scores: Mapping[int, Mapping[str, float]]) -> None:
+  text = json.dumps({str(step): dict(values) for step, values in sorted(scores.items())}, indent=1)
+  storage.write_whole(folder / SCORES, text + "\n")
 
 
 def fingerprint_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

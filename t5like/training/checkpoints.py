@@ -41,7 +41,9 @@ from t5like.training.checkpoint_folders import (
   has_training_state,
   is_finished,
   read_fingerprint,
+  read_scores,
   remove_checkpoint,
+  write_scores,
 )
 from t5like.training.integrity import Newest, newest_whole
 from t5like.training.restoring import (
@@ -129,6 +131,8 @@ class Checkpoints:
     step, needed = int(state.step), checkpoint_bytes(state)
     if first_process_decides(lambda: self._is_saved_or_has_room(step, needed)):
       return False
+    if jax.process_index() == 0 and any(noted >= step for noted in (scores := read_scores(self.folder))):
+      write_scores(self.folder, {noted: scores[noted] for noted in scores if noted < step})  # of what is done again
     metrics = {name: float(value) for name, value in (metrics or {}).items()}
     training = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
     items = {
@@ -146,6 +150,15 @@ class Checkpoints:
     self._thread = threading.Thread(target=self._finish, args=(step, needed), name=f"save-{step}")
     self._thread.start()
     return True
+
+  def note_scores(self, step: int, scores: Mapping[str, float]) -> None:
+    """Remembers what an evaluation says of a checkpoint that is saved already, and keeps or removes others by it."""
+    self.wait()
+    if jax.process_index() == 0 and is_finished(self.folder / str(step)):
+      known = read_scores(self.folder)
+      values = {name: float(value) for name, value in scores.items()}
+      write_scores(self.folder, known | {step: known.get(step, {}) | values})
+      self._remove_unwanted()
 
   def raise_errors(self) -> None:
     """Raises what a save in the background has raised; costs nothing, so that a loop calls it at every step."""
@@ -218,11 +231,14 @@ class Checkpoints:
       self._checkpointer.wait_until_finished()
       if jax.process_index() == 0:
         integrity.write_checksums(self.folder / str(step))
-        present = checkpoint_metrics(self.folder.parent)  # from the disk: others may have taken some away
-        for unwanted in set(present) - self._keep.kept(present):
-          remove_checkpoint(self.folder / str(unwanted))
+        self._remove_unwanted()
     except BaseException as error:
       self._fail(step, needed, error)
+
+  def _remove_unwanted(self) -> None:
+    present = checkpoint_metrics(self.folder.parent)  # from the disk: others may have taken some away
+    for unwanted in set(present) - self._keep.kept(present):
+      remove_checkpoint(self.folder / str(unwanted))
 
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
     cause, free = cause_of(error), _free_bytes(self.folder)  # before the half-written files are gone

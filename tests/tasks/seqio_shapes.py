@@ -203,7 +203,7 @@ def register(folder, vocabulary):
   add("text_lines", "text", [tabbed, *CLOSED], seqio.TextLineDataSource({"train": str(lines)}))
   read = lambda path: tf.data.TextLineDataset(path)  # noqa: E731
   files = [str(folder / f"part-{n}.tsv") for n in range(3)]
-  for n, file in enumerate(files):
+  for n in range(3):
     (folder / f"part-{n}.tsv").write_text("".join(f"{a}\t{b}\n" for a, b in ROWS[n::3]))
   add("files", "text", [tabbed, *CLOSED], seqio.FileDataSource(read, {"train": files}))
   records = str(folder / "rows.tfrecord")
