@@ -6,13 +6,6 @@
 # T5LIKE_VENV chooses the folder (default: .venv in the checkout), PYTHON the interpreter (default: the first Python
 # of version 3.11 or newer on the PATH).
 
-if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-  case "${1:-}" in
-    -h | --help) sed -n '3,${/^#/!q; s/^# \{0,1\}//p}' "$0" && exit ;;
-    *) echo "error: this file is sourced by launch/quickstart.sh and launch/test.sh" >&2 && exit 2 ;;
-  esac
-fi
-
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${T5LIKE_VENV:-$repository/.venv}"
 

@@ -9,12 +9,13 @@ of this folder that those import, and what --with names. Addresses such as gs://
 A file that cannot have the same relative path on a worker is refused: one that does not exist, has an absolute path,
 or has a path with `..`.
 
-options
+options:
   --with=PATH         another file or folder to send; may be repeated
   --tar=FILE          also write the files to this tar file (default: none)
   --limit=BYTES       refuse files that are larger than this in sum (default: no limit)
   --too_large=ADVICE  what to do about it, for the error message
   --shared            the workers share this file system: any path is accepted if it exists; folders are not expanded
+  --help              print this text
 
 example: files_of_command.py -- t5like train --gin_file=my_run.gin --gin.TASK_MODULES="['my_tasks']"
 
