@@ -36,7 +36,7 @@ PROJECT = {
   "pack/age/tasks.py": "from . import sibling\n",
   "pack/age/sibling.py": "",
   "pack/age/names.json": "[]",
-  "words/vocabulary 1.model": "\0\1\xff",
+  "my words/vocabulary 1.model": "\0\1\xff",
 }
 NOT_SENT = {"other.gin": "not sent", "pack/other.py": "not sent", "pack/age/__pycache__/tasks.pyc": "not sent"}
 PROJECT_OPTIONS = ["--gin_file=my conf/run.gin", "--gin.MODEL_DIR=gs://bucket/run"]

@@ -1,6 +1,7 @@
 """`launch/files_of_command.py`: what of the user's folder a command needs, and what cannot be sent."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 import tarfile
@@ -55,7 +56,7 @@ def here(tmp_path, monkeypatch, capfdbinary):
 
 def test_a_project(here):
   make_project(here.folder)
-  assert here.found(*PROJECT_OPTIONS, options=["--with=words"]) == set(PROJECT)
+  assert here.found(*PROJECT_OPTIONS, options=["--with=my words"]) == set(PROJECT)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_the_tar_file_depends_on_the_content_alone(here, tmp_path):
     return (tmp_path / name).read_bytes()
 
   first = packed("1.tar")
-  (here.folder / "é.gin").touch()
+  os.utime(here.folder / "é.gin", (1e9, 1e9))
   assert packed("2.tar") == first
   here.write({"é.gin": "z"})
   assert packed("3.tar") != first

@@ -165,7 +165,7 @@ def test_submit_watch_and_delete(cluster, schema):
   assert not (cluster.folder / "configmap.yaml").exists()  # nothing to send
 
 
-PROJECT_COMMAND = ["--with=words", "--", "t5like", "train", *PROJECT_OPTIONS]
+PROJECT_COMMAND = ["--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS]
 
 
 @pytest.mark.parametrize("machine", [V5E, GPU], ids=["tpu", "gpu"])
@@ -209,9 +209,9 @@ def test_other_files_make_another_run(cluster):
 
 
 def test_files_that_a_config_map_cannot_hold(cluster):
-  (cluster.here / "words/large.bin").write_bytes(b"x" * (1 << 20))
+  (cluster.here / "my words/large.bin").write_bytes(b"x" * (1 << 20))
   output = cluster.run("jobset.sh", "submit", "demo", *V5E, *PROJECT_COMMAND, status=2)
-  assert "too large: 1,04" in output and "words/large.bin (1,048,576)" in output and "--in_image" in output
+  assert "too large: 1,04" in output and "my words/large.bin (1,048,576)" in output and "--in_image" in output
   assert not (cluster.folder / "calls.jsonl").exists()
   cluster.run("jobset.sh", "submit", "demo", *V5E, "--in_image", *PROJECT_COMMAND[1:], "--gin_file=/in/the/image.gin")
   manifest = yaml.safe_load((cluster.folder / "manifest.yaml").read_text())
@@ -256,7 +256,7 @@ def test_failures_of_the_cluster(cluster, message, times, status, expected):
     (["render", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=runs/x"], "would be lost with the Pod"),
     (["submit", "demo", *V5E, *TRAIN, "--gin_file=absent.gin"], "no gin file absent.gin"),
     (["submit", "demo", *V5E, *TRAIN, "--gin_file=../my.gin"], "../my.gin would not be found on the workers"),
-    (["submit", "demo", *V5E, "--with=words", "--in_image", *TRAIN], "--with sends files, --in_image none"),
+    (["submit", "demo", *V5E, "--with=my words", "--in_image", *TRAIN], "--with sends files, --in_image none"),
     (["submit", "demo", *V5E, "--workdir=here", *TRAIN], "invalid --workdir: here"),
   ],
 )
@@ -289,7 +289,7 @@ def test_xpk_sends_a_folder_or_nothing(cluster):
   output = cluster.run("xpk.sh", "create", "demo", *XPK, *command, status=2)
   assert "files that xpk does not send: helper.py,it's $HOME/deep.gin" in output and "--base-docker-image" in output
   based = [*XPK[:-1], "--base-docker-image=img"]
-  assert "no gin file" in cluster.run("xpk.sh", "create", "demo", *based, "--script-dir=words", *command, status=2)
+  assert "no gin file" in cluster.run("xpk.sh", "create", "demo", *based, "--script-dir=my words", *command, status=2)
   assert not (cluster.folder / "calls.jsonl").exists()
   cluster.run("xpk.sh", "create", "demo", *based, *command)
   cluster.run("xpk.sh", "create", "demo", *XPK, "--in_image", *command)

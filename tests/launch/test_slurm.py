@@ -97,11 +97,10 @@ def test_a_failure_after_the_warning_is_a_failure(job):
 
 
 def test_a_job_whose_nodes_see_the_users_files(job):
-  output = job.run("--with=words", *PROJECT_OPTIONS)
+  output = job.run("--with=my words", *PROJECT_OPTIONS)
   look, train = job.calls()
-  assert {"my conf/run.gin", "my conf/shared.gin", "it's $HOME/deep.gin", "my_tasks.py", "pack/age", "words"} <= set(
-    look
-  )
+  gin_files = {"my conf/run.gin", "my conf/shared.gin", "it's $HOME/deep.gin"}
+  assert {*gin_files, "my_tasks.py", "pack/age", "my words"} <= set(look) and "--ntasks-per-node=1" in look
   assert train[-5:] == ["t5like", "train", "--restarts=10", *PROJECT_OPTIONS]
   assert output.count("step 3") == 2 and (job.folder / "bucket/folders").read_text() == f"{job.here}\n" * 2
 
@@ -127,9 +126,9 @@ def test_it_submits_itself_once_it_has_found_the_files(job, inside):
   assert "no gin file absent.gin" in job.run("--", "t5like", "train", "--gin_file=absent.gin", status=2)
   assert "have a --" in job.run("--", "t5like", "train", "--", "x", status=2)  # it would submit itself for ever
   assert not job.calls()
-  job.run("--nodes=4", "--job-name=my job", "--with=words", "--", "t5like", "train", *PROJECT_OPTIONS)
+  job.run("--nodes=4", "--job-name=my job", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS)
   (sbatch,) = job.calls()
-  assert sbatch == ["sbatch", "--nodes=4", "--job-name=my job", str(SCRIPT), "--with=words", *PROJECT_OPTIONS]
+  assert sbatch == ["sbatch", "--nodes=4", "--job-name=my job", str(SCRIPT), "--with=my words", *PROJECT_OPTIONS]
 
 
 def test_the_options_in_the_file_are_sbatchs():

@@ -170,7 +170,7 @@ def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
     (["up", "demo", *V5E, *TRAIN, "--gin_file=models/t5/tinny.gin"], "no gin file models/t5/tinny.gin"),
     (["up", "demo", *V5E, *TRAIN, "--gin_file", "/tmp/my.gin"], "/tmp/my.gin would not be found on the workers"),
     (["up", "demo", *V5E, "--with=absent", *TRAIN], "no file or folder absent"),
-    (["create", "demo", *V5E, "--with=words"], "only start and up take --with"),
+    (["create", "demo", *V5E, "--with=my words"], "only start and up take --with"),
     (["up", "demo", *V5E, "--with", *TRAIN], "--with needs a value"),
   ],
 )  # fmt: skip
@@ -249,7 +249,7 @@ def test_steps_can_be_taken_alone_and_again(pod):
 
 
 def test_the_users_files_reach_all_workers_and_are_found_there(pod):
-  command = ["start", "demo", "--with=words", "--", "t5like", "train", *PROJECT_OPTIONS, "--steps=1000"]
+  command = ["start", "demo", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS, "--steps=1000"]
   output = pod.run(*command)
   assert f"{len(PROJECT)} files of {pod.here} go to the workers" in output and "  it's $HOME/deep.gin" in output
   pod.wait_for_starts(2)
