@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# Makes (or finds) the virtual environment and installs this checkout into it. Sourced by the other scripts.
+# Makes (or finds) the virtual environment and installs this checkout into it. Sourced by quickstart.sh and test.sh.
 #
-#   source launch/environment.sh '.[test]'
+# usage: source launch/environment.sh && install '[test]'
 #
-# T5LIKE_VENV chooses the folder (default: .venv in the checkout), PYTHON the interpreter.
+# T5LIKE_VENV chooses the folder (default: .venv in the checkout), PYTHON the interpreter (default: the first Python
+# of version 3.11 or newer on the PATH).
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${T5LIKE_VENV:-$repository/.venv}"

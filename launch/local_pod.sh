@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# This machine as a pod: N real processes that find each other over TCP, as the hosts of a TPU pod do.
+# Use this machine as a pod: N real processes that find each other over TCP, as the hosts of a TPU pod do.
 #
-#   launch/local_pod.sh N [--devices=4] -- t5like train --gin_file=...
+# usage: launch/local_pod.sh N [--devices=4] -- COMMAND
 #
-# --devices is the number of (CPU) devices that each process takes itself to have. Every line of output begins with the
-# number of its process. The first process that fails stops the others, and its status is the status of this command:
-# that of `t5like train`, 143 and 130 after SIGTERM and SIGINT, which are passed on to all.
+# options:
+#   --devices=4   the number of (CPU) devices of each process (default: 4)
+#   --help        print this text
+#
+# example:
+#   launch/local_pod.sh 2 --devices=2 -- t5like train --gin_file=runs/quickstart/pretrain.gin --gin.MODEL_DIR=/tmp/pod
+#
+# Every line of output begins with the number of its process. The first process that fails stops the others, and its
+# status is the status of this command: that of `t5like train`, 143 and 130 after SIGTERM and SIGINT, which are passed
+# on to all.
 #
 # A command is looked for in the virtual environment T5LIKE_VENV, where that is set, on the PATH, and in the .venv that
 # quickstart.sh and test.sh make in this checkout.
@@ -13,6 +20,14 @@
 # T5LIKE_STOP_SECONDS is how long a process that was told to stop may take before it is killed (default: 600 to save
 # after a signal, 30 when another process has failed: it waits for that one in vain).
 set -euo pipefail
+# --help prints the comment above.
+print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for word in "$@"; do
+  case "$word" in
+    --) break ;;
+    -h | --help) print_help && exit ;;
+  esac
+done
 set -m # a process group for each process: Ctrl-C reaches this script alone, which passes it on once
 
 usage() {

@@ -2,10 +2,27 @@
 # From text to a score in one command: installs t5like, pre-trains a tiny T5 on six novels, fine-tunes
 # it on SNLI pairs and scores it. Stopped and started again it goes on; finished, it only reports.
 #
-#   launch/quickstart.sh [DIR]        DIR: where the two runs are written (default: runs/quickstart)
+# usage: launch/quickstart.sh [DIR]        DIR: where the two runs are written (default: runs/quickstart)
 #
+# options:
+#   --help    print this text
+#
+# example: launch/quickstart.sh /tmp/quickstart
+#
+# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that makes it.
 # After installation it takes about 5 minutes on 2 cores.
 set -euo pipefail
+# --help prints the comment above.
+print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for word in "$@"; do
+  case "$word" in
+    --) break ;;
+    -h | --help) print_help && exit ;;
+  esac
+done
+case "${1:-}" in
+  -*) echo "error: invalid option: $1 (expected a folder, or nothing)" >&2 && exit 2 ;;
+esac
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install ""

@@ -1,6 +1,24 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs them; arguments go to pytest (launch/test.sh -m slow).
+# Installs what the tests need and runs them.
+#
+# usage: launch/test.sh [PYTEST_OPTION]...    without options: all tests that are not marked as slow
+#
+# options: those of pytest; after -- also its --help
+#   --help    print this text
+#
+# example: launch/test.sh -m slow tests/launch
+#
+# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that makes it.
 set -euo pipefail
+# --help prints the comment above.
+print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for word in "$@"; do
+  case "$word" in
+    --) break ;;
+    -h | --help) print_help && exit ;;
+  esac
+done
+if [ "${1:-}" = -- ]; then shift; fi
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install "[test]"

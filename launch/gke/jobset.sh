@@ -1,25 +1,44 @@
 #!/usr/bin/env bash
-# A run on a GKE cluster that kubectl is connected to, as a JobSet (launch/gke/tpu.yaml, launch/gke/gpu.yaml).
+# Run t5like on a GKE cluster that kubectl is connected to, as a JobSet (launch/gke/tpu.yaml, launch/gke/gpu.yaml).
 #
-#   launch/gke/jobset.sh submit NAME --image=IMAGE --accelerator=v5e --topology=4x4 --slices=2 \
-#       -- t5like train --gin_file=... --gin.MODEL_DIR=gs://bucket/run
-#   launch/gke/jobset.sh submit NAME --image=IMAGE --accelerator=nvidia-h100-80gb --nodes=4 -- t5like train ...
+# usage: launch/gke/jobset.sh STEP NAME [OPTION]... [-- t5like train ...]
+#
+# examples:
+#   launch/gke/jobset.sh submit demo --image=IMAGE --accelerator=v5e --topology=4x4 --slices=2 \
+#       -- t5like train --gin_file=my_run.gin --gin.MODEL_DIR=gs://bucket/run
+#   launch/gke/jobset.sh submit demo --image=IMAGE --accelerator=nvidia-h100-80gb --nodes=4 -- t5like train ...
 #
 #   render   print the manifest              status   the JobSet and its Pods
 #   submit   send it to the cluster          logs     of worker 0, and errors of any, until the end
 #                                            delete   the run; the cluster and its nodes stay
-# Options
-#   --image=IMAGE                made of launch/Dockerfile and pushed where the cluster finds it
-#   --accelerator=v5e            v4, v5e, v5p, v6e, tpu7x; or a GPU by its GKE name (nvidia-h100-80gb)
-#   --topology=4x4 --slices=1    of TPUs; --chips_per_host=4 where a host has another number
+#
+# The gin files and Python modules of the current folder that the command names travel in a ConfigMap (1 MiB at most),
+# and the command finds them under the same relative paths; so do files and folders of --with.
+#
+# options, with their defaults:
+#   --image=IMAGE                required; made of launch/Dockerfile and pushed where the cluster finds it
+#   --accelerator=v5e            required; v4, v5e, v5p, v6e, tpu7x, or a GPU by its GKE name (nvidia-h100-80gb)
+#   --topology=4x4 --slices=1    of TPUs; --topology is required, --chips_per_host=4 is for hosts with another number
 #   --nodes=1 --gpus=8           of GPUs
+#   --with=PATH                  also send this file or folder of the current folder; may be repeated
+#   --workdir=/root              the folder in the image where the command runs, if files are sent
+#   --in_image                   the image has all the files (in its working directory): check and send nothing
 #   --spot, --reservation=R      on such nodes only (default: on any that fit)
 #   --service_account=default    of Kubernetes, with access to the bucket
 #   --namespace=default
 #   --restarts=10                in place, after a crash
 #   --max_restarts=100           of all Pods, after a lost node
 #   --dry_run                    print the commands, do nothing
+#   --help                       print this text
 set -euo pipefail
+# --help prints the comment above.
+print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for word in "$@"; do
+  case "$word" in
+    --) break ;;
+    -h | --help) print_help && exit ;;
+  esac
+done
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # fail WHAT [KEY VALUE]...
@@ -34,18 +53,21 @@ fail() {
 }
 
 declare -A option=([slices]=1 [nodes]=1 [gpus]=8 [chips_per_host]=4 [service_account]=default [namespace]=default
-  [restarts]=10 [max_restarts]=100 [image]="" [accelerator]="" [topology]="" [reservation]="" [spot]="" [dry_run]="")
-step="${1:-}" name=""
+  [restarts]=10 [max_restarts]=100 [workdir]=/root [image]="" [accelerator]="" [topology]="" [reservation]=""
+  [spot]="" [dry_run]="" [in_image]="")
+step="${1:-}" name="" with=() files=()
 case "$step" in
   render | submit | status | logs | delete) shift ;;
+  "") fail "missing: a step" steps "render submit status logs delete" try "launch/gke/jobset.sh --help" ;;
   *) fail "what to do? '$step' is no step" steps "render submit status logs delete" ;;
 esac
 while [ $# -gt 0 ] && [ "$1" != "--" ]; do
   key="${1#--}" && key="${key%%=*}"
   case "$1" in
-    --spot | --dry_run) option[$key]=yes ;;
+    --with=?*) with+=("$1") ;;
+    --spot | --dry_run | --in_image) option[$key]=yes ;;
     --*=?*)
-      [ -n "${option[$key]+known}" ] || fail "there is no option --$key" options "${!option[*]}"
+      [ -n "${option[$key]+known}" ] || fail "there is no option --$key" options "with ${!option[*]}"
       option[$key]="${1#*=}"
       ;;
     -*) fail "what does $1 mean?" options "--KEY=VALUE of ${!option[*]}" ;;
@@ -63,7 +85,13 @@ done
 where=("--namespace=${option[namespace]}")
 mine="jobset.sigs.k8s.io/jobset-name=$name"
 
-# The arguments as a JSON list, which is YAML too.
+# A string of JSON, which is YAML too.
+json() {
+  local word="${1//\\/\\\\}"
+  echo "\"${word//\"/\\\"}\""
+}
+
+# The arguments as a JSON list.
 arguments() {
   local word text=""
   local -a words=("${run[@]:1}")
@@ -71,8 +99,7 @@ arguments() {
     words=(train "--restarts=${option[restarts]}" "${words[@]:1}")
   fi
   for word in "${words[@]}"; do
-    word="${word//\\/\\\\}"
-    text+=", \"${word//\"/\\\"}\""
+    text+=", $(json "$word")"
   done
   echo "[${text#, }]"
 }
@@ -100,8 +127,9 @@ shape() {
   hosts=$((chips / chips_each))
 }
 
-render() {
-  local hosts chips_each file label selector="" text argument
+# Refuses a command that would fail in the cluster.
+check_command() {
+  local argument
   [ ${#run[@]} -gt 0 ] || fail "what to run? nothing comes after --" try "-- t5like train ..."
   [ "${run[0]}" = t5like ] || fail "the command is ${run[0]}" expected "t5like, which is what the image holds"
   [ -n "${option[image]}" ] || fail "which image?" try "--image=REGION-docker.pkg.dev/PROJECT/REPOSITORY/t5like:TAG"
@@ -112,16 +140,61 @@ render() {
         try "--gin.MODEL_DIR=gs://bucket/$name" ;;
     esac
   done
+}
+
+# Finds the local files that the command needs, in $files, and their ConfigMap's name, which changes with them.
+find_files() {
+  local python="${PYTHON:-python3}" found file
+  if [ -n "${option[in_image]}" ]; then
+    [ ${#with[@]} -eq 0 ] || fail "--with sends files, --in_image none" try "one of them"
+    return
+  fi
+  [[ "${option[workdir]}" == /* ]] || fail "invalid --workdir: ${option[workdir]} (expected an absolute path)"
+  command -v "$python" >/dev/null || fail "$python is not installed" try "PYTHON=/path/to/python3"
+  found="$("$python" -I -S "$here/../files_of_command.py" "${with[@]}" --limit=$((1 << 20)) \
+    --too_large="put them into the image (and add --in_image) or into a bucket (gs://...)" -- "${run[@]}")" || exit
+  [ -n "$found" ] || return 0
+  mapfile -t files <<<"$found"
+  for file in "${files[@]}"; do
+    [[ "$file" != *:* ]] || fail "Kubernetes cannot mount a file whose name has a colon: $file" try "another name"
+  done
+  digest="$({ printf '%s\n' "${files[@]}" && cat -- "${files[@]}"; } | sha256sum | cut -c1-12)"
+  config_map="$name-files-$digest"
+}
+
+# The files as keys of a ConfigMap. It never changes: other files make another one, and another JobSet, which Kubernetes
+# refuses while the run has its name. Otherwise a restarted Pod would continue the run with other files.
+render_files() {
+  local i
+  printf '%s\n' "apiVersion: v1" "kind: ConfigMap" "metadata:" "  name: $config_map" "  labels: {t5like-run: $name}" \
+    "immutable: true" "binaryData:"
+  for i in "${!files[@]}"; do echo "  file-$i: \"$(base64 <"${files[$i]}" | tr -d '\n')\""; done
+}
+
+render() {
+  if [ ${#files[@]} -gt 0 ]; then render_files && echo "---"; fi
+  render_run
+}
+
+render_run() {
+  local hosts chips_each file label selector="" text i mounts="" workdir="${option[workdir]%/}"
+  local indent="                    " # of the lines of volumeMounts
   shape
   if [ -n "${option[spot]}" ]; then selector='cloud.google.com/gke-spot: "true"'; fi
   if [ -n "${option[reservation]}" ]; then selector="cloud.google.com/reservation-name: ${option[reservation]}"; fi
   text="$(grep -v '^ *#' "$file")"
   if [ -z "$selector" ]; then text="$(grep -v '@SELECTOR@' <<<"$text")"; fi
+  if [ ${#files[@]} -eq 0 ]; then text="$(grep -vE '@(WORKDIR|MOUNTS|FILES)@' <<<"$text")"; fi
+  for i in "${!files[@]}"; do
+    mounts+="${mounts:+$'\n'$indent}- {name: files, mountPath: $(json "$workdir/${files[$i]}"), subPath: file-$i}"
+  done
   text="${text//@NAME@/"$name"}" text="${text//@IMAGE@/"${option[image]}"}"
   text="${text//@SLICES@/"${option[slices]}"}" text="${text//@HOSTS@/"$hosts"}" text="${text//@CHIPS@/"$chips_each"}"
   text="${text//@ACCELERATOR@/"$label"}" text="${text//@TOPOLOGY@/"${option[topology]}"}"
   text="${text//@SELECTOR@/"$selector"}" text="${text//@SERVICE_ACCOUNT@/"${option[service_account]}"}"
   text="${text//@MAX_RESTARTS@/"${option[max_restarts]}"}"
+  text="${text//@FILES@/"${config_map:-}"}" text="${text//@WORKDIR@/"$(json "${workdir:-/}")"}"
+  text="${text//@MOUNTS@/"$mounts"}"
   echo "${text//@ARGUMENTS@/"$(arguments)"}"
 }
 
@@ -157,8 +230,13 @@ call() {
 
 submit() {
   local manifest
-  manifest="$(render)"
-  if [ -n "${option[dry_run]}" ]; then echo "$manifest"; fi
+  manifest="$(render_run)"
+  if [ -n "${option[dry_run]}" ]; then render; fi
+  if [ ${#files[@]} -gt 0 ]; then
+    printf '%s\n' "${#files[@]} files of $PWD go along:" "${files[@]/#/  }"
+    # By the server: the client would store a copy in an annotation, which takes 256 KiB at most.
+    call kubectl apply --server-side --filename=- "${where[@]}" <<<"$(render_files)"
+  fi
   call kubectl apply --filename=- "${where[@]}" <<<"$manifest"
   echo "watch it   launch/gke/jobset.sh logs $name"
   echo "end it     launch/gke/jobset.sh delete $name"
@@ -188,8 +266,10 @@ logs() {
 
 delete() {
   call kubectl delete jobset "$name" "${where[@]}" --ignore-not-found --wait </dev/null
+  call kubectl delete configmap "--selector=t5like-run=$name" "${where[@]}" --ignore-not-found </dev/null
   echo "the run is gone; STILL BILLED are the cluster and those of its nodes that no autoscaler takes away:"
   echo "  look  gcloud container node-pools list --cluster=... --location=... --project=..."
 }
 
+case "$step" in render | submit) check_command && find_files ;; esac
 "$step"

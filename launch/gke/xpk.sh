@@ -1,14 +1,34 @@
 #!/usr/bin/env bash
-# A run on a GKE cluster that xpk made (pip install xpk; xpk cluster create ...), queued among those of others.
+# Run t5like on a GKE cluster that xpk made (pip install xpk; xpk cluster create ...), in the queue of that cluster.
 #
-#   launch/gke/xpk.sh create NAME --cluster=C --project=P --zone=Z --tpu-type=v5litepod-16 --num-slices=2 \
-#       --docker-image=IMAGE -- t5like train --gin_file=... --gin.MODEL_DIR=gs://bucket/run
-#   launch/gke/xpk.sh list --cluster=C ...       launch/gke/xpk.sh delete NAME --cluster=C ...
+# usage: launch/gke/xpk.sh create NAME [OPTION]... -- t5like train ...
+#        launch/gke/xpk.sh list [OPTION]...
+#        launch/gke/xpk.sh delete NAME [OPTION]...
 #
-# Options are those of `xpk workload create`, `list` and `delete` (--dry-run among them: it prints the manifest and
+# example:
+#   launch/gke/xpk.sh create demo --cluster=C --project=P --zone=Z --tpu-type=v5litepod-16 --num-slices=2 \
+#       --docker-image=IMAGE -- t5like train --gin_file=runs/pretrain.gin ... --gin.MODEL_DIR=gs://bucket/run
+#
+# options, with --key=value:
+#   --docker-image=IMAGE        has t5like; gin files and modules of yours are not sent
+#   --base-docker-image=IMAGE   instead: xpk adds the folder of --script-dir (default: the current one) to this image,
+#                               with the gin files and modules in it, and the command runs there
+#   --in_image                  the image has all the files (in its working directory): do not look for them here
+#   --max-restarts=100 --restart-on-exit-codes=124 --termination-grace-period-seconds=600    defaults of this script
+#   --help                      print this text
+#
+# All others are those of `xpk workload create`, `list` and `delete` (--dry-run among them: it prints the manifest and
 # every command). What this adds: the command keeps its quotes and gets SIGTERM itself, so that it saves; ten restarts
 # in place; all Pods anew after a lost node (xpk: exit statuses above 126) and after a stall (124), not after bad input.
 set -euo pipefail
+# --help prints the comment above.
+print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for word in "$@"; do
+  case "$word" in
+    --) break ;;
+    -h | --help) print_help && exit ;;
+  esac
+done
 
 fail() {
   echo "error: $1" >&2
@@ -16,13 +36,19 @@ fail() {
   exit 2
 }
 
-step="${1:-}" name="" options=()
+step="${1:-}" name="" options=() in_image="" base_image="" script_dir="."
 case "$step" in
   create | list | delete) shift ;;
+  "") fail "missing: a step (create, list or delete)" ;;
   *) fail "what to do? '$step' is no step: create, list, delete" ;;
 esac
 while [ $# -gt 0 ] && [ "$1" != "--" ]; do
   case "$1" in
+    --base-docker-image=*) base_image=yes ;;
+    --script-dir=*) script_dir="${1#*=}" ;;
+  esac
+  case "$1" in
+    --in_image) in_image=yes ;;
     -*) options+=("$1") ;;
     *) [ -z "$name" ] || fail "$1? options are written --key=value" && name="$1" ;;
   esac
@@ -41,6 +67,18 @@ esac
 [ -n "$name" ] || fail "which name?"
 [ $# -gt 0 ] || fail "what to run? nothing comes after --"
 [ "$1" = t5like ] || fail "the command is $1: the image holds t5like"
+if [ -z "$in_image" ]; then
+  python="${PYTHON:-python3}" here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+  command -v "$python" >/dev/null || fail "$python is not installed (PYTHON=/path/to/python3)"
+  [ -d "$script_dir" ] || fail "no folder $script_dir (--script-dir)"
+  files="$(cd "$script_dir" && "$python" -I -S "$here/../files_of_command.py" -- "$@")" || exit
+  if [ -n "$files" ] && [ -z "$base_image" ]; then
+    echo "error: the command needs files that xpk does not send: $(paste -sd, - <<<"$files")" >&2
+    echo "  try  --base-docker-image=IMAGE instead of --docker-image: xpk adds the current folder to the image" >&2
+    echo "  or   --in_image, if they are in the working directory of the image" >&2
+    exit 2
+  fi
+fi
 words=("$@")
 if [ "${2:-}" = train ] && [[ " $* " != *" --restarts"* ]]; then words=(t5like train --restarts=10 "${@:3}"); fi
 defaults=()

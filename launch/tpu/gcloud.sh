@@ -9,6 +9,7 @@
 name="" project="" slices=1 dry_run="" where=() billed="" state=NONE
 not_found=44 already_exists=49 # statuses of `call` that its callers expect
 scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
 
 say() { echo "tpu_pod: $*"; }
 

@@ -17,6 +17,19 @@ check_command() {
   say "note: MODEL_DIR is not among the arguments; in the gin file it must be a gs:// path"
 }
 
+# Packs the local files that the command needs, or refuses a command that would not find them. Done once, before
+# anything is requested: the pod after a preemption gets the same files.
+find_files() {
+  local python="${PYTHON:-python3}" files
+  command -v "$python" >/dev/null || fail 2 "$python is not installed" try "PYTHON=/path/to/python3"
+  files="$("$python" -I -S "$launch/files_of_command.py" "${with[@]}" "--tar=$scratch/files.tar" \
+    --limit=$((256 << 20)) -- "${run[@]}")" || exit
+  if [ -n "$files" ]; then
+    say "$(wc -l <<<"$files") files of $PWD go to the workers:"
+    head -n 20 <<<"$files" | sed 's/^/  /'
+  fi
+}
+
 start() {
   local box="$memory/t5like-pod" words=("${run[@]}")
   if [ "$step" = start ]; then need_pod; fi
@@ -28,6 +41,7 @@ start() {
   else
     [ -e "$box/source" ] || fail 2 "t5like is not installed on $name" try "launch/tpu_pod.sh install $name"
     echo "exec $(quoted "${words[@]}")" >"$box/command.sh"
+    cp "$scratch/files.tar" "$launch/tpu/worker.sh" "$box/"
   fi
   copy || return
   on_all start || give_up start || return

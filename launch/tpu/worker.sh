@@ -2,12 +2,18 @@
 # shellcheck disable=SC2317 # the steps are called by their names
 # What happens on one worker of a TPU pod. launch/tpu_pod.sh copies this file to every worker and calls it there.
 #
-#   worker.sh install|start|status|stop|follow|errors
+# usage: worker.sh install|start|status|stop|follow|errors
 #
-# Everything lives in the folder of this file (~/t5like-pod): package, virtual environment, log, exit status. Every
-# step can be taken again. A step that takes answers with one line, "t5like-pod: HOST STEP RESULT", from which
-# tpu_pod.sh learns who took it: gcloud's own exit status does not tell of workers that it could not prepare.
+# example: bash ~/t5like-pod/worker.sh status
+#
+# Everything lives in the folder of this file (~/t5like-pod): package, virtual environment, log, exit status, and the
+# folder work/, where the command runs and finds the files that were sent with it. Every step can be taken again. A step
+# that takes answers with one line, "t5like-pod: HOST STEP RESULT", from which tpu_pod.sh learns who took it: gcloud's
+# own exit status does not tell of workers that it could not prepare.
 set -euo pipefail
+case "${1:-}" in
+  -h | --help) sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" && exit ;;
+esac
 cd "$(dirname "${BASH_SOURCE[0]}")"
 here="$PWD"
 
@@ -45,15 +51,32 @@ install() {
   answer "install $fingerprint"
 }
 
+# Puts the files that came with the command into the folder where it runs, in place of those of the command before it.
+# --touch: Python recognizes a changed module by its time.
+unpack() {
+  mkdir -p work \
+    && if [ -e running.tar ]; then
+      tar --list --quoting-style=literal --file=running.tar \
+        | (cd work && while IFS= read -r name; do rm -f -- "$name" || exit; done)
+    fi \
+    && tar --extract --touch --no-same-owner --file=files.tar --directory=work \
+    && cp files.tar running.tar
+}
+
 # The trainer outlives this connection. `run` is its keeper: it passes SIGTERM on and writes down how it ended.
 start() {
   if is_running; then
     cmp -s command.sh running.sh || { answer start failed: another command is running, stop it first; return 1; }
+    cmp -s files.tar running.tar || { answer start failed: the files of the run have changed, stop it first; return 1; }
     answer start already running
     return
   fi
   if [ -e run.log ]; then mv run.log "run.$(date -u +%Y%m%d-%H%M%S).log"; fi
   rm -f status stopped
+  if ! unpack >unpack.log 2>&1; then
+    answer "start failed: $(tail -n 1 unpack.log)"
+    return 1
+  fi
   cp command.sh running.sh
   : >run.log
   setsid nohup bash worker.sh run >/dev/null 2>&1 </dev/null &
@@ -64,7 +87,7 @@ start() {
 run() {
   local child signalled status
   export PATH="$here/venv/bin:$PATH" PYTHONUNBUFFERED=1
-  bash running.sh >>run.log 2>&1 &
+  (cd work && exec bash ../running.sh) >>run.log 2>&1 &
   child=$!
   trap 'signalled=1; kill -TERM "$child" 2>/dev/null || true' TERM
   while true; do

@@ -1,6 +1,7 @@
 """`launch/gke`: manifests that Kubernetes and JobSet take, of the shape that xpk knows for each slice; kubectl and xpk
 get only flags they have, and their failures end in a sentence."""
 
+import base64
 import copy
 import json
 import os
@@ -13,7 +14,16 @@ import jsonschema
 import pytest
 import referencing
 import yaml
-from commands import REPOSITORY, STAND_INS, put_on_path
+from commands import (
+  PROJECT,
+  PROJECT_OPTIONS,
+  REPOSITORY,
+  STAND_INS,
+  check_t5like_finds_the_project,
+  files_in,
+  make_project,
+  put_on_path,
+)
 
 from t5like.parallel import multihost
 
@@ -36,6 +46,7 @@ def schema():
 class Cluster:
   def __init__(self, folder):
     self.folder = folder
+    self.here = make_project(folder / "the user's folder")
     put_on_path(folder / "bin", {name: [STAND_INS / f"{name}.py"] for name in ("kubectl", "xpk")})
     self.environment = {
       **os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
@@ -44,7 +55,7 @@ class Cluster:
 
   def run(self, script, *words, status=0) -> str:
     done = subprocess.run(
-      [REPOSITORY / "launch/gke" / script, *words], env=self.environment, text=True, timeout=300,
+      [REPOSITORY / "launch/gke" / script, *words], env=self.environment, text=True, timeout=300, cwd=self.here,
       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert not (self.folder / "refused.txt").exists(), (self.folder / "refused.txt").read_text()
@@ -151,6 +162,62 @@ def test_submit_watch_and_delete(cluster, schema):
   assert "STILL BILLED are the cluster" in cluster.run("jobset.sh", "delete", "demo", "--namespace=research")
   assert all("--namespace=research" in call for call in cluster.calls())
   assert [call[0] for call in cluster.calls()][:3] == ["apply", "get", "get"] and cluster.calls()[-1][0] == "delete"
+  assert not (cluster.folder / "configmap.yaml").exists()  # nothing to send
+
+
+PROJECT_COMMAND = ["--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS]
+
+
+@pytest.mark.parametrize("machine", [V5E, GPU], ids=["tpu", "gpu"])
+def test_the_users_files_reach_all_pods_and_are_found_there(cluster, schema, tmp_path, machine):
+  output = cluster.run("jobset.sh", "submit", "demo", *machine, *PROJECT_COMMAND)
+  assert f"{len(PROJECT)} files of {cluster.here} go along" in output
+  config_map = yaml.safe_load((cluster.folder / "configmap.yaml").read_text())
+  manifest = yaml.safe_load((cluster.folder / "manifest.yaml").read_text())
+  schema.validate(manifest)
+  assert config_map.keys() == {"apiVersion", "kind", "metadata", "immutable", "binaryData"}
+  assert (config_map["apiVersion"], config_map["kind"], config_map["immutable"]) == ("v1", "ConfigMap", True)
+  _, _, pod, container = parts(manifest)
+  (volume,) = [v for v in pod["volumes"] if "configMap" in v]
+  assert volume["configMap"]["name"] == config_map["metadata"]["name"] and container["workingDir"] == "/root"
+  for mount in container["volumeMounts"]:  # as the kubelet does
+    if mount["name"] == volume["name"]:
+      target = tmp_path / "pod" / mount["mountPath"][1:]
+      target.parent.mkdir(parents=True, exist_ok=True)
+      target.write_bytes(base64.b64decode(config_map["binaryData"][mount["subPath"]], validate=True))
+  assert files_in(tmp_path / "pod/root") == PROJECT
+  if machine is V5E:
+    check_t5like_finds_the_project(tmp_path / "pod/root")
+  first, second = cluster.calls()
+  assert first[0] == second[0] == "apply" and "--server-side" in first  # the files before the run that needs them
+  cluster.run("jobset.sh", "delete", "demo")
+  selector = "--selector=" + "=".join(*config_map["metadata"]["labels"].items())
+  assert {"delete", "configmap", selector} <= set(cluster.calls()[-1])
+
+
+def test_other_files_make_another_run(cluster):
+  """Kubernetes refuses to change a JobSet: a run never goes on with other files after a restart of its Pods."""
+
+  def rendered():
+    return list(yaml.safe_load_all(cluster.run("jobset.sh", "render", "demo", *V5E, *PROJECT_COMMAND)))
+
+  first, again = rendered(), rendered()
+  (cluster.here / "helper.py").write_text("ready = 'new'\n")
+  changed = rendered()
+  assert first == again and [document["kind"] for document in first] == ["ConfigMap", "JobSet"]
+  assert changed[0]["metadata"]["name"] != first[0]["metadata"]["name"] and changed[1] != first[1]
+
+
+def test_files_that_a_config_map_cannot_hold(cluster):
+  (cluster.here / "my words/large.bin").write_bytes(b"x" * (1 << 20))
+  output = cluster.run("jobset.sh", "submit", "demo", *V5E, *PROJECT_COMMAND, status=2)
+  assert "too large: 1,04" in output and "my words/large.bin (1,048,576)" in output and "--in_image" in output
+  assert not (cluster.folder / "calls.jsonl").exists()
+  cluster.run("jobset.sh", "submit", "demo", *V5E, "--in_image", *PROJECT_COMMAND[1:], "--gin_file=/in/the/image.gin")
+  manifest = yaml.safe_load((cluster.folder / "manifest.yaml").read_text())
+  assert not (cluster.folder / "configmap.yaml").exists() and "workingDir" not in parts(manifest)[3]
+  (cluster.here / "a:b.gin").touch()
+  assert "has a colon" in cluster.run("jobset.sh", "render", "demo", *V5E, *TRAIN, "--gin_file=a:b.gin", status=2)
 
 
 def test_a_dry_run_changes_nothing(cluster):
@@ -187,10 +254,15 @@ def test_failures_of_the_cluster(cluster, message, times, status, expected):
     (["render", "demo", *V5E, "--slices=x", *TRAIN], "--slices=x is not a number"),
     (["render", "demo", *V5E, "--slice=2", *TRAIN], "there is no option --slice"),
     (["render", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=runs/x"], "would be lost with the Pod"),
+    (["submit", "demo", *V5E, *TRAIN, "--gin_file=absent.gin"], "no gin file absent.gin"),
+    (["submit", "demo", *V5E, *TRAIN, "--gin_file=../my.gin"], "../my.gin would not be found on the workers"),
+    (["submit", "demo", *V5E, "--with=my words", "--in_image", *TRAIN], "--with sends files, --in_image none"),
+    (["submit", "demo", *V5E, "--workdir=here", *TRAIN], "invalid --workdir: here"),
   ],
 )
 def test_what_cannot_work_is_said(cluster, words, message):
   assert message in cluster.run("jobset.sh", *words, status=2)
+  assert not (cluster.folder / "calls.jsonl").exists()
 
 
 XPK = ["--cluster=c", "--project=p", "--zone=us-west4-a", "--tpu-type=v5litepod-16", "--docker-image=img"]
@@ -209,6 +281,19 @@ def test_xpk_gets_flags_it_has_and_a_command_that_keeps_its_words(cluster):
   put_on_path(cluster.folder / "bin", {"t5like": ["printf", "%s\\n"]})
   said = subprocess.run(["bash", "-c", f"({command})"], env=cluster.environment, capture_output=True, text=True).stdout
   assert said.splitlines() == ["train", "--restarts=10", "--gin.MODEL_DIR=gs://bucket/run", *words]
+
+
+def test_xpk_sends_a_folder_or_nothing(cluster):
+  """Of a command with local files it takes only what xpk will find: --script-dir is xpk's own option."""
+  command = ["--", "t5like", "train", *PROJECT_OPTIONS]
+  output = cluster.run("xpk.sh", "create", "demo", *XPK, *command, status=2)
+  assert "files that xpk does not send: helper.py,it's $HOME/deep.gin" in output and "--base-docker-image" in output
+  based = [*XPK[:-1], "--base-docker-image=img"]
+  assert "no gin file" in cluster.run("xpk.sh", "create", "demo", *based, "--script-dir=my words", *command, status=2)
+  assert not (cluster.folder / "calls.jsonl").exists()
+  cluster.run("xpk.sh", "create", "demo", *based, *command)
+  cluster.run("xpk.sh", "create", "demo", *XPK, "--in_image", *command)
+  assert len(cluster.calls()) == 2 and not any("--in_image" in call for call in cluster.calls())
 
 
 @pytest.mark.slow  # needs the real xpk (pip install xpk), which the tests do not install

@@ -1,10 +1,13 @@
-"""Every script of launch/: bash can read it, shellcheck has nothing to say, and the README tells when to use it."""
+"""Every script of launch/: bash can read it, shellcheck has nothing to say, the README tells when to use it, and it
+answers --help."""
 
+import os
+import re
 import shutil
 import subprocess
 
 import pytest
-from commands import REPOSITORY
+from commands import REPOSITORY, put_on_path
 
 SCRIPTS = sorted(
   path.relative_to(REPOSITORY) for path in (REPOSITORY / "launch").rglob("*") if path.suffix in (".sh", ".sbatch")
@@ -35,3 +38,65 @@ def test_the_readme_names_every_way_to_launch():
   assert len(ways) > 5
   for script in [*ways, "launch/Dockerfile"]:
     assert script in text, f"launch/README.md does not tell of {script}"
+
+
+COMMANDS = [str(path) for path in SCRIPTS if os.access(REPOSITORY / path, os.X_OK)] + ["launch/files_of_command.py"]
+TOOLS = ["gcloud", "kubectl", "xpk", "sbatch", "srun", "pip", "t5like"]
+
+
+def call(folder, script, *words) -> subprocess.CompletedProcess:
+  """Runs a script where every tool it could use to change something leaves a trace."""
+  put_on_path(folder / "bin", {tool: ["touch", folder / "trace"] for tool in TOOLS})
+  (folder / "home").mkdir(exist_ok=True)
+  environment = {
+    "PATH": f"{folder / 'bin'}:/usr/bin:/bin",
+    "HOME": str(folder / "home"),
+    "TMPDIR": str(folder / "home"),
+  }
+  words = [REPOSITORY / script, *words]
+  return subprocess.run(words, env=environment, cwd=folder / "home", capture_output=True, text=True, timeout=100)
+
+
+def test_there_are_scripts_to_ask():
+  assert {"launch/tpu_pod.sh", "launch/gke/jobset.sh", "launch/gke/xpk.sh", "launch/slurm.sbatch"} < set(COMMANDS)
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_help_is_printed_and_nothing_else_happens(tmp_path, script):
+  for flag in ("--help", "-h"):
+    done = call(tmp_path, script, flag)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert "usage: " in done.stdout and "#" not in done.stdout and "set -" not in done.stdout
+    assert not (tmp_path / "trace").exists() and not list((tmp_path / "home").iterdir())
+  assert re.search("^examples?:", done.stdout, re.M) and done.stdout.count(os.path.basename(script)) > 1
+  if script != "launch/tpu/worker.sh":
+    assert re.search("^options.*:", done.stdout, re.M) and "--help" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["launch/tpu_pod.sh", "launch/gke/jobset.sh"])
+def test_help_names_every_option_and_step_anywhere_before_the_command(tmp_path, script):
+  text = (REPOSITORY / script).read_text()
+  if script == "launch/tpu_pod.sh":
+    options = " ".join(re.findall(r'^(?:values\+?|switches)="(.*)"$', text, re.M)).split()
+  else:
+    options = re.findall(r"\[(\w+)\]=", text[: text.index("with=()")])
+  assert len(options) > 12
+  done = call(tmp_path, script, "delete", "demo", "--help", "--", "t5like")
+  assert done.returncode == 0 and not (tmp_path / "trace").exists()
+  for option in [*options, "with"]:
+    assert f"--{option}" in done.stdout, option
+  for step in re.search(r"^  ((?:\w+ \| )+\w+)\) shift ;;", text, re.M)[1].split(" | "):
+    assert re.search(rf"(^| ){step} ", done.stdout, re.M), step
+
+
+@pytest.mark.parametrize("script", [s for s in COMMANDS if s not in ("launch/quickstart.sh", "launch/test.sh")])
+def test_without_arguments_it_says_what_is_missing(tmp_path, script):
+  done = call(tmp_path, script)
+  assert done.returncode == 2 and done.stderr.startswith("error: ") and not done.stdout
+  assert "/tpu/" in script or "try" in done.stderr
+  assert not list((tmp_path / "home").iterdir())
+
+
+def test_the_scripts_that_need_no_arguments_do_not_take_an_option_for_one(tmp_path):
+  done = call(tmp_path, "launch/quickstart.sh", "--folder=x")
+  assert done.returncode == 2 and "invalid option: --folder=x" in done.stderr and not (tmp_path / "trace").exists()

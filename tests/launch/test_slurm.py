@@ -9,7 +9,7 @@ import subprocess
 import time
 
 import pytest
-from commands import REPOSITORY, STAND_INS, put_on_path
+from commands import PROJECT_OPTIONS, REPOSITORY, STAND_INS, make_project, put_on_path
 
 SCRIPT = REPOSITORY / "launch/slurm.sbatch"
 
@@ -17,18 +17,26 @@ SCRIPT = REPOSITORY / "launch/slurm.sbatch"
 class Job:
   def __init__(self, folder):
     self.folder = folder
-    tools = {name: [STAND_INS / "slurm.py", name] for name in ("srun", "scancel", "scontrol")}
+    self.here = make_project(folder / "the user's folder")
+    tools = {name: [STAND_INS / "slurm.py", name] for name in ("sbatch", "srun", "scancel", "scontrol")}
     put_on_path(folder / "bin", {**tools, "t5like": [STAND_INS / "worker/trainer"]})
     self.environment = {
-      **{name: value for name, value in os.environ.items() if name != "T5LIKE_VENV"},
+      **{name: value for name, value in os.environ.items() if name[:6] not in ("SLURM_", "T5LIKE")},
       "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "T5LIKE_STAND_IN": str(folder),
       "SLURM_JOB_ID": "70000", "SLURM_NTASKS": "2", "SLURM_SUBMIT_DIR": str(folder),
     }  # fmt: skip
 
   def start(self, *arguments) -> subprocess.Popen:
     return subprocess.Popen(
-      ["bash", SCRIPT, *arguments], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+      [SCRIPT, *arguments], env=self.environment, cwd=self.here,
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+  def run(self, *arguments, status=0) -> str:
+    script = self.start(*arguments)
+    output = script.communicate(timeout=300)[0]
+    assert script.returncode == status, output
+    return output
 
   def wait_for_step(self):
     deadline = time.monotonic() + 200
@@ -38,6 +46,8 @@ class Job:
 
   def calls(self) -> list[list[str]]:
     assert not (self.folder / "refused.txt").exists(), (self.folder / "refused.txt").read_text()
+    if not (self.folder / "calls.jsonl").exists():
+      return []
     return [json.loads(line) for line in (self.folder / "calls.jsonl").read_text().splitlines()]
 
 
@@ -86,6 +96,41 @@ def test_a_failure_after_the_warning_is_a_failure(job):
   assert script.returncode == 1 and ["scontrol", "requeue", "70000"] not in job.calls()
 
 
+def test_a_job_whose_nodes_see_the_users_files(job):
+  output = job.run("--with=my words", *PROJECT_OPTIONS)
+  look, train = job.calls()
+  gin_files = {"my conf/run.gin", "my conf/shared.gin", "it's $HOME/deep.gin"}
+  assert {*gin_files, "my_tasks.py", "pack/age", "my words"} <= set(look) and "--ntasks-per-node=1" in look
+  assert train[-5:] == ["t5like", "train", "--restarts=10", *PROJECT_OPTIONS]
+  assert output.count("step 3") == 2 and (job.folder / "bucket/folders").read_text() == f"{job.here}\n" * 2
+
+
+def test_a_job_whose_nodes_do_not_share_the_folder(job):
+  job.environment["T5LIKE_STAND_IN_ALONE"] = "yes"
+  output = job.run(*PROJECT_OPTIONS, status=2)
+  assert "does not see my conf/run.gin" in output and f"do not share {job.here}" in output
+  assert len(job.calls()) == 1 and "step" not in output
+
+
+def test_a_gin_file_that_does_not_exist_ends_the_job_before_its_processes_start(job):
+  assert "no gin file absent.gin" in job.run("--gin_file=absent.gin", status=2) and not job.calls()
+  # On a shared file system any path will do, if it is there.
+  job.run(f"--gin_file={job.here / 'my conf/shared.gin'}", f"--gin_search_paths={job.here}")
+  job.run("--gin_file=../the user's folder/my conf/shared.gin")
+
+
+@pytest.mark.parametrize("inside", ["a job", "no job"])
+def test_it_submits_itself_once_it_has_found_the_files(job, inside):
+  if inside == "no job":
+    del job.environment["SLURM_JOB_ID"]
+  assert "no gin file absent.gin" in job.run("--", "t5like", "train", "--gin_file=absent.gin", status=2)
+  assert "have a --" in job.run("--", "t5like", "train", "--", "x", status=2)  # it would submit itself for ever
+  assert not job.calls()
+  job.run("--nodes=4", "--job-name=my job", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS)
+  (sbatch,) = job.calls()
+  assert sbatch == ["sbatch", "--nodes=4", "--job-name=my job", str(SCRIPT), "--with=my words", *PROJECT_OPTIONS]
+
+
 def test_the_options_in_the_file_are_sbatchs():
   known = json.loads((STAND_INS.parent / "flags/slurm.json").read_text())["commands"]["sbatch"]["flags"]
   options = dict(re.findall(r"^#SBATCH (--[a-z-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.M))
@@ -96,8 +141,10 @@ def test_the_options_in_the_file_are_sbatchs():
 
 def test_outside_of_slurm_and_without_t5like(job):
   del job.environment["SLURM_JOB_ID"]
-  script = job.start()
-  assert "try  sbatch launch/slurm.sbatch" in script.communicate()[0] and script.returncode == 2
+  output = job.run(status=2)
+  assert "missing: -- t5like train" in output and "sbatch launch/slurm.sbatch --gin_file=" in output
+  assert "missing: -- t5like train" in job.run("--nodes=1", status=2)
+  assert "the command is python x.py" in job.run("--", "python", "x.py", status=2)
   job = Job(job.folder)
   (job.folder / "bin/t5like").unlink()
   job.environment["PATH"] = f"{job.folder / 'bin'}:/usr/bin:/bin"

@@ -13,7 +13,16 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import REPOSITORY, STAND_INS, put_on_path
+from commands import (
+  PROJECT,
+  PROJECT_OPTIONS,
+  REPOSITORY,
+  STAND_INS,
+  check_t5like_finds_the_project,
+  files_in,
+  make_project,
+  put_on_path,
+)
 
 WHERE = ["--project=p", "--zone=us-west4-a"]
 V5E = [*WHERE, "--accelerator=v5litepod-8"]
@@ -25,6 +34,7 @@ class Cloud:
 
   def __init__(self, folder: Path):
     self.folder = folder
+    self.here = make_project(folder / "the user's folder")
     self.wheel = folder / "t5like-9.9-py3-none-any.whl"
     self.wheel.write_text("a wheel")
     put_on_path(folder / "bin", {"gcloud": [STAND_INS / "gcloud.py"]})
@@ -43,7 +53,7 @@ class Cloud:
 
   def start(self, *words, **environment) -> subprocess.Popen:
     return subprocess.Popen(
-      [REPOSITORY / "launch/tpu_pod.sh", *words], env={**self.environment, **environment},
+      [REPOSITORY / "launch/tpu_pod.sh", *words], env={**self.environment, **environment}, cwd=self.here,
       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -157,6 +167,11 @@ def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
     (["up", "demo", *V5E, "--", "python", "x.py"], "the command is python"),
     (["up", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=/home/me/run"], "would be lost with the pod"),
     (["up", "demo", *V5E, "--from=git+https://example.com/t5like", *TRAIN], "may be another version tomorrow"),
+    (["up", "demo", *V5E, *TRAIN, "--gin_file=models/t5/tinny.gin"], "no gin file models/t5/tinny.gin"),
+    (["up", "demo", *V5E, *TRAIN, "--gin_file", "/tmp/my.gin"], "/tmp/my.gin would not be found on the workers"),
+    (["up", "demo", *V5E, "--with=absent", *TRAIN], "no file or folder absent"),
+    (["create", "demo", *V5E, "--with=my words"], "only start and up take --with"),
+    (["up", "demo", *V5E, "--with", *TRAIN], "--with needs a value"),
   ],
 )  # fmt: skip
 def test_what_cannot_work_costs_nothing(cloud, words, message):
@@ -183,10 +198,15 @@ def test_up_takes_all_steps_and_leaves_nothing_behind(cloud):
 
 
 def test_a_preempted_run_goes_on_from_its_last_checkpoint_with_the_same_packages(cloud):
-  output = cloud.run("up", "demo", *V5E, "--spot", f"--from={cloud.wheel}", *TRAIN, "--steps=6", "--preempt_at=3")
+  (cloud.here / "other.gin").write_text("SEED = 4\n")
+  output = cloud.run(
+    "up", "demo", *V5E, "--spot", f"--from={cloud.wheel}", *TRAIN, "--steps=6", "--preempt_at=3", "--gin_file=other.gin"
+  )
   assert "demo was preempted: asking for another" in output
   assert len(cloud.calls("create")) == 2 and not cloud.pods
   assert len(cloud.started()) == 4 and "worker 0 | starting at step 4" in output
+  for worker in range(2):  # the files too
+    assert files_in(cloud.folder / f"workers/demo-w-{worker}/t5like-pod/work") == {"other.gin": "SEED = 4\n"}
   installs = [call for call in cloud.calls("install") if "pip" in call]
   assert len(installs) == 4 and len({call[call.index("--exclude-newer") + 1] for call in installs}) == 1
 
@@ -226,6 +246,27 @@ def test_steps_can_be_taken_alone_and_again(pod):
   assert "worker 0 | SIGTERM: saved" in pod.run("logs", "demo", status=143)
   assert "BILLED" not in pod.run("delete", "demo") and not pod.pods
   assert "demo is deleted" in pod.run("delete", "demo", *WHERE)
+
+
+def test_the_users_files_reach_all_workers_and_are_found_there(pod):
+  command = ["start", "demo", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS, "--steps=1000"]
+  output = pod.run(*command)
+  assert f"{len(PROJECT)} files of {pod.here} go to the workers" in output and "  it's $HOME/deep.gin" in output
+  pod.wait_for_starts(2)
+  work = [pod.folder / f"workers/demo-w-{worker}/t5like-pod/work" for worker in range(2)]
+  assert files_in(work[0]) == files_in(work[1]) == PROJECT
+  assert set((pod.folder / "bucket/folders").read_text().splitlines()) == set(map(str, work))
+  assert all("train --restarts=10 --gin_file=my conf/run.gin" in line for line in pod.started())
+  check_t5like_finds_the_project(work[1])
+
+  pod.run(*command)  # the same files, the same run
+  (pod.here / "helper.py").write_text("ready = 'new'\n")
+  assert "the files of the run have changed, stop it first" in pod.run(*command, status=1, T5LIKE_RETRIES="1")
+  assert files_in(work[0]) == PROJECT
+  pod.run("stop", "demo")
+  (work[0] / "made by the run").touch()
+  pod.run("start", "demo", "--", "t5like", "train", "--gin.TASK_MODULES=['helper']", "--steps=1000")
+  assert files_in(work[0]) == {"helper.py": "ready = 'new'\n", "made by the run": ""}
 
 
 def test_up_can_be_left_and_taken_up_again_and_stopped_from_elsewhere(pod):

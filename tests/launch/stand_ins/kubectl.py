@@ -8,7 +8,9 @@ if __name__ == "__main__":
   call = Call("kubectl", sys.argv[1:])
   if call.name == "apply":
     assert call.flag("--filename") == "-"
-    (FOLDER / "manifest.yaml").write_text(sys.stdin.read())
+    manifest = sys.stdin.read()
+    kind = "configmap" if "kind: ConfigMap" in manifest else "manifest"
+    (FOLDER / f"{kind}.yaml").write_text(manifest)
     print("jobset.jobset.x-k8s.io/demo created")
   elif call.name == "logs" and "completion-index=0" in call.flag("--selector"):
     print("[pod/demo-slice-0-0-x/t5like] step 1")

@@ -1,4 +1,7 @@
-"""Stands in for srun, scancel and scontrol: `slurm.py srun ...` really runs the command, as two tasks."""
+"""Stands in for Slurm's commands: `slurm.py srun ...` really runs the command, as two tasks.
+
+With T5LIKE_STAND_IN_ALONE, the second node does not share the file system: its tasks start elsewhere, as Slurm does it.
+"""
 
 import os
 import signal
@@ -20,7 +23,8 @@ def srun(call: Call) -> None:
       "SLURM_LOCALID": str(task),
       "T5LIKE_STAND_IN_HOST": f"node-w-{task}",
     }
-    tasks.append(subprocess.Popen(call.arguments, env=env))
+    elsewhere = "/" if task == 1 and os.environ.get("T5LIKE_STAND_IN_ALONE") else None
+    tasks.append(subprocess.Popen(call.arguments, env=env, cwd=elsewhere))
   (FOLDER / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
   sys.exit(max(task.wait() for task in tasks))  # the highest, as srun does
 
@@ -36,5 +40,5 @@ def scontrol(call: Call) -> None:
 
 
 if __name__ == "__main__":
-  called = Call("slurm", sys.argv[1:], runs_command=sys.argv[1] == "srun")
-  {"srun": srun, "scancel": scancel, "scontrol": scontrol}[called.name](called)
+  called = Call("slurm", sys.argv[1:], runs_command=sys.argv[1] in ("srun", "sbatch"))
+  {"sbatch": lambda call: None, "srun": srun, "scancel": scancel, "scontrol": scontrol}[called.name](called)
