@@ -131,8 +131,11 @@ class Checkpoints:
     step, needed = int(state.step), checkpoint_bytes(state)
     if first_process_decides(lambda: self._is_saved_or_has_room(step, needed)):
       return False
-    if jax.process_index() == 0 and any(noted >= step for noted in (scores := read_scores(self.folder))):
-      write_scores(self.folder, {noted: scores[noted] for noted in scores if noted < step})  # of what is done again
+    if jax.process_index() == 0:
+      scores = read_scores(self.folder)
+      kept = {noted: scores[noted] for noted in scores if noted < step}  # the others are of steps that are done again
+      if kept != scores:
+        write_scores(self.folder, kept)
     metrics = {name: float(value) for name, value in (metrics or {}).items()}
     training = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
     items = {
