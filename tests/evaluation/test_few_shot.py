@@ -75,6 +75,8 @@ def test_shots_that_do_not_fit_are_left_out_and_told():
   prompts = maker.all([QUESTION] * 2)
   assert [prompt.shots for prompt in prompts] == [2, 2]
   assert all(len(prompt.tokens) <= 14 and prompt.text.endswith("30 + 1 =") for prompt in prompts)
+  _, i, j = draw_shots(0, 0, 3, len(POOL))  # the first gives way
+  assert prompts[0].text == f"{i} + 1 = {i + 1}\n{j} + 1 = {j + 1}\n30 + 1 ="
   assert shots_story(prompts, 3) == "2 of 2 prompts have no room for 3 examples: they have 2.0 on average, at least 2"
   assert shots_story(prompts, 2) == ""
   with pytest.raises(UserError, match="4 tokens even without shots, there is room for 3"):
