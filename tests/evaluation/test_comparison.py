@@ -73,11 +73,17 @@ def test_a_metric_that_is_no_mean_is_taken_again_for_every_resample():
   assert (f1.low, f1.high) == pytest.approx(np.percentile(drawn, (2.5, 97.5)), abs=0.8)
 
 
-def test_a_metric_that_happens_to_be_the_mean_of_its_rows_is_taken_again():
-  """F1 equals the mean over these rows, but over few of their resamples."""
-  targets, said = [1, 1, 0, 0] * 5, [1, 0, 1, 0] * 5  # F1 is 50, and so would be a mean over rows of 0 and 100
-  (found,) = compare(*(answers(side, targets, [F1]) for side in (said, said[::-1])), resamples=40)
-  assert found.resamples == 4
+def test_a_metric_that_happens_to_be_the_mean_of_its_rows_is_taken_again(tmp_path, monkeypatch):
+  """The median of 0, 50 and 100 is their mean, but not that of most resamples."""
+  (tmp_path / "own_median.py").write_text(
+    "import statistics\ndef median(targets, predictions): return {'median': statistics.median(predictions)}\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  sides = [
+    answers(side * 7, [0] * 21, [{"function": "own_median:median", "keywords": {}}]) for side in ([0, 50, 100],) * 2
+  ]
+  (found,) = compare(*sides, resamples=40, modules=["own_median"])
+  assert (found.a, found.resamples) == (50, 4)
 
 
 def test_resamples_in_parts_are_as_many_and_of_whole_size(monkeypatch):
