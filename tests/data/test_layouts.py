@@ -153,6 +153,8 @@ def test_every_layout_begins_texts_with_the_start_token():
   fed = lambda layout, given: layout(given, lengths, 7)["decoder_input_tokens"].tolist()  # noqa: E731
   assert fed(encoder_decoder, examples) == [[7, 3, 1, 0, 0], [7, 5, 6, 1, 0]]
   assert fed(encoder_decoder, packed) == [[7, 3, 7, 5, 6]]
+  # Padding is no text: nothing begins there.
+  assert encoder_decoder(packed, Lengths(0, 3, 7), 7)["decoder_input_tokens"].tolist() == [[7, 3, 7, 5, 6, 0, 0]]
   for layout in (decoder, prefix_lm):
     assert fed(layout, examples) == [[7, 9, 4, 3, 1, 0, 0, 0], [7, 8, 5, 6, 1, 0, 0, 0]]
     assert fed(layout, packed) == [[7, 9, 4, 3, 7, 8, 5, 6]]
