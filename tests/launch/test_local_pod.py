@@ -60,6 +60,8 @@ def test_arguments_environment_and_input_of_a_process(monkeypatch):
   says = 'echo "$JAX_PLATFORMS $JAX_NUM_CPU_DEVICES $PYTHONUNBUFFERED <$1> <$2> $(wc -c)"'
   assert run(1, ["bash", "-c", says, "name", "two  words", "a'b"]) == "[0] cpu 4 1 <two  words> <a'b> 0\n"
   assert run(1, ["bash", "-c", says, "name"], JAX_PLATFORMS="cuda") == "[0] cuda 4 1 <> <> 0\n"
+  typed = [REPOSITORY / "launch/local_pod.sh", "1", "--", "wc", "-c"]
+  assert subprocess.run(typed, input=b"to the terminal", capture_output=True).stdout == b"[0] 0\n"
   ports = {run(1, ["bash", "-c", "echo $T5LIKE_COORDINATOR"]).split(":")[1].strip() for _ in range(3)}
   assert all(20_000 <= int(port) < 32_000 for port in ports)
 
