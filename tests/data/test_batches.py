@@ -7,6 +7,7 @@ import pytest
 
 from t5like import data
 from t5like.data.mixing import mixture_rows
+from t5like.data.rows import shuffled
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Lengths, SpecialTokens
 from t5like.objectives.span_corruption import SpanCorruption
@@ -103,6 +104,19 @@ def test_seeds_and_epochs_differ(corpus, name):
   first = source.rows(np.arange(count))
   assert not same(first, corpus_rows(corpus, name, seed=1).rows(np.arange(count)))
   assert not same(first, source.rows(np.arange(count, 2 * count)))
+
+
+@pytest.mark.parametrize("name", ["span_corruption", "roberta"])
+def test_a_row_is_corrupted_afresh_in_every_epoch(corpus, name):
+  source = corpus_rows(corpus, name)
+  count, side = source.rows_per_epoch, "encoder_input_tokens"
+  epochs = []
+  for epoch in range(2):
+    numbers = np.arange(count) + epoch * count
+    epochs.append(source.rows(numbers)[side][np.argsort(shuffled(numbers, count, 0)[1])])  # by row
+  assert np.mean(np.any(epochs[0] != epochs[1], axis=1)) > 0.9
+  text = [row[(row > 9) & (row < 900)] for row in np.stack(epochs, axis=1)]  # of the same row, whatever is hidden
+  assert np.mean([len(np.unique(tokens)) < 0.85 * len(tokens) for tokens in text]) > 0.9
 
 
 @pytest.mark.parametrize("name", ["lm", "full_lm", "causal_lm", "prefix_lm", "roberta"])
