@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from t5like import data
+from t5like.data.mixing import mixture_rows
+from t5like.data.rows import shuffled
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Lengths, SpecialTokens
 from t5like.objectives.span_corruption import SpanCorruption
@@ -102,6 +104,19 @@ def test_seeds_and_epochs_differ(corpus, name):
   first = source.rows(np.arange(count))
   assert not same(first, corpus_rows(corpus, name, seed=1).rows(np.arange(count)))
   assert not same(first, source.rows(np.arange(count, 2 * count)))
+
+
+@pytest.mark.parametrize("name", ["span_corruption", "roberta"])
+def test_a_row_is_corrupted_afresh_in_every_epoch(corpus, name):
+  source = corpus_rows(corpus, name)
+  count, side = source.rows_per_epoch, "encoder_input_tokens"
+  epochs = []
+  for epoch in range(2):
+    numbers = np.arange(count) + epoch * count
+    epochs.append(source.rows(numbers)[side][np.argsort(shuffled(numbers, count, 0)[1])])  # by row
+  assert np.mean(np.any(epochs[0] != epochs[1], axis=1)) > 0.9
+  text = [row[(row > 9) & (row < 900)] for row in np.stack(epochs, axis=1)]  # of the same row, whatever is hidden
+  assert np.mean([len(np.unique(tokens)) < 0.85 * len(tokens) for tokens in text]) > 0.9
 
 
 @pytest.mark.parametrize("name", ["lm", "full_lm", "causal_lm", "prefix_lm", "roberta"])
@@ -209,6 +224,39 @@ def test_a_mixture_gives_each_source_its_rate_and_its_own_epochs(labelled):
   batch = mixed.rows(np.arange(40))
   own = [source.rows(np.arange(n)) for source, n in zip(members, (30, 10), strict=True)]
   assert sorted(targets_of(batch)) == sorted(targets_of(own[0]) + targets_of(own[1]))
+
+
+def test_every_row_of_a_mixture_stands_where_its_task_has_its_turn(labelled):
+  members = [data.ExampleRows(labelled, LENGTHS, SPECIAL, seed) for seed in range(2)]
+  mixed, numbers = data.MixtureRows(members, [2, 1]), np.arange(60, 90)
+  batch = mixed.rows(numbers)
+  task, own = mixture_rows(numbers, [2, 1])
+  for row in range(30):
+    alone = members[task[row]].rows(own[row : row + 1])
+    assert all(np.array_equal(batch[name][row], alone[name][0]) for name in batch)
+  assert mixed.rows_per_epoch == 100
+
+
+def test_the_rows_of_a_host():
+  assert data.HostShare((1, 3), 4).rows(12).tolist() == [3, 4, 5, 9, 10, 11]
+  assert data.HostShare().rows(3).tolist() == [0, 1, 2]
+
+
+def test_the_share_of_inputs_that_is_no_padding(tmp_path):
+  # With their ends, inputs of 3, 16 (cut) and 5 tokens: alone in rows of 16, or the short ones together.
+  rows = [{"inputs": "3 " * n, "targets": "9"} for n in (2, 30, 4)]
+  cache = make_cache(tmp_path / "three", rows, ["inputs", "targets"])
+  assert data.ExampleRows(cache, LENGTHS, SPECIAL, 0).efficiency == 24 / 48
+  packed = data.ExampleRows(cache, LENGTHS, SPECIAL, 0, pack=True)
+  assert packed.rows_per_epoch == 2 and packed.efficiency == 24 / 32
+
+
+def test_some_examples_of_an_evaluation(labelled):
+  rows = [row for row, *_ in data.evaluation_batches(labelled, LENGTHS, SPECIAL, 4, limit=6)]
+  assert [row.tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, -1, -1]]
+  assert sum(len(row) for row, *_ in data.evaluation_batches(labelled, LENGTHS, SPECIAL, 10, limit=500)) == 50
+  *_, (numbers, inputs, lengths, _) = data.evaluation_batches(labelled, LENGTHS, SPECIAL, 4, limit=6)
+  assert inputs[:, 0].tolist() == [14, 15, 14, 14] and lengths[2] == lengths[0]  # copies of the batch's first row
 
 
 def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):

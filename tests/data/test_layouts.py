@@ -3,7 +3,20 @@
 import numpy as np
 import pytest
 
-from t5like.data.layouts import Examples, blank, causal, closed, decoder_prompts, encoder, encoder_decoder, prefix_lm
+from t5like.data.layouts import (
+  LAYOUTS,
+  PROMPTS,
+  Examples,
+  blank,
+  causal,
+  closed,
+  counting,
+  decoder,
+  decoder_prompts,
+  encoder,
+  encoder_decoder,
+  prefix_lm,
+)
 from t5like.objectives import Lengths, Masked, Ragged
 
 
@@ -131,3 +144,71 @@ def test_blank_batches_have_the_shapes(layout, packed):
   assert all(
     array.shape[0] == 3 and not array.any() for name, array in batch.items() if name != "decoder_causal_attention"
   )
+
+
+def test_every_layout_begins_texts_with_the_start_token():
+  examples = Examples(ragged([9, 4], [8]), ragged([3, 1], [5, 6, 1]), 2)
+  packed = Examples(ragged([9, 4], [8]), ragged([3, 1], [5, 6, 1]), 1, np.array([0, 0]))
+  lengths = Lengths(0, 3, 5)
+  fed = lambda layout, given: layout(given, lengths, 7)["decoder_input_tokens"].tolist()  # noqa: E731
+  assert fed(encoder_decoder, examples) == [[7, 3, 1, 0, 0], [7, 5, 6, 1, 0]]
+  assert fed(encoder_decoder, packed) == [[7, 3, 7, 5, 6]]
+  # Padding is no text: nothing begins there.
+  assert encoder_decoder(packed, Lengths(0, 3, 7), 7)["decoder_input_tokens"].tolist() == [[7, 3, 7, 5, 6, 0, 0]]
+  for layout in (decoder, prefix_lm):
+    assert fed(layout, examples) == [[7, 9, 4, 3, 1, 0, 0, 0], [7, 8, 5, 6, 1, 0, 0, 0]]
+    assert fed(layout, packed) == [[7, 9, 4, 3, 7, 8, 5, 6]]
+  prompts = PROMPTS["decoder"](np.array([[9, 4]], np.int32), np.array([2]), 7)
+  assert prompts["decoder_input_tokens"].tolist() == [[7, 9, 4]]
+  prompts = PROMPTS["encoder_decoder"](np.array([[9, 0]], np.int32), np.array([2]), 7)
+  assert {k: v.tolist() for k, v in prompts.items()} == {"encoder_input_tokens": [[9, 0]], "encoder_lengths": [2]}
+
+
+def test_packed_prefix_lm_rows_by_hand():
+  """Two examples in the first row, one in the second, which only fills a part of it."""
+  examples = Examples(ragged([9, 4], [8], [6]), ragged([3, 1], [5, 1], [1]), 2, np.array([0, 0, 1]))
+  batch = prefix_lm(examples, Lengths(0, 4, 4))
+  assert batch["decoder_target_tokens"].tolist() == [[9, 4, 3, 1, 8, 5, 1, 0], [6, 1, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_input_tokens"].tolist() == [[0, 9, 4, 3, 0, 8, 5, 0], [0, 6, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_loss_weights"].tolist() == [[0, 0, 1, 1, 0, 1, 1, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_segment_ids"].tolist() == [[1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_positions"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_causal_attention"].tolist() == [[1, 1, 1, 0, 1, 1, 0, 0], [1, 1, 0, 0, 0, 0, 0, 0]]
+  assert batch["decoder_causal_attention"].dtype == np.int32
+  assert decoder(examples, Lengths(0, 4, 4)).keys() == batch.keys() - {"decoder_causal_attention"}
+
+
+def test_what_is_too_long_is_cut_on_its_own_side():
+  examples = Examples(ragged([2, 3, 4, 5]), ragged([6, 7, 8]), 1)
+  batch = encoder_decoder(examples, Lengths(0, 3, 2))
+  assert batch["encoder_input_tokens"].tolist() == [[2, 3, 4]] and batch["decoder_target_tokens"].tolist() == [[6, 7]]
+  batch = decoder(examples, Lengths(0, 3, 2))
+  assert batch["decoder_target_tokens"].tolist() == [[2, 3, 4, 6, 7]]
+  assert batch["decoder_loss_weights"].tolist() == [[0, 0, 0, 1, 1]]
+  assert causal(ragged([2, 3, 4, 5]), Lengths(0, 0, 2))["decoder_target_tokens"].tolist() == [[3, 4]]
+  masked = Masked(ragged([2, 3, 9]), np.array([[2, 7, 9]]), np.ones((1, 3), bool), np.array([[0, 1, 1]]), None)
+  batch = encoder(masked, 2)
+  assert batch["encoder_input_tokens"].tolist() == [[2, 3]] and batch["encoder_target_tokens"].tolist() == [[2, 7]]
+  assert batch["encoder_token_types"].tolist() == [[0, 1]] and "labels" not in batch
+  with pytest.raises(ValueError, match="longer than their row"):
+    encoder_decoder(Examples(ragged([2, 3], [4, 5]), ragged([1], [1]), 1, np.array([0, 0])), Lengths(0, 3, 2))
+
+
+def test_rows_that_fill_up_weigh_nothing():
+  given = {"decoder_loss_weights": np.ones((3, 2), np.float32), "decoder_target_tokens": np.ones((3, 2), np.int32)}
+  batch = counting(given, np.array([True, False, True]))
+  assert batch["decoder_loss_weights"].tolist() == [[1, 1], [0, 0], [1, 1]]
+  assert batch["decoder_loss_weights"].dtype == np.float32 and batch["decoder_target_tokens"].all()
+
+
+def test_blank_batches_have_the_names_and_sizes_of_real_ones():
+  texts, lengths = ragged([4, 1], [5, 1]), Lengths(0, 6, 4)
+  shapes = lambda batch: {name: (array.shape, array.dtype) for name, array in batch.items()}  # noqa: E731
+  for packed in (False, True):
+    examples = Examples(texts, texts, 2, np.arange(2) if packed else None)
+    for name, layout in LAYOUTS.items():
+      assert shapes(blank(name, lengths, 2, packed, shifted=False)) == shapes(layout(examples, lengths, 0))
+  assert shapes(blank("decoder", lengths, 2, False, shifted=True)) == shapes(causal(texts, lengths))
+  nothing = np.zeros((2, 0), np.int32)
+  masked = Masked(texts, nothing, nothing, nothing, np.zeros(2, np.int32))
+  assert shapes(blank("encoder", lengths, 2, False, shifted=False)) == shapes(encoder(masked, 6))

@@ -1,9 +1,50 @@
-"""The labels of tasks."""
+"""Which candidate is chosen, and the labels of tasks."""
+
+import types
 
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.answering import label_set
+from t5like.evaluation.answering import label_set, rank_answers, split_starts
+from t5like.evaluation.loss_sums import add_up
+from t5like.evaluation.ranking import Likelihood
+
+
+def scorer(layout="encoder_decoder"):
+  """A token costs its id; what it is asked is kept in `asked`."""
+  asked = []
+
+  def score(params, prompts, candidates, starts):
+    asked.append((prompts, starts))
+    return [[Likelihood(-float(sum(answer)), len(answer)) for answer in answers] for answers in candidates]
+
+  score.model, score.asked = types.SimpleNamespace(batch_layout=layout), asked
+  return score
+
+
+def test_the_likeliest_candidate_by_sum_or_by_token_and_of_equals_the_first():
+  candidates = [[[3], [2, 2]], [[2, 2], [4]], [[1, 5], [2, 4], [9]]]
+  best, scores = rank_answers(scorer(), {}, [[7]] * 3, candidates)
+  assert best == [0, 0, 0] and scores == [[-3, -4], [-4, -4], [-6, -6, -9]]
+  best, scores = rank_answers(scorer(), {}, [[7]] * 3, candidates, how="mean")
+  assert best == [1, 0, 0] and scores == [[-3, -2], [-2, -4], [-3, -3, -9]]
+  with pytest.raises(UserError, match="--rank=median cannot work"):
+    rank_answers(scorer(), {}, [[7]], [[[3]]], how="median")
+
+
+def test_many_prompts_are_ranked_in_their_order_with_signs_of_progress():
+  heard = []
+  best, scores = rank_answers(scorer(), {}, [[7]] * 300, [[[5], [n % 9]] for n in range(300)], progress=heard.append)
+  assert best == [int(n % 9 < 5) for n in range(300)] and len(scores) == 300
+  assert heard == [256, 300]
+
+
+def test_a_decoders_first_token_begins_its_text():
+  assert split_starts("encoder_decoder", [[7, 8]], [[[1]]]) == ([[7, 8]], [[[1]]], None)
+  assert split_starts("decoder", [[7, 8, 9], [6]], [[[1]], [[2]]]) == ([[8, 9], []], [[[1]], [[2]]], [7, 6])
+  asked = scorer("decoder")
+  rank_answers(asked, {}, [[7, 8]], [[[1]]])
+  assert asked.asked == [([[8]], [7])]
 
 
 def test_the_labels_of_a_task():
@@ -11,5 +52,30 @@ def test_the_labels_of_a_task():
   worded = {"postprocessor": {"function": "m:f", "keywords": {"label_classes": ["b", "a"]}}}
   assert label_set(worded, examples, "t") == ["b", "a"]
   assert label_set({"postprocessor": None}, examples, "t") == ["no", "yes"]
-  with pytest.raises(UserError, match="no set of labels"):
-    label_set({"postprocessor": None}, [{"targets_pretokenized": str(n)} for n in range(50)], "t")
+  assert label_set({"postprocessor": {"function": "m:f", "keywords": {}}}, examples, "t") == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+  ("different", "count", "works"),
+  [(1, 9, False), (2, 2, True), (3, 3, False), (3, 6, True), (4, 6, False), (64, 200, True), (65, 200, False)],
+)
+def test_few_different_targets_are_labels(different, count, works):
+  examples = [{"targets_pretokenized": f"{n % different:02d}"} for n in range(count)]
+  if works:
+    assert label_set({"postprocessor": None}, examples, "t") == [f"{n:02d}" for n in range(different)]
+  else:
+    with pytest.raises(UserError, match=f"no set of labels: its examples have {different} different"):
+      label_set({"postprocessor": None}, examples, "t")
+
+
+def test_sums_of_batches_are_added_in_float64_a_few_behind_the_devices():
+  given, heard = [], []
+
+  def batches():
+    for n in range(6):
+      given.append(n)
+      assert n - len(heard) < 3
+      yield {"loss": 2.0**25 if n == 0 else 1.0, "tokens": n}
+
+  assert add_up(batches(), heard.append) == {"loss": 2.0**25 + 5, "tokens": 15}
+  assert heard == [1, 2, 3, 4, 5, 6]

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from t5like.errors import UserError
+from t5like.evaluation import comparison
 from t5like.evaluation.comparison import (
   Answers,
+  Difference,
   bootstrap_means,
   check_same_questions,
   compare,
@@ -69,6 +71,40 @@ def test_a_metric_that_is_no_mean_is_taken_again_for_every_resample():
   drawn = [score(b, rows) - score(a, rows) for rows in draw.integers(0, 200, (4000, 200))]
   assert f1.b - f1.a == pytest.approx(score(b, slice(None)) - score(a, slice(None)))
   assert (f1.low, f1.high) == pytest.approx(np.percentile(drawn, (2.5, 97.5)), abs=0.8)
+
+
+def test_a_metric_that_happens_to_be_the_mean_of_its_rows_is_taken_again(tmp_path, monkeypatch):
+  """The median of 0, 50 and 100 is their mean, but not that of most resamples."""
+  (tmp_path / "own_median.py").write_text(
+    "import statistics\ndef median(targets, predictions): return {'median': statistics.median(predictions)}\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  sides = [
+    answers(side * 7, [0] * 21, [{"function": "own_median:median", "keywords": {}}]) for side in ([0, 50, 100],) * 2
+  ]
+  (found,) = compare(*sides, resamples=40, modules=["own_median"])
+  assert (found.a, found.resamples) == (50, 4)
+
+
+def test_resamples_in_parts_are_as_many_and_of_whole_size(monkeypatch):
+  monkeypatch.setattr(comparison, "_CHUNK", 6)  # two resamples of three rows at a time
+  means = bootstrap_means(np.array([[0.0, 5.0], [3.0, 5.0], [6.0, 5.0]]), 501, seed=1)
+  assert means.shape == (501, 2) and np.all(means[:, 1] == 5.0)
+  assert means[:, 0].mean() == pytest.approx(3.0, abs=0.2) and len({round(m, 6) for m in means[:, 0]}) == 7
+
+
+def test_the_table_of_differences():
+  found = [
+    Difference("em", 50.0, 52.0, 0.5, 3.5, 0.99, 10_000),
+    Difference("f1", 60.0, 58.5, -2.0, -1.0, 0.015, 1000),
+    Difference("bleu", 1.0, 1.0, 0.0, 0.0, 0.5, 10),
+  ]
+  assert differences_table(found, "old", "new").splitlines() == [
+    "  metric    old    new  B - A   95 % interval  B better in  resamples",
+    "  em      50.00  52.00  +2.00  +0.50 to +3.50        99.0%     10,000  B is better",
+    "  f1      60.00  58.50  -1.50  -2.00 to -1.00         1.5%      1,000  A is better",
+    "  bleu     1.00   1.00  +0.00  +0.00 to +0.00        50.0%         10  may be chance",
+  ]
 
 
 def test_files_are_read_with_what_scored_them(tmp_path):

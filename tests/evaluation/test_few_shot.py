@@ -40,6 +40,34 @@ def test_shots_are_drawn_anew_for_each_question_and_always_the_same():
   assert all(number not in draw_shots(0, number, 8, 9, but=number) for number in range(9))
 
 
+def test_all_of_a_pool_may_be_drawn_and_none_twice():
+  for number in range(5):
+    assert sorted(draw_shots(0, number, 9, 9)) == list(range(9))
+    assert sorted(draw_shots(0, number, 8, 9, but=4)) == [0, 1, 2, 3, 5, 6, 7, 8]
+  template = Template.parse("{inputs} {targets}\n")
+  PromptMaker(template, POOL, 8, 0, words, pool_is_evaluated=True)
+  with pytest.raises(UserError, match="has 9 examples only"):
+    PromptMaker(template, POOL, 9, 0, words, pool_is_evaluated=True)
+  maker = PromptMaker(template, POOL, 8, 0, words, pool_is_evaluated=True)
+  assert maker.all([]) == []
+  for number, prompt in enumerate(maker.all(POOL)):  # no question is solved before it is asked
+    assert prompt.shots == 8 and prompt.text.count(f"{number} + 1 =") == 1
+
+
+def test_what_parts_examples_and_what_comes_once():
+  template = Template.parse("Sums: {level}\n-----\n{inputs}  {targets}  \n---\n")  # the second line of dashes is text
+  assert (template.instruction, template.before, template.after) == ("Sums: {level}\n", "{inputs}  ", "  \n---\n")
+  assert template.stop == "---" and template.answer("31") == "  31"
+  assert Template.parse("{inputs} {targets}  ").after == "\n"  # spaces alone part nothing
+  maker = PromptMaker(template, POOL, 1, 0, words)
+  shot = draw_shots(0, 2, 1, 9)[0]
+  assert maker(2, QUESTION).text == f"Sums: easy\n{shot} + 1 =  {shot + 1}  \n---\n30 + 1 ="
+  with pytest.raises(UserError, match="wants {kind}"):
+    PromptMaker(Template.parse("{kind}\n---\n{inputs} {targets}"), POOL, 0, 0, words).all([QUESTION])
+  with pytest.raises(UserError, match="2 places for an answer"):
+    Template.parse("{targets}\n---\n{inputs} {targets}")
+
+
 def test_shots_that_do_not_fit_are_left_out_and_told():
   template = Template.parse("{inputs} {targets}\n")
   # Each shot has 5 words (the last line's '=' and the answer apart), the question 4.
@@ -47,6 +75,8 @@ def test_shots_that_do_not_fit_are_left_out_and_told():
   prompts = maker.all([QUESTION] * 2)
   assert [prompt.shots for prompt in prompts] == [2, 2]
   assert all(len(prompt.tokens) <= 14 and prompt.text.endswith("30 + 1 =") for prompt in prompts)
+  _, i, j = draw_shots(0, 0, 3, len(POOL))  # the first gives way
+  assert prompts[0].text == f"{i} + 1 = {i + 1}\n{j} + 1 = {j + 1}\n30 + 1 ="
   assert shots_story(prompts, 3) == "2 of 2 prompts have no room for 3 examples: they have 2.0 on average, at least 2"
   assert shots_story(prompts, 2) == ""
   with pytest.raises(UserError, match="4 tokens even without shots, there is room for 3"):

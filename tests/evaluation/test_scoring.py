@@ -7,7 +7,7 @@ import pytest
 
 from t5like import evaluation
 from t5like.errors import UserError
-from t5like.evaluation.scoring import find_function, score_answers
+from t5like.evaluation.scoring import check_functions, find_function, score_answers
 
 SCORING = {
   "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
@@ -68,3 +68,51 @@ def test_functions_are_found_by_name_with_their_keywords():
     find_function({"function": "textwrap:dedent", "keywords": {}})
   with pytest.raises(UserError, match="cannot be imported"):
     find_function({"function": "my_tasks:f", "keywords": {}}, modules=["my_tasks.glue"])
+
+
+def test_metrics_and_postprocessors_of_the_users_own(tmp_path, monkeypatch):
+  (tmp_path / "own_scores.py").write_text(
+    "def length(text, example, is_target): return (len(text), is_target, example['id'])\n"
+    "def together(targets, predictions, add):\n"
+    "  return {'sum': sum(t[0] + p[0] for t, p in zip(targets, predictions)) + add}\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  scoring = {
+    "postprocessor": {"function": "own_scores:length", "keywords": {}},
+    "metrics": [{"function": "own_scores:together", "keywords": {"add": 100}}],
+  }
+  fields = [{"targets_pretokenized": text, "id": n} for n, text in enumerate(("a", "bb", "a"))]
+  batches = [(np.array([2, 0, -1]), np.array([["xxx"], ["yyyy"], ["z"]]), None, None)]
+  heard = []
+  result = evaluation.evaluate(
+    batches, lambda x, lengths: x, lambda row: str(row[0]), fields, scoring, heard.append, modules=["own_scores"]
+  )
+  assert result.scores == {"sum": 1 + 4 + 1 + 3 + 100} and heard == [2]
+  assert [row["prediction"] for row in result.rows] == [(4, False, 0), (3, False, 2)]  # in the order of their numbers
+  assert result.rows[1]["target"] == (1, True, 2)
+  more = score_answers({1: "x"}, fields, scoring, {1: {"shots": 3}}, ["own_scores"])
+  assert more.rows == [{"inputs": None, "prediction": (1, False, 1), "target": (2, True, 1), "shots": 3}]
+  with pytest.raises(UserError, match="only run if you name its module"):
+    score_answers({1: "x"}, fields, scoring)
+  check_functions(scoring, ["own_scores"])
+  with pytest.raises(UserError, match="only run if you name its module"):
+    check_functions({**scoring, "postprocessor": None}, [])
+
+
+@pytest.mark.parametrize(("targets", "answer"), [("aab", ""), ("aabb", "a"), ("abbb", "b"), ("abcd", "")])
+def test_the_commonest_target_is_a_baseline_where_targets_recur(targets, answer):
+  fields = [{"targets_pretokenized": text} for text in targets]
+  found = score_answers(dict.fromkeys(range(len(targets)), "a"), fields, {**SCORING, "postprocessor": None})
+  assert found.majority_answer == answer
+  assert found.majority == ({"accuracy": 100 * targets.count(answer) / len(targets)} if answer else {})
+
+
+def test_what_a_module_imports_is_no_scoring_function():
+  for name in ("t5like.tasks.metrics:np.sum", "t5like.tasks.metrics:__doc__"):
+    with pytest.raises(UserError, match="is not a scoring function|cannot be imported"):
+      find_function({"function": name, "keywords": {}})
+  for entry in ({"function": "t5like.tasks.metrics.accuracy", "keywords": {}}, {"function": "a:b"}, "a:b", None):
+    with pytest.raises(UserError, match="names no scoring function"):
+      find_function(entry)
+  with pytest.raises(UserError, match="only run if you name its module"):
+    find_function({"function": "t5like.tasks.metrics_of_others:f", "keywords": {}})

@@ -1,12 +1,22 @@
 """Files for leaderboards, to the letter, and answers that get the text of their contexts again."""
 
+import gzip
 import json
 import lzma
+import zipfile
 
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.submissions import GLUE, as_written, read_squad, restored, write_glue, write_squad
+from t5like.evaluation.submissions import (
+  GLUE,
+  SquadQuestion,
+  as_written,
+  read_squad,
+  restored,
+  write_glue,
+  write_squad,
+)
 from t5like.tasks import glue
 
 
@@ -82,3 +92,29 @@ def test_squad_files(tmp_path):
   (tmp_path / "broken.json").write_text('{"data": [')
   with pytest.raises(UserError, match="is no file of SQuAD"):
     read_squad(tmp_path / "broken.json")
+
+
+def test_official_files_are_read_as_they_are_published(tmp_path):
+  question = {"id": "q1", "question": "Where?", "answers": [{"text": "a"}, {"text": "b"}]}
+  text = json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [question]}]}]})
+  (tmp_path / "plain.json").write_text(text)
+  (tmp_path / "small.json.gz").write_bytes(gzip.compress(text.encode()))
+  with zipfile.ZipFile(tmp_path / "packed.zip", "w") as archive:
+    archive.writestr("dev.json", text)
+  for name in ("plain.json", "small.json.gz", "packed.zip"):
+    assert read_squad(tmp_path / name) == {"q1": SquadQuestion("a b", ["a", "b"])}
+
+
+def test_every_row_of_glues_test_sets_is_wanted(tmp_path):
+  # Wang et al. 2019, table 1, and the files of gluebenchmark.com.
+  sizes = dict(
+    cola=1063, sst2=1821, mrpc=1725, stsb=1379, qqp=390965, mnli_matched=9796, mnli_mismatched=9847, qnli=5463,
+    rte=3000, wnli=146, ax=1104,
+  )  # fmt: skip
+  assert {task.removeprefix("glue_"): form.examples for task, form in GLUE.items()} == sizes
+  written = write_glue(tmp_path, "glue_wnli", rows(*range(146)), [1] * 146)
+  assert (written.rows, written.story) == (146, "")
+  with pytest.raises(UserError, match="there twice"):
+    write_glue(tmp_path, "glue_wnli", rows(3, 3), [1, 1], whole=False)
+  assert "2 answers were no label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], whole=False).story
+  assert "1 answers" in write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [0.0, 5.0, 5.01], whole=False).story

@@ -8,7 +8,16 @@ import threading
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.tables import Record, Results, averages, checkpoint_identity, scores_table, steps_table
+from t5like.evaluation.tables import (
+  Record,
+  Results,
+  averages,
+  checkpoint_identity,
+  csv_text,
+  scores_table,
+  steps_table,
+  task_score,
+)
 
 RECORD = Record(10, "ab", "snli", "validation", "", 100, {"accuracy": 61.5}, {"accuracy": 34.0})
 # Raffel et al. 2019, table 16: the baseline, whose GLUE average is 83.28.
@@ -87,6 +96,56 @@ def test_tables_to_read():
     "     10  61.50  80.00    70.75",
     "  2,000  61.50  80.00    70.75",
   ]
+
+
+def test_one_task_has_no_average_and_answers_may_be_withheld():
+  withheld = dataclasses.replace(RECORD, step=None, task="glue_ax", examples=1104, scores={}, majority={})
+  plain = dataclasses.replace(RECORD, majority={})
+  assert scores_table([plain, withheld]).splitlines() == [
+    "  task     examples  metric                          score",
+    "  snli          100  accuracy                        61.50",
+    "  glue_ax     1,104  none: its answers are withheld",
+  ]
+  assert steps_table([plain]).splitlines() == ["  step   snli", "    10  61.50"]
+  # A task that one of two checkpoints lacks leaves it without an average.
+  other = dataclasses.replace(RECORD, step=20, task="squad", scores={"em": 80.0})
+  assert steps_table([RECORD, other]).splitlines() == [
+    "  step   snli  squad  average",
+    "    10  61.50",
+    "    20         80.00",
+  ]
+
+
+def test_what_a_task_counts_with():
+  assert task_score("glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 85.0
+  assert task_score("super_glue_record", {"em": 50.0, "f1": 60.0}) == 55.0
+  assert task_score("glue_mrpc", {"accuracy": 80.0, "other": 1.0}) == 80.0  # without its other metric, the first
+  assert task_score("my_glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 90.0
+
+
+@pytest.mark.parametrize(
+  ("score", "shown"),
+  [
+    (61.456, "61.46"), (0.12345, "0.1235"), (0.0, "0.00"), (-0.5, "-0.5000"), (1.0, "1.00"), (999.99, "999.99"),
+    (1000.4, "1,000"), (9_999_999.0, "9,999,999"), (1e7, "1e+07"), (1234, "1,234"), (5, "5"),
+  ],
+)  # fmt: skip
+def test_scores_have_the_digits_that_count(score, shown):
+  record = dataclasses.replace(RECORD, scores={"accuracy": score}, majority={})
+  assert scores_table([record]).splitlines()[1].split()[-1] == shown
+
+
+def test_a_table_for_spreadsheets(tmp_path):
+  unnumbered = dataclasses.replace(RECORD, step=None, scores={"em": 1.5, "f1": 2.0}, majority={"f1": 0.5})
+  assert csv_text([unnumbered]).splitlines() == [
+    "step,task,split,settings,examples,metric,score,always_commonest",
+    ",snli,validation,,100,em,1.5,",
+    ",snli,validation,,100,f1,2.0,0.5",
+  ]
+  results = Results(tmp_path)
+  for record in (RECORD, dataclasses.replace(RECORD, task="boolq"), unnumbered):
+    results.add(record)
+  assert [(r.step, r.task) for r in results.records()] == [(None, "snli"), (10, "boolq"), (10, "snli")]
 
 
 def test_a_checkpoint_is_told_apart_from_its_successor(tmp_path):

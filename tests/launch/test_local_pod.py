@@ -55,6 +55,17 @@ def test_each_process_knows_its_place_and_every_line_its_process():
     assert output.splitlines().count(f"[{i}] to stderr") == output.splitlines().count(f"[{i}] no newline") == 1
 
 
+def test_arguments_environment_and_input_of_a_process(monkeypatch):
+  monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+  says = 'echo "$JAX_PLATFORMS $JAX_NUM_CPU_DEVICES $PYTHONUNBUFFERED <$1> <$2> $(wc -c)"'
+  assert run(1, ["bash", "-c", says, "name", "two  words", "a'b"]) == "[0] cpu 4 1 <two  words> <a'b> 0\n"
+  assert run(1, ["bash", "-c", says, "name"], JAX_PLATFORMS="cuda") == "[0] cuda 4 1 <> <> 0\n"
+  typed = [REPOSITORY / "launch/local_pod.sh", "1", "--", "wc", "-c"]
+  assert subprocess.run(typed, input=b"to the terminal", capture_output=True).stdout == b"[0] 0\n"
+  ports = {run(1, ["bash", "-c", "echo $T5LIKE_COORDINATOR"]).split(":")[1].strip() for _ in range(3)}
+  assert all(20_000 <= int(port) < 32_000 for port in ports)
+
+
 @pytest.mark.parametrize("status", [1, 2, 124])
 def test_one_that_fails_stops_all_and_its_status_is_kept(status):
   began = time.monotonic()

@@ -69,6 +69,19 @@ def test_the_job_ends_as_the_run_does(job, status):
   assert output.count("step 3") == 2
 
 
+def test_how_the_tasks_are_started(job):
+  """Output by task, one task's end no signal for the others but a deadline; T5LIKE_RESTARTS and T5LIKE_VENV count."""
+  for folder in (".venv", "asked_for"):
+    (job.folder / folder / "bin").mkdir(parents=True)
+    put_on_path(job.folder / folder / "bin", {"t5like": ["echo", f"from {folder}:"]})
+  expected = ["srun", "--kill-on-bad-exit=0", "--wait=300", "--label", "t5like", "train"]
+  assert "from .venv: train --restarts=10 two words" in job.start("two words").communicate(timeout=300)[0]
+  job.environment |= {"T5LIKE_RESTARTS": "3", "T5LIKE_VENV": str(job.folder / "asked_for"), "SLURM_RESTART_COUNT": "2"}
+  output = job.start("two words").communicate(timeout=300)[0]
+  assert "job 70000, start 2: 2 processes on" in output and "from asked_for: train --restarts=3 two words" in output
+  assert job.calls() == [[*expected, f"--restarts={count}", "two words"] for count in (10, 3)]
+
+
 def test_before_time_is_up_the_run_saves_and_the_job_queues_again(job):
   script = job.start("--steps=1000")
   job.wait_for_step()
@@ -136,7 +149,8 @@ def test_the_options_in_the_file_are_sbatchs():
   options = dict(re.findall(r"^#SBATCH (--[a-z-]+)(?:=(\S+))?$", SCRIPT.read_text(), re.M))
   assert len(options) == SCRIPT.read_text().count("#SBATCH") and set(options) <= set(known)
   assert options["--ntasks-per-node"] == options["--gpus-per-node"]  # a process a GPU
-  assert options["--signal"].startswith("B:USR1@") and "--requeue" in options
+  assert options["--signal"] == "B:USR1@600" and "--requeue" in options  # ten minutes, as the file says
+  assert options["--open-mode"] == "append"  # a job that comes back keeps what it said
 
 
 def test_outside_of_slurm_and_without_t5like(job):

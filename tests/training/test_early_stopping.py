@@ -33,6 +33,15 @@ def test_patience_of_two(scores, arguments, expected):
   assert stops_at(EarlyStopping("accuracy", 2, **arguments), scores) == expected
 
 
+def test_an_evaluation_counts_once():
+  """A run that ends with its last evaluation may evaluate that step again; a step back is one that was counted."""
+  stopping = EarlyStopping("accuracy", 2)
+  assert [stopping.update(step, {"accuracy": score}) for step, score in ((10, 5), (20, 4), (20, 4), (10, 9))] == [
+    False
+  ] * 4
+  assert stopping.best == 5 and stopping.update(30, {"accuracy": 4})
+
+
 def test_it_says_why():
   stopping = EarlyStopping("snli/loss", 1, higher_is_better=False)
   assert stops_at(stopping, [2.5, 2.75], "snli/loss") == 2

@@ -138,6 +138,87 @@ def test_scaled_adamw_moves_by_a_share_of_the_parameters_rms():
     np.testing.assert_allclose(new[name], expected, rtol=5e-5, atol=1e-8)
 
 
+def adafactor_by_hand(params, gradients, rate, decay_rate, epsilon, factored, threshold, least):
+  """Algorithms 4 and 5 of Shazeer and Stern 2018, of one variable."""
+  p, row, column, full = np.asarray(params, np.float64), 0.0, 0.0, 0.0
+  for n, g in enumerate(gradients, 1):
+    g = np.asarray(g, np.float64)
+    keep, squared = 1 - n**-decay_rate, np.square(g) + epsilon
+    row = keep * row + (1 - keep) * squared.mean(-1)
+    column = keep * column + (1 - keep) * squared.mean(0)
+    full = keep * full + (1 - keep) * squared
+    update = g / np.sqrt(np.outer(row, column) / row.mean() if factored else full)
+    update = update / max(1.0, np.sqrt(np.mean(update**2)) / threshold)
+    p = p - rate * update * max(least, np.sqrt(np.mean(p**2)))
+  return p
+
+
+def test_every_knob_of_adafactor_away_from_its_default():
+  shapes = {"factored": (6, 9), "whole": (3, 9), "vector": (12,)}
+  params, gradients = random_tree(shapes, 0, 0.3), [random_tree(shapes, seed) for seed in range(1, 5)]
+  params["vector"] *= 0.01  # smaller than the least scale
+  knobs = dict(decay_rate=0.4, epsilon=0.05)
+  new, _ = run(
+    make("adafactor", **knobs, min_dim_size_to_factor=6, clipping_threshold=0.5, min_parameter_scale=0.02),
+    params, gradients,
+  )  # fmt: skip
+  for name in shapes:
+    given = [g[name] for g in gradients]
+    expected = adafactor_by_hand(
+      params[name], given, 0.1, **knobs, factored=name == "factored", threshold=0.5, least=0.02
+    )
+    np.testing.assert_allclose(new[name], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_every_knob_of_the_adamws_away_from_its_default():
+  shapes = {"x": (4, 3)}
+  params, gradients = random_tree(shapes, 0, 0.1), [random_tree(shapes, seed) for seed in range(1, 4)]
+  given, knobs = [g["x"] for g in gradients], dict(b1=0.6, b2=0.8, eps=0.3)
+  new, _ = run(make("adamw", **knobs, clip_norm=None), params, gradients)
+  np.testing.assert_allclose(new["x"], adam_by_hand(params["x"], given, 0.1, **knobs), rtol=1e-5)
+  new, _ = run(make("adamw_scaled", **knobs, min_parameter_scale=0.5, clip_norm=None), params, gradients)
+  expected = adam_by_hand(params["x"], given, 0.1, **knobs, scale=lambda p: 0.5)  # the parameters stay smaller
+  np.testing.assert_allclose(new["x"], expected, rtol=1e-5)
+  layers = lambda tree: {"decoder": {"layers_0": {"kernel": tree["x"]}}, "norm": tree["x"]}  # noqa: E731
+  new, _ = run(make("muon", **knobs, clip_norm=None), layers(params), [layers(g) for g in gradients])
+  np.testing.assert_allclose(new["norm"], adam_by_hand(params["x"], given, 0.1, **knobs), rtol=1e-5)
+
+
+def test_every_knob_of_lion_away_from_its_default():
+  # b1 .5, b2 .5: after 4 the momentum is 2; .5 * 2 + .5 * -1 > 0 > .5 * 2 + .5 * -3, and of 2 -> .5 is left, < 1.
+  params = {"x": jnp.zeros(3)}
+  gradients = [{"x": jnp.array(g)} for g in ([4.0, 4.0, 4.0], [-1.0, -3.0, -1.0], [-1.0, 3.0, 0.0])]
+  new, _ = run(make("lion", b1=0.5, b2=0.5, clip_norm=None), params, gradients)
+  np.testing.assert_allclose(new["x"], [-0.1, -0.1, -0.3], rtol=1e-6)
+
+
+def muon_by_hand(params, gradients, rate, beta, steps, rms):
+  """Nesterov momentum with its bias corrected, then x <- 3.4445 x - 4.775 (x x^T) x + 2.0315 (x x^T)^2 x."""
+  p, m = np.asarray(params, np.float64), 0.0
+  for n, g in enumerate(gradients, 1):
+    g = np.asarray(g, np.float64)
+    m = beta * m + (1 - beta) * g
+    x = beta * m / (1 - beta ** (n + 1)) + (1 - beta) * g / (1 - beta**n)
+    x = x / np.linalg.norm(x)
+    for _ in range(steps):
+      x = 3.4445 * x - 4.775 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+    p = p - rate * rms * max(p.shape) ** 0.5 * x
+  return p
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_every_knob_of_muon_away_from_its_default(shape):
+  tree = lambda seed: {"encoder": {"layers_0": random_tree({"kernel": shape}, seed)}}  # noqa: E731
+  pick = lambda tree: tree["encoder"]["layers_0"]["kernel"]  # noqa: E731
+  gradients = [tree(seed) for seed in (1, 2, 3)]
+  new, _ = run(
+    make("muon", beta=0.7, newton_schulz_steps=2, update_rms=0.5, clip_norm=None, matrices="encoder/layers_0/k.*"),
+    tree(0), gradients,
+  )  # fmt: skip
+  expected = muon_by_hand(pick(tree(0)), [pick(g) for g in gradients], 0.1, beta=0.7, steps=2, rms=0.5)
+  np.testing.assert_allclose(pick(new), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_lion_moves_by_the_sign():
   # Step 1: sign(.1 g) = sign(g). Then m = .01 * 4 = .04, and .9 * .04 + .1 * -0.3 = .006 > 0: the sign is the old one.
   params = {"x": jnp.array([1.0, 1.0])}

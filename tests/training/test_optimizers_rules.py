@@ -82,10 +82,11 @@ def test_a_rule_that_matches_nothing_is_answered_with_the_nearest_paths():
   with pytest.raises(UserError, match="adamw.weight_decay decides for no variable") as error:
     initialise(optimizers.adamw(0.1, weight_decay=[("token_embeder/embedding", 0.0), (".*", 0.1)]))
   assert error.value.lines["nearest"] == "token_embedder/embedding"
-  # A part of a path is no path.
-  with pytest.raises(UserError, match="'scale'") as error:
-    initialise(optimizers.adamw(0.1, weight_decay=[("scale", 0.0), (".*", 0.1)]))
-  assert "whole path" in error.value.lines["hint"]
+  # A part of a path is no path: neither its end nor its beginning.
+  for part in ("scale", "encoder/layers_0"):
+    with pytest.raises(UserError, match=f"'{part}'") as error:
+      initialise(optimizers.adamw(0.1, weight_decay=[(part, 0.0), (".*", 0.1)]))
+    assert "whole path" in error.value.lines["hint"]
 
 
 def test_a_rule_that_an_earlier_one_hides_is_named():

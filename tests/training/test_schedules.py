@@ -75,6 +75,17 @@ def test_chained_schedules_count_from_their_own_start():
   assert rates(schedule, 0, 5, 10, 19, 20, 26, 32, 40) == close([0.0, 0.5, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0])
 
 
+def test_runs_of_a_handful_of_steps():
+  flat, half = schedules.constant_rate(1.0), schedules.constant_rate(0.5)
+  assert rates(schedules.chain([flat, half], [1]), 0, 1) == close([1.0, 0.5])
+  # Shorter than its warm-up: it would reach the peak only behind its end, and go down in one step.
+  assert rates(schedules.warmup_cosine(1.0, 4, 2), 0, 2, 4, 5) == close([0.0, 0.5, 1.0, 0.0])
+  assert rates(schedules.warmup_linear(1.0, 0, 4), 0, 1, 3, 4) == close([1.0, 0.75, 0.25, 0.0])
+  assert rates(schedules.warmup_linear(1.0, 4, 4), 0, 3, 4) == close([0.25, 1.0, 0.0])
+  # Of three steps a tenth is less than one: the peak at step 1, and down over 9.
+  assert rates(schedules.slanted_triangular(1.0, 3, ratio=4.0), 0, 1, 4) == close([0.25, 1.0, 0.75])
+
+
 def test_a_chained_schedule_never_sees_a_negative_step():
   # 1/sqrt(-3) would be NaN, and a NaN that where() drops is still one in a gradient or a debugger.
   late = lambda step: 1.0 / jnp.sqrt(step.astype(jnp.float32) + 1.0)  # noqa: E731
