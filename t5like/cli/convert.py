@@ -152,7 +152,9 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
   """A config.gin that rebuilds the model, and with a task trains or scores it."""
   config, name = imported.model.config, type(imported.model).__name__
   defaults = {field.name: field.default for field in dataclasses.fields(config)}
-  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k]}
+  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
+  # A T5X checkpoint does not record its dropout: that of runs/finetune.gin holds.
+  dropout = [f"DROPOUT_RATE = {config.dropout_rate!r}"] if config.dropout_rate or imported.model_type != "t5x" else []
   return "\n".join([
     f"# Converted from {source} by `t5like convert`.",
     "",
@@ -161,6 +163,8 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
     f"MODEL = @{name}()",
     f"{name}.config = @TransformerConfig()",
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
+    "TransformerConfig.dropout_rate = %DROPOUT_RATE",
+    *dropout,
     "",
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",

@@ -16,6 +16,7 @@ from typing import Any
 
 from gin import config_parser
 
+from t5like import storage
 from t5like.configuration.search_path import find, shipped_folder
 from t5like.errors import UserError
 
@@ -95,6 +96,7 @@ class Binding:
   value: Any
   where: str  # "models/t5/tiny.gin:12" or "--gin.BATCH_SIZE"
   scope: str = ""
+  shipped: bool = False  # comes from a file of t5like's own gin folder
 
   @property
   def is_macro(self) -> bool:
@@ -126,7 +128,9 @@ class Import:
 Statement = Binding | Import
 
 
-def read_text(text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = ()) -> list[Statement]:
+def read_text(
+  text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = (), shipped: bool = False
+) -> list[Statement]:
   """Statements of one piece of gin text in order, included files expanded in place."""
   found = []
   try:
@@ -135,7 +139,7 @@ def read_text(text: str, where: str, permissions: Permissions, seen: tuple[str, 
       line = f"{where}:{location.line_num}" if location and not where.startswith("--") else where
       if isinstance(statement, config_parser.BindingStatement):
         scope, selector, parameter, value, _ = statement
-        found.append(Binding(selector, parameter, value, line, scope))
+        found.append(Binding(selector, parameter, value, line, scope, shipped))
       elif isinstance(statement, config_parser.IncludeStatement):
         permissions.check_include(statement.filename, line)
         found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
@@ -166,7 +170,8 @@ def read_file(
     text = path.read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the gin file {path}", because=error) from None
-  return read_text(text, name, permissions, (*seen, str(path)))
+  shipped = not storage.is_remote(path) and path.resolve().is_relative_to(shipped_folder())
+  return read_text(text, name, permissions, (*seen, str(path)), shipped)
 
 
 def gin_source(statements: Sequence[Statement]) -> str:
