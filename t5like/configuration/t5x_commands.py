@@ -9,6 +9,7 @@ from typing import Any
 from t5like.configuration.t5x_defaults import our_task
 from t5like.configuration.t5x_files import T5XConfiguration
 from t5like.configuration.t5x_translation import leftovers, model_partitions, task_modules
+from t5like.errors import UserError
 
 # What a command's shell line has where the file leaves a value open.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
@@ -19,6 +20,8 @@ def command_kind(source: T5XConfiguration) -> str:
   if source.run is not None:
     return "train" if source.run in ("pretrain", "finetune") else source.run
   scripts = {key.split("/")[-1].split(".")[0] for key in source.settings}
+  if "save" in scripts:
+    raise UserError("T5X's export has no counterpart here", try_="t5like convert to_hf, for Hugging Face's libraries")
   return "eval" if "evaluate" in scripts else "infer" if "infer" in scripts else "train"
 
 

@@ -89,6 +89,10 @@ def translate_training(source: T5XConfiguration) -> Translation:
   for name in _STRAIGHT:
     if source.has(name) and _is_plain(value := source.get(name)):
       result.set(lookup(name).ours, value)
+  optimizer = source.settings.get("OPTIMIZER")
+  if optimizer is not None and "Adafactor" not in value_source(optimizer.value):
+    result.set("OPTIMIZER", _REQUIRED, "give --gin_file=optimizers/adamw.gin, or another of gin/optimizers, after this")
+    result.left_out.append(f"{optimizer.source()}  (OPTIMIZER has to be given)")
   result.left_out += leftovers(source)
   return result
 
@@ -107,9 +111,6 @@ def leftovers(source: T5XConfiguration) -> list[str]:
     elif entry is not None:
       reason = f"{entry.ours} here; {entry.note}".rstrip("; ") if entry.ours else entry.note
     lines.append(f"{setting.source()}  ({reason})")
-  optimizer = source.settings.get("OPTIMIZER")
-  if optimizer is not None and optimizer.binding is not None and "Adafactor" not in value_source(optimizer.value):
-    lines.append(f"{optimizer.source()}  (--gin_file=optimizers/adamw.gin or another file of gin/optimizers)")
   return lines
 
 
@@ -132,7 +133,8 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
     result.set("TASK_MODULES", modules)
   lengths = source.first("train/DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS", default=_REQUIRED)
   result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
-  result.set("BATCH_SIZE", source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128))
+  rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
+  result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
   source.get("BATCH_SIZE")
   seed = next((s for s in (source.get("train.random_seed"), source.get("RANDOM_SEED"),
                            source.get("train/DatasetConfig.seed")) if isinstance(s, int)), None)  # fmt: skip
@@ -235,10 +237,9 @@ def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool
     if scale != 1.0:
       result.set("inverse_square_root.scale", scale)
   else:
-    result.left_out.append(
-      f"{name}.factors = {factors!r}  (LEARNING_RATE = a schedule of t5like: warmup_linear, warmup_cosine, linear, "
-      "cosine, chain)"
-    )
+    schedules = "warmup_linear, warmup_cosine, linear, cosine, chain"
+    result.set("LEARNING_RATE", _REQUIRED, f"T5X: factors = {factors!r}; choose a schedule of t5like: {schedules}")
+    result.left_out.append(f"{name}.factors = {factors!r}  (LEARNING_RATE has to be given)")
     return
   if warm:
     result.set("LEARNING_RATE", _call("warmup"))
@@ -261,6 +262,10 @@ def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -
   if not decoded and not measured:
     result.set("EVAL_SPLIT", "")
     return
+  task = source.get("infer_eval/DatasetConfig.mixture_or_task_name") if decoded else None
+  ours = (our_task(task) or task) if isinstance(task, str) else None
+  if ours is not None and ours != result.values["TASK"]:
+    result.set("EVAL_TASKS", [ours])
   result.set("EVAL_SPLIT", split)
   result.set("EVAL_PERIOD", period if decoded else 0)
   if measured:
@@ -284,7 +289,7 @@ def _checkpoints(source: T5XConfiguration, result: Translation) -> None:
 def _devices(source: T5XConfiguration, result: Translation) -> None:
   if (partitions := model_partitions(source)) > 1:
     result.set("MESH.tensor", partitions)
-  if isinstance(parts := source.get("Trainer.num_microbatches"), int):
+  if isinstance(parts := source.get("Trainer.num_microbatches"), int) and parts > 0:
     result.set("MICROBATCHES", parts)
 
 

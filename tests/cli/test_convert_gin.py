@@ -64,12 +64,20 @@ def test_mesh_microbatches_smoothing_and_kept_checkpoints(translated):
   assert (run.seed, run.steps, run.init_from, run.keep.last, run.log_period) == (0, 5000, None, 1, 250)
 
 
-def test_includes_of_a_checkout_are_followed_and_another_optimizer_is_left_out(translated):
-  run, text, done, _ = translated(
-    "base_wmt_from_scratch_adamw.gin", "--gin.MIXTURE_OR_TASK_NAME=snli", train=("--gin.TASK_MODULES=[]",)
-  )
+def test_includes_of_a_checkout_are_followed_and_another_optimizer_has_to_be_given(translated):
+  adamw = "--gin_file=optimizers/adamw.gin"
+  run, text, done, _ = translated("base_wmt_from_scratch_adamw.gin", "--gin.MIXTURE_OR_TASK_NAME=snli",
+                                  train=("--gin.TASK_MODULES=[]", adamw))  # fmt: skip
   assert (run.steps, run.mesh.tensor, run.eval_period, run.pack) == (50_000, 2, 500, True)
-  assert "OPTIMIZER = @optimizers.chain()" in done.stderr and "gin/optimizers" in done.stderr
+  assert "OPTIMIZER = @optimizers.chain()" in done.stderr and "OPTIMIZER = %gin.REQUIRED" in text
+
+
+def test_a_schedule_that_we_lack_has_to_be_given_and_other_tasks_are_evaluated(t5like):
+  done = t5like("convert", "gin", T5X / "base_wmt_finetune.gin",
+                "--gin.utils.create_learning_rate_scheduler.factors=linear_decay",
+                "--gin.infer_eval/utils.DatasetConfig.mixture_or_task_name=glue_cola_v002")  # fmt: skip
+  assert "LEARNING_RATE = %gin.REQUIRED" in done.stdout and "Required: MODEL_DIR, LEARNING_RATE." in done.stdout
+  assert "EVAL_TASKS = ['glue_cola']" in done.stdout
 
 
 def test_eval_and_infer_are_commands(t5like):
