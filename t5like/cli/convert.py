@@ -1,12 +1,17 @@
 """Bring a model in from Hugging Face or T5X, or take one out to Hugging Face: bit for bit, unless --dtype casts.
+Translate a T5X gin file.
 
   t5like convert from_hf  ~/downloads/t5-small            ~/runs/t5_small
   t5like convert from_t5x ~/downloads/t5_1_1/checkpoint_1000000  ~/runs/t5_1_1
   t5like convert to_hf    ~/runs/t5_small                 ~/exported
+  t5like convert gin      my_t5x_finetune.gin  --out=my_finetune.gin
 
 A model brought in is a model directory like that of a run: score it with `t5like eval`, or train on
 from it with --gin.INIT_FROM. conversion.txt there names every tensor used, missing and unexpected.
 With --gin_file the checkpoint must be the model of that file; without it, sizes come from the checkpoint.
+
+`gin` prints a gin file for `t5like train`, or the commands for T5X's eval and infer files, and lists what it could not
+translate. --gin.NAME=VALUE sets T5X's macros that the file leaves open. Nothing that the file names is imported.
 """
 
 from __future__ import annotations
@@ -32,9 +37,10 @@ REPORT = "conversion.txt"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf"))
-  parser.add_argument("source", help="a checkpoint of the other library; for to_hf, a model directory")
-  parser.add_argument("target", help="a new folder")
+  parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf", "gin"))
+  parser.add_argument("source", help="a checkpoint of the other library; for to_hf, a model directory; a gin file")
+  parser.add_argument("target", nargs="?", help="a new folder; for gin, none")
+  parser.add_argument("--out", metavar="FILE", help="gin: write there (default: print)")
   parser.add_argument("--vocabulary", help="its name or file (default: the one beside the checkpoint, or by its size)")
   parser.add_argument("--scan_layers", action="store_true", help="store layers stacked, for SCAN_LAYERS = True")
   parser.add_argument(
@@ -49,6 +55,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+  if args.direction == "gin":
+    from t5like.cli.convert_gin import convert_gin
+
+    return convert_gin(args)
+  if args.target is None or args.out:
+    raise UserError(
+      f"convert {args.direction} needs a new folder to write to", try_=f"t5like convert {args.direction} SOURCE FOLDER"
+    )
   for name in ("source", "target"):
     storage.check_reachable(getattr(args, name), name)
   target = storage.as_path(args.target).absolute()
@@ -152,7 +166,9 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
   """A config.gin that rebuilds the model, and with a task trains or scores it."""
   config, name = imported.model.config, type(imported.model).__name__
   defaults = {field.name: field.default for field in dataclasses.fields(config)}
-  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k]}
+  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
+  # A T5X checkpoint does not record its dropout: that of runs/finetune.gin holds.
+  dropout = [f"DROPOUT_RATE = {config.dropout_rate!r}"] if config.dropout_rate or imported.model_type != "t5x" else []
   return "\n".join([
     f"# Converted from {source} by `t5like convert`.",
     "",
@@ -161,6 +177,8 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
     f"MODEL = @{name}()",
     f"{name}.config = @TransformerConfig()",
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
+    "TransformerConfig.dropout_rate = %DROPOUT_RATE",
+    *dropout,
     "",
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",

@@ -78,7 +78,7 @@ class Experiment:
   # What follows when loss or gradients are not finite: "stop", "skip" or "rollback" (see training/finiteness.py).
   nonfinite: str = "stop"
   # Where a run that has no checkpoint of its own begins: with the whole state of another (optimizer and step too),
-  # or with another's parameters, and what may be missing there.
+  # or with another's parameters (of t5like, T5X or Hugging Face), and what may be missing there.
   restore_from: str | None = None
   init_from: str | None = None
   restore: Restore = Restore()

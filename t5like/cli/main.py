@@ -23,7 +23,7 @@ VERBS = {
   "plan": "what a run would take on a machine: memory, time, money",
   "bench": "measure how fast things are on this machine",
   "ablate": "reproduce the tables of the T5 paper, and compare",
-  "convert": "bring checkpoints in from Hugging Face or T5X, or take them out",
+  "convert": "bring checkpoints in from Hugging Face or T5X, or take them out; translate T5X's gin files",
 }
 
 BAD_INPUT = UserError.status

@@ -46,7 +46,8 @@ def describe_run(
     "model": (
       f"{type(experiment.model).__name__}, {parameter_count(spec.shapes.params):,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
-      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}"
+      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}, "
+      f"dropout {config.dropout_rate:g}"
     ),
     "layers": describe_layer_loop(config),
     "attention": describe_backend(

@@ -15,6 +15,8 @@ from t5like import data, parallel
 from t5like.cli.batch_plan import Phase, blank_batch, make_batches, run_phases
 from t5like.cli.compatibility import check_layout, check_scorable, check_splits, check_vocabulary, model_fingerprint
 from t5like.cli.experiment import Experiment
+from t5like.cli.finetuning_notes import finetuning_notes
+from t5like.cli.foreign_parameters import find_parameters, refuse_foreign
 from t5like.cli.run_card import describe_run
 from t5like.cli.streaming_run import StreamProcess, StreamSettings
 from t5like.cli.token_caches import Member, MustStream, TokenCaches
@@ -30,6 +32,7 @@ from t5like.training.checkpoints import (
   has_training_state,
   newest_whole,
 )
+from t5like.training.given_parameters import GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.training.progress import say
 from t5like.training.state import StateSpec, state_spec
@@ -42,7 +45,7 @@ class Start:
   """Where a run's state comes from."""
 
   description: str
-  checkpoint: Path | None = None  # None: random initialisation
+  checkpoint: Path | GivenParameters | None = None  # None: random initialisation
   resumes: bool = False  # optimizer and step come from the checkpoint too
   options: Restore = Restore()
   verified: bool = False  # its files were compared with their checksums just now
@@ -99,6 +102,9 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
   start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
+  if experiment.init_from and start.step == 0:
+    for note in finetuning_notes(experiment):
+      say(note)
   check_room(model_dir, checkpoint_bytes(spec.shapes))
 
   rates = experiment.mix or {experiment.task: 1.0}
@@ -164,8 +170,9 @@ def starting_point(
 ) -> Start:
   """Decides where the state comes from, and refuses a checkpoint that does not fit.
 
-  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then the parameters of INIT_FROM, then random
-  initialisation. Damaged checkpoints that are newer are set aside, where `move` allows it, and named.
+  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then the parameters of INIT_FROM (of t5like or
+  of another library), then random initialisation. Damaged checkpoints that are newer are set aside, where `move`
+  allows it, and named.
   """
   newest = newest_whole(model_dir, move)
   for line in newest.story:
@@ -176,19 +183,20 @@ def starting_point(
     # Own parameters with a fresh optimizer would be begun with again at every restart: that takes another directory.
     options = dataclasses.replace(options, parameters_only=False)
   elif experiment.restore_from:
+    refuse_foreign(experiment.restore_from)
     start = Start("the checkpoint {checkpoint}, optimizer and step too", find_checkpoint(experiment.restore_from))
   elif experiment.init_from:
-    start = Start("{checkpoint}", find_checkpoint(experiment.init_from))
+    start = Start("{checkpoint}", find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
   else:
     return Start("random initialisation")
   check_restorable(start.checkpoint, spec, fingerprint, options)
-  resumes = has_training_state(start.checkpoint) and not options.parameters_only
+  resumes = not options.parameters_only and has_training_state(start.checkpoint)
   text = start.description
   if not resumes:
     what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
     text = f"{what}, optimizer and step fresh"
-  description = text.format(checkpoint=start.checkpoint, step=start.checkpoint.name)
+  description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
   return dataclasses.replace(start, description=description, options=options, resumes=resumes)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import gin
 
 from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference, is_inside
+from t5like.configuration.t5x_errors import explain_configurable, explain_name
 from t5like.errors import UserError, nearest
 
 
@@ -24,7 +25,7 @@ def check_names(bindings: Sequence[Binding]) -> None:
   known = registered()
   for binding in bindings:
     if not binding.is_macro:
-      _check_configurable(binding.selector, binding.where, known)
+      _check_configurable(binding.selector, binding.where, known, binding.parameter)
       _check_parameter(binding, known)
     for reference in binding.references():
       if isinstance(reference, ConfigurableReference):
@@ -48,17 +49,21 @@ def check_own_names(bindings: Sequence[Binding], modules: Sequence[str]) -> None
           )
 
 
-def _check_configurable(name: str, where: str, known: dict[str, object]) -> None:
+def _check_configurable(name: str, where: str, known: dict[str, object], parameter: str = "") -> None:
   matching = [] if name in known else gin.config._REGISTRY.matching_selectors(name)
   if name in known or len(matching) == 1:
     return
   if matching:
     raise UserError(f"{name!r} could mean several configurables", file=where, known=", ".join(sorted(matching)))
-  raise UserError(
-    f"no configurable called {name!r}",
-    file=where,
-    nearest=nearest(name, known),
-    known=", ".join(sorted(known)),
+  raise (
+    explain_name(f"{name}.{parameter}", where)
+    or explain_configurable(name, where)
+    or UserError(
+      f"no configurable called {name!r}",
+      file=where,
+      nearest=nearest(name, known),
+      known=", ".join(sorted(known)),
+    )
   )
 
 
@@ -69,7 +74,7 @@ def _check_parameter(binding: Binding, known: dict[str, object]) -> None:
   parameters = inspect.signature(target).parameters
   if binding.parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return
-  raise UserError(
+  raise explain_name(f"{binding.selector}.{binding.parameter}", binding.where) or UserError(
     f"{binding.selector!r} has no parameter {binding.parameter!r}",
     file=binding.where,
     nearest=nearest(binding.parameter, parameters),
@@ -86,9 +91,11 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       if isinstance(reference, MacroReference) and reference.name != REQUIRED:
         uses.setdefault(reference.name, binding.where)
 
+  has_run_file = any(binding.selector == "train" for binding in bindings if not binding.is_macro)
   for name, binding in settings.items():
-    if name not in uses:
-      raise UserError(
+    # A shipped run file may set what a model bound directly does not use: DROPOUT_RATE for a converted model.
+    if name not in uses and not (binding.shipped and has_run_file):
+      raise explain_name(name, binding.where) or UserError(
         f"nothing uses the macro {name}",
         file=binding.where,
         nearest=nearest(name, uses),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import t5like
 from t5like import storage
+from t5like.configuration.t5x_errors import explain_include
 from t5like.errors import UserError, nearest
 
 
@@ -39,6 +40,7 @@ def find(name: str, folders: Sequence[Path], asked_by: str = "--gin_file") -> Pa
   raise UserError(
     f"no gin file {name!r}",
     asked_by=asked_by,
+    t5x=explain_include(name),
     nearest=nearest(name, known) or ", ".join(same_name[:3]),
     searched="\n".join(str(f) for f in folders),
     try_="--gin_search_paths=FOLDER adds a folder to the search",

@@ -16,7 +16,9 @@ from typing import Any
 
 from gin import config_parser
 
+from t5like import storage
 from t5like.configuration.search_path import find, shipped_folder
+from t5like.configuration.t5x_errors import explain_import
 from t5like.errors import UserError
 
 REQUIRED = "gin.REQUIRED"
@@ -75,7 +77,7 @@ class ConfigurableReference:
   source: str  # as gin writes it: "@scope/name()"
 
 
-class _Recorder(config_parser.ParserDelegate):
+class Recorder(config_parser.ParserDelegate):
   """Turns `%NAME` and `@name()` into plain records."""
 
   def macro(self, macro_name: str) -> MacroReference:
@@ -95,6 +97,7 @@ class Binding:
   value: Any
   where: str  # "models/t5/tiny.gin:12" or "--gin.BATCH_SIZE"
   scope: str = ""
+  shipped: bool = False  # comes from a file of t5like's own gin folder
 
   @property
   def is_macro(self) -> bool:
@@ -126,21 +129,25 @@ class Import:
 Statement = Binding | Import
 
 
-def read_text(text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = ()) -> list[Statement]:
+def read_text(
+  text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = (), shipped: bool = False
+) -> list[Statement]:
   """Statements of one piece of gin text in order, included files expanded in place."""
   found = []
   try:
-    for statement in config_parser.ConfigParser(io.StringIO(text), _Recorder()):
+    for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
       location = getattr(statement, "location", None)
       line = f"{where}:{location.line_num}" if location and not where.startswith("--") else where
       if isinstance(statement, config_parser.BindingStatement):
         scope, selector, parameter, value, _ = statement
-        found.append(Binding(selector, parameter, value, line, scope))
+        found.append(Binding(selector, parameter, value, line, scope, shipped))
       elif isinstance(statement, config_parser.IncludeStatement):
         permissions.check_include(statement.filename, line)
         found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
       elif isinstance(statement, config_parser.ImportStatement):
         permissions.check_import(statement.module, line)
+        if error := explain_import(statement.module, line):
+          raise error
         import_module(statement.module, line)
         found.append(Import(statement.format()))
   except SyntaxError as error:
@@ -166,29 +173,30 @@ def read_file(
     text = path.read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the gin file {path}", because=error) from None
-  return read_text(text, name, permissions, (*seen, str(path)))
+  shipped = not storage.is_remote(path) and path.resolve().is_relative_to(shipped_folder())
+  return read_text(text, name, permissions, (*seen, str(path)), shipped)
 
 
 def gin_source(statements: Sequence[Statement]) -> str:
   """Gin text that says the same, without includes. Gin itself would log an error for every folder it searches."""
-  return "\n".join(s.source if isinstance(s, Import) else _binding_source(s) for s in statements)
+  return "\n".join(s.source if isinstance(s, Import) else binding_source(s) for s in statements)
 
 
-def _binding_source(binding: Binding) -> str:
+def binding_source(binding: Binding) -> str:
   scope = f"{binding.scope}/" if binding.scope else ""
   parameter = f".{binding.parameter}" if binding.parameter else ""
-  return f"{scope}{binding.selector}{parameter} = {_value_source(binding.value)}"
+  return f"{scope}{binding.selector}{parameter} = {value_source(binding.value)}"
 
 
-def _value_source(value: Any) -> str:
+def value_source(value: Any) -> str:
   if isinstance(value, MacroReference):
     return f"%{value.name}"
   if isinstance(value, ConfigurableReference):
     return value.source
   if isinstance(value, dict):
-    return "{" + ", ".join(f"{_value_source(k)}: {_value_source(v)}" for k, v in value.items()) + "}"
+    return "{" + ", ".join(f"{value_source(k)}: {value_source(v)}" for k, v in value.items()) + "}"
   if isinstance(value, list | tuple):
-    inner = ", ".join(map(_value_source, value))
+    inner = ", ".join(map(value_source, value))
     return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
   return {"inf": "1e999", "-inf": "-1e999"}.get(repr(value), repr(value))  # gin reads no bare `inf`
 
@@ -217,7 +225,7 @@ def parse_override_value(text: str) -> str:
   if text.startswith(("@", "%")):
     return text
   try:
-    parser = config_parser.ConfigParser(text, _Recorder())
+    parser = config_parser.ConfigParser(text, Recorder())
     parser.parse_value()
     if parser.current_token.string == "":
       return text

@@ -24,6 +24,7 @@ from t5like.training.checkpoint_folders import (
   has_training_state,
   read_description,
 )
+from t5like.training.given_parameters import GivenParameters
 from t5like.training.optimizer_rules import check_pattern, nearest_paths, path_text
 from t5like.training.state import StateSpec, TrainState
 from t5like.training.stored_arrays import Unreadable, read_arrays, stored_arrays
@@ -65,14 +66,14 @@ class _Reading:
 
 
 def check_restorable(
-  checkpoint: Path, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore = EXACTLY
+  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore = EXACTLY
 ) -> None:
   """Refuses a checkpoint that does not fit, with every difference. Reads no array."""
   _plan(checkpoint, spec, fingerprint, options)
 
 
 def restore_state(
-  checkpoint: Path,
+  checkpoint: Path | GivenParameters,
   spec: StateSpec,
   fingerprint: Mapping[str, Any],
   options: Restore = EXACTLY,
@@ -84,7 +85,7 @@ def restore_state(
   `fresh` makes an initial state: it is called where the optimizer or missing variables are to be fresh. `verified`:
   the files were compared with their checksums just now. To be called by all processes.
   """
-  if not verified and integrity.has_checksums(checkpoint):
+  if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
     first_process_decides(lambda: _refuse_damage(checkpoint))
   plan = _plan(checkpoint, spec, fingerprint, options)
   read = {name: _read(checkpoint, name, reading.wanted) for name, reading in plan.items()}
@@ -125,18 +126,21 @@ def optimizer_kind(opt_state: Any) -> str:
   return ", ".join(kinds)
 
 
-def _plan(checkpoint: Path, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore) -> dict[str, _Reading]:
-  saved = read_description(checkpoint)
+def _plan(
+  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore
+) -> dict[str, _Reading]:
+  given = isinstance(checkpoint, GivenParameters)
+  saved = {"fingerprint": checkpoint.fingerprint} if given else read_description(checkpoint)
   fields = fingerprint_differences(saved["fingerprint"], fingerprint)
   if options.lenient:
     fields = [line for line in fields if line.split()[0] == "vocabulary"]
   targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
-  with_training = has_training_state(checkpoint) and not options.parameters_only
+  with_training = not given and has_training_state(checkpoint) and not options.parameters_only
   if with_training:
     targets[TRAINING] = _targets(_training(spec.shapes), _training(spec.shardings))
   plan, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
-    stored = _stored(checkpoint, name)
+    stored = checkpoint.stored if given else _stored(checkpoint, name)
     difference = compare(stored, target, widen=not with_training)
     missing, extra = _allowed(name, difference, options, fresh_variables)
     if name == PARAMS:
@@ -178,7 +182,11 @@ def _check_patterns_match(options: Restore, difference: Difference) -> None:
 
 
 def _refusal(
-  checkpoint: Path, fields: list[str], differences: dict[str, Difference], saved: dict[str, Any], spec: StateSpec
+  checkpoint: Path | GivenParameters,
+  fields: list[str],
+  differences: dict[str, Difference],
+  saved: dict[str, Any],
+  spec: StateSpec,
 ) -> UserError:
   training = differences.get(TRAINING)
   kinds = saved.get("optimizer", ""), optimizer_kind(spec.shapes.opt_state)
@@ -187,6 +195,13 @@ def _refusal(
   show_training = training and not differences[PARAMS] and not other_optimizer
   lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
   only_optimizer = not fields and not differences[PARAMS]
+  if isinstance(checkpoint, GivenParameters):
+    return UserError(
+      f"{checkpoint} holds another model or vocabulary than the configuration",
+      differs="\n".join(fields),
+      **lines,
+      try_=checkpoint.advice,
+    )
   return UserError(
     "this checkpoint belongs to another optimizer" if only_optimizer
     else "this checkpoint belongs to another model or vocabulary",
@@ -221,7 +236,9 @@ def _stored(checkpoint: Path, name: str) -> Arrays:
     raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
 
 
-def _read(checkpoint: Path, name: str, wanted: Arrays) -> dict[str, Any]:
+def _read(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:
+  if isinstance(checkpoint, GivenParameters):
+    return checkpoint.place(wanted)
   if integrity.has_checksums(checkpoint):
     return read_arrays(checkpoint / name, wanted)  # the files are whole: an error is of another kind
   try:

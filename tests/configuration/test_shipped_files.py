@@ -70,6 +70,13 @@ def test_every_run_file_builds_a_run(run):
     assert build(*([] if whole else ["models/t5/tiny.gin", "objectives/span_corruption.gin"]), run).objective
 
 
+@pytest.mark.parametrize("model", ["models/t5_1_1/base.gin", "models/mt5/small.gin", "models/byt5/small.gin"])
+def test_models_pretrained_without_dropout_are_finetuned_with_it(model):
+  pretrained = build(model, "objectives/span_corruption.gin", "runs/pretrain.gin").model.config
+  gin.clear_config()
+  assert (pretrained.dropout_rate, build(model, "runs/finetune.gin").model.config.dropout_rate) == (0.0, 0.1)
+
+
 @functools.cache
 def parameter_shapes(model):
   """Of a model file, with no arrays made."""

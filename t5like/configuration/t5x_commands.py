@@ -1,0 +1,78 @@
+"""T5X's eval.py and infer.py configurations as commands: here these are options, not gin."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+from typing import Any
+
+from t5like.configuration.t5x_defaults import our_task
+from t5like.configuration.t5x_files import T5XConfiguration
+from t5like.configuration.t5x_translation import leftovers, model_partitions, task_modules
+from t5like.errors import UserError
+
+# What a command's shell line has where the file leaves a value open.
+_CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
+
+
+def command_kind(source: T5XConfiguration) -> str:
+  """'train', 'eval' or 'infer', by the run file or else by the script that the file configures."""
+  if source.run is not None:
+    return "train" if source.run in ("pretrain", "finetune") else source.run
+  scripts = {key.split("/")[-1].split(".")[0] for key in source.settings}
+  if "save" in scripts:
+    raise UserError("T5X's export has no counterpart here", try_="t5like convert to_hf, for Hugging Face's libraries")
+  return "eval" if "evaluate" in scripts else "infer" if "infer" in scripts else "train"
+
+
+def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], list[str]]:
+  """Lines for a shell, and what was left out."""
+  path = source.first("CHECKPOINT_PATH", "RestoreCheckpointConfig.path", "INITIAL_CHECKPOINT_PATH", default=_CHECKPOINT)
+  source.get("RestoreCheckpointConfig.path")
+  path = str(path[0] if isinstance(path, list | tuple) and path else path)
+  task = source.first("DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME", default="TASK")
+  source.get("MIXTURE_OR_TASK_NAME")
+  ours = our_task(str(task))
+  model = f" --gin_file={source.model}" if source.model else ""
+  lines = [f"t5like convert from_t5x {shlex.quote(path)} {_MODEL_DIR}{model}"]
+  options: dict[str, Any] = {"--model_dir" if kind == "eval" else "--model": _MODEL_DIR, "--task": ours or task}
+  if modules := task_modules(source, bool(ours)):
+    options["--task_modules"] = ",".join(modules)
+  options["--split"] = source.get("DatasetConfig.split", "test")
+  options["--batch_size"] = source.get("DatasetConfig.batch_size", 32)
+  lengths = source.first("DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS")
+  source.get("TASK_FEATURE_LENGTHS")
+  if isinstance(lengths, dict):
+    options["--inputs_length" if kind == "eval" else "--max_inputs"] = lengths.get("inputs")
+    options["--max_length"] = lengths.get("targets")
+  beams = source.get("predict_batch_with_aux.num_decodes")
+  options["--beams"] = None if beams == 1 else beams
+  options["--examples"] = source.get("Evaluator.num_examples")
+  options |= _output(source, kind)
+  words = [f"{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
+  words += ["--truncate"] if "--max_inputs" in options else []
+  if kind == "infer" and source.get("infer.mode", "predict") == "score":
+    words.append("--score")
+  partitions = model_partitions(source)
+  if kind == "infer" and partitions > 1:
+    words.append(f"--mesh=data=-1,tensor={partitions}")
+  left_out = leftovers(_without_training(source))
+  if kind == "eval" and partitions > 1:
+    left_out.append(f"PjitPartitioner.num_partitions = {partitions}  (eval takes the mesh of the model directory)")
+  return [*lines, f"t5like {kind} " + " \\\n    ".join(words)], left_out
+
+
+def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:
+  names = ("evaluate.output_dir", "EVAL_OUTPUT_DIR") if kind == "eval" else ("infer.output_dir", "INFER_OUTPUT_DIR")
+  folder = source.first(*names)
+  if kind == "eval":
+    return {"--out": folder} if folder else {}
+  return {"--output": str(PurePosixPath(folder or ".") / "answers.jsonl").replace("gs:/", "gs://", 1)}
+
+
+def _without_training(source: T5XConfiguration) -> T5XConfiguration:
+  """Settings that eval.py and infer.py need and do not use count as translated."""
+  for name in ("DROPOUT_RATE", "DatasetConfig.shuffle", "DatasetConfig.seed", "DatasetConfig.use_cached",
+               "DatasetConfig.pack", "DatasetConfig.module", "DatasetConfig.use_custom_packing_ops"):  # fmt: skip
+    source.get(name)
+  return source

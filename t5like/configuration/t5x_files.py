@@ -1,0 +1,155 @@
+"""Reads a T5X gin file as data: nothing that it names is imported or built."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gin import config_parser
+
+from t5like.configuration.statements import (
+  REQUIRED,
+  Binding,
+  MacroReference,
+  Recorder,
+  binding_source,
+  parse_override_value,
+)
+from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, model_values, run_kind
+from t5like.errors import UserError
+
+_LARGEST_FILE = 1 << 20  # bytes
+_NOT_GIVEN = object()
+
+
+class _Open(Exception):
+  """A macro without a value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A value, and the line that set it; None for a default of T5X's run and model files."""
+
+  value: Any
+  binding: Binding | None = None
+
+  def source(self) -> str:
+    return " ".join(binding_source(self.binding).split())
+
+
+@dataclasses.dataclass
+class T5XConfiguration:
+  """The values of a T5X gin file by `scope/Configurable.parameter` or `MACRO`, the last one counting."""
+
+  settings: dict[str, Setting] = dataclasses.field(default_factory=dict)
+  model: str | None = None  # our model file
+  run: str | None = None  # 'pretrain', 'finetune', 'eval' or 'infer'
+  modules: list[str] = dataclasses.field(default_factory=list)  # imported by the file
+  unread: list[str] = dataclasses.field(default_factory=list)  # includes that were not found
+  used: set[str] = dataclasses.field(default_factory=set)
+
+  def has(self, name: str) -> bool:
+    """Whether a value was given, by the file or by T5X's defaults."""
+    return self.get(name, _NOT_GIVEN) is not _NOT_GIVEN
+
+  def get(self, name: str, default: Any = None) -> Any:
+    """The value with its macros resolved; `default` where none is given. The line counts as translated."""
+    key = name if name in self.settings else name.split("/")[-1]  # no scope: for all scopes
+    if key not in self.settings:
+      return default
+    self.used.add(key)
+    try:
+      return self._resolved(self.settings[key].value, ())
+    except _Open:
+      return default
+
+  def first(self, *names: str, default: Any = None) -> Any:
+    """The value of the first of several names that has one."""
+    values = [self.get(name, _NOT_GIVEN) for name in names]
+    return next((value for value in values if value is not _NOT_GIVEN), default)
+
+  def left(self) -> Iterator[tuple[str, Setting]]:
+    """The lines of the file that nothing has asked for."""
+    return ((key, s) for key, s in self.settings.items() if s.binding is not None and key not in self.used)
+
+  def _resolved(self, value: Any, passed: tuple[str, ...]) -> Any:
+    if isinstance(value, MacroReference):
+      if value.name == REQUIRED or value.name not in self.settings or value.name in passed:
+        raise _Open
+      self.used.add(value.name)
+      return self._resolved(self.settings[value.name].value, (*passed, value.name))
+    if isinstance(value, dict):
+      return {k: self._resolved(v, passed) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+      return type(value)(self._resolved(v, passed) for v in value)
+    return value
+
+
+def read_t5x_file(
+  path: Path, overrides: Sequence[tuple[str, str]] = (), folders: Sequence[Path] = ()
+) -> T5XConfiguration:
+  """The file with its includes; then `overrides`, pairs of T5X's name and text.
+
+  T5X's own model and run files are known and not read. Others are looked for in `folders` and in the folders above
+  the file, as a checkout of T5X has them.
+  """
+  configuration = T5XConfiguration()
+  _read(_text(path), str(path), configuration, [*folders, *path.absolute().parents], ())
+  for name, text in overrides:
+    _read(f"{name} = {parse_override_value(text)}", f"--gin.{name}", configuration, [], ())
+  return configuration
+
+
+def _read(text: str, where: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
+  try:
+    for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
+      line = f"{where}:{statement.location.line_num}"
+      if isinstance(statement, config_parser.BindingStatement):
+        scope, selector, parameter, value, _ = statement
+        key = f"{selector.split('.')[-1]}.{parameter}" if parameter else selector
+        setting = Setting(value, Binding(selector, parameter, value, line, scope))
+        into.settings[f"{scope}/{key}" if scope else key] = setting
+      elif isinstance(statement, config_parser.IncludeStatement):
+        _include(statement.filename, line, into, folders, seen)
+      elif isinstance(statement, config_parser.ImportStatement):
+        into.modules.append(statement.module)
+  except SyntaxError as error:
+    raise UserError(
+      "gin cannot read this line",
+      file=f"{where}:{error.lineno}",
+      line=(error.text or "").strip(),
+      because=str(error.msg).strip().split("\n")[0],
+    ) from None
+  except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
+    raise UserError(f"gin cannot read {where}", because=str(error) or type(error).__name__) from None
+
+
+def _include(name: str, line: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
+  if (ours := model_file(name)) is not None:
+    into.model = ours
+    values = model_values(name)
+  elif (kind := run_kind(name)) is not None:
+    into.run = kind
+    values = RUN_VALUES[kind]
+  else:
+    plain = name.endswith(".gin") and not Path(name).is_absolute() and ".." not in Path(name).parts
+    found = next((f / name for f in folders if (f / name).is_file()), None) if plain else None
+    if found is None or str(found) in seen:
+      into.unread.append(f"include {name!r}  ({line})")
+    else:
+      _read(_text(found), name, into, folders, (*seen, str(found)))
+    return
+  into.settings |= {key: Setting(value) for key, value in values.items()}
+
+
+def _text(path: Path) -> str:
+  try:
+    if path.stat().st_size > _LARGEST_FILE:
+      raise UserError(f"the gin file {path} is too large", expected=f"at most {_LARGEST_FILE:,} bytes")
+    return path.read_text(encoding="utf-8")
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f"cannot read the gin file {path}", because=error) from None

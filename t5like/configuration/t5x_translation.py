@@ -1,0 +1,313 @@
+"""A T5X training configuration as a t5like gin file."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+from t5like.configuration.statements import REQUIRED, ConfigurableReference, MacroReference, value_source
+from t5like.configuration.t5x_defaults import VOCABULARIES, our_task
+from t5like.configuration.t5x_files import T5XConfiguration
+from t5like.configuration.t5x_names import lookup
+
+_REQUIRED = MacroReference(REQUIRED)
+# Modules that hold T5X's configurables; what else a file imports registers tasks.
+_PLUMBING_MODULES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "flaxformer", "clu", "typing")
+# Parameters that only wire T5X's objects together.
+_PLUMBING = {
+  "MODEL", "MODEL_DIR", "OPTIMIZER", "train.model", "train.model_dir", "train.train_dataset_cfg",
+  "train.train_eval_dataset_cfg", "train.infer_eval_dataset_cfg", "train.checkpoint_cfg", "train.partitioner",
+  "train.trainer_cls", "train.summarize_config_fn", "train.inference_evaluator_cls", "train.relative_steps",
+  "Transformer.config", "EncoderDecoderModel.module", "EncoderDecoderModel.input_vocabulary",
+  "EncoderDecoderModel.output_vocabulary", "EncoderDecoderModel.optimizer_def", "CheckpointConfig.save",
+  "Trainer.learning_rate_fn", "PjitPartitioner.logical_axis_rules", "evaluate.model", "evaluate.dataset_cfg",
+  "evaluate.partitioner", "evaluate.restore_checkpoint_cfg", "evaluate.inference_evaluator_cls", "infer.model",
+  "infer.dataset_cfg", "infer.partitioner", "infer.restore_checkpoint_cfg", "RestoreCheckpointConfig.mode",
+  "Adafactor.logical_factor_rules", "Adafactor.step_offset", "Evaluator.logger_cls",
+}  # fmt: skip
+# Names with the same values on both sides.
+_STRAIGHT = (
+  "T5Config.vocab_size", "T5Config.emb_dim", "T5Config.mlp_dim", "T5Config.num_heads", "T5Config.head_dim",
+  "T5Config.num_encoder_layers", "T5Config.num_decoder_layers", "T5Config.dtype", "T5Config.scan_layers",
+  "Adafactor.decay_rate", "Adafactor.clipping_threshold", "Adafactor.multiply_by_parameter_scale",
+  "Adafactor.min_dim_size_to_factor", "Adafactor.weight_decay_rate", "Adafactor.global_norm_clip_threshold",
+  "train.stats_period",
+)  # fmt: skip
+_REMAT = {"minimal": "dots", "full": "full", "none": "none", None: "none"}
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
+
+
+@dataclasses.dataclass
+class Translation:
+  """Our values in the order they are written, a comment for some, and what was left out."""
+
+  include: list[str]
+  values: dict[str, Any] = dataclasses.field(default_factory=dict)
+  comments: dict[str, str] = dataclasses.field(default_factory=dict)
+  left_out: list[str] = dataclasses.field(default_factory=list)
+
+  def set(self, name: str, value: Any, comment: str = "") -> None:
+    self.values[name] = value
+    if comment:
+      self.comments[name] = comment
+
+  def gin_text(self, header: str) -> str:
+    required = ["MODEL_DIR", *(name for name, value in self.values.items() if value == _REQUIRED)]
+    header = f"{header}\n\nRequired: {', '.join(required)}."
+    lines = [f"# {line}".rstrip() for line in header.split("\n")] + [""]
+    lines += [f"include {name!r}" for name in self.include] + [""]
+    for name, value in self.values.items():
+      if name in self.comments:
+        lines.append(f"# {self.comments[name]}")
+      lines.append(f"{name} = {value_source(value)}")
+    if self.left_out:
+      lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in self.left_out)]
+    return "\n".join(lines) + "\n"
+
+
+def translate_training(source: T5XConfiguration) -> Translation:
+  """The gin file of `t5like train` for a configuration of T5X's train.py."""
+  finetune = source.run == "finetune" or (source.run is None and source.has("INITIAL_CHECKPOINT_PATH"))
+  run = "finetune" if finetune else "pretrain"
+  result = Translation([source.model or _like_model(source), f"runs/{run}.gin"])
+  start = _start(source)
+  _data(source, result, finetune)
+  _steps(source, result, start)
+  if finetune and start is None and not _restores_nothing(source):
+    result.set("INIT_FROM", _REQUIRED, "T5X's INITIAL_CHECKPOINT_PATH, which the file does not give")
+  elif start is not None or finetune:
+    result.set("INIT_FROM", start)
+  _model(source, result)
+  _loss(source, result)
+  _learning_rate(source, result, finetune)
+  _evaluation(source, result, finetune)
+  _checkpoints(source, result)
+  _devices(source, result)
+  for name in _STRAIGHT:
+    if source.has(name) and _is_plain(value := source.get(name)):
+      result.set(lookup(name).ours, value)
+  optimizer = source.settings.get("OPTIMIZER")
+  if optimizer is not None and "Adafactor" not in value_source(optimizer.value):
+    result.set("OPTIMIZER", _REQUIRED, "give --gin_file=optimizers/adamw.gin, or another of gin/optimizers, after this")
+    result.left_out.append(f"{optimizer.source()}  (OPTIMIZER has to be given)")
+  result.left_out += leftovers(source)
+  return result
+
+
+def leftovers(source: T5XConfiguration) -> list[str]:
+  """Every line that nothing has translated, with the reason."""
+  lines = [f"{text}: the file was not found" for text in source.unread]
+  for key, setting in source.left():
+    plain = key.split("/")[-1]
+    if plain in _PLUMBING or setting.value == _REQUIRED:
+      continue
+    entry = lookup(plain)
+    reason = "t5like has no such name"
+    if key.startswith(("train_eval/", "infer_eval/")):
+      reason = "evaluation has the rows, lengths and tasks of training"
+    elif entry is not None:
+      reason = f"{entry.ours} here; {entry.note}".rstrip("; ") if entry.ours else entry.note
+    lines.append(f"{setting.source()}  ({reason})")
+  return lines
+
+
+def task_modules(source: T5XConfiguration, task_is_ours: bool) -> list[str]:
+  """The modules that register the file's tasks; those of the `t5` package only for tasks that are not ours."""
+  given = source.first("MIXTURE_OR_TASK_MODULE", "train/DatasetConfig.module", "DatasetConfig.module")
+  modules = [*source.modules, *([given] if isinstance(given, str) else [])]
+  modules = [m for m in modules if m.split(".")[0] not in _PLUMBING_MODULES]
+  return [m for m in dict.fromkeys(modules) if not (task_is_ours and m.split(".")[0] == "t5")]
+
+
+def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
+  task = source.first("train/DatasetConfig.mixture_or_task_name", "MIXTURE_OR_TASK_NAME", default=_REQUIRED)
+  ours = our_task(task) if isinstance(task, str) else None
+  comment = f"T5X: {task}" if ours else ""
+  if isinstance(task, str) and not ours:
+    comment = "a task of yours or of the t5 package: TASK_MODULES registers it; `t5like tasks list` has ours"
+  result.set("TASK", ours or task, " ".join(comment.split()))
+  if modules := task_modules(source, bool(ours)):
+    result.set("TASK_MODULES", modules)
+  lengths = source.first("train/DatasetConfig.task_feature_lengths", "TASK_FEATURE_LENGTHS", default=_REQUIRED)
+  result.set("LENGTHS", _REQUIRED if lengths is None else lengths)
+  rows = source.first("train/DatasetConfig.batch_size", "BATCH_SIZE", default=128)
+  result.set("BATCH_SIZE", rows if isinstance(rows, int) else _REQUIRED)
+  source.get("BATCH_SIZE")
+  seed = next((s for s in (source.get("train.random_seed"), source.get("RANDOM_SEED"),
+                           source.get("train/DatasetConfig.seed")) if isinstance(s, int)), None)  # fmt: skip
+  if seed is not None:
+    result.set("SEED", seed)
+  if (split := source.get("train/DatasetConfig.split", "train")) != "train":
+    result.set("train.split", split)
+  if not (isinstance(task, str) and "span_corruption" in task):
+    result.set("PACK" if finetune else "train.pack", bool(source.get("train/DatasetConfig.pack", True)))
+  for name in ("train", "train_eval", "infer_eval"):  # one task, one set of lengths, one batch size here
+    for field in ("mixture_or_task_name", "task_feature_lengths", "module", "seed", "shuffle", "use_cached", "pack"):
+      source.get(f"{name}/DatasetConfig.{field}")
+  for name in ("USE_CACHED_TASKS", "SHUFFLE_TRAIN_EXAMPLES", "MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS"):
+    source.get(name)
+
+
+def _restores_nothing(source: T5XConfiguration) -> bool:
+  if source.get("CheckpointConfig.restore", "given") is None:
+    return True
+  return source.has("INITIAL_CHECKPOINT_PATH") and not source.get("INITIAL_CHECKPOINT_PATH")
+
+
+def _start(source: T5XConfiguration) -> str | None:
+  path = source.first("INITIAL_CHECKPOINT_PATH", "RestoreCheckpointConfig.path")
+  source.get("RestoreCheckpointConfig.path")
+  if isinstance(path, list | tuple):
+    path = path[0] if path else None
+  return None if _restores_nothing(source) else path
+
+
+def _steps(source: T5XConfiguration, result: Translation, start: str | None) -> None:
+  steps = source.first("train.total_steps", "TRAIN_STEPS", default=_REQUIRED)
+  relative = source.first("train.relative_steps", "TRAIN_STEPS_RELATIVE")
+  before = _CHECKPOINT.fullmatch(PurePosixPath(start).name) if start else None
+  if isinstance(relative, int):
+    result.set("TRAIN_STEPS", relative)
+  elif isinstance(steps, int) and before and steps > int(before[1]):
+    own = steps - int(before[1])
+    result.set("TRAIN_STEPS", own, f"T5X: {steps}, which counts the {before[1]} steps of pre-training as well")
+  elif isinstance(steps, int) and start:
+    result.set("TRAIN_STEPS", steps, "the steps of this run: T5X counts those of the checkpoint as well, take them off")
+  else:
+    result.set("TRAIN_STEPS", steps)
+
+
+def _model(source: T5XConfiguration, result: Translation) -> None:
+  dropout = source.first("T5Config.dropout_rate", "DROPOUT_RATE")
+  if isinstance(dropout, int | float):
+    result.set("DROPOUT_RATE", dropout)
+  activations = source.get("T5Config.mlp_activations")
+  if isinstance(activations, list | tuple) and activations:
+    result.set("TransformerConfig.activation", activations[0])
+    result.set("TransformerConfig.gated_mlp", len(activations) == 2)
+  if isinstance(tied := source.get("T5Config.logits_via_embedding"), bool):
+    result.set("TransformerConfig.tie_embeddings", tied)
+    result.set("TransformerConfig.scale_logits", tied)
+  if (remat := source.get("T5Config.remat_policy", "absent")) in _REMAT:
+    result.set("REMAT", _REMAT[remat])
+  file = source.get("SentencePieceVocabulary.sentencepiece_model_file")
+  vocabulary = source.get("VOCABULARY")
+  if isinstance(file, str):
+    result.set("VOCABULARY", next((ours for part, ours in VOCABULARIES.items() if part in file), file))
+  elif isinstance(vocabulary, ConfigurableReference) and vocabulary.name.endswith("ByteVocabulary"):
+    result.set("VOCABULARY", "byte")
+
+
+def _like_model(source: T5XConfiguration) -> str:
+  """A model file of the same kind, for a file that describes its model itself."""
+  return "models/t5/base.gin" if source.get("T5Config.logits_via_embedding") else "models/t5_1_1/base.gin"
+
+
+def _loss(source: T5XConfiguration, result: Translation) -> None:
+  for field, macro in (("z_loss", "Z_LOSS"), ("label_smoothing", "LABEL_SMOOTHING")):
+    value = source.first(f"EncoderDecoderModel.{field}", macro)
+    if isinstance(value, int | float):
+      result.set(macro, value)
+  factor = source.first("EncoderDecoderModel.loss_normalizing_factor", "LOSS_NORMALIZING_FACTOR")
+  if isinstance(factor, int | float):
+    result.set("LOSS_NORMALISER", factor)
+  elif isinstance(factor, str) and "NUM_REAL_TARGET_TOKENS" not in factor:
+    result.left_out.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALISER is a number or None here)")
+
+
+def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
+  name = "create_learning_rate_scheduler"
+  factors = str(source.get(f"{name}.factors", "constant * linear_warmup * rsqrt_decay"))
+  rate = source.get(f"{name}.base_learning_rate", 0.5)
+  steps = source.get(f"{name}.warmup_steps", 1000)
+  kinds = sorted(factor.strip() for factor in factors.split("*"))
+  warm = "linear_warmup" in kinds
+  kinds = [kind for kind in kinds if kind != "linear_warmup"]
+  if kinds == ["constant"]:
+    schedule = "constant_rate"
+    result.set("FINETUNE_LEARNING_RATE" if finetune else "constant_rate.value", rate)
+  elif kinds in (["constant", "rsqrt_decay"], ["constant", "rsqrt_normalized_decay"]):
+    schedule = "inverse_square_root"
+    scale = rate * math.sqrt(steps) if "rsqrt_normalized_decay" in kinds else rate
+    comment = "T5X continues at the step of the checkpoint, here the schedule starts at 0" if finetune else ""
+    result.set("inverse_square_root.warmup_steps" if finetune else "WARMUP_STEPS", steps, comment)
+    if scale != 1.0:
+      result.set("inverse_square_root.scale", scale)
+  else:
+    schedules = "warmup_linear, warmup_cosine, linear, cosine, chain"
+    result.set("LEARNING_RATE", _REQUIRED, f"T5X: factors = {factors!r}; choose a schedule of t5like: {schedules}")
+    result.left_out.append(f"{name}.factors = {factors!r}  (LEARNING_RATE has to be given)")
+    return
+  if warm:
+    result.set("LEARNING_RATE", _call("warmup"))
+    result.set("warmup.schedule", _call(schedule))
+    result.set("warmup.steps", steps)
+  elif (schedule == "constant_rate") != finetune:
+    result.set("LEARNING_RATE", _call(schedule))
+
+
+def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
+  period = source.first("train.eval_period", "EVAL_PERIOD", default=1000)
+  steps = source.first("train.eval_steps", "EVAL_STEPS", default=20)
+  source.get("EVAL_PERIOD"), source.get("EVAL_STEPS")
+  decoded = source.get("train.infer_eval_dataset_cfg", "default" if finetune else None) is not None
+  measured = source.get("train.train_eval_dataset_cfg", "default") is not None
+  split = source.get("infer_eval/DatasetConfig.split") if decoded else None
+  split = split or source.get("train_eval/DatasetConfig.split", "validation")
+  for scope in ("train_eval", "infer_eval"):
+    source.get(f"{scope}/DatasetConfig.split")
+  if not decoded and not measured:
+    result.set("EVAL_SPLIT", "")
+    return
+  task = source.get("infer_eval/DatasetConfig.mixture_or_task_name") if decoded else None
+  ours = (our_task(task) or task) if isinstance(task, str) else None
+  if ours is not None and ours != result.values["TASK"]:
+    result.set("EVAL_TASKS", [ours])
+  result.set("EVAL_SPLIT", split)
+  result.set("EVAL_PERIOD", period if decoded else 0)
+  if measured:
+    result.set("EVAL_LOSS_PERIOD", period)
+    result.set("EVAL_LOSS_BATCHES", steps)
+  if isinstance(examples := source.first("Evaluator.num_examples", "EVALUATOR_NUM_EXAMPLES"), int):
+    result.set("EVAL_EXAMPLES", examples)
+
+
+def _checkpoints(source: T5XConfiguration, result: Translation) -> None:
+  period = source.get("SaveCheckpointConfig.period")
+  if isinstance(period, int):
+    result.set("CHECKPOINT_PERIOD", period)
+    keep = source.get("SaveCheckpointConfig.keep")
+    if isinstance(keep, int):
+      result.set("CHECKPOINTS_KEPT", keep)
+    else:
+      result.set("KEEP.every", period, "T5X keeps all checkpoints; without this line the last 3 are kept")
+
+
+def _devices(source: T5XConfiguration, result: Translation) -> None:
+  if (partitions := model_partitions(source)) > 1:
+    result.set("MESH.tensor", partitions)
+  if isinstance(parts := source.get("Trainer.num_microbatches"), int) and parts > 0:
+    result.set("MICROBATCHES", parts)
+
+
+def model_partitions(source: T5XConfiguration) -> int:
+  """Over how many devices T5X splits the model."""
+  for partitioner in ("PjitPartitioner", "ModelBasedPjitPartitioner"):
+    submesh = source.get(f"{partitioner}.model_parallel_submesh")
+    count = source.get(f"{partitioner}.num_partitions")
+    if isinstance(submesh, list | tuple) and all(isinstance(n, int) for n in submesh):
+      return math.prod(submesh)
+    if isinstance(count, int):
+      return count
+  return 1
+
+
+def _call(name: str) -> ConfigurableReference:
+  return ConfigurableReference(name, f"@{name}()")
+
+
+def _is_plain(value: Any) -> bool:
+  return value is None or isinstance(value, bool | int | float | str)

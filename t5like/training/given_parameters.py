@@ -1,0 +1,44 @@
+"""Parameters that were not saved by t5like, in place of a checkpoint: a run begins with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+
+class GivenParameters:
+  """Numpy arrays by path. Every host reads all of them and keeps the parts of its own devices.
+
+  They are held from the check before compilation to the start of the run, and read again if they are needed once more.
+  """
+
+  def __init__(
+    self,
+    source: str,
+    fingerprint: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    read: Callable[[], Mapping[str, np.ndarray]],
+    advice: str,
+  ):
+    """`source` as in 'the T5X checkpoint /models/t5'; `advice` for an error about a model that does not fit."""
+    self.source, self.fingerprint, self.advice = source, dict(fingerprint), advice
+    self.stored = {path: jax.ShapeDtypeStruct(array.shape, array.dtype) for path, array in arrays.items()}
+    self._held: Mapping[str, np.ndarray] | None = arrays
+    self._again = read
+
+  def __str__(self) -> str:
+    return self.source
+
+  def place(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
+    """The wanted arrays on their devices and in their types; the numpy arrays are let go."""
+    arrays, self._held = self._held if self._held is not None else self._again(), None
+
+    def part(path: str, target: jax.ShapeDtypeStruct) -> jax.Array:
+      return jax.make_array_from_callback(
+        target.shape, target.sharding, lambda at: arrays[path][at].astype(target.dtype)
+      )
+
+    return {path: part(path, target) for path, target in wanted.items()}

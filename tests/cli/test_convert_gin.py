@@ -1,0 +1,136 @@
+"""`t5like convert gin` on T5X's own configurations of T5 1.1: values, and a dry run of the result."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from t5like import configuration
+
+T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x" / "examples" / "t5" / "t5_1_1" / "examples"
+
+
+@pytest.fixture
+def translated(t5like, tmp_path, token_caches):
+  """The experiment of a translated file: converted, loaded and planned by a dry run."""
+
+  def translate(name, *overrides, train=("--gin.INIT_FROM=None",)):
+    out = tmp_path / f"{Path(name).stem}.gin"
+    done = t5like("convert", "gin", T5X / name, f"--out={out}", *overrides)
+    options = [f"--gin.MODEL_DIR={tmp_path}/run", "--gin.VOCABULARY=tiny", f"--gin.CACHE_DIR={token_caches}"]
+    card = t5like("train", f"--gin_file={out}", *options, *train, "--dry_run").stdout
+    return configuration.build("train"), out.read_text(), done, card
+
+  return translate
+
+
+def rate(experiment, step) -> float:
+  return float(experiment.optimizer.learning_rate(jnp.int32(step)))
+
+
+def test_fine_tuning(translated):
+  run, text, done, card = translated("base_wmt_finetune.gin", "--gin.MIXTURE_OR_TASK_NAME=snli")
+  assert "# T5X: 1020000, which counts the 1000000 steps of pre-training as well\nTRAIN_STEPS = 20000" in text
+  assert "INIT_FROM = 'gs://t5-data/pretrained_models/t5x/t5_1_1_base/checkpoint_1000000'" in text
+  assert (run.steps, run.batch_size, run.task, run.pack) == (20_000, 128, "snli", True)
+  assert run.lengths == {"inputs": 256, "targets": 256}
+  config = run.model.config
+  assert (config.dropout_rate, config.embed_dim, config.num_encoder_layers, config.gated_mlp) == (0.1, 768, 12, True)
+  assert run.loss_normaliser == 2048 * 114
+  assert rate(run, 0) == rate(run, 19_999) == pytest.approx(0.001)
+  assert (run.checkpoint_period, run.keep.every, run.eval_period, run.eval_loss_period) == (5000, 5000, 100, 100)
+  assert "num_decodes = 4" in done.stderr and "num_decodes = 4" in text
+  assert "dropout 0.1" in card
+
+
+def test_a_task_of_the_t5_package_that_we_have(t5like):
+  text = t5like("convert", "gin", T5X / "base_wmt_finetune.gin").stdout
+  assert "# T5X: wmt_t2t_ende_v003\nTASK = 'wmt_en_de'" in text and "TASK_MODULES" not in text
+
+
+def test_pre_training(translated):
+  run, text, *_ = translated("base_c4_pretrain.gin", "--gin.MIXTURE_OR_TASK_NAME=novels_span_corruption", train=())
+  assert (run.task, run.objective.name, run.steps, run.batch_size) == ("novels", "span_corruption", 100_000, 256)
+  assert run.lengths == {"inputs": 512, "targets": 114} and run.model.config.dropout_rate == 0.0
+  assert rate(run, 0) == pytest.approx(0.01) and rate(run, 40_000) == pytest.approx(0.005)
+  assert (run.eval_split, run.eval_period, run.eval_loss_period, run.eval_loss_batches) == ("validation", 0, 2000, 20)
+  assert run.checkpoint_period == 1000 and run.init_from is None
+
+
+def test_mesh_microbatches_smoothing_and_kept_checkpoints(translated):
+  run, text, *_ = translated("base_wmt19_ende_train.gin", "--gin.MIXTURE_OR_TASK_NAME=snli",
+                             "--gin.MIXTURE_OR_TASK_MODULE=None", train=("--gin.TASK_MODULES=[]",))  # fmt: skip
+  assert (run.mesh.tensor, run.mesh.data, run.microbatches, run.label_smoothing) == (2, -1, 2, 0.1)
+  assert (run.seed, run.steps, run.init_from, run.keep.last, run.log_period) == (0, 5000, None, 1, 250)
+
+
+def test_includes_of_a_checkout_are_followed_and_another_optimizer_has_to_be_given(translated):
+  adamw = "--gin_file=optimizers/adamw.gin"
+  run, text, done, _ = translated("base_wmt_from_scratch_adamw.gin", "--gin.MIXTURE_OR_TASK_NAME=snli",
+                                  train=("--gin.TASK_MODULES=[]", adamw))  # fmt: skip
+  assert (run.steps, run.mesh.tensor, run.eval_period, run.pack) == (50_000, 2, 500, True)
+  assert "OPTIMIZER = @optimizers.chain()" in done.stderr and "OPTIMIZER = %gin.REQUIRED" in text
+
+
+def test_a_schedule_that_we_lack_has_to_be_given_and_other_tasks_are_evaluated(t5like):
+  done = t5like("convert", "gin", T5X / "base_wmt_finetune.gin",
+                "--gin.utils.create_learning_rate_scheduler.factors=linear_decay",
+                "--gin.infer_eval/utils.DatasetConfig.mixture_or_task_name=glue_cola_v002")  # fmt: skip
+  assert "LEARNING_RATE = %gin.REQUIRED" in done.stdout and "Required: MODEL_DIR, LEARNING_RATE." in done.stdout
+  assert "EVAL_TASKS = ['glue_cola']" in done.stdout
+
+
+def test_eval_and_infer_are_commands(t5like):
+  done = t5like("convert", "gin", T5X / "base_wmt_eval.gin", "--gin.CHECKPOINT_PATH=/models/checkpoint_5")
+  assert "t5like convert from_t5x /models/checkpoint_5 MODEL_DIR --gin_file=models/t5_1_1/base.gin" in done.stdout
+  words = done.stdout.replace("\\\n", "").split()
+  assert {"--model_dir=MODEL_DIR", "--task=wmt_en_de", "--split=test", "--batch_size=32"} <= set(words)
+  assert "num_partitions = 2" in done.stderr
+  words = t5like("convert", "gin", T5X / "base_wmt_infer.gin").stdout.replace("\\\n", "").split()
+  assert {"infer", "--model=MODEL_DIR", "--max_inputs=64", "--max_length=64", "--truncate"} <= set(words)
+
+
+SCHEDULES = [
+  ("constant * linear_warmup * rsqrt_decay", 2.0, 100, {0: 2 / 10 / 100, 99: 0.2, 399: 2 / 399**0.5}),
+  ("constant * rsqrt_normalized_decay", 0.5, 100, {0: 0.5, 400: 0.25}),
+  ("linear_warmup * constant", 0.3, 10, {4: 0.15, 50: 0.3}),
+]
+
+
+@pytest.mark.parametrize("factors, base, warmup, expected", SCHEDULES)
+def test_learning_rates(translated, factors, base, warmup, expected):
+  name = "utils.create_learning_rate_scheduler"
+  run, *_ = translated(
+    "base_c4_pretrain.gin", "--gin.MIXTURE_OR_TASK_NAME=novels_span_corruption", f"--gin.{name}.factors='{factors}'",
+    f"--gin.{name}.base_learning_rate={base}", f"--gin.{name}.warmup_steps={warmup}", train=(),
+  )  # fmt: skip
+  assert {step: rate(run, step) for step in expected} == pytest.approx(expected)
+
+
+def test_a_file_is_data(t5like, tmp_path):
+  (tmp_path / "bad_module.py").write_text("raise SystemExit('imported')\n")
+  (tmp_path / "theirs.gin").write_text(
+    "import bad_module\ninclude '/etc/passwd.gin'\ninclude 'unknown.gin'\n"
+    "include 't5x/configs/runs/finetune.gin'\nTASK_FEATURE_LENGTHS = {'inputs': %N, 'targets': 8}\nN = 16\n"
+    "MIXTURE_OR_TASK_NAME = 'mine\\n# x'\nMINE = 3\n"
+  )
+  done = t5like("convert", "gin", tmp_path / "theirs.gin")
+  assert "TASK_MODULES = ['bad_module']" in done.stdout and "LENGTHS = {'inputs': 16, 'targets': 8}" in done.stdout
+  assert r"TASK = 'mine\n# x'" in done.stdout and "MINE = 3 (t5like has no such name)" in done.stderr
+  assert "include 'unknown.gin'" in done.stderr and "include '/etc/passwd.gin'" in done.stderr
+  assert "Required: MODEL_DIR, TRAIN_STEPS, INIT_FROM." in done.stdout
+
+
+@pytest.mark.parametrize(
+  "arguments, words",
+  [
+    (["{missing}"], ["cannot read the gin file"]),
+    (["{file}", "elsewhere"], ["--out=elsewhere"]),
+    (["{file}", "--out={file}"], ["exists already"]),
+  ],
+)
+def test_what_is_refused(t5like, tmp_path, arguments, words):
+  (tmp_path / "file.gin").write_text("BATCH_SIZE = 3\n")
+  arguments = [a.format(missing=tmp_path / "none.gin", file=tmp_path / "file.gin") for a in arguments]
+  refused = t5like("convert", "gin", *arguments, status=2)
+  assert all(word in refused.stderr for word in words), refused.stderr

@@ -1,0 +1,117 @@
+"""INIT_FROM with checkpoints of other libraries: T5X and Hugging Face, read directly."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from t5x_checkpoints import t5x_tree, write_msgpack, write_zarr
+from trainers import finish, start_pod
+
+from t5like.interop import huggingface
+from t5like.training.checkpoints import load_parameters
+from t5like.vocabularies import vocabulary_path
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+# The golden T5 1.1, with the rows of the embedded vocabulary `tiny`.
+MODEL = [
+  "--gin_file=models/t5_1_1/small.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=24", "--gin.NUM_HEADS=3",
+  "--gin.HEAD_DIM=6", "--gin.VOCAB_SIZE=4224", "--gin.NUM_ENCODER_LAYERS=2", "--gin.NUM_DECODER_LAYERS=2",
+  "--gin.VOCABULARY=tiny",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def hugging_face(tmp_path_factory) -> Path:
+  folder = tmp_path_factory.mktemp("hf")
+  tensors = load_file(GOLDEN / "t5_1_1" / "model.safetensors")
+  rng = np.random.default_rng(0)
+  for name in ("shared.weight", "lm_head.weight"):
+    tensors[name] = rng.normal(size=(4224, 16)).astype(np.float32)
+  save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+  config = json.loads((GOLDEN / "t5_1_1" / "config.json").read_text())
+  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4224}))
+  return folder
+
+
+@pytest.fixture(scope="module")
+def t5x(hugging_face, tmp_path_factory) -> Path:
+  """The same weights as T5X writes them: an index in msgpack, large arrays in zarr folders."""
+  folder = tmp_path_factory.mktemp("t5x") / "checkpoint_1000000"
+  folder.mkdir()
+  tree = t5x_tree(huggingface.load(hugging_face).params)
+  stored = "target.token_embedder.embedding"
+  write_zarr(folder, stored, tree["token_embedder/embedding"])
+  tree["token_embedder/embedding"] = {"driver": "zarr", "kvstore": {"driver": "file", "path": stored}}
+  write_msgpack(folder / "checkpoint", tree)
+  return folder
+
+
+@pytest.fixture
+def finetune(token_caches, tmp_path):
+  return [
+    "train", *MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.LENGTHS={'inputs': 32, 'targets': 4}",
+    f"--gin.CACHE_DIR={token_caches}", "--gin.EVAL_SPLIT=''", "--gin.EVAL_PERIOD=0", "--gin.BATCH_SIZE=8",
+    "--gin.TRAIN_STEPS=1", "--gin.FINETUNE_LEARNING_RATE=0.0", f"--gin.MODEL_DIR={tmp_path}/run",
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, words", [("t5x", "the T5X checkpoint"), ("hugging_face", "the Hugging Face folder")])
+def test_a_run_begins_with_the_parameters_of_another_library(
+  t5like, finetune, hugging_face, kind, words, tmp_path, request
+):
+  source = request.getfixturevalue(kind)
+  layers = ["--gin.SCAN_LAYERS=True", "--gin.MESH.fsdp=2"] if kind == "t5x" else []
+  done = t5like(*finetune, f"--gin.INIT_FROM={source}", *layers)
+  assert f"the parameters of {words} {source}, optimizer and step fresh" in done.stdout
+  assert "dropout 0.1" in done.stdout and "note:" not in done.stdout
+  # With a rate of 0 the first step leaves them as they were.
+  expected = huggingface.load(hugging_face, scan_layers=bool(layers)).params
+  jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)
+  assert "its own checkpoint of step 1" in t5like(*finetune, f"--gin.INIT_FROM={source}", *layers, "--dry_run").stdout
+
+
+def test_other_sizes_and_families_are_refused_before_anything_is_compiled(t5like, finetune, hugging_face, t5x):
+  refused = t5like(*finetune, f"--gin.INIT_FROM={t5x}", "--gin.MLP_DIM=48", status=2).stderr
+  assert "mlp_dim: checkpoint 24, config 48" in refused
+  refused = t5like(*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.MLP_DIM=48", status=2).stderr
+  assert "holds another model" in refused and "mlp_dim" in refused and "saved 24, now 48" in refused
+  bert = ["--gin_file=models/bert/tiny.gin", "--gin_file=objectives/bert_mlm.gin", "--gin_file=runs/pretrain.gin"]
+  for source in (t5x, hugging_face):
+    refused = t5like(
+      "train", *bert, f"--gin.INIT_FROM={source}", "--gin.MODEL_DIR=unused", "--dry_run", status=2
+    ).stderr
+    assert "holds a T5, the model is a BERT" in refused
+
+
+def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hugging_face, tmp_path):
+  shutil.copytree(hugging_face, tmp_path / "hf")
+  shutil.copy(vocabulary_path("tiny"), tmp_path / "hf" / "spiece.model")
+  t5like(*finetune, f"--gin.INIT_FROM={tmp_path}/hf", "--dry_run")
+  refused = t5like(*finetune, f"--gin.INIT_FROM={tmp_path}/hf", "--gin.VOCABULARY=byte", "--dry_run", status=2).stderr
+  assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
+
+
+def test_what_is_neither(t5like, finetune, t5x, tmp_path):
+  refused = t5like(*finetune, f"--gin.INIT_FROM={tmp_path}", status=2).stderr
+  assert "no checkpoint here" in refused and "a T5X checkpoint; or a Hugging Face folder" in refused
+  refused = t5like(*finetune, f"--gin.RESTORE_FROM={t5x}", "--gin.INIT_FROM=None", status=2).stderr
+  assert f"--gin.INIT_FROM={t5x}" in refused
+
+
+def test_steps_counted_as_in_t5x_and_missing_dropout_are_noted(t5like, finetune, t5x):
+  command = [*finetune, f"--gin.INIT_FROM={t5x}", "--dry_run"]
+  out = t5like(*command, "--gin.TRAIN_STEPS=1020000", "--gin.DROPOUT_RATE=0.0").stdout
+  assert "note: TRAIN_STEPS = 1,020,000 are steps of this run" in out and "note: DROPOUT_RATE = 0" in out
+  assert "dropout 0" in out
+  out = t5like(*command, "--gin.TRAIN_STEPS=20000").stdout
+  assert "note:" not in out
+
+
+def test_several_processes_read_the_same_parameters(finetune, hugging_face, t5x, tmp_path):
+  finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}"], hosts=2))
+  expected = huggingface.load(hugging_face).params
+  jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)
