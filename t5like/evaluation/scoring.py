@@ -234,7 +234,7 @@ def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:
 
 
 def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
-  """Another text whenever the user's own postprocessor or metrics are other code; '' where all are t5like's or seqio's."""
+  """Another text whenever the user's own postprocessor or metrics are other code; empty where none is the user's."""
   parts = []
   for entry in filter(None, (scoring["postprocessor"], *scoring["metrics"])):
     named = str(entry.get("function", "")).partition(":")[0]
