@@ -1,0 +1,200 @@
+"""A module of tasks written for T5X: plain seqio, no t5like. It trains and evaluates as it is, and edits are noticed."""
+
+import json
+import os
+import re
+import sys
+
+import pytest
+import seqio
+from trainers import finish, has_checkpoint, start
+
+from t5like import data
+from t5like.training.metrics import read_metrics
+from t5like.vocabularies import load_vocabulary
+
+MODULE = '''
+import functools
+import seqio
+import tensorflow as tf
+from helpers import PROMPT, clean
+
+VOCABULARY = seqio.SentencePieceVocabulary(VOCABULARY_FILE, extra_ids=100)
+FEATURES = {"inputs": seqio.Feature(VOCABULARY), "targets": seqio.Feature(VOCABULARY)}
+
+
+@seqio.map_over_dataset
+def to_text(line):
+  inputs, targets = tf.unstack(tf.strings.split(line, "\\t"), num=2)
+  return {"inputs": tf.strings.join([PROMPT, clean(inputs)]), "targets": targets}
+
+
+@seqio.map_over_dataset
+def halves(example):
+  ids = tf.concat([example["inputs"], example["targets"]], 0)
+  return {"inputs": ids[: tf.size(ids) // 2], "targets": ids[tf.size(ids) // 2 :]}
+
+
+def exact(targets, predictions):
+  return {"exact": seqio.metrics.Scalar(100.0 * sum(t == p for t, p in zip(targets, predictions)) / len(targets))}
+
+
+def likelihood(targets, scores):
+  return {"mean_score": sum(scores) / len(scores)}
+
+
+def confident(targets, predictions, aux_values):
+  return {"confidence": max(aux_values["scores"])}
+
+
+def add(name, *steps, **more):
+  seqio.TaskRegistry.add(
+    name,
+    source=seqio.TextLineDataSource({"train": "rows.tsv", "validation": "rows.tsv"}),
+    preprocessors=[to_text, seqio.preprocessors.tokenize, *steps, seqio.preprocessors.append_eos_after_trim],
+    output_features=FEATURES,
+    **more,
+  )
+
+
+add("pairs", postprocess_fn=lambda text, **unused: text.strip(), metric_fns=[exact, likelihood, confident])
+add("halved", halves)
+'''
+HELPERS = '''
+import tensorflow as tf
+
+PROMPT = "say: "
+
+
+def clean(text):
+  return tf.strings.lower(text)
+'''
+TINY = load_vocabulary("tiny")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  (tmp_path / "t5x_tasks.py").write_text(MODULE.replace("VOCABULARY_FILE", repr(str(TINY.path))))
+  (tmp_path / "helpers.py").write_text(HELPERS)
+  (tmp_path / "rows.tsv").write_text("".join(f"Number {i} and {i * 7}\t{i} is it\n" for i in range(20)))
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)  # before the folder of another test, which commands leave there
+  yield tmp_path
+  forget()
+
+
+def forget():
+  """As if a new process began: nothing is imported and registered yet."""
+  for module in ("t5x_tasks", "helpers"):
+    sys.modules.pop(module, None)
+  for task in ("pairs", "halved"):
+    seqio.TaskRegistry.remove(task)
+
+
+def edit(path, old, new):
+  text = path.read_text()
+  assert old in text
+  path.write_text(text.replace(old, new))
+  forget()
+
+
+@pytest.fixture
+def train(t5like, small_model):
+  def run(task, *more, model_dir="run", **settings):
+    forget()
+    command = [
+      "train", *small_model, "--gin_file=runs/finetune.gin", f"--gin.TASK={task}", "--gin.INIT_FROM=None",
+      "--gin.TASK_MODULES=['t5x_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2", "--gin.LOG_PERIOD=1",
+      "--gin.LENGTHS={'inputs': 16, 'targets': 6}", f"--gin.MODEL_DIR={model_dir}", *more,
+    ]  # fmt: skip
+    return command if settings.pop("command", False) else t5like(*command, **settings)
+
+  return run
+
+
+def cached(task, split="train"):
+  base = data.cache_folder("tokens", task, split, "tiny", TINY.fingerprint)
+  record = data.read_record(base)
+  folder = base if record.kind == "text" else data.finished_folder(base, {"inputs": 16, "targets": 6})
+  return data.open_cache(folder, mend="")
+
+
+def test_all_three_kinds_of_metrics_are_computed_in_the_loop_and_by_eval(t5like, train, folder):
+  out = train("pairs").stdout
+  (row,) = [row for row in read_metrics("run") if row["kind"] == "eval/pairs"]
+  assert set(row) == {"step", "kind", "exact", "mean_score", "confidence"}
+  assert row["mean_score"] < -5 and row["confidence"] < 0
+  assert "dropout" in out
+  forget()
+  out = t5like("eval", "--model_dir=run", "--task=pairs", "--task_modules=t5x_tasks", "--cache_dir=tokens").stdout
+  scores = {name: float(value) for name, value in re.findall(r"(exact|mean_score|confidence) (-?[\d.]+)", out)}
+  assert scores == pytest.approx({name: row[name] for name in scores}, abs=0.006) and len(scores) == 3
+  assert json.loads(open("run/predictions/pairs-validation-2.jsonl").readline())["target"] == "0 is it"
+
+
+def test_steps_behind_tokenize_are_run(train, folder):
+  out = train("halved", "--gin.EVAL_SPLIT=''").stdout
+  assert "cached as finished tokens: the step halves works on tokens" in out
+  ids = TINY.encode("say: number 3 and 21") + TINY.encode("3 is it")
+  half, end = len(ids) // 2, [TINY.eos_id]
+  example = {name: tokens.tolist() for name, tokens in cached("halved").example(3).items()}
+  assert example == {"inputs": ids[:half] + end, "targets": ids[half:][:5] + end}
+
+
+def test_an_edited_task_is_rebuilt_wherever_the_edit_is(t5like, train, folder):
+  train("pairs", "--gin.EVAL_SPLIT=''")
+  assert TINY.decode(cached("pairs").example(0)["inputs"]).startswith("say: number")
+  edit(folder / "helpers.py", 'PROMPT = "say: "', 'PROMPT = "tell: "')
+  out = train("pairs", "--gin.EVAL_SPLIT=''", model_dir="second").stdout
+  assert "the module helpers has changed" in out
+  assert TINY.decode(cached("pairs").example(0)["inputs"]).startswith("tell: number")
+  edit(folder / "helpers.py", "tf.strings.lower", "tf.strings.upper")
+  error = t5like("eval", "--model_dir=run", "--task=pairs", "--split=train", "--cache_dir=tokens", status=2).stderr
+  assert "the token cache of task 'pairs' is not current: the module helpers has changed" in error
+  assert "--task_modules=" in error
+  train("pairs", "--gin.EVAL_SPLIT=''", model_dir="third")
+  assert " AND " in TINY.decode(cached("pairs").example(0)["inputs"])
+
+
+def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, train, folder):
+  edit(folder / "t5x_tasks.py", "100.0 * sum", "undefined * sum")
+  error = train("pairs", status=2).stderr
+  assert "the metric exact of task 'pairs' fails on the true answers" in error and "undefined" in error
+  assert not os.path.exists("run/checkpoints")
+  built = os.stat(cached("pairs", "validation").folder / "cache.json").st_mtime_ns
+  edit(folder / "t5x_tasks.py", "undefined * sum", "100.0 * sum")
+  edit(folder / "t5x_tasks.py", "metric_fns=[exact, likelihood, confident]", "metric_fns=[likelihood]")
+  assert "mean_score" in train("pairs").stdout
+  assert os.stat(cached("pairs", "validation").folder / "cache.json").st_mtime_ns == built
+  assert {"exact"} & set(next(row for row in read_metrics("run") if row["kind"] == "eval/pairs")) == set()
+  edit(folder / "t5x_tasks.py", "metric_fns=[likelihood]", "metric_fns=[exact]")
+  out = train("pairs").stdout  # at its last step already
+  assert "pairs has changed since it was scored at step 2" in out and "exact" in out
+
+
+FAILING = '''
+def exact(targets, predictions):
+  if list(targets) != list(predictions):
+    LEAVE
+'''
+
+
+def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):
+  fails = FAILING.replace("LEAVE", "raise RuntimeError('odd answers')") + '  return {"exact": 1.0}\n'
+  edit(folder / "t5x_tasks.py", "def likelihood(", fails + "\n\ndef likelihood(")
+  out = train("pairs").stdout
+  assert "the metric exact failed: RuntimeError: odd answers" in out and "mean_score" in out
+  assert os.path.isdir("run/checkpoints/2")
+
+
+def test_a_run_that_is_killed_amid_an_evaluation_has_saved_before_and_evaluates_first(train, folder):
+  leaves = FAILING.replace("LEAVE", "import os; os._exit(9)") + '  return {"exact": 1.0}\n'
+  edit(folder / "t5x_tasks.py", "def likelihood(", leaves + "\n\ndef likelihood(")
+  periods = ["--gin.EVAL_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.TRAIN_STEPS=3"]
+  process = start(train("pairs", *periods, command=True))
+  finish([process], status=9)
+  assert has_checkpoint("run", 2)()
+  edit(folder / "t5x_tasks.py", "import os; os._exit(9)", "pass")
+  train("pairs", *periods)
+  kinds = [(row["step"], row["kind"]) for row in read_metrics("run")]
+  assert kinds == [(1, "train"), (2, "train"), (2, "eval/pairs"), (3, "train"), (3, "eval/pairs")]
