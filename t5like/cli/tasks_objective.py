@@ -6,22 +6,33 @@ t5like tasks objective all
 
 import argparse
 
+from t5like.tasks.quiet_start import load_seqio
+
 EXAMPLE = "Thank you for inviting me to your party last week ."  # Raffel et al. 2019, Table 3
 OTHER = "The weather was fine and everybody came ."
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+  from t5like.cli.tasks import add_task_modules
+
   parser.add_argument("objective", help="its name, or all")
   parser.add_argument("--text", default=EXAMPLE, help="the text (default: the T5 paper's example)")
   parser.add_argument("--other", default=OTHER, help="a text of another document, for next-sentence prediction")
   parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, bert_uncased for encoders)")
   parser.add_argument("--seed", type=int, default=0, help="another seed gives other noise")
+  add_task_modules(parser)
   parser.add_argument("--length", type=int, default=512, help="state the lengths for so many input tokens")
 
 
 def run(args: argparse.Namespace) -> int:
+  from t5like.cli.tasks import task_modules
   from t5like.objectives import CATALOGUE, find_objective
 
+  if modules := task_modules(args):
+    load_seqio()
+    from t5like.tasks import registry
+
+    registry.import_modules(modules)
   names = CATALOGUE if args.objective == "all" else [args.objective]
   print(f"text      {args.text}")
   for name in names:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # A document may be a book: so much of it says what it is.
 _MOST_CHARACTERS, _MOST_PIECES = 500, 120
-_DEFAULT_INPUTS = 512
+_DEFAULT_INPUTS, _DEFAULT_TARGETS = 512, 114
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,12 +76,15 @@ def print_task(task: Any, args: argparse.Namespace) -> None:
   from t5like.objectives import find_objective, split_task_name
   from t5like.tasks.encoder_checks import is_encoder_form
   from t5like.tasks.example_checks import is_corpus
+  from t5like.tasks.holding import holding
+  from t5like.tasks.missing_data import data_explained
   from t5like.tasks.previews import corrupted, previews
   from t5like.vocabularies import load_vocabulary
 
   if args.objective and not is_corpus(task):
     raise UserError(f"{task.name!r} has targets of its own: an objective is for a corpus", try_="leave out --objective")
-  inputs = parse_lengths(args.lengths).get("inputs", _DEFAULT_INPUTS)
+  lengths = parse_lengths(args.lengths)
+  inputs = lengths.get("inputs", _DEFAULT_INPUTS)
   if is_encoder_form(task):
     print_encoder_form(task, args, inputs)
     return
@@ -90,15 +93,22 @@ def print_task(task: Any, args: argparse.Namespace) -> None:
   masked = objective is not None and objective.makes == "masked"
   vocabulary_name = args.vocabulary or ("bert_uncased" if masked else "t5")
   vocabulary = load_vocabulary(vocabulary_name)
+  with data_explained(task):
+    kept = holding(task, args.split)
   for number, preview in enumerate(previews(task, args.split, args.n, inputs)):
     print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
     _print_fields("raw", preview.raw, "blue")
-    if not preview.examples:
+    if not preview.examples and kept.kind == "text":
       print("  " + paint("left out by a preprocessor", "yellow"))
     for example in preview.examples:
-      if objective is None or example["targets"].encode() not in preview.raw.values():
+      if objective is None or example.get("targets", "").encode() not in preview.raw.values():
         _print_fields("text", example, "green")
-      _print_tokens(task, example, vocabulary, vocabulary_name)
+      if kept.kind == "text":
+        _print_tokens(task, example, vocabulary, vocabulary_name)
+  if kept.kind != "text":
+    _print_finished(task, args, vocabulary, vocabulary_name, lengths, kept)
+  for line in _vocabulary_notes(task, vocabulary, vocabulary_name):
+    print(paint(line, "yellow"))
   # Without sentinels the default objective has nothing to work with; one that was asked for says so.
   if objective is not None and (vocabulary.sentinel_ids or masked or args.objective):
     lengths = objective.lengths(inputs)
@@ -106,6 +116,47 @@ def print_task(task: Any, args: argparse.Namespace) -> None:
     sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
     print(paint(f"{name} of {task.name}", "bold") + f": {sizes}, vocabulary {vocabulary_name}, seed {args.seed}")
     _print_result(result, vocabulary)
+
+
+def _print_finished(
+  task: Any, args: argparse.Namespace, vocabulary: Vocabulary, name: str, given: dict, kept: Any
+) -> None:
+  """Examples after all steps; they need not be those of the rows above."""
+  from t5like.tasks.previews import finished
+
+  lengths = {"inputs": given.get("inputs", _DEFAULT_INPUTS), "targets": given.get("targets", _DEFAULT_TARGETS)}
+  how = "streamed" if kept.kind == "stream" else "cached as finished tokens"
+  print(paint(f"{task.name} after all of its steps", "bold") + f" ({how}: {kept.why})")
+  for example in finished(task, args.split, vocabulary, args.n, lengths):
+    for feature in ("inputs", "targets"):
+      if feature in example:
+        said = f"{feature}  {len(example[feature]):,} of {name}: "
+        _print_wrapped(
+          f"  {paint('tokens  ', 'magenta')}{said}", 12, _pieces(example[feature], vocabulary), len(said) - 2
+        )
+
+
+def _vocabulary_notes(task: Any, vocabulary: Vocabulary, name: str) -> list[str]:
+  """Where the vocabulary that the task was registered with is not the one shown."""
+  import seqio
+
+  from t5like.tasks.seqio_vocabularies import as_seqio, own_vocabulary
+
+  named = {n: task.output_features[n].vocabulary for n in ("inputs", "targets") if n in task.output_features}
+  if own_vocabulary(task.output_features) is None:
+    listed = ", ".join(f"{n} {_vocabulary_text(v)}" for n, v in named.items())
+    return [
+      f"vocabularies of its own: {listed}; the ids of a PassThroughVocabulary, and of two different ones, are kept"
+    ]
+  own = next(iter(named.values()))
+  if isinstance(own, seqio.PassThroughVocabulary) or own == as_seqio(vocabulary):
+    return []
+  return [f"it was registered with {_vocabulary_text(own)}; a run uses the vocabulary of its model, here {name}"]
+
+
+def _vocabulary_text(vocabulary: Any) -> str:
+  file = getattr(vocabulary, "_sentencepiece_model_file", "") or ""
+  return f"{type(vocabulary).__name__}({file}, {vocabulary.vocab_size:,} ids)".replace("(, ", "(")
 
 
 def print_encoder_form(task: Any, args: argparse.Namespace, length: int) -> None:

@@ -1,7 +1,7 @@
 """What to hide and what to predict: numpy over rows of tokens, no TensorFlow."""
 
 from t5like.objectives.base import Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
-from t5like.objectives.catalogue import CATALOGUE, find_objective, split_task_name
+from t5like.objectives.catalogue import CATALOGUE, find_objective, register_objective, split_task_name
 from t5like.objectives.ragged import Ragged
 from t5like.objectives.randomness import Draws
 
@@ -16,5 +16,6 @@ __all__ = [
   "Rows",
   "SpecialTokens",
   "find_objective",
+  "register_objective",
   "split_task_name",
 ]

@@ -54,6 +54,15 @@ CATALOGUE: dict[str, Objective] = {
 }
 
 
+def register_objective(name: str, objective: Objective) -> Objective:
+  """Makes an objective of yours known by name; the same one may come twice, as when a notebook cell runs again."""
+  if not name.isidentifier():
+    raise UserError(f"invalid name of an objective: {name!r}", expected="letters, digits and _")
+  if CATALOGUE.setdefault(name, objective) != objective:
+    raise UserError(f"an objective {name!r} is registered already, with other settings", try_="another name")
+  return objective
+
+
 def find_objective(name: str) -> Objective:
   if name not in CATALOGUE:
     raise UserError(f"no objective {name!r}", nearest=nearest(name, CATALOGUE), known=", ".join(CATALOGUE))

@@ -9,6 +9,8 @@ import seqio
 
 from t5like.tasks import encoder_checks, example_checks, scoring_checks
 from t5like.tasks.example_checks import Finding, Tokens
+from t5like.tasks.holding import holding
+from t5like.tasks.previews import finished
 from t5like.tasks.scoring_checks import Labels, Scores
 from t5like.vocabularies import Vocabulary
 
@@ -41,6 +43,21 @@ class Report:
     return [finding for finding in self.findings if not finding.problem]
 
 
+def _rows(
+  task: seqio.Task, split: str, vocabulary: Vocabulary, lengths: Mapping[str, int], limit: int | None
+) -> tuple[list[example_checks.Row], bool]:
+  """Examples as text, and whether they are all; those that a task makes only as tokens are read back."""
+  if example_checks.is_corpus(task) or holding(task, split).kind == "text":
+    return example_checks.read_rows(task, split, limit)
+  rows = []
+  for example in finished(task, split, vocabulary, None if limit is None else limit + 1, dict(lengths)):
+    text = {"targets": example.pop("targets_pretokenized")}
+    if "inputs" in example:
+      text["inputs"] = example.pop("inputs_pretokenized", None) or vocabulary.decode(example["inputs"])
+    rows.append({**example, **text})
+  return rows[:limit], limit is None or len(rows) <= limit
+
+
 def check_task(
   task: seqio.Task,
   split: str,
@@ -57,7 +74,7 @@ def check_task(
     lengths = {"inputs": lengths["inputs"]}
     count, whole, tokens, labels, findings = encoder_checks.check_tokens(task, split, lengths, limit)
     return Report(task.name, split, count, whole, tokens, lengths, labels, None, findings)
-  rows, whole = example_checks.read_rows(task, split, limit)
+  rows, whole = _rows(task, split, vocabulary, lengths, limit)
   findings = list(example_checks.feature_findings(task, rows))
   tokens = example_checks.count_tokens(task, rows, vocabulary)
   lengths = {} if example_checks.is_corpus(task) else dict(lengths)

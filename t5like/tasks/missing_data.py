@@ -69,7 +69,7 @@ def told_by_reader(error: tf.errors.OpError) -> UserError | None:
 
 
 def first_line(error: tf.errors.OpError) -> str:
-  return next((line for line in str(error.message).splitlines() if line.strip()), type(error).__name__)
+  return reason(error)
 
 
 @contextlib.contextmanager

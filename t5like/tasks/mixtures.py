@@ -11,7 +11,7 @@ import seqio
 from t5like.errors import UserError, nearest
 from t5like.tasks import glue, super_glue  # noqa: F401  registers the tasks that are mixed below
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE, mixing_rates
-from t5like.tasks.registry import check_mixture_name
+from t5like.tasks.registry import check_mixture_name, import_modules
 
 Strategy = Literal["proportional", "equal", "temperature"]
 
@@ -73,6 +73,8 @@ def register_mixture(
   leave_out: tasks to drop, as in leave-one-out training.
   """
   _check_settings(strategy, maximum, temperature)
+  if not {*tasks} <= set(seqio.TaskRegistry.names()):
+    import_modules()  # tasks that t5like ships may be mixed without importing their modules
   for task in (*tasks, *leave_out):
     known = seqio.TaskRegistry.names() if task in tasks else tasks
     if task not in known:

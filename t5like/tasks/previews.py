@@ -12,8 +12,9 @@ import seqio
 import tensorflow as tf
 
 from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, SpecialTokens
-from t5like.tasks import objective_adapter, text_pipeline
+from t5like.tasks import finished_tokens, objective_adapter, text_pipeline
 from t5like.tasks.encoder_checks import is_encoder_form, read_tokens
+from t5like.tasks.holding import Steps
 from t5like.tasks.missing_data import data_explained
 from t5like.tasks.registry import check_split
 from t5like.vocabularies import Vocabulary
@@ -21,23 +22,39 @@ from t5like.vocabularies import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Preview:
-  raw: dict[str, Any]  # numpy values and bytes, as read
+  raw: dict[str, Any]  # numpy values and bytes, as read; a line of text under that name
   examples: list[dict[str, Any]]  # what the task makes of it, none, one or several: text, or tokens for encoders
 
 
 def previews(task: seqio.Task, split: str, count: int, length: int) -> Iterator[Preview]:
-  """The first rows of the source, each with the examples that become of it; `length` is that of an encoder's inputs."""
+  """The first rows of the source, each with the examples that become of it; `length` is that of an encoder's inputs.
+
+  Steps that work on tokens, or on several rows at once, are not looked at here: see `finished`.
+  """
   check_split(task, split)
   with data_explained(task):
     rows = task.source.get_dataset(split=split, shuffle=False)
     for number in range(count):
       row = rows.skip(number).take(1)
       for raw in row.as_numpy_iterator():
+        raw = raw if isinstance(raw, dict) else {"line": raw}
         of_row = _with_rows(task, row, split)
         if is_encoder_form(task):
           yield Preview(raw, read_tokens(of_row, split, length, None)[0])
+        elif Steps.of(task).tokenize is None:
+          yield Preview(raw, [])
         else:
           yield Preview(raw, list(text_pipeline.text_examples(of_row, split)))
+
+
+def finished(
+  task: seqio.Task, split: str, vocabulary: Vocabulary, count: int | None, lengths: dict[str, int]
+) -> list[dict[str, Any]]:
+  """The first examples after all steps of the task, as tokens of a model's vocabulary."""
+  made = finished_tokens.for_model(task, vocabulary)
+  limit = finished_tokens.size(made, vocabulary)
+  with data_explained(task):
+    return list(itertools.islice(finished_tokens.token_examples(made, split, lengths, limit), count))
 
 
 def _with_rows(task: seqio.Task, rows: tf.data.Dataset, split: str) -> seqio.Task:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import seqio
 
 from t5like.tasks import metrics, postprocessors
@@ -138,7 +139,9 @@ def _scores(task: seqio.Task, targets: Sequence[Any], answers: Sequence[Any]) ->
   scores = {}
   for metric in task.predict_metric_fns:
     try:
-      scores |= {name: float(value) for name, value in metric(targets, answers).items()}
+      for name, value in metric(targets, answers).items():
+        number = getattr(value, "value", value)  # seqio.metrics.Scalar
+        scores |= {name: float(number)} if isinstance(number, int | float | np.generic) else {}
     except Exception as error:  # whatever the user's function raises
       raise _Failed(f"the metric {_name(metric)}", error, f"target {excerpt(repr(targets[0]))}") from error
   return scores

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import inspect
 import itertools
 import sys
@@ -28,6 +29,24 @@ def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[st
     if not all(isinstance(record.get(field), str) for field in fields):  # a number or null would fail inside tf.data
       raise file.malformed(number, f"an object with {', '.join(fields)}, each a text", record)
     yield {field: record[field] for field in fields}
+
+
+def read_table(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
+  """The named columns of every row of a CSV or TSV file, plain or compressed."""
+  file = OriginalFile(storage.as_path(path))
+  tabs = ".tsv" in file.name
+  quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
+  rows = csv.reader((line for _, line in file.lines(newline="", keep_ends=True)), **quoting)
+  names = next(rows, [])
+  if missing := [field for field in fields if field not in names]:
+    raise UserError(f"the table has no column {missing[0]!r}", file=path, columns=", ".join(names) or "none")
+  try:
+    for row in rows:
+      if len(row) != len(names):
+        raise file.malformed(rows.line_num, f"{len(names)} columns: {', '.join(names)}", row)
+      yield {field: row[names.index(field)] for field in fields}
+  except csv.Error as error:
+    raise file.malformed(rows.line_num, "a row of CSV", str(error)) from None
 
 
 def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
@@ -82,8 +101,8 @@ class FileBlocks:
     return blocks.take_while(lambda *columns: tf.size(columns[0]) > 0).unbatch()
 
 
-class JsonLinesSource(seqio.FunctionDataSource):
-  """JSON objects, one a line, plain or compressed; `fields` are the string members to keep."""
+class _RowsOfFiles(seqio.FunctionDataSource):
+  """One file a split; `fields` are the texts of a row to keep."""
 
   def __init__(self, files: Mapping[str, str | Path], fields: Sequence[str], sizes: Mapping[str, int] | None = None):
     self.files = {split: str(path) for split, path in files.items()}
@@ -92,7 +111,9 @@ class JsonLinesSource(seqio.FunctionDataSource):
     super().__init__(self._dataset, splits=list(files), num_input_examples=sizes)
 
   def _records(self, path: str) -> Iterator[list[str]]:
-    return ([record[field] for field in self.fields] for record in read_json_lines(path, self.fields))
+    return ([record[field] for field in self.fields] for record in self._read(path, self.fields))
+
+  _read: Callable[[str, Sequence[str]], Iterator[dict[str, str]]]
 
   def _dataset(self, split: str, shuffle_files: bool, seed: int | None = None) -> tf.data.Dataset:
     del shuffle_files, seed  # a split is one file
@@ -101,6 +122,21 @@ class JsonLinesSource(seqio.FunctionDataSource):
       raise UserError(f"the file of split {split!r} is missing", file=path)
 
     return self._blocks.dataset(path).map(lambda *values: dict(zip(self.fields, values, strict=True)))
+
+
+class JsonLinesSource(_RowsOfFiles):
+  """JSON objects, one a line, plain or compressed; `fields` are the string members to keep."""
+
+  _read = staticmethod(read_json_lines)
+
+
+class TableSource(_RowsOfFiles):
+  """Rows of a table with a line of column names, plain or compressed; `fields` are the columns to keep.
+
+  Columns are parted by tabs in a .tsv file, whose quotation marks are text, and by commas elsewhere, as in CSV.
+  """
+
+  _read = staticmethod(read_table)
 
 
 def seedable(source: seqio.DataSource) -> seqio.DataSource:

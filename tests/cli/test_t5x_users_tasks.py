@@ -1,4 +1,4 @@
-"""A module of tasks written for T5X: plain seqio, no t5like. It trains and evaluates as it is, and edits are noticed."""
+"""A module of tasks written for T5X, plain seqio: it trains and evaluates as it is, and edits are noticed."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from t5like import data
 from t5like.training.metrics import read_metrics
 from t5like.vocabularies import load_vocabulary
 
-MODULE = '''
+MODULE = """
 import functools
 import seqio
 import tensorflow as tf
@@ -59,8 +59,8 @@ def add(name, *steps, **more):
 
 add("pairs", postprocess_fn=lambda text, **unused: text.strip(), metric_fns=[exact, likelihood, confident])
 add("halved", halves)
-'''
-HELPERS = '''
+"""
+HELPERS = """
 import tensorflow as tf
 
 PROMPT = "say: "
@@ -68,7 +68,7 @@ PROMPT = "say: "
 
 def clean(text):
   return tf.strings.lower(text)
-'''
+"""
 TINY = load_vocabulary("tiny")
 
 
@@ -172,11 +172,11 @@ def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, t
   assert "pairs has changed since it was scored at step 2" in out and "exact" in out
 
 
-FAILING = '''
+FAILING = """
 def exact(targets, predictions):
   if list(targets) != list(predictions):
     LEAVE
-'''
+"""
 
 
 def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):

@@ -2,6 +2,10 @@
 
 import collections
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import seqio
@@ -11,6 +15,8 @@ from t5like.errors import UserError
 from t5like.tasks import registry
 from t5like.tasks.corpora import register_corpus
 from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, shares, training_examples
+
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def rows_of(split, shuffle_files, seed=None, *, letter, size):
@@ -143,3 +149,19 @@ def test_a_size_that_nobody_knows_is_asked_for(corpora, tmp_path):
     training_examples(task)
   register_mixture("given_sizes", {"of_unknown_size": 300, "mixed_a": 100})
   assert proportions("given_sizes") == {"of_unknown_size": 0.75, "mixed_a": 0.25}
+
+
+@pytest.mark.parametrize(
+  "module",
+  [
+    "from t5like.tasks.mixtures import register_mixture\nregister_mixture('mine', {'snli': 3, 'conll2003': 1})",
+    "import t5like.tasks.shipped, seqio\nseqio.MixtureRegistry.add('mine', [('snli', 3), ('conll2003', 1)])",
+  ],
+)
+def test_a_module_that_mixes_shipped_tasks_is_imported_as_any_other(tmp_path, module):
+  """In a process of its own, where nothing is registered yet: as in the first cell of a notebook."""
+  (tmp_path / "my_mixtures.py").write_text(module)
+  program = "import my_mixtures, seqio; print(sorted(t.name for t in seqio.get_mixture_or_task('mine').tasks))"
+  env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+  done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+  assert done.stdout.strip() == "['conll2003', 'snli']", done.stderr
