@@ -51,3 +51,12 @@ def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:
   by_folded = {c.casefold(): c for c in candidates}
   close = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.6)
   return ", ".join(by_folded[c] for c in close)
+
+
+def in_columns(names: Iterable[str], width: int = 100) -> str:
+  """Many names in lines of even columns, read from left to right."""
+  names = list(names)
+  column = max(map(len, names), default=0) + 2
+  each = max(width // column, 1)
+  lines = (names[first : first + each] for first in range(0, len(names), each))
+  return "\n".join("".join(f"{name:<{column}}" for name in line).rstrip() for line in lines)

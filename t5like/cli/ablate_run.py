@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from t5like.ablations.benchmarks import OTHER, group_of
 from t5like.ablations.claims import Claim, Claims, held
 from t5like.ablations.results import (
   Failure,
@@ -114,7 +115,8 @@ class Worker:
       return False
     if jax.process_index() == 0 and (claim is None or claim.is_ours):
       write_result(self._dir, result)
-    scores = ", ".join(f"{group} {score:.2f}" for group, score in result.scores.items())
+    others = "+".join(task for task in result.tasks if group_of(task) == OTHER)
+    scores = ", ".join(f"{others if group == OTHER else group} {score:.2f}" for group, score in result.scores.items())
     say(f"  {scores or 'no scores'}; {duration(result.cost['total'].device_seconds)} of device time")
     return True
 

@@ -138,8 +138,6 @@ def _print_finished(
 
 def _vocabulary_notes(task: Any, vocabulary: Vocabulary, name: str) -> list[str]:
   """Where the vocabulary that the task was registered with is not the one shown."""
-  import seqio
-
   from t5like.tasks.seqio_vocabularies import as_seqio, own_vocabulary
 
   named = {n: task.output_features[n].vocabulary for n in ("inputs", "targets") if n in task.output_features}
@@ -149,7 +147,7 @@ def _vocabulary_notes(task: Any, vocabulary: Vocabulary, name: str) -> list[str]
       f"vocabularies of its own: {listed}; the ids of a PassThroughVocabulary, and of two different ones, are kept"
     ]
   own = next(iter(named.values()))
-  if isinstance(own, seqio.PassThroughVocabulary) or own == as_seqio(vocabulary):
+  if own == as_seqio(vocabulary):
     return []
   return [f"it was registered with {_vocabulary_text(own)}; a run uses the vocabulary of its model, here {name}"]
 

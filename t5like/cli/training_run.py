@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -280,10 +281,44 @@ class Run:
 def record_run(experiment: Experiment, plan: Plan) -> None:
   """Writes config.gin first, which marks the folder as ours, and all that the directory needs to be used elsewhere."""
   if jax.process_index() == 0:
+    for line in changed_data(experiment, plan):
+      say(line)
     variables = experiment.optimizer.variable_table(plan.spec.shapes.params)
     directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
     directory.write_text(plan.model_dir / directory.RUN_CARD, f"{plan.run_card}\n\n{variables}\n")
     copy_vocabulary(experiment.vocabulary, plan.vocabulary, plan.model_dir)
+
+
+DATA_SETTINGS = "data_settings.json"
+
+
+def changed_data(experiment: Experiment, plan: Plan) -> list[str]:
+  """What a resumed run reads otherwise than before, and what that means for its rows; notes what it reads now."""
+  now = {
+    "TASK": experiment.task,
+    "SPLIT": experiment.split,
+    "MIX": dict(experiment.mix),
+    "BATCH_SIZE": experiment.batch_size,
+    "LENGTHS": dict(experiment.lengths),
+  }
+  path = plan.model_dir / DATA_SETTINGS
+  before = now
+  with contextlib.suppress(OSError, ValueError):
+    before = storage.read_json(path)
+  directory.write_text(path, json.dumps(now, indent=1) + "\n")
+  step, lines = plan.start.step, []
+  for name, value in now.items():
+    if not step or name not in before or before[name] == value:
+      continue
+    was = before[name]
+    if name != "BATCH_SIZE" or not isinstance(was, int) or plan.stream:
+      meaning = "its rows are others from here on" if name in ("TASK", "SPLIT") else "rows of before may come again"
+    elif value < was:
+      meaning = f"rows {step * value:,} to {step * was:,} come again"
+    else:
+      meaning = f"rows {step * was:,} to {step * value:,} are passed over"
+    lines.append(f"{name} = {value!r}, was {was!r} up to step {step:,}: {meaning}")
+  return lines
 
 
 def compiled_folder(cache_dir: str) -> Path:

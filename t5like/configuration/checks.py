@@ -7,7 +7,7 @@ import gin
 
 from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference, is_inside
 from t5like.configuration.t5x_errors import explain_configurable, explain_name
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError, in_columns, nearest
 
 
 def registered() -> dict[str, object]:
@@ -98,8 +98,8 @@ def check_macros(bindings: Sequence[Binding]) -> None:
       raise explain_name(name, binding.where) or UserError(
         f"nothing uses the macro {name}",
         file=binding.where,
-        nearest=nearest(name, uses),
-        in_use=", ".join(sorted(uses)),
+        nearest=(close := nearest(name, uses)),
+        in_use="" if close else in_columns(sorted(uses)),
         hint="" if uses else "no run file was given: add --gin_file=runs/pretrain.gin or another",
       )
 

@@ -190,3 +190,16 @@ def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, a
   curve = losses(tmp_path / "run")
   assert curve[40] < curve[10] - 1  # three label words out of 4,224 pieces are soon learnt
   assert len((tmp_path / "run/predictions/snli-validation-40-first20.jsonl").read_text().splitlines()) == 20
+
+
+def test_a_run_resumed_with_other_data_says_what_changed(t5like, pretrain, tmp_path):
+  run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run"]
+  t5like(*run, "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=16")
+  out = t5like(*run, "--gin.TRAIN_STEPS=3", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 24}").stdout
+  assert "BATCH_SIZE = 8, was 16 up to step 2: rows 16 to 32 come again" in out
+  assert "LENGTHS = {'inputs': 24}, was {'inputs': 32} up to step 2: rows of before may come again" in out
+  out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.BATCH_SIZE=16", "--gin.LENGTHS={'inputs': 24}").stdout
+  assert (
+    "BATCH_SIZE = 16, was 8 up to step 3: rows 24 to 48 are passed over" in out
+    and "LENGTHS =" not in out.split("----")[0]
+  )
