@@ -111,6 +111,7 @@ def test_spanbert_counts_words_and_begins_one_behind_a_special_token():
   result = SpanMaskedLM(geometric=0.99)(rows, draws(300), special)  # spans of one word; of four words one
   found = {tuple(np.flatnonzero(row).tolist()) for row in result.weights}
   assert found == set(words)
+  assert SpanMaskedLM()(rows_of([8, 9]), draws(1), special).weights.sum() == 2  # a single word is predicted
 
 
 @pytest.mark.parametrize(
