@@ -1,12 +1,13 @@
 """Where dropout is and how much, on layers whose weights are ones, zeros and identities."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from t5like.kernels.attention import Mask
-from t5like.models import TransformerConfig
+from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.attention import Attention, Context
 from t5like.models.blocks import MLP, Block
 from t5like.models.embedder import Embedder
@@ -17,8 +18,8 @@ X = jnp.ones((4, 6, WIDTH))  # its RMS norm is itself
 
 
 def config(**fields):
-  size = dict(vocab_size=9, embed_dim=WIDTH, mlp_dim=WIDTH, num_heads=1, num_decoder_layers=1)
-  return TransformerConfig(**size, positions="none", **fields)
+  size = dict(vocab_size=9, embed_dim=WIDTH, mlp_dim=WIDTH, num_heads=1, num_decoder_layers=1, positions="none")
+  return TransformerConfig(**size | fields)
 
 
 def run(module, params, *args, **options):
@@ -101,6 +102,46 @@ def test_after_the_last_norm_where_asked_for(final_dropout):
   params = {"layers_0": block_params(0.0, 0.0), "final_norm": {"scale": jnp.ones(WIDTH)}}
   assert set(shares(run(stack, params, X, context())[0])) == ({0.0, 2.0} if final_dropout else {1.0})
   assert set(shares(run(stack, params, X, context(deterministic=True))[0])) == {1.0}
+
+
+def drawn(jaxpr) -> int:
+  """How often random numbers are drawn, in a traced function and all that it calls."""
+  inner = [x for eqn in jaxpr.eqns for x in jax.tree.leaves(eqn.params) if hasattr(x, "eqns")]
+  return sum(eqn.primitive.name == "random_bits" for eqn in jaxpr.eqns) + sum(map(drawn, inner))
+
+
+@pytest.mark.parametrize(
+  "model, count",
+  [
+    (T5, 2 + 4 + 6 + 2),  # embeddings; weights and branch, MLP and branch; cross-attention too; after the last norms
+    (GPT, 1 + 4 + 1),
+    (BERT, 1 + 4 + 1),
+  ],
+)
+def test_how_often_a_model_of_one_layer_drops(model, count):
+  model = model(config(dropout_rate=0.1, num_encoder_layers=1))
+  tokens = np.ones((1, 2), np.int32)
+  batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}
+  params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
+
+  def hidden(params, key, deterministic):
+    return model.apply({"params": params}, batch, deterministic, method="hidden_states", rngs={"dropout": key})
+
+  for deterministic, expected in ((False, count), (True, 0)):
+    traced = jax.make_jaxpr(hidden, static_argnums=2)(params, jax.random.key(0), deterministic)
+    assert drawn(traced.jaxpr) == expected
+
+
+def test_layers_in_a_loop_drop_apart():
+  """Branches that add 1, of which half are dropped and half doubled: two that drop alike would give 1 and 5, no 3."""
+  rates = dict(dropout_rate=0.5, mlp_dropout_rate=0.0, attention_dropout_rate=0.0, final_dropout=False)
+  stack = Stack(config(use_bias=True, scan_layers=True, **rates), 2)
+  shapes = nn.unbox(jax.eval_shape(stack.init, jax.random.key(0), X, context(deterministic=True)))["params"]
+  params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  params["layers"]["mlp"]["wo"]["bias"][:] = 1.0
+  params["final_norm"]["scale"][:] = 1.0
+  found = run(stack, params, X, context())[0]  # a norm divides all of a row by one number
+  assert 3.0 in shares(found / jnp.min(found, axis=-1, keepdims=True))
 
 
 def test_on_embeddings():
