@@ -14,6 +14,7 @@ from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.attention import Attention, Context, RelativeBiasTable, describe_backend
 from t5like.models.bert import predictions_of_a_row
 from t5like.models.blocks import MLP, Block
+from t5like.models.cache import start_cache, take_copies
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
 from t5like.models.layers import Norm
@@ -184,6 +185,43 @@ def test_lengths_of_prompts():
   assert prompt_lengths(tokens | {"decoder_segment_ids": np.array([[1, 1, 1], [1, 0, 0]])}).tolist() == [3, 1]
   prefix = {"decoder_causal_attention": np.array([[1, 1, 0], [0, 0, 0]])}
   assert prompt_lengths(tokens | prefix).tolist() == [2, 1]  # a row of padding is read as one token
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_cache_starts_behind_the_prompts(scanned):
+  """Prompts of three tokens and of one, two copies of each; their last tokens are fed by the first step."""
+  key = np.arange(12, dtype=np.float32).reshape(2, 3, 1, 2)
+  kept = {"self": {"key": key, "value": -key}, "cross": {"key": key, "value": -key}}
+  kept = jax.tree.map(lambda x: x[None], kept) if scanned else (kept,)
+  cache = start_cache(kept, np.array([3, 1]), 5, 2, scanned)
+  assert cache["index"].tolist() == [2, 2, 0, 0] and cache["number"] == 0
+  assert cache["prompt_valid"].tolist() == [[True, True], [False, False]]
+  layer = jax.tree.map(lambda x: x[0], cache["layers"]) if scanned else cache["layers"][0]
+  assert layer["grown"].shape == (4, 2, 1, 5, 2) and not layer["grown"].any()
+  both = np.stack([key, -key], axis=1).swapaxes(2, 3)  # [batch, 2, heads, length, kv]
+  np.testing.assert_array_equal(layer["cross"], both)
+  np.testing.assert_array_equal(layer["prompt"], both[:, :, :, :2])
+
+
+def test_copies_of_a_cache():
+  grown = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
+  for scanned in (False, True):
+    layers = {"grown": grown[None], "cross": 7} if scanned else ({"grown": grown, "cross": 7},)
+    moved = take_copies({"layers": layers, "index": 1}, np.array([[2, 0, 0], [1, 1, 2]]), scanned)
+    layer = moved["layers"] if scanned else moved["layers"][0]
+    assert layer["grown"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
+
+
+def test_a_prefix_is_for_prefix_lms(t5_lm, tokens):
+  batch = {"decoder_input_tokens": tokens(1, 3)}
+  prefix = np.ones((1, 3), np.int32)
+  for prefix_lm in (False, True):
+    built = t5_lm(prefix_lm=prefix_lm)
+    run = lambda p, model=built.model: model.apply({"params": p}, batch | {"decoder_causal_attention": prefix})  # noqa: E731
+    traced = [
+      str(jax.make_jaxpr(f)(built.params)) for f in (run, lambda p, m=built.model: m.apply({"params": p}, batch))
+    ]
+    assert (traced[0] != traced[1]) == prefix_lm
 
 
 def test_predictions_are_multiples_of_eight_and_no_more_than_the_row():
