@@ -110,6 +110,15 @@ def test_only_the_likeliest_of_all_candidates_finish():
   assert outputs(out) == [[B, C], [B, D, C]]
 
 
+def test_more_beams_than_there_are_hypotheses():
+  """Two tokens, of which one ends: after n steps n outputs have finished, and four beams are full after four steps."""
+  table = np.log(np.full((2, 2), 0.5, np.float32))
+  options = dict(method="beam", beams=4, n_best=4, max_length=9, length_penalty=1.0, penalty_form="power")
+  out = search(table, **options, early_stopping="first")
+  assert sorted(out.lengths[0].tolist()) == [0, 1, 2, 3]
+  np.testing.assert_allclose(out.scores[0], np.log(0.5) * (out.lengths[0] + 1), rtol=1e-5)
+
+
 def test_limits_of_rows_in_beam_search():
   loop = lattice({START: {A: 1.0}, A: {A: 0.9, END: 0.1}})
   out = search(loop, first=(START, A, A), limits=(2, 3, 0), max_length=4, method="beam", beams=2, pad_id=5)
@@ -143,11 +152,11 @@ def test_copies_keep_to_their_rows(method):
 
 
 def test_scores_are_the_models_whatever_the_choice_was_made_by():
-  """A is held back after its first time: B, whose probability is 0.4, comes second."""
+  """A is held back after its first time: B, whose probability is 0.4, comes second; then both are held back alike."""
   table = lattice(dict.fromkeys(range(VOCAB), {A: 0.6, B: 0.4}))
-  out = search(table, max_length=2, repetition_penalty=4.0)
-  assert out.tokens[0, 0].tolist() == [A, B]
-  np.testing.assert_allclose(out.scores, [[np.log(0.24)]], rtol=1e-5)
+  out = search(table, max_length=3, repetition_penalty=4.0)
+  assert out.tokens[0, 0].tolist() == [A, B, A]
+  np.testing.assert_allclose(out.scores, [[np.log(0.6 * 0.4 * 0.6)]], rtol=1e-5)
 
 
 def test_unwritten_places_are_no_repetition():
