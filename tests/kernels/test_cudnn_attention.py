@@ -85,8 +85,11 @@ def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
     kernel.Mask(key_valid=valid),
     kernel.Mask(causal=True, query_segments=segments, key_segments=segments),
     kernel.Mask(causal=True, prefix=valid),
+    kernel.Mask(causal=True, prefix=valid, key_valid=valid, right_padded=True),
   ):
     kernel.cudnn_attention(x, x, x, mask, None, 1.0)
+  odd = x[:, :5]
+  kernel.cudnn_attention(odd, odd, odd, kernel.Mask(), kernel.RelativeBias(jnp.ones((32, 1))), 1.0)
   assert asked == [
     (KINDS.NO_MASK, False, []),
     (KINDS.CAUSAL, False, []),
@@ -95,4 +98,6 @@ def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
     (KINDS.NO_MASK, True, []),
     (KINDS.CAUSAL, True, []),
     (KINDS.NO_MASK, True, []),
+    (KINDS.NO_MASK, True, []),
+    (KINDS.PADDING, True, [5, 5]),
   ]

@@ -20,6 +20,7 @@ from t5like.models.gpt import prompt_lengths
 from t5like.models.layers import Norm
 from t5like.models.padding import encoder_valid
 from t5like.models.positions import rotate, sinusoids
+from t5like.models.stack import Stack
 
 SIZE = dict(vocab_size=50, embed_dim=4, mlp_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 RNG = np.random.default_rng(0)
@@ -167,6 +168,13 @@ def test_t5s_initialisation_of_relative_positions_and_scaled_queries():
   # Where scores are scaled, the query kernel is not.
   query = initialised(Attention(settings), np.ones((1, 1, 64), np.float32), Context(mask=Mask()), None)["query"]
   np.testing.assert_allclose(np.std(query["kernel"]), 64**-0.5, rtol=0.05)
+
+
+def test_layers_in_a_loop_start_apart():
+  stack, context = Stack(config(scan_layers=True), 2), Context(mask=Mask())
+  init = jax.jit(lambda key: nn.unbox(stack.init(key, X, context)))
+  kernel = init(jax.random.key(0, impl="rbg"))["params"]["layers"]["mlp"]["wi"]["kernel"]
+  assert kernel.shape == (2, 4, 6) and not np.any(kernel[0] == kernel[1])
 
 
 def test_which_inputs_are_real():
