@@ -17,7 +17,7 @@ from t5like.models.blocks import MLP, Block
 from t5like.models.cache import start_cache, take_copies
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
-from t5like.models.layers import Norm
+from t5like.models.layers import Norm, kernel_init
 from t5like.models.padding import encoder_valid
 from t5like.models.positions import rotate, sinusoids
 from t5like.models.stack import Stack
@@ -155,6 +155,8 @@ def test_berts_and_gpts_initialisation():
   for last in (attention["out"], mlp["wo"]):
     np.testing.assert_allclose(np.std(last["kernel"]), 0.02 / 12**0.5, rtol=0.05)
     assert not last["bias"].any()
+  unscaled = kernel_init(dataclasses.replace(settings, scale_residual_init=False), "residual")
+  np.testing.assert_allclose(np.std(unscaled(jax.random.key(0), (64, 64))), 0.02, rtol=0.05)
   norm = initialised(Norm(settings), x)
   assert not norm["bias"].any() and (norm["scale"] == 1).all()
 
@@ -220,16 +222,21 @@ def test_copies_of_a_cache():
     assert layer["grown"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
 
 
-def test_a_prefix_is_for_prefix_lms(t5_lm, tokens):
-  batch = {"decoder_input_tokens": tokens(1, 3)}
-  prefix = np.ones((1, 3), np.int32)
-  for prefix_lm in (False, True):
-    built = t5_lm(prefix_lm=prefix_lm)
-    run = lambda p, model=built.model: model.apply({"params": p}, batch | {"decoder_causal_attention": prefix})  # noqa: E731
-    traced = [
-      str(jax.make_jaxpr(f)(built.params)) for f in (run, lambda p, m=built.model: m.apply({"params": p}, batch))
-    ]
-    assert (traced[0] != traced[1]) == prefix_lm
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_prefix_is_for_prefix_lms(t5_lm, tokens, prefix_lm):
+  """They read it, and have buckets of their own, the upper half, for what comes after a token."""
+  built, batch = t5_lm(prefix_lm=prefix_lm), {"decoder_input_tokens": tokens(1, 3)}
+  params = jax.tree.map(np.copy, built.params)
+  params["decoder"]["relpos_bias"]["rel_embedding"][:, 16:] += 1.0
+
+  def run(params, others):
+    with_prefix = batch | {"decoder_causal_attention": np.ones((1, 3), np.int32)}
+    given = ((params, batch), (params, with_prefix), (others, with_prefix))
+    return [built.model.apply({"params": p}, b)["logits"] for p, b in given]
+
+  plain, read, other = built.jit(run)(built.params, params)
+  assert (np.abs(plain - read).max() > 1e-3) == prefix_lm
+  assert (np.abs(read - other).max() > 1e-3) == prefix_lm
 
 
 def test_predictions_are_multiples_of_eight_and_no_more_than_the_row():
