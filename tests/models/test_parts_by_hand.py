@@ -55,34 +55,35 @@ def test_rotary_positions_turn_complex_numbers(base):
 
 
 def by_definition(x, params, scale, causal, turn=lambda x: x):
-  """Self-attention of [batch, length, 4] with two heads of two, in float64."""
-  heads = lambda name: np.asarray(x @ params[name]["kernel"], np.float64).reshape(*x.shape[:2], 2, 2)  # noqa: E731
+  """Self-attention of [batch, length, embed] with two heads, in float64."""
+  heads = lambda name: np.asarray(x @ params[name]["kernel"], np.float64).reshape(*x.shape[:2], 2, -1)  # noqa: E731
   query, key, value = turn(heads("query")), turn(heads("key")), heads("value")
   scores = scale * np.einsum("bqhd,bkhd->bhqk", query, key)
   if causal:
     scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
   weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-  return np.einsum("bhqk,bkhd->bqhd", weights, value).reshape(x.shape) @ params["out"]["kernel"]
+  return np.einsum("bhqk,bkhd->bqhd", weights, value).reshape(*x.shape[:2], -1) @ params["out"]["kernel"]
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_attention(scaled, positions):
   """Scores over the root of a head's width where the config says so; keys and queries turned, values not."""
-  module = Attention(config(scale_attention=scaled, positions=positions, rotary_base=9.0))
+  module = Attention(config(head_dim=4, scale_attention=scaled, positions=positions, rotary_base=9.0))
   context = Context(mask=Mask(causal=True))
   params = random_params(module, X, context, None)
 
   def turn(x):
-    turned = (x[..., :1] + 1j * x[..., 1:]) * np.exp(1j * np.arange(3))[:, None, None]
+    angles = np.arange(3)[:, None, None] * np.array([1.0, 9.0**-0.5])
+    turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
     return np.concatenate([turned.real, turned.imag], axis=-1) if positions == "rotary" else x
 
-  expected = by_definition(X, params, 2**-0.5 if scaled else 1.0, True, turn)
+  expected = by_definition(X, params, 0.5 if scaled else 1.0, True, turn)
   found, kept = module.apply({"params": params}, X, context, None)
   np.testing.assert_allclose(found, expected, atol=1e-5)
   assert kept is None
   _, kept = module.apply({"params": params}, X, dataclasses.replace(context, keep=True), None)
-  np.testing.assert_allclose(kept["value"].reshape(2, 3, 4), X @ params["value"]["kernel"], atol=1e-5)
+  np.testing.assert_allclose(kept["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
 
 
 def test_gated_mlp():
