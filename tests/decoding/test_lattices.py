@@ -213,6 +213,9 @@ def test_stop_sequences():
   # One that comes before the minimum is text; one that ends with the minimum counts.
   assert outputs(search(table, max_length=3, stop_sequences=[(A,)], min_length=2)) == [[A, B]]
   assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=3)) == [[A, B, A]]
+  assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=2)) == [[A]]
+  # Nor is it cut off where the row's own limit ends it.
+  assert outputs(search(table, max_length=3, limits=(1,), stop_sequences=[(A,)], min_length=2)) == [[A]]
 
 
 def test_stop_sequences_end_hypotheses_of_a_beam():
