@@ -194,6 +194,15 @@ def test_layouts(name):
   assert objective.targets_vary == (name in ("bert_style", "mass_style", "iid_drop_tokens"))
 
 
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_inputs_that_are_too_short_are_refused(name):
+  eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name == "permuted_lm"
+  least = 8 if eight else 2 if name.endswith("lm") and name != "prefix_lm" else 4
+  assert CATALOGUE[name].lengths(least).raw > 0
+  with pytest.raises(UserError, match=f"needs at least {least} input tokens, not {least - 1}"):
+    CATALOGUE[name].lengths(least - 1)
+
+
 def test_settings_of_the_papers():
   corruption = [CATALOGUE[f"span_corruption{n}"] for n in ("", "_2", "_5", "_10")]
   assert [(o.noise_density, o.mean_span_length, o.variant) for o in corruption] == [
