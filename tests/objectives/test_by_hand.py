@@ -309,6 +309,12 @@ def test_dropped_tokens_have_room():
   assert IidDropTokens().lengths(512).targets == 104
 
 
+def test_replaced_spans_have_room():
+  """At 20% of 511 tokens: 102.2 tokens, 81.8 spans and 2; their sum's variance is 511 * (0.5504 - 2 * 0.0576) = 14.9^2,
+  and three times 14.9 is left for rows that have more."""
+  assert IidReplaceSpans(0.2).lengths(512).targets == 231
+
+
 def test_random_numbers_are_splitmix64s():
   """Steele et al. 2014: the first output of seed 0 is 0xE220A8397B1DCDAF, then as their algorithm goes on."""
   mask = 2**64 - 1
