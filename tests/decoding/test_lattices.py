@@ -36,10 +36,10 @@ def search(
     return jnp.asarray(table)[tokens], cache
 
   limits = None if limits is None else jnp.asarray(limits, jnp.int32)
-  out = decode(
-    step, (), jnp.asarray(first), DecodeSettings(**settings), eos_id=eos_id, limits=limits,
-    pad_id=pad_id, read=None if read is None else jnp.asarray(read), seed=seed, reorder=lambda cache, copies: cache,
-  )  # fmt: skip
+  out = jax.jit(lambda first: decode(
+    step, (), first, DecodeSettings(**settings), eos_id=eos_id, limits=limits, pad_id=pad_id,
+    read=None if read is None else jnp.asarray(read), seed=seed, reorder=lambda cache, copies: cache,
+  ))(jnp.asarray(first))  # fmt: skip
   return jax.tree.map(np.asarray, out)
 
 
