@@ -15,10 +15,12 @@ from t5like.kernels.xla_attention import xla_attention
 KINDS = kernel.cudnn.MaskType
 # Odd lengths where cuDNN is given a matrix: it takes even ones only.
 LENGTHS = {
-  "no bias": (16, 9), "causal": (15, 15), "bias": (15, 17), "bias, causal, odd length": (15, 15),
-  "bias, padded": (16, 15), "cross, padded": (15, 20), "bias, holes": (16, 17),
-  "causal, packed, odd length": (21, 21), "bias, prefix": (15, 15), "prefix, packed": (15, 15),
-}  # fmt: skip
+  "bias, padded": (16, 15),
+  "bias, causal, odd length": (15, 15),
+  "bias, prefix": (15, 15),
+  "causal, packed, odd length": (21, 21),
+  "cross, padded": (15, 20),
+}
 
 
 def answer(query, key, value, matrix, query_lengths, key_lengths, *unused, scale, variadic_args, mask_type, **settings):
@@ -71,7 +73,7 @@ def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
 
   def noted(*operands, **settings):
     asked.append((settings["mask_type"], settings["variadic_args"][0], operands[5].tolist()))
-    return answer(*operands, **settings)
+    return operands[0], operands[0]
 
   monkeypatch.setattr(kernel.cudnn, "_dot_product_attention_fwd_p_wrapper", types.SimpleNamespace(bind=noted))
   x = jnp.ones((2, 6, 1, 8))

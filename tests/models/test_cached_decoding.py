@@ -34,7 +34,7 @@ T5_VARIANTS = {
   "remat": dict(scan_layers=True, remat="full"),
   "shared": dict(share_encoder_decoder=True),
   "shared, scanned": dict(share_encoder_decoder=True, scan_layers=True),
-  "learned": dict(positions="learned", max_positions=9),
+  "learned": dict(positions="learned", max_positions=9, scale_attention=True),
   "sinusoidal": dict(positions="sinusoidal"),
   "rotary": dict(positions="rotary", scan_layers=True),
   "a bias for each layer": dict(share_relative_bias=False, scan_layers=True),

@@ -86,6 +86,12 @@ def test_attention(scaled, positions):
   np.testing.assert_allclose(kept["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
 
 
+def test_the_back_end_is_the_one_that_is_named():
+  module = Attention(config(attention_backend="pallas_tpu"))
+  with pytest.raises(UserError, match="'pallas_tpu' does not run on this machine"):
+    jax.eval_shape(module.init, jax.random.key(0), X, Context(mask=Mask()), None)
+
+
 def test_gated_mlp():
   """The first product goes through the activation, the second does not; biases where the config has them."""
   module = MLP(config(gated_mlp=True, activation="silu", use_bias=True))
@@ -133,8 +139,9 @@ def test_norms_compute_in_float32_and_give_the_compute_dtype():
   np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
 
 
-def initialised(module, *args, **options):
-  return nn.unbox(module.init(jax.random.key(0, impl="rbg"), *args, **options))["params"]
+def initialised(*inits):
+  """Parameters from several functions of a key, compiled as one."""
+  return jax.jit(lambda key: [nn.unbox(init(key))["params"] for init in inits])(jax.random.key(0, impl="rbg"))
 
 
 WIDE = dict(vocab_size=999, embed_dim=64, mlp_dim=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=4)
@@ -145,12 +152,16 @@ def test_berts_and_gpts_initialisation():
   settings = config(**WIDE, initializer="normal", scale_residual_init=True, use_bias=True, norm="layer",
                     num_token_types=300, positions="learned", max_positions=300)  # fmt: skip
   x, tokens = np.ones((1, 1, 64), np.float32), np.zeros((1, 1), np.int32)
-  attention = initialised(Attention(settings), x, Context(mask=Mask()), None)
-  mlp = initialised(MLP(settings), x, True)
-  plain = list(initialised(Embedder(settings), tokens, deterministic=True).values())
+  attention, mlp, tables, output, norm = initialised(
+    lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
+    lambda key: MLP(settings).init(key, x, True),
+    lambda key: Embedder(settings).init(key, tokens, deterministic=True),
+    lambda key: LogitsDense(settings).init(key, x),
+    lambda key: Norm(settings).init(key, x),
+  )
+  plain = list(tables.values())
   assert len(plain) == 3
-  plain += [attention["query"]["kernel"], attention["value"]["kernel"], mlp["wi"]["kernel"]]
-  plain += [initialised(LogitsDense(settings), x)["kernel"]]
+  plain += [attention["query"]["kernel"], attention["value"]["kernel"], mlp["wi"]["kernel"], output["kernel"]]
   for values in plain:
     np.testing.assert_allclose(np.std(values), 0.02, rtol=0.05)
   for last in (attention["out"], mlp["wo"]):
@@ -158,19 +169,22 @@ def test_berts_and_gpts_initialisation():
     assert not last["bias"].any()
   unscaled = kernel_init(dataclasses.replace(settings, scale_residual_init=False), "residual")
   np.testing.assert_allclose(np.std(unscaled(jax.random.key(0), (64, 64))), 0.02, rtol=0.05)
-  norm = initialised(Norm(settings), x)
   assert not norm["bias"].any() and (norm["scale"] == 1).all()
 
 
 def test_t5s_initialisation_of_relative_positions_and_scaled_queries():
   settings = config(**WIDE, scale_attention=True, relative_buckets=512, relative_max_distance=600)
-  table = initialised(RelativeBiasTable(settings), True)["rel_embedding"]
+  x = np.ones((1, 1, 64), np.float32)
+  table, attention = initialised(
+    lambda key: RelativeBiasTable(settings).init(key, True),
+    lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
+  )
+  table = table["rel_embedding"]
   limit = (3 / ((512 + 4) / 2)) ** 0.5  # uniform, with the variance 1 / mean of both sizes
   assert table.shape == (4, 512) and np.abs(table).max() < limit
   np.testing.assert_allclose(np.std(table), limit / 3**0.5, rtol=0.05)
   # Where scores are scaled, the query kernel is not.
-  query = initialised(Attention(settings), np.ones((1, 1, 64), np.float32), Context(mask=Mask()), None)["query"]
-  np.testing.assert_allclose(np.std(query["kernel"]), 64**-0.5, rtol=0.05)
+  np.testing.assert_allclose(np.std(attention["query"]["kernel"]), 64**-0.5, rtol=0.05)
 
 
 def test_layers_in_a_loop_start_apart():
