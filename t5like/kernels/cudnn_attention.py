@@ -77,7 +77,7 @@ def _attend(query, key, value, by_distance, codes, lengths, causal, skips_future
 
 
 def _forward(query, key, value, by_distance, codes, lengths, causal, skips_future, scale):
-  matrix = _score_matrix(query, key, by_distance, codes, causal, skips_future)
+  matrix = _score_matrix(query, key, by_distance, codes, causal)
   operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
   out, log_sums = cudnn._dot_product_attention_fwd_p_wrapper.bind(*operands, **settings, is_training=True)
   out, log_sums = kept_results(out, log_sums)
@@ -103,16 +103,14 @@ def _backward(causal, skips_future, scale, kept, gradient):
 _attend.defvjp(_forward, _backward)
 
 
-def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool, skips_future: bool) -> jax.Array | None:
+def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool) -> jax.Array | None:
   """What is added to the scores, [batch or 1, heads or 1, query, key]: the bias, and the mask where cuDNN has none."""
   shape = query.shape[1], key.shape[1]
   matrix = None if by_distance is None else skewed(by_distance, *shape)[None]
-  index = jnp.arange(shape[0])[:, None], jnp.arange(shape[1])[None, :]
   if codes is not None:
-    allowed = visible(*(i[None] for i in index), codes.query[:, :, None], codes.key[:, None, :], causal)[:, None]
+    index = jnp.arange(shape[0])[None, :, None], jnp.arange(shape[1])[None, None, :]
+    allowed = visible(*index, codes.query[:, :, None], codes.key[:, None, :], causal)[:, None]
     matrix = jnp.where(allowed, 0.0 if matrix is None else matrix, _MASKED)
-  elif causal and not skips_future:
-    matrix = jnp.where(index[1] <= index[0], 0.0 if matrix is None else matrix, _MASKED)[None]
   return None if matrix is None else matrix.astype(query.dtype)
 
 

@@ -80,7 +80,10 @@ def _sharded(x: jax.Array) -> jax.Array:
 
 
 def take_copies(cache: Cache, copies: jax.Array, scanned: bool = False) -> Cache:
-  """The cache with copy `copies[b, n]` of row b as its copy n: what beam search does. Fixed parts stay in place."""
+  """The cache with copy `copies[b, n]` of row b as its copy n: what beam search does.
+
+  Fixed parts stay in place, and so does the index: all copies of a row stand at the same one.
+  """
   batch, count = copies.shape
 
   def take(array: jax.Array, axis: int) -> jax.Array:
@@ -93,4 +96,4 @@ def take_copies(cache: Cache, copies: jax.Array, scanned: bool = False) -> Cache
 
   layers = cache["layers"]
   moved = of_layer(layers) if scanned else tuple(of_layer(layer) for layer in layers)
-  return cache | {"index": take(cache["index"], 0), "layers": moved}
+  return cache | {"layers": moved}

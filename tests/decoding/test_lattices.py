@@ -27,17 +27,19 @@ TRAP = lattice({START: {A: 0.6, B: 0.4}, A: {END: 0.4, C: 0.35, A: 0.25}, B: {EN
 LONG = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.7, END: 0.3}, C: {D: 0.7, END: 0.3}})
 
 
-def search(table: np.ndarray, first=(START,), eos_id: int | None = END, limits=None, **settings):
+def search(
+  table: np.ndarray, first=(START,), eos_id: int | None = END, limits=None, pad_id=0, read=None, seed=None, **settings
+):
   """The next token depends on the last alone, so there is nothing to keep in a cache."""
 
   def step(tokens, cache):
     return jnp.asarray(table)[tokens], cache
 
   limits = None if limits is None else jnp.asarray(limits, jnp.int32)
-  out = decode(
-    step, (), jnp.asarray(first), DecodeSettings(**settings), eos_id=eos_id, limits=limits,
-    reorder=lambda cache, copies: cache,
-  )  # fmt: skip
+  out = jax.jit(lambda first: decode(
+    step, (), first, DecodeSettings(**settings), eos_id=eos_id, limits=limits, pad_id=pad_id,
+    read=None if read is None else jnp.asarray(read), seed=seed, reorder=lambda cache, copies: cache,
+  ))(jnp.asarray(first))  # fmt: skip
   return jax.tree.map(np.asarray, out)
 
 
@@ -70,6 +72,97 @@ def test_when_a_row_may_end_with_its_beams_finished():
   options = dict(max_length=6, method="beam", beams=2, n_best=1, length_penalty=1.0, penalty_form="power")
   found = {how: outputs(search(LONG, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
   assert found == {"first": [A], "heuristic": [B, C, D], "never": [B, C, D]}
+
+
+def test_a_row_ends_when_no_other_output_could_still_become_better():
+  """A, END finishes with log(0.3) / 2 = -0.60. A, C is live with log(0.24) = -1.43: over 2 tokens that is -0.71, and
+  the heuristic stops; over 6 it would be -0.24, so that A, C, D, END is found with -1.43 / 4 = -0.36."""
+  table = lattice({START: {A: 0.6, B: 0.4}, A: {END: 0.5, C: 0.4, B: 0.1}, C: {D: 1.0}, D: {END: 1.0}, B: {B: 1.0}})
+  options = dict(max_length=6, method="beam", beams=1, length_penalty=1.0, penalty_form="power")
+  found = {how: outputs(search(table, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
+  assert found == {"first": [A], "heuristic": [A], "never": [A, C, D]}
+  # A negative penalty favours short outputs: then the present length is the best that a live one can hope for.
+  options["length_penalty"] = -1.0
+  assert outputs(search(table, **options)) == [[A]]
+
+
+def test_a_row_that_has_ended_is_not_searched_on_with_the_others():
+  """END at once is log(0.6) / 1; A, END would be log(0.24) / 2^4, better, but "first" has stopped. B, D, B, ... goes on
+  as long as it may."""
+  table = lattice({START: {END: 0.6, A: 0.4}, A: {END: 0.6, C: 0.4}, B: {D: 1.0}, D: {B: 0.9, END: 0.1}})
+  options = dict(max_length=6, method="beam", beams=1, length_penalty=4.0, penalty_form="power")
+  out = search(table, first=(START, B), **options, early_stopping="first")
+  assert outputs(out, 0) == [[]] and outputs(out, 1) == [[D, B, D, B, D, B]]
+  assert outputs(search(table, first=(START, B), **options), 0) == [[A, C]]
+
+
+def test_however_many_candidates_end_one_goes_on():
+  """Of one beam's candidates A ends by a stop sequence and END ends; B, END is the best by its length."""
+  table = lattice({START: {A: 0.5, END: 0.3, B: 0.2}, B: {END: 1.0}})
+  options = dict(max_length=4, method="beam", beams=1, length_penalty=4.0, penalty_form="power")
+  assert outputs(search(table, **options, stop_sequences=[(A,)])) == [[B]]
+
+
+def test_only_the_likeliest_of_all_candidates_finish():
+  """Two beams: A, END (0.27) is the third likeliest continuation behind B, C and B, D and does not count."""
+  table = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.5, D: 0.5}, C: {END: 1.0}, D: {C: 1.0}})
+  out = search(table, max_length=6, method="beam", beams=2, n_best=2, length_penalty=0.0)
+  assert outputs(out) == [[B, C], [B, D, C]]
+
+
+def test_more_beams_than_there_are_hypotheses():
+  """Two tokens, of which one ends: after n steps n outputs have finished, and four beams are full after four steps."""
+  table = np.log(np.full((2, 2), 0.5, np.float32))
+  options = dict(method="beam", beams=4, n_best=4, max_length=9, length_penalty=1.0, penalty_form="power")
+  out = search(table, **options, early_stopping="first")
+  assert sorted(out.lengths[0].tolist()) == [0, 1, 2, 3]
+  np.testing.assert_allclose(out.scores[0], np.log(0.5) * (out.lengths[0] + 1), rtol=1e-5)
+
+
+def test_limits_of_rows_in_beam_search():
+  loop = lattice({START: {A: 1.0}, A: {A: 0.9, END: 0.1}})
+  out = search(loop, first=(START, A, A), limits=(2, 3, 0), max_length=4, method="beam", beams=2, pad_id=5)
+  assert out.tokens[:, 0].tolist() == [[A, A, 5, 5], [A, A, A, 5], [5, 5, 5, 5]]
+  assert out.lengths.tolist() == [[2], [3], [0]]
+  np.testing.assert_allclose(out.scores[:2, 0], np.log([0.9, 0.9**3]), atol=1e-5)
+
+
+def test_what_is_written_behind_an_end_is_padding_and_not_scored():
+  table = lattice({START: {C: 0.5, A: 0.3}, C: {END: 0.8}, A: {A: 1.0}})
+  out = search(table, first=(START, A), max_length=4, pad_id=5)
+  assert out.tokens[:, 0].tolist() == [[C, END, 5, 5], [A, A, A, A]] and out.lengths.tolist() == [[1], [4]]
+  np.testing.assert_allclose(out.scores[:, 0], [np.log(0.4), 0.0], atol=1e-5)
+  np.testing.assert_array_equal(out.ranking, out.scores)
+
+
+@pytest.mark.parametrize("method", ["sample", "beam"])
+def test_copies_keep_to_their_rows(method):
+  """Two of each row: its first token, its limit, and what it has read."""
+  options = dict(method=method, n_best=2, max_length=3) | (dict(top_k=1) if method == "sample" else dict(beams=2))
+  loops = lattice({A: {A: 1.0}, C: {C: 1.0}})
+  out = search(loops, first=(A, C), limits=(1, 3), **options)
+  assert outputs(out, 0)[0] == [A] and outputs(out, 1)[0] == [C, C, C]
+  if method == "sample":
+    assert outputs(out, 0)[1] == [A] and outputs(out, 1)[1] == [C, C, C]
+  two = lattice(dict.fromkeys(range(VOCAB), {A: 0.6, B: 0.4}))
+  out = search(two, first=(START, START), read=[[A, -1], [C, B]], repetition_penalty=4.0, **options | {"max_length": 1})
+  assert [row[0] for row in (outputs(out, 0), outputs(out, 1))] == [[B], [A]]
+  if method == "sample":
+    assert [row[1] for row in (outputs(out, 0), outputs(out, 1))] == [[B], [A]]
+
+
+def test_scores_are_the_models_whatever_the_choice_was_made_by():
+  """A is held back after its first time: B, whose probability is 0.4, comes second; then both are held back alike."""
+  table = lattice(dict.fromkeys(range(VOCAB), {A: 0.6, B: 0.4}))
+  out = search(table, max_length=3, repetition_penalty=4.0)
+  assert out.tokens[0, 0].tolist() == [A, B, A]
+  np.testing.assert_allclose(out.scores, [[np.log(0.6 * 0.4 * 0.6)]], rtol=1e-5)
+
+
+def test_unwritten_places_are_no_repetition():
+  """Padding is 0, which no row has written yet: its log-likelihood is doubled from the second token on."""
+  table = lattice(dict.fromkeys(range(VOCAB), {START: 0.5, A: 0.3, B: 0.2}))
+  assert search(table, max_length=3, repetition_penalty=2.0).tokens[0, 0].tolist() == [START, A, START]
 
 
 def test_ties_go_to_the_lower_token_and_are_all_kept():
@@ -117,6 +210,12 @@ def test_stop_sequences():
   # The longest of those that end here is cut off.
   assert outputs(search(table, max_length=8, stop_sequences=[(A,), (B, A)], min_length=2)) == [[A]]
   assert search(table, max_length=8, stop_sequences=[(B, A)]).lengths.tolist() == [[1]]
+  # One that comes before the minimum is text; one that ends with the minimum counts.
+  assert outputs(search(table, max_length=3, stop_sequences=[(A,)], min_length=2)) == [[A, B]]
+  assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=3)) == [[A, B, A]]
+  assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=2)) == [[A]]
+  # Nor is it cut off where the row's own limit ends it.
+  assert outputs(search(table, max_length=3, limits=(1,), stop_sequences=[(A,)], min_length=2)) == [[A]]
 
 
 def test_stop_sequences_end_hypotheses_of_a_beam():

@@ -39,6 +39,21 @@ def test_which_tokens_are_kept(limits, expected):
   assert kept(**limits) == expected
 
 
+def test_top_p_that_is_reached_exactly_needs_no_further_token():
+  """Probabilities 1/2, 1/4, 1/8, 1/8, whose sums have no rounding."""
+  logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
+  for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (0.25, 1)):  # the last two are alike
+    assert np.isfinite(keep_likeliest(logits, top_p=top_p)).sum() == count
+
+
+def test_min_p_is_a_share_of_the_likeliest_also_where_others_limit_more():
+  logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
+  for limits, count in ((dict(min_p=0.24), 3), (dict(top_k=2, min_p=0.1), 2), (dict(top_p=0.8, min_p=0.4), 2)):
+    assert np.isfinite(keep_likeliest(logits, **limits)).sum() == count
+  kept = keep_likeliest(logits, top_k=2)
+  np.testing.assert_array_equal(kept[0, :2], logits[0, :2])  # what stays is as it was
+
+
 def test_tokens_with_the_same_logit_stay_together():
   logits = jnp.array([[1.0, 2.0, 1.0, 0.0]])
   assert np.isfinite(keep_likeliest(logits, top_k=2)).tolist() == [[True, True, True, False]]
@@ -52,7 +67,7 @@ def test_repetition_penalty_and_forbidden_tokens():
   assert np.isneginf(both).tolist() == [[False, True, False], [False, False, False]]
 
 
-def draw(rows: int, seed: int = 0, row_ids=None, **settings) -> np.ndarray:
+def draw(rows: int, seed: int = 0, row_ids=None, other_seed=None, **settings) -> np.ndarray:
   """Three tokens a row, [rows * n_best, 3], each from the distribution of the last: 0 -> 1 -> ... has logits rolled."""
   settings = DecodeSettings(method="sample", max_length=3, seed=seed, **settings)
 
@@ -61,7 +76,9 @@ def draw(rows: int, seed: int = 0, row_ids=None, **settings) -> np.ndarray:
     return jnp.asarray(LOGITS)[shifts], cache
 
   ids = None if row_ids is None else jnp.asarray(row_ids)
-  out = jax.jit(lambda first: decode(step, (), first, settings, eos_id=None, row_ids=ids))(jnp.zeros(rows, jnp.int32))
+  out = jax.jit(lambda first: decode(step, (), first, settings, eos_id=None, row_ids=ids, seed=other_seed))(
+    jnp.zeros(rows, jnp.int32)
+  )
   return np.asarray(out.tokens).reshape(-1, 3)
 
 
@@ -98,7 +115,9 @@ def test_draws_belong_to_seed_and_row_and_not_to_the_batch():
   together = draw(8)
   alone = draw(2, row_ids=[6, 1])
   np.testing.assert_array_equal(alone, together[[6, 1]])
-  assert (draw(8, seed=1) != together).any()
+  other = draw(8, seed=1)
+  assert (other != together).any()
+  np.testing.assert_array_equal(draw(8, seed=5, other_seed=1), other)
   assert len({tuple(row) for row in draw(64)}) > 20
 
 

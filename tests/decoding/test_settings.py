@@ -1,8 +1,12 @@
 """Settings that cannot work are refused by name, before anything is compiled."""
 
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from t5like.decoding import DecodeSettings, bucket
+from t5like.decoding import DecodeSettings, bucket, log_likelihoods
 from t5like.errors import UserError
 
 
@@ -31,12 +35,43 @@ from t5like.errors import UserError
     (dict(method="beam", beams=2, n_best=3), "at most beams = 2"),
     (dict(method="beam", penalty_form="gnm"), "gnmt"),
     (dict(method="beam", length_penalty=float("nan")), "a number"),
+    (dict(method="sample", temperature=float("inf")), 'method="greedy"'),
+    (dict(repetition_penalty=float("inf")), "above 0"),
+    (dict(min_length=-1), "0 to max_length"),
+    (dict(method="sample", min_p=-0.1), "to 1"),
+    (dict(method="beam", beams=0), "1 to 4,096"),
+    (dict(method="sample", n_best=0), "1 to 4,096"),
+    (dict(method="sample", top_k=2**31), "0 (all tokens)"),
+    (dict(method="beam", early_stopping="frist"), "first"),
   ],
 )
 def test_mistakes_are_named(given, told):
   with pytest.raises(UserError) as error:
     DecodeSettings(**given)
   assert told in error.value.render()
+
+
+def test_the_ends_of_ranges_are_inside():
+  DecodeSettings(max_length=1, min_length=1)
+  DecodeSettings(max_length=10**6, stop_sequences=[(0,)])
+  DecodeSettings(method="sample", n_best=4096, top_k=2**31 - 1, min_p=1.0)
+  DecodeSettings(method="beam", beams=4096, n_best=4096)
+  DecodeSettings(method="beam", beams=1)
+
+
+def test_defaults():
+  """As documented: T5X's penalty and stopping."""
+  assert dataclasses.asdict(DecodeSettings()) == dict(
+    method="greedy", max_length=128, min_length=0, stop_sequences=(), repetition_penalty=1.0, temperature=1.0, top_k=0,
+    top_p=1.0, min_p=0.0, seed=0, beams=None, length_penalty=0.6, penalty_form="gnmt", early_stopping="never", n_best=1,
+  )  # fmt: skip
+
+
+def test_likelihoods_of_given_tokens():
+  logits = jnp.log(jnp.array([[[1.0, 3.0], [2.0, 2.0]]], jnp.float32)).astype(jnp.bfloat16)
+  found = log_likelihoods(logits, jnp.array([[1, 0]]))
+  assert found.dtype == jnp.float32
+  np.testing.assert_allclose(found, np.log([[0.75, 0.5]]), atol=5e-3)
 
 
 def test_beams_default_to_four_or_as_many_as_are_wanted():

@@ -1,6 +1,7 @@
 """Attention against published tables and matrices, and against arithmetic done by hand."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,12 @@ from t5like.kernels.attention import (
   check_backend,
   choose_backend,
   compile_for,
+  dividing_axes,
   mask_matrix,
   relative_buckets,
 )
 from t5like.kernels.platform import deterministic_kernels
+from t5like.kernels.products import product
 from t5like.kernels.xla_attention import xla_attention
 
 
@@ -149,6 +152,31 @@ def test_softmax_is_float32_under_bfloat16():
   np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=2**-8 * np.abs(expected).max() + 1e-3)
 
 
+def test_scores_of_bfloat16_are_not_rounded():
+  """256 and 257, one bfloat16 number: the second key gets e / (1 + e) of the weight."""
+  query = jnp.ones((1, 1, 1, 2), jnp.bfloat16)
+  key = jnp.array([[[[1.0, 0.0]], [[1.0, 2.0**-8]]]], jnp.bfloat16)
+  value = jnp.array([[[[0.0, 0.0]], [[1.0, 1.0]]]], jnp.bfloat16)
+  out = attention(query, key, value, mask=Mask(), scale=256.0)
+  np.testing.assert_allclose(np.asarray(out, np.float32), 1 / (1 + np.exp(-1)), rtol=2**-8)
+
+
+def test_products_of_bfloat16_are_turned_in_bfloat16():
+  """A float32 product backward would take eight times as long."""
+  x, y = jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)
+  weights = jnp.arange(8.0).reshape(2, 4)
+  loss = lambda x, y: jnp.sum(weights * product("ij,jk->ik", x, y, jnp.float32))  # noqa: E731
+  of_x, of_y = jax.grad(loss, argnums=(0, 1))(x, y)
+  assert of_x.dtype == of_y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(np.asarray(of_x, np.float32), [[6.0] * 3, [22.0] * 3])
+  np.testing.assert_array_equal(np.asarray(of_y, np.float32), [[4.0, 6.0, 8.0, 10.0]] * 3)
+  kinds = [
+    eqn.outvars[0].aval.dtype for eqn in jax.make_jaxpr(jax.grad(loss))(x, y).eqns if "dot" in str(eqn.primitive)
+  ]
+  assert kinds[-1] == jnp.bfloat16
+  assert product("ij,jk->ik", x, y, jnp.float32).dtype == jnp.float32
+
+
 def test_a_row_of_padding_stays_finite():
   x = jnp.ones((1, 3, 2, 4))
   out, grad = jax.value_and_grad(lambda q: attention(q, x, x, mask=Mask(key_valid=jnp.zeros((1, 3)))).sum())(x)
@@ -206,6 +234,41 @@ def test_the_choice_says_why(platform, change, chosen, reason):
   with compile_for(platform):
     name, why = choose_backend("auto", dataclasses.replace(CASE, **change))
   assert name == chosen and reason in why
+
+
+@pytest.mark.parametrize(
+  "capability, version, dtype, head_dim, chosen",
+  [
+    ("9.0", "cuda 12080", "bfloat16", 64, "pallas_gpu"),
+    ("10.0", "cuda 12080", "bfloat16", 64, "pallas_gpu"),
+    ("8.9", "cuda 12080", "bfloat16", 64, "cudnn"),
+    ("8.0", "cuda 12080", "float16", 128, "cudnn"),
+    ("7.5", "cuda 12080", "float16", 64, "xla"),
+    ("9.0", "rocm 6", "bfloat16", 64, "xla"),
+  ],
+)
+def test_the_gpu_of_this_machine_decides(monkeypatch, capability, version, dtype, head_dim, chosen):
+  client = types.SimpleNamespace(platform_version=version)
+  device = types.SimpleNamespace(compute_capability=capability, client=client, device_kind="GPU")
+  monkeypatch.setattr(jax, "local_devices", lambda: [device])
+  case = dataclasses.replace(CASE, dtype=dtype, head_dim=head_dim)
+  name, why = choose_backend("auto", case, platform="gpu")
+  assert name == chosen and (chosen != "xla" or "needs an NVIDIA GPU of capability 8.0" in why)
+
+
+def test_few_scores_end_at_128_by_128():
+  for queries, keys, chosen in ((128, 128, "pallas_tpu"), (128, 127, "xla"), (64, 256, "pallas_tpu")):
+    case = dataclasses.replace(CASE, query_length=queries, key_length=keys)
+    assert choose_backend("auto", case, platform="tpu")[0] == chosen
+
+
+def test_axes_that_do_not_divide_are_left_whole():
+  mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
+  for axes, size, expected in (
+    (("data", "fsdp"), 16, ("data", "fsdp")), (("data", "fsdp"), 12, None), ("data", 6, ("data",)), ("tensor", 8, None),
+    (("data", "tensor"), 6, ("data",)), (None, 8, None), ("unknown", 8, None),
+  ):  # fmt: skip
+    assert dividing_axes(mesh, axes, size) == expected
 
 
 def test_a_deterministic_step_has_no_cudnn():

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from t5like.kernels.cross_entropy import cross_entropy
 
@@ -41,3 +42,46 @@ def test_the_gradient_is_softmax_minus_target():
 def test_bfloat16_logits_are_summed_in_float32():
   loss, _ = cross_entropy(LOGITS.astype(jnp.bfloat16), TARGETS)
   assert loss.dtype == jnp.float32
+
+
+def test_the_gradient_of_smoothed_targets_and_the_z_loss():
+  """softmax * (1 + 2 z log Z) - smoothed target, by hand; the z-loss part alone has 2 z log Z softmax."""
+  softmax = np.exp(np.asarray(LOGITS) - LOG_Z[:, None])
+  pull = 2 * 0.01 * LOG_Z[:, None] * softmax
+  target = np.full((2, 3), 0.15)
+  target[[0, 1], [0, 1]] = 0.7
+  weights = jnp.array([1.0, 3.0])
+
+  def total(x, of_loss, of_z):
+    loss, z_part = cross_entropy(x, TARGETS, z_loss=0.01, label_smoothing=0.3)
+    return jnp.sum(weights * (of_loss * loss + of_z * z_part))
+
+  rows = np.asarray(weights)[:, None]
+  np.testing.assert_allclose(jax.grad(total)(LOGITS, 1.0, 0.0), rows * (softmax - target + pull), atol=1e-6)
+  np.testing.assert_allclose(jax.grad(total)(LOGITS, 0.0, 1.0), rows * pull, atol=1e-6)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_only_ids_of_the_vocabulary_have_a_loss(label_smoothing):
+  logits = jnp.zeros((5, 3))
+  loss, z_part = cross_entropy(logits, jnp.array([-1, 0, 2, 3, 2**30]), 0.01, label_smoothing)
+  assert np.isnan(loss).tolist() == [True, False, False, True, True] and np.isfinite(z_part).all()
+
+
+def test_a_position_without_weight_changes_neither_the_loss_nor_the_gradient():
+  """Its target is padding's id, 0, and its logits are extreme."""
+  logits = jnp.concatenate([LOGITS, jnp.array([[-1e4, 1e4, 0.0]])])
+  weights = jnp.array([1.0, 1.0, 0.0])
+
+  def total(x):
+    return jnp.sum(weights * cross_entropy(x, jnp.array([0, 1, 0]), 1e-4, 0.1)[0])
+
+  loss, gradient = jax.value_and_grad(total)(logits)
+  np.testing.assert_allclose(loss, cross_entropy(LOGITS, TARGETS, 1e-4, 0.1)[0].sum(), rtol=1e-6)
+  assert np.isfinite(gradient).all() and not gradient[2].any()
+
+
+def test_bfloat16_logits_have_a_bfloat16_gradient():
+  logits = LOGITS.astype(jnp.bfloat16)
+  gradient = jax.grad(lambda x: cross_entropy(x, TARGETS)[0].sum())(logits)
+  assert gradient.dtype == jnp.bfloat16

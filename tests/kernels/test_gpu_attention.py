@@ -36,6 +36,66 @@ def test_values_and_gradients_equal_plain_products(name):
   assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
 
 
+def by_definition(query, key, value, gradient, allowed, bias, scale):
+  """Output and gradients of softmax attention in float64; `bias` [heads, query, key]."""
+  query, key, value, gradient = (np.asarray(x, np.float64) for x in (query, key, value, gradient))
+  scores = np.where(allowed, scale * np.einsum("bqhd,bkhd->bhqk", query, key) + bias, -np.inf)
+  weights = np.exp(scores - scores.max(-1, keepdims=True))
+  weights /= weights.sum(-1, keepdims=True)
+  of_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value)
+  of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True))
+  return {
+    "out": np.einsum("bhqk,bkhd->bqhd", weights, value),
+    "d_query": scale * np.einsum("bhqk,bkhd->bqhd", of_scores, key),
+    "d_key": scale * np.einsum("bhqk,bqhd->bkhd", of_scores, query),
+    "d_value": np.einsum("bhqk,bqhd->bkhd", weights, gradient),
+    "of_scores": of_scores.sum(0),
+  }
+
+
+@pytest.mark.parametrize("case", ["padded", "causal", "prefix"])
+def test_short_rows_by_definition(case):
+  """Two rows of two tiles; padded keys, in a tile that is visited and in one that is not, have no gradient at all."""
+  rng = np.random.default_rng(0)
+  query_length, key_length = (40, 64) if case == "padded" else (64, 64)
+  lengths = (query_length, key_length, key_length, query_length)
+  query, key, value, gradient = (jnp.asarray(rng.normal(size=(2, n, 2, 16)), jnp.float32) for n in lengths)
+  valid = np.arange(64)[None] < np.array([[20], [50]])
+  at_query, at_key = np.arange(query_length)[:, None], np.arange(key_length)[None, :]
+  table = jnp.asarray(rng.normal(size=(32, 2)), jnp.float32) if case == "prefix" else None
+  if case == "padded":
+    mask, allowed = Mask(key_valid=jnp.asarray(valid), right_padded=True), valid[:, None, None, :]
+  else:
+    inside = valid if case == "prefix" else np.zeros_like(valid)
+    mask = Mask(causal=True, prefix=jnp.asarray(valid) if case == "prefix" else None)
+    allowed = ((at_key <= at_query) | (inside[:, :, None] & inside[:, None, :]))[:, None]
+  bias = 0.0
+  if table is not None:
+    buckets = np.asarray(relative_buckets(jnp.asarray(at_key - at_query), 32, 128, not mask.causal))
+    bias = np.asarray(table)[buckets].transpose(2, 0, 1)
+  expected = by_definition(query, key, value, gradient, allowed, bias, 0.3)
+  of_scores = expected.pop("of_scores")
+  if table is not None:
+    expected["d_table"] = np.zeros((32, 2))
+    np.add.at(expected["d_table"], buckets, of_scores.transpose(1, 2, 0))
+  plan = Plan(*[Blocks(32, 32, 4, 2)] * 3)
+
+  def run(query, key, value, table):
+    def attend(query, key, value, table):
+      bias = None if table is None else RelativeBias(table, bidirectional=not mask.causal)
+      return gpu_attention(query, key, value, mask, bias, 0.3, plan, True)
+
+    out, turn = jax.vjp(attend, query, key, value, table)
+    return out, *turn(gradient)
+
+  names = ("out", "d_query", "d_key", "d_value", "d_table")
+  got = dict(zip(names, jax.jit(run)(query, key, value, table), strict=True))
+  assert max(relative_error(got[name], expected[name]) for name in expected) < 2e-6
+  if case == "padded":
+    for name in ("d_key", "d_value"):
+      np.testing.assert_array_equal(np.asarray(got[name])[~valid], 0.0)
+
+
 @pytest.mark.slow(reason="the tiles that a GPU uses, at the lengths of T5's span corruption")
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("query_length, key_length", [(512, 512), (114, 114), (114, 512)])

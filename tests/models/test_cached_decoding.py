@@ -34,7 +34,7 @@ T5_VARIANTS = {
   "remat": dict(scan_layers=True, remat="full"),
   "shared": dict(share_encoder_decoder=True),
   "shared, scanned": dict(share_encoder_decoder=True, scan_layers=True),
-  "learned": dict(positions="learned", max_positions=9),
+  "learned": dict(positions="learned", max_positions=9, scale_attention=True),
   "sinusoidal": dict(positions="sinusoidal"),
   "rotary": dict(positions="rotary", scan_layers=True),
   "a bias for each layer": dict(share_relative_bias=False, scan_layers=True),
@@ -54,10 +54,18 @@ def test_t5_steps_equal_teacher_forcing(t5, tokens, variant):
   np.testing.assert_allclose(decode(built, batch, fed, 7), expected, **CLOSE)
 
 
-@pytest.mark.parametrize("family", ["gpt", "t5_lm"])
-@pytest.mark.parametrize("scan_layers", [False, True])
-def test_prompts_of_different_lengths(request, family, scan_layers, tokens):
-  built = request.getfixturevalue(family)(scan_layers=scan_layers)
+@pytest.mark.parametrize(
+  "family, fields",
+  [
+    ("gpt", {}),
+    ("gpt", dict(scan_layers=True)),
+    ("t5_lm", {}),
+    ("t5_lm", dict(scan_layers=True)),
+    ("t5_lm", dict(positions="rotary", rotary_base=20.0)),
+  ],
+)
+def test_prompts_of_different_lengths(request, family, fields, tokens):
+  built = request.getfixturevalue(family)(**fields)
   whole = tokens(3, 12)
   lengths = np.array([5, 1, 3])
   real = np.arange(5)[None] < lengths[:, None]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.models.bert import predictions_of_a_row
+from t5like.models.bert import _at_targets, predictions_of_a_row
 from t5like.objectives.masking import MaskedLM
 from t5like.objectives.ragged import Ragged
 from t5like.training.losses import LossSettings, loss_and_metrics
@@ -45,6 +45,25 @@ def test_loss_metrics_and_gradients_are_those_of_all_positions(bert, batch):
 def test_more_targets_than_predictions_are_not_lost_in_silence(bert, batch):
   batch["encoder_loss_weights"][1, :9] = 1.0  # 10 in a row of 8 predictions
   assert jnp.isnan(losses(bert(nsp_head=False), batch, 0.3)[0][0])
+
+
+def test_as_many_targets_as_predictions_are_all_predicted():
+  """Eight targets in a row of eight predictions, and nine in another; negative weights are targets as well."""
+  hidden = jnp.arange(32.0).reshape(2, 16, 1)
+  weights = np.zeros((2, 16), np.float32)
+  weights[0, 8:], weights[1, :9] = -0.5, 1.0
+  positions, there = _at_targets(hidden, jnp.asarray(weights), 0.5)
+  assert sorted(positions[0].tolist()) == list(range(8, 16))
+  np.testing.assert_array_equal(there[0, :, 0], positions[0])
+  assert np.isnan(there[1]).all()
+
+
+def test_all_positions_are_predicted_where_nothing_is_trained(bert, batch):
+  model = bert(nsp_head=False).model.clone(predicted_share=0.3)
+  tokens = {"encoder_input_tokens": batch["encoder_input_tokens"]}
+  for given, deterministic, count in ((batch, True, 24), (batch, False, 8), (tokens, False, 24)):
+    outputs, _ = jax.eval_shape(lambda: model.init_with_output(jax.random.key(0), given, deterministic))  # noqa: B023
+    assert outputs["logits"].shape == (3, count, 50) and ("predicted" in outputs) == (count == 8)
 
 
 @pytest.mark.parametrize("share", [0.15, 0.16, 0.07, 0.5])

@@ -94,18 +94,23 @@ def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
   assert t5(compute_dtype="bfloat16", logits_dtype="bfloat16")(batch)["logits"].dtype == jnp.bfloat16
 
 
-def test_embedding_scale_and_logits_scale(t5_lm, tokens):
+@pytest.mark.parametrize(
+  "tied, embedding_scale, logits_scale", [(True, 4.0, 0.25), (False, 1.0, 0.25), (False, 1.0, 1.0)]
+)
+def test_embedding_scale_and_logits_scale(t5_lm, tokens, tied, embedding_scale, logits_scale):
   """Layers that add nothing leave embedding -> norm -> projection, which can be done by hand."""
-  built = t5_lm(scale_embeddings=True, positions="none")
+  fields = dict(scale_embeddings=embedding_scale != 1.0, scale_logits=logits_scale != 1.0, tie_embeddings=tied)
+  built = t5_lm(positions="none", **fields)
   built.params = jax.tree.map(np.copy, built.params)
   for layer in ("layers_0", "layers_1"):
     built.params["decoder"][layer]["attention"]["out"]["kernel"][:] = 0
     built.params["decoder"][layer]["mlp"]["wo"]["kernel"][:] = 0
   row = tokens(1, 3)
   table, scale = built.params["token_embedder"]["embedding"], built.params["decoder"]["final_norm"]["scale"]
-  x = table[row] * 4.0  # sqrt(16)
+  x = table[row] * embedding_scale  # sqrt(16)
   normed = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * scale
-  expected = np.einsum("...d,vd->...v", normed / 4.0, table)
+  output = table.T if tied else built.params["logits_dense"]["kernel"]
+  expected = np.einsum("...d,dv->...v", normed * logits_scale, output)
   np.testing.assert_allclose(built({"decoder_input_tokens": row})["logits"], expected, rtol=0, atol=1e-5)
 
 

@@ -1,0 +1,105 @@
+"""What cuDNN is asked for, answered here by plain products: masks, lengths and T5's bias reach it as it takes them."""
+
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from attention_cases import CASES, relative_error, value_and_gradients
+
+from t5like.kernels import cudnn_attention as kernel
+from t5like.kernels.xla_attention import xla_attention
+
+KINDS = kernel.cudnn.MaskType
+# Odd lengths where cuDNN is given a matrix: it takes even ones only.
+LENGTHS = {
+  "bias, padded": (16, 15),
+  "bias, causal, odd length": (15, 15),
+  "bias, prefix": (15, 15),
+  "causal, packed, odd length": (21, 21),
+  "cross, padded": (15, 20),
+}
+
+
+def answer(query, key, value, matrix, query_lengths, key_lengths, *unused, scale, variadic_args, mask_type, **settings):
+  """cuDNN's contract: scores times a scale, plus a matrix; causal or by lengths, of which both sides are given."""
+  assert all(x.size == 0 for x in unused) and settings.pop("dropout_rate") == 0.0
+  scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key)
+  if variadic_args[0]:
+    assert matrix.dtype == query.dtype and not (matrix.shape[2] % 2 or matrix.shape[3] % 2)
+    scores = scores + matrix
+  at_query, at_key = jnp.arange(query.shape[1])[:, None], jnp.arange(key.shape[1])[None, :]
+  if mask_type in (KINDS.CAUSAL, KINDS.PADDING_CAUSAL):
+    scores = jnp.where((at_key <= at_query)[None, None], scores, -jnp.inf)
+  if mask_type in (KINDS.PADDING, KINDS.PADDING_CAUSAL):
+    assert query_lengths.shape == key_lengths.shape == query.shape[:1]
+    inside = (at_query[None] < query_lengths[:, None, None]) & (at_key[None] < key_lengths[:, None, None])
+    scores = jnp.where(inside[:, None], scores, -jnp.inf)
+  out = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+  return out, jax.nn.logsumexp(scores, axis=-1)
+
+
+def answer_backward(query, key, value, *more, **settings):
+  *operands, _, _, gradient = more
+  return jax.vjp(lambda *given: answer(*given, *operands, **settings)[0], query, key, value)[1](gradient)
+
+
+@pytest.fixture(autouse=True)
+def plain_products(monkeypatch):
+  forward, backward = (types.SimpleNamespace(bind=function) for function in (answer, answer_backward))
+  stand_in = types.SimpleNamespace(
+    MaskType=KINDS, AttentionLayout=kernel.cudnn.AttentionLayout, _dot_product_attention_fwd_p_wrapper=forward,
+    _dot_product_attention_bwd_p_wrapper=backward,
+  )  # fmt: skip
+  monkeypatch.setattr(kernel, "cudnn", stand_in)
+  monkeypatch.setattr(kernel, "bias_gradient", functools.partial(kernel.bias_gradient, interpret=True))
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_values_and_gradients_equal_plain_products(name):
+  _, _, _, has_bias, mask = CASES[name]
+  rng, (query, key) = np.random.default_rng(0), LENGTHS[name]
+  given = [jnp.asarray(rng.normal(size=(3, n, 2, 8)), jnp.float32) for n in (query, key, key, query)]
+  given += [mask(rng, 3, query, key), jnp.asarray(rng.normal(size=(32, 2)), jnp.float32) if has_bias else None]
+  got, expected = value_and_gradients(kernel.cudnn_attention, *given), value_and_gradients(xla_attention, *given)
+  assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
+
+
+def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
+  """Padding as lengths, at least one; the future as a kind of mask; a matrix only where neither says it all."""
+  asked = []
+
+  def noted(*operands, **settings):
+    asked.append((settings["mask_type"], settings["variadic_args"][0], operands[5].tolist()))
+    return operands[0], operands[0]
+
+  monkeypatch.setattr(kernel.cudnn, "_dot_product_attention_fwd_p_wrapper", types.SimpleNamespace(bind=noted))
+  x = jnp.ones((2, 6, 1, 8))
+  valid = jnp.asarray(np.arange(6)[None] < np.array([[4], [0]]))
+  segments = jnp.ones((2, 6), jnp.int32)
+  for mask in (
+    kernel.Mask(),
+    kernel.Mask(causal=True),
+    kernel.Mask(key_valid=valid, right_padded=True),
+    kernel.Mask(causal=True, key_valid=valid, right_padded=True),
+    kernel.Mask(key_valid=valid),
+    kernel.Mask(causal=True, query_segments=segments, key_segments=segments),
+    kernel.Mask(causal=True, prefix=valid),
+    kernel.Mask(causal=True, prefix=valid, key_valid=valid, right_padded=True),
+  ):
+    kernel.cudnn_attention(x, x, x, mask, None, 1.0)
+  odd = x[:, :5]
+  kernel.cudnn_attention(odd, odd, odd, kernel.Mask(), kernel.RelativeBias(jnp.ones((32, 1))), 1.0)
+  assert asked == [
+    (KINDS.NO_MASK, False, []),
+    (KINDS.CAUSAL, False, []),
+    (KINDS.PADDING, False, [4, 1]),
+    (KINDS.PADDING_CAUSAL, False, [4, 1]),
+    (KINDS.NO_MASK, True, []),
+    (KINDS.CAUSAL, True, []),
+    (KINDS.NO_MASK, True, []),
+    (KINDS.NO_MASK, True, []),
+    (KINDS.PADDING, True, [5, 5]),
+  ]

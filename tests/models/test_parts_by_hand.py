@@ -1,0 +1,336 @@
+"""The parts of a model on numbers that are worked out here, in numpy."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5like.errors import UserError
+from t5like.kernels.attention import Mask
+from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.models.attention import Attention, Context, RelativeBiasTable, describe_backend
+from t5like.models.bert import predictions_of_a_row
+from t5like.models.blocks import MLP, Block
+from t5like.models.cache import start_cache, take_copies
+from t5like.models.embedder import Embedder, LogitsDense
+from t5like.models.gpt import prompt_lengths
+from t5like.models.layers import Norm, kernel_init
+from t5like.models.padding import encoder_valid
+from t5like.models.positions import rotate, sinusoids
+from t5like.models.stack import Stack
+
+SIZE = dict(vocab_size=50, embed_dim=4, mlp_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, 3, 4)).astype(np.float32)
+
+
+def config(**fields):
+  return TransformerConfig(**SIZE | fields)
+
+
+def random_params(module, *args):
+  shapes = nn.unbox(jax.eval_shape(module.init, jax.random.key(0), *args))["params"]
+  return jax.tree.map(lambda x: RNG.normal(0.0, 0.7, x.shape).astype(x.dtype), shapes)
+
+
+def test_sinusoids():
+  """Vaswani et al. 2017, 3.5, at width 4: wavelengths 2 pi and 100 * 2 pi."""
+  p = np.array([[0.0, 1.0, 7.0, 500.0]])
+  expected = np.stack([np.sin(p), np.sin(p / 100), np.cos(p), np.cos(p / 100)], axis=-1)
+  np.testing.assert_allclose(sinusoids(jnp.asarray(p, jnp.int32), 4), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 16.0])
+def test_rotary_positions_turn_complex_numbers(base):
+  """Su et al. 2021: pair i of 4 at position p is multiplied by exp(1j p base^(-i/2))."""
+  x = RNG.normal(size=(2, 3, 2, 4)).astype(np.float32)
+  positions = np.array([[0, 1, 5], [3, 2, 40]])
+  angles = positions[:, :, None, None] * np.array([1.0, base**-0.5])
+  turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
+  expected = np.concatenate([turned.real, turned.imag], axis=-1)
+  np.testing.assert_allclose(rotate(jnp.asarray(x), jnp.asarray(positions), base), expected, atol=1e-5)
+
+
+def by_definition(x, params, scale, causal, turn=lambda x: x):
+  """Self-attention of [batch, length, embed] with two heads, in float64."""
+  heads = lambda name: np.asarray(x @ params[name]["kernel"], np.float64).reshape(*x.shape[:2], 2, -1)  # noqa: E731
+  query, key, value = turn(heads("query")), turn(heads("key")), heads("value")
+  scores = scale * np.einsum("bqhd,bkhd->bhqk", query, key)
+  if causal:
+    scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
+  weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+  return np.einsum("bhqk,bkhd->bqhd", weights, value).reshape(*x.shape[:2], -1) @ params["out"]["kernel"]
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("positions", ["none", "rotary"])
+def test_attention(scaled, positions):
+  """Scores over the root of a head's width where the config says so; keys and queries turned, values not."""
+  module = Attention(config(head_dim=4, scale_attention=scaled, positions=positions, rotary_base=9.0))
+  context = Context(mask=Mask(causal=True))
+  params = random_params(module, X, context, None)
+
+  def turn(x):
+    angles = np.arange(3)[:, None, None] * np.array([1.0, 9.0**-0.5])
+    turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
+    return np.concatenate([turned.real, turned.imag], axis=-1) if positions == "rotary" else x
+
+  expected = by_definition(X, params, 0.5 if scaled else 1.0, True, turn)
+  found, kept = module.apply({"params": params}, X, context, None)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  assert kept is None
+  _, kept = module.apply({"params": params}, X, dataclasses.replace(context, keep=True), None)
+  np.testing.assert_allclose(kept["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
+
+
+def test_the_back_end_is_the_one_that_is_named():
+  module = Attention(config(attention_backend="pallas_tpu"))
+  with pytest.raises(UserError, match="'pallas_tpu' does not run on this machine"):
+    jax.eval_shape(module.init, jax.random.key(0), X, Context(mask=Mask()), None)
+
+
+def test_gated_mlp():
+  """The first product goes through the activation, the second does not; biases where the config has them."""
+  module = MLP(config(gated_mlp=True, activation="silu", use_bias=True))
+  params = random_params(module, X, True)
+  products = {n: X @ params[n]["kernel"] + params[n]["bias"] for n in ("wi_0", "wi_1")}
+  h = products["wi_0"] / (1 + np.exp(-products["wi_0"])) * products["wi_1"]
+  expected = h @ params["wo"]["kernel"] + params["wo"]["bias"]
+  np.testing.assert_allclose(module.apply({"params": params}, X, True), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm, position", [("rms", "pre"), ("layer", "post")])
+def test_a_block_adds_and_norms(norm, position):
+  module = Block(config(positions="none", norm=norm, norm_position=position, norm_epsilon=0.5))
+  context = Context(mask=Mask())
+  params = random_params(module, X, None, context)
+
+  def normed(x, name):
+    x = x - x.mean(-1, keepdims=True) if norm == "layer" else x
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 0.5) * params[name]["scale"]
+    return x + params[name].get("bias", 0.0)
+
+  def mlp(x):
+    return np.maximum(x @ params["mlp"]["wi"]["kernel"], 0) @ params["mlp"]["wo"]["kernel"]
+
+  def attend(x):
+    return by_definition(x, params["attention"], 1.0, False)
+
+  expected = X
+  for name, branch in (("attention_norm", attend), ("mlp_norm", mlp)):
+    if position == "pre":
+      expected = expected + branch(normed(expected, name))
+    else:
+      expected = normed(expected + branch(expected), name)
+  found, kept = module.apply({"params": params}, X, None, context)
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+  assert kept is None
+
+
+def test_norms_compute_in_float32_and_give_the_compute_dtype():
+  module = Norm(config(compute_dtype="bfloat16"))
+  params = {"scale": jnp.full(4, 3.0)}
+  found = module.apply({"params": params}, X)
+  assert found.dtype == jnp.bfloat16
+  expected = 3 * X / np.sqrt((X**2).mean(-1, keepdims=True) + 1e-6)
+  np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
+
+
+def initialised(*inits):
+  """Parameters from several functions of a key, compiled as one."""
+  return jax.jit(lambda key: [nn.unbox(init(key))["params"] for init in inits])(jax.random.key(0, impl="rbg"))
+
+
+WIDE = dict(vocab_size=999, embed_dim=64, mlp_dim=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=4)
+
+
+def test_berts_and_gpts_initialisation():
+  """Normal with 0.02; GPT-2's residual products 1 / sqrt(2 layers) of it; biases 0, norms 1."""
+  settings = config(**WIDE, initializer="normal", scale_residual_init=True, use_bias=True, norm="layer",
+                    num_token_types=300, positions="learned", max_positions=300)  # fmt: skip
+  x, tokens = np.ones((1, 1, 64), np.float32), np.zeros((1, 1), np.int32)
+  attention, mlp, tables, output, norm = initialised(
+    lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
+    lambda key: MLP(settings).init(key, x, True),
+    lambda key: Embedder(settings).init(key, tokens, deterministic=True),
+    lambda key: LogitsDense(settings).init(key, x),
+    lambda key: Norm(settings).init(key, x),
+  )
+  plain = list(tables.values())
+  assert len(plain) == 3
+  plain += [attention["query"]["kernel"], attention["value"]["kernel"], mlp["wi"]["kernel"], output["kernel"]]
+  for values in plain:
+    np.testing.assert_allclose(np.std(values), 0.02, rtol=0.05)
+  for last in (attention["out"], mlp["wo"]):
+    np.testing.assert_allclose(np.std(last["kernel"]), 0.02 / 12**0.5, rtol=0.05)
+    assert not last["bias"].any()
+  unscaled = kernel_init(dataclasses.replace(settings, scale_residual_init=False), "residual")
+  np.testing.assert_allclose(np.std(unscaled(jax.random.key(0), (64, 64))), 0.02, rtol=0.05)
+  assert not norm["bias"].any() and (norm["scale"] == 1).all()
+
+
+def test_t5s_initialisation_of_relative_positions_and_scaled_queries():
+  settings = config(**WIDE, scale_attention=True, relative_buckets=512, relative_max_distance=600)
+  x = np.ones((1, 1, 64), np.float32)
+  table, attention = initialised(
+    lambda key: RelativeBiasTable(settings).init(key, True),
+    lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
+  )
+  table = table["rel_embedding"]
+  limit = (3 / ((512 + 4) / 2)) ** 0.5  # uniform, with the variance 1 / mean of both sizes
+  assert table.shape == (4, 512) and np.abs(table).max() < limit
+  np.testing.assert_allclose(np.std(table), limit / 3**0.5, rtol=0.05)
+  # Where scores are scaled, the query kernel is not.
+  np.testing.assert_allclose(np.std(attention["query"]["kernel"]), 64**-0.5, rtol=0.05)
+
+
+def test_layers_in_a_loop_start_apart():
+  stack, context = Stack(config(scan_layers=True), 2), Context(mask=Mask())
+  init = jax.jit(lambda key: nn.unbox(stack.init(key, X, context)))
+  kernel = init(jax.random.key(0, impl="rbg"))["params"]["layers"]["mlp"]["wi"]["kernel"]
+  assert kernel.shape == (2, 4, 6) and not np.any(kernel[0] == kernel[1])
+
+
+def test_which_inputs_are_real():
+  """Segment ids before lengths before the padding id."""
+  batch = {"encoder_input_tokens": np.array([[5, 0, 6, 0]])}
+  assert encoder_valid(batch).tolist() == [[True, False, True, False]]
+  batch["encoder_lengths"] = np.array([3])
+  assert encoder_valid(batch).tolist() == [[True, True, True, False]]
+  batch["encoder_segment_ids"] = np.array([[1, 2, 0, 0]])
+  assert encoder_valid(batch).tolist() == [[True, True, False, False]]
+
+
+def test_lengths_of_prompts():
+  tokens = {"decoder_input_tokens": np.array([[5, 6, 7], [8, 0, 0]])}
+  assert prompt_lengths(tokens).tolist() == [3, 3]
+  assert prompt_lengths(tokens | {"decoder_segment_ids": np.array([[1, 1, 1], [1, 0, 0]])}).tolist() == [3, 1]
+  prefix = {"decoder_causal_attention": np.array([[1, 1, 0], [0, 0, 0]])}
+  assert prompt_lengths(tokens | prefix).tolist() == [2, 1]  # a row of padding is read as one token
+
+
+@pytest.mark.parametrize("scanned", [False, True])
+def test_a_cache_starts_behind_the_prompts(scanned):
+  """Prompts of three tokens and of one, two copies of each; their last tokens are fed by the first step."""
+  key = np.arange(12, dtype=np.float32).reshape(2, 3, 1, 2)
+  kept = {"self": {"key": key, "value": -key}, "cross": {"key": key, "value": -key}}
+  kept = jax.tree.map(lambda x: x[None], kept) if scanned else (kept,)
+  cache = start_cache(kept, np.array([3, 1]), 5, 2, scanned)
+  assert cache["index"].tolist() == [2, 2, 0, 0] and cache["number"] == 0
+  assert cache["prompt_valid"].tolist() == [[True, True], [False, False]]
+  layer = jax.tree.map(lambda x: x[0], cache["layers"]) if scanned else cache["layers"][0]
+  assert layer["grown"].shape == (4, 2, 1, 5, 2) and not layer["grown"].any()
+  both = np.stack([key, -key], axis=1).swapaxes(2, 3)  # [batch, 2, heads, length, kv]
+  np.testing.assert_array_equal(layer["cross"], both)
+  np.testing.assert_array_equal(layer["prompt"], both[:, :, :, :2])
+
+
+def test_copies_of_a_cache():
+  grown = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
+  for scanned in (False, True):
+    layers = {"grown": grown[None], "cross": 7} if scanned else ({"grown": grown, "cross": 7},)
+    moved = take_copies({"layers": layers, "index": 1}, np.array([[2, 0, 0], [1, 1, 2]]), scanned)
+    layer = moved["layers"] if scanned else moved["layers"][0]
+    assert layer["grown"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
+
+
+@pytest.mark.parametrize("prefix_lm", [False, True])
+def test_a_prefix_is_for_prefix_lms(t5_lm, tokens, prefix_lm):
+  """They read it, and have buckets of their own, the upper half, for what comes after a token."""
+  built, batch = t5_lm(prefix_lm=prefix_lm), {"decoder_input_tokens": tokens(1, 3)}
+  params = jax.tree.map(np.copy, built.params)
+  params["decoder"]["relpos_bias"]["rel_embedding"][:, 16:] += 1.0
+
+  def run(params, others):
+    with_prefix = batch | {"decoder_causal_attention": np.ones((1, 3), np.int32)}
+    given = ((params, batch), (params, with_prefix), (others, with_prefix))
+    return [built.model.apply({"params": p}, b)["logits"] for p, b in given]
+
+  plain, read, other = built.jit(run)(built.params, params)
+  assert (np.abs(plain - read).max() > 1e-3) == prefix_lm
+  assert (np.abs(read - other).max() > 1e-3) == prefix_lm
+
+
+def test_predictions_are_multiples_of_eight_and_no_more_than_the_row():
+  assert [predictions_of_a_row(0.15, n) for n in (8, 10, 54, 107, 512)] == [8, 8, 16, 24, 80]
+  assert predictions_of_a_row(0.5, 16) == 8 and predictions_of_a_row(0.51, 16) == 16
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
+def test_shares_of_predictions_that_cannot_be(share):
+  with pytest.raises(UserError, match="predicted_share"):
+    jax.eval_shape(BERT(config(mlm_head=True), share).init, jax.random.key(0), {"encoder_input_tokens": X[..., 0]})
+
+
+def test_token_types_default_to_the_first_and_the_pooler_reads_the_first_token(bert, tokens):
+  built = bert()
+  row = tokens(2, 5)
+  without = built({"encoder_input_tokens": row})
+  zeros = built({"encoder_input_tokens": row, "encoder_token_types": np.zeros_like(row)})
+  np.testing.assert_array_equal(without["logits"], zeros["logits"])
+  pooler, head = built.params["pooler"], built.params["nsp_head"]
+  pooled = np.tanh(np.asarray(without["hidden_states"])[:, 0] @ pooler["kernel"] + pooler["bias"])
+  np.testing.assert_allclose(without["pooled"], pooled, atol=1e-5)
+  np.testing.assert_allclose(without["nsp_logits"], pooled @ head["kernel"] + head["bias"], atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [dict(num_heads=1), dict(head_dim=1), dict(dropout_rate=0.0, mlp_dropout_rate=0.99),
+                                    dict(relative_buckets=4, relative_max_distance=3), dict(max_positions=1),
+                                    dict(num_decoder_layers=4096), dict(vocab_size=2**31 - 1)])  # fmt: skip
+def test_the_ends_of_ranges_are_inside(fields):
+  config(**fields)
+
+
+@pytest.mark.parametrize(
+  "fields, word",
+  [
+    (dict(head_dim=0), "head_dim"), (dict(max_positions=0), "max_positions"), (dict(vocab_size=0), "vocab_size"),
+    (dict(num_token_types=-1), "num_token_types"), (dict(num_decoder_layers=-1), "num_decoder_layers"),
+    (dict(mlp_dropout_rate=1.0), "mlp_dropout_rate"), (dict(attention_dropout_rate=-0.1), "attention_dropout_rate"),
+    (dict(positions="sinusoidal", embed_dim=5, head_dim=2), "embed_dim"), (dict(mlp_dim=0), "mlp_dim"),
+    (dict(relative_max_distance=2**31), "relative_max_distance"), (dict(num_encoder_layers=4097), "num_encoder_layers"),
+  ],
+)  # fmt: skip
+def test_more_fields_that_are_refused(fields, word):
+  with pytest.raises(UserError, match=word):
+    config(**fields)
+
+
+def test_defaults_are_t5s():
+  """Raffel et al. 2019 and the released 1.0 models; what a config file leaves out is this."""
+  found = dataclasses.asdict(TransformerConfig(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2))
+  expected = dict(
+    head_dim=4, num_encoder_layers=0, num_decoder_layers=0, activation="relu", gated_mlp=False, norm="rms",
+    norm_epsilon=1e-6, norm_position="pre", use_bias=False, scale_attention=False, share_encoder_decoder=False,
+    prefix_lm=False, positions="relative_bias", relative_buckets=32, relative_max_distance=128,
+    share_relative_bias=True, max_positions=None, rotary_base=10_000.0, tie_embeddings=True, scale_embeddings=False,
+    scale_logits=True, embedding_norm=False, num_token_types=0, pooler=False, mlm_head=False, nsp_head=False,
+    dropout_rate=0.0, attention_dropout_rate=None, mlp_dropout_rate=None, final_dropout=True, initializer="fan_in",
+    initializer_stddev=0.02, scale_residual_init=False, param_dtype="float32", compute_dtype="float32",
+    logits_dtype="float32", scan_layers=False, layer_loop="auto", remat="none", attention_backend="auto",
+  )  # fmt: skip
+  assert found == dict(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2) | expected
+
+
+def test_the_back_end_of_each_kind_of_attention():
+  settings = config(head_dim=64, compute_dtype="bfloat16")
+  lines = describe_backend(settings, 512, 128, platform="tpu").splitlines()
+  assert [line.split(" (")[0] for line in lines] == ["encoder and decoder: pallas_tpu", "cross: splash_tpu"]
+  assert describe_backend(settings, 0, 512, platform="tpu").startswith("pallas_tpu (")
+  learned = dataclasses.replace(settings, positions="none")
+  assert describe_backend(learned, 0, 512, platform="tpu").startswith("splash_tpu (")
+  prefix = dataclasses.replace(learned, prefix_lm=True)
+  assert describe_backend(prefix, 0, 512, platform="tpu").startswith("pallas_tpu (")
+  for dropped in (dict(attention_dropout_rate=0.1), dict(dropout_rate=0.1)):
+    assert "dropout" in describe_backend(dataclasses.replace(settings, **dropped), 512, 0, platform="tpu")
+  kept = dataclasses.replace(settings, dropout_rate=0.1, attention_dropout_rate=0.0)
+  assert describe_backend(kept, 512, 0, platform="tpu").startswith("pallas_tpu (")
+
+
+@pytest.mark.parametrize("model, layout", [(T5, "encoder_decoder"), (BERT, "encoder"), (GPT, "decoder")])
+def test_layouts_of_batches(model, layout):
+  assert model(config()).batch_layout == layout
+  assert GPT(config(prefix_lm=True)).batch_layout == "prefix_lm"
