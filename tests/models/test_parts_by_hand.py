@@ -86,6 +86,16 @@ def test_attention(scaled, positions):
   np.testing.assert_allclose(kept["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
 
 
+def test_embeddings_are_scaled_before_positions_are_added():
+  """By the root of 4; a norm that comes after them would hide it."""
+  embedder = Embedder(config(scale_embeddings=True, positions="learned", max_positions=3, num_token_types=1))
+  tables = {"embedding": 3.0, "position_embedding": 10.0, "token_type_embedding": 100.0}
+  params = {name: jnp.full((50, 4), value) for name, value in tables.items()}
+  params = params | {name: params[name][:n] for name, n in (("position_embedding", 3), ("token_type_embedding", 1))}
+  found = embedder.apply({"params": params}, np.array([[7, 8]]), deterministic=True)
+  np.testing.assert_array_equal(found, np.full((1, 2, 4), 116.0))
+
+
 def test_the_back_end_is_the_one_that_is_named():
   module = Attention(config(attention_backend="pallas_tpu"))
   with pytest.raises(UserError, match="'pallas_tpu' does not run on this machine"):
