@@ -30,6 +30,7 @@ def describe_run(
   stream: StreamProcess | None,
   initialisation: str,
   why_streamed: str = "",
+  expected: Sequence[tuple[str, float, int | None]] = (),
 ) -> str:
   config = experiment.model.config
   lengths = phases[-1].lengths
@@ -59,7 +60,7 @@ def describe_run(
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream, why_streamed)
     if experiment.stream
-    else _data_text(experiment, lengths, batches, all_rows),
+    else _data_text(experiment, lengths, batches, all_rows, expected),
     "batch": "\n".join(
       f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, "
       f"{large(each * n)} in {n:,} steps"
@@ -121,10 +122,20 @@ def _stream_text(experiment: Experiment, stream: StreamProcess | None, why: str)
   return "\n".join(lines + (stream.describe() if stream else []))
 
 
-def _data_text(experiment: Experiment, lengths: Lengths, batches: data.Batches | None, rows: int) -> str:
+def _data_text(
+  experiment: Experiment,
+  lengths: Lengths,
+  batches: data.Batches | None,
+  rows: int,
+  expected: Sequence[tuple[str, float, int | None]],
+) -> str:
   name = f"task {experiment.task} ({experiment.split})"
   if batches is None:
-    return f"{name}: not tokenised yet; a run does that first"
+    text = f"{name}: not tokenised yet; a run does that first"
+    if len(expected) < 2:
+      return text
+    members = [f"  {share:6.1%}  {task}" + (f", {size:,} rows" if size else "") for task, share, size in expected]
+    return "\n".join([text, f"a mixture of {len(expected)} tasks", *members])
   source = batches.stages[-1].source
   passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
   if isinstance(source, data.MixtureRows):

@@ -23,6 +23,11 @@ def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
   return _ask({"ask": "members", "task": task, "split": split, "modules": list(modules)})
 
 
+def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
+  """Of a mixture each task, its share of 1 and its size, None where it is not known; of a task itself alone."""
+  return [tuple(row) for row in _ask({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
+
+
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
   """By task: the documents of a corpus as they are before tokenisation, None for labelled examples; 0: no limit."""
   return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
@@ -56,6 +61,15 @@ def _members(request: dict[str, Any]) -> list[str]:
   return names
 
 
+def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
+  from t5like.tasks import mixtures, registry
+
+  found = registry.find_task_or_mixture(request["task"], request["modules"])
+  if not mixtures.is_mixture(found):
+    return [(found.name, 1.0, None)]
+  return [(row.task, row.share, row.size) for row in mixtures.shares(found, request["split"]) if row.rate > 0]
+
+
 def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
   import itertools
 
@@ -77,7 +91,7 @@ def _main(request: dict[str, Any]) -> int:
   load_seqio()
   sys.path.append(os.getcwd())  # for the user's own task modules
   try:
-    found = {"answer": {"members": _members, "texts": _texts}[request["ask"]](request)}
+    found = {"answer": {"members": _members, "shares": _shares, "texts": _texts}[request["ask"]](request)}
   except UserError as error:
     found = {"error": error.what, "lines": error.lines}
   Path(request["answer"]).write_text(json.dumps(found), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5like import data, parallel
+from t5like.cli import task_process
 from t5like.cli.batch_plan import Phase, blank_batch, make_batches, run_phases
 from t5like.cli.compatibility import check_layout, check_scorable, check_splits, check_vocabulary, model_fingerprint
 from t5like.cli.experiment import Experiment
@@ -126,8 +128,18 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
-  card = describe_run(experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed)
+  expected = members_to_be(experiment) if dry_run and members is None and not experiment.stream else []
+  card = describe_run(
+    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
+  )
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+
+
+def members_to_be(experiment: Experiment) -> list[tuple[str, float, int | None]]:
+  """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenised yet."""
+  if experiment.mix or experiment.corpus_files or importlib.util.find_spec("tensorflow") is None:
+    return []
+  return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
 
 
 def without_corpus(experiment: Experiment) -> dict[str, float]:

@@ -9,9 +9,10 @@ import seqio
 
 from t5like.tasks import encoder_checks, example_checks, scoring_checks
 from t5like.tasks.example_checks import Finding, Tokens
-from t5like.tasks.holding import holding
+from t5like.tasks.holding import Steps
 from t5like.tasks.previews import finished
 from t5like.tasks.scoring_checks import Labels, Scores
+from t5like.tasks.seqio_vocabularies import own_vocabulary
 from t5like.vocabularies import Vocabulary
 
 # What T5 is fine-tuned with; summaries want longer targets.
@@ -47,7 +48,8 @@ def _rows(
   task: seqio.Task, split: str, vocabulary: Vocabulary, lengths: Mapping[str, int], limit: int | None
 ) -> tuple[list[example_checks.Row], bool]:
   """Examples as text, and whether they are all; those that a task makes only as tokens are read back."""
-  if example_checks.is_corpus(task) or holding(task, split).kind == "text":
+  plain = Steps.of(task).is_plain and own_vocabulary(task.output_features) is not None
+  if plain or example_checks.is_corpus(task):
     return example_checks.read_rows(task, split, limit)
   rows = []
   for example in finished(task, split, vocabulary, None if limit is None else limit + 1, dict(lengths)):

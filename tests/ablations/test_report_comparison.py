@@ -188,7 +188,7 @@ def test_export_gives_the_same_report_and_names_no_folder(tmp_path):
   "text, message",
   [
     ("{", "cannot read"),
-    ("[]", "no JSON object"),
+    ("[]", "expected a JSON object"),
     ('{"format": 9, "sweep": {}}', "no exported sweep of format 1"),
     ('{"format": 1, "sweep": {"scale": "mini"}, "results": []}', "does not say the sweep's tables"),
     ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": [{"recipe": "x"}]}', "no result of a sweep"),

@@ -21,7 +21,9 @@ def run(answers, targets=TARGETS):
   # Two batches of three; the last row fills up.
   inputs = np.array([[0], [1], [2]]), np.array([[3], [4], [3]])
   batches = [(np.array([0, 1, 2]), inputs[0], None, None), (np.array([3, 4, -1]), inputs[1], None, None)]
-  return evaluation.evaluate(batches, lambda x, lengths: x, lambda row: answers[row[0]], fields, SCORING)
+  return evaluation.evaluate(
+    batches, lambda x, lengths: (x, np.zeros(len(x))), lambda row: answers[row[0]], fields, SCORING
+  )
 
 
 def test_scores_and_the_majority_baseline():
@@ -85,7 +87,13 @@ def test_metrics_and_postprocessors_of_the_users_own(tmp_path, monkeypatch):
   batches = [(np.array([2, 0, -1]), np.array([["xxx"], ["yyyy"], ["z"]]), None, None)]
   heard = []
   result = evaluation.evaluate(
-    batches, lambda x, lengths: x, lambda row: str(row[0]), fields, scoring, heard.append, modules=["own_scores"]
+    batches,
+    lambda x, lengths: (x, np.zeros(len(x))),
+    lambda row: str(row[0]),
+    fields,
+    scoring,
+    heard.append,
+    modules=["own_scores"],
   )
   assert result.scores == {"sum": 1 + 4 + 1 + 3 + 100} and heard == [2]
   assert [row["prediction"] for row in result.rows] == [(4, False, 0), (3, False, 2)]  # in the order of their numbers
