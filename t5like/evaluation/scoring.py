@@ -56,8 +56,9 @@ class Evaluation:
 
     `data` tells examples and scoring apart from others under the same name.
     """
-    about = {"scores": self.scores, "metrics": self.metrics, "data": data}
+    about = {"scores": self.scores, "metrics": self.metrics}
     about |= {name: found for name in ("others", "failures") if (found := getattr(self, name))}
+    about |= {"data": data} if data else {}
     write_text(about_path(path), json.dumps(about, indent=2) + "\n")
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
 
