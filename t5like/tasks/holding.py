@@ -57,8 +57,8 @@ def holding(task: seqio.Task, split: str) -> Holding:
 
 
 def _why_no_text(task: seqio.Task, split: str, steps: Steps) -> str:
-  if getattr(unbound(steps.tokenize), "makes_tokens", False):
-    return ""
+  if getattr(unbound(steps.tokenize), "makes_tokens", False) or objective_adapter.corrupt in map(unbound, steps.after):
+    return ""  # an encoder's form, or a corpus of which an objective of ours makes the inputs
   members = text_dataset(task, split, steps.before).element_spec
   for name, feature in task.output_features.items():
     if name in ("inputs", "targets") and (name in members or feature.required):

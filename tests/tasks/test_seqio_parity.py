@@ -135,3 +135,9 @@ def test_the_vocabulary_of_the_model_takes_the_place_of_the_tasks_own(t5like, ki
   for a, b in zip(kept["t5"], kept["tiny"], strict=True):
     for feature in a:
       np.testing.assert_array_equal(a[feature], b[feature])
+
+
+def test_a_corpus_with_an_objective_of_ours_is_kept_as_text(t5like, tmp_path):
+  t5like("cache", "novels_span_corruption", "--vocabulary=tiny", f"--out={tmp_path}")
+  folder = data.cache_folder(tmp_path, "novels_span_corruption", "train", "tiny", TINY.fingerprint)
+  assert data.read_record(folder).kind == "text" and data.open_cache(folder, mend="").is_corpus
