@@ -171,7 +171,7 @@ def _build_text(task, vocabulary, args: argparse.Namespace, folder: Path, more: 
     task,
     args,
     folder,
-    text_pipeline.describe(task, args.split),
+    text_pipeline.describe(task, args.split) | dict(more),
     [functools.partial(text_pipeline.text_examples, part, args.split) for part in parts],
     text_pipeline.text_features(task, args.split),
     vocabulary.encode_batch,

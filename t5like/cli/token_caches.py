@@ -59,6 +59,7 @@ class TokenCaches:
     """
     self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
+    self._built: set[tuple[str, str]] = set()  # by this object: what there is now is current
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
 
   def folder(self, task: str, split: str) -> Path:
@@ -93,7 +94,7 @@ class TokenCaches:
   def _open_task(self, task: str, split: str) -> data.TokenCache | None:
     folder = self.folder(task, split)
     record = data.read_record(folder)
-    if self._is_changed(task, split):
+    if self._is_changed(task, split) or (record is None and self._is_unknown(task, split)):
       return None
     if record and record.kind == "stream" and not self._evaluation:
       raise MustStream(task, record.why)
@@ -122,7 +123,11 @@ class TokenCaches:
         try_=f"--task_modules={own[0]}, or in training --gin.TASK_MODULES: the module that registers the task",
       )
     print(f"task {task!r}: {changed} since its token cache was written", flush=True)
-    return importlib.util.find_spec("tensorflow") is not None  # without it nothing can be built, and ours are trusted
+    return _can_build()  # else ours are trusted
+
+  def _is_unknown(self, task: str, split: str) -> bool:
+    """Whether a cache of before, which does not say what its task was, must be looked at: the user's own task."""
+    return bool(self._task_modules) and (task, split) not in self._built and _can_build()
 
   def open_or_build(self, task: str, split: str) -> list[Member]:
     members = self.open(task, split)
@@ -135,7 +140,12 @@ class TokenCaches:
     status = subprocess.run([sys.executable, "-m", *line], env=bound_to_this_process()).returncode
     if status == BAD_INPUT:
       raise SystemExit(BAD_INPUT)  # the builder has said why
+    self._built |= {(task, split)} | {(name, split) for name in data.read_mixture(self.folder(task, split), "") or ()}
     members = self.open(task, split) if status == 0 else None
     if members is None:
       raise UserError(f"the token cache could not be built (status {status})", try_=shlex.join(line))
     return members
+
+
+def _can_build() -> bool:
+  return importlib.util.find_spec("tensorflow") is not None

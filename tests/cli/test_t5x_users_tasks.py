@@ -156,6 +156,17 @@ def test_an_edited_task_is_rebuilt_wherever_the_edit_is(t5like, train, folder):
   assert " AND " in TINY.decode(cached("pairs").example(0)["inputs"])
 
 
+def test_caches_of_before_are_looked_at_and_other_ends_are_noticed(train, folder):
+  train("pairs", "--gin.EVAL_SPLIT=''")
+  record = cached("pairs").folder / "task.json"
+  record.unlink()  # as earlier versions left it
+  out = train("pairs", "--gin.EVAL_SPLIT=''", model_dir="second").stdout
+  assert "up to date" in out and record.is_file()
+  edit(folder / "t5x_tasks.py", "seqio.preprocessors.append_eos_after_trim]", "seqio.preprocessors.append_eos]")
+  train("pairs", "--gin.EVAL_SPLIT=''", model_dir="third")
+  assert cached("pairs").closing("targets") == "before_trim"
+
+
 def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, train, folder):
   edit(folder / "t5x_tasks.py", "100.0 * sum", "undefined * sum")
   error = train("pairs", status=2).stderr
