@@ -11,6 +11,9 @@ from t5like.errors import UserError
 from t5like.evaluation.following import Follower, chosen_steps, has_finished
 
 
+STEPS = {"first_step": 0, "last_step": 0, "steps_lost": 0}
+
+
 def save(folder, *steps):
   for step in steps:
     (folder / "checkpoints" / str(step)).mkdir(parents=True)
@@ -18,7 +21,8 @@ def save(folder, *steps):
 
 def note(folder, ended, started=1.0):
   with (folder / "goodput.jsonl").open("a") as file:
-    file.write(json.dumps({"started": started, "process": 1, "ended": ended, "last_step": 0}) + "\n")
+    times = {"started": started, "written": started, "seconds": 0.0, "spent": {}}
+    file.write(json.dumps({**times, "process": 1, "ended": ended, **STEPS}) + "\n")
 
 
 def test_a_run_is_followed_to_its_end(tmp_path):
