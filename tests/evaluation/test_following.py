@@ -10,7 +10,6 @@ import pytest
 from t5like.errors import UserError
 from t5like.evaluation.following import Follower, chosen_steps, has_finished
 
-
 STEPS = {"first_step": 0, "last_step": 0, "steps_lost": 0}
 
 
