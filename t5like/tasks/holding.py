@@ -30,7 +30,7 @@ _RANDOM = (
   "NonDeterministicInts",
 )  # fmt: skip
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
-_COMPARED = 64  # examples, where Python code may draw random numbers
+_COMPARED = 64  # rows, where Python code may draw random numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,11 +192,12 @@ def _is_random(operations: Sequence[str]) -> bool:
 
 def _first_examples(task: seqio.Task, split: str, steps: Sequence[Callable], seed: int) -> list:
   with seqio.utils.map_seed_manager(seed):
-    dataset = task.source.get_dataset(split=split, shuffle=False)
+    # Few rows, read to their end: a pipeline that calls Python may hang when it is taken down half read.
+    dataset = task.source.get_dataset(split=split, shuffle=False).take(_COMPARED)
     for step in steps:
       if not isinstance(step, seqio.CacheDatasetPlaceholder):
         dataset = _applied(step, dataset, task, dict.fromkeys(task.output_features, 512))
   return [
     {name: (np.asarray(value).dtype.str, np.asarray(value).tolist()) for name, value in example.items()}
-    for example in dataset.take(_COMPARED).as_numpy_iterator()
+    for example in dataset.as_numpy_iterator()
   ]
