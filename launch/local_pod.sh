@@ -20,14 +20,8 @@
 # T5LIKE_STOP_SECONDS is how long a process that was told to stop may take before it is killed (default: 600 to save
 # after a signal, 30 when another process has failed: it waits for that one in vain).
 set -euo pipefail
-# --help prints the comment above.
-print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
-for word in "$@"; do
-  case "$word" in
-    --) break ;;
-    -h | --help) print_help && exit ;;
-  esac
-done
+# shellcheck source=launch/help.sh
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 set -m # a process group for each process: Ctrl-C reaches this script alone, which passes it on once
 
 usage() {

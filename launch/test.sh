@@ -10,14 +10,8 @@
 #
 # T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that makes it.
 set -euo pipefail
-# --help prints the comment above.
-print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
-for word in "$@"; do
-  case "$word" in
-    --) break ;;
-    -h | --help) print_help && exit ;;
-  esac
-done
+# shellcheck source=launch/help.sh
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 if [ "${1:-}" = -- ]; then shift; fi
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

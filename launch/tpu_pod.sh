@@ -38,14 +38,8 @@
 # Exit status: 0; 1 it failed; 2 it cannot work as asked (quota, credentials, options). Of `up` and `logs`: the run's.
 # shellcheck disable=SC2034,SC2154 # names that the sourced files read and set
 set -euo pipefail
-# --help prints the comment above.
-print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
-for word in "$@"; do
-  case "$word" in
-    --) break ;;
-    -h | --help) print_help && exit ;;
-  esac
-done
+# shellcheck source=launch/help.sh
+source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
 launch="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 # shellcheck source=launch/tpu/gcloud.sh
 source "$launch/tpu/gcloud.sh"

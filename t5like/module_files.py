@@ -1,9 +1,10 @@
-"""The files of Python modules, found and compared without importing anything."""
+"""Python modules by name: in which package one is, where its file is, whether that has changed. Nothing is imported."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -22,3 +23,8 @@ def module_file(module: str) -> Path | None:
 
 def file_hash(path: Path) -> str:
   return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def is_inside(module: str, packages: Iterable[str]) -> bool:
+  """Whether a module is one of these packages, or in one."""
+  return any(module == package or module.startswith(f"{package}.") for package in packages)

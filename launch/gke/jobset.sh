@@ -31,14 +31,8 @@
 #   --dry_run                    print the commands, do nothing
 #   --help                       print this text
 set -euo pipefail
-# --help prints the comment above.
-print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
-for word in "$@"; do
-  case "$word" in
-    --) break ;;
-    -h | --help) print_help && exit ;;
-  esac
-done
+# shellcheck source=launch/help.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../help.sh"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 
 # fail WHAT [KEY VALUE]...

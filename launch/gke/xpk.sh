@@ -21,14 +21,8 @@
 # every command). What this adds: the command keeps its quotes and gets SIGTERM itself, so that it saves; ten restarts
 # in place; all Pods anew after a lost node (xpk: exit statuses above 126) and after a stall (124), not after bad input.
 set -euo pipefail
-# --help prints the comment above.
-print_help() { sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
-for word in "$@"; do
-  case "$word" in
-    --) break ;;
-    -h | --help) print_help && exit ;;
-  esac
-done
+# shellcheck source=launch/help.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../help.sh"
 
 fail() {
   echo "error: $1" >&2

@@ -125,17 +125,18 @@ def _build(task, vocabulary, args: argparse.Namespace) -> int:
 
 def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like import data
-  from t5like.tasks import finished_tokens, holding, registry
+  from t5like.tasks import finished_tokens, registry
+  from t5like.tasks.cache_kind import cache_kind
 
   registry.check_split(task, args.split)
   folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
-  found = holding.holding(task, args.split)
-  if found.kind != "text":
+  found = cache_kind(task, args.split)
+  if found.name != "text":
     finished_tokens.check_features(task.name, task.output_features)
-  record = _record([task], task_modules(args), found.kind, found.why)
-  if found.kind == "stream" and not args.evaluation:
+  record = _record([task], task_modules(args), found.name, found.why)
+  if found.name == "stream" and not args.evaluation:
     print(f"task {task.name!r} is streamed, nothing is kept of it: {found.why}")
-  elif found.kind in ("tokens", "stream"):
+  elif found.name in ("tokens", "stream"):
     lengths = parse_lengths(args.lengths)
     if not lengths:
       raise UserError(

@@ -19,6 +19,7 @@ from t5like.evaluation.scoring import check_functions, try_on_targets
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
+from t5like.tasks.metric_values import tried_rows
 from t5like.vocabularies import Vocabulary
 
 # A checkpoint may be used under other values of these: they change how a step is computed or how
@@ -147,15 +148,10 @@ def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int
   try_metrics(cache, description["task"], modules, examples)
 
 
-# A thousand summaries cost seconds; the other metrics are quick, and groups must be whole.
-_SLOW_METRICS, _SLOW_ROWS = ("rouge", "edit_distance"), 2_000
-
-
 def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examples: int = 0) -> None:
   """Runs postprocessor and metrics on the true answers, as `t5like tasks check` does: before any work is lost."""
   names = [str(entry.get("function", "")).rpartition(":")[2] for entry in cache.scoring["metrics"]]
-  limit = _SLOW_ROWS if set(names) & set(_SLOW_METRICS) else cache.examples
-  count = min(examples or cache.examples, limit, cache.examples)
+  count = tried_rows(names, min(examples or cache.examples, cache.examples))
   try:
     tried = try_on_targets(cache.scoring, list(itertools.islice(cache.fields(), count)), modules)
   except UserError:

@@ -24,10 +24,10 @@ from t5like.errors import UserError
 from t5like.evaluation import submissions
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.evaluation.following import Follower, all_processes, chosen_steps
-from t5like.evaluation.metric_values import AUX_VALUES
 from t5like.evaluation.room import NoRoom
 from t5like.evaluation.scoring import check_functions, score_answers
 from t5like.evaluation.tables import FOLDER, Record, Results, checkpoint_identity, scores_table, steps_table
+from t5like.tasks.metric_values import AUX_VALUES
 from t5like.training.agreement import first_process_decides
 from t5like.training.checkpoint_folders import checkpoint_steps, checkpoints_folder
 from t5like.training.interruption import Interruption

@@ -74,9 +74,9 @@ def print_shares(mixture: Any) -> None:
 
 def print_task(task: Any, args: argparse.Namespace) -> None:
   from t5like.objectives import find_objective, split_task_name
+  from t5like.tasks.cache_kind import cache_kind
   from t5like.tasks.encoder_checks import is_encoder_form
   from t5like.tasks.example_checks import is_corpus
-  from t5like.tasks.holding import holding
   from t5like.tasks.missing_data import data_explained
   from t5like.tasks.previews import corrupted, previews
   from t5like.vocabularies import load_vocabulary
@@ -94,18 +94,18 @@ def print_task(task: Any, args: argparse.Namespace) -> None:
   vocabulary_name = args.vocabulary or ("bert_uncased" if masked else "t5")
   vocabulary = load_vocabulary(vocabulary_name)
   with data_explained(task):
-    kept = holding(task, args.split)
+    kept = cache_kind(task, args.split)
   for number, preview in enumerate(previews(task, args.split, args.n, inputs)):
     print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
     _print_fields("raw", preview.raw, "blue")
-    if not preview.examples and kept.kind == "text":
+    if not preview.examples and kept.name == "text":
       print("  " + paint("left out by a preprocessor", "yellow"))
     for example in preview.examples:
       if objective is None or example.get("targets", "").encode() not in preview.raw.values():
         _print_fields("text", example, "green")
-      if kept.kind == "text":
+      if kept.name == "text":
         _print_tokens(task, example, vocabulary, vocabulary_name)
-  if kept.kind != "text":
+  if kept.name != "text":
     _print_finished(task, args, vocabulary, vocabulary_name, lengths, kept)
   for line in _vocabulary_notes(task, vocabulary, vocabulary_name):
     print(paint(line, "yellow"))
@@ -125,7 +125,7 @@ def _print_finished(
   from t5like.tasks.previews import finished
 
   lengths = {"inputs": given.get("inputs", _DEFAULT_INPUTS), "targets": given.get("targets", _DEFAULT_TARGETS)}
-  how = "streamed" if kept.kind == "stream" else "cached as finished tokens"
+  how = "streamed" if kept.name == "stream" else "cached as finished tokens"
   print(paint(f"{task.name} after all of its steps", "bold") + f" ({how}: {kept.why})")
   for example in finished(task, args.split, vocabulary, args.n, lengths):
     for feature in ("inputs", "targets"):

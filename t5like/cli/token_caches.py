@@ -59,7 +59,7 @@ class TokenCaches:
     """
     self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
-    self._built: set[tuple[str, str]] = set()  # by this object: what there is now is current
+    self._built: set[tuple[str, str]] = set()  # tasks and splits that were built here, and so are current
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
 
   def folder(self, task: str, split: str) -> Path:
@@ -84,7 +84,7 @@ class TokenCaches:
     Raises MustStream for a task that is not kept.
     """
     rates = data.read_mixture(self.folder(task, split), mend=shlex.join(self.command(task, split, force=True)))
-    if rates and self._is_changed(task, split):
+    if rates and self._is_changed(task, data.read_record(self.folder(task, split))):
       return None
     caches = {name: self._open_task(name, split) for name in rates or [task]}
     if None in caches.values():
@@ -94,7 +94,7 @@ class TokenCaches:
   def _open_task(self, task: str, split: str) -> data.TokenCache | None:
     folder = self.folder(task, split)
     record = data.read_record(folder)
-    if self._is_changed(task, split) or (record is None and self._is_unknown(task, split)):
+    if self._is_changed(task, record) or (record is None and self._is_to_be_checked(task, split)):
       return None
     if record and record.kind == "stream" and not self._evaluation:
       raise MustStream(task, record.why)
@@ -110,9 +110,8 @@ class TokenCaches:
       return None
     return cache
 
-  def _is_changed(self, task: str, split: str) -> bool:
-    """Whether the code of a task or mixture is another than when its cache was written; then it says so."""
-    record = data.read_record(self.folder(task, split))
+  def _is_changed(self, task: str, record: data.TaskRecord | None) -> bool:
+    """Whether the code of a task or mixture differs from when its cache was written; says so."""
     changed = data.changed_code(record) if record else ""
     if not changed:
       return False
@@ -123,11 +122,11 @@ class TokenCaches:
         try_=f"--task_modules={own[0]}, or in training --gin.TASK_MODULES: the module that registers the task",
       )
     print(f"task {task!r}: {changed} since its token cache was written", flush=True)
-    return _can_build()  # else ours are trusted
+    return can_build()  # without TensorFlow the caches of shipped tasks are used as they are
 
-  def _is_unknown(self, task: str, split: str) -> bool:
-    """Whether a cache of before, which does not say what its task was, must be looked at: the user's own task."""
-    return bool(self._task_modules) and (task, split) not in self._built and _can_build()
+  def _is_to_be_checked(self, task: str, split: str) -> bool:
+    """Whether a cache of an earlier version, without a record of its task, is checked: tasks of the user's are."""
+    return bool(self._task_modules) and (task, split) not in self._built and can_build()
 
   def open_or_build(self, task: str, split: str) -> list[Member]:
     members = self.open(task, split)
@@ -147,5 +146,6 @@ class TokenCaches:
     return members
 
 
-def _can_build() -> bool:
+def can_build() -> bool:
+  """Whether TensorFlow is installed, which training itself does not need."""
   return importlib.util.find_spec("tensorflow") is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from t5like.cli.finetuning_notes import finetuning_notes
 from t5like.cli.foreign_parameters import find_parameters, refuse_foreign
 from t5like.cli.run_card import describe_run
 from t5like.cli.streaming_run import StreamProcess, StreamSettings
-from t5like.cli.token_caches import Member, MustStream, TokenCaches
+from t5like.cli.token_caches import Member, MustStream, TokenCaches, can_build
 from t5like.errors import UserError, nearest
 from t5like.objectives import SpecialTokens
 from t5like.training import model_dir as directory
@@ -128,16 +127,16 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
-  expected = members_to_be(experiment) if dry_run and members is None and not experiment.stream else []
+  expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
     experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
   )
   return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
 
 
-def members_to_be(experiment: Experiment) -> list[tuple[str, float, int | None]]:
+def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
   """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenised yet."""
-  if experiment.mix or experiment.corpus_files or importlib.util.find_spec("tensorflow") is None:
+  if experiment.mix or experiment.corpus_files or not can_build():
     return []
   return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
 

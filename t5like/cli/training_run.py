@@ -281,8 +281,10 @@ class Run:
 def record_run(experiment: Experiment, plan: Plan) -> None:
   """Writes config.gin first, which marks the folder as ours, and all that the directory needs to be used elsewhere."""
   if jax.process_index() == 0:
-    for line in changed_data(experiment, plan):
+    settings, path = data_settings(experiment), plan.model_dir / DATA_SETTINGS
+    for line in changed_data(settings, path, plan):
       say(line)
+    directory.write_text(path, json.dumps(settings, indent=1) + "\n")
     variables = experiment.optimizer.variable_table(plan.spec.shapes.params)
     directory.write_text(plan.model_dir / directory.CONFIG, configuration.operative_config())
     directory.write_text(plan.model_dir / directory.RUN_CARD, f"{plan.run_card}\n\n{variables}\n")
@@ -292,20 +294,22 @@ def record_run(experiment: Experiment, plan: Plan) -> None:
 DATA_SETTINGS = "data_settings.json"
 
 
-def changed_data(experiment: Experiment, plan: Plan) -> list[str]:
-  """What a resumed run reads otherwise than before, and what that means for its rows; notes what it reads now."""
-  now = {
+def data_settings(experiment: Experiment) -> dict[str, Any]:
+  """What decides which rows a step reads, besides SEED."""
+  return {
     "TASK": experiment.task,
     "SPLIT": experiment.split,
     "MIX": dict(experiment.mix),
     "BATCH_SIZE": experiment.batch_size,
     "LENGTHS": dict(experiment.lengths),
   }
-  path = plan.model_dir / DATA_SETTINGS
+
+
+def changed_data(now: Mapping[str, Any], path: Path, plan: Plan) -> list[str]:
+  """How the rows of a resumed run differ from those of before: a line for each setting that has changed."""
   before = now
   with contextlib.suppress(OSError, ValueError):
     before = storage.read_json(path)
-  directory.write_text(path, json.dumps(now, indent=1) + "\n")
   step, lines = plan.start.step, []
   for name, value in now.items():
     if not step or name not in before or before[name] == value:

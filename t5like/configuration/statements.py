@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import io
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from t5like import storage
 from t5like.configuration.search_path import find, shipped_folder
 from t5like.configuration.t5x_errors import explain_import
 from t5like.errors import UserError
+from t5like.module_files import is_inside
 
 REQUIRED = "gin.REQUIRED"
 _LARGEST_FILE = 1 << 20  # bytes; config.gin has a few thousand
@@ -59,11 +60,6 @@ class Permissions:
       file=where,
       try_=f"--task_modules={module}, if you know and trust that module",
     )
-
-
-def is_inside(module: str, packages: Iterable[str]) -> bool:
-  """Whether a module is one of these packages, or in one."""
-  return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,22 +130,28 @@ def read_text(
 ) -> list[Statement]:
   """Statements of one piece of gin text in order, included files expanded in place."""
   found = []
+  for statement, line in parsed(text, where):
+    if isinstance(statement, config_parser.BindingStatement):
+      scope, selector, parameter, value, _ = statement
+      found.append(Binding(selector, parameter, value, line, scope, shipped))
+    elif isinstance(statement, config_parser.IncludeStatement):
+      permissions.check_include(statement.filename, line)
+      found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
+    elif isinstance(statement, config_parser.ImportStatement):
+      permissions.check_import(statement.module, line)
+      if error := explain_import(statement.module, line):
+        raise error
+      import_module(statement.module, line)
+      found.append(Import(statement.format()))
+  return found
+
+
+def parsed(text: str, where: str) -> Iterator[tuple[Any, str]]:
+  """Gin's own statements, each with the place that a message names."""
   try:
     for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
       location = getattr(statement, "location", None)
-      line = f"{where}:{location.line_num}" if location and not where.startswith("--") else where
-      if isinstance(statement, config_parser.BindingStatement):
-        scope, selector, parameter, value, _ = statement
-        found.append(Binding(selector, parameter, value, line, scope, shipped))
-      elif isinstance(statement, config_parser.IncludeStatement):
-        permissions.check_include(statement.filename, line)
-        found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
-      elif isinstance(statement, config_parser.ImportStatement):
-        permissions.check_import(statement.module, line)
-        if error := explain_import(statement.module, line):
-          raise error
-        import_module(statement.module, line)
-        found.append(Import(statement.format()))
+      yield statement, f"{where}:{location.line_num}" if location and not where.startswith("--") else where
   except SyntaxError as error:
     message = str(error.msg).strip().split("\n")[0]
     raise UserError(
@@ -157,7 +159,6 @@ def read_text(
     ) from None
   except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:  # brackets that never close, or nest
     raise UserError(f"gin cannot read {where}", because=str(error) or type(error).__name__) from None
-  return found
 
 
 def read_file(
@@ -166,15 +167,19 @@ def read_file(
   path = find(name, permissions.folders, asked_by)
   if str(path) in seen:
     raise UserError("gin files include each other in a circle", files=" -> ".join([*seen, str(path)]))
+  shipped = not storage.is_remote(path) and path.resolve().is_relative_to(shipped_folder())
+  return read_text(file_text(path), name, permissions, (*seen, str(path)), shipped)
+
+
+def file_text(path: Path) -> str:
+  """The text of a gin file."""
   try:
     size = path.stat().st_size
     if size > _LARGEST_FILE:
       raise UserError(f"the gin file {path} is too large: {size:,} bytes", expected=f"at most {_LARGEST_FILE:,}")
-    text = path.read_text(encoding="utf-8")
+    return path.read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the gin file {path}", because=error) from None
-  shipped = not storage.is_remote(path) and path.resolve().is_relative_to(shipped_folder())
-  return read_text(text, name, permissions, (*seen, str(path)), shipped)
 
 
 def gin_source(statements: Sequence[Statement]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,13 @@ from t5like.configuration.statements import (
   REQUIRED,
   Binding,
   MacroReference,
-  Recorder,
   binding_source,
+  file_text,
   parse_override_value,
+  parsed,
 )
 from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, model_values, run_kind
-from t5like.errors import UserError
 
-_LARGEST_FILE = 1 << 20  # bytes
 _NOT_GIVEN = object()
 
 
@@ -98,34 +95,23 @@ def read_t5x_file(
   the file, as a checkout of T5X has them.
   """
   configuration = T5XConfiguration()
-  _read(_text(path), str(path), configuration, [*folders, *path.absolute().parents], ())
+  _read(file_text(path), str(path), configuration, [*folders, *path.absolute().parents], ())
   for name, text in overrides:
     _read(f"{name} = {parse_override_value(text)}", f"--gin.{name}", configuration, [], ())
   return configuration
 
 
 def _read(text: str, where: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
-  try:
-    for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
-      line = f"{where}:{statement.location.line_num}"
-      if isinstance(statement, config_parser.BindingStatement):
-        scope, selector, parameter, value, _ = statement
-        key = f"{selector.split('.')[-1]}.{parameter}" if parameter else selector
-        setting = Setting(value, Binding(selector, parameter, value, line, scope))
-        into.settings[f"{scope}/{key}" if scope else key] = setting
-      elif isinstance(statement, config_parser.IncludeStatement):
-        _include(statement.filename, line, into, folders, seen)
-      elif isinstance(statement, config_parser.ImportStatement):
-        into.modules.append(statement.module)
-  except SyntaxError as error:
-    raise UserError(
-      "gin cannot read this line",
-      file=f"{where}:{error.lineno}",
-      line=(error.text or "").strip(),
-      because=str(error.msg).strip().split("\n")[0],
-    ) from None
-  except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:
-    raise UserError(f"gin cannot read {where}", because=str(error) or type(error).__name__) from None
+  for statement, line in parsed(text, where):
+    if isinstance(statement, config_parser.BindingStatement):
+      scope, selector, parameter, value, _ = statement
+      key = f"{selector.split('.')[-1]}.{parameter}" if parameter else selector
+      setting = Setting(value, Binding(selector, parameter, value, line, scope))
+      into.settings[f"{scope}/{key}" if scope else key] = setting
+    elif isinstance(statement, config_parser.IncludeStatement):
+      _include(statement.filename, line, into, folders, seen)
+    elif isinstance(statement, config_parser.ImportStatement):
+      into.modules.append(statement.module)
 
 
 def _include(name: str, line: str, into: T5XConfiguration, folders: list[Path], seen: tuple[str, ...]) -> None:
@@ -141,15 +127,6 @@ def _include(name: str, line: str, into: T5XConfiguration, folders: list[Path], 
     if found is None or str(found) in seen:
       into.unread.append(f"include {name!r}  ({line})")
     else:
-      _read(_text(found), name, into, folders, (*seen, str(found)))
+      _read(file_text(found), name, into, folders, (*seen, str(found)))
     return
   into.settings |= {key: Setting(value) for key, value in values.items()}
-
-
-def _text(path: Path) -> str:
-  try:
-    if path.stat().st_size > _LARGEST_FILE:
-      raise UserError(f"the gin file {path} is too large", expected=f"at most {_LARGEST_FILE:,} bytes")
-    return path.read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"cannot read the gin file {path}", because=error) from None

@@ -22,8 +22,8 @@ KINDS = ("text", "tokens", "stream", "mixture")
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-  kind: str  # what is kept of the task: see t5like/tasks/holding.py
-  why: str  # it is not its text
+  kind: str  # what is kept of the task: see t5like/tasks/cache_kind.py
+  why: str  # the text alone does not do; empty where it does
   modules: Mapping[str, str]  # the hash of each module that the task is made of, by name
   libraries: Mapping[str, str]  # their versions
   scoring: Mapping[str, Any]  # postprocessor and metrics
@@ -38,7 +38,7 @@ class TaskRecord:
 
 
 def read_record(folder: Path) -> TaskRecord | None:
-  """None where there is none, as beside caches of before, or it is not one."""
+  """None where there is none, as beside caches of earlier versions, or where it cannot be read."""
   path = folder / FILE
   try:
     found = storage.read_json(path)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.evaluation import metric_values
-from t5like.evaluation.metric_values import PREDICTIONS, SCORES, Answers, Metric
+from t5like.module_files import is_inside
+from t5like.tasks import metric_values
+from t5like.tasks.metric_values import PREDICTIONS, SCORES, Answers, Metric
 from t5like.training.model_dir import write_text
 
 # Where the tasks of t5like, and those written for seqio and the t5 library, have their metrics and postprocessors.
@@ -198,7 +199,7 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
   except (KeyError, TypeError, ValueError):
     raise UserError("this names no scoring function", found=repr(entry)[:100]) from None
   packages = (*_SCORING_MODULES, *(given.partition(".")[0] for given in modules))
-  if not _is_inside(module, packages):
+  if not is_inside(module, packages):
     raise UserError(
       f"the scoring function {named} is not one of t5like, seqio or t5: it is only run if you name its module",
       try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you know and trust it",
@@ -212,7 +213,7 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
       try_="put its module on PYTHONPATH, or rebuild the token cache",
     ) from None
   # A module also has what it imports: `t5.evaluation.metrics:os.system` must not be reached through it.
-  if not callable(function) or not _is_inside(getattr(function, "__module__", None) or "", packages):
+  if not callable(function) or not is_inside(getattr(function, "__module__", None) or "", packages):
     raise UserError(f"{named} is not a scoring function", expected="a function that the module itself defines")
   return functools.partial(function, **keywords) if keywords else function
 
@@ -239,7 +240,7 @@ def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
   parts = []
   for entry in filter(None, (scoring["postprocessor"], *scoring["metrics"])):
     named = str(entry.get("function", "")).partition(":")[0]
-    if _is_inside(named, _SCORING_MODULES):
+    if is_inside(named, _SCORING_MODULES):
       continue
     function = find_function(entry, modules)
     while isinstance(function, functools.partial):
@@ -261,7 +262,3 @@ def check_functions(scoring: Mapping[str, Any], modules: Sequence[str]) -> None:
   for entry in (scoring["postprocessor"], *scoring["metrics"]):
     if entry:
       find_function(entry, modules)
-
-
-def _is_inside(module: str, packages: Sequence[str]) -> bool:
-  return any(module == package or module.startswith(f"{package}.") for package in packages)

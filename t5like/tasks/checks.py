@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import seqio
 
 from t5like.tasks import encoder_checks, example_checks, scoring_checks
+from t5like.tasks.cache_kind import Steps
 from t5like.tasks.example_checks import Finding, Tokens
-from t5like.tasks.holding import Steps
 from t5like.tasks.previews import finished
 from t5like.tasks.scoring_checks import Labels, Scores
 from t5like.tasks.seqio_vocabularies import own_vocabulary

@@ -8,16 +8,14 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import seqio
 
-from t5like.tasks import metrics, postprocessors
+from t5like.tasks import postprocessors
 from t5like.tasks.example_checks import Finding, Row, excerpt
+from t5like.tasks.metric_values import Answers, Metric, compute, tried_rows
 from t5like.tasks.preprocessors import UNLABELLED
 from t5like.vocabularies import Vocabulary
 
-# A thousand summaries cost seconds; the other metrics are quick, and groups must be whole.
-_SLOW_METRICS, _SLOW_ROWS = (metrics.rouge, metrics.edit_distance), 2_000
 # Targets are taken for labels where so few differ, and each comes so often.
 _MOST_LABELS, _LEAST_ROWS_A_LABEL = 20, 5
 # A model that says what stands in the target is wrong on these where the target itself is.
@@ -96,8 +94,7 @@ def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> I
 
 def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tuple[Scores | None, list[Finding]]:
   """Runs postprocessor and metrics over answers that are known to be right, and over the commonest one."""
-  if any(_function(metric) in _SLOW_METRICS for metric in task.predict_metric_fns):
-    rows = rows[:_SLOW_ROWS]
+  rows = rows[: tried_rows(map(_name, task.predict_metric_fns), len(rows))]
   if not task.predict_metric_fns or not rows or len(unlabelled(rows)) == len(rows):
     return None, []
   texts = [row["targets"] for row in rows]
@@ -117,8 +114,8 @@ def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tupl
 
 
 class _Failed(Exception):
-  def __init__(self, what: str, error: Exception, example: str):
-    self.finding = Finding(f"{what} fails: {type(error).__name__}: {error}", example, "mend it")
+  def __init__(self, what: str, error: str, example: str):
+    self.finding = Finding(f"{what} fails: {error}", example, "mend it")
 
 
 def _postprocessed(task: seqio.Task, rows: Sequence[Row], texts: Sequence[str], is_target: bool) -> list[Any]:
@@ -129,22 +126,19 @@ def _postprocessed(task: seqio.Task, rows: Sequence[Row], texts: Sequence[str], 
     try:
       values.append(task.postprocess_fn(text, example=example, is_target=is_target))
     except Exception as error:  # whatever the user's function raises
+      raised = f"{type(error).__name__}: {error}"
       raise _Failed(
-        f"the postprocessor {_name(task.postprocessor)}", error, f"row {number}: {excerpt(text)}"
+        f"the postprocessor {_name(task.postprocessor)}", raised, f"row {number}: {excerpt(text)}"
       ) from error
   return values
 
 
 def _scores(task: seqio.Task, targets: Sequence[Any], answers: Sequence[Any]) -> dict[str, float]:
-  scores = {}
-  for metric in task.predict_metric_fns:
-    try:
-      for name, value in metric(targets, answers).items():
-        number = getattr(value, "value", value)  # seqio.metrics.Scalar
-        scores |= {name: float(number)} if isinstance(number, int | float | np.generic) else {}
-    except Exception as error:  # whatever the user's function raises
-      raise _Failed(f"the metric {_name(metric)}", error, f"target {excerpt(repr(targets[0]))}") from error
-  return scores
+  metrics_of_task = [Metric(_name(function), function) for function in task.predict_metric_fns]
+  values = compute(metrics_of_task, Answers(targets, answers))
+  for name, error in values.failures.items():
+    raise _Failed(f"the metric {name}", error, f"target {excerpt(repr(targets[0]))}")
+  return values.numbers
 
 
 def _function(function: Callable) -> Callable:

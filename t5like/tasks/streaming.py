@@ -19,7 +19,7 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.objectives import Masked, Objective, Pairs, Ragged
 from t5like.tasks import finished_tokens, objective_adapter
-from t5like.tasks.holding import Steps
+from t5like.tasks.cache_kind import Steps
 from t5like.tasks.missing_data import data_explained, pipeline_explained, reason
 from t5like.tasks.mixtures import shares
 from t5like.tasks.registry import check_split

@@ -21,8 +21,8 @@ import tensorflow as tf
 from t5like import storage
 from t5like.errors import UserError
 from t5like.module_files import file_hash, module_file
+from t5like.tasks.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.code_closure import Closure
-from t5like.tasks.holding import Steps, text_dataset, unbound
 from t5like.tasks.identity import code_identity, feature_identity, source_identity
 from t5like.tasks.registry import check_split
 
@@ -81,33 +81,27 @@ def plain(value: Any) -> Any:
 
 def describe(task: seqio.Task, split: str) -> dict[str, Any]:
   """What the text of this task depends on: a change of any of it makes a token cache stale."""
-  check_split(task, split)
-  return {
-    "task": task.name,
-    "split": split,
-    "source": source_identity(task.source),
-    "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
-    "preprocessors": [code_identity(step) for step in text_preprocessors(task)],
-    "uses": Closure([task.source, *text_preprocessors(task)]).digest,
-  }
+  return _describe(task, split, text_preprocessors(task))
 
 
 def describe_tokens(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> dict[str, Any]:
   """What the finished tokens of this task depend on."""
+  return _describe(task, split, task.preprocessors) | {
+    "lengths": dict(lengths),
+    "features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
+    "libraries": libraries(task),
+  }
+
+
+def _describe(task: seqio.Task, split: str, steps: Sequence[Callable]) -> dict[str, Any]:
   check_split(task, split)
   return {
     "task": task.name,
     "split": split,
-    "lengths": dict(lengths),
     "source": source_identity(task.source),
     "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
-    "preprocessors": [
-      "placeholder" if isinstance(step, seqio.CacheDatasetPlaceholder) else code_identity(step)
-      for step in task.preprocessors
-    ],
-    "features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
-    "uses": Closure([task.source, *task.preprocessors]).digest,
-    "libraries": libraries(task),
+    "preprocessors": [code_identity(step) for step in steps],
+    "uses": Closure([task.source, *steps]).digest,
   }
 
 

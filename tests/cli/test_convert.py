@@ -1,6 +1,5 @@
 """`t5like convert` as a user runs it: in, out, and what it refuses."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,27 +8,17 @@ import ml_dtypes  # noqa: F401  (gives numpy its bfloat16)
 import numpy as np
 import pytest
 from flax import serialization
-from safetensors.numpy import load_file, save_file
+from golden_folders import hugging_face_t5
+from safetensors.numpy import load_file
 
 from t5like.interop import huggingface
 from t5like.training.checkpoints import load_parameters, read_fingerprint
 from t5like.vocabularies import load_vocabulary, vocabulary_path
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Path:
-  """The golden T5 1.1 with rows added to its embedding, so that the embedded `tiny` vocabulary fits it."""
-  folder = tmp_path_factory.mktemp("hf")
-  tensors = load_file(GOLDEN / "t5_1_1" / "model.safetensors")
-  rng = np.random.default_rng(0)
-  for name in ("shared.weight", "lm_head.weight"):
-    tensors[name] = rng.normal(size=(4224, 16)).astype(np.float32)
-  save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-  config = json.loads((GOLDEN / "t5_1_1" / "config.json").read_text())
-  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4224}))
-  return folder
+  return hugging_face_t5(tmp_path_factory.mktemp("hf"))
 
 
 @pytest.mark.parametrize("flags", [[], ["--scan_layers"]])

@@ -1,13 +1,12 @@
 """INIT_FROM with checkpoints of other libraries: T5X and Hugging Face, read directly."""
 
-import json
 import shutil
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from golden_folders import hugging_face_t5
 from t5x_checkpoints import t5x_tree, write_msgpack, write_zarr
 from trainers import finish, start_pod
 
@@ -15,7 +14,6 @@ from t5like.interop import huggingface
 from t5like.training.checkpoints import load_parameters
 from t5like.vocabularies import vocabulary_path
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 # The golden T5 1.1, with the rows of the embedded vocabulary `tiny`.
 MODEL = [
   "--gin_file=models/t5_1_1/small.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=24", "--gin.NUM_HEADS=3",
@@ -26,15 +24,7 @@ MODEL = [
 
 @pytest.fixture(scope="module")
 def hugging_face(tmp_path_factory) -> Path:
-  folder = tmp_path_factory.mktemp("hf")
-  tensors = load_file(GOLDEN / "t5_1_1" / "model.safetensors")
-  rng = np.random.default_rng(0)
-  for name in ("shared.weight", "lm_head.weight"):
-    tensors[name] = rng.normal(size=(4224, 16)).astype(np.float32)
-  save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-  config = json.loads((GOLDEN / "t5_1_1" / "config.json").read_text())
-  (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 4224}))
-  return folder
+  return hugging_face_t5(tmp_path_factory.mktemp("hf"))
 
 
 @pytest.fixture(scope="module")

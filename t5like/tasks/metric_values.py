@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 PREDICTIONS, SCORES, AUX_VALUES = "predictions", "scores", "aux_values"
+# Metrics are tried on all true answers, as groups must be whole; these, which take seconds for 2,000, on fewer.
+_SLOW, _SLOW_ROWS = ("rouge", "edit_distance"), 2_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,11 @@ class Values:
   numbers: dict[str, float] = dataclasses.field(default_factory=dict)
   others: dict[str, str] = dataclasses.field(default_factory=dict)
   failures: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def tried_rows(names: Iterable[str], rows: int) -> int:
+  """On how many of `rows` true answers metrics of these names are tried."""
+  return min(rows, _SLOW_ROWS) if set(names) & set(_SLOW) else rows
 
 
 def compute(metrics: Sequence[Metric], answers: Answers) -> Values:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -31,13 +31,14 @@ _RANDOM = (
 )  # fmt: skip
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
 _COMPARED = 64  # rows, where Python code may draw random numbers
+_ANY_LENGTH = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Holding:
-  """What is kept of a task, and why not its text."""
+class CacheKind:
+  """What a cache keeps of a task; `why` it is not the text."""
 
-  kind: Literal["text", "tokens", "stream"]
+  name: Literal["text", "tokens", "stream"]
   why: str = ""
   closing: Mapping[str, Closing] = dataclasses.field(default_factory=dict)
 
@@ -46,19 +47,19 @@ class Holding:
     return all(closing == "after_trim" for closing in self.closing.values())
 
 
-def holding(task: seqio.Task, split: str) -> Holding:
+def cache_kind(task: seqio.Task, split: str) -> CacheKind:
   """Decides it from the steps of the task; no more than a few examples are read."""
   steps = Steps.of(task)
   if step := random_step(task, split, steps.before if steps.is_plain else list(task.preprocessors)):
-    return Holding("stream", f"the step {step} draws random numbers, so that every epoch differs")
+    return CacheKind("stream", f"the step {step} draws random numbers, so that every epoch differs")
   if why := steps.why_not_text(task) or _why_no_text(task, split, steps):
-    return Holding("tokens", why)
-  return Holding("text", closing=steps.closing(task))
+    return CacheKind("tokens", why)
+  return CacheKind("text", closing=steps.closing(task))
 
 
 def _why_no_text(task: seqio.Task, split: str, steps: Steps) -> str:
-  if getattr(unbound(steps.tokenize), "makes_tokens", False) or objective_adapter.corrupt in map(unbound, steps.after):
-    return ""  # an encoder's form, or a corpus of which an objective of ours makes the inputs
+  if steps.is_encoder_form or objective_adapter.corrupt in map(unbound, steps.after):
+    return ""  # of a corpus, an objective of ours makes the inputs
   members = text_dataset(task, split, steps.before).element_spec
   for name, feature in task.output_features.items():
     if name in ("inputs", "targets") and (name in members or feature.required):
@@ -69,10 +70,22 @@ def _why_no_text(task: seqio.Task, split: str, steps: Steps) -> str:
 
 def text_dataset(task: seqio.Task, split: str, steps: Sequence[Callable]) -> tf.data.Dataset:
   """The task's examples in the order of its source, after `steps`."""
-  dataset = task.source.get_dataset(split=split, shuffle=False)
-  for step in steps:
-    dataset = _applied(step, dataset, task, None)
+  *_, (_, dataset) = _datasets(task, task.source.get_dataset(split=split, shuffle=False), steps, None)
   return dataset
+
+
+def _datasets(
+  task: seqio.Task, dataset: tf.data.Dataset, steps: Sequence[Callable], lengths: Mapping[str, int] | None
+) -> Iterator[tuple[Callable | None, tf.data.Dataset]]:
+  """The source's data set, then each step and what it makes of the one before."""
+  yield None, dataset
+  for step in steps:
+    if not isinstance(step, seqio.CacheDatasetPlaceholder):
+      function = seqio.utils.add_kwargs_to_transform(
+        step, sequence_length=lengths, output_features=task.output_features
+      )
+      dataset = function(dataset)
+      yield step, dataset
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,19 +110,25 @@ class Steps:
     """Whether nothing happens to tokens but that end-of-sequence is appended, or an objective of ours applied."""
     return self.tokenize is not None and all(unbound(step) in _KNOWN_AFTER for step in self.after)
 
+  @property
+  def is_encoder_form(self) -> bool:
+    """Whether t5like itself makes the tokens, in the form that an encoder reads."""
+    return getattr(unbound(self.tokenize), "makes_tokens", False)
+
   def why_not_text(self, task: seqio.Task) -> str:
-    """The reason for which the text before `tokenize` is not all that a run needs; '' where it is."""
+    """Why a run needs more than the text before `tokenize`; '' where that is enough."""
     if self.tokenize is None:
       return "it has tokens made by steps of its own, not by seqio.preprocessors.tokenize"
     if others := [name_of(step) for step in self.after if unbound(step) not in _KNOWN_AFTER]:
       return f"the step {others[0]} works on tokens"
     if looking := [name_of(step) for step in self.before if "sequence_length" in inspect.signature(step).parameters]:
       return f"the step {looking[0]} depends on the lengths of rows"
-    if own_vocabulary(task.output_features) is None and not getattr(unbound(self.tokenize), "makes_tokens", False):
+    if own_vocabulary(task.output_features) is None and not self.is_encoder_form:
       return "its inputs and targets have vocabularies of their own"
     return ""
 
   def closing(self, task: seqio.Task) -> dict[str, Closing]:
+    """When each text gets its end-of-sequence token."""
     appended: Closing = "none"
     functions = [unbound(step) for step in (self.tokenize, *self.after)]
     if seqio.preprocessors.append_eos_after_trim in functions:
@@ -154,30 +173,19 @@ def random_step(task: seqio.Task, split: str, steps: Sequence[Callable]) -> str 
   Operations that draw random numbers are found in TensorFlow's graph; Python code inside of it cannot be looked into,
   so that some of its examples are made twice, with two seeds.
   """
-  dataset = task.source.get_dataset(split=split, shuffle=False)
-  operations = _operations(dataset)
-  if _is_random(operations):
-    return f"{type(task.source).__name__}, the source,"
-  python = sum(operation in _PYTHON for operation in operations)
-  runs_python = None
-  lengths = dict.fromkeys(task.output_features, 512)
-  for step in steps:
-    if isinstance(step, seqio.CacheDatasetPlaceholder):
-      continue
-    dataset = _applied(step, dataset, task, lengths)
+  lengths = dict.fromkeys(task.output_features, _ANY_LENGTH)
+  python, runs_python = 0, None
+  for step, dataset in _datasets(task, task.source.get_dataset(split=split, shuffle=False), steps, lengths):
     operations = _operations(dataset)
-    if _is_random(operations):
-      return name_of(step)
-    if runs_python is None and sum(operation in _PYTHON for operation in operations) > python:
+    if any(operation.startswith(_RANDOM) for operation in operations):
+      return name_of(step) if step else f"{type(task.source).__name__}, the source,"
+    calls = sum(operation in _PYTHON for operation in operations)
+    if step and calls > python and runs_python is None:
       runs_python = name_of(step)
+    python = calls
   if runs_python and _first_examples(task, split, steps, 1) != _first_examples(task, split, steps, 2):
     return runs_python
   return None
-
-
-def _applied(step: Callable, dataset: tf.data.Dataset, task: seqio.Task, lengths: Mapping[str, int] | None):
-  step = seqio.utils.add_kwargs_to_transform(step, sequence_length=lengths, output_features=task.output_features)
-  return step(dataset)
 
 
 def _operations(dataset: tf.data.Dataset) -> list[str]:
@@ -186,17 +194,11 @@ def _operations(dataset: tf.data.Dataset) -> list[str]:
   return [node.op for node in nodes]
 
 
-def _is_random(operations: Sequence[str]) -> bool:
-  return any(operation.startswith(_RANDOM) for operation in operations)
-
-
 def _first_examples(task: seqio.Task, split: str, steps: Sequence[Callable], seed: int) -> list:
+  # Few rows, read to their end: a pipeline that calls Python may hang when it is taken down half read.
+  rows = task.source.get_dataset(split=split, shuffle=False).take(_COMPARED)
   with seqio.utils.map_seed_manager(seed):
-    # Few rows, read to their end: a pipeline that calls Python may hang when it is taken down half read.
-    dataset = task.source.get_dataset(split=split, shuffle=False).take(_COMPARED)
-    for step in steps:
-      if not isinstance(step, seqio.CacheDatasetPlaceholder):
-        dataset = _applied(step, dataset, task, dict.fromkeys(task.output_features, 512))
+    *_, (_, dataset) = _datasets(task, rows, steps, dict.fromkeys(task.output_features, _ANY_LENGTH))
   return [
     {name: (np.asarray(value).dtype.str, np.asarray(value).tolist()) for name, value in example.items()}
     for example in dataset.as_numpy_iterator()
