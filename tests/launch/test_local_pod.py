@@ -120,7 +120,8 @@ def test_the_command_is_found_without_activating_an_environment(tmp_path):
   """First in T5LIKE_VENV, then on the PATH, then in the checkout's own .venv: `activate` is a habit, no need."""
   script = tmp_path / "checkout/launch/local_pod.sh"
   script.parent.mkdir(parents=True)
-  shutil.copy(REPOSITORY / "launch/local_pod.sh", script)
+  for name in ("local_pod.sh", "help.sh"):
+    shutil.copy(REPOSITORY / "launch" / name, script.parent)
   plain = {**{k: v for k, v in os.environ.items() if k != "T5LIKE_VENV"}, "PATH": "/usr/bin:/bin"}
 
   def said(**environment):
