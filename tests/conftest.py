@@ -97,8 +97,8 @@ def run_here(*args: object, status: int = 0):
   """
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
-    for starter in ("token_caches", "task_process"):
-      here = unittest.mock.patch(f"t5like.cli.{starter}.subprocess", types.SimpleNamespace(run=start_here))
+    for starter in ("token_caches", "seqio_process"):
+      here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
       patches.enter_context(here)
     code = exit_status([str(a) for a in args])
   assert code == status, f"status {code}\n{out.getvalue()}\n{err.getvalue()}"

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from t5like.heartbeat import beating
-from t5like.lease import LeaseLost
+from t5like.files.heartbeat import beating
+from t5like.files.lease import LeaseLost
 
 PATIENCE = 60
 

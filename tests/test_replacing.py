@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from t5like import storage
-from t5like.ablations.results import write_json
+from t5like.ablations.sweep.results import write_json
+from t5like.files import storage
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LENGTH, TIMES = 200_000, 60

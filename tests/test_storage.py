@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from gcs_server import reached_from_here, serving
 
-from t5like import data, storage
+from t5like import data
 from t5like.data.cache_builder import write_cache
 from t5like.errors import UserError
-from t5like.file_lock import FileLock, lock_at
-from t5like.lease import Lease, LeaseLost
-from t5like.training import integrity
-from t5like.training.checkpoint_folders import checkpoint_steps, clear_leftovers, remove_checkpoint, set_aside
-from t5like.training.run_lock import sole_trainer
+from t5like.files import storage
+from t5like.files.file_lock import FileLock, lock_at
+from t5like.files.lease import Lease, LeaseLost
+from t5like.training.checkpoints import integrity
+from t5like.training.checkpoints.folders import checkpoint_steps, clear_leftovers, remove_checkpoint, set_aside
+from t5like.training.guards.run_lock import sole_trainer
 from t5like.vocabularies import load_vocabulary
 
 ROOT = "gs://t5-bucket"
@@ -167,7 +168,9 @@ def test_one_at_a_time_holds_a_lease(store):
 
 def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
-  code = "import json, time; from t5like.process_identity import own_identity as o; print(json.dumps(o()), flush=True)"
+  code = (
+    "import json, time; from t5like.files.process_identity import own_identity as o; print(json.dumps(o()), flush=True)"
+  )
   command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
   child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
   identity = json.loads(child.stdout.readline())
@@ -198,7 +201,7 @@ def test_a_lease_of_another_machine_is_waited_for(store, monkeypatch, capfd):
       of_another_machine(store, "run/trainer.lock", **then)
     real(0.01)
 
-  monkeypatch.setattr("t5like.training.run_lock.time.sleep", look)
+  monkeypatch.setattr("t5like.training.guards.run_lock.time.sleep", look)
   Lease(path, 180.0).try_acquire()
   of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
   then["seconds_ago"] = 1000.0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from t5like.errors import UserError
-from t5like.tasks import benchmark_scores
+from t5like.tasks.metrics import benchmarks as benchmark_scores
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE
 
 # Training examples: the weights of tasks that are trained together.

@@ -22,14 +22,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from t5like import storage
-from t5like.ablations.results import SWEEP
+from t5like.ablations.sweep.local_workers import check_workers, run_workers
+from t5like.ablations.sweep.plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
+from t5like.ablations.sweep.results import SWEEP
 from t5like.ablations.tables import TABLES, find_tables, recipes_of
 from t5like.cli import ablate_report
-from t5like.cli.ablate_plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
-from t5like.cli.ablate_workers import check_workers, run_workers
-from t5like.cli.train import add_host_arguments, meet_other_hosts
+from t5like.cli.options import add_host_arguments
+from t5like.cli.train import meet_other_hosts
 from t5like.errors import UserError
+from t5like.files import storage
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     return ablate_report.run(args)
   if not args.sweep_dir:
     raise UserError("a sweep needs a directory", try_="--sweep_dir=~/sweep")
-  from t5like.cli.gin_flags import register_configurables
+  from t5like.experiments.reading import register_configurables
 
   register_configurables()
   sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
@@ -78,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
   if args.workers > 1 and not args.prepare_only:
     return run_workers([sys.executable, "-m", "t5like", *args.argv, "--workers=1"], args.workers)
 
-  from t5like.cli.ablate_caches import build_caches
-  from t5like.cli.ablate_run import Worker
-  from t5like.training.agreement import first_process_decides
+  from t5like.ablations.sweep.caches import build_caches
+  from t5like.ablations.sweep.worker import Worker
+  from t5like.parallel.process_zero import first_process_decides
 
   meet_other_hosts(args, str(asked))
 
@@ -134,7 +135,7 @@ def _listed(given: Sequence[str]) -> list[str]:
 
 def known_sizes(sweep_dir: Path, settings: Settings) -> dict[str, int]:
   """Training examples of the tasks whose token caches are there."""
-  from t5like.cli.ablate_caches import cached_sizes
+  from t5like.ablations.sweep.caches import cached_sizes
 
   return cached_sizes(Planner(sweep_dir, settings))
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import argparse
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   from t5like.ablations.report import write_report
-  from t5like.ablations.report_comparison import compare
-  from t5like.ablations.report_data import read_export, read_sweep, write_export
-  from t5like.ablations.report_summary import summarise
+  from t5like.ablations.report.comparison import compare
+  from t5like.ablations.report.data import read_export, read_sweep, write_export
+  from t5like.ablations.report.summary import summarise
 
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _assumptions(args: argparse.Namespace):
-  from t5like.ablations.report_costs import EnergyAssumptions
+  from t5like.ablations.report.costs import EnergyAssumptions
 
   given = {"watts": args.device_watts, "pue": args.pue, "co2e": args.co2e}
   for flag, value, least in (("device_watts", args.device_watts, 0), ("pue", args.pue, 1), ("co2e", args.co2e, 0)):

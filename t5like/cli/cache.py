@@ -16,18 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5like import storage
-from t5like.cli.child_processes import end_with_asking_parent
-from t5like.cli.tasks import add_task_modules, task_modules
-from t5like.cli.tasks_check import parse_lengths
+from t5like.cli.options import add_task_modules, task_modules
+from t5like.cli.tasks.check import parse_lengths
 from t5like.errors import UserError
+from t5like.files import storage
+from t5like.files.child_processes import end_with_asking_parent
+from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks.quiet_start import load_seqio
 
 if TYPE_CHECKING:
   from t5like.data import TaskRecord
   from t5like.data.cache_builder import Progress
-
-DEFAULT_ROOT = "~/.cache/t5like"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,25 +59,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--force", action="store_true", help="build again even if an up-to-date cache is there")
 
 
-def command(
-  task: str,
-  split: str,
-  vocabulary: str,
-  out: str,
-  task_modules: Sequence[str] = (),
-  files: Mapping[str, str] | None = None,
-  force: bool = False,
-  lengths: Mapping[str, int] | None = None,
-  evaluation: bool = False,
-) -> list[str]:
-  """The command line that builds this cache."""
-  line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
-  line += [f"--task_modules={m}" for m in task_modules]
-  line += [f"--files={name}={pattern}" for name, pattern in (files or {}).items()]
-  line += [f"--lengths={','.join(f'{name}={n}' for name, n in lengths.items())}"] if lengths else []
-  return line + ["--evaluation"] * evaluation + ["--force"] * force
-
-
 def run(args: argparse.Namespace) -> int:
   end_with_asking_parent()
   if args.workers is not None and args.workers < 0:
@@ -108,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _register_files(name: str, given: Sequence[str]) -> None:
-  from t5like.tasks.corpora import register_corpus
+  from t5like.tasks.library.corpora import register_corpus
 
   files = dict(item.split("=", 1) for item in given if "=" in item)
   if len(files) < len(given):
@@ -125,8 +105,9 @@ def _build(task, vocabulary, args: argparse.Namespace) -> int:
 
 def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
   from t5like import data
-  from t5like.tasks import finished_tokens, registry
-  from t5like.tasks.cache_kind import cache_kind
+  from t5like.tasks import registry
+  from t5like.tasks.caching import finished_tokens
+  from t5like.tasks.caching.cache_kind import cache_kind
 
   registry.check_split(task, args.split)
   folder = data.cache_folder(args.out, task.name, args.split, args.vocabulary, vocabulary.fingerprint)
@@ -153,7 +134,7 @@ def _build_known(task, vocabulary, args: argparse.Namespace) -> int:
 
 def _record(tasks: Sequence[Any], modules: Sequence[str], kind: str, why: str = "") -> TaskRecord:
   from t5like import data
-  from t5like.tasks import text_pipeline
+  from t5like.tasks.caching import text_pipeline
 
   code: dict[str, str] = {}
   libraries: dict[str, str] = {}
@@ -165,7 +146,7 @@ def _record(tasks: Sequence[Any], modules: Sequence[str], kind: str, why: str = 
 
 
 def _build_text(task, vocabulary, args: argparse.Namespace, folder: Path, more: Mapping[str, Any]) -> None:
-  from t5like.tasks import source_shards, text_pipeline
+  from t5like.tasks.caching import source_shards, text_pipeline
 
   parts = source_shards.parts_of(task, args.split)
   _build_folder(
@@ -186,7 +167,7 @@ def _build_tokens(
 ) -> None:
   """The whole source is one part: steps may join examples."""
   from t5like import data
-  from t5like.tasks import finished_tokens, text_pipeline
+  from t5like.tasks.caching import finished_tokens, text_pipeline
 
   made = finished_tokens.for_model(task, vocabulary)
   size = finished_tokens.size(made, vocabulary)
@@ -205,7 +186,7 @@ def _build_tokens(
 
 def _build_folder(task, args, folder, description, parts, features, encode, vocabulary, more) -> None:
   from t5like import data
-  from t5like.tasks import text_pipeline
+  from t5like.tasks.caching import text_pipeline
 
   if not args.force and _is_current(folder, description):
     print(f"up to date: {folder}")

@@ -22,13 +22,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t5like import storage
-from t5like.cli.gin_flags import add_gin_arguments, load_experiment
-from t5like.cli.tasks import add_task_modules, task_modules
+from t5like.cli.options import add_gin_arguments, add_task_modules, gin_search_paths, task_modules
 from t5like.errors import UserError
+from t5like.experiments.reading import load_experiment
+from t5like.files import storage
 
 if TYPE_CHECKING:
-  from t5like.cli.experiment import Experiment
+  from t5like.experiments.experiment import Experiment
   from t5like.interop.huggingface import Imported
   from t5like.models import TransformerConfig
   from t5like.vocabularies import Vocabulary
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace, target: Path) -> int:
-  from t5like.cli.compatibility import model_fingerprint
+  from t5like.experiments.compatibility import model_fingerprint
   from t5like.training.checkpoints import check_fingerprint, save_parameters
   from t5like.vocabularies import copy_vocabulary
 
   source = storage.as_path(args.source)
-  expected = _expected_config(args, target)
+  expected = _expected_config(args)
   here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
   imported = _read(args, here, expected)
   if args.dtype:
@@ -109,20 +109,17 @@ def _read(args: argparse.Namespace, source: Path, expected: TransformerConfig | 
   return huggingface.load(source, scan_layers=scan_layers)
 
 
-def _expected_config(args: argparse.Namespace, target: Path) -> TransformerConfig | None:
+def _expected_config(args: argparse.Namespace) -> TransformerConfig | None:
   """The model that --gin_file describes, None where none is given."""
-  from t5like import configuration
-  from t5like.cli.gin_flags import register_configurables
+  from t5like.experiments.reading import read_model
 
   if not args.gin_file:
     if args.gin_overrides:
       raise UserError("--gin options change a gin file's model", try_="--gin_file=models/t5/small.gin beside them")
     return None
-  register_configurables()
   # A run file binds MODEL and VOCABULARY; what else it needs has no part in a conversion.
-  unused = [("MODEL_DIR", str(target)), ("TASK", "''"), ("INIT_FROM", "None")]
-  configuration.load([*args.gin_file, "runs/finetune.gin"], [*args.gin_overrides, *unused], args.gin_search_paths)
-  config = configuration.build("train").model.config
+  files = [*args.gin_file, "runs/finetune.gin"]
+  config = read_model(files, args.gin_overrides, gin_search_paths(args)).model.config
   return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)
 
 
@@ -132,8 +129,8 @@ def _vocabulary(given: str | None, source: Path, config: TransformerConfig) -> t
   The one asked for; else the one beside the checkpoint; else what published
   checkpoints of this size were trained with. None of these: the weights are converted all the same.
   """
-  from t5like.cli.compatibility import check_vocabulary
-  from t5like.cli.model_vocabulary import PUBLISHED
+  from t5like.experiments.compatibility import check_vocabulary
+  from t5like.inference.vocabulary import PUBLISHED
   from t5like.vocabularies import load_vocabulary, vocabulary_in
 
   beside = None if given else vocabulary_in(source)
@@ -189,7 +186,7 @@ def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path
 
 
 def _export(args: argparse.Namespace, target: Path) -> int:
-  from t5like.cli.model_vocabulary import find_vocabulary
+  from t5like.inference.vocabulary import find_vocabulary
   from t5like.interop import huggingface
   from t5like.interop.layouts import check_parameters, flatten
   from t5like.training.checkpoints import load_parameters
@@ -223,7 +220,7 @@ def _export(args: argparse.Namespace, target: Path) -> int:
 
 
 def _save_tokenizer(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> None:
-  from t5like.cli.loaded_model import prompt_form
+  from t5like.inference.model import prompt_form
   from t5like.interop.hf_tokenizers import Around, save_tokenizer
 
   form, config = prompt_form(experiment.model, vocabulary, experiment), experiment.model.config

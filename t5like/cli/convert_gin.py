@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 
 
 def convert_gin(args: argparse.Namespace) -> int:

@@ -15,13 +15,13 @@ On several machines, the same command on each with T5LIKE_COORDINATOR, T5LIKE_NU
 import argparse
 from pathlib import Path
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   from t5like.cli.decoding_options import add_decoding_arguments
-  from t5like.cli.tasks import add_task_modules
+  from t5like.cli.options import add_task_modules
 
   parser.add_argument("--model_dir", "--model", help="a model directory, a checkpoint in it, or a Hugging Face folder")
   parser.add_argument("--task", help="tasks or mixtures with metrics, by commas (default: the run's own)")
@@ -90,15 +90,15 @@ def run(args: argparse.Namespace) -> int:
     return eval_compare.run(args)
 
   from t5like import parallel
-  from t5like.training.progress import say
+  from t5like.console import say
 
   hosts = parallel.start(config=repr(sorted(vars(args).items())))
   if hosts:
     say(str(hosts))
   if args.loss or args.text:
-    from t5like.cli import eval_loss as way
+    from t5like.evaluation import text_loss as way
   else:
-    from t5like.cli import eval_tasks as way
+    from t5like.evaluation import task_evaluation as way
   return way.run(args)
 
 

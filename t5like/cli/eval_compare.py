@@ -7,11 +7,11 @@ import json
 import re
 from pathlib import Path
 
-from t5like import storage
-from t5like.cli.tasks import task_modules
+from t5like.cli.options import task_modules
 from t5like.errors import UserError
 from t5like.evaluation.comparison import Answers, compare, differences_table, differing_rows, is_right, read_answers
-from t5like.training.model_dir import write_text
+from t5like.files import storage
+from t5like.training.records.model_dir import write_text
 
 _PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-.*)?)\.jsonl")
 

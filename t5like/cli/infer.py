@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from t5like import storage
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.tasks import add_task_modules, task_modules
+from t5like.cli.options import add_task_modules, task_modules
 from t5like.errors import UserError, nearest
+from t5like.files import storage
 
 if TYPE_CHECKING:  # help must not wait for jax
-  from t5like.cli.infer_jobs import Job, Limits
-  from t5like.cli.infer_rows import Rows
-  from t5like.cli.loaded_model import LoadedModel
+  from t5like.inference.jobs import Job, Limits
+  from t5like.inference.model import LoadedModel
+  from t5like.inference.rows import Rows
   from t5like.parallel import MeshAxes
 
 _SPARE_ROWS = 1024
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
 
   parallel.start(config=repr(sorted(vars(args).items())))
-  from t5like.cli.loaded_model import load_model
+  from t5like.inference.model import load_model
 
   asks = not args.input and not args.task and sys.stdin.isatty()
   if not args.input and not args.task and not asks:
@@ -152,7 +152,7 @@ def _fetched(path: str, name: str, output: str | None) -> Path:
 
 def _agreed_step(args: argparse.Namespace, loaded: LoadedModel) -> int | None:
   """One step for all that follows and for all processes, though a run may write another meanwhile."""
-  from t5like.training.agreement import first_process_decides
+  from t5like.parallel.process_zero import first_process_decides
 
   if loaded.step(args.step) is None:
     return None
@@ -164,8 +164,8 @@ def _doubt_vocabulary(loaded: LoadedModel) -> None:
 
   And Hugging Face's configuration says at which ids outputs end.
   """
-  from t5like.cli.infer_jobs import configured_ends
-  from t5like.cli.infer_run import say
+  from t5like.inference.jobs import configured_ends
+  from t5like.inference.running import say
 
   rows, ids = loaded.model.config.vocab_size, loaded.vocabulary.vocab_size
   if rows - ids > _SPARE_ROWS:
@@ -209,8 +209,10 @@ def _ask(args: argparse.Namespace, loaded: LoadedModel) -> int:
 
 
 def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
-  from t5like.cli import infer_output, infer_rows, infer_run
-  from t5like.training.agreement import first_process_decides
+  from t5like.inference import outputs as infer_output
+  from t5like.inference import rows as infer_rows
+  from t5like.inference import running as infer_run
+  from t5like.parallel.process_zero import first_process_decides
 
   kind = "task" if args.task else infer_rows.input_format(args.input, args.format)
   limits = _limits(args)
@@ -247,16 +249,16 @@ def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
 
 
 def _limits(args: argparse.Namespace) -> Limits:
-  from t5like.cli.infer_jobs import Limits
-  from t5like.cli.infer_rows import TEXT_FIELD
+  from t5like.inference.jobs import Limits
+  from t5like.inference.rows import TEXT_FIELD
 
   return Limits(args.max_inputs, args.truncate, args.field or TEXT_FIELD)
 
 
 def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) -> tuple[Rows, int | None]:
   """The rows, and how many there are where that is known."""
-  from t5like.cli import infer_rows
-  from t5like.cli.evaluated_tasks import caches_of
+  from t5like.evaluation.evaluation_set import caches_of
+  from t5like.inference import rows as infer_rows
 
   if kind != "task":
     if args.field and kind == "text":
@@ -288,8 +290,9 @@ def _standard_output_aside() -> Iterator[None]:
 
 
 def _job(args: argparse.Namespace, loaded: LoadedModel, params: Any, limits: Limits, kind: str) -> Job:
-  from t5like.cli import infer_encoders, infer_jobs
   from t5like.cli.decoding_options import decode_settings
+  from t5like.inference import encoder_jobs as infer_encoders
+  from t5like.inference import jobs as infer_jobs
 
   if args.fill_mask:
     return infer_encoders.FillMask(loaded, params, limits, args.top)
@@ -321,7 +324,7 @@ def _job(args: argparse.Namespace, loaded: LoadedModel, params: Any, limits: Lim
 
 def _lines(path: str) -> list[str]:
   """The candidates of a file; each must be one."""
-  from t5like.cli.infer_rows import Refused, read_rows
+  from t5like.inference.rows import Refused, read_rows
 
   rows = list(read_rows(path, "text", ""))
   for row in rows:
@@ -336,7 +339,9 @@ def _neighbours(args: argparse.Namespace, loaded: LoadedModel, params: Any, limi
   """Embeds the sentences to look among, first."""
   import numpy as np
 
-  from t5like.cli import infer_encoders, infer_rows, infer_run
+  from t5like.inference import encoder_jobs as infer_encoders
+  from t5like.inference import rows as infer_rows
+  from t5like.inference import running as infer_run
 
   embedding = infer_encoders.Embedding(loaded, params, limits, args.embed or "mean")
   kind = infer_rows.input_format(args.neighbours, None)
@@ -361,8 +366,8 @@ def _neighbours(args: argparse.Namespace, loaded: LoadedModel, params: Any, limi
 def _header(args: argparse.Namespace, loaded: LoadedModel, limits: Limits) -> dict[str, dict[str, Any]]:
   """What must be the same when a file is gone on with."""
   from t5like.cli.decoding_options import decode_settings
-  from t5like.cli.infer_jobs import position_count
-  from t5like.cli.infer_output import digest
+  from t5like.inference.jobs import position_count
+  from t5like.inference.outputs import digest
 
   job = next((name for name in ("neighbours", *_JOBS) if getattr(args, name)), "generate")
   what: dict[str, Any] = {"job": job, **dataclasses.asdict(limits)}

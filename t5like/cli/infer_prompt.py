@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, decode_settings, method_for, parse_option
-from t5like.cli.infer_jobs import Answer, Generation, Job, position_count
-from t5like.cli.infer_rows import Refused, Row
-from t5like.cli.loaded_model import LoadedModel
 from t5like.cli.terminal import paint
 from t5like.errors import UserError, nearest
+from t5like.inference.jobs import Answer, Generation, Job, position_count
+from t5like.inference.model import LoadedModel
+from t5like.inference.rows import Refused, Row
 
 _COMMANDS = {"help": "this list", "quit": "end (Ctrl-D too)"}
 _OF_SETTINGS = {"settings": "what is set now", "reset": "all settings as at the beginning"}

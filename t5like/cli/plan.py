@@ -20,18 +20,16 @@ On TPUs step times, prices and shares of the peak come with a range, from the er
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.gin_flags import add_gin_arguments
+from t5like.cli.options import add_gin_arguments, gin_search_paths
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
   from t5like import parallel
-  from t5like.cli.batch_plan import Phase
-  from t5like.cli.experiment import Experiment
-  from t5like.planning import Forecast, Topology, Work
+  from t5like.experiments.experiment import Experiment
+  from t5like.planning import Forecast, Topology
 
 _SHOWN = 8
 _FACTORS = (1, 2, 4)  # of the batch size, in a search
@@ -56,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like import planning
   from t5like.planning.plan_text import render_plan
   from t5like.planning.search import nearest_that_fits, with_slices
+  from t5like.runs.planned_work import planned_work
 
   for name, least in (("price", 0), ("pue", 1), ("co2e", 0)):
     value = getattr(args, name)
@@ -80,75 +79,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _experiment(args: argparse.Namespace) -> Experiment:
-  from t5like import configuration
-  from t5like.cli.gin_flags import register_configurables
+  from t5like.experiments.reading import read_experiment
 
-  register_configurables()
-  paths = [p for given in args.gin_search_paths for p in given.split(",") if p]
-  given = [name for name, _ in args.gin_overrides]
-  overrides = [] if "MODEL_DIR" in given else [("MODEL_DIR", "planned")]
-  configuration.load(args.gin_file, [*overrides, *args.gin_overrides], paths)
-  return configuration.build("train")
-
-
-def planned_work(experiment: Experiment) -> list[Work]:
-  """A run's phases as shapes: what its steps are made of, and how many there are of each."""
-  import flax.linen as nn
-  import jax
-
-  from t5like.cli.batch_plan import blank_batch
-  from t5like.cli.run_card import steps_of_phases
-  from t5like.planning import State, Work
-  from t5like.planning.flops import traced_flops
-
-  phases = _phases(experiment)
-  batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
-  boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
-  params, optimizer = nn.meta.unbox(boxed), experiment.optimizer
-  opt_state = jax.eval_shape(optimizer.transformation.init, params)
-  # Muon alone multiplies matrices.
-  flops = traced_flops(optimizer.transformation.update, params, opt_state, params) if optimizer.matrices else 0
-  state = State(boxed, opt_state, flops)
-  steps = steps_of_phases(phases, experiment.steps)
-  return [
-    Work(
-      experiment.model,
-      state,
-      {name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype) for name, x in batch.items()},
-      count,
-      experiment.microbatches,
-    )
-    for phase, batch, count in zip(phases, batches, steps, strict=True)
-    if count
-  ]
-
-
-def _phases(experiment: Experiment) -> list[Phase]:
-  """As a run has them; a vocabulary that is not on this machine only goes unchecked."""
-  from t5like.cli.batch_plan import run_phases
-  from t5like.cli.compatibility import check_layout, check_vocabulary
-  from t5like.objectives import SpecialTokens
-  from t5like.vocabularies import load_vocabulary
-
-  check_layout(experiment.model, experiment.objective)
-  vocab_size = experiment.model.config.vocab_size
-  try:
-    vocabulary = load_vocabulary(experiment.vocabulary)
-  except UserError:
-    return run_phases(experiment, SpecialTokens(vocab_size, 0, 1, tuple(range(vocab_size)), mask=0, cls=0, sep=0))
-  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
-  return run_phases(experiment, SpecialTokens.of(vocabulary))
+  planned = [] if "MODEL_DIR" in dict(args.gin_overrides) else [("MODEL_DIR", "planned")]
+  return read_experiment(args.gin_file, [*planned, *args.gin_overrides], gin_search_paths(args))
 
 
 def _check(experiment: Experiment, axes: parallel.MeshAxes, topology: Topology) -> None:
   """What `t5like train` would refuse on that machine."""
   from t5like import parallel
-  from t5like.cli.compatibility import check_splits
+  from t5like.experiments.compatibility import check_splits
+  from t5like.runs.planned_work import planned_phases
   from t5like.training.step import check_microbatches
 
   mesh = parallel.abstract_mesh(axes, topology.devices)
   check_splits(experiment.model.config, mesh)
-  for phase in _phases(experiment):
+  for phase in planned_phases(experiment):
     parallel.check_batch(phase.batch_size, mesh)
     check_microbatches(phase.batch_size, experiment.microbatches, mesh)
 
@@ -194,6 +140,7 @@ def _search(args: argparse.Namespace, experiment: Experiment, topology: Topology
   from t5like.planning.accuracy import accuracy_of
   from t5like.planning.plan_text import as_dict, candidates_table
   from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text
+  from t5like.runs.planned_work import planned_work
 
   sizes = _batch_sizes(args.batch_sizes) if args.batch_sizes else [experiment.batch_size * n for n in _FACTORS]
   work = planned_work(experiment)[-1]

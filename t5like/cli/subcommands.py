@@ -11,7 +11,7 @@ Table = Mapping[str, tuple[str, str]]
 def add_subcommands(parser: argparse.ArgumentParser, table: Table, metavar: str) -> None:
   parsers = parser.add_subparsers(dest="subcommand", required=True, metavar=metavar)
   for name, (summary, module) in table.items():
-    subcommand = importlib.import_module(f"t5like.cli.{module}")
+    subcommand = importlib.import_module(f"t5like.{module}")
     subcommand.configure(
       parsers.add_parser(
         name,
@@ -23,4 +23,4 @@ def add_subcommands(parser: argparse.ArgumentParser, table: Table, metavar: str)
 
 
 def run_subcommand(args: argparse.Namespace, table: Table) -> int:
-  return importlib.import_module(f"t5like.cli.{table[args.subcommand][1]}").run(args)
+  return importlib.import_module(f"t5like.{table[args.subcommand][1]}").run(args)

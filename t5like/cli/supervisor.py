@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from t5like import storage
-from t5like.cli.child_processes import Children, as_shell
 from t5like.errors import UserError
-from t5like.training.step_file import VARIABLE, read_step_file
+from t5like.files import storage
+from t5like.files.child_processes import Children, as_shell
+from t5like.training.guards.step_file import VARIABLE, read_step_file
 
 LOG = "supervisor"  # .jsonl; training/model_dir.py lets it stand alone
 ALONE = 75  # of a supervised trainer whose fellow hosts did not come, as EX_TEMPFAIL: to be tried again

@@ -17,19 +17,12 @@ the status is that of the last attempt.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from typing import TYPE_CHECKING
 
-from t5like import storage
-from t5like.cli.gin_flags import add_gin_arguments, load_configuration
+from t5like.cli.options import add_gin_arguments, add_host_arguments, gin_search_paths
 from t5like.cli.supervisor import ALONE, supervise
 from t5like.errors import RunError, UserError
-from t5like.training.step_file import StepFile, is_supervised
-
-if TYPE_CHECKING:  # help and the supervisor must not wait for jax
-  from t5like.cli.experiment import Experiment
-  from t5like.training.goodput import Goodput
+from t5like.training.guards.step_file import is_supervised
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,16 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--restart_wait", type=float, default=5.0, metavar="SECONDS", help="before the first of them; then twice as long"
   )
   add_host_arguments(parser)
-
-
-def add_host_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("several machines, where no cluster tells")
-  group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
-  group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
-  group.add_argument("--process_id", type=int, metavar="I", help="of this one, from 0 (or T5LIKE_PROCESS_ID)")
-  group.add_argument(
-    "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
-  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,40 +62,16 @@ def meet_other_hosts(args: argparse.Namespace, config: str) -> object:
 
 
 def train(args: argparse.Namespace) -> int:
-  from t5like import configuration
-  from t5like.training.goodput import Goodput
+  from t5like.experiments.reading import build_experiment, load_files
+  from t5like.runs.training import train_experiment
+  from t5like.training.records.goodput import Goodput
 
   goodput = Goodput()
-  load_configuration(args)
-  hosts = meet_other_hosts(args, configuration.resolved_config())
-  experiment = configuration.build("train")
+  config = load_files(args.gin_file, args.gin_overrides, gin_search_paths(args))
+  hosts = meet_other_hosts(args, config)  # before anything is built: JAX must not have looked for devices yet
+  experiment = build_experiment()
   if hosts:
-    from t5like.training.progress import say
+    from t5like.console import say
 
     say(str(hosts))
   return train_experiment(experiment, goodput, args.dry_run)
-
-
-def train_experiment(experiment: Experiment, goodput: Goodput, dry_run: bool = False) -> int:
-  """Trains, or with `dry_run` only says what would be trained; the exit status. Sweeps train by this too."""
-  from t5like import configuration, parallel
-  from t5like.cli.training_plan import prepare
-  from t5like.cli.training_run import Run
-  from t5like.training.model_dir import check_model_dir
-  from t5like.training.progress import say
-  from t5like.training.run_lock import sole_trainer
-
-  model_dir = check_model_dir(experiment.model_dir)
-  for name in ("cache_dir", "restore_from", "init_from"):
-    storage.check_reachable(getattr(experiment, name) or ".", name.upper())
-  step_file = StepFile(model_dir)
-  with (
-    parallel.use_preset(experiment.mesh.preset),
-    contextlib.nullcontext() if dry_run else sole_trainer(model_dir),
-  ):
-    with goodput.spent_on("preparing"):
-      plan = prepare(experiment, dry_run)
-    if dry_run:
-      say(configuration.resolved_config())
-    say(plan.run_card)
-    return 0 if dry_run else Run(experiment, plan, goodput, step_file).execute()

@@ -8,7 +8,7 @@ import gin
 from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference
 from t5like.configuration.t5x_errors import explain_configurable, explain_name
 from t5like.errors import UserError, in_columns, nearest
-from t5like.module_files import is_inside
+from t5like.files.module_files import is_inside
 
 
 def registered() -> dict[str, object]:

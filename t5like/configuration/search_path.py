@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import t5like
-from t5like import storage
 from t5like.configuration.t5x_errors import explain_include
 from t5like.errors import UserError, nearest
+from t5like.files import storage
 
 
 def shipped_folder() -> Path:

@@ -16,11 +16,11 @@ from typing import Any
 
 from gin import config_parser
 
-from t5like import storage
 from t5like.configuration.search_path import find, shipped_folder
 from t5like.configuration.t5x_errors import explain_import
 from t5like.errors import UserError
-from t5like.module_files import is_inside
+from t5like.files import storage
+from t5like.files.module_files import is_inside
 
 REQUIRED = "gin.REQUIRED"
 _LARGEST_FILE = 1 << 20  # bytes; config.gin has a few thousand

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t5like.errors import UserError
-from t5like.file_lock import FileLock, lock_at
-from t5like.heartbeat import beating
-from t5like.lease import Lease
+from t5like.files.file_lock import FileLock, lock_at
+from t5like.files.heartbeat import beating
+from t5like.files.lease import Lease
 
 _SILENCE_OF_THE_DEAD = 600.0  # seconds; a builder gives signs of life between pieces of work
 _RENEWAL = 60.0  # seconds between those on a store

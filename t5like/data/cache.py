@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from t5like import storage
 from t5like.data.mirror import MANIFEST, check_remote, mirrored
 from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.objectives import Ragged
 
 FORMAT = 2

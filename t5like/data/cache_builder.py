@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from t5like import storage
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import FORMAT, MANIFEST
 from t5like.data.mirror import publish
 from t5like.data.piece_workers import PieceWorkers
 from t5like.data.shards import CheckedFile, token_dtype, write_shard, write_whole
 from t5like.errors import UserError
+from t5like.files import storage
 
 Example = Mapping[str, Any]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]

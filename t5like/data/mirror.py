@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from t5like import storage
 from t5like.data.shards import BLOCK
 from t5like.errors import UserError
-from t5like.remote_path import RemotePath
+from t5like.files import storage
+from t5like.files.remote_path import RemotePath
 
 MANIFEST = "cache.json"
 _TRANSFERS = 8

@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 
 FILE = "mixture.json"
 

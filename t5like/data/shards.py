@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 
 BLOCK = 1 << 18
 

@@ -12,9 +12,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from t5like import storage
 from t5like.errors import UserError
-from t5like.module_files import file_hash, module_file
+from t5like.files import storage
+from t5like.files.module_files import file_hash, module_file
 
 FILE = "task.json"
 KINDS = ("text", "tokens", "stream", "mixture")
@@ -22,7 +22,7 @@ KINDS = ("text", "tokens", "stream", "mixture")
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-  kind: str  # what is kept of the task: see t5like/tasks/cache_kind.py
+  kind: str  # what is kept of the task: see t5like/tasks/caching/cache_kind.py
   why: str  # the text alone does not do; empty where it does
   modules: Mapping[str, str]  # the hash of each module that the task is made of, by name
   libraries: Mapping[str, str]  # their versions

@@ -9,10 +9,10 @@ import numpy as np
 
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError, nearest
-from t5like.evaluation.batching import RowBatch
-from t5like.evaluation.generation import Generator
-from t5like.evaluation.ranking import CandidateScorer, Likelihood
-from t5like.evaluation.room import NoRoom, answer_in_room
+from t5like.inference.batching import RowBatch
+from t5like.inference.generation import Generator
+from t5like.inference.ranking import CandidateScorer, Likelihood
+from t5like.inference.room import NoRoom, answer_in_room
 
 RANKINGS = ("sum", "mean")
 _MOST_LABELS = 64

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from t5like import storage
 from t5like.errors import UserError
 from t5like.evaluation.scoring import about_path, find_function, metric_scores
 from t5like.evaluation.tables import aligned
+from t5like.files import storage
 
 RESAMPLES = 10_000
 _RECOMPUTED_SHARE = 10  # metrics that are no mean over rows are taken again for one in so many resamples

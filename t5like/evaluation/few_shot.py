@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from t5like import storage
 from t5like.errors import UserError, nearest
+from t5like.files import storage
 
 DEFAULT = Path(__file__).parent / "prompts" / "default.txt"
 _PLACE = re.compile(r"\{(\w+)\}")

@@ -7,15 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
-from t5like import storage
 from t5like.errors import UserError
-from t5like.training.agreement import first_process_decides
-from t5like.training.checkpoint_folders import FOLDER, checkpoint_steps
-from t5like.training.goodput import FILE, read_attempts
+from t5like.files import storage
+from t5like.parallel.process_zero import first_process_decides
+from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps
+from t5like.training.records.goodput import FILE, read_attempts
 
 FINISHED = "finished"
 _WAIT, _STOP, _END = -1, -2, -3
@@ -86,10 +82,3 @@ class Follower:
       if time.monotonic() >= deadline:
         return _WAIT
       time.sleep(self.poll if storage.is_remote(self.model_dir) else min(0.2, self.poll))
-
-
-def all_processes(good: bool) -> bool:
-  """Whether it is so on all: what one host could not read must not leave the others waiting for it."""
-  if jax.process_count() == 1:
-    return good
-  return bool(np.all(multihost_utils.process_allgather(np.array(good))))

@@ -21,8 +21,8 @@ from t5like import decoding, parallel
 from t5like.data.layouts import Batch, counting
 from t5like.data.rows import laid_out
 from t5like.errors import UserError
-from t5like.evaluation.generation import placed
 from t5like.evaluation.loss_sums import add_up
+from t5like.inference.generation import placed
 from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
 from t5like.training.losses import LossSettings
 from t5like.training.step import eval_step

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from t5like.decoding import DecodeSettings
-from t5like.evaluation.generation import Generator
+from t5like.inference.generation import Generator
 
 
 class Predictor:

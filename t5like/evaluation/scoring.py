@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.module_files import is_inside
-from t5like.tasks import metric_values
-from t5like.tasks.metric_values import PREDICTIONS, SCORES, Answers, Metric
-from t5like.training.model_dir import write_text
+from t5like.files.module_files import is_inside
+from t5like.tasks.metrics import MOVED_MODULES
+from t5like.tasks.metrics import values as metric_values
+from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
+from t5like.training.records.model_dir import write_text
 
 # Where the tasks of t5like, and those written for seqio and the t5 library, have their metrics and postprocessors.
 _SCORING_MODULES = (
-  *(f"t5like.tasks.{module}" for module in (
-    "metrics", "postprocessors", "qa_metrics", "text_metrics", "tagging_metrics", "ranking_metrics", "encoder_scores",
-    "ner_text",
-  )),
+  *(f"t5like.tasks.{module}" for module in ("metrics", "postprocessors", "encoders.scores", "library.ner_text")),
   "seqio.metrics", "seqio.evaluation", "t5.evaluation", "t5.data",
 )  # fmt: skip
 
@@ -198,6 +196,7 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
     module, name = named.split(":")
   except (KeyError, TypeError, ValueError):
     raise UserError("this names no scoring function", found=repr(entry)[:100]) from None
+  module = MOVED_MODULES.get(module, module)
   packages = (*_SCORING_MODULES, *(given.partition(".")[0] for given in modules))
   if not is_inside(module, packages):
     raise UserError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t5like.errors import UserError
-from t5like.training.model_dir import write_text
+from t5like.training.records.model_dir import write_text
 
 _WORDS = ("entailment", "neutral", "contradiction")
 _PAIR = ("entailment", "not_entailment")

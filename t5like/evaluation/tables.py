@@ -15,12 +15,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from t5like import storage
 from t5like.errors import UserError
-from t5like.file_lock import lock_at
-from t5like.tasks import benchmark_scores
-from t5like.training.checkpoint_folders import PARAMS
-from t5like.training.model_dir import write_text
+from t5like.files import storage
+from t5like.files.file_lock import lock_at
+from t5like.tasks.metrics import benchmarks as benchmark_scores
+from t5like.training.checkpoints.folders import PARAMS
+from t5like.training.records.model_dir import write_text
 
 FOLDER = "evaluations"
 _WAIT = 60.0  # seconds; another evaluation holds the lock for moments only

@@ -6,8 +6,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from t5like import storage
 from t5like.errors import UserError, nearest
+from t5like.files import storage
 
 ONE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

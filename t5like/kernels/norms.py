@@ -26,7 +26,7 @@ def _has_kernel(x: jax.Array) -> bool:
   """One GPU: the partitioner cannot look inside a kernel."""
   if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not can_write_gpu_kernels():
     return False
-  from t5like.kernels.gpu_norm import obstacle
+  from t5like.kernels.gpu.norm import obstacle
 
   return obstacle(x) is None
 
@@ -52,7 +52,7 @@ def _on_gpu(x, scale, bias, epsilon, centred, dtype, with_input, interpret):
 
 
 def _forward(x, scale, bias, epsilon, centred, dtype, with_input, interpret):
-  from t5like.kernels import gpu_norm
+  from t5like.kernels.gpu import norm as gpu_norm
 
   rows = x.reshape(-1, x.shape[-1])
   work = gpu_norm.NormWork(*rows.shape, epsilon, centred, interpret)
@@ -61,7 +61,7 @@ def _forward(x, scale, bias, epsilon, centred, dtype, with_input, interpret):
 
 
 def _backward(epsilon, centred, dtype, with_input, interpret, kept, gradient):
-  from t5like.kernels import gpu_norm
+  from t5like.kernels.gpu import norm as gpu_norm
 
   x, scale, bias = kept
   rows = x.reshape(-1, x.shape[-1])

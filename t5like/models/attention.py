@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention import Case, Mask, RelativeBias, Split, attention, bias_matrix, choose_backend
-from t5like.kernels.cached_attention import Fixed, PastBias, attend, attend_and_write
+from t5like.kernels.attention.cached import Fixed, PastBias, attend, attend_and_write
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import Step
 from t5like.models.config import TransformerConfig

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.keeping import ATTENTION_RESULTS
+from t5like.kernels.attention.keeping import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block

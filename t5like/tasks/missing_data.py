@@ -15,7 +15,7 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.tasks.code_closure import LIBRARIES as _LIBRARIES
+from t5like.tasks.caching.code_closure import LIBRARIES as _LIBRARIES
 
 
 def tfds_name(task: seqio.Task) -> str | None:

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import seqio
 
 from t5like.errors import UserError, nearest
-from t5like.tasks import glue, super_glue  # noqa: F401  registers the tasks that are mixed below
+from t5like.tasks.library import glue, super_glue  # noqa: F401  registers the tasks that are mixed below
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE, mixing_rates
 from t5like.tasks.registry import check_mixture_name, import_modules
 

@@ -12,9 +12,10 @@ import seqio
 import tensorflow as tf
 
 from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, SpecialTokens
-from t5like.tasks import finished_tokens, objective_adapter, text_pipeline
-from t5like.tasks.cache_kind import Steps
-from t5like.tasks.encoder_checks import is_encoder_form, read_tokens
+from t5like.tasks import objective_adapter
+from t5like.tasks.caching import finished_tokens, text_pipeline
+from t5like.tasks.caching.cache_kind import Steps
+from t5like.tasks.encoders.checks import is_encoder_form, read_tokens
 from t5like.tasks.missing_data import data_explained
 from t5like.tasks.registry import check_split
 from t5like.vocabularies import Vocabulary

@@ -11,25 +11,25 @@ from typing import Any
 import seqio
 
 from t5like.errors import UserError, nearest
-from t5like.tasks import identity
+from t5like.tasks.caching import identity
 from t5like.vocabularies import vocabulary_path
 
 # Imported before a name is looked up, so that every shipped task is known.
 SHIPPED_MODULES = tuple(
   f"t5like.tasks.{module}"
   for module in (
-    "embedded_tasks",
-    "corpora",
-    "glue",
-    "super_glue",
-    "squad",
-    "summarization",
-    "translation",
-    "ner",
+    "library.embedded_tasks",
+    "library.corpora",
+    "library.glue",
+    "library.super_glue",
+    "library.squad",
+    "library.summarization",
+    "library.translation",
+    "library.ner",
     "mixtures",
-    "classification",
-    "squad_spans",
-    "tagging",
+    "encoders.classification",
+    "encoders.squad_spans",
+    "encoders.tagging",
   )
 )
 

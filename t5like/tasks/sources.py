@@ -15,8 +15,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
 from t5like.tasks.preparation.members import JSON_ENDINGS, plain

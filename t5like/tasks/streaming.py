@@ -18,14 +18,15 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.objectives import Masked, Objective, Pairs, Ragged
-from t5like.tasks import finished_tokens, objective_adapter
-from t5like.tasks.cache_kind import Steps
+from t5like.tasks import objective_adapter
+from t5like.tasks.caching import finished_tokens
+from t5like.tasks.caching.cache_kind import Steps
+from t5like.tasks.caching.text_pipeline import text_features, text_preprocessors
 from t5like.tasks.missing_data import data_explained, pipeline_explained, reason
 from t5like.tasks.mixtures import shares
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.tasks.sources import seedable
-from t5like.tasks.text_pipeline import text_features, text_preprocessors
 from t5like.vocabularies import Vocabulary
 
 _SIZE, _SEGMENTS = "_size", "_segment_ids"  # behind the name of a feature; the second is seqio's

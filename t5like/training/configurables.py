@@ -2,9 +2,10 @@
 
 import gin
 
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
 from t5like.training.checkpoints import Keep, Restore
-from t5like.training.early_stopping import EarlyStopping
+from t5like.training.guards.early_stopping import EarlyStopping
+from t5like.training.optimizers import schedules
 
 for _optimizer in ("adafactor", "adamw", "adamw_scaled", "lion", "muon"):
   gin.external_configurable(getattr(optimizers, _optimizer), _optimizer)

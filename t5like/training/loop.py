@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 import jax
 
-from t5like.training.agreement import first_process_decides
+from t5like.parallel.process_zero import first_process_decides
 from t5like.training.feed import DeviceWatch
-from t5like.training.finiteness import FiniteCheck
-from t5like.training.goodput import STEPS, Goodput
-from t5like.training.profiling import ProfilerWindow
+from t5like.training.guards.finiteness import FiniteCheck
+from t5like.training.guards.watchdog import Watchdog
+from t5like.training.records.goodput import STEPS, Goodput
+from t5like.training.records.profiling import ProfilerWindow
+from t5like.training.records.train_log import TrainLog
 from t5like.training.state import TrainState
-from t5like.training.train_log import TrainLog
-from t5like.training.watchdog import Watchdog
 
 # Steps that Python may be ahead of the devices: enough to keep them busy, and few enough that a step that fails is
 # noticed soon. The same on all hosts, which so act on it after the same step.

@@ -13,7 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.training.initialisation import initialise
+from t5like.training.initialization import initialise
 from t5like.training.optimizers import Optimizer
 
 

@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.kernels.platform import deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
-from t5like.training.matrix_updates import global_norm, is_stacked, square_sums
 from t5like.training.microbatches import check_microbatches, sum_gradients, sum_numbers
-from t5like.training.optimizer_rules import path_text
 from t5like.training.optimizers import Optimizer
+from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.updates import global_norm, is_stacked, square_sums
 from t5like.training.state import StateSpec, TrainState
 
 __all__ = [

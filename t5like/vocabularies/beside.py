@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from t5like import storage
+from t5like.files import storage
 
 SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 from t5like.vocabularies.wordpiece import WORDS

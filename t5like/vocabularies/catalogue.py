@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
-from t5like import storage
 from t5like.errors import UserError, nearest
+from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.beside import SETTINGS, added_tokens
 from t5like.vocabularies.byte import ByteVocabulary

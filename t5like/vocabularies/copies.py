@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from t5like import storage
+from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.beside import ADDED, SETTINGS
 from t5like.vocabularies.catalogue import EMBEDDED_FOLDER, ENDINGS, FILES, split_name

@@ -16,8 +16,8 @@ from typing import BinaryIO, TextIO
 
 import sentencepiece
 
-from t5like import storage
 from t5like.errors import UserError
+from t5like.files import storage
 from t5like.vocabularies.base import well_formed
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 

@@ -4,7 +4,7 @@ import sys
 import time
 from pathlib import Path
 
-from t5like.ablations.claims import Claims
+from t5like.ablations.sweep.claims import Claims
 
 claim = Claims(Path(sys.argv[1]), heartbeat=0.05).take(sys.argv[2])
 print("taken" if claim else "refused", flush=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t5like.ablations.results import Cost, Failure, Result, write_failure, write_json, write_result
+from t5like.ablations.sweep.results import Cost, Failure, Result, write_failure, write_json, write_result
 from t5like.ablations.tables import BASELINE, TABLES, find_tables, recipes_of
 
 TASKS = {

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from t5like.cli import ablate_workers
-from t5like.cli.ablate_workers import DEVICE_LOST, check_workers, mps_hint, run_workers
+from t5like.ablations.sweep import local_workers as ablate_workers
+from t5like.ablations.sweep.local_workers import DEVICE_LOST, check_workers, mps_hint, run_workers
 from t5like.errors import UserError
 
 # A worker that notes how it was started, and then does what it is told.
@@ -72,7 +72,7 @@ def test_what_a_new_process_mends_is_started_again(tmp_path, behaviour, status, 
 
 def test_a_signal_reaches_all_workers_and_none_is_started_again(tmp_path):
   call = f"run_workers({command(tmp_path, 'waits')}, 2)"
-  code = f"import sys; from t5like.cli.ablate_workers import run_workers; sys.exit({call})"
+  code = f"import sys; from t5like.ablations.sweep.local_workers import run_workers; sys.exit({call})"
   process = subprocess.Popen([sys.executable, "-c", code])
   deadline = time.monotonic() + 60
   while len(list(tmp_path.glob("ready-*"))) < 2:

@@ -8,9 +8,9 @@ import pytest
 
 from t5like import configuration
 from t5like.ablations.tables import GROUPS, NO_PRETRAINING, NO_PRETRAINING_RECIPE, RECIPES, TABLES
-from t5like.cli.compatibility import check_layout, phase_flops
-from t5like.cli.gin_flags import register_configurables
 from t5like.errors import UserError
+from t5like.experiments.compatibility import check_layout, phase_flops
+from t5like.experiments.reading import register_configurables
 from t5like.objectives import CATALOGUE, Lengths
 
 GIN = Path(__file__).resolve().parents[2] / "gin"

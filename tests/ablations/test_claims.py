@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from t5like.ablations.claims import Claims
+from t5like.ablations.sweep.claims import Claims
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -67,7 +67,7 @@ def test_a_worker_of_another_machine_is_dead_when_it_is_silent(tmp_path):
   second = claims.take("run")
   assert second is not None
   # The first was only slow: what it finishes now must not be written down.
-  from t5like.ablations.claims import Claim
+  from t5like.ablations.sweep.claims import Claim
 
   assert not Claim(claims, "run", 1, tmp_path / "run.1", 1.0).is_ours and second.is_ours
 

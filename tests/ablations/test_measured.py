@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from t5like import configuration
-from t5like.ablations.report_comparison import compare
-from t5like.ablations.report_data import read_export
-from t5like.ablations.report_text import readme_table
+from t5like.ablations.report.comparison import compare
+from t5like.ablations.report.data import read_export
+from t5like.ablations.report.text import readme_table
 from t5like.ablations.tables import RECIPES, TABLES
-from t5like.cli.gin_flags import register_configurables
 from t5like.cli.main import main
+from t5like.experiments.reading import register_configurables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text()

@@ -9,14 +9,14 @@ import math
 import pytest
 from report_sweeps import made_result, write_sweep
 
-from t5like.ablations.report_claims import CLAIMS, check_claims
-from t5like.ablations.report_comparison import compare
-from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
-from t5like.ablations.report_data import ReportData, read_export, read_sweep, write_export
-from t5like.ablations.report_examples import TEXT, examples
-from t5like.ablations.report_summary import summarise
-from t5like.ablations.report_text import cost_line, csv_text, markdown, readme_table
-from t5like.ablations.results import Cost, write_result
+from t5like.ablations.report.comparison import compare
+from t5like.ablations.report.conclusions import CLAIMS, check_claims
+from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
+from t5like.ablations.report.data import ReportData, read_export, read_sweep, write_export
+from t5like.ablations.report.examples import TEXT, examples
+from t5like.ablations.report.summary import summarise
+from t5like.ablations.report.text import cost_line, csv_text, markdown, readme_table
+from t5like.ablations.sweep.results import Cost, write_result
 from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION, TABLES
 from t5like.errors import UserError
 

@@ -8,12 +8,12 @@ from browser import Browser, find_chromium
 from report_sweeps import made_result, write_sweep
 
 from t5like.ablations.report import CSV, MARKDOWN, PAGE, README_TABLE, write_report
-from t5like.ablations.report_comparison import compare
-from t5like.ablations.report_costs import EnergyAssumptions
-from t5like.ablations.report_data import read_sweep
-from t5like.ablations.report_plots import difference_plot, loss_plot, nice_ticks, pretty
-from t5like.ablations.report_style import DARK, LIGHT
-from t5like.ablations.results import write_result
+from t5like.ablations.report.comparison import compare
+from t5like.ablations.report.costs import EnergyAssumptions
+from t5like.ablations.report.data import read_sweep
+from t5like.ablations.report.plots import difference_plot, loss_plot, nice_ticks, pretty
+from t5like.ablations.report.style import DARK, LIGHT
+from t5like.ablations.sweep.results import write_result
 from t5like.ablations.tables import BASELINE_RECIPE, TABLES
 
 ED = "encoder_decoder/"

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from t5like.ablations.report_statistics import (
+from t5like.ablations.report.statistics import (
   mean,
   pooled_spread,
   rank_correlation,

@@ -15,12 +15,13 @@ from pathlib import Path
 import jax
 import pytest
 
-from t5like.ablations.results import read_failures, read_results, run_name
-from t5like.cli import ablate_run, ablate_workers
-from t5like.cli.ablate_plan import Part, SweepRun
+from t5like.ablations.sweep import local_workers as ablate_workers
+from t5like.ablations.sweep import worker as ablate_run
+from t5like.ablations.sweep.plan import Part, SweepRun
+from t5like.ablations.sweep.results import read_failures, read_results, run_name
 from t5like.cli.main import main
-from t5like.training.goodput import read_attempts
-from t5like.training.metrics import read_metrics
+from t5like.training.records.goodput import read_attempts
+from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "gin/ablations/README.md"

@@ -7,14 +7,15 @@ import jax
 import numpy as np
 
 from t5like import parallel
-from t5like.cli.batch_plan import Phase, blank_batch
-from t5like.cli.experiment import Experiment
-from t5like.cli.loss_evaluation import loss_evaluator
-from t5like.cli.token_caches import TokenCaches
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.phases import Phase, blank_batch
+from t5like.experiments.token_caches import TokenCaches
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths, SpecialTokens
-from t5like.training import optimizers, schedules
+from t5like.runs.loss_evaluation import loss_evaluator
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
 from t5like.training.state import state_spec
 from t5like.vocabularies import load_vocabulary
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5like.cli.bench_decode import bytes_of_a_step
+from t5like.bench.decode import bytes_of_a_step
 from t5like.models import GPT, T5, TransformerConfig
 
 SIZE = dict(

@@ -1,6 +1,6 @@
 """What `t5like bench startup` tells of a run's own accounts."""
 
-from t5like.cli.bench_startup import table
+from t5like.bench.startup import table
 
 
 def test_time_to_the_first_step_is_all_that_comes_before_it():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from t5like import planning
-from t5like.cli import bench_kernels
-from t5like.cli.bench_scaling import points
-from t5like.cli.bench_train import make_batch
+from t5like.bench import kernels as bench_kernels
+from t5like.bench.scaling import points
+from t5like.bench.train import make_batch
 from t5like.models import GPT, T5, TransformerConfig
 
 SMALL = [

@@ -19,7 +19,7 @@ def corpus(tmp_path, monkeypatch):
     (tmp_path / f"texts/{number}.jsonl").write_text("\n".join(lines) + "\n")
   module = f"three_files_{tmp_path.name}".replace("-", "_")
   (tmp_path / f"{module}.py").write_text(
-    "from t5like.tasks.corpora import register_corpus\n"
+    "from t5like.tasks.library.corpora import register_corpus\n"
     f"register_corpus({module!r}, {{'train': {str(tmp_path / 'texts/*.jsonl')!r}}}, sizes={{'train': 150}})\n"
   )
   monkeypatch.syspath_prepend(str(tmp_path))
@@ -32,7 +32,7 @@ def contents(folder):
 
 def test_the_same_cache_with_and_without_workers(t5like, corpus, tmp_path, monkeypatch):
   from t5like.data import piece_workers
-  from t5like.tasks import source_shards
+  from t5like.tasks.caching import source_shards
 
   monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
   monkeypatch.setattr(source_shards, "_PART_BYTES", 1)  # a part for each file, however small

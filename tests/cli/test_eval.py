@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from t5like.cli import task_process
 from t5like.errors import UserError
+from t5like.experiments import seqio_process as task_process
 from t5like.training.checkpoints import load_parameters, save_parameters
 
 _made = []

@@ -7,8 +7,8 @@ import pytest
 from infer_models import folder_of
 from safetensors.numpy import load_file, save_file
 
-from t5like.cli.infer_jobs import configured_ends
-from t5like.cli.loaded_model import load_model
+from t5like.inference.jobs import configured_ends
+from t5like.inference.model import load_model
 
 
 @pytest.mark.parametrize(

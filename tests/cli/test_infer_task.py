@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from t5like import configuration, parallel
-from t5like.cli.gin_flags import register_configurables
-from t5like.cli.loaded_model import LoadedModel
+from t5like.experiments.reading import register_configurables
+from t5like.inference.model import LoadedModel
 from t5like.interop import huggingface
 from t5like.models import GPT, T5, TransformerConfig
 from t5like.vocabularies import load_vocabulary, vocabulary_path

@@ -14,14 +14,14 @@ from loss_evaluations import CONFIG, LENGTHS, evaluations, experiment_of, snli
 from ports import free_port
 
 from t5like import data, parallel
-from t5like.cli.batch_plan import Phase
-from t5like.cli.loss_evaluation import evaluation_rows, means
-from t5like.cli.token_caches import Member
 from t5like.errors import UserError
+from t5like.experiments.phases import Phase
+from t5like.experiments.token_caches import Member
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import CATALOGUE, SpecialTokens
+from t5like.runs.loss_evaluation import evaluation_rows, means
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EIGHT = parallel.MeshAxes(data=2, fsdp=4)

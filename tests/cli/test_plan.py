@@ -8,12 +8,12 @@ import time
 import pytest
 
 from t5like import configuration
-from t5like.cli.batch_plan import Phase
-from t5like.cli.gin_flags import register_configurables
-from t5like.cli.price_tag import price_tag, write_price_tag
+from t5like.experiments.phases import Phase
+from t5like.experiments.reading import register_configurables
 from t5like.objectives import Lengths
 from t5like.planning.accuracy import TPU
 from t5like.planning.published import RUNS
+from t5like.runs.price_tag import price_tag, write_price_tag
 
 PRETRAIN = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin"]
 XXL = ["plan", "--gin_file=models/t5_1_1/xxl.gin", *PRETRAIN, "--gin_file=meshes/fsdp.gin", "--gin.BATCH_SIZE=2048"]

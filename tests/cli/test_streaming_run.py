@@ -7,10 +7,10 @@ import shutil
 import pytest
 from trainers import has_checkpoint, start, wait_for
 
-from t5like.cli.streaming_run import StreamSettings, _open
 from t5like.data.layouts import blank
+from t5like.experiments.streaming import StreamSettings, _open
 from t5like.objectives import CATALOGUE, Lengths
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 
 
 def checked_batch(task, vocabulary, layout, given, objective=None, pack=False):

@@ -14,7 +14,7 @@ from ports import free_port
 from trainers import REPOSITORY, finish, has_checkpoint, losses, start, wait_for
 
 from t5like.cli.supervisor import ALONE, Ending, Policy, supervise
-from t5like.training.model_dir import check_model_dir
+from t5like.training.records.model_dir import check_model_dir
 
 # What a child does in its first, second, ... attempt: reach a step, then end with a status or by a signal.
 CHILD = textwrap.dedent("""
@@ -128,11 +128,11 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
 
 def test_a_trainer_that_is_killed_leaves_no_builder_of_its_token_cache_behind(tmp_path):
   builder = (
-    "import time; from t5like.cli.child_processes import end_with_asking_parent\n"
+    "import time; from t5like.files.child_processes import end_with_asking_parent\n"
     f"end_with_asking_parent(); open({str(tmp_path / 'builds')!r}, 'w'); time.sleep(400)"
   )
   trainer = (
-    "import subprocess, sys; from t5like.cli.child_processes import bound_to_this_process\n"
+    "import subprocess, sys; from t5like.files.child_processes import bound_to_this_process\n"
     f"subprocess.run([sys.executable, '-c', {builder!r}], env=bound_to_this_process())"
   )
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -166,7 +166,7 @@ def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
 def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path):
   """From the platform to every process, and from the supervisor: a run must have the time to save."""
   code = (
-    "import time; from t5like.training.interruption import Interruption\n"
+    "import time; from t5like.training.guards.interruption import Interruption\n"
     "with Interruption() as asked:\n"
     "  print('ready', flush=True)\n"
     "  while not asked.requested: time.sleep(0.01)\n"

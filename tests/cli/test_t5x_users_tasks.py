@@ -10,7 +10,7 @@ import seqio
 from trainers import finish, has_checkpoint, start
 
 from t5like import data
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 from t5like.vocabularies import load_vocabulary
 
 MODULE = """

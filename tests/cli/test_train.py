@@ -12,7 +12,7 @@ import pytest
 from trainers import finish, has_checkpoint, start, wait_for
 
 from t5like.training.checkpoints import load_parameters
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

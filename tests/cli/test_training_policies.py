@@ -9,10 +9,10 @@ import pytest
 from trainers import assert_same_bytes, finish, losses, parameters, start, wait_for
 
 from t5like import configuration
-from t5like.cli.training_plan import prepare
 from t5like.models.t5 import T5
+from t5like.runs.preparing import prepare
 from t5like.training.checkpoints import checkpoint_steps
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 
 
 class PoisonedT5(T5):

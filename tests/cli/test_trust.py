@@ -104,7 +104,7 @@ def test_task_modules_and_token_caches_are_those_of_the_command(t5like, gift):
     "finetuned.evil:nothing",
     "t5like.tasks.metrics:np.load",
     "t5like.tasks.metrics:__builtins__.exec",
-    "t5like.storage:remove_tree",
+    "t5like.files.storage:remove_tree",
     "t5like.tasks.registry:import_modules",
     "seqio.metrics:os.system",
     "metrics",

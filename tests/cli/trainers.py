@@ -10,7 +10,7 @@ import numpy as np
 from ports import free_port
 
 from t5like.training.checkpoints import checkpoint_steps, load_parameters
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

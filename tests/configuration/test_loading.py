@@ -4,9 +4,9 @@ import gin
 import pytest
 
 from t5like import configuration
-from t5like.cli.gin_flags import register_configurables
 from t5like.configuration.statements import parse_override_value
 from t5like.errors import UserError
+from t5like.experiments.reading import register_configurables
 
 MODEL, OBJECTIVE, RUN = "models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"
 

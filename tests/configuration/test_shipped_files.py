@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from t5like import configuration
-from t5like.cli.gin_flags import register_configurables
 from t5like.configuration.search_path import shipped_folder
+from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
 from t5like.objectives import CATALOGUE
 

@@ -6,13 +6,13 @@ import gin
 import pytest
 
 from t5like import configuration
-from t5like.cli.gin_flags import register_configurables
 from t5like.configuration.checks import registered
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, our_task
 from t5like.configuration.t5x_files import read_t5x_file
 from t5like.configuration.t5x_names import TABLE, markdown_table
 from t5like.errors import UserError
+from t5like.experiments.reading import register_configurables
 
 T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x"
 

@@ -7,7 +7,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.evaluation.answering import label_set, rank_answers, split_starts
 from t5like.evaluation.loss_sums import add_up
-from t5like.evaluation.ranking import Likelihood
+from t5like.inference.ranking import Likelihood
 
 
 def scorer(layout="encoder_decoder"):

@@ -9,7 +9,7 @@ import pytest
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.evaluation.encodings import Embedder, MaskFiller, nearest_rows, planner
+from t5like.inference.encodings import Embedder, MaskFiller, nearest_rows, planner
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:2])
 MASK = 9

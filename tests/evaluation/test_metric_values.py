@@ -6,7 +6,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.evaluation import scoring
 from t5like.evaluation.scoring import check_functions, find_metrics, score_answers, try_on_targets
-from t5like.tasks.metric_values import Answers, Metric, as_number, compute
+from t5like.tasks.metrics.values import Answers, Metric, as_number, compute
 
 ANSWERS = Answers(["a", "b"], ["a", "c"], target_scores=[-1.0, -3.0], prediction_scores=[-0.5, -2.0])
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from t5like import parallel
 from t5like.errors import UserError
 from t5like.evaluation.perplexity import BatchLosses, TextLoss, causal_loss, denoising_loss, sliding_windows
-from t5like.evaluation.ranking import CandidateScorer
+from t5like.inference.ranking import CandidateScorer
 from t5like.interop import huggingface
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig

@@ -17,7 +17,7 @@ from t5like.evaluation.submissions import (
   write_glue,
   write_squad,
 )
-from t5like.tasks import glue
+from t5like.tasks.library import glue
 
 
 def rows(*numbers):

@@ -23,9 +23,9 @@ from t5like.kernels.attention import (
   mask_matrix,
   relative_buckets,
 )
+from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.platform import deterministic_kernels
 from t5like.kernels.products import product
-from t5like.kernels.xla_attention import xla_attention
 
 
 def first_distances(starts: dict[int, int], limit: int) -> list[int]:
@@ -304,8 +304,8 @@ def test_long_rows_in_blocks_are_plain_products(name, monkeypatch):
   """On a CPU: a head and a block of queries at a time, with the last block partly filled."""
   given = inputs(name, jnp.float32, width=8)
   expected = value_and_gradients(xla_attention, *given)
-  monkeypatch.setattr("t5like.kernels.xla_attention._MANY_SCORES", 1)
-  monkeypatch.setattr("t5like.kernels.xla_attention._BLOCK", 24)
+  monkeypatch.setattr("t5like.kernels.attention.xla._MANY_SCORES", 1)
+  monkeypatch.setattr("t5like.kernels.attention.xla._BLOCK", 24)
   mask, _ = given[4:]
   traced = jax.make_jaxpr(lambda q, k, v: xla_attention(q, k, v, mask, None, 1.0))(*given[:3])
   assert "scan" in str(traced)

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.kernels.cached_attention import Fixed, PastBias, attend, attend_and_write
+from t5like.kernels.attention.cached import Fixed, PastBias, attend, attend_and_write
 
 BATCH, COPIES, HEADS, KV, PROMPT, ROOM = 2, 2, 2, 6, 40, 70
 RNG = np.random.default_rng(0)

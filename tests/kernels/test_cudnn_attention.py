@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from attention_cases import CASES, relative_error, value_and_gradients
 
-from t5like.kernels import cudnn_attention as kernel
-from t5like.kernels.xla_attention import xla_attention
+from t5like.kernels.attention import cudnn as kernel
+from t5like.kernels.attention.xla import xla_attention
 
 KINDS = kernel.cudnn.MaskType
 # Odd lengths where cuDNN is given a matrix: it takes even ones only.

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
 
-from t5like.kernels import gpu_attention_masks as masks
-from t5like.kernels import gpu_bias_tiles as tiles
 from t5like.kernels.attention import Mask, RelativeBias, bias_matrix, mask_matrix
-from t5like.kernels.gpu_attention import PLANS, Plan, gpu_attention
-from t5like.kernels.gpu_attention_tiles import Blocks, Work
-from t5like.kernels.relative_bias import relative_buckets
-from t5like.kernels.xla_attention import xla_attention
+from t5like.kernels.attention.relative_bias import relative_buckets
+from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.gpu import bias_tiles as tiles
+from t5like.kernels.gpu import masks
+from t5like.kernels.gpu.attention import PLANS, Plan, gpu_attention
+from t5like.kernels.gpu.tiles import Blocks, Work
 
 SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
 # Several tiles in both directions from short rows; sides that differ, either way.

@@ -6,9 +6,9 @@ import pytest
 from attention_cases import inputs, relative_error
 
 from t5like.kernels.attention import RelativeBias, mask_matrix
-from t5like.kernels.gpu_bias_gradient import bias_gradient
-from t5like.kernels.masks import mask_codes
-from t5like.kernels.relative_bias import bias_by_distance, skewed
+from t5like.kernels.attention.masks import mask_codes
+from t5like.kernels.attention.relative_bias import bias_by_distance, skewed
+from t5like.kernels.gpu.bias_gradient import bias_gradient
 
 
 @pytest.mark.parametrize("name", ["bias, causal, odd length", "bias, packed", "bias, padded"])

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.kernels import gpu_norm, norms
+from t5like.kernels import norms
+from t5like.kernels.gpu import norm as gpu_norm
 from t5like.kernels.platform import compile_for
 
 EPSILON = 1e-6

@@ -17,9 +17,9 @@ from attention_cases import CASES, inputs, relative_error, value_and_gradients
 from real_text_training import NOISE, difference, losses
 
 from t5like import parallel
-from t5like.kernels.cudnn_attention import cudnn_attention
-from t5like.kernels.gpu_attention import gpu_attention
-from t5like.kernels.xla_attention import xla_attention
+from t5like.kernels.attention.cudnn import cudnn_attention
+from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.gpu.attention import gpu_attention
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.training import optimizers
 from t5like.training.state import create_state, state_spec

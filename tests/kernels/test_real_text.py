@@ -8,7 +8,9 @@ import functools
 import pytest
 from real_text_training import NOISE, difference, losses
 
-from t5like.kernels import attention, splash_attention, tpu_attention
+from t5like.kernels import attention
+from t5like.kernels.attention import splash as splash_attention
+from t5like.kernels.tpu import attention as tpu_attention
 
 _expected = functools.cache(losses)
 

@@ -9,11 +9,10 @@ import pytest
 from attention_cases import inputs, relative_error, value_and_gradients
 
 from t5like import parallel
-from t5like.kernels import splash_attention as splash
-from t5like.kernels import tpu_attention as kernel
-from t5like.kernels.attention import Mask, Split, _on_each_device
-from t5like.kernels.tpu_bias_tiles import strips, tile_of, window_of
-from t5like.kernels.xla_attention import xla_attention
+from t5like.kernels.attention import Mask, Split, _on_each_device, splash
+from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.tpu import attention as kernel
+from t5like.kernels.tpu.bias_tiles import strips, tile_of, window_of
 
 interpreted = functools.partial(kernel.tpu_attention, interpret=True)
 splashed = functools.partial(splash.splash_attention, interpret=True)

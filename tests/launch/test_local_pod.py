@@ -13,7 +13,7 @@ import pytest
 from commands import put_on_path
 
 from t5like.training.checkpoints import checkpoint_steps
-from t5like.training.metrics import read_metrics
+from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What a host may do, by its number: short commands of the shell, which a pod starts in a moment.

@@ -4,8 +4,8 @@ import gin
 import pytest
 
 from t5like import configuration, parallel
-from t5like.cli.gin_flags import register_configurables
 from t5like.configuration.search_path import shipped_folder
+from t5like.experiments.reading import register_configurables
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,11 @@ from jax.sharding import PartitionSpec as P
 from tiny_runs import LENGTH, MESHES, MODELS, OPTIMIZER, ROWS, batch_for
 
 from t5like import configuration, parallel
-from t5like.cli.gin_flags import register_configurables
 from t5like.errors import UserError
+from t5like.experiments.reading import register_configurables
 from t5like.parallel.presets import COLUMNS, TABLE
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
 from t5like.training.state import state_spec
 from t5like.training.step import LossSettings, train_step
 

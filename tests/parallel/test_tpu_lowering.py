@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from t5like import configuration, parallel
-from t5like.cli.gin_flags import register_configurables
+from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
 from t5like.training.state import parameter_count, state_spec
 from t5like.training.step import LossSettings, train_step
 

@@ -25,7 +25,8 @@ from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
 from t5like.training.state import StateSpec, TrainState, initial_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
 

@@ -15,7 +15,8 @@ from t5like.objectives import Lengths
 from t5like.planning.flops import forward_flops, traced_flops
 from t5like.planning.plan_text import render_plan
 from t5like.planning.run_card import bytes_text, large, render_run_card
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
 from t5like.training.state import state_spec
 
 

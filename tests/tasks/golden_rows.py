@@ -11,7 +11,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from t5like.evaluation import scoring
-from t5like.tasks import registry, text_pipeline
+from t5like.tasks import registry
+from t5like.tasks.caching import text_pipeline
 
 FOLDER = Path(__file__).parents[1] / "data" / "tasks"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from t5like.errors import UserError
-from t5like.tasks.benchmark_scores import glue_average, super_glue_average
+from t5like.tasks.metrics.benchmarks import glue_average, super_glue_average
 
 
 def glue(cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli=None):

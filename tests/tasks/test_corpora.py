@@ -12,8 +12,9 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE
 from t5like.objectives.cutting import document_rows, sentence_rows, separate, stream_rows
-from t5like.tasks import registry, text_pipeline
-from t5like.tasks.corpora import register_corpus
+from t5like.tasks import registry
+from t5like.tasks.caching import text_pipeline
+from t5like.tasks.library.corpora import register_corpus
 
 TEXTS = [f"Document {n} has a first sentence. It has {n} more words." + " word" * n for n in range(40)]
 

@@ -4,7 +4,9 @@ import pytest
 import seqio
 
 from t5like.errors import UserError
-from t5like.tasks import corpora, metrics, registry, text_pipeline
+from t5like.tasks import metrics, registry
+from t5like.tasks.caching import text_pipeline
+from t5like.tasks.library import corpora
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -60,7 +62,7 @@ def test_the_description_changes_with_the_preprocessor():
   import functools
 
   from t5like.tasks import preprocessors
-  from t5like.tasks.identity import code_identity
+  from t5like.tasks.caching.identity import code_identity
 
   def described(name):
     step = functools.partial(preprocessors.labelled_text, name=name, keys=("premise",), label_key="label")

@@ -9,9 +9,11 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.tasks import classification, encoder_scores, glue, squad_spans, super_glue, tagging
-from t5like.tasks.encoder_batches import EncoderFeatureConverter
-from t5like.tasks.encoder_forms import encoder_features, encoder_vocabulary
+from t5like.tasks.encoders import classification, squad_spans, tagging
+from t5like.tasks.encoders import scores as encoder_scores
+from t5like.tasks.encoders.batches import EncoderFeatureConverter
+from t5like.tasks.encoders.forms import encoder_features, encoder_vocabulary
+from t5like.tasks.library import glue, super_glue
 from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.vocabularies import load_vocabulary
 

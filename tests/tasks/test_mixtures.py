@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from t5like.errors import UserError
 from t5like.tasks import registry
-from t5like.tasks.corpora import register_corpus
+from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, shares, training_examples
 
 REPOSITORY = Path(__file__).resolve().parents[2]

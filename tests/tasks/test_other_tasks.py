@@ -10,7 +10,9 @@ import seqio
 from golden_rows import examples, ours, raw_dataset, scores_of_perfect_answers, stored, t5_library
 
 from t5like.errors import UserError
-from t5like.tasks import ner, ner_text, registry, text_pipeline, translation
+from t5like.tasks import registry
+from t5like.tasks.caching import text_pipeline
+from t5like.tasks.library import ner, ner_text, translation
 
 FROM_THE_LIBRARY = {
   "cnn_dailymail": "cnn_dailymail",

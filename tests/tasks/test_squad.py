@@ -3,7 +3,8 @@
 import pytest
 from golden_rows import examples, ours, raw_dataset, rows, scores_of_perfect_answers, stored, t5_library
 
-from t5like.tasks import registry, text_pipeline
+from t5like.tasks import registry
+from t5like.tasks.caching import text_pipeline
 
 
 @pytest.mark.parametrize("name", ["squad", "squad_context_free", "squad_span"])

@@ -4,7 +4,8 @@ import pytest
 import tensorflow as tf
 from golden_rows import examples, ours, raw_dataset, rows, scores_of_perfect_answers, stored, t5_library
 
-from t5like.tasks import registry, text_pipeline
+from t5like.tasks import registry
+from t5like.tasks.caching import text_pipeline
 
 TASKS = {
   **{f"super_glue_{name}": f"super_glue/{name}" for name in "boolq cb copa multirc record rte wic axb axg".split()},

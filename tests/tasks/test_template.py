@@ -11,7 +11,8 @@ import pytest
 import seqio
 
 from t5like.evaluation import scoring
-from t5like.tasks import registry, template, text_pipeline
+from t5like.tasks import registry, template
+from t5like.tasks.caching import text_pipeline
 
 README = Path(template.__file__).with_name("README.md")
 

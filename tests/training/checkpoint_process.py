@@ -14,7 +14,7 @@ from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
 from t5like import parallel
 from t5like.errors import UserError
 from t5like.training.checkpoints import Checkpoints, Keep, checkpoint_steps, newest_whole
-from t5like.training.run_lock import sole_trainer
+from t5like.training.guards.run_lock import sole_trainer
 
 
 def tell(**what):

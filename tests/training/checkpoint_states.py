@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t5like import parallel
 from t5like.training.checkpoints import Checkpoints
-from t5like.training.moving_average import with_moving_average
+from t5like.training.optimizers.moving_average import with_moving_average
 from t5like.training.state import StateSpec, TrainState
 
 FINGERPRINT = {"embed_dim": 16, "vocabulary": "abc"}

@@ -8,7 +8,7 @@ import pytest
 
 from t5like.kernels.platform import compile_for
 from t5like.training import optimizers
-from t5like.training.matrix_updates import global_norm
+from t5like.training.optimizers.updates import global_norm
 
 SHAPES = {"query": (16, 12), "wi": (16, 40), "scale": (16,), "table": (4, 2)}
 

@@ -9,7 +9,6 @@ import pytest
 from checkpoint_states import AVERAGED, FINGERPRINT, bits, make_state, parameters, save
 
 from t5like.errors import UserError
-from t5like.training import integrity
 from t5like.training.checkpoints import (
   Checkpoints,
   Keep,
@@ -18,10 +17,11 @@ from t5like.training.checkpoints import (
   checkpoint_metrics,
   checkpoint_steps,
   find_checkpoint,
+  integrity,
   load_parameters,
   save_parameters,
 )
-from t5like.training.moving_average import averaged_parameters
+from t5like.training.optimizers.moving_average import averaged_parameters
 
 
 def steps_in(folder):

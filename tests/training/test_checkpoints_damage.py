@@ -12,7 +12,7 @@ from checkpoint_states import parameters as any_parameters
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_whole, restore_state
-from t5like.training.integrity import CHECKSUMS, find_damage
+from t5like.training.checkpoints.integrity import CHECKSUMS, find_damage
 
 # Large enough to lie in data files; smaller arrays lie in the index.
 parameters = functools.partial(any_parameters, width=256)

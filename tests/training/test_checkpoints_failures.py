@@ -23,8 +23,8 @@ from t5like.training.checkpoints import (
   newest_whole,
   restore_state,
 )
-from t5like.training.integrity import find_damage
-from t5like.training.run_lock import LOCK, sole_trainer
+from t5like.training.checkpoints.integrity import find_damage
+from t5like.training.guards.run_lock import LOCK, sole_trainer
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ from checkpoint_states import ADAM, FINGERPRINT, bits, make_state, parameters, s
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import Restore, check_restorable, restore_parameters, restore_state, save_parameters
-from t5like.training.restoring import optimizer_kind
-from t5like.training.structure_difference import summarise
+from t5like.training.checkpoints.differences import summarise
+from t5like.training.checkpoints.restoring import optimizer_kind
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,8 @@
 import pytest
 
 from t5like.errors import UserError
-from t5like.training.early_stopping import EarlyStopping
-from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.guards.early_stopping import EarlyStopping
+from t5like.training.records.metrics import MetricWriter, read_metrics
 
 NAN = float("nan")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from t5like.training.goodput import FILE, Goodput, read_attempts, summary_of_attempts
-from t5like.training.metrics import MetricWriter, read_metrics
+from t5like.training.records.goodput import FILE, Goodput, read_attempts, summary_of_attempts
+from t5like.training.records.metrics import MetricWriter, read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -10,14 +10,14 @@ import pytest
 from flax import struct
 
 from t5like import parallel
+from t5like.console import ProgressLine
 from t5like.errors import UserError
 from t5like.training.feed import to_devices
-from t5like.training.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
-from t5like.training.goodput import STEPS, Goodput
+from t5like.training.guards.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
 from t5like.training.loop import RUN_AHEAD, Hook, train_loop
-from t5like.training.metrics import MetricWriter, read_metrics
-from t5like.training.progress import ProgressLine
-from t5like.training.train_log import TrainLog
+from t5like.training.records.goodput import STEPS, Goodput
+from t5like.training.records.metrics import MetricWriter, read_metrics
+from t5like.training.records.train_log import TrainLog
 
 
 class State(struct.PyTreeNode):

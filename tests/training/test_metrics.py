@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
+from t5like.console import ProgressLine, duration
 from t5like.errors import UserError
-from t5like.training.metrics import GLOSSARY, MetricWriter, mean_metrics, named_norms, read_metrics
-from t5like.training.progress import ProgressLine, duration
-from t5like.training.tensorboard import EventWriter
+from t5like.training.records.metrics import GLOSSARY, MetricWriter, mean_metrics, named_norms, read_metrics
+from t5like.training.records.tensorboard import EventWriter
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from t5like.errors import UserError
-from t5like.training.interruption import Interruption
-from t5like.training.model_dir import check_model_dir, write_text
+from t5like.training.guards.interruption import Interruption
+from t5like.training.records.model_dir import check_model_dir, write_text
 
 
 def test_new_empty_and_own_directories_are_accepted(tmp_path):

@@ -9,9 +9,10 @@ import optax
 import pytest
 
 from t5like.errors import UserError
-from t5like.training import optimizers, schedules
-from t5like.training.matrix_updates import FactoredMoments, orthogonalize
-from t5like.training.moving_average import averaged_parameters, has_average
+from t5like.training import optimizers
+from t5like.training.optimizers import schedules
+from t5like.training.optimizers.moving_average import averaged_parameters, has_average
+from t5like.training.optimizers.updates import FactoredMoments, orthogonalize
 
 ALL = ["adafactor", "adamw", "adamw_scaled", "lion", "muon"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.training import optimizers
-from t5like.training.optimizer_rules import path_rules
+from t5like.training.optimizers.rules import path_rules
 
 
 def make_params():

@@ -9,10 +9,11 @@ import pytest
 from t5like import parallel
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
 from t5like.training.checkpoints import Checkpoints
-from t5like.training.matrix_updates import FactoredMoments
-from t5like.training.moving_average import averaged_parameters
+from t5like.training.optimizers import schedules
+from t5like.training.optimizers.moving_average import averaged_parameters
+from t5like.training.optimizers.updates import FactoredMoments
 from t5like.training.state import TrainState, state_spec
 
 SIZES = dict(vocab_size=64, embed_dim=16, mlp_dim=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=1)

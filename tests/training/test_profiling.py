@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from t5like.errors import UserError
-from t5like.training.profiling import ProfilerWindow
+from t5like.training.records.profiling import ProfilerWindow
 
 
 @jax.jit

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from t5like.errors import UserError
-from t5like.training import run_lock
-from t5like.training.model_dir import check_model_dir
-from t5like.training.run_lock import LOCK, sole_trainer
+from t5like.training.guards import run_lock
+from t5like.training.guards.run_lock import LOCK, sole_trainer
+from t5like.training.records.model_dir import check_model_dir
 
 
 def test_a_second_trainer_is_refused_and_told_who_the_first_is(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5like.errors import UserError
-from t5like.training import schedules
+from t5like.training.optimizers import schedules
 
 
 def rates(schedule, *steps):

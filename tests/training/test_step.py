@@ -15,8 +15,9 @@ from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
 from t5like.training import step as training_step
+from t5like.training.optimizers import schedules
 from t5like.training.state import create_state, state_spec
 from t5like.training.step import LossSettings, compile_eval_step, compile_train_step, loss_and_metrics, random_key
 

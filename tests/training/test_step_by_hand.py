@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.training import optimizers, schedules
+from t5like.training import optimizers
 from t5like.training import step as training_step
+from t5like.training.optimizers import schedules
 from t5like.training.state import TrainState
 from t5like.training.step import LossSettings, train_step
 

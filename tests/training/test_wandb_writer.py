@@ -5,8 +5,8 @@ import builtins
 import pytest
 
 from t5like.errors import UserError
-from t5like.training.metrics import MetricWriter
-from t5like.training.wandb_writer import WandbWriter
+from t5like.training.records.metrics import MetricWriter
+from t5like.training.records.wandb_writer import WandbWriter
 
 
 def test_without_it_the_error_says_what_to_install(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from t5like.training.watchdog import STALLED, Watchdog
+from t5like.training.guards.watchdog import STALLED, Watchdog
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -84,7 +84,8 @@ def processes(tmp_path_factory):
   for name, program in programs.items():
     folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
     head = (
-      "import os, re, sys, threading, time\nfrom pathlib import Path\nfrom t5like.training.watchdog import Watchdog\n"
+      "import os, re, sys, threading, time\nfrom pathlib import Path\n"
+      "from t5like.training.guards.watchdog import Watchdog\n"
       f"report = Path({str(folder / 'stalled.txt')!r})\n"
     )
     started[name] = folder, subprocess.Popen(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from t5like.cli.compatibility import check_vocabulary
 from t5like.errors import UserError
+from t5like.experiments.compatibility import check_vocabulary
 from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
 from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARIABLE
 

@@ -1,0 +1,224 @@
+"""Ours beside the paper's: every row of every table, in points and in units of the seeds' spread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from t5like.ablations.benchmarks import OTHER
+from t5like.ablations.report.data import ReportData
+from t5like.ablations.report.statistics import (
+  TIE_DEVIATIONS,
+  RankCorrelation,
+  Spread,
+  mean,
+  pooled_spread,
+  rank_correlation,
+  standard_deviation,
+  ties_with_best,
+)
+from t5like.ablations.sweep.results import Result
+from t5like.ablations.tables import (
+  BASELINE,
+  BASELINE_RECIPE,
+  GROUPS,
+  NO_PRETRAINING,
+  NO_PRETRAINING_RECIPE,
+  STANDARD_DEVIATION,
+  Row,
+  Table,
+)
+
+GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "other tasks"}
+OTHER_RECIPES = 0  # the number of the table of recipes that the paper does not have
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One row in one group. None is missing: not run, or nothing to compare with."""
+
+  seeds: dict[int, float]
+  paper: float | None
+  baseline: float | None = None  # ours
+  paper_baseline: float | None = None
+  spread: float | None = None  # of one run of ours
+  paper_spread: float | None = None
+  tie: bool = False
+  paper_tie: bool = False
+
+  @property
+  def mean(self) -> float | None:
+    return mean(list(self.seeds.values())) if self.seeds else None
+
+  @property
+  def deviation(self) -> float | None:
+    """Of these seeds alone."""
+    return standard_deviation(list(self.seeds.values()))
+
+  @property
+  def difference(self) -> float | None:
+    """From the baseline, in points."""
+    return None if self.mean is None or self.baseline is None else self.mean - self.baseline
+
+  @property
+  def paper_difference(self) -> float | None:
+    return None if self.paper is None or self.paper_baseline is None else self.paper - self.paper_baseline
+
+  @property
+  def in_spreads(self) -> float | None:
+    """The difference in units of the seeds' spread."""
+    return None if self.difference is None or not self.spread else self.difference / self.spread
+
+  @property
+  def paper_in_spreads(self) -> float | None:
+    return None if self.paper_difference is None or not self.paper_spread else self.paper_difference / self.paper_spread
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedRow:
+  name: str
+  recipe: str
+  cells: dict[str, Cell]  # by group
+  results: list[Result]
+  missing_seeds: list[int]
+  asked_for: bool = True
+  error: str = ""  # of a failed run
+  reference: bool = False  # the baseline, shown in a table that does not have it; it takes no part in order and ties
+
+  @property
+  def is_baseline(self) -> bool:
+    return self.recipe == BASELINE_RECIPE
+
+
+@dataclasses.dataclass(frozen=True)
+class ComparedTable:
+  number: int
+  title: str
+  rows: list[ComparedRow]
+  groups: list[str]  # those that were run
+  not_run: list[str]
+  correlations: dict[str, RankCorrelation | None]  # by group: our order of rows against the paper's
+
+  @property
+  def own_rows(self) -> list[ComparedRow]:
+    return [row for row in self.rows if not row.reference]
+
+  @property
+  def heading(self) -> str:
+    return f"Table {self.number}: {self.title}" if self.number else self.title
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  data: ReportData
+  tables: list[ComparedTable]
+  spreads: dict[str, Spread | None]  # by group
+  groups: list[str]  # those that were run
+  correlations: dict[str, RankCorrelation | None]  # over all recipes with scores in the paper, each once
+
+
+def compare(data: ReportData) -> Comparison:
+  groups = [group for group in GROUP_NAMES if any(group in result.scores for result in data.results)]
+  by_recipe: dict[str, list[Result]] = {}
+  for result in data.results:
+    by_recipe.setdefault(result.recipe, []).append(result)
+  spreads = {
+    group: pooled_spread([[r.scores[group] for r in runs if group in r.scores] for runs in by_recipe.values()])
+    for group in groups
+  }
+  tables = [_compare_table(table, data, by_recipe, spreads) for table in _all_tables(data, by_recipe)]
+  return Comparison(data, tables, spreads, groups, _overall(tables, groups))
+
+
+def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:
+  """Those asked for; Table 1 where its second row was run; and one of whatever else was."""
+  tables = list(data.tables)
+  if NO_PRETRAINING_RECIPE in by_recipe:
+    rows = Row("Baseline", BASELINE_RECIPE, BASELINE), Row("No pre-training", NO_PRETRAINING_RECIPE, NO_PRETRAINING)
+    tables.insert(0, Table(1, "What pre-training gives", rows))
+  shown = {row.recipe for table in tables for row in table.rows}
+  others = tuple(
+    Row(recipe, recipe, BASELINE if recipe == BASELINE_RECIPE else {}) for recipe in by_recipe if recipe not in shown
+  )
+  if {row.recipe for row in others} - {BASELINE_RECIPE}:  # the baseline alone is there to compare with
+    tables.append(Table(OTHER_RECIPES, "Recipes that the paper's tables do not have", others))
+  return tables
+
+
+def _compare_table(
+  table: Table, data: ReportData, by_recipe: Mapping[str, list[Result]], spreads: Mapping[str, Spread | None]
+) -> ComparedTable:
+  all_groups = [*table.groups, *(group for group in spreads if group not in GROUPS)]  # the paper's, and others run
+  groups = [group for group in all_groups if group in spreads]
+  listed = list(table.rows)
+  has_baseline = any(row.recipe == BASELINE_RECIPE for row in listed)
+  if not has_baseline:
+    listed.append(Row("Baseline (of Table 1)", BASELINE_RECIPE, BASELINE))
+  ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in all_groups}
+  ties, paper_ties = {}, {}
+  for group in all_groups:
+    means = {row.recipe: mean(list(ours[group][row.recipe].values())) for row in table.rows if ours[group][row.recipe]}
+    spread = spreads.get(group)
+    ties[group] = ties_with_best(means, spread.deviation) if spread and len(means) > 1 else set()
+    published = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
+    paper_ties[group] = ties_with_best(published, STANDARD_DEVIATION.get(group, 0.0))
+
+  def cell(row: Row, group: str) -> Cell:
+    base = list(ours[group][BASELINE_RECIPE].values())
+    return Cell(
+      seeds=ours[group][row.recipe],
+      paper=row.paper.get(group),
+      baseline=mean(base) if base else None,
+      paper_baseline=BASELINE.get(group),
+      spread=spreads[group].deviation if spreads.get(group) else None,
+      paper_spread=STANDARD_DEVIATION.get(group),
+      tie=row.recipe in ties[group],
+      paper_tie=row.recipe in paper_ties[group],
+    )
+
+  rows = []
+  for row in listed:
+    runs = by_recipe.get(row.recipe, [])
+    errors = [failure.error for failure in data.failures if failure.recipe == row.recipe]
+    rows.append(
+      ComparedRow(
+        name=row.name,
+        recipe=row.recipe,
+        cells={group: cell(row, group) for group in all_groups},
+        asked_for=data.asked_for(row.recipe),
+        results=runs,
+        missing_seeds=[seed for seed in data.seeds if seed not in {run.seed for run in runs}],
+        error=errors[0] if errors else "",
+        reference=not has_baseline and row.recipe == BASELINE_RECIPE,
+      )
+    )
+  own = [row for row in rows if not row.reference]
+  correlations = {group: _correlation([row.cells[group] for row in own]) for group in groups}
+  not_run = [group for group in all_groups if group not in groups]
+  return ComparedTable(table.number, table.title, rows, groups, not_run, correlations)
+
+
+def _seeds(results: Sequence[Result], group: str) -> dict[int, float]:
+  return {result.seed: result.scores[group] for result in results if group in result.scores}
+
+
+def _correlation(cells: Sequence[Cell]) -> RankCorrelation | None:
+  pairs = [(cell.mean, cell.paper) for cell in cells if cell.mean is not None and cell.paper is not None]
+  return rank_correlation(*zip(*pairs, strict=True)) if pairs else None
+
+
+def _overall(tables: Sequence[ComparedTable], groups: Sequence[str]) -> dict[str, RankCorrelation | None]:
+  """A recipe in several tables counts once, with the score of the first (the paper has two for one of them)."""
+  found = {}
+  for group in groups:
+    cells = {}
+    for table in tables:
+      for row in table.rows:
+        if group in row.cells:
+          cells.setdefault(row.recipe, row.cells[group])
+    found[group] = _correlation(list(cells.values()))
+  return found
+
+
+def beyond_band(in_spreads: float | None) -> bool:
+  return in_spreads is not None and abs(in_spreads) > TIE_DEVIATIONS + 1e-9

@@ -1,0 +1,170 @@
+"""What the paper concludes from its tables, put as comparisons of rows that a sweep can confirm or not."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from t5like.ablations.report.comparison import Cell, ComparedTable, Comparison
+from t5like.ablations.report.statistics import TIE_DEVIATIONS
+from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modelling
+
+Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
+_ROUNDING = 1e-9
+_MOST = 0.75  # of comparisons, for "agrees"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """A sentence about a table: pairs (better, worse) of recipes (`not_below`: up to the band), or recipes that tie."""
+
+  table: int
+  text: str
+  above: tuple[tuple[str, str], ...] = ()
+  not_below: tuple[tuple[str, str], ...] = ()
+  tied: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Count:
+  """Over pairs of rows and groups: how often a claim holds."""
+
+  holds: int
+  of: int
+  holds_clearly: int = 0  # by more than the two-standard-deviation band
+  fails_clearly: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckedClaim:
+  claim: Claim
+  ours: Count
+  paper: Count
+
+  @property
+  def verdict(self) -> Verdict:
+    """ "agrees" where most comparisons do and none is clearly against it, "disagrees" where fewer than half do.
+
+    "undecided" where a difference was claimed, and none is clear: whichever way they go, it may be chance.
+    """
+    ours = self.ours
+    if not ours.of:
+      return "not run"
+    if self.claim.above and not ours.holds_clearly and not ours.fails_clearly:
+      return "undecided"
+    if ours.holds < 0.5 * ours.of:
+      return "disagrees"
+    return "agrees" if ours.holds >= _MOST * ours.of and not ours.fails_clearly else "mixed"
+
+
+_ED = "encoder_decoder/"
+_LANGUAGE_MODELLING = {name: f"{name}/{language_modelling(name)}" for name in ARCHITECTURES}
+_DENOISING = {name: f"{name}/iid_replace_spans" for name in ARCHITECTURES}
+
+
+def _all_above(best: str, table: int) -> tuple[tuple[str, str], ...]:
+  return tuple((best, recipe) for recipe in TABLES[table].recipes if recipe != best)
+
+
+def _all_below(worst: str, table: int) -> tuple[tuple[str, str], ...]:
+  return tuple((recipe, worst) for recipe in TABLES[table].recipes if recipe != worst)
+
+
+CLAIMS = (
+  Claim(
+    2,
+    "Denoising beats language modelling in each architecture",
+    above=tuple((_DENOISING[name], _LANGUAGE_MODELLING[name]) for name in ARCHITECTURES),
+  ),
+  Claim(2, "The encoder-decoder with denoising is best", above=_all_above(BASELINE_RECIPE, 2)),
+  Claim(
+    2,
+    "The plain language model is the worst architecture, with either objective",
+    above=tuple((by[name], by["lm"]) for by in (_DENOISING, _LANGUAGE_MODELLING) for name in by if name != "lm"),
+  ),
+  Claim(4, "Deshuffling is worst", above=_all_below(_ED + "deshuffling", 4)),
+  Claim(4, "BERT-style denoising beats prefix language modelling", above=((_ED + "bert_style", _ED + "prefix_lm"),)),
+  Claim(
+    5,
+    "Replacing spans, with short targets, loses nothing against predicting the whole text",
+    not_below=((BASELINE_RECIPE, _ED + "bert_style"), (BASELINE_RECIPE, _ED + "mass_style")),
+  ),
+  Claim(6, "Corrupting 50% is worse than 15%", above=((BASELINE_RECIPE, _ED + "iid_replace_spans_50_percent"),)),
+  Claim(
+    7,
+    "Mean span lengths 2, 3 and 5 are within noise of each other",
+    tied=(_ED + "span_corruption_2", _ED + "span_corruption", _ED + "span_corruption_5"),
+  ),
+  Claim(
+    7,
+    "Length 10 is a little lower than 2, 3 and 5",
+    above=tuple((_ED + f"span_corruption{length}", _ED + "span_corruption_10") for length in ("_2", "", "_5")),
+  ),
+  Claim(7, "Spans of length 3 beat i.i.d. corruption", above=((_ED + "span_corruption", BASELINE_RECIPE),)),
+  Claim(
+    9,
+    "The fewer unique tokens, the worse",
+    above=tuple(itertools.pairwise(TABLES[9].recipes)),
+  ),
+  Claim(11, "Pre-training, then fine-tuning beats every mixture", above=_all_above(BASELINE_RECIPE, 11)),
+  Claim(11, "Equal mixing is worst", above=_all_below(f"{BASELINE_RECIPE}/mixed_equal", 11)),
+)
+
+
+def check_claims(comparison: Comparison) -> list[CheckedClaim]:
+  """Those about the tables of the report."""
+  tables = {table.number: table for table in comparison.tables}
+  return [
+    CheckedClaim(claim, _count(claim, tables[claim.table], paper=False), _count(claim, tables[claim.table], paper=True))
+    for claim in CLAIMS
+    if claim.table in tables
+  ]
+
+
+def _count(claim: Claim, table: ComparedTable, paper: bool) -> Count:
+  """The paper is counted over all its groups, ours over those that were run."""
+  cells = {row.recipe: row.cells for row in table.own_rows}
+  counts = []
+  for group in (group for group in (*table.groups, *table.not_run) if group in GROUPS):
+    for better, worse in claim.above:
+      counts.append(_above(cells[better][group], cells[worse][group], paper))
+    for better, worse in claim.not_below:
+      counts.append(_not_below(cells[better][group], cells[worse][group], paper))
+    if claim.tied:
+      counts.append(_tied([cells[recipe][group] for recipe in claim.tied], paper))
+  told = [count for count in counts if count is not None]
+  return Count(*(sum(getattr(c, f.name) for c in told) for f in dataclasses.fields(Count)))
+
+
+def _score(cell: Cell, paper: bool) -> float | None:
+  return cell.paper if paper else cell.mean
+
+
+def _band(cell: Cell, paper: bool) -> float | None:
+  spread = cell.paper_spread if paper else cell.spread
+  return TIE_DEVIATIONS * spread + _ROUNDING if spread else None
+
+
+def _above(better: Cell, worse: Cell, paper: bool) -> Count | None:
+  high, low, band = _score(better, paper), _score(worse, paper), _band(better, paper)
+  if high is None or low is None:
+    return None
+  clear = band is not None and abs(high - low) > band
+  return Count(int(high > low), 1, int(clear and high > low), int(clear and high < low))
+
+
+def _not_below(better: Cell, worse: Cell, paper: bool) -> Count | None:
+  found = _above(better, worse, paper)
+  if found is None or _band(better, paper) is None:
+    return None
+  return dataclasses.replace(found, holds=1 - found.fails_clearly)
+
+
+def _tied(cells: Sequence[Cell], paper: bool) -> Count | None:
+  scores, band = [_score(cell, paper) for cell in cells], _band(cells[0], paper)
+  if band is None or None in scores:
+    return None
+  holds = max(scores) - min(scores) <= band
+  return Count(int(holds), 1, 0, int(not holds))

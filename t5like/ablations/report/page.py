@@ -1,0 +1,337 @@
+"""The report as one HTML page that needs nothing else: no network, no script, no font."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
+from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
+from t5like.ablations.report.examples import TEXT, examples
+from t5like.ablations.report.plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
+from t5like.ablations.report.statistics import mean
+from t5like.ablations.report.style import style_sheet
+from t5like.ablations.report.summary import Summary, p_text, summarise
+from t5like.ablations.report.text import COST_HEADER, claim_text, cost_line, csv_text, seeds_text
+from t5like.ablations.tables import BASELINE_TASKS
+
+_SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗", "not run": "–"}
+# Says to the browser what the page promises to the reader: nothing is fetched, nothing runs.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+def page(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
+  title = f"T5 ablations at {comparison.data.scale} scale"
+  sections = [("summary", "In short", _summary(comparison, summarise(comparison)))]
+  sections += [(f"table-{table.number}", table.heading, _table_section(table)) for table in comparison.tables]
+  sections += [
+    ("objectives", "What the objectives do to a text", _examples(comparison)),
+    ("cost", "Cost", _costs(comparison, assumptions)),
+    ("tasks", "Task by task", _tasks(comparison)),
+    ("method", "How to read this, and how it was made", _method(comparison)),
+  ]
+  sections = [section for section in sections if section[2]]
+  links = "".join(f'<li><a href="#{name}">{_escaped(_link(heading))}</a></li>' for name, heading, _ in sections)
+  body = "".join(
+    f'<section id="{name}" aria-labelledby="{name}-heading"><h2 id="{name}-heading">{_escaped(heading)}</h2>{content}'
+    "</section>\n"
+    for name, heading, content in sections
+  )
+  return (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    f'<link rel="icon" href="data:,"><title>{_escaped(title)}</title><style>{style_sheet()}</style></head>\n'
+    f'<body><header><h1>{_escaped(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
+    f"<main>{body}</main></body></html>\n"
+  )
+
+
+def _link(heading: str) -> str:
+  return heading.partition(":")[0] if heading.startswith("Table ") else heading.partition(",")[0]
+
+
+# --- in short --------------------------------------------------------------------------------------------------------
+
+
+def _summary(comparison: Comparison, summary: Summary) -> str:
+  parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.cautions])]
+  if summary.claims:
+    parts += ["<h3>The paper's conclusions, checked</h3>", _claims(summary)]
+  parts += ["<h3>The paper's order of rows, checked</h3>", _orders(comparison)]
+  if summary.missing:
+    parts += ["<h3>What is missing</h3>", _list(summary.missing)]
+  return "".join(parts)
+
+
+def _claims(summary: Summary) -> str:
+  items = [
+    f'<li><span class="verdict {checked.verdict.replace(" ", "-")}">{_SIGNS[checked.verdict]} {checked.verdict}</span>'
+    f'<span>{_escaped(checked.claim.text)} <span class="faint">(Table {checked.claim.table})</span><br>'
+    f'<span class="note">{_escaped(claim_text(checked))}</span></span></li>'
+    for checked in summary.claims
+  ]
+  note = (
+    "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "
+    "three in four hold and none is clearly against; disagrees: fewer than half hold; mixed: in between; undecided: no "
+    "difference is clear."
+  )
+  return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
+
+
+def _orders(comparison: Comparison) -> str:
+  """Rank correlations of all tables at a glance."""
+  above = '<th scope="col" rowspan="2">rows of</th>' + "".join(
+    f'<th scope="colgroup" colspan="3" class="group">{GROUP_NAMES[group]}</th>' for group in comparison.groups
+  )
+  below = '<th scope="col" class="first">Spearman</th><th scope="col">Kendall</th><th scope="col">n</th>'
+  listed = [(f"Table {table.number}", table.correlations) for table in comparison.tables if table.number]
+  rows = []
+  for heading, found in [*listed, ("All recipes", comparison.correlations)]:
+    cells = [f'<th scope="row">{_escaped(heading)}</th>']
+    for group in comparison.groups:
+      one = found.get(group)
+      if one is None or one.spearman is None:
+        n = MISSING if one is None else one.n
+        cells.append(f'<td class="first missing">{MISSING}</td><td class="missing">{MISSING}</td><td>{n}</td>')
+        continue
+      cells += [
+        f'<td class="first">{number(one.spearman, signed=True)} <small>p {p_text(one.spearman_p)}</small></td>'
+        f"<td>{number(one.kendall, signed=True)} <small>p {p_text(one.kendall_p)}</small></td><td>{one.n}</td>"
+      ]
+    rows.append(f"<tr>{''.join(cells)}</tr>")
+  caption = (
+    "1 is the paper's own order, −1 its reverse. p is the share of all orders of the n rows that agree as well or "
+    "better (one-sided; counted up to ten rows, from drawn orders beyond). With three or four rows p cannot "
+    "be small: 1 in 6 or 1 in 24 at best."
+  )
+  heads = f"{above}</tr><tr>{below * len(comparison.groups)}"
+  kind = "dense" if len(comparison.groups) > 2 else ""
+  return _scroll("Rank correlation with the paper", heads, rows, caption, kind)
+
+
+# --- a table ---------------------------------------------------------------------------------------------------------
+
+
+def _table_section(table: ComparedTable) -> str:
+  parts = [_scores(table)]
+  plots = [(group, difference_plot(table, group)) for group in table.groups]
+  drawn = [f"<div><h4>{GROUP_NAMES[group]}</h4>{plot}</div>" for group, plot in plots if plot]
+  if drawn:
+    parts.append(
+      f'<figure><div class="plots">{"".join(drawn)}</div><figcaption class="key">{_KEY_OURS} ours, with a stroke for '
+      f"each seed; {_KEY_PAPER} the paper's. Shaded: within two standard deviations of the baseline. The axis is "
+      "linear around 0 and logarithmic beyond.</figcaption></figure>"
+    )
+  curves = loss_plot(table)
+  if curves:
+    parts.append(
+      f'<figure><h3>Training loss</h3><div class="curves">{curves}{_legend(table)}</div><figcaption>Bold: the mean of '
+      "the seeds, thin: each seed; the number is where the mean ends. Losses of objectives with other targets are not "
+      "comparable: each predicts something else.</figcaption></figure>"
+    )
+  return "".join(parts)
+
+
+_KEY_OURS = '<svg viewBox="0 0 14 12" aria-hidden="true"><circle class="ours" cx="7" cy="6" r="4.5"/></svg>'
+_KEY_PAPER = (
+  '<svg viewBox="0 0 14 12" aria-hidden="true"><path class="paper" d="M7 .8l5.2 5.2l-5.2 5.2l-5.2 -5.2z"/></svg>'
+)
+
+
+def _scores(table: ComparedTable) -> str:
+  above = '<th scope="col" rowspan="2">row</th>' + "".join(
+    f'<th scope="colgroup" colspan="5" class="group">{GROUP_NAMES[group]}</th>' for group in table.groups
+  )
+  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="deviation of seeds">±</th>'
+  below += '<th scope="col">paper</th><th scope="col">Δ ours</th><th scope="col">Δ paper</th>'
+  heads = f'{above}<th scope="col" rowspan="2" class="first">seeds</th></tr><tr>{below * len(table.groups)}'
+  rows = []
+  for row in table.rows:
+    kinds = " ".join(k for k, holds in (("baseline", row.is_baseline), ("reference", row.reference)) if holds)
+    cells = "".join(_score_cells(row.cells[group]) for group in table.groups)
+    seeds = seeds_text(row)
+    title = f' title="{_escaped(row.error)}"' if row.error else ""
+    rows.append(
+      f'<tr class="{kinds}" data-recipe="{_escaped(row.recipe)}"><th scope="row">{_escaped(pretty(row.name))}'
+      f'{_baseline_mark(row)}</th>{cells}<td class="first"{title}>{seeds}</td></tr>'
+    )
+  missing = [GROUP_NAMES[group] for group in table.not_run]
+  caption = (
+    "Bold: within two standard deviations of the best in its column (a tie with the best). ±: standard deviation of "
+    "the row's own seeds. Δ: difference from the "
+    "baseline in standard deviations; bold where it is more than two."
+  )
+  caption += f" Not run: {', '.join(missing)}." if missing else ""
+  return _scroll(table.heading, heads, rows, caption, "dense" if len(table.groups) > 2 else "")
+
+
+def _baseline_mark(row: ComparedRow) -> str:
+  return ' <span class="faint">(baseline)</span>' if row.is_baseline and "aseline" not in row.name else ""
+
+
+def _score_cells(cell: Cell) -> str:
+  deviation = "" if cell.deviation is None else f"± {cell.deviation:.2f}"
+  return (
+    f'<td class="first{" missing" * (cell.mean is None)}">{_bold(number(cell.mean), cell.tie)}</td>'
+    f'<td class="seeds">{deviation}</td><td>{_bold(number(cell.paper), cell.paper_tie)}</td>'
+    f"{_difference(cell.in_spreads)}{_difference(cell.paper_in_spreads)}"
+  )
+
+
+def _difference(in_spreads: float | None) -> str:
+  kind = "missing" if in_spreads is None else "clear" if beyond_band(in_spreads) else ""
+  return f'<td class="{kind}">{number(in_spreads, 1, signed=True)}</td>'
+
+
+def _legend(table: ComparedTable) -> str:
+  items = []
+  for index, row in enumerate(table.rows):
+    curve = mean_curve(row.results)
+    if curve:
+      line = f'<svg viewBox="0 0 36 12" aria-hidden="true"><path {series_style(index)} d="M1 6H35"/></svg>'
+      items.append(f'<li>{line}{_escaped(pretty(row.name))}<span class="end">{curve[-1][1]:.3f}</span></li>')
+  return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+# --- objectives, costs, tasks ----------------------------------------------------------------------------------------
+
+
+def _examples(comparison: Comparison) -> str:
+  shown = examples(dict.fromkeys(result.recipe for result in comparison.data.results))
+  if not shown:
+    return ""
+  boxes = [
+    f"<section><h3>{_escaped(example.objective)}</h3><dl><dt>inputs</dt><dd>{_with_sentinels(example.inputs)}</dd>"
+    f"<dt>targets</dt><dd>{_with_sentinels(example.targets)}</dd></dl></section>"
+    for example in shown
+  ]
+  return (
+    f"<p>Each word is a token here, to be readable; models see word pieces. The text: “{_escaped(TEXT)}”</p>"
+    f'<div class="examples">{"".join(boxes)}</div>'
+  )
+
+
+def _with_sentinels(text: str) -> str:
+  marked = re.sub(r"&lt;(\w)&gt;", r"<b>&lt;\1&gt;</b>", _escaped(text))
+  return marked or '<span class="faint">nothing</span>'
+
+
+def _costs(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
+  results = comparison.data.results
+  lines = [cost_line(cost) for cost in recipe_costs(results, assumptions)]
+  rows = [_plain_row(line) for line in lines] + [_plain_row(cost_line(total_cost(results, assumptions)), "total")]
+  heads = "".join(f'<th scope="col">{_escaped(name)}</th>' for name in COST_HEADER)
+  devices = sorted({(cost.device, cost.devices) for result in results for cost in (result.cost["total"],)})
+  caption = (
+    f"All seeds together; a recipe in several tables counts once. Hours are device-hours, on "
+    f"{_escaped(', '.join(f'{count} × {device}' for device, count in devices))}. FLOPs are those of the mathematics, "
+    "forward and backward."
+  )
+  note = _escaped(assumptions_text(results, assumptions))
+  return _scroll("Cost of each recipe", heads, rows, caption) + f'<p class="note">{note}</p>'
+
+
+def _tasks(comparison: Comparison) -> str:
+  """The loss on held-out text and every metric of every task, seeds averaged, with the paper's baseline if known."""
+  results = comparison.data.results
+  columns = list(
+    dict.fromkeys((t, m) for r in results for t, metrics in r.tasks.items() for m in metrics if m != "best_step")
+  )
+  heads = '<th scope="col">recipe</th><th scope="col">validation loss</th>' + "".join(
+    f'<th scope="col">{_escaped(task)}<br><small class="faint">{_escaped(metric)}</small></th>'
+    for task, metric in columns
+  )
+  rows = []
+  for recipe in dict.fromkeys(result.recipe for result in results):
+    runs = [result for result in results if result.recipe == recipe]
+    values = [_mean(r.tasks.get(task, {}).get(metric) for r in runs) for task, metric in columns]
+    rows.append(_plain_row([recipe, number(_mean(r.validation_loss for r in runs), 3), *map(number, values)]))
+  known = [_paper_baseline(task, metric) for task, metric in columns]
+  if any(value is not None for value in known):
+    rows.append(_plain_row(["The paper's baseline", MISSING, *map(number, known)], "reference"))
+  caption = "Metrics at each task's best checkpoint; means over seeds. Losses of other objectives are not comparable."
+  return _scroll("Scores of each task", heads, rows, caption)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+  known = [value for value in values if value is not None]
+  return mean(known) if known else None
+
+
+def _paper_baseline(task: str, metric: str) -> float | None:
+  """Tasks carry versions (glue_cola_v002), and mixtures the parts of one (mnli)."""
+  return BASELINE_TASKS.get(re.sub(r"_v\d+$", "", task), {}).get(metric)
+
+
+# --- method ----------------------------------------------------------------------------------------------------------
+
+
+def _method(comparison: Comparison) -> str:
+  data = comparison.data
+  spreads = [
+    f"{GROUP_NAMES[group]}: {spread.deviation:.3f} points ({spread.degrees_of_freedom} degrees of freedom)"
+    for group, spread in comparison.spreads.items()
+    if spread
+  ]
+  said = {key: value for key, value in data.sweep.items() if value and key != "recipes"}
+  facts = [
+    "Standard deviations of ours are pooled: squared distances of seeds from their own recipe's mean, over all "
+    f"recipes with two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten "
+    "runs of its baseline.",
+    "A tie is a score within two standard deviations of the best of its column, as in the paper. They are those of one "
+    "run; a mean of several seeds scatters less, so that the band is on the safe side.",
+    f"Versions of t5like: {', '.join(sorted({r.version for r in data.results}))}. Runs finished from "
+    f"{min(r.finished for r in data.results)} to {max(r.finished for r in data.results)}.",
+    "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in said.items()) + ".",
+  ]
+  parts = [_list(facts)]
+  commands = [command for result in data.results for command in result.commands]
+  if commands:
+    parts.append(
+      f"<details><summary>Commands of all runs</summary><pre>{_escaped(chr(10).join(commands))}</pre></details>"
+    )
+  link = f"data:text/csv;charset=utf-8,{quote(csv_text(comparison))}"
+  parts.append(f'<p class="download"><a download="ablations.csv" href="{link}">All scores as a CSV file</a></p>')
+  return "".join(parts)
+
+
+def _plain(value: object) -> str:
+  return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+def _escaped(text: object) -> str:
+  return html.escape(str(text))
+
+
+def _bold(text: str, bold: bool) -> str:
+  return f"<b>{text}</b>" if bold else text
+
+
+def _list(lines: Iterable[str]) -> str:
+  items = "".join(f"<li>{_escaped(line)}</li>" for line in lines)
+  return f"<ul>{items}</ul>" if items else ""
+
+
+def _plain_row(fields: Sequence[str], kind: str = "") -> str:
+  first, *rest = map(_escaped, fields)
+  first = re.sub(r"([/_])", r"\1<wbr>", first)  # names of recipes are long: they may break there
+  attribute = f' class="{kind}"' if kind else ""
+  return (
+    f'<tr{attribute}><th scope="row" class="recipe">{first}</th>{"".join(f"<td>{field}</td>" for field in rest)}</tr>'
+  )
+
+
+def _scroll(label: str, heads: str, rows: Sequence[str], caption: str, kind: str = "") -> str:
+  """A table in a box of its own that scrolls, by keyboard too, so that the page never does."""
+  table = f'<table class="{kind}" aria-label="{_escaped(label)}">'
+  return (
+    f'<figure><div class="scroll" tabindex="0" role="region" aria-label="{_escaped(label)}">'
+    f"{table}<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    f"<figcaption>{caption}</figcaption></figure>"
+  )

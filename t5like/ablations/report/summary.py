@@ -1,0 +1,186 @@
+"""What agrees with the paper and what does not, in sentences that are computed from the numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from t5like.ablations.report.comparison import GROUP_NAMES, ComparedRow, ComparedTable, Comparison, beyond_band
+from t5like.ablations.report.conclusions import CheckedClaim, check_claims
+from t5like.ablations.report.plots import number, pretty
+from t5like.ablations.report.statistics import RankCorrelation
+from t5like.ablations.tables import BASELINE_RECIPE
+
+_NAMED = 6  # of a list that may be long
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+  scope: str  # what was run
+  missing: list[str]
+  findings: list[str]
+  claims: list[CheckedClaim]
+  cautions: list[str]  # what to keep in mind when reading
+
+
+def summarise(comparison: Comparison) -> Summary:
+  return Summary(
+    _scope(comparison), _missing(comparison), _findings(comparison), check_claims(comparison), _cautions(comparison)
+  )
+
+
+def _scope(comparison: Comparison) -> str:
+  data = comparison.data
+  recipes = {result.recipe for result in data.results}
+  groups = _joined(GROUP_NAMES[group] for group in comparison.groups) or "no task"
+  tasks = sorted({task for result in data.results for task in result.tasks})
+  scored = f"scored on {groups}" + (f" ({', '.join(tasks)})" if tasks else "")
+  numbers = [str(table.number) for table in comparison.tables if table.number]
+  what = f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of the T5 paper" if numbers else "Recipes of one's own"
+  runs = _count(len(data.results), "finished run")
+  return f"{what} at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
+
+
+def _missing(comparison: Comparison) -> list[str]:
+  rows = {row.recipe: row for table in comparison.tables for row in table.rows}
+  absent = [recipe for recipe, row in rows.items() if not row.results and row.asked_for]
+  not_asked = [recipe for recipe, row in rows.items() if not row.results and not row.asked_for]
+  partly = [row for row in rows.values() if row.results and row.missing_seeds]
+  lines = []
+  if absent:
+    lines.append(f"Not run: {_some(absent)}.")
+  if not_asked:
+    lines.append(f"Not part of this sweep: {_some(not_asked)}.")
+  if partly:
+    seeds = [f"{row.recipe} (seed {_joined(map(str, row.missing_seeds))})" for row in partly]
+    lines.append(f"Seeds missing: {_some(seeds)}.")
+  for failure in comparison.data.failures:
+    lines.append(f"Failed: {failure.recipe}, seed {failure.seed}: {failure.error.splitlines()[0][:200]}")
+  not_run = {group for table in comparison.tables for group in table.not_run} - set(comparison.groups)
+  if not_run:
+    names = _joined(GROUP_NAMES[group] for group in GROUP_NAMES if group in not_run)
+    lines.append(f"No run was scored on {names}; the paper's scores there are in the CSV file.")
+  lines += [f"Left out: {text}." for text in comparison.data.left_out]
+  return lines
+
+
+def _findings(comparison: Comparison) -> list[str]:
+  found = (_clear_differences(comparison), _ties(comparison), _reversed_orders(comparison))
+  return [line for line in found if line]
+
+
+def _reversed_orders(comparison: Comparison) -> str:
+  reversed_ = [
+    f"{_short(table)} in {GROUP_NAMES[group]} ({number(found.spearman, signed=True)}, n = {found.n})"
+    for table in comparison.tables
+    for group, found in table.correlations.items()
+    if found is not None and found.spearman is not None and found.spearman < 0
+  ]
+  return f"Rows come out rather against the paper's order (Spearman) in {_joined(reversed_)}." if reversed_ else ""
+
+
+def _compared(comparison: Comparison) -> Iterable[tuple[ComparedTable, ComparedRow, str]]:
+  """Every row and group with a difference from the baseline on both sides; a recipe in two tables counts once."""
+  seen = set()
+  for table in comparison.tables:
+    for row in table.own_rows:
+      for group in table.groups:
+        cell = row.cells[group]
+        known = cell.difference is not None and cell.paper_difference is not None
+        if known and not row.is_baseline and (row.recipe, group) not in seen:
+          seen.add((row.recipe, group))
+          yield table, row, group
+
+
+def _clear_differences(comparison: Comparison) -> str:
+  same, same_clear, against, against_clear = [], [], [], []
+  for table, row, group in _compared(comparison):
+    cell = row.cells[group]
+    if not beyond_band(cell.paper_in_spreads):
+      continue
+    agrees = cell.difference * cell.paper_difference > 0
+    name = f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]})"
+    (same if agrees else against).append(name)
+    if beyond_band(cell.in_spreads):
+      (same_clear if agrees else against_clear).append(name)
+  total = len(same) + len(against)
+  if not total:
+    return ""
+  text = (
+    f"The paper has {_count(total, 'clear difference')} from the baseline here (more than two of its standard "
+    f"deviations). Ours go the same way in {len(same)}, beyond our own band in {len(same_clear)}; the other way in "
+    f"{len(against)}, beyond our band in {len(against_clear)}"
+  )
+  return text + (f": {_some(against_clear)}." if against_clear else ".")
+
+
+def _ties(comparison: Comparison) -> str:
+  tied, differing = 0, []
+  for table, row, group in _compared(comparison):
+    cell = row.cells[group]
+    if cell.in_spreads is None or beyond_band(cell.paper_in_spreads):
+      continue
+    tied += 1
+    if beyond_band(cell.in_spreads):
+      differing.append(
+        f"“{pretty(row.name)}” (Table {table.number}, {GROUP_NAMES[group]}, {number(cell.in_spreads, 1, signed=True)})"
+      )
+  if not tied:
+    return ""
+  text = f"Of {_count(tied, 'difference')} within the paper's band, {tied - len(differing)} are within ours"
+  return text + (f"; outside: {_some(differing)}." if differing else ".")
+
+
+def _cautions(comparison: Comparison) -> list[str]:
+  lines = []
+  if comparison.data.scale != "paper":
+    lines.append(
+      f"At {comparison.data.scale} scale models are smaller and trained for fewer steps than the paper's: compare "
+      "orders and differences, not the scores themselves."
+    )
+  if not any(result.recipe == BASELINE_RECIPE for result in comparison.data.results):
+    lines.append(f"The baseline ({BASELINE_RECIPE}) was not run: there is nothing to take differences from.")
+  for group, spread in comparison.spreads.items():
+    name = GROUP_NAMES[group]
+    if spread is None:
+      lines.append(f"{name}: the spread of seeds is not known, so that no difference can be told from chance.")
+    elif spread.degrees_of_freedom < 5:
+      lines.append(
+        f"{name}: the spread of {spread.deviation:.2f} comes from few repeated runs "
+        f"({_count(spread.degrees_of_freedom, 'degree')} of freedom) and may be far off."
+      )
+  return lines
+
+
+def correlation_text(found: RankCorrelation | None) -> str:
+  if found is None:
+    return "fewer than three rows"
+  if found.spearman is None:
+    return f"no order: all scores are equal (n = {found.n})"
+  about = "" if found.exact else ", from drawn orders"
+  return (
+    f"Spearman {number(found.spearman, signed=True)} (p {p_text(found.spearman_p)}), "
+    f"Kendall {number(found.kendall, signed=True)} (p {p_text(found.kendall_p)}), n = {found.n}{about}"
+  )
+
+
+def p_text(p: float) -> str:
+  return f"= {p:.3f}" if p >= 0.0005 else "< 0.001"
+
+
+def _short(table: ComparedTable) -> str:
+  return f"Table {table.number}" if table.number else table.title
+
+
+def _count(number: int, noun: str) -> str:
+  return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _joined(names: Iterable[str]) -> str:
+  names = list(names)
+  return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+
+
+def _some(names: Sequence[str]) -> str:
+  more = len(names) - _NAMED
+  return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")

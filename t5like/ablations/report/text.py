@@ -1,0 +1,180 @@
+"""The report as Markdown and CSV, and the short table for a README."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
+from t5like.ablations.report.conclusions import CheckedClaim
+from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
+from t5like.ablations.report.examples import examples
+from t5like.ablations.report.plots import MISSING, number, pretty
+from t5like.ablations.report.summary import correlation_text, summarise
+from t5like.planning.run_card import large
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def score(cell: Cell) -> str:
+  """The mean of the seeds and their own standard deviation."""
+  return number(cell.mean) + (f" ± {cell.deviation:.2f}" if cell.deviation is not None else "")
+
+
+def seeds_text(row: ComparedRow) -> str:
+  if not row.results:
+    return "failed" if row.error else "not run" if row.asked_for else "not asked for"
+  done = len(row.results)
+  return f"{done} of {done + len(row.missing_seeds)}" if row.missing_seeds else str(done)
+
+
+def claim_text(checked: CheckedClaim) -> str:
+  """In how many comparisons a claim holds, ours and the paper's own."""
+  ours, paper = checked.ours, checked.paper
+  if not ours.of:
+    return f"not run (the paper's own: {paper.holds} of {paper.of})"
+  clear = f", {ours.holds_clearly} clearly" if ours.holds_clearly else ""
+  against = f", {ours.fails_clearly} clearly against" if ours.fails_clearly else ""
+  return f"{ours.holds} of {ours.of} comparisons{clear}{against} (the paper's own: {paper.holds} of {paper.of})"
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def csv_text(comparison: Comparison) -> str:
+  """One line for each row of each table in each group, run or not; an empty field is missing."""
+  out = io.StringIO()
+  writer = csv.writer(out, lineterminator="\n")
+  writer.writerow(
+    "table row recipe group mean seeds_deviation seeds scores difference difference_in_spreads spread tie "
+    "paper paper_difference paper_difference_in_spreads paper_spread paper_tie in_table".split()
+  )
+  for table in comparison.tables:
+    for row in table.rows:
+      for group, cell in row.cells.items():
+        each = " ".join(f"{seed}:{value:.6g}" for seed, value in cell.seeds.items())
+        ours = cell.mean, cell.deviation, len(cell.seeds), each, cell.difference, cell.in_spreads, cell.spread
+        paper = cell.paper, cell.paper_difference, cell.paper_in_spreads, cell.paper_spread
+        fields = [table.number, row.name, row.recipe, group, *ours, _flag(cell.tie, cell.mean), *paper]
+        writer.writerow([_field(v) for v in (*fields, _flag(cell.paper_tie, cell.paper), int(not row.reference))])
+  return out.getvalue()
+
+
+def _flag(value: bool, known: float | None) -> int | None:
+  return None if known is None else int(value)
+
+
+def _field(value: object) -> object:
+  return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
+# --- Markdown --------------------------------------------------------------------------------------------------------
+
+
+def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
+  summary = summarise(comparison)
+  blocks = [f"# T5 ablations at {comparison.data.scale} scale", summary.scope]
+  blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
+  if summary.claims:
+    rows = [[c.claim.table, c.claim.text, c.verdict, claim_text(c)] for c in summary.claims]
+    blocks += ["## What the paper concludes", _table(["table", "claim", "here", "comparisons"], rows)]
+  blocks += [
+    "Bold: within two standard deviations of the best in its column, as in the paper. Δ: difference from the "
+    "baseline in standard deviations, ours in those of our seeds, the paper's in its own."
+  ]
+  for table in comparison.tables:
+    blocks += [f"## {table.heading}", _table(*_score_table(table), left=1), _bullets(_correlations(table))]
+  shown = examples(dict.fromkeys(result.recipe for result in comparison.data.results))
+  if shown:
+    rows = [[example.objective, example.inputs, example.targets] for example in shown]
+    blocks += ["## What the objectives do to a text", _table(["objective", "inputs", "targets"], rows)]
+  blocks += ["## Cost", _table(*_cost_table(comparison, assumptions), left=1)]
+  blocks.append(assumptions_text(comparison.data.results, assumptions))
+  return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def readme_table(comparison: Comparison) -> str:
+  """Rows of all tables with ours and the paper's scores, and a line of rank correlations under each."""
+  groups = comparison.groups
+  header = ["", *(f"{GROUP_NAMES[g]} {side}" for g in groups for side in ("ours", "paper"))]
+  rows = []
+  for table in comparison.tables:
+    rows.append([f"**{table.heading}**", *[""] * (2 * len(groups))])
+    for row in table.own_rows:
+      cells = [row.cells.get(group, Cell({}, None)) for group in groups]
+      sides = [text for c in cells for text in (_bold(score(c), c.tie), _bold(number(c.paper), c.paper_tie))]
+      rows.append([pretty(row.name), *sides])
+    order = [_short_correlation(table, group) for group in groups]
+    rows.append(["*rank correlation (Spearman, p)*", *(text for pair in order for text in (pair, ""))])
+  return _table(header, rows, left=1)
+
+
+def _short_correlation(table: ComparedTable, group: str) -> str:
+  found = table.correlations.get(group)
+  if found is None or found.spearman is None:
+    return MISSING
+  return f"*{number(found.spearman, signed=True)}, {found.spearman_p:.2g}, n = {found.n}*"
+
+
+def _score_table(table: ComparedTable) -> tuple[list[str], list[list[str]]]:
+  header = ["row"]
+  for group in table.groups:
+    name = GROUP_NAMES[group]
+    header += [f"{name} ours", "paper", "Δ ours", "Δ paper"]
+  rows = []
+  for row in table.rows:
+    line = [f"*{row.name}*" if row.reference else pretty(row.name)]
+    for group in table.groups:
+      cell = row.cells[group]
+      line += [_bold(score(cell), cell.tie), _bold(number(cell.paper), cell.paper_tie)]
+      line += [number(cell.in_spreads, 1, signed=True), number(cell.paper_in_spreads, 1, signed=True)]
+    rows.append([*line, seeds_text(row)])
+  return [*header, "seeds"], rows
+
+
+def _correlations(table: ComparedTable) -> list[str]:
+  return [
+    f"Order of the rows, {GROUP_NAMES[group]}: {correlation_text(found)}."
+    for group, found in table.correlations.items()
+    if table.number
+  ]
+
+
+def cost_line(cost: RecipeCost) -> list[str]:
+  return [
+    cost.recipe,
+    str(cost.runs),
+    large(cost.total.model_flops),
+    large(cost.total.tokens),
+    number(cost.hours("pretraining"), 3),
+    number(cost.hours("finetuning"), 3),
+    number(cost.hours("total"), 3),
+    number(cost.kilowatt_hours, 3),
+    number(cost.kilograms, 3),
+  ]
+
+
+# Hours are those of one device.
+COST_HEADER = ["recipe", "runs", "model FLOPs", "tokens", "pre-train h", "fine-tune h", "total h", "kWh", "kg CO2e"]
+
+
+def _cost_table(comparison: Comparison, assumptions: EnergyAssumptions) -> tuple[list[str], list[list[str]]]:
+  results = comparison.data.results
+  costs = [*recipe_costs(results, assumptions), total_cost(results, assumptions)]
+  return COST_HEADER, [cost_line(cost) for cost in costs]
+
+
+def _bold(text: str, bold: bool) -> str:
+  return f"**{text}**" if bold else text
+
+
+def _bullets(lines: Iterable[str]) -> str:
+  return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 99) -> str:
+  """The first `left` columns are text, the others numbers."""
+  rules = [":---" if column < left else "---:" for column in range(len(header))]
+  lines = [header, rules, *rows]
+  return "\n".join(f"| {' | '.join(str(field).replace('|', chr(92) + '|') for field in line)} |" for line in lines)

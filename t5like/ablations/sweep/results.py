@@ -1,0 +1,139 @@
+"""What a sweep leaves behind: one small JSON file for each finished run, one for each failure, and sweep.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.files import storage
+
+SWEEP = "sweep.json"
+RESULTS, FAILURES = "results", "failures"
+CURVE_POINTS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What a run used; model FLOPs are those of the mathematics, forward and backward."""
+
+  device: str
+  devices: int
+  device_seconds: float
+  model_flops: float
+  tokens: int  # of inputs and targets
+
+  def __add__(self, other: Cost) -> Cost:
+    return Cost(
+      self.device or other.device,
+      max(self.devices, other.devices),
+      self.device_seconds + other.device_seconds,
+      self.model_flops + other.model_flops,
+      self.tokens + other.tokens,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """A recipe, pre-trained with one seed and scored on the tasks of the sweep."""
+
+  recipe: str
+  seed: int
+  scale: str
+  scores: dict[str, float]  # by group: the mean over its tasks that were run
+  tasks: dict[str, dict[str, float]]  # the metrics of each task at its best checkpoint, and "best_step"
+  curve: list[tuple[int, float]]  # training loss by step, at most CURVE_POINTS
+  validation_loss: float | None
+  cost: dict[str, Cost]  # "pretraining", "finetuning", "total"
+  started: str  # ISO 8601
+  finished: str
+  version: str  # of t5like
+  commands: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+  """A run that ended with an error."""
+
+  recipe: str
+  seed: int
+  scale: str
+  error: str
+  when: str
+  command: str  # the part that failed
+  traceback: str = ""
+
+
+def run_name(recipe: str, seed: int) -> str:
+  return f"{recipe.replace('/', '.')}-seed{seed}"
+
+
+def result_path(sweep_dir: Path, recipe: str, seed: int) -> Path:
+  return Path(sweep_dir) / RESULTS / f"{run_name(recipe, seed)}.json"
+
+
+def failure_path(sweep_dir: Path, recipe: str, seed: int) -> Path:
+  return Path(sweep_dir) / FAILURES / f"{run_name(recipe, seed)}.json"
+
+
+def write_result(sweep_dir: Path, result: Result) -> Path:
+  """Writes the file in one step; a failure of an earlier attempt is forgotten."""
+  path = result_path(sweep_dir, result.recipe, result.seed)
+  write_json(path, to_json(result))
+  failure_path(sweep_dir, result.recipe, result.seed).unlink(missing_ok=True)
+  return path
+
+
+def write_failure(sweep_dir: Path, failure: Failure) -> Path:
+  path = failure_path(sweep_dir, failure.recipe, failure.seed)
+  write_json(path, dataclasses.asdict(failure))
+  return path
+
+
+def read_results(sweep_dir: Path) -> list[Result]:
+  """All finished runs, by file name."""
+  return [from_json(_read(path), path) for path in sorted((Path(sweep_dir) / RESULTS).glob("*.json"))]
+
+
+def read_failures(sweep_dir: Path) -> list[Failure]:
+  return [_failure(path) for path in sorted((Path(sweep_dir) / FAILURES).glob("*.json"))]
+
+
+def _failure(path: Path) -> Failure:
+  try:
+    return Failure(**_read(path))
+  except TypeError as error:
+    raise UserError("this is no failure of a sweep", file=path, because=error) from None
+
+
+def to_json(result: Result) -> dict[str, Any]:
+  return dataclasses.asdict(result)
+
+
+def from_json(fields: dict[str, Any], source: object = "") -> Result:
+  """A result as `to_json` gave it; `source` is named where it is none."""
+  try:
+    cost = {part: Cost(**values) for part, values in fields["cost"].items()}
+    curve = [(int(step), float(loss)) for step, loss in fields["curve"]]
+    return Result(**{**fields, "cost": cost, "curve": curve})
+  except (KeyError, TypeError, ValueError, AttributeError) as error:
+    raise UserError("this is no result of a sweep", file=source, because=error) from error
+
+
+def write_json(path: Path, content: Any) -> None:
+  """Replaces a file in one step, so that readers on any machine see all of it or the one before."""
+  storage.write_whole(path, json.dumps(content, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+  try:
+    return storage.read_json(path)
+  except ValueError as error:
+    raise UserError(
+      "a file of the sweep cannot be read",
+      file=path,
+      because=error,
+      try_=f"rm {path}, and the command of the sweep again",
+    ) from None

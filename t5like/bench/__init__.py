@@ -1,0 +1,1 @@
+"""Measurements next to peers and limits."""

@@ -1,0 +1,252 @@
+"""How many rows a second: objectives on one core, from text, and from a token cache.
+
+t5like bench data
+t5like bench data --files ~/corpus/*.jsonl.gz --threads=2
+
+Where the original `t5` library is installed, its pipeline is measured on the same text in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
+
+INPUTS = 512
+_DOCUMENT = 10_000  # characters
+_PACKED_TARGETS = 114
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--files", nargs="+", default=[], help="JSON lines or text (default: the embedded novels)")
+  parser.add_argument("--threads", type=int, default=2, help="threads that tokenise and make batches (default: 2)")
+  parser.add_argument("--megabytes", type=int, default=20, help="take so much text (default: 20)")
+  parser.add_argument("--rows", type=int, default=100_000, help="rows to make from the cache (default: 100,000)")
+  parser.add_argument(
+    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labelled tasks are"
+  )
+  parser.add_argument("--all", action="store_true", help="every objective of the catalogue")
+
+
+def run(args: argparse.Namespace) -> int:
+  for name in ("threads", "megabytes", "rows"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}", expected="1 or more")
+  load_seqio()
+  texts = _texts(args.files, args.megabytes * 1_000_000)
+  megabytes = sum(map(len, texts)) / 1e6
+  print(f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {args.threads} threads\n")
+  _objectives(args.all)
+  with tempfile.TemporaryDirectory(prefix="t5like-bench-") as folder:
+    ours = _from_text(texts, args.threads)
+    _beside_t5(texts, ours)
+    _from_cache(texts, Path(folder), args.threads, args.rows)
+  for task in args.pack:
+    _packing(task)
+  return 0
+
+
+def _texts(files: Sequence[str], characters: int) -> list[str]:
+  from t5like.tasks import sources
+
+  paths = files or [str(Path(sources.__file__).parent / "embedded/novels.train.jsonl.gz")]
+  texts, total = [], 0
+  for path in paths:
+    for text in sources.read_documents(path, "text", "line"):
+      # Of a whole book t5's pipeline would take one random piece.
+      texts += [text[i : i + _DOCUMENT] for i in range(0, len(text), _DOCUMENT)]
+      total += len(text)
+      if total >= characters:
+        return texts
+  return texts
+
+
+def _report(name: str, amount: float, seconds: float, unit: str = "rows/s", note: str = "") -> float:
+  speed = amount / seconds
+  print(f"  {name:<44} {speed:>12,.0f} {unit}{'   ' + note if note else ''}", flush=True)
+  return speed
+
+
+def _seconds_of(function: Callable[[], object], repeats: int = 5) -> float:
+  """The shortest of several runs: what the machine can do when left alone."""
+  function()
+  times = []
+  for _ in range(repeats):
+    started = time.perf_counter()
+    function()
+    times.append(time.perf_counter() - started)
+  return min(times)
+
+
+def _objectives(everything: bool) -> None:
+  from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  print(f"objectives, one core, {INPUTS} input tokens, 1,024 rows at a time")
+  special = {makes: SpecialTokens.of(load_vocabulary(v)) for makes, v in (("pairs", "t5"), ("masked", "bert_uncased"))}
+  rng, count = np.random.default_rng(0), 1024
+  for name in CATALOGUE if everything else ("span_corruption", "bert_mlm"):
+    objective = CATALOGUE[name]
+    lengths = objective.lengths(INPUTS)
+    ours = special[objective.makes]
+    text, other = (ours.drawable[rng.integers(0, len(ours.drawable), (count, lengths.raw))] for _ in range(2))
+    rows, draws = Rows(text, np.full(count, lengths.raw), Ragged.full(other)), Draws.of(0, 0, np.arange(count))
+    seconds = _seconds_of(lambda o=objective, r=rows, d=draws, s=ours: o(r, d, s))
+    _report(f"{name}, {lengths.raw} tokens of text", count, seconds)
+  print()
+
+
+def _from_text(texts: Sequence[str], threads: int) -> float:
+  """Span-corruption rows of 512/115 straight from text: tokenise, join, cut, corrupt, pad."""
+  from t5like.data.rows import laid_out
+  from t5like.objectives import CATALOGUE, Draws, Rows, SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  vocabulary = load_vocabulary("t5")
+  special = SpecialTokens.of(vocabulary)
+  objective = CATALOGUE["span_corruption"]
+  lengths = objective.lengths(INPUTS)
+  tokens = rows = 0
+  started = time.perf_counter()
+  left = np.zeros(0, np.int32)
+  for begin in range(0, len(texts), 128):
+    ids = vocabulary.encode_batch(texts[begin : begin + 128], threads=threads)
+    stream = np.concatenate([left, *(np.asarray(row, np.int32) for row in ids)])
+    count = len(stream) // lengths.raw
+    left = stream[count * lengths.raw :]
+    text = stream[: count * lengths.raw].reshape(count, lengths.raw)
+    pairs = objective(Rows.full(text), Draws.of(0, 0, np.arange(rows, rows + count)), special)
+    laid_out(pairs, objective, lengths, special, "encoder_decoder")
+    tokens, rows = tokens + text.size, rows + count
+  seconds = time.perf_counter() - started
+  print("from text: tokenise, cut, corrupt, pad")
+  _report("tokens", tokens, seconds, "tokens/s")
+  return _report(f"span corruption {lengths.inputs}/{lengths.targets}", rows, seconds)
+
+
+def _beside_t5(texts: Sequence[str], ours: float) -> None:
+  """The original pipeline: seqio's tokenizer, t5's span corruption, packed batches."""
+  try:
+    from t5like.tasks import t5_pipeline
+  except ImportError:
+    print("  (the t5 library is not installed: no comparison with its pipeline)\n")
+    return
+  rows, seconds = t5_pipeline.packed_rows(texts, INPUTS, 114)
+  theirs = _report("t5 + seqio, packed 512/114", rows, seconds)
+  print(f"  t5like makes {ours / theirs:.1f} times as many\n")
+
+
+def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> None:
+  from t5like import data
+  from t5like.objectives import CATALOGUE, SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  print(f"from a token cache, batches of 128 rows, {threads} threads reading ahead")
+  for name, vocabulary_name, inputs in (
+    ("span_corruption", "t5", INPUTS), ("bert_mlm", "bert_uncased", INPUTS), ("causal_lm", "gpt2", 1024),
+  ):  # fmt: skip
+    vocabulary = load_vocabulary(vocabulary_name)
+    cache = _cache(texts, folder / vocabulary_name, vocabulary_name, vocabulary, threads)
+    objective = CATALOGUE[name]
+    lengths = objective.lengths(inputs)
+    layout = "encoder" if objective.makes == "masked" else "encoder_decoder" if lengths.inputs else "decoder"
+    source = data.CorpusRows(cache, objective, lengths, SpecialTokens.of(vocabulary), 0, layout)
+    batches = data.Batches([data.Stage(source, 128)])
+    steps = max(rows // 128, 2)
+    _drain(data.read_ahead(batches, 0, 8, threads))
+    before, started = _resident_megabytes(), time.perf_counter()
+    _drain(data.read_ahead(batches, 0, steps, threads))
+    seconds = time.perf_counter() - started
+    growth = f"memory {_resident_megabytes() - before:+.0f} MB over {steps * 128:,} rows"
+    _report(f"{name} {lengths.inputs or lengths.targets}", steps * 128, seconds, note=growth)
+    if name == "span_corruption":
+      print(f"  rows are {_full(batches[0]):.2%} full; {_same_batches(batches)}")
+      first, far = (_seconds_to_first(batches, step, threads) for step in (0, 1_000_000))
+      print(f"  first batch at step 0 after {first:.3f} s, at step 1,000,000 after {far:.3f} s")
+
+
+def _cache(texts: Sequence[str], folder: Path, name: str, vocabulary, threads: int):
+  from t5like import data
+
+  data.write_cache(
+    folder,
+    ({"targets": text} for text in texts),
+    ["targets"],
+    lambda some: vocabulary.encode_batch(some, threads=threads),
+    vocabulary={"name": name, "size": vocabulary.vocab_size, "fingerprint": vocabulary.fingerprint},
+    description={"task": "bench", "split": "train", "source_files": []},
+    scoring={"postprocessor": None, "metrics": []},
+  )
+  return data.open_cache(folder, mend="t5like bench data")
+
+
+def _full(batch) -> float:
+  """The share of input positions that hold a token."""
+  return float(np.mean(batch["encoder_input_tokens"] > 0))
+
+
+def _same_batches(batches) -> str:
+  """Compares the batches of two steps, made in different ways, byte by byte."""
+  from t5like import data
+
+  for step in (0, 10_000):
+    whole = batches[step]
+    ways = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
+    for hosts in (2, 4):
+      parts = [data.Batches(batches.stages, data.HostShare((host,), hosts))[step] for host in range(hosts)]
+      ways.append({name: np.concatenate([part[name] for part in parts]) for name in whole})
+    if any(way[name].tobytes() != array.tobytes() for way in ways for name, array in whole.items()):
+      return f"BATCHES DIFFER at step {step}"
+  return "the same bytes with 1, 2 and 4 hosts and 0, 1 and 4 threads, at steps 0 and 10,000"
+
+
+def _packing(task: str) -> None:
+  from t5like import data
+  from t5like.experiments.token_caches import TokenCaches
+  from t5like.files.storage import DEFAULT_ROOT
+  from t5like.objectives import Lengths, SpecialTokens
+  from t5like.vocabularies import load_vocabulary
+
+  vocabulary = load_vocabulary("t5")
+  for member in TokenCaches(DEFAULT_ROOT, "t5", vocabulary).open_or_build(task, "train"):
+    started = time.perf_counter()
+    rows = data.ExampleRows(
+      member.cache, Lengths(INPUTS, INPUTS, _PACKED_TARGETS), SpecialTokens.of(vocabulary), 0, pack=True
+    )
+    count, seconds = rows.rows_per_epoch, time.perf_counter() - started
+    print(
+      f"{member.task}: {member.cache.examples:,} examples in {count:,} rows of {INPUTS}/{_PACKED_TARGETS}, "
+      f"{rows.efficiency:.1%} full, planned in {seconds:.1f} s"
+    )
+
+
+def _seconds_to_first(batches, step: int, threads: int) -> float:
+  from t5like import data
+
+  started = time.perf_counter()
+  next(data.read_ahead(batches, step, step + 1, threads))
+  return time.perf_counter() - started
+
+
+def _drain(batches: Iterable) -> None:
+  for _ in batches:
+    pass
+
+
+def _resident_megabytes() -> float:
+  try:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+  except OSError:
+    import resource
+
+    scale = 1e6 if sys.platform == "darwin" else 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale

@@ -1,0 +1,242 @@
+"""How fast outputs are written: tokens/s, beside Hugging Face's `generate` and the limit of the memory's bandwidth.
+
+t5like bench decode --model=t5_1_1/base
+t5like bench decode --model=gpt2/medium --batch_size=32 --inputs=128 --outputs=256 --json
+t5like bench decode --model=t5_1_1/small --beams=4
+
+Random weights and prompts; no row ends early. Tokens are written ones, the time that of a whole call: prompts to the
+device, encoder or prompt, all steps, outputs back. A step reads the decoder's weights and the filled part of all caches
+once: their bytes over the bandwidth that a copy reaches here are the limit, told for steps alone.
+Where torch and transformers are installed, Hugging Face's model of the same sizes runs on the same device first:
+with a static cache and torch.compile, and plain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from t5like.errors import UserError
+
+if TYPE_CHECKING:  # help must not wait for jax
+  import flax.linen as nn
+
+  from t5like.decoding import DecodeSettings
+
+_REPEATS = 3
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument("--model", required=True, help="a file of gin/models, such as t5_1_1/base or gpt2/medium")
+  parser.add_argument("--batch_size", type=int, default=64, help="prompts at a time (default: 64)")
+  parser.add_argument("--inputs", type=int, default=512, help="tokens of each prompt (default: 512)")
+  parser.add_argument("--outputs", type=int, default=128, help="tokens to write after each (default: 128)")
+  parser.add_argument("--beams", type=int, default=1, help="more than 1: beam search (default: greedy)")
+  parser.add_argument("--dtype", default="bfloat16", help="of the computation (default: bfloat16)")
+  parser.add_argument("--backend", default="auto", help="attention back end (default: auto)")
+  parser.add_argument("--no_peer", action="store_true", help="leave Hugging Face out")
+  parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has torch (default: this one)")
+  parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+  for name in ("batch_size", "inputs", "outputs", "beams"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="a whole number of at least 1")
+  model = load_model(args.model, args.dtype, args.backend)
+  results = []
+  has_peer = args.peer_python or all(map(importlib.util.find_spec, ("torch", "transformers")))
+  if has_peer and not args.no_peer:
+    from t5like.bench.peer_decode import measure_in_a_process
+
+    # First, and in processes of their own: jax keeps the memory it has once taken.
+    for static in (False, True):
+      results.append(
+        measure_in_a_process(model, args.batch_size, args.inputs, args.outputs, args.beams, static, args.peer_python)
+      )
+  results.append(measure(model, args.batch_size, args.inputs, args.outputs, args.beams))
+  for result in results:
+    print(json.dumps(result) if args.json else _text(result), flush=True)
+  if not args.json:
+    _compare(results)
+  return 0
+
+
+def load_model(name: str, dtype: str, backend: str) -> nn.Module:
+  from t5like.experiments.reading import read_model
+
+  overrides = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", backend)]
+  model = read_model([f"models/{name.removesuffix('.gin')}.gin", "runs/finetune.gin"], overrides).model
+  if model.batch_layout == "encoder":
+    raise UserError(f"{name} writes no outputs", try_="--model=t5_1_1/base or --model=gpt2/medium")
+  return model
+
+
+def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int = 1) -> dict[str, Any]:
+  """Times whole calls of what `t5like infer` and `t5like eval` decode with."""
+  import jax
+
+  from t5like import decoding, parallel
+  from t5like.evaluation import Generator
+
+  mesh = parallel.make_mesh(parallel.MeshAxes())
+  parallel.check_batch(rows, mesh, "--batch_size")
+  prompts = _prompts(model, rows, inputs)
+  params = _random_params(model, mesh)
+  generator = Generator(model, mesh, eos_id=None)
+
+  def call(length: int) -> Callable[[], object]:
+    return lambda: generator(params, prompts, _settings(length, beams))
+
+  started = time.perf_counter()
+  call(outputs)()
+  first = time.perf_counter() - started
+  times = _seconds_of(call(outputs))
+  # Fewer tokens with the same compiled function: the difference is steps alone.
+  fewer = next(n for n in range(1, outputs + 1) if decoding.bucket(n) == decoding.bucket(outputs))
+  step = None
+  if fewer < outputs:
+    step = (statistics.median(times) - statistics.median(_seconds_of(call(fewer)))) / (outputs - fewer)
+    step = step if step > 0.0 else None  # lost in noise
+  bandwidth = copy_bandwidth()
+  step_bytes = bytes_of_a_step(model, params, prompts, outputs, beams)
+  seconds = statistics.median(times)
+  limit = rows * bandwidth / step_bytes
+  return {
+    "name": "t5like",
+    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    "first_call_seconds": first,
+    "seconds": seconds,
+    "spread": max(times) / min(times) - 1.0,
+    "tokens_per_second": rows * outputs / seconds,
+    "step_seconds": step,
+    "step_bytes": step_bytes,
+    "bandwidth": bandwidth,
+    "limit_tokens_per_second": limit,
+    "share_of_limit": rows * outputs / seconds / limit,
+    "step_share_of_limit": None if step is None else rows / step / limit,
+  }
+
+
+def _settings(length: int, beams: int) -> DecodeSettings:
+  from t5like.decoding import DecodeSettings
+
+  return DecodeSettings(max_length=length, **({"method": "beam", "beams": beams} if beams > 1 else {}))
+
+
+def _prompts(model: nn.Module, rows: int, length: int) -> dict[str, np.ndarray]:
+  name = "encoder_input_tokens" if model.batch_layout == "encoder_decoder" else "decoder_input_tokens"
+  tokens = np.random.default_rng(0).integers(2, model.config.vocab_size, (rows, length), dtype=np.int32)
+  return {name: tokens}
+
+
+def _random_params(model: nn.Module, mesh: Any) -> Any:
+  """Weights of about the right size; the same numbers again and again, which no product gets faster by."""
+  import flax.linen as nn
+  import jax
+
+  from t5like import parallel
+
+  one = {name: np.ones((1, 2), np.int32) for name in ("encoder_input_tokens", "decoder_input_tokens")}
+  boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), one)["params"])
+  numbers = 0.02 * np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
+  place = parallel.parameter_shardings(boxed, mesh)
+  made = jax.tree.map(lambda x: np.resize(numbers, x.shape).astype(x.dtype), nn.meta.unbox(boxed))
+  return jax.tree.map(jax.device_put, made, nn.meta.unbox(place))
+
+
+def _seconds_of(function: Callable[[], object]) -> list[float]:
+  times = []
+  for _ in range(_REPEATS):
+    started = time.perf_counter()
+    function()
+    times.append(time.perf_counter() - started)
+  return times
+
+
+def copy_bandwidth() -> float:
+  """Bytes a second that a copy of a large array reads and writes, on all devices together."""
+  import jax
+  import jax.numpy as jnp
+
+  count = 2**24 if jax.default_backend() == "cpu" else 2**29
+  x = jnp.arange(count, dtype=jnp.float32)
+  copy = jax.jit(lambda x: -x)
+  copy(x).block_until_ready()
+  times = []
+  for _ in range(_REPEATS):
+    started = time.perf_counter()
+    y = x
+    for _ in range(10):
+      y = copy(y)
+    y.block_until_ready()
+    times.append((time.perf_counter() - started) / 10)
+  devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+  return devices * 2 * x.nbytes / min(times)
+
+
+def bytes_of_a_step(
+  model: nn.Module, params: Any, prompts: Mapping[str, np.ndarray], outputs: int, beams: int
+) -> float:
+  """Decoder weights, and caches as full as they are on average; each read once."""
+  import jax
+
+  from t5like.models.stepping import prepare
+
+  variables = jax.eval_shape(lambda p: prepare(model, p)[1], params)["params"]
+  read = {name: variables[name] for name in ("decoder", "shared", "logits_dense") if name in variables}
+  if model.config.tie_embeddings:
+    read["embedding"] = variables["token_embedder"]["embedding"]
+  weights = sum(
+    _bytes(leaf)
+    for path, leaf in jax.tree.leaves_with_path(read)
+    # Keys and values of the encoder's outputs are computed once.
+    if not any(f"['cross_attention']['{part}']" in jax.tree_util.keystr(path) for part in ("key", "value"))
+  )
+  layers = jax.eval_shape(lambda p: _started(model, p, prompts, outputs, beams), params)["layers"]
+  fixed = sum(_bytes(layer[part]) for layer in layers for part in ("prompt", "cross") if part in layer)
+  grown = sum(_bytes(layer["grown"]) for layer in layers)
+  return weights + fixed + grown * (outputs + 1) / 2 / outputs
+
+
+def _started(model: nn.Module, params: Any, prompts: Mapping[str, np.ndarray], outputs: int, beams: int) -> dict:
+  from t5like.models.stepping import prepare
+
+  model, variables = prepare(model, params)
+  return model.apply(variables, prompts, outputs, beams, method="start_decoding")
+
+
+def _bytes(array: Any) -> int:
+  return array.size * array.dtype.itemsize
+
+
+def _text(result: Mapping[str, Any]) -> str:
+  if "error" in result:
+    return f"{result['name']}: {result['error']}"
+  lines = [
+    f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s ({result['seconds']:.3f} s a batch, "
+    f"spread {result['spread']:.1%})",
+    f"  {result['device']}, first call {result['first_call_seconds']:.1f} s",
+  ]
+  if "limit_tokens_per_second" in result:
+    lines.append(
+      f"  limit {result['limit_tokens_per_second']:,.0f} tokens/s: {result['step_bytes'] / 1e9:.3g} GB a step at "
+      f"{result['bandwidth'] / 1e12:.3g} TB/s; {result['share_of_limit']:.1%} of it"
+    )
+  if result.get("step_seconds"):
+    lines.append(f"  {1e3 * result['step_seconds']:.3f} ms a step, {result['step_share_of_limit']:.1%} of the limit")
+  return "\n".join(lines)
+
+
+def _compare(results: list[Mapping[str, Any]]) -> None:
+  *peers, ours = results
+  for peer in peers:
+    if "tokens_per_second" in peer:
+      print(f"t5like is {ours['tokens_per_second'] / peer['tokens_per_second']:.2f} times {peer['name']}")

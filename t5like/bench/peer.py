@@ -1,0 +1,202 @@
+"""Hugging Face's model of the same sizes on the same device, for `t5like bench train --peer`.
+
+float32 parameters under bfloat16 autocast (or plain float32), no dropout, the fused AdamW that is torch's fastest
+optimizer. It runs in a process of its own, so that neither framework holds memory that the other needs, and by an
+interpreter of its own where torch is not installed beside jax (--peer_python).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5like.errors import RunError
+
+if TYPE_CHECKING:
+  from t5like.models.config import TransformerConfig
+
+_LIMIT = 900  # seconds; torch.compile of a deep model takes minutes
+
+
+class PeerStep:
+  """A train step of Hugging Face's model, as bench_step.Subject: the process is told how many steps to do, and answers
+  with the seconds they took."""
+
+  def __init__(
+    self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
+    python: str | None = None,
+  ):  # fmt: skip
+    self.name = f"Hugging Face, {'torch.compile' if compiled else 'eager'}"
+    self._python = python
+    self._task = dict(
+      config=dataclasses.asdict(config), layout=layout, rows=rows, lengths=dict(lengths), dtype=dtype, compiled=compiled
+    )
+    self._process: subprocess.Popen | None = None
+
+  def start(self) -> dict[str, Any]:
+    self._errors = tempfile.TemporaryFile("w+")
+    self._process = subprocess.Popen(
+      [self._python or sys.executable, "-m", "t5like.bench.peer"],
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment(),
+    )  # fmt: skip
+    return self._ask(self._task)
+
+  def run(self, steps: int) -> float:
+    return self._ask(steps)
+
+  def close(self) -> dict[str, Any]:
+    if self._process is None:
+      return {}
+    try:
+      return self._ask(None) if self._process.poll() is None else {}
+    finally:
+      self._process.kill()
+      self._process.wait()
+      self._errors.close()
+
+  def _ask(self, what: Any) -> Any:
+    """Sends a line of JSON and waits for the line that answers it."""
+    late = threading.Timer(_LIMIT, self._process.kill)
+    late.start()
+    try:
+      self._process.stdin.write(json.dumps(what) + "\n")
+      self._process.stdin.flush()
+      answer = self._process.stdout.readline()
+    except BrokenPipeError:
+      answer = ""
+    finally:
+      in_time = late.is_alive()
+      late.cancel()
+    if answer:
+      return json.loads(answer)
+    if not in_time:
+      raise RunError(f"not done after {_LIMIT} s")
+    self._process.wait()
+    self._errors.seek(0)
+    raise RunError(_last_words(self._errors.read()))
+
+
+def run_peer(
+  module: str, name: str, task: Mapping[str, Any], limit: float, python: str | None = None
+) -> dict[str, Any]:
+  """What `python -m module` prints for a task as JSON, in a process of its own; {"name", "error"} where it fails."""
+  command = [python or sys.executable, "-m", module]
+  try:
+    done = subprocess.run(
+      command, input=json.dumps(task), capture_output=True, text=True, timeout=limit, env=_environment()
+    )
+  except subprocess.TimeoutExpired:
+    return {"name": name, "error": f"not done after {limit} s"}
+  if done.returncode:
+    return {"name": name, "error": _last_words(done.stderr)}
+  return {"name": name} | json.loads(done.stdout.splitlines()[-1])
+
+
+def _environment() -> dict[str, str]:
+  """With the folder of this package on the path: another interpreter need not have it installed."""
+  package = str(Path(__file__).resolve().parents[2])
+  return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
+
+
+def _last_words(errors: str) -> str:
+  return (errors.strip().splitlines() or ["ended without a word"])[-1]
+
+
+def build(config: Mapping[str, Any], layout: str) -> Any:
+  """A transformers model with the sizes of a TransformerConfig (as a dict), randomly initialised, without dropout."""
+  import transformers
+
+  if layout == "encoder_decoder":
+    activation = {"gelu": "gelu_new"}.get(config["activation"], config["activation"])
+    made = transformers.T5ForConditionalGeneration(
+      transformers.T5Config(
+        vocab_size=config["vocab_size"], d_model=config["embed_dim"], d_kv=config["head_dim"], d_ff=config["mlp_dim"],
+        num_layers=config["num_encoder_layers"], num_decoder_layers=config["num_decoder_layers"],
+        num_heads=config["num_heads"], dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
+        feed_forward_proj="gated-gelu" if config["gated_mlp"] else activation,
+        tie_word_embeddings=config["tie_embeddings"],
+      )
+    )  # fmt: skip
+  elif layout == "encoder":
+    made = transformers.BertForMaskedLM(
+      transformers.BertConfig(
+        vocab_size=config["vocab_size"], hidden_size=config["embed_dim"], intermediate_size=config["mlp_dim"],
+        num_hidden_layers=config["num_encoder_layers"], num_attention_heads=config["num_heads"],
+        max_position_embeddings=config["max_positions"], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+      )
+    )  # fmt: skip
+  else:
+    made = transformers.GPT2LMHeadModel(
+      transformers.GPT2Config(
+        vocab_size=config["vocab_size"], n_embd=config["embed_dim"], n_inner=config["mlp_dim"],
+        n_layer=config["num_decoder_layers"], n_head=config["num_heads"],
+        n_positions=config["max_positions"] or 1024, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+      )
+    )  # fmt: skip
+  return made.train()
+
+
+def prepare(
+  config: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool
+) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
+  """What is known after the first step, a function that times steps, and one that tells what is known at the end."""
+  import torch
+
+  on_gpu = torch.cuda.is_available()
+  device = "cuda" if on_gpu else "cpu"
+  torch.set_float32_matmul_precision("high")
+  with torch.device(device):
+    model = build(config, layout)
+  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+  generator = torch.Generator().manual_seed(0)
+
+  def tokens(length):
+    return torch.randint(2, config["vocab_size"], (rows, length), generator=generator).to(device)
+
+  inputs = tokens(lengths["inputs"])
+  labels = tokens(lengths.get("targets", lengths["inputs"]))
+  call = torch.compile(model) if compiled else model
+  low = dtype != "float32"
+
+  def run(steps: int) -> float:
+    started = time.perf_counter()
+    for _ in range(steps):
+      with torch.autocast(device, torch.bfloat16, enabled=low):
+        loss = call(input_ids=inputs, labels=labels).loss
+      loss.backward()
+      optimizer.step()
+      optimizer.zero_grad(set_to_none=True)
+    if on_gpu:
+      torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+  first = {
+    "device": torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads",
+    "optimizer": "fused AdamW",
+    "compile_seconds": run(1),
+  }
+  return first, run, lambda: {"memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
+
+
+def serve() -> None:
+  """A task on the first line of standard input, then numbers of steps; null ends it."""
+  answers = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)  # compilers write to standard output what they like
+  known, run, at_end = prepare(**json.loads(sys.stdin.readline()))
+  print(json.dumps(known), file=answers, flush=True)
+  for line in sys.stdin:
+    steps = json.loads(line)
+    print(json.dumps(at_end() if steps is None else run(steps)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+  serve()

@@ -1,0 +1,201 @@
+"""What a benchmark of train steps measures: the step that `t5like train` runs, its memory, and the machine's ceiling.
+
+Subjects are measured in turns, a window of steps each, so that a machine that others use too is as busy for one
+as for the other. A subject that fails says why and leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from t5like.bench.kernels import profile
+from t5like.errors import RunError
+
+if TYPE_CHECKING:  # help must not wait for jax
+  import flax.linen as nn
+
+  from t5like.training.optimizers import Optimizer
+
+WINDOWS = 3
+
+
+class Subject(Protocol):
+  """Something that trains: ours, or a peer in a process of its own."""
+
+  name: str
+
+  def start(self) -> dict[str, Any]:
+    """Builds and compiles it and does the first step; {"device", "optimizer", "compile_seconds", ...}."""
+
+  def run(self, steps: int) -> float:
+    """Seconds of so many steps."""
+
+  def close(self) -> dict[str, Any]:
+    """What is known at the end, such as {"memory_bytes"}; frees everything."""
+
+
+def measure_in_turns(
+  subjects: Sequence[Subject], steps: int, seconds: float, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+  """A result each: {"name", "step_seconds", "spread", ...}, or {"name", "error"}.
+
+  Each has `steps` timed steps in three windows, or fewer where they would take longer than `seconds`.
+  """
+  results: dict[str, dict[str, Any]] = {}
+  times: dict[str, list[float]] = {}
+  counts: dict[str, int] = {}
+
+  def attempt(subject: Subject, action: Callable[[], None]) -> None:
+    try:
+      action()
+    except RunError as error:
+      results[subject.name] = {"name": subject.name, "error": error.what}
+      say(f"{subject.name}: {error.what}")
+
+  def start(subject: Subject) -> None:
+    results[subject.name] = {"name": subject.name} | subject.start()
+    say(f"{subject.name}: first step after {results[subject.name]['compile_seconds']:.1f} s")
+    one = subject.run(1)
+    if one < 1.0:
+      one = subject.run(2) / 2
+    counts[subject.name] = max(1, min(steps // WINDOWS, int(seconds / WINDOWS / one)))
+    times[subject.name] = []
+
+  def window(subject: Subject) -> None:
+    count = counts[subject.name]
+    times[subject.name].append(subject.run(count) / count)
+    say(f"{subject.name}: {1e3 * times[subject.name][-1]:,.1f} ms a step over {count}")
+
+  for subject in subjects:
+    attempt(subject, lambda subject=subject: start(subject))
+  for _ in range(WINDOWS):
+    for subject in subjects:
+      if "error" not in results[subject.name]:
+        attempt(subject, lambda subject=subject: window(subject))
+  for subject in subjects:
+    known, measured = results[subject.name], times.get(subject.name)
+    at_end = subject.close()
+    if "error" not in known:
+      known |= {"step_seconds": statistics.median(measured), "spread": max(measured) / min(measured) - 1.0} | at_end
+  return [results[subject.name] for subject in subjects]
+
+
+class OurStep:
+  """The step that `t5like train` compiles, on all devices here, with random parameters."""
+
+  name = "t5like"
+
+  def __init__(
+    self,
+    model: nn.Module,
+    optimizer: Optimizer,
+    batch: Mapping[str, np.ndarray],
+    profiled: bool = False,
+    deterministic: bool = True,
+  ):
+    """With `profiled`, its last steps are run under JAX's profiler."""
+    self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
+    self._deterministic = deterministic
+
+  def start(self) -> dict[str, Any]:
+    import jax
+
+    from t5like import parallel
+    from t5like.models.attention import describe_backend
+    from t5like.models.stack import describe_layer_loop
+    from t5like.training.state import create_state, state_spec
+    from t5like.training.step import LossSettings, compile_train_step
+
+    model, optimizer, batch = self._model, self._optimizer, self._batch
+    mesh = parallel.make_mesh(parallel.MeshAxes())
+    parallel.check_batch(len(next(iter(batch.values()))), mesh, "--batch_size")
+    spec = state_spec(model, optimizer, batch, mesh)
+    started = time.perf_counter()
+    try:
+      self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, self._deterministic)
+      seconds = time.perf_counter() - started
+      self._state = create_state(model, optimizer, batch, 0, spec)
+    except jax.errors.JaxRuntimeError as error:
+      raise RunError(_first_line(error)) from error
+    self._batch = jax.device_put(batch, parallel.batch_sharding(mesh))
+    self._losses: list[float] = []
+    self.run(1)
+    lengths = {f"{side}_length": batch[f"{side}_input_tokens"].shape[1] for side in _sides(batch)}
+    return {
+      "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+      "attention": describe_backend(
+        model.config,
+        **lengths,
+        packed=any("segment_ids" in name for name in batch),
+        deterministic=self._deterministic,
+      ),
+      "layers": describe_layer_loop(model.config),
+      "optimizer": optimizer.description,
+      "compile_seconds": seconds,
+    }
+
+  def run(self, steps: int) -> float:
+    import jax
+
+    started = time.perf_counter()
+    try:
+      for _ in range(steps):
+        self._state, metrics = self._step(self._state, self._batch)
+      jax.block_until_ready((self._state, metrics))
+    except jax.errors.JaxRuntimeError as error:
+      raise RunError(_first_line(error)) from error
+    seconds = time.perf_counter() - started
+    self._losses.append(float(metrics["loss"] / metrics["target_tokens"]))
+    return seconds
+
+  def close(self) -> dict[str, Any]:
+    if not hasattr(self, "_step"):
+      return {}
+    known = {"memory_bytes": _memory(self._step), "losses": getattr(self, "_losses", [])}
+    if self._profiled:
+      known["kernels"] = profile(self.run)
+    self._state = self._step = self._batch = None
+    return known
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().splitlines()[0][:200]
+
+
+def _sides(batch: Mapping[str, Any]) -> list[str]:
+  return [side for side in ("encoder", "decoder") if f"{side}_input_tokens" in batch]
+
+
+def _memory(step: Any) -> int | None:
+  """Arguments, results that do not reuse them, and temporaries of the compiled step on one device."""
+  analysis = step.memory_analysis()
+  if analysis is None:
+    return None
+  results = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+  return analysis.argument_size_in_bytes + results + analysis.temp_size_in_bytes
+
+
+def matrix_ceiling(dtype: str) -> float:
+  """FLOP/s of one large product of random matrices, on all devices together."""
+  import jax
+  import jax.numpy as jnp
+
+  size = 1024 if jax.default_backend() == "cpu" else 8192
+  keys = jax.random.split(jax.random.key(0))
+  x, y = (jax.random.normal(k, (size, size), jnp.dtype(dtype)) for k in keys)
+  multiply = jax.jit(lambda x, y: x @ y)
+  multiply(x, y).block_until_ready()
+  repeats, times = 20, []
+  for _ in range(WINDOWS):
+    started = time.perf_counter()
+    for _ in range(repeats):
+      out = multiply(x, y)
+    out.block_until_ready()
+    times.append((time.perf_counter() - started) / repeats)
+  devices = 1 if jax.default_backend() == "cpu" else jax.device_count()
+  return devices * 2 * size**3 / min(times)

@@ -1,0 +1,58 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.experiments.experiment import Experiment
+
+
+def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group("configuration")
+  group.add_argument(
+    "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win"
+  )
+  group.add_argument(
+    "--gin.NAME", dest="_", metavar="VALUE", help="set a macro or parameter, e.g. --gin.BATCH_SIZE=64 (no quotes)"
+  )
+  group.add_argument(
+    "--gin_search_paths", action="append", default=[], metavar="DIR", help="another folder to look for gin files in"
+  )
+
+
+def read_experiment(args: argparse.Namespace) -> Experiment:
+  """The run that the files and overrides of the command line describe."""
+  from t5like.experiments import reading
+
+  return reading.read_experiment(args.gin_file, args.gin_overrides, gin_search_paths(args))
+
+
+def gin_search_paths(args: argparse.Namespace) -> list[str]:
+  return [path for given in args.gin_search_paths for path in given.split(",") if path]
+
+
+def add_host_arguments(parser: argparse.ArgumentParser) -> None:
+  group = parser.add_argument_group("several machines, where no cluster tells")
+  group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
+  group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
+  group.add_argument("--process_id", type=int, metavar="I", help="of this one, from 0 (or T5LIKE_PROCESS_ID)")
+  group.add_argument(
+    "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
+  )
+
+
+def add_task_modules(parser: argparse.ArgumentParser) -> None:
+  """The option of every command that looks tasks up."""
+  parser.add_argument(
+    "--task_modules",
+    action="append",
+    default=[],
+    metavar="MODULE",
+    help="a module of yours to import, for the tasks, objectives and metrics it has; repeat it, or use commas",
+  )
+
+
+def task_modules(args: argparse.Namespace) -> list[str]:
+  return [module for given in args.task_modules for module in given.split(",") if module]

@@ -1,0 +1,135 @@
+"""Look for what would spoil training or evaluation: features missing, text cut, labels unseen, right answers that fail.
+
+t5like tasks check snli
+t5like tasks check glue_rte --split=validation --lengths inputs=256,targets=8
+
+Ends with status 0 where all is well and 1 where there is a problem.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from t5like.cli.terminal import paint
+from t5like.errors import UserError
+
+if TYPE_CHECKING:
+  from t5like.tasks.checks import Finding, Report
+
+PROBLEMS_FOUND = 1
+_MOST_SCORES = 6
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+  from t5like.cli.options import add_task_modules
+
+  parser.add_argument("task", help="a registered task, or a mixture: each of its tasks")
+  parser.add_argument("--split", default="train", help="the split to look at (default: train)")
+  parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, or that of an encoder's form)")
+  parser.add_argument(
+    "--lengths", metavar="FEATURE=N,...", help="the lengths of a run in tokens (default: inputs=512,targets=62)"
+  )
+  parser.add_argument("--limit", type=int, help="rows to look at (default: 100,000)")
+  add_task_modules(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+  from t5like.cli.options import task_modules
+  from t5like.tasks import checks, registry
+  from t5like.tasks.missing_data import data_explained
+  from t5like.vocabularies import load_vocabulary
+
+  given = parse_lengths(args.lengths)
+  if args.limit is not None and args.limit < 1:
+    raise UserError(f"--limit must be 1 or more, not {args.limit}")
+  vocabulary = load_vocabulary(args.vocabulary or "t5")
+  found = registry.find_task_or_mixture(args.task, task_modules(args))
+  tasks = [task for task in getattr(found, "tasks", [found]) if args.split in task.splits] or [found]
+  problems = 0
+  for task in tasks:
+    with data_explained(task):
+      registry.check_split(task, args.split)
+    name = _vocabulary_name(task, args.vocabulary)
+    lengths = {**checks.TYPICAL_LENGTHS, **given}
+    report = checks.check_task(task, args.split, vocabulary, lengths, args.limit or checks.DEFAULT_LIMIT)
+    print_report(report, name)
+    problems += len(report.problems)
+  return PROBLEMS_FOUND if problems else 0
+
+
+def _vocabulary_name(task: Any, given: str | None) -> str:
+  from t5like.tasks.encoders.checks import is_encoder_form
+
+  if not is_encoder_form(task):
+    return given or "t5"
+  if given:
+    raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
+  return "of its own"
+
+
+def parse_lengths(given: str | None) -> dict[str, int]:
+  """`inputs=512,targets=62` as a dict."""
+  lengths = {}
+  for part in (given or "").split(","):
+    name, equals, number = part.strip().partition("=")
+    if not part.strip():
+      continue
+    if name not in ("inputs", "targets") or not equals or not number.isdigit() or int(number) < 1:
+      raise UserError(f"--lengths {given} cannot be read", expected="such as inputs=512,targets=62", at=part)
+    lengths[name] = int(number)
+  return lengths
+
+
+def print_report(report: Report, vocabulary: str) -> None:
+  part = "" if report.whole else "the first "
+  print(paint(f"{report.task} ({report.split})", "bold") + f": {part}{report.rows:,} rows, vocabulary {vocabulary}")
+  if report.tokens:
+    print(f"  {'tokens':<9}{'median':>8}{'90%':>8}{'99%':>8}{'longest':>9}   unknown   cut")
+    for name, tokens in report.tokens.items():
+      middle = "".join(f"{tokens.percentile(percent):>8,}" for percent in (50, 90, 99))
+      cut = "-"
+      if name in report.lengths:
+        cut = f"{100 * tokens.share_longer(report.lengths[name]):.2f}% at {report.lengths[name]}"
+      unknown = f"{100 * tokens.unknown_share:.3f}%"
+      print(f"  {name:<9}{middle}{tokens.percentile(100):>9,}   {unknown:>7}   {cut}")
+  if report.labels:
+    counts = ", ".join(f"{word} {count:,}" for word, count in report.labels.counts.most_common())
+    _print_wrapped("labels", counts)
+  if report.scores:
+    part = f" (first {report.scores.rows:,} rows)" if report.scores.rows < report.rows else ""
+    _print_wrapped(f"right answers score{part}", _scores(report.scores.through_vocabulary))
+    _print_wrapped(f"always {_short(report.scores.majority_answer)!r} scores", _scores(report.scores.majority))
+  for finding in report.problems:
+    _print_finding("problem", "red", finding)
+  for finding in report.notes:
+    _print_finding("note", "yellow", finding)
+  count = len(report.problems)
+  said = f"{count} problem{'s' if count > 1 else ''}" if count else "no problems"
+  print("  " + paint(said, "red" if count else "green"))
+
+
+def _scores(scores: dict[str, float]) -> str:
+  """The first few: entity types have three each."""
+  shown = [f"{name} {value:.2f}" for name, value in scores.items() if not name.endswith(("total", "_thresh"))]
+  return ", ".join(shown[:_MOST_SCORES]) + (
+    f" and {len(shown) - _MOST_SCORES} more" if len(shown) > _MOST_SCORES else ""
+  )
+
+
+def _short(text: str) -> str:
+  return text if len(text) <= 40 else text[:40] + " …"
+
+
+def _print_finding(kind: str, colour: str, finding: Finding) -> None:
+  print(f"  {paint(kind, colour)}  {finding.what}")
+  for label, text in (("such as", finding.example), ("try", finding.remedy)):
+    if text:
+      print(f"  {'':<{len(kind)}}    {label:<8}{' '.join(text.split())}")
+
+
+def _print_wrapped(label: str, text: str) -> None:
+  width = max(shutil.get_terminal_size((120, 24)).columns, 60)
+  print(textwrap.fill(text, width, initial_indent=f"  {label}: ", subsequent_indent="    "))

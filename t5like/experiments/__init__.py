@@ -1,0 +1,1 @@
+"""What a training run is: its settings, their checks, its token caches."""

@@ -1,0 +1,109 @@
+"""The phases of a run and the batches of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from t5like import data, parallel
+from t5like.data.layouts import Batch, blank
+from t5like.errors import UserError
+from t5like.experiments.compatibility import check_kind, row_lengths
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.token_caches import Member
+from t5like.objectives import Lengths, SpecialTokens
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+  """Steps with batches of one shape; `steps` None: to the end of the run."""
+
+  lengths: Lengths
+  batch_size: int
+  steps: int | None = None
+
+
+def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
+  """The phases of PHASES, then what LENGTHS and BATCH_SIZE say."""
+  given = [*experiment.phases, {}]
+  phases = [
+    Phase(
+      row_lengths(experiment, phase.get("lengths", experiment.lengths), special),
+      phase.get("batch_size", experiment.batch_size),
+      phase.get("steps"),
+    )
+    for phase in given
+  ]
+  for phase in phases:
+    tokens = phase.batch_size * (phase.lengths.inputs + phase.lengths.targets)
+    if tokens >= 2**31:
+      raise UserError(f"a step of {tokens:,} tokens is too large", expected=f"BATCH_SIZE x LENGTHS below {2**31:,}")
+  return phases
+
+
+def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
+  """Those that a run beginning at `first_step` still meets."""
+  left, end = [], 0
+  for phase in phases:
+    end = None if phase.steps is None else end + phase.steps
+    if end is None or end > first_step:
+      left.append(phase)
+  return left
+
+
+def make_batches(
+  experiment: Experiment,
+  members: Sequence[Member],
+  phases: Sequence[Phase],
+  special: SpecialTokens,
+  parts: parallel.BatchParts,
+) -> data.Batches:
+  """All batches of a run, of which this process makes `parts`; phases of the same lengths continue in the same rows."""
+  for member in members:
+    check_kind(experiment, member.cache)
+  sources: dict[Lengths, data.RowSource] = {}
+  for number, phase in enumerate(phases):
+    if phase.lengths not in sources:
+      # Another seed for each kind of rows, or a second phase would begin with the text of the first.
+      seed = experiment.seed + (number << 32)
+      sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
+  stages = [data.Stage(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
+  return data.Batches(stages, data.HostShare(parts.held, parts.total))
+
+
+def _mixed(
+  experiment: Experiment, members: Sequence[Member], lengths: Lengths, special: SpecialTokens, seed: int
+) -> data.RowSource:
+  sources = [_source(experiment, member.cache, lengths, special, seed) for member in members]
+  return sources[0] if len(sources) == 1 else data.MixtureRows(sources, [member.rate for member in members])
+
+
+def _source(
+  experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
+) -> data.RowSource:
+  layout = experiment.model.batch_layout
+  if cache.is_corpus:
+    limit = experiment.unique_tokens
+    text = cache if limit is None else data.FirstTokens(cache, limit)
+    return data.CorpusRows(text, experiment.objective, lengths, special, seed, layout, is_packed(experiment))
+  return data.ExampleRows(cache, lengths, special, seed, layout, experiment.pack)
+
+
+def is_packed(experiment: Experiment) -> bool:
+  """Whether several examples share a row: labelled ones can."""
+  return experiment.pack and (experiment.objective is None or bool(experiment.mix))
+
+
+def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
+  """A batch of the shapes that this phase has."""
+  objective = experiment.objective
+  batch = blank(
+    experiment.model.batch_layout,
+    phase.lengths,
+    phase.batch_size,
+    packed=is_packed(experiment),
+    shifted=objective is not None and objective.shifted,
+  )
+  if "labels" in batch and not objective.needs_others:
+    del batch["labels"]
+  return batch

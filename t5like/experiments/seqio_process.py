@@ -1,0 +1,103 @@
+"""What only seqio knows of a task, asked of a process of its own: evaluation itself runs without TensorFlow.
+
+python -m t5like.experiments.seqio_process '{"ask": "members", "task": "glue", "split": "validation", "modules": []}'
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.tasks.quiet_start import load_seqio
+
+
+def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
+  """The tasks of a mixture that have this split, also those it never draws for training; a task is its own."""
+  return _ask({"ask": "members", "task": task, "split": split, "modules": list(modules)})
+
+
+def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
+  """Of a mixture each task, its share of 1 and its size, None where it is not known; of a task itself alone."""
+  return [tuple(row) for row in _ask({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
+
+
+def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
+  """By task: the documents of a corpus as they are before tokenisation, None for labelled examples; 0: no limit."""
+  return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
+
+
+def _ask(request: dict[str, Any]) -> Any:
+  with tempfile.TemporaryDirectory() as folder:
+    answer = Path(folder) / "answer.json"
+    line = [sys.executable, "-m", "t5like.experiments.seqio_process", json.dumps(request | {"answer": str(answer)})]
+    status = subprocess.run(line).returncode
+    if status or not answer.is_file():
+      raise UserError(f"seqio could not be asked about task {request['task']!r} (status {status})")
+    found = json.loads(answer.read_text(encoding="utf-8"))
+  if "error" in found:
+    raise UserError(found["error"], **found["lines"])
+  return found["answer"]
+
+
+def _members(request: dict[str, Any]) -> list[str]:
+  from t5like.tasks import mixtures, registry
+
+  found = registry.find_task_or_mixture(request["task"], request["modules"])
+  split = request["split"]
+  if not mixtures.is_mixture(found):
+    registry.check_split(found, split)
+    return [found.name]
+  names = [task.name for task in found.tasks if split in task.splits]
+  if not names:
+    known = sorted({known for task in found.tasks for known in task.splits})
+    raise UserError(f"no task of the mixture {found.name!r} has a split {split!r}", known=", ".join(known))
+  return names
+
+
+def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
+  from t5like.tasks import mixtures, registry
+
+  found = registry.find_task_or_mixture(request["task"], request["modules"])
+  if not mixtures.is_mixture(found):
+    return [(found.name, 1.0, None)]
+  return [(row.task, row.share, row.size) for row in mixtures.shares(found, request["split"]) if row.rate > 0]
+
+
+def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
+  import itertools
+
+  from t5like.tasks import registry
+  from t5like.tasks.caching import text_pipeline
+  from t5like.tasks.missing_data import data_explained
+
+  found = {}
+  for name in _members(request):
+    task = registry.find_task(name)
+    with data_explained(task):
+      is_corpus = text_pipeline.text_features(task, request["split"]) == ["targets"]
+      examples = text_pipeline.text_examples(task, request["split"]) if is_corpus else ()
+      documents = [example["targets"] for example in itertools.islice(examples, request["limit"] or None)]
+    found[name] = documents if is_corpus else None
+  return found
+
+
+def _main(request: dict[str, Any]) -> int:
+  load_seqio()
+  sys.path.append(os.getcwd())  # for the user's own task modules
+  try:
+    found = {"answer": {"members": _members, "shares": _shares, "texts": _texts}[request["ask"]](request)}
+  except UserError as error:
+    found = {"error": error.what, "lines": error.lines}
+  Path(request["answer"]).write_text(json.dumps(found), encoding="utf-8")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(_main(json.loads(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Local and gs:// paths, atomic writes, locks and leases."""

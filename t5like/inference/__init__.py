@@ -1,0 +1,1 @@
+"""A model ready to use: generate, score, rank, embed and fill masks."""

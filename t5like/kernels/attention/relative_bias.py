@@ -1,0 +1,93 @@
+"""T5's relative position bias: from the table to one value a distance, and to the matrix added to scores."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5like.kernels.attention.masks import static
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RelativeBias:
+  """T5's relative position bias (Raffel et al. 2019, section 2.1) as its table."""
+
+  table: jax.Array  # [buckets, heads]
+  bidirectional: bool = static(True)
+  max_distance: int = static(128)
+
+
+def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
+  """Bucket of each `key index - query index`.
+
+  Half of the buckets hold one distance each, the rest grow logarithmically up
+  to `max_distance`. Bucket edges are computed on the host in float64 and
+  compared as integers: a float32 log on the device would put distances such as
+  16, 32 and 64 in another bucket from one device to the next.
+  """
+  bucket = jnp.zeros_like(distance)
+  if bidirectional:
+    num_buckets //= 2
+    bucket = jnp.where(distance > 0, num_buckets, 0).astype(distance.dtype)
+    distance = jnp.abs(distance)
+  else:
+    distance = jnp.maximum(-distance, 0)
+  edges = jnp.asarray(bucket_edges(num_buckets, max_distance), distance.dtype)
+  return bucket + jnp.searchsorted(edges, distance, side="right", method="compare_all").astype(distance.dtype)
+
+
+def bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
+  """First distance of buckets 1, 2, ... num_buckets - 1."""
+  exact = num_buckets // 2
+  growth = math.log(max_distance / exact) / (num_buckets - exact)
+  grown = exact * np.exp(growth * np.arange(1, num_buckets - exact))
+  # A hair below, so that an edge that is a whole number stays that number.
+  return np.concatenate([np.arange(1, exact + 1), np.ceil(grown - 1e-6)]).astype(np.int32)
+
+
+def bias_matrix(
+  bias: RelativeBias, query_length: int, key_length: int, query_offset: jax.Array | None = None
+) -> jax.Array:
+  """The bias to add to the scores: [1 or batch, heads, query, key] float32."""
+  if query_offset is not None:
+    query_index = jnp.arange(query_length)[None, :] + query_offset[:, None]  # [batch, query]
+    distance = jnp.arange(key_length)[None, None, :] - query_index[:, :, None]
+    return jnp.einsum("bqkh->bhqk", bias_of(bias, distance))
+  return skewed(bias_by_distance(bias, query_length, key_length), query_length, key_length)[None]
+
+
+def bias_by_distance(bias: RelativeBias, query_length: int, key_length: int) -> jax.Array:
+  """[heads, query + key] float32: entry t is the bias of `key index - query index` = t - query_length."""
+  return bias_of(bias, jnp.arange(-query_length, key_length)).T
+
+
+def skewed(by_distance: jax.Array, query_length: int, key_length: int) -> jax.Array:
+  """[heads, query + key] -> [heads, query, key].
+
+  A row copied into [query, n] is shifted right by i in row i when its buffer is read as [query, n - 1]:
+  no index is computed, and the backward pass is a sum over rows.
+  """
+  heads, n = by_distance.shape
+  turned = jnp.roll(by_distance, -query_length, axis=1)  # distance 0 first
+  rows = jnp.broadcast_to(turned[:, None, :], (heads, query_length, n))
+  flat = rows.reshape(heads, -1)[:, : query_length * (n - 1)]
+  return flat.reshape(heads, query_length, n - 1)[:, :, :key_length]
+
+
+def bias_of(bias: RelativeBias, distance: jax.Array) -> jax.Array:
+  """Table row of each distance, [..., heads], as a one-hot product.
+
+  The gradient of a gather is a scatter, slow on GPU and TPU; that of a product
+  is a product. Full precision keeps the table's float32 values exact.
+  """
+  buckets, _ = bias.table.shape
+  hot = jax.nn.one_hot(
+    relative_buckets(distance, buckets, bias.max_distance, bias.bidirectional),
+    buckets,
+    dtype=jnp.float32,
+  )
+  table = bias.table.astype(jnp.float32)
+  return jnp.einsum("...n,nh->...h", hot, table, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,1 @@
+"""Attention and norms for NVIDIA GPUs."""

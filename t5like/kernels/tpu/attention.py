@@ -1,0 +1,339 @@
+"""Fused attention for TPUs (Pallas): the score matrix lives a tile at a time in the chip's own memory.
+
+As FlashAttention (Dao et al. 2022), with T5's bias made inside from one value a distance (tpu_bias_tiles) and
+every kind of mask from a code a position (masks.mask_codes). Arrays are [batch, heads, length, kv] in here.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from t5like.kernels.attention.keeping import kept_results
+from t5like.kernels.attention.masks import Mask, mask_codes, visible
+from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance
+from t5like.kernels.tpu.bias_tiles import strips, tile_of, window_of
+
+LANES = 128
+# Larger tiles reuse more, but a backward pass holds half a dozen float32 tiles in 16 MiB.
+MAX_BLOCK = 256
+_MASKED = -1e30  # finite: a row with nothing to look at comes out as an average, not as NaN
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """What a kernel is compiled for."""
+
+  query_length: int  # padded to tiles
+  key_length: int
+  block_query: int
+  block_key: int
+  real_keys: int  # those before the padding
+  causal: bool
+  has_prefix: bool
+  scale: float
+  interpret: bool
+
+  @property
+  def tiles(self) -> tuple[int, int]:
+    return self.query_length // self.block_query, self.key_length // self.block_key
+
+  def needed(self, i: jax.Array, j: jax.Array) -> jax.Array | bool:
+    """Whether any query of tile row i may look at a key of tile column j."""
+    if not self.causal or self.has_prefix:
+      return True
+    return j * self.block_key < (i + 1) * self.block_query
+
+
+def tpu_attention(
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
+  interpret: bool = False,
+) -> jax.Array:  # fmt: skip
+  """query, key, value [batch, length, heads, kv]; any lengths, padded here to whole tiles."""
+  batch, query_length = query.shape[:2]
+  key_length = key.shape[1]
+  block_query, block_key = _block(query_length), _block(key_length)
+  shape = Shape(
+    _padded_length(query_length, block_query), _padded_length(key_length, block_key), block_query, block_key,
+    key_length, mask.causal, mask.causal and mask.prefix is not None, scale, interpret,
+  )  # fmt: skip
+  more_queries, more_keys = shape.query_length - query_length, shape.key_length - key_length
+
+  def laid_out(x, more):
+    return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, more), (0, 0)))
+
+  strip = None
+  if bias is not None:
+    strip = strips(bias_by_distance(bias, shape.query_length, shape.key_length))
+  codes = mask_codes(mask, batch, query_length, key_length)
+  if codes is not None:
+    query_code = jnp.pad(codes.query, ((0, 0), (0, more_queries)))
+    key_code = jnp.pad(codes.key, ((0, 0), (0, more_keys)), constant_values=-2)
+    # A column and a row of codes, each as wide as a register so that tiles can be cut from it.
+    query_code = jnp.broadcast_to(query_code[:, :, None], (*query_code.shape, LANES))
+    codes = query_code, jnp.broadcast_to(key_code[:, None, :], (batch, 8, shape.key_length))
+  out = _attend(
+    laid_out(query, more_queries), laid_out(key, more_keys), laid_out(value, more_keys), strip, codes, shape
+  )
+  return out[:, :, :query_length].swapaxes(1, 2)
+
+
+def _block(length: int) -> int:
+  """Tiles of 128, or of 256 where that adds no padding."""
+  return MAX_BLOCK if _padded_length(length, LANES) % MAX_BLOCK == 0 else LANES
+
+
+def _padded_length(length: int, block: int) -> int:
+  return -(-length // block) * block
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(query, key, value, strip, codes, shape: Shape):
+  return _forward(query, key, value, strip, codes, shape)[0]
+
+
+def _forward(query, key, value, strip, codes, shape: Shape):
+  batch, heads, _, width = query.shape
+  rows, columns = shape.tiles
+  at_query = lambda b, h, i, j: (b, h, i, 0)  # noqa: E731
+  at_key = lambda b, h, i, j: (b, h, j, 0)  # noqa: E731
+  out, log_sums = pl.pallas_call(
+    functools.partial(_forward_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
+    grid=(batch, heads, rows, columns),
+    in_specs=[
+      pl.BlockSpec((None, None, shape.block_query, width), at_query),
+      pl.BlockSpec((None, None, shape.block_key, width), at_key),
+      pl.BlockSpec((None, None, shape.block_key, width), at_key),
+      *_extra_specs(strip, codes, shape, lambda b, h, i, j: (b, h, i, j)),
+    ],
+    out_specs=[
+      pl.BlockSpec((None, None, shape.block_query, width), at_query),
+      pl.BlockSpec((None, None, shape.block_query, LANES), at_query),
+    ],
+    out_shape=[
+      jax.ShapeDtypeStruct(query.shape, query.dtype),
+      jax.ShapeDtypeStruct((*query.shape[:3], LANES), jnp.float32),
+    ],
+    scratch_shapes=[
+      pltpu.VMEM((shape.block_query, LANES), jnp.float32),
+      pltpu.VMEM((shape.block_query, LANES), jnp.float32),
+      pltpu.VMEM((shape.block_query, width), jnp.float32),
+    ],
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
+    interpret=shape.interpret,
+    name="t5like_attention_forward",
+  )(query, key, value, *_extra(strip, codes))
+  out, log_sums = kept_results(out, log_sums[..., 0])
+  return out, (query, key, value, strip, codes, out, log_sums)
+
+
+def _extra(strip, codes) -> list[jax.Array]:
+  return ([] if strip is None else [strip]) + ([] if codes is None else list(codes))
+
+
+def _extra_specs(strip, codes, shape: Shape, place) -> list[pl.BlockSpec]:
+  """Specs of the strip and the codes; `place` turns grid indices into (batch, head, tile row, tile column)."""
+  specs = []
+  if strip is not None:
+    specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda *at: (place(*at)[1], 0, 0)))
+  if codes is not None:
+    specs.append(pl.BlockSpec((None, shape.block_query, LANES), lambda *at: (place(*at)[0], place(*at)[2], 0)))
+    specs.append(pl.BlockSpec((None, 8, shape.block_key), lambda *at: (place(*at)[0], 0, place(*at)[3])))
+  return specs
+
+
+def window_start(shape: Shape, i: jax.Array, j: jax.Array) -> jax.Array:
+  """Where the strip's window for tile (i, j) begins: a whole number of registers."""
+  start = j * shape.block_key - (i + 1) * shape.block_query + shape.query_length
+  return pl.multiple_of(start, LANES)
+
+
+def scores(query, key, strip_ref, code_refs, i, j, shape: Shape) -> jax.Array:
+  """Masked scores of tile (i, j), [block_query, block_key] float32."""
+  s = shape.scale * jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+  if strip_ref is not None:
+    window = strip_ref[:, pl.ds(window_start(shape, i, j), shape.block_query + shape.block_key)]
+    s = s + tile_of(window, shape.block_query)
+  at_query = i * shape.block_query + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
+  at_key = j * shape.block_key + jax.lax.broadcasted_iota(jnp.int32, s.shape, 1)
+  query_code = key_code = None
+  if code_refs:
+    query_code, key_code = code_refs[0][:, :1], code_refs[1][:1, :]
+  allowed = visible(at_query, at_key, query_code, key_code, shape.causal)
+  # Codes hide padded keys, and so does causality from queries that are real.
+  if not code_refs and not shape.causal and shape.real_keys < shape.key_length:
+    allowed = at_key < shape.real_keys
+  return s if allowed is None else jnp.where(allowed, s, _MASKED)
+
+
+def split_refs(refs, has_bias: bool, coded: bool):
+  """The strip's ref, the codes' refs and the rest of a kernel's arguments."""
+  refs = list(refs)
+  strip_ref = refs.pop(0) if has_bias else None
+  code_refs = [refs.pop(0), refs.pop(0)] if coded else []
+  return strip_ref, code_refs, refs
+
+
+def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: Shape, has_bias: bool, coded: bool):
+  strip_ref, code_refs, (out_ref, log_sums_ref, top_ref, sum_ref, mix_ref) = split_refs(refs, has_bias, coded)
+  i, j = pl.program_id(2), pl.program_id(3)
+
+  @pl.when(j == 0)
+  def _():
+    top_ref[...] = jnp.full_like(top_ref, _MASKED)
+    sum_ref[...] = jnp.zeros_like(sum_ref)
+    mix_ref[...] = jnp.zeros_like(mix_ref)
+
+  @pl.when(shape.needed(i, j))
+  def _():
+    s = scores(query_ref[...], key_ref[...], strip_ref, code_refs, i, j, shape)
+    top = jnp.maximum(top_ref[...], jnp.max(s, axis=1, keepdims=True))  # [block_query, lanes], all lanes alike
+    shrink = jnp.exp(top_ref[...] - top)
+    weights = jnp.exp(s - top[:, :1])
+    sum_ref[...] = shrink * sum_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
+    mixed = jax.lax.dot(weights.astype(value_ref.dtype), value_ref[...], preferred_element_type=jnp.float32)
+    mix_ref[...] = shrink[:, :1] * mix_ref[...] + mixed
+    top_ref[...] = top
+
+  @pl.when(j == shape.tiles[1] - 1)
+  def _():
+    out_ref[...] = (mix_ref[...] / sum_ref[:, :1]).astype(out_ref.dtype)
+    log_sums_ref[...] = top_ref[...] + jnp.log(sum_ref[...])
+
+
+def _backward(shape: Shape, kept, gradient):
+  query, key, value, strip, codes, out, log_sums = kept
+  delta = jnp.einsum("bhqd,bhqd->bhq", out.astype(jnp.float32), gradient.astype(jnp.float32))
+  # Columns as wide as a register, from which a kernel can take one.
+  wide = [jnp.broadcast_to(x[..., None], (*x.shape, LANES)) for x in (log_sums, delta)]
+  operands = query, key, value, gradient, *wide
+  d_query, d_strip = _query_gradient(operands, strip, codes, shape)
+  d_key, d_value = _key_gradient(operands, strip, codes, shape)
+  return d_query, d_key, d_value, d_strip, None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _operand_specs(width: int, shape: Shape, place) -> list[pl.BlockSpec]:
+  """Specs of query, key, value, the output's gradient, logarithms of sums and delta."""
+  at_query, at_key = lambda *at: (*place(*at)[:3], 0), lambda *at: (*place(*at)[:2], place(*at)[3], 0)
+  by_query = pl.BlockSpec((None, None, shape.block_query, width), at_query)
+  by_key = pl.BlockSpec((None, None, shape.block_key, width), at_key)
+  column = pl.BlockSpec((None, None, shape.block_query, LANES), at_query)
+  return [by_query, by_key, by_key, by_query, column, column]
+
+
+def _query_gradient(operands, strip, codes, shape: Shape):
+  """Heads outermost, rows of the batch next: a head's strip of bias gradients stays on the chip for all of them."""
+  batch, heads, _, width = operands[0].shape
+  rows, columns = shape.tiles
+  place = lambda h, b, i, j: (b, h, i, j)  # noqa: E731
+  specs = _operand_specs(width, shape, place)
+  out_specs, out_shape = [specs[0]], [jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)]
+  if strip is not None:
+    out_specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda h, b, i, j: (h, 0, 0)))
+    out_shape.append(jax.ShapeDtypeStruct(strip.shape, jnp.float32))
+  d_query, *d_strip = pl.pallas_call(
+    functools.partial(_query_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
+    grid=(heads, batch, rows, columns),
+    in_specs=[*specs, *_extra_specs(strip, codes, shape, place)],
+    out_specs=out_specs,
+    out_shape=out_shape,
+    scratch_shapes=[pltpu.VMEM((shape.block_query, width), jnp.float32)],
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary")),
+    interpret=shape.interpret,
+    name="t5like_attention_query_gradient",
+  )(*operands, *_extra(strip, codes))
+  return d_query, d_strip[0] if d_strip else None
+
+
+def _score_gradient(
+  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, strip_ref, code_refs, i, j, shape
+):
+  """Weights and the gradient of the scores of tile (i, j), both [block_query, block_key] float32."""
+  s = scores(query_ref[...], key_ref[...], strip_ref, code_refs, i, j, shape)
+  weights = jnp.exp(s - log_sums_ref[:, :1])
+  of_weights = jax.lax.dot_general(
+    gradient_ref[...], value_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
+  )
+  return weights, weights * (of_weights - delta_ref[:, :1])
+
+
+def _query_gradient_tile(*refs, shape: Shape, has_bias: bool, coded: bool):
+  operands, refs = refs[:6], refs[6:]
+  strip_ref, code_refs, outs = split_refs(refs, has_bias, coded)
+  d_query_ref, sum_ref = outs[0], outs[-1]
+  b, i, j = pl.program_id(1), pl.program_id(2), pl.program_id(3)
+  if has_bias:
+    d_strip_ref = outs[1]
+
+    @pl.when((b == 0) & (i == 0) & (j == 0))
+    def _():
+      d_strip_ref[...] = jnp.zeros_like(d_strip_ref)
+
+  @pl.when(j == 0)
+  def _():
+    sum_ref[...] = jnp.zeros_like(sum_ref)
+
+  @pl.when(shape.needed(i, j))
+  def _():
+    _, of_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    key = operands[1][...]
+    sum_ref[...] += shape.scale * jax.lax.dot(of_scores.astype(key.dtype), key, preferred_element_type=jnp.float32)
+    if has_bias:
+      window = pl.ds(window_start(shape, i, j), shape.block_query + shape.block_key)
+      d_strip_ref[:, window] += window_of(of_scores)
+
+  @pl.when(j == shape.tiles[1] - 1)
+  def _():
+    d_query_ref[...] = sum_ref[...].astype(d_query_ref.dtype)
+
+
+def _key_gradient(operands, strip, codes, shape: Shape):
+  batch, heads, _, width = operands[0].shape
+  rows, columns = shape.tiles
+  place = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
+  specs = _operand_specs(width, shape, place)
+  return pl.pallas_call(
+    functools.partial(_key_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
+    grid=(batch, heads, columns, rows),
+    in_specs=[*specs, *_extra_specs(strip, codes, shape, place)],
+    out_specs=[specs[1], specs[2]],
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[1:3]],
+    scratch_shapes=[pltpu.VMEM((shape.block_key, width), jnp.float32)] * 2,
+    compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
+    interpret=shape.interpret,
+    name="t5like_attention_key_gradient",
+  )(*operands, *_extra(strip, codes))
+
+
+def _key_gradient_tile(*refs, shape: Shape, has_bias: bool, coded: bool):
+  operands, refs = refs[:6], refs[6:]
+  strip_ref, code_refs, (d_key_ref, d_value_ref, key_sum_ref, value_sum_ref) = split_refs(refs, has_bias, coded)
+  j, i = pl.program_id(2), pl.program_id(3)
+
+  @pl.when(i == 0)
+  def _():
+    key_sum_ref[...] = jnp.zeros_like(key_sum_ref)
+    value_sum_ref[...] = jnp.zeros_like(value_sum_ref)
+
+  @pl.when(shape.needed(i, j))
+  def _():
+    weights, of_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    query, gradient = operands[0][...], operands[3][...]
+    over_queries = (((0,), (0,)), ((), ()))
+    value_sum_ref[...] += jax.lax.dot_general(
+      weights.astype(gradient.dtype), gradient, over_queries, preferred_element_type=jnp.float32
+    )
+    key_sum_ref[...] += shape.scale * jax.lax.dot_general(
+      of_scores.astype(query.dtype), query, over_queries, preferred_element_type=jnp.float32
+    )
+
+  @pl.when(i == shape.tiles[0] - 1)
+  def _():
+    d_key_ref[...] = key_sum_ref[...].astype(d_key_ref.dtype)
+    d_value_ref[...] = value_sum_ref[...].astype(d_value_ref.dtype)

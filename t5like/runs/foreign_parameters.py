@@ -1,0 +1,89 @@
+"""INIT_FROM: a checkpoint of t5like, of T5X, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+import flax.linen as nn
+import numpy as np
+
+from t5like.files import storage
+from t5like.experiments.compatibility import model_fingerprint
+from t5like.errors import UserError
+from t5like.interop import huggingface, t5x
+from t5like.interop.layouts import flatten
+from t5like.models import T5
+from t5like.training.checkpoints.folders import PARAMS, checkpoint_steps, find_checkpoint
+from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.vocabularies import load_vocabulary, vocabulary_in
+
+_HUGGING_FACE = ("config.json", "bert_config.json")
+
+
+def foreign_kind(source: str | Path) -> str | None:
+  """'T5X checkpoint' or 'Hugging Face folder', for a source that is one; None for ours and for anything else."""
+  path = storage.as_path(source).absolute()
+  if (path / PARAMS).is_dir() or checkpoint_steps(path):
+    return None
+  if any((path / file).is_file() for file in _HUGGING_FACE):
+    return "Hugging Face folder"
+  if path.is_file() or (path / "checkpoint").is_file():
+    return "T5X checkpoint"
+  inside = path.iterdir() if path.is_dir() else []
+  return "T5X checkpoint" if any(entry.name.startswith("checkpoint_") for entry in inside) else None
+
+
+def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
+  """The checkpoint in `source`, or the parameters of another library, read and checked against `model`."""
+  kind = foreign_kind(source)
+  if kind is None:
+    try:
+      return find_checkpoint(source)
+    except UserError as error:
+      lines = error.lines | {"expected": f"{error.lines['expected']}; a T5X checkpoint; or a Hugging Face folder"}
+      raise UserError(error.what, **lines) from None
+  path = storage.as_path(source).absolute()
+  here = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
+  config = model.config
+
+  def read() -> tuple[huggingface.Imported, Mapping[str, np.ndarray]]:
+    if kind == "T5X checkpoint":
+      imported = t5x.load(here, config)
+    else:
+      imported = huggingface.load(here, scan_layers=config.scan_layers)
+    return imported, flatten(imported.params)
+
+  if kind == "T5X checkpoint":
+    _check_kind(T5, model, f"the {kind} {source}")
+  imported, arrays = read()
+  _check_kind(type(imported.model), model, f"the {kind} {source}")
+  beside = vocabulary_in(here)
+  meant = dataclasses.replace(imported.model.config, param_dtype=config.param_dtype)  # narrower floats are widened
+  return GivenParameters(
+    f"the {kind} {source}",
+    model_fingerprint(meant, load_vocabulary(str(beside)) if beside else None),
+    arrays,
+    lambda: read()[1],
+    "the gin files of that model: a file of gin/models, "
+    + (f"--gin.VOCABULARY={beside}, " if beside else "")
+    + f"or `t5like convert from_{'t5x' if kind.startswith('T5X') else 'hf'}`, which writes a config.gin",
+  )
+
+
+def refuse_foreign(source: str) -> None:
+  """RESTORE_FROM needs an optimizer state of t5like."""
+  if kind := foreign_kind(source):
+    raise UserError(
+      f"RESTORE_FROM takes a checkpoint of t5like, with optimizer and step; {source} is a {kind}",
+      try_=f"--gin.INIT_FROM={source} --gin.RESTORE_FROM=None: its parameters, with a fresh optimizer",
+    )
+
+
+def _check_kind(kind: type, model: nn.Module, source: str) -> None:
+  if type(model) is not kind:
+    raise UserError(
+      f"{source} holds a {kind.__name__}, the model is a {type(model).__name__}",
+      try_="--gin_file=models/... of the checkpoint's own family",
+    )

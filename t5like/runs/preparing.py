@@ -1,0 +1,241 @@
+"""What a training run needs before it begins: everything that can be wrong is found here, before the first compile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5like import data, parallel
+from t5like.experiments import seqio_process as task_process
+from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
+from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
+from t5like.evaluation.scorable import check_scorable
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
+from t5like.runs.run_card import describe_run
+from t5like.experiments.streaming import StreamProcess, StreamSettings
+from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
+from t5like.errors import UserError, nearest
+from t5like.objectives import SpecialTokens
+from t5like.training.records import model_dir as directory
+from t5like.training.checkpoints import (
+  Restore,
+  check_restorable,
+  check_room,
+  checkpoint_bytes,
+  find_checkpoint,
+  has_training_state,
+  newest_whole,
+)
+from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.optimizers import Optimizer
+from t5like.console import say
+from t5like.training.state import StateSpec, state_spec
+from t5like.training.step import check_microbatches
+from t5like.vocabularies import Vocabulary, load_vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """Where a run's state comes from."""
+
+  description: str
+  checkpoint: Path | GivenParameters | None = None  # None: random initialisation
+  resumes: bool = False  # optimizer and step come from the checkpoint too
+  options: Restore = Restore()
+  verified: bool = False  # its files were compared with their checksums just now
+
+  @property
+  def step(self) -> int:
+    return int(self.checkpoint.name) if self.resumes else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """All that is known, checked and opened before the first compilation."""
+
+  model_dir: Path
+  vocabulary: Vocabulary
+  phases: list[Phase]  # the last goes on to the end of the run
+  batches: data.Batches | None  # None: a dry run without a token cache, or a stream
+  stream: StreamProcess | None
+  evaluated: list[Member]  # the tasks of the evaluation split
+  mesh: jax.sharding.Mesh
+  batch: dict[str, np.ndarray]  # a batch of the right shapes
+  spec: StateSpec
+  fingerprint: dict[str, Any]
+  start: Start
+  run_card: str
+
+  @property
+  def scored(self) -> list[Member]:
+    """The tasks that are evaluated by decoding: all but text without answers."""
+    return [member for member in self.evaluated if not member.cache.is_corpus]
+
+
+def prepare(experiment: Experiment, dry_run: bool) -> Plan:
+  """Checks everything that can be wrong and opens what the run needs.
+
+  A dry run builds no token cache and leaves damaged checkpoints where they are.
+  """
+  model_dir = directory.check_model_dir(experiment.model_dir)
+  if not experiment.task:
+    raise UserError("TASK is empty: there is nothing to train on", try_="t5like tasks list")
+  vocabulary = load_vocabulary(experiment.vocabulary)
+  check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  check_layout(experiment.model, experiment.objective)
+  check_rates(experiment.optimizer, experiment.steps)
+  mesh = parallel.make_mesh(experiment.mesh)
+  check_splits(experiment.model.config, mesh)
+  special = SpecialTokens.of(vocabulary)
+  phases = run_phases(experiment, special)
+  for phase in phases:
+    parallel.check_batch(phase.batch_size, mesh)
+    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+  batch = blank_batch(experiment, phases[-1])
+  spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
+  parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
+  fingerprint = model_fingerprint(experiment.model.config, vocabulary)
+  start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
+  if experiment.init_from and start.step == 0:
+    for note in finetuning_notes(experiment):
+      say(note)
+  check_room(model_dir, checkpoint_bytes(spec.shapes))
+
+  rates = experiment.mix or {experiment.task: 1.0}
+  members, why_streamed = None, ""
+  if not experiment.stream:
+    try:
+      members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
+    except MustStream as reason:
+      if experiment.mix or experiment.phases:  # which a stream does not have
+        raise
+      experiment, why_streamed = dataclasses.replace(experiment, stream=True), reason.why
+  batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_parts(mesh))
+  evaluated = []
+  if experiment.eval_split:
+    rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
+    evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
+  check_evaluation(experiment, evaluated)
+  stream = None
+  if experiment.stream and not dry_run and start.step < experiment.steps:
+    stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
+
+  expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
+  card = describe_run(
+    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
+  )
+  return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+
+
+def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
+  """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenised yet."""
+  if experiment.mix or experiment.corpus_files or not can_build():
+    return []
+  return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
+
+
+def without_corpus(experiment: Experiment) -> dict[str, float]:
+  """The labelled tasks of a mix: the corpus among them is there to be learnt from, not to be evaluated."""
+  return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
+
+
+def open_members(
+  experiment: Experiment,
+  vocabulary: Vocabulary,
+  rates: Mapping[str, float],
+  split: str,
+  dry_run: bool,
+  evaluation: bool = False,
+) -> list[Member] | None:
+  """The token caches of tasks at these rates; None where one is missing and a dry run builds nothing."""
+  members = []
+  for task, rate in rates.items():
+    files = experiment.corpus_files if task == experiment.task else None  # they make TASK a corpus, and no other
+    caches = TokenCaches(
+      experiment.cache_dir,
+      experiment.vocabulary,
+      vocabulary,
+      experiment.task_modules,
+      files,
+      lengths=experiment.lengths,
+      evaluation=evaluation,
+    )
+    found = (caches.open if dry_run else caches.open_or_build)(task, split)
+    if found is None:
+      return None
+    # In a mix a registered mixture shares its rate out among its tasks.
+    share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
+    members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
+  return members
+
+
+def starting_point(
+  experiment: Experiment, model_dir: Path, spec: StateSpec, fingerprint: dict[str, Any], move: bool = True
+) -> Start:
+  """Decides where the state comes from, and refuses a checkpoint that does not fit.
+
+  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then the parameters of INIT_FROM (of t5like or
+  of another library), then random initialisation. Damaged checkpoints that are newer are set aside, where `move`
+  allows it, and named.
+  """
+  newest = newest_whole(model_dir, move)
+  for line in newest.story:
+    say(line)
+  options = experiment.restore
+  if newest.checkpoint is not None:
+    start = Start("its own checkpoint of step {step}", newest.checkpoint, verified=True)
+    # Own parameters with a fresh optimizer would be begun with again at every restart: that takes another directory.
+    options = dataclasses.replace(options, parameters_only=False)
+  elif experiment.restore_from:
+    refuse_foreign(experiment.restore_from)
+    start = Start("the checkpoint {checkpoint}, optimizer and step too", find_checkpoint(experiment.restore_from))
+  elif experiment.init_from:
+    start = Start("{checkpoint}", find_parameters(experiment.init_from, experiment.model))
+    options = dataclasses.replace(options, parameters_only=True)
+  else:
+    return Start("random initialisation")
+  check_restorable(start.checkpoint, spec, fingerprint, options)
+  resumes = not options.parameters_only and has_training_state(start.checkpoint)
+  text = start.description
+  if not resumes:
+    what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
+    text = f"{what}, optimizer and step fresh"
+  description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
+  return dataclasses.replace(start, description=description, options=options, resumes=resumes)
+
+
+def check_rates(optimizer: Optimizer, steps: int) -> None:
+  """Learning rates that would climb, or make every variable not a number."""
+  for step in (0, steps // 2, steps - 1):
+    rate = float(optimizer.learning_rate(jnp.asarray(step)))
+    if not 0.0 <= rate < float("inf"):
+      raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
+
+
+def check_evaluation(experiment: Experiment, members: list[Member]) -> None:
+  """Refuses evaluations that cannot be, and metrics that will never come."""
+  for member in members:
+    if not member.cache.is_corpus:
+      check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
+    elif experiment.eval_period:
+      raise UserError(
+        f"task {member.task!r} is a corpus: it has no answers to decode and score",
+        try_=f"--gin.EVAL_PERIOD=0 --gin.EVAL_LOSS_PERIOD={experiment.eval_period}",
+      )
+  kinds = [f"eval/{member.task}/" for member in members if not member.cache.is_corpus]
+  kinds += [f"eval_loss/{member.task}/" for member in members if experiment.eval_loss_period]
+  for option, metric in (("KEEP", experiment.keep.metric), ("EARLY_STOPPING", experiment.early_stopping.metric)):
+    if metric and not metric.startswith(tuple(kinds)):
+      raise UserError(
+        f"{option}.metric = {metric!r} is not computed in this run",
+        expected=" or ".join(f"{kind}..." for kind in kinds) or "EVAL_SPLIT, the split to evaluate",
+        nearest=nearest(metric, [f"{kind}{metric.rpartition('/')[2]}" for kind in kinds]),
+      )

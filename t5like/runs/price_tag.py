@@ -1,0 +1,86 @@
+"""The price tag at the end of a run card: what all attempts of a run really took, beside the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from t5like import planning
+from t5like.experiments.phases import Phase
+from t5like.experiments.compatibility import phase_flops
+from t5like.experiments.experiment import Experiment
+from t5like.runs.planned_work import planned_work
+from t5like.runs.run_card import steps_of_phases
+from t5like.planning.plan_text import days, table
+from t5like.planning.price import CO2E, PUE, Price, assumptions
+from t5like.planning.run_card import large
+from t5like.planning.topology import local_chip
+from t5like.training.records import goodput
+from t5like.training.records import model_dir as directory
+
+_HEAD = "price tag"
+
+
+def write_price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> None:
+  """Puts it under the run card; one that an earlier attempt left there is replaced."""
+  path = model_dir / directory.RUN_CARD
+  card = path.read_text(encoding="utf-8") if path.is_file() else ""
+  card = card.partition(f"\n{_HEAD}")[0].rstrip()
+  directory.write_text(path, f"{card}\n\n{price_tag(experiment, model_dir, phases)}\n")
+
+
+def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> str:
+  attempts = goodput.read_attempts(model_dir / goodput.FILE)
+  devices, chip = jax.device_count(), local_chip()
+  seconds = sum(attempt["seconds"] for attempt in attempts)
+  in_steps = sum(attempt["spent"].get(goodput.STEPS, 0.0) for attempt in attempts)
+  spans = [(attempt["first_step"], attempt["last_step"]) for attempt in attempts]
+  flops = sum(_flops(experiment, phases, last) - _flops(experiment, phases, first) for first, last in spans)
+  planned_seconds = _planned_seconds(experiment)
+  paid = planning.price_of(seconds * devices / 3600, chip)
+  plan = None if planned_seconds is None else planning.price_of(planned_seconds * devices / 3600, chip)
+  rows = [
+    (_HEAD, "paid", "planned"),
+    ("attempts", str(len(attempts)), "1"),
+    ("steps", f"{sum(max(last - first, 0) for first, last in spans):,}", f"{experiment.steps:,}"),
+    ("wall time", days(seconds), "-" if planned_seconds is None else days(planned_seconds)),
+    ("of it in steps", f"{in_steps / max(seconds, 1e-9):.1%}", "-" if planned_seconds is None else "100.0%"),
+    ("model FLOPs", large(flops, "FLOP"), large(_flops(experiment, phases, experiment.steps), "FLOP")),
+    *_priced(paid, plan),
+  ]
+  notes = [f"{devices} x {chip.device_kind}, in all attempts as in the last; the plan counts steps alone"]
+  return "\n".join([*table(rows), *notes, *assumptions(chip, None, PUE, CO2E)])
+
+
+def _priced(paid: Price, plan: Price | None) -> list[tuple[str, str, str]]:
+  fields = {
+    "device-hours": ("device_hours", "{:,.3g}"),
+    "price": ("dollars", "${:,.2f}"),
+    "energy": ("kilowatt_hours", "{:,.3g} kWh"),
+    "CO2e": ("kilograms", "{:,.3g} kg"),
+  }
+
+  def text(price: Price | None, name: str, form: str) -> str:
+    value = None if price is None else getattr(price, name)
+    return "-" if value is None else form.format(value)
+
+  return [(label, text(paid, *field), text(plan, *field)) for label, field in fields.items()]
+
+
+def _flops(experiment: Experiment, phases: Sequence[Phase], step: int) -> int:
+  """Of the first `step` steps."""
+  counts = steps_of_phases(phases, step)
+  return sum(
+    n * phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase, n in zip(phases, counts, strict=True)
+  )
+
+
+def _planned_seconds(experiment: Experiment) -> float | None:
+  """Of all steps on this machine; None where nobody has written down what its devices can do."""
+  topology = planning.known_local_topology(experiment.mesh.slices)
+  if topology is None:
+    return None
+  works = planned_work(experiment)
+  return sum(planning.forecast(work, topology, experiment.mesh, with_memory=False).seconds for work in works)

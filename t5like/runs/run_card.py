@@ -1,0 +1,183 @@
+"""The run card of a training run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from t5like import data, planning
+from t5like.experiments.phases import Phase, blank_batch
+from t5like.experiments.compatibility import phase_flops, stack_lengths
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
+from t5like.data.layouts import Batch
+from t5like.models.attention import describe_backend
+from t5like.models.stack import describe_layer_loop
+from t5like.objectives import Lengths
+from t5like.planning.run_card import bytes_text, devices, large, versions
+from t5like.training.state import StateSpec, parameter_count
+
+
+def describe_run(
+  experiment: Experiment,
+  model_dir: Path,
+  mesh: jax.sharding.Mesh,
+  spec: StateSpec,
+  phases: Sequence[Phase],
+  batches: data.Batches | None,
+  stream: StreamProcess | None,
+  initialisation: str,
+  why_streamed: str = "",
+  expected: Sequence[tuple[str, float, int | None]] = (),
+) -> str:
+  config = experiment.model.config
+  lengths = phases[-1].lengths
+  steps = steps_of_phases(phases, experiment.steps)
+  tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
+  all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
+  all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
+  step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
+  all_flops = sum(flops * n for flops, n in zip(step_flops, steps, strict=True))
+  first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
+  entries = {
+    "versions": versions(),
+    "devices": devices(mesh),
+    "model": (
+      f"{type(experiment.model).__name__}, {parameter_count(spec.shapes.params):,} parameters: "
+      f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
+      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}, "
+      f"dropout {config.dropout_rate:g}"
+    ),
+    "layers": describe_layer_loop(config),
+    "attention": describe_backend(
+      config,
+      **stack_lengths(experiment.model, lengths),
+      packed=experiment.pack,
+      deterministic=experiment.deterministic,
+    ),
+    "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
+    "data": _stream_text(experiment, stream, why_streamed)
+    if experiment.stream
+    else _data_text(experiment, lengths, batches, all_rows, expected),
+    "batch": "\n".join(
+      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, "
+      f"{large(each * n)} in {n:,} steps"
+      for phase, each, n in zip(phases, tokens, steps, strict=True)
+    )
+    + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else "")
+    + (f"\nin {experiment.microbatches} parts, one after the other" if experiment.microbatches > 1 else ""),
+    "FLOPs": (
+      f"{large(step_flops[-1], 'FLOP')} a step, {large(all_flops, 'FLOP')} in all (model FLOPs, no recomputation)"
+    ),
+    "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
+    "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
+    "seed": f"{experiment.seed}; {_promise(experiment, mesh)}",
+    "starts from": initialisation,
+    "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
+  }
+  return planning.render_run_card(entries)
+
+
+def _promise(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+  if experiment.deterministic or mesh.devices.flat[0].platform != "gpu":
+    return "the same command on this kind of device gives the same bits"
+  return "DETERMINISTIC = False: the same command gives slightly different numbers every time"
+
+
+def _row_text(experiment: Experiment, phase: Phase) -> str:
+  if experiment.model.batch_layout == "encoder":
+    return f"{phase.lengths.inputs} inputs"  # its targets are at the same positions
+  return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
+
+
+def _checkpoints_text(experiment: Experiment) -> str:
+  keep = experiment.keep
+  when = [f"every {experiment.checkpoint_period:,} steps"] if experiment.checkpoint_period else []
+  when += [f"every {experiment.checkpoint_minutes:g} minutes"] if experiment.checkpoint_minutes else []
+  kept = [f"the last {keep.last}"]
+  kept += [f"all multiples of {keep.every:,}"] if keep.every else []
+  kept += [f"the best {keep.best} by {keep.metric}"] if keep.best else []
+  return f"a checkpoint {' and '.join([*when, 'at the end'])}; kept are {', '.join(kept)}"
+
+
+def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
+  """How many of a run's steps fall into each phase."""
+  counts = []
+  for phase in phases:
+    counts.append(steps if phase.steps is None else min(phase.steps, steps))
+    steps -= counts[-1]
+  return counts
+
+
+def _stream_text(experiment: Experiment, stream: StreamProcess | None, why: str) -> str:
+  rows = "packed by seqio" if experiment.pack else "one example a row"
+  what = f"objective {experiment.objective.name}" if experiment.objective else rows
+  lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
+  if why:
+    lines.insert(1, f"it cannot be cached: {why}")
+  if experiment.eval_split:
+    lines.append(f"evaluation still has a token cache, of the split {experiment.eval_split}: each example exactly once")
+  return "\n".join(lines + (stream.describe() if stream else []))
+
+
+def _data_text(
+  experiment: Experiment,
+  lengths: Lengths,
+  batches: data.Batches | None,
+  rows: int,
+  expected: Sequence[tuple[str, float, int | None]],
+) -> str:
+  name = f"task {experiment.task} ({experiment.split})"
+  if batches is None:
+    text = f"{name}: not tokenised yet; a run does that first"
+    if len(expected) < 2:
+      return text
+    members = [f"  {share:6.1%}  {task}" + (f", {size:,} rows" if size else "") for task, share, size in expected]
+    return "\n".join([text, f"a mixture of {len(expected)} tasks", *members])
+  source = batches.stages[-1].source
+  passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
+  if isinstance(source, data.MixtureRows):
+    members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
+    return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])
+  if isinstance(source, data.ExampleRows):
+    how = f"packed, {source.efficiency:.1%} full" if source.pack else "one a row (not packed)"
+    return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"
+  kinds = {
+    "stream": f"rows are full: {lengths.raw} tokens of running text each",
+    "document": f"a row is up to {lengths.raw} tokens of one document",
+    "sentences": f"a row is whole sentences, up to {lengths.raw} tokens",
+  }
+  return (
+    f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
+    f"{kinds[experiment.objective.unit]}; {passes}"
+  )
+
+
+def _member_text(source: data.RowSource, rate: float, rates: float) -> str:
+  cache = source.cache
+  size = f"{cache.tokens:,} tokens" if cache.is_corpus else f"{cache.examples:,} examples"
+  return f"  {rate / rates:6.1%}  {cache.manifest['description']['task']}, {size}{_finished_text(cache)}"
+
+
+def _finished_text(cache: data.TokenCache) -> str:
+  return f"\ncached as finished tokens: {cache.manifest['why']}" if cache.is_finished else ""
+
+
+def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch) -> str:
+  """The state exactly; on accelerators, whose memory ends, the activations too."""
+  config = experiment.model.config
+  state = planning.state_bytes(
+    spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, config.compute_dtype
+  )
+  parts = {"parameters": state.parameters, "optimizer": state.optimizer, "gradients": state.parameters}
+  total = sum(parts.values())
+  if mesh.devices.flat[0].platform != "cpu":
+    by_position = experiment.mesh.preset == "sequence"
+    estimate = planning.estimate_memory(
+      experiment.model, batch, state, mesh.shape, experiment.microbatches, by_position
+    )
+    parts |= {"activations": estimate.activations, "temporaries": estimate.temporaries}
+    total = estimate.total
+  return f"about {bytes_text(total)} a device: " + ", ".join(f"{part} {bytes_text(n)}" for part, n in parts.items())

@@ -1,0 +1,99 @@
+"""The examples of a task after all of its own steps, as seqio gives them for rows of given lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import seqio
+
+from t5like.errors import UserError
+from t5like.tasks.caching.text_pipeline import plain
+from t5like.tasks.missing_data import pipeline_explained
+from t5like.tasks.registry import check_split
+from t5like.tasks.seqio_vocabularies import as_seqio, with_vocabulary
+from t5like.tasks.sources import seedable
+from t5like.vocabularies import Vocabulary
+
+# Of random steps, where a task is evaluated: the same examples every time.
+SEED = 0
+
+
+def for_model(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
+  """A copy that makes the ids of a model's vocabulary, and needs no cache of seqio's."""
+  check_features(task.name, task.output_features)
+  steps = [
+    seqio.CacheDatasetPlaceholder() if isinstance(step, seqio.CacheDatasetPlaceholder) else step
+    for step in task.preprocessors
+  ]
+  return seqio.Task(
+    task.name,
+    source=seedable(task.source),
+    preprocessors=steps,
+    output_features=with_vocabulary(task.output_features, as_seqio(vocabulary)),
+    shuffle_buffer_size=task.shuffle_buffer_size,
+  )
+
+
+def check_features(task: str, members: Iterable[str]) -> None:
+  """Refuses examples without targets."""
+  if "targets" not in members:
+    raise UserError(
+      f"the examples of task {task!r} have no targets to learn",
+      features=", ".join(members),
+      expected="targets, and inputs where there are any, as seqio's EncDec, LM and PrefixLM converters take them",
+    )
+
+
+def features(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> list[str]:
+  """inputs and targets, as far as the examples have them."""
+  with pipeline_explained(task.name):
+    members = _dataset(task, split, lengths).element_spec
+  check_features(task.name, members)
+  return [name for name in ("inputs", "targets") if name in members]
+
+
+def size(task: seqio.Task, vocabulary: Vocabulary) -> int:
+  """Ids are below it."""
+  features = task.output_features
+  return max(
+    vocabulary.vocab_size, *(features[n].vocabulary.vocab_size for n in ("inputs", "targets") if n in features)
+  )
+
+
+def answers_are(task: seqio.Task) -> str:
+  """How ids of targets are read: "text" of the model's vocabulary, or "ids" that mean something to the task alone."""
+  return "ids" if isinstance(task.output_features["targets"].vocabulary, seqio.PassThroughVocabulary) else "text"
+
+
+def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int) -> Iterator[dict[str, Any]]:
+  """In the order of the source: ids of inputs and targets, and the other members as plain values."""
+  check_split(task, split)
+  target_vocabulary = task.output_features["targets"].vocabulary
+  with pipeline_explained(task.name):
+    for number, example in enumerate(_dataset(task, split, lengths).as_numpy_iterator()):
+      for name in ("inputs", "targets"):
+        if name in example:
+          _check(task.name, name, number, example[name], limit)
+      values = {name: plain(value) for name, value in example.items()}
+      values.setdefault("targets_pretokenized", plain(target_vocabulary.decode(values["targets"])))
+      yield values
+
+
+def _dataset(task: seqio.Task, split: str, lengths: Mapping[str, int]):
+  return task.get_dataset(
+    sequence_length=dict(lengths), split=split, shuffle=False, seed=SEED, num_epochs=1, try_in_mem_cache=False
+  )
+
+
+def _check(task: str, name: str, number: int, ids: np.ndarray, limit: int) -> None:
+  if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+    raise UserError(
+      f"the {name} of task {task!r} are not a row of token ids", example=number, found=f"{ids.dtype} {ids.shape}"
+    )
+  if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
+    wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+    raise UserError(
+      f"the {name} of task {task!r} have the id {wrong:,}", example=number, expected=f"0 to {limit - 1:,}"
+    )

@@ -1,0 +1,193 @@
+"""Runs a seqio task up to the point where text becomes tokens.
+
+The token cache is made from what comes out here, with whatever vocabulary a model has; objectives
+and end-of-sequence come later, in the loader.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.files import storage
+from t5like.files.module_files import file_hash, module_file
+from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
+from t5like.tasks.caching.code_closure import Closure
+from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
+from t5like.tasks.registry import check_split
+
+_HASHED = 1 << 20  # bytes of a file at each of three places
+# An encoder reads a first and a second text; its label is a number.
+_TEXTS = ("inputs", "targets", "first", "second")
+
+
+def text_preprocessors(task: seqio.Task) -> list[Callable]:
+  """The steps before seqio's `tokenize`, which must be there."""
+  steps = Steps.of(task)
+  if steps.tokenize is None:
+    raise UserError(
+      f"task {task.name!r} does not say where its text becomes tokens",
+      expected="seqio.preprocessors.tokenize among its preprocessors",
+    )
+  return steps.before
+
+
+def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
+  check_split(task, split)
+  return text_dataset(task, split, text_preprocessors(task))
+
+
+def text_features(task: seqio.Task, split: str) -> list[str]:
+  """The members of an example that become tokens: inputs and targets, or the texts that an encoder reads."""
+  members = _text_dataset(task, split).element_spec
+  return [
+    name for name in _TEXTS if name in members and members[name].dtype == tf.string and not members[name].shape.rank
+  ]
+
+
+def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
+  """Examples as plain Python values, before tokenisation, in the source's order."""
+  dataset = _text_dataset(task, split)
+  if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
+    # Handing values over one by one costs more than making them.
+    for block in dataset.batch(1024).as_numpy_iterator():
+      columns = {name: plain(values) for name, values in block.items()}
+      yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+  else:
+    for example in dataset.as_numpy_iterator():
+      yield {name: plain(value) for name, value in example.items()}
+
+
+def plain(value: Any) -> Any:
+  """bytes to str, arrays to lists: values that JSON can hold."""
+  if isinstance(value, np.ndarray | np.generic):
+    value = value.tolist()
+  if isinstance(value, bytes):
+    return value.decode("utf-8", errors="replace")
+  if isinstance(value, list):
+    return [plain(v) for v in value]
+  return value
+
+
+def describe(task: seqio.Task, split: str) -> dict[str, Any]:
+  """What the text of this task depends on: a change of any of it makes a token cache stale."""
+  return _describe(task, split, text_preprocessors(task))
+
+
+def describe_tokens(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> dict[str, Any]:
+  """What the finished tokens of this task depend on."""
+  return _describe(task, split, task.preprocessors) | {
+    "lengths": dict(lengths),
+    "features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
+    "libraries": libraries(task),
+  }
+
+
+def _describe(task: seqio.Task, split: str, steps: Sequence[Callable]) -> dict[str, Any]:
+  check_split(task, split)
+  return {
+    "task": task.name,
+    "split": split,
+    "source": source_identity(task.source),
+    "source_files": [_file_identity(path) for path in _source_files(task.source, split)],
+    "preprocessors": [code_identity(step) for step in steps],
+    "uses": Closure([task.source, *steps]).digest,
+  }
+
+
+def code_of(task: seqio.Task, modules: Sequence[str]) -> dict[str, str]:
+  """The hash of each module that the task is made of: its functions', what these use, and the user's task modules."""
+  functions = [task.source, *task.preprocessors, task.postprocessor, *task.metric_fns]
+  names = {*Closure(functions).modules, *modules}
+  for function in functions:
+    module = getattr(inspect.unwrap(unbound(function)), "__module__", None) or type(function).__module__
+    if module.startswith("t5like.tasks."):
+      names.add(module)
+  files = {name: module_file(name) for name in sorted(names)}
+  return {name: file_hash(path) for name, path in files.items() if path is not None}
+
+
+def libraries(task: seqio.Task) -> dict[str, str]:
+  """The versions of the installed packages whose functions the task is made of."""
+  functions = [task.source, *task.preprocessors]
+  modules = {getattr(unbound(function), "__module__", None) or type(function).__module__ for function in functions}
+  names = {"seqio", *(module.partition(".")[0] for module in modules)} & {"seqio", "t5", "tensorflow_datasets"}
+  return {name: metadata.version(name.replace("_", "-")) for name in sorted(names)}
+
+
+def scoring(task: seqio.Task) -> dict[str, Any]:
+  """The postprocessor and metric functions by importable names, to score without the registry.
+
+  Those that have none (lambdas, functions inside of others) are named by their task and place.
+  """
+  kinds = {"predictions": task.predict_metric_fns, "scores": task.score_metric_fns}
+  kinds["aux_values"] = task.predict_with_aux_metric_fns
+  found: dict[str, Any] = {"postprocessor": None, "metrics": []}
+  if task.postprocessor:
+    found["postprocessor"] = _named(task.postprocessor, {"task": task.name, "metric": None})
+  for takes, functions in kinds.items():
+    for function in functions:
+      entry = _named(function, {"task": task.name, "metric": len(found["metrics"])})
+      found["metrics"].append(entry | ({} if takes == "predictions" else {"takes": takes}))
+  if objects := [type(metric).__name__ for metric in task._metric_objs_constructor_args]:
+    found["refused"] = f"its metric_objs ({', '.join(objects)})"
+  return found
+
+
+def _named(function: Callable, registered: Mapping[str, Any]) -> dict[str, Any]:
+  try:
+    return _importable(function)
+  except UserError:
+    return {"registered": dict(registered)}
+
+
+def _source_files(source: seqio.DataSource, split: str) -> list[str]:
+  files = getattr(source, "files", None)
+  if files is not None:
+    return [files[split]]
+  return list(source.list_shards(split)) if isinstance(source, seqio.FileDataSource | seqio.TfdsDataSource) else []
+
+
+def _file_identity(path: str) -> dict[str, Any]:
+  """Its size and a hash of its beginning, middle and end: a corpus of terabytes is not read for this."""
+  data = storage.as_path(path)
+  if not data.is_file():
+    return {"path": path}
+  size = data.stat().st_size
+  digest = hashlib.sha256()
+  with data.open("rb") as content:
+    for start in (0, (size - _HASHED) // 2, size - _HASHED):
+      content.seek(max(start, 0))
+      digest.update(content.read(_HASHED))
+  return {"path": path, "bytes": size, "sha256_of_parts": digest.hexdigest()}
+
+
+def _importable(function: Callable) -> dict[str, Any]:
+  """How to find a function again where the registry cannot be imported: its name and bound keywords."""
+  keywords = {}
+  while isinstance(function, functools.partial):
+    if function.args:
+      raise UserError(f"{function} binds positional arguments", try_="bind them by keyword")
+    keywords = {**function.keywords, **keywords}
+    function = function.func
+  name = getattr(function, "__qualname__", "<none>")
+  if "<" in name:
+    raise UserError(
+      f"the function {name} of a task cannot be imported by name",
+      try_="define postprocessors and metrics at the top of a module; functools.partial may bind keywords",
+    )
+  try:
+    json.dumps(keywords)
+  except TypeError:
+    raise UserError(f"the keywords bound to {name} are not plain values", given=keywords) from None
+  return {"function": f"{function.__module__}:{name}", "keywords": keywords}

@@ -1,0 +1,215 @@
+"""Can a task be scored? Its labels, what its metrics say of the right answers, and of always the same one."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import seqio
+
+from t5like.tasks import postprocessors
+from t5like.tasks.checks.examples import Finding, Row, excerpt
+from t5like.tasks.metrics.values import Answers, Metric, compute, tried_rows
+from t5like.tasks.preprocessors import UNLABELLED
+from t5like.vocabularies import Vocabulary
+
+# Targets are taken for labels where so few differ, and each comes so often.
+_MOST_LABELS, _LEAST_ROWS_A_LABEL = 20, 5
+# A model that says what stands in the target is wrong on these where the target itself is.
+_TARGETS_MAY_BE_WRONG = (postprocessors.wsc_simple,)
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+  """The words that targets are."""
+
+  counts: collections.Counter
+  known: tuple[str, ...] | None  # the label set that the task declares
+
+  @property
+  def never_seen(self) -> list[str]:
+    return [label for label in self.known or () if label not in self.counts]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """What the task's metrics say of answers that need no model."""
+
+  right: dict[str, float]  # the targets themselves
+  through_vocabulary: dict[str, float]  # the targets as a model can write them: the best score there is
+  majority: dict[str, float]  # always the commonest target
+  majority_answer: str
+  rows: int  # that were scored
+
+
+def unlabelled(rows: Sequence[Row]) -> list[int]:
+  return [number for number, row in enumerate(rows) if row.get("targets") == UNLABELLED]
+
+
+def find_labels(task: seqio.Task, rows: Sequence[Row]) -> Labels | None:
+  """The label set of a classification task; None where targets are free text."""
+  counts = collections.Counter(row["targets"] for row in rows if row["targets"] != UNLABELLED)
+  known = _declared_labels(task.postprocessor)
+  few = len(counts) <= min(_MOST_LABELS, len(rows) / _LEAST_ROWS_A_LABEL)
+  return Labels(counts, known) if counts and (known or (few and task.metric_fns)) else None
+
+
+def _declared_labels(postprocessor: Callable | None) -> tuple[str, ...] | None:
+  keywords = {}
+  while isinstance(postprocessor, functools.partial):
+    keywords, postprocessor = {**postprocessor.keywords, **keywords}, postprocessor.func
+  if postprocessor is postprocessors.multirc:
+    return postprocessors.MULTIRC_LABELS
+  return tuple(keywords["label_classes"]) if "label_classes" in keywords else None
+
+
+def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> Iterator[Finding]:
+  without = unlabelled(rows)
+  if without and len(without) < len(rows):
+    yield Finding(
+      f"{len(without):,} of {len(rows):,} rows have no label",
+      f"row {without[0]}: {excerpt(str(rows[without[0]].get('inputs')))}",
+      "filter them out",
+    )
+  if len(without) == len(rows):
+    yield Finding("the labels of this split are withheld: it cannot be scored", problem=False)
+  elif labels and labels.known:
+    for word in sorted(labels.counts.keys() - set(labels.known)):
+      row = next(number for number, row in enumerate(rows) if row["targets"] == word)
+      yield Finding(
+        f"{labels.counts[word]:,} rows have the target {word!r}, which is none of the labels",
+        f"row {row}: {excerpt(str(rows[row].get('inputs')))}",
+        f"one of: {', '.join(labels.known)}",
+      )
+    for label in labels.never_seen:
+      yield Finding(
+        f"the label {label!r} is never seen" + ("" if whole else f" in the first {len(rows):,} rows"),
+        remedy="the label's spelling, the order of label_classes, or the data",
+        problem=whole,
+      )
+
+
+def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tuple[Scores | None, list[Finding]]:
+  """Runs postprocessor and metrics over answers that are known to be right, and over the commonest one."""
+  rows = rows[: tried_rows(map(_name, task.predict_metric_fns), len(rows))]
+  if not task.predict_metric_fns or not rows or len(unlabelled(rows)) == len(rows):
+    return None, []
+  texts = [row["targets"] for row in rows]
+  written = [vocabulary.decode(tokens) for tokens in vocabulary.encode_batch(texts)]
+  commonest = collections.Counter(texts).most_common(1)[0][0]
+  try:
+    targets = _postprocessed(task, rows, texts, is_target=True)
+    right, through, same = (
+      _postprocessed(task, rows, answers, is_target=False) for answers in (texts, written, [commonest] * len(rows))
+    )
+    scored = (_scores(task, targets, answers) for answers in (right, through, same))
+    scores = Scores(*scored, commonest, len(rows))
+  except _Failed as failed:
+    return None, [failed.finding]
+  findings = [*_imperfect(task, scores, targets), *_changed_by_vocabulary(rows, texts, written, right, through, scores)]
+  return scores, findings
+
+
+class _Failed(Exception):
+  def __init__(self, what: str, error: str, example: str):
+    self.finding = Finding(f"{what} fails: {error}", example, "mend it")
+
+
+def _postprocessed(task: seqio.Task, rows: Sequence[Row], texts: Sequence[str], is_target: bool) -> list[Any]:
+  values = []
+  for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
+    # As evaluation hands rows over: text features under another name.
+    example = {f"{name}_pretokenized" if name in task.output_features else name: value for name, value in row.items()}
+    try:
+      values.append(task.postprocess_fn(text, example=example, is_target=is_target))
+    except Exception as error:  # whatever the user's function raises
+      raised = f"{type(error).__name__}: {error}"
+      raise _Failed(
+        f"the postprocessor {_name(task.postprocessor)}", raised, f"row {number}: {excerpt(text)}"
+      ) from error
+  return values
+
+
+def _scores(task: seqio.Task, targets: Sequence[Any], answers: Sequence[Any]) -> dict[str, float]:
+  metrics_of_task = [Metric(_name(function), function) for function in task.predict_metric_fns]
+  values = compute(metrics_of_task, Answers(targets, answers))
+  for name, error in values.failures.items():
+    raise _Failed(f"the metric {name}", error, f"target {excerpt(repr(targets[0]))}")
+  return values.numbers
+
+
+def _function(function: Callable) -> Callable:
+  while isinstance(function, functools.partial):
+    function = function.func
+  return function
+
+
+def _name(function: Callable) -> str:
+  return getattr(_function(function), "__name__", repr(function))
+
+
+def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iterator[Finding]:
+  """Right answers must score all there is to score; a constant has no correlation, a missing class no F1."""
+  if len({repr(target) for target in targets}) < 2:
+    return
+  missing_class = (
+    {name for name in scores.right if name.endswith("class_f1")} if _classes_missing(task, targets) else {}
+  )
+  low = {
+    name: value
+    for name, value in scores.right.items()
+    if name not in missing_class and (best := _best(task, name)) is not None and abs(value - best) > 1e-6
+  }
+  if low:
+    expected = _function(task.postprocessor) in _TARGETS_MAY_BE_WRONG
+    yield Finding(
+      "the targets themselves score only " + ", ".join(f"{name} {value:.2f}" for name, value in low.items()),
+      remedy="read it as the share of targets that are right: in this task a label says whether they are"
+      if expected
+      else "postprocessor and metric must agree with what the preprocessor writes",
+      problem=not expected,
+    )
+
+
+def _classes_missing(task: seqio.Task, targets: Sequence[Any]) -> bool:
+  known = _declared_labels(task.postprocessor)
+  return known is not None and len({repr(target) for target in targets}) < len(known)
+
+
+def _best(task: seqio.Task, name: str) -> float | None:
+  """The best value of one of our metrics; None for counts, thresholds and the metrics of others."""
+  if not all(_function(metric).__module__.startswith("t5like.tasks.") for metric in task.predict_metric_fns):
+    return None
+  if name.endswith(("total", "_thresh")):
+    return None
+  return 0.0 if name.endswith("_edit") else 1.0 if name.startswith("auc-") else 100.0
+
+
+def _changed_by_vocabulary(
+  rows: Sequence[Row],
+  texts: Sequence[str],
+  written: Sequence[str],
+  right: Sequence[Any],
+  through: Sequence[Any],
+  scores: Scores,
+) -> Iterator[Finding]:
+  """Targets that a model cannot write, whatever it learns; a problem where it costs any score."""
+  changed = [n for n, pair in enumerate(zip(right, through, strict=True)) if repr(pair[0]) != repr(pair[1])]
+  if not changed:
+    return
+  first = changed[0]
+  lost = {
+    name: value - scores.through_vocabulary[name]
+    for name, value in scores.right.items()
+    if abs(value - scores.through_vocabulary.get(name, value)) > 1e-9
+  }
+  cost = ", which costs " + ", ".join(f"{name} {value:.2f}" for name, value in lost.items()) if lost else ""
+  yield Finding(
+    f"{len(changed):,} of {len(rows):,} targets cannot be written with the vocabulary{cost}",
+    f"row {first}: {excerpt(texts[first], 60)!r} comes back as {excerpt(written[first], 60)!r}",
+    "other words for the labels, or a vocabulary with these characters",
+    problem=any(abs(value) > 1 for value in lost.values()),
+  )

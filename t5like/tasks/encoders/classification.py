@@ -1,0 +1,213 @@
+"""GLUE and SuperGLUE for encoders: `<task>_classification`, with class numbers instead of words.
+
+Sources are those of the text-to-text tasks. Where a question has several candidate answers, each is
+an example of its own, right (1) or wrong (0), and `group` says which belong together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import seqio
+import tensorflow as tf
+
+from t5like.tasks import metrics
+from t5like.tasks.encoders import scores as encoder_scores
+from t5like.tasks.encoders.forms import class_labels, encode_segments, encoder_features, score_labels
+from t5like.tasks.library import glue, super_glue
+from t5like.tasks.registry import register_task
+
+# The fields that make the first and the second text.
+GLUE_TEXTS = {
+  "cola": ("sentence",),
+  "sst2": ("sentence",),
+  "mrpc": ("sentence1", "sentence2"),
+  "qqp": ("question1", "question2"),
+  "stsb": ("sentence1", "sentence2"),
+  "mnli": ("premise", "hypothesis"),
+  "mnli_matched": ("premise", "hypothesis"),
+  "mnli_mismatched": ("premise", "hypothesis"),
+  "qnli": ("question", "sentence"),
+  "rte": ("sentence1", "sentence2"),
+  "wnli": ("sentence1", "sentence2"),
+  "ax": ("premise", "hypothesis"),
+}
+SUPER_GLUE_TEXTS = {
+  "boolq": ("passage", "question"),
+  "cb": ("premise", "hypothesis"),
+  "rte": ("premise", "hypothesis"),
+  "axb": ("sentence1", "sentence2"),
+  "axg": ("premise", "hypothesis"),
+}
+_GAP = "@placeholder"
+
+
+@seqio.map_over_dataset
+def segments(example: dict[str, tf.Tensor], texts: Sequence[str]) -> dict[str, tf.Tensor]:
+  """The fields of one or two texts, and the label: -1 where it is withheld."""
+  named = dict(zip(("first", "second"), (example[name] for name in texts), strict=False))
+  return named | {"label": example["label"], "idx": example["idx"]}
+
+
+@seqio.map_over_dataset
+def wic(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  """Does a word mean the same in both sentences? The word stands behind them."""
+  second = tf.strings.join([example["sentence2"], example["word"]], separator=" ")
+  return {"first": example["sentence1"], "second": second, "label": example["label"], "idx": example["idx"]}
+
+
+def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Does the pronoun, in asterisks, stand for the noun? The text-to-text form marks the pronoun."""
+
+  def to_segments(example):
+    text = tf.strings.regex_replace(example["inputs"], "^wsc: ", "")
+    return {"first": text, "second": example["targets"], "label": example["label"], "idx": example["idx"]}
+
+  return super_glue.wsc(dataset).map(to_segments, num_parallel_calls=tf.data.AUTOTUNE)
+
+
+def copa(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """The premise with its question, and one of two choices."""
+
+  def to_segments(example):
+    is_cause = tf.equal(example["question"], "cause")
+    question = tf.where(is_cause, "What was the cause of this?", "What happened as a result?")
+    first = tf.strings.join([example["premise"], question], separator=" ")
+    right = tf.cast(tf.equal(tf.range(2, dtype=tf.int64), example["label"]), tf.int64)
+    return {
+      "first": tf.stack([first, first]),
+      "second": tf.stack([example["choice1"], example["choice2"]]),
+      "label": tf.where(example["label"] < 0, tf.constant(-1, tf.int64), right),
+      "group": tf.stack([example["idx"]] * 2),
+    }
+
+  return dataset.map(to_segments, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+@seqio.map_over_dataset
+def multirc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  """The paragraph without its markup, and a question with one of its answers: the paragraph is what may be cut."""
+  paragraph = tf.strings.regex_replace(tf.strings.regex_replace(example["paragraph"], "<br>", " "), "</?b>", "")
+  idx = example["idx"]
+  return {
+    "first": paragraph,
+    "second": tf.strings.join([example["question"], example["answer"]], separator=" "),
+    "label": example["label"],
+    "group": tf.stack([idx["paragraph"], idx["question"]]),
+    "idx/answer": idx["answer"],
+  }
+
+
+def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """The passage, and the query with one of the passage's entities in its gap."""
+
+  def to_segments(example):
+    # Highlights are sentences of their own; those without an end get one.
+    passage = tf.strings.regex_replace(example["passage"], "([.?!\"'])\n@highlight\n", r"\1 ")
+    passage = tf.strings.regex_replace(passage, "\n@highlight\n", ". ")
+    entities, answers = example["entities"], example["answers"]
+    parts = tf.strings.split(example["query"], _GAP)
+    filled = tf.strings.join([parts[0], entities, tf.strings.reduce_join(parts[1:], separator=_GAP)])
+    right = tf.reduce_any(tf.equal(entities[:, None], answers[None, :]), axis=1)
+    label = tf.where(tf.size(answers) > 0, tf.cast(right, tf.int64), tf.constant(-1, tf.int64))
+    shared = {
+      "first": passage,
+      "answers": answers,
+      "group": tf.stack([example["idx"]["passage"], example["idx"]["query"]]),
+    }
+    candidates = tf.data.Dataset.from_tensor_slices({"second": filled, "label": label, "candidate": entities})
+    return candidates.map(lambda candidate: shared | candidate)
+
+  return dataset.flat_map(to_segments)
+
+
+def _register(
+  name: str,
+  source: seqio.DataSource,
+  to_segments: Callable,
+  labels: seqio.Feature,
+  postprocessor: Callable,
+  metric_fns: Sequence[Callable],
+) -> None:
+  register_task(
+    f"{name}_classification",
+    source=source,
+    # seqio's own offline cache keeps texts: what is cut off depends on the length asked for.
+    preprocessors=[to_segments, seqio.CacheDatasetPlaceholder(), encode_segments],
+    output_features=encoder_features(labels=labels),
+    postprocess_fn=postprocessor,
+    metric_fns=metric_fns,
+  )
+
+
+def _tfds(name: str, version: str, splits: Sequence[str] = ("train", "validation", "test")) -> seqio.TfdsDataSource:
+  return seqio.TfdsDataSource(f"{name}:{version}", splits=splits)
+
+
+for _config, _texts in GLUE_TEXTS.items():
+  _is_score = _config == "stsb"
+  _register(
+    f"glue_{_config}",
+    _tfds(f"glue/{_config}", glue.VERSION, glue.SPLITS.get(_config, ("train", "validation", "test"))),
+    functools.partial(segments, texts=_texts),
+    score_labels() if _is_score else class_labels(len(glue.LABELS[_config])),
+    encoder_scores.regression if _is_score else encoder_scores.class_id,
+    glue.METRICS.get(_config, [metrics.accuracy]),
+  )
+
+_OF_SUPER_GLUE = {
+  **{config: functools.partial(segments, texts=texts) for config, texts in SUPER_GLUE_TEXTS.items()},
+  "wic": wic,
+}
+_SUPER_GLUE_METRICS = {
+  "cb": [metrics.mean_multiclass_f1(num_classes=3), metrics.accuracy],
+  "axb": [],  # the answers of the diagnostic sets are withheld
+  "axg": [],
+}
+for _config, _to_segments in _OF_SUPER_GLUE.items():
+  _register(
+    f"super_glue_{_config}",
+    _tfds(
+      f"super_glue/{_config}",
+      super_glue.VERSION,
+      ("test",) if _config in ("axb", "axg") else ("train", "validation", "test"),
+    ),
+    _to_segments,
+    class_labels(len(super_glue.LABELS[_config])),
+    encoder_scores.class_id,
+    _SUPER_GLUE_METRICS.get(_config, [metrics.accuracy]),
+  )
+# Rows whose noun is the wrong one teach an encoder as much as the others: all are trained on.
+_register(
+  "super_glue_wsc",
+  _tfds("super_glue/wsc.fixed", super_glue.VERSION),
+  wsc,
+  class_labels(2),
+  encoder_scores.class_id,
+  [metrics.accuracy],
+)
+_register(
+  "super_glue_copa",
+  _tfds("super_glue/copa", super_glue.VERSION),
+  copa,
+  class_labels(2),
+  encoder_scores.candidate,
+  [encoder_scores.choice_accuracy],
+)
+_register(
+  "super_glue_multirc",
+  _tfds("super_glue/multirc", super_glue.VERSION),
+  multirc,
+  class_labels(2),
+  encoder_scores.grouped_class_id,
+  [metrics.multirc_f1_over_all_answers, metrics.mean_group_metric(metrics.all_match)],
+)
+_register(
+  "super_glue_record",
+  _tfds("super_glue/record", super_glue.VERSION),
+  record,
+  class_labels(2),
+  encoder_scores.candidate,
+  [encoder_scores.choice_squad],
+)

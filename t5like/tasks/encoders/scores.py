@@ -1,0 +1,128 @@
+"""From what an encoder's head says to what the metrics compare. Plain Python: no TensorFlow, no registry.
+
+Each postprocessor is `fn(scores, example=None, is_target=False)`: the head's scores of one example,
+[classes], or one number for regression; a target comes from the example's own fields.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5like.tasks import metrics
+from t5like.tasks.encoders import spans
+
+Example = Mapping[str, Any]
+
+
+def class_id(scores: Any, example: Example | None = None, is_target: bool = False) -> int:
+  """The class with the highest score."""
+  return int(example["labels"]) if is_target else int(np.argmax(scores))
+
+
+def regression(score: Any, example: Example | None = None, is_target: bool = False) -> float:
+  return float(example["labels"]) if is_target else float(np.asarray(score).reshape(()))
+
+
+def grouped_class_id(scores: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+  """A class, and for a target the question it belongs to (MultiRC)."""
+  value = {"value": class_id(scores, example, is_target)}
+  return value | {"group": _group(example)} if is_target else value
+
+
+def candidate(scores: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+  """One of several answers to a question: how much more likely right than wrong; a target says whether it is right."""
+  if not is_target:
+    return {"score": float(scores[1] - scores[0])}
+  target = {"group": _group(example), "right": int(example["labels"]) == 1}
+  if "candidate" in example:
+    target |= {"text": _text(example["candidate"]), "answers": [_text(answer) for answer in example["answers"]]}
+  return target
+
+
+def choice_accuracy(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
+  """Share of questions whose likeliest candidate is right (COPA)."""
+  chosen = _chosen(targets, predictions)
+  return {"accuracy": 100 * sum(target["right"] for target in chosen) / len(chosen)}
+
+
+def choice_squad(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
+  """Exact match and F1 of the likeliest candidate's words with the answers (ReCoRD)."""
+  chosen = _chosen(targets, predictions)
+  return metrics.squad([target["answers"] for target in chosen], [target["text"] for target in chosen])
+
+
+def _chosen(targets: Sequence[Example], predictions: Sequence[Example]) -> list[Example]:
+  """For each question the target of the candidate with the highest score, the first of equals."""
+  groups = defaultdict(list)
+  for target, prediction in zip(targets, predictions, strict=True):
+    groups[target["group"]].append((prediction["score"], target))
+  return [max(members, key=lambda member: member[0])[1] for members in groups.values()]
+
+
+def squad_window(logits: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
+  """The scores of first and last token in a window, [length, 2], with what leads from tokens back to text."""
+  if is_target:
+    return {"id": _text(example["id"]), "answers": [_text(answer) for answer in example["answers"]]}
+  count = len(example["offset_starts"])
+  logits = np.asarray(logits, np.float64)[:count]
+  return {
+    "passage": _text(example["second"]),
+    "starts": logits[:, 0],
+    "ends": logits[:, 1],
+    "offsets": np.stack([example["offset_starts"], example["offset_ends"]], axis=1),
+    "best_context": np.asarray(example["best_context"]),
+  }
+
+
+def squad_windows(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
+  """SQuAD 1.1's exact match and F1 of the best span over all windows of each question."""
+  return metrics.squad(*_answers(targets, predictions, unanswerable=False))
+
+
+def squad_v2_windows(
+  targets: Sequence[Example], predictions: Sequence[Example], threshold: float = 0.0
+) -> dict[str, float]:
+  """SQuAD 2.0's scores; no answer is given where [CLS] outdoes the best span by more than `threshold`."""
+  return metrics.squad2(*_answers(targets, predictions, unanswerable=True, threshold=threshold))
+
+
+def _answers(
+  targets: Sequence[Example], predictions: Sequence[Example], unanswerable: bool, threshold: float = 0.0
+) -> tuple[list[list[str]], list[str]]:
+  questions = [target["id"] for target in targets]
+  answers = spans.squad_answers(
+    *([prediction[part] for prediction in predictions] for part in ("starts", "ends", "offsets", "best_context")),
+    questions,
+    [prediction["passage"] for prediction in predictions],
+    unanswerable=unanswerable,
+    threshold=threshold,
+  )
+  of_question = {target["id"]: target["answers"] for target in targets}
+  return [of_question[question] for question in answers], [answer.text for answer in answers.values()]
+
+
+def tags(
+  predicted: Any, example: Example | None = None, is_target: bool = False, tag_names: Sequence[str] = ()
+) -> list[str]:
+  """A tag for every word from class numbers, [length], or their scores, [length, tags]; O where a word was cut off."""
+  if is_target:
+    return [tag_names[int(tag)] for tag in example["tags"]]
+  numbers = np.asarray(predicted)
+  numbers = numbers if numbers.ndim == 1 else np.argmax(numbers, axis=-1)
+  result = ["O"] * len(example["tokens"])
+  for place, word in enumerate(example["word_numbers"]):
+    if word >= 0:
+      result[int(word)] = tag_names[int(numbers[place])]
+  return result
+
+
+def _group(example: Example) -> tuple[int, ...]:
+  return tuple(np.asarray(example["group"]).reshape(-1).tolist())
+
+
+def _text(value: str | bytes) -> str:
+  return value.decode("utf-8") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,137 @@
+"""A tag for every word, for encoders: `<task>_tagging`.
+
+A word's tag stands at its first token; the others, [CLS] and [SEP] have weight 0 (Devlin et al. 2018,
+section 5.3).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.tasks import metrics
+from t5like.tasks.encoders import scores as encoder_scores
+from t5like.tasks.encoders.forms import encoder_features, encoder_vocabulary, ragged_features, row_length, tokenizes
+from t5like.tasks.library import ner
+from t5like.tasks.registry import register_task
+from t5like.vocabularies import Vocabulary
+
+_BATCH = 256
+
+
+@seqio.map_over_dataset
+def tagged_words(example: dict[str, tf.Tensor], tags_key: str, tag_names: Sequence[str]) -> dict[str, tf.Tensor]:
+  """Words, and their tags as class numbers."""
+  tags = example[tags_key]  # [words]
+  if tags.dtype == tf.string:
+    tags = tf.argmax(tf.equal(tags[:, None], tf.constant(list(tag_names))[None, :]), axis=1)
+  return {"tokens": example["tokens"], "tags": tf.cast(tags, tf.int32)}
+
+
+@tokenizes
+def encode_tags(
+  dataset: tf.data.Dataset,
+  sequence_length: Mapping[str, int] | None,
+  output_features: Mapping[str, seqio.Feature],
+) -> tf.data.Dataset:
+  """{"tokens", "tags"} to [CLS] tokens of all words [SEP], with `targets` and `weights`.
+
+  `word_numbers` says at which token each word begins, -1 elsewhere: it leads back from predictions to words.
+  """
+  vocabulary = encoder_vocabulary(output_features)
+  length = row_length(sequence_length)
+
+  def encode(examples: dict) -> dict:
+    words, tags = examples["tokens"], examples["tags"]
+    given = [words.values, words.row_lengths(), tags.values]
+    call = functools.partial(align_tags, vocabulary=vocabulary, length=length)
+    tokens, targets, numbers, lengths = tf.numpy_function(call, given, [tf.int32] * 3 + [tf.int64])
+    named = {"inputs": tokens, "targets": targets, "word_numbers": numbers}
+    named |= {"weights": tf.cast(numbers >= 0, tf.int32), "token_types": tf.zeros_like(tokens)}
+    return examples | ragged_features(named, lengths)
+
+  return dataset.ragged_batch(_BATCH).map(encode, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def align_tags(
+  words: Sequence[bytes | str], counts: np.ndarray, tags: np.ndarray, vocabulary: Vocabulary, length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Tokens, targets and word numbers of sentences end to end, and the tokens of each.
+
+  `words` and `tags` are those of all sentences, `counts` the words of each. A word is encoded by
+  itself, after a space: its tokens do not depend on its neighbours. Some words have no token.
+  """
+  texts = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
+  encoded = vocabulary.encode_batch([f" {text}" for text in texts])
+  tokens, targets, numbers, lengths = [], [], [], []
+  first = 0
+  for count in counts:
+    row = [(vocabulary.cls_id, 0, -1)]
+    for number, (pieces, tag) in enumerate(
+      zip(encoded[first : first + count], tags[first : first + count], strict=True)
+    ):
+      row += [(piece, tag if place == 0 else 0, number if place == 0 else -1) for place, piece in enumerate(pieces)]
+    row = [*row[: length - 1], (vocabulary.sep_id, 0, -1)]
+    for values, column in zip((tokens, targets, numbers), zip(*row, strict=True), strict=True):
+      values.extend(column)
+    lengths.append(len(row))
+    first += count
+  return *(np.array(values, np.int32) for values in (tokens, targets, numbers)), np.array(lengths, np.int64)
+
+
+def register_tagging(
+  name: str, source: seqio.DataSource, tag_names: Sequence[str], tags_key: str = "tags"
+) -> seqio.Task:
+  """Registers tagging for encoders: rows have `tokens` and `tags_key`, words or class numbers of `tag_names`."""
+  return register_task(
+    name,
+    source=source,
+    preprocessors=[
+      functools.partial(tagged_words, tags_key=tags_key, tag_names=tuple(tag_names)),
+      seqio.CacheDatasetPlaceholder(),
+      encode_tags,
+    ],
+    output_features=encoder_features(
+      targets=seqio.Feature(seqio.PassThroughVocabulary(len(tag_names)), add_eos=False),
+      weights=seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False),
+    ),
+    postprocess_fn=functools.partial(encoder_scores.tags, tag_names=list(tag_names)),
+    metric_fns=[metrics.entity_f1],
+  )
+
+
+def register_ner_tagging(
+  name: str, files: Mapping[str, str | Path], tag_names: Sequence[str] | None = None, **layout: Any
+) -> seqio.Task:
+  """Registers tagging over CoNLL files; `layout` is what `ner.read_conll` is told of them.
+
+  Without `tag_names` the files are read for them now; O is class 0, the rest in alphabetical order.
+  """
+  if tag_names is None:
+    missing = [str(path) for path in files.values() if not Path(path).is_file()]
+    if missing:
+      raise UserError(f"the tags of {name!r} cannot be found", missing=", ".join(missing), try_="tag_names=[...]")
+    found = {tag for path in files.values() for _, tags in ner.read_conll(path, **layout) for tag in tags}
+    tag_names = ("O", *sorted(found - {"O"}))
+  return register_tagging(name, ner.ConllSource(files, **layout), tag_names)
+
+
+register_tagging(
+  "conll2003_tagging",
+  seqio.TfdsDataSource("conll2003:1.0.0", splits={"train": "train", "validation": "dev", "test": "test"}),
+  ner.TAGS["conll2003"],
+  tags_key="ner",
+)
+register_tagging(
+  "wnut_17_tagging",
+  seqio.TfdsDataSource("wnut_17:1.0.0", splits=("train", "validation", "test")),
+  ner.TAGS["wnut_17"],
+  tags_key="ner",
+)

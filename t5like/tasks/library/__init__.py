@@ -1,0 +1,1 @@
+"""The tasks that t5like registers."""

@@ -1,0 +1,123 @@
+"""Text to pre-train on: C4, Wikipedia, and any local files; a task for every objective over each.
+
+A corpus `c4` is the task `c4` (documents as they are) and `c4_<objective>` for each objective of
+`t5like.objectives.CATALOGUE`, such as `c4_span_corruption`. They share one token cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import seqio
+import tensorflow as tf
+
+from t5like.errors import UserError
+from t5like.files import storage
+from t5like.objectives import CATALOGUE
+from t5like.tasks import objective_adapter, preprocessors
+from t5like.tasks.registry import register_task
+from t5like.tasks.seqio_vocabularies import as_seqio
+from t5like.tasks.sources import FileBlocks, read_documents
+
+_BLOCK = 256  # documents handed to TensorFlow at a time
+
+
+class TextFiles(seqio.FileDataSource):
+  """Documents of JSON-lines and text files, plain or compressed; a pattern such as `news/*.jsonl.gz` is several.
+
+  `documents` says what a document of a text file is: a "line", a "paragraph" (blank lines part them)
+  or the whole "file". A JSON line is one document, its text in the member `text_key`.
+  """
+
+  def __init__(
+    self,
+    files: Mapping[str, str | Path | Sequence[str | Path]],
+    text_key: str = "text",
+    documents: str = "line",
+    sizes: Mapping[str, int] | None = None,
+  ):
+    patterns = {
+      split: [str(given)] if isinstance(given, str | Path) else [str(p) for p in given]
+      for split, given in files.items()
+    }
+    self.settings = (text_key, documents)
+    self._blocks = FileBlocks(self._documents, columns=1, size=_BLOCK)
+    super().__init__(self._read, patterns, num_input_examples=sizes)
+
+  def list_shards(self, split: str) -> list[str]:
+    patterns = self._split_to_filepattern[split]
+    found = sorted({path for pattern in patterns for path in _matching(pattern)})
+    if not found:
+      raise UserError(f"no file of split {split!r} is there", looked_for=", ".join(patterns))
+    return found
+
+  @tf.autograph.experimental.do_not_convert
+  def _read(self, path: tf.Tensor) -> tf.data.Dataset:
+    return self._blocks.dataset(path).map(lambda text: {"text": text})
+
+  def _documents(self, path: str) -> Iterator[tuple[str]]:
+    text_key, documents = self.settings
+    return ((text,) for text in read_documents(path, text_key, documents))
+
+
+def _matching(pattern: str) -> list[str]:
+  """Files of this machine, or of a store, that a pattern stands for."""
+  path = storage.as_path(pattern)
+  if not storage.is_remote(path):
+    return glob.glob(str(path))
+  storage.check_reachable(path, "the corpus")
+  top = storage.as_path(f"{path.scheme}://{path.bucket}")
+  return [str(found) for found in top.glob(str(path.relative_to(top)))]
+
+
+def register_corpus(
+  name: str,
+  files: Mapping[str, str | Path | Sequence[str | Path]] | None = None,
+  sizes: Mapping[str, int] | None = None,
+  source: seqio.DataSource | None = None,
+  text_key: str = "text",
+  documents: str = "line",
+) -> seqio.Task:
+  """Registers text to pre-train on, and a task for every objective over it.
+
+  `files` maps a split to files (see `TextFiles`); `source` is any seqio source whose examples have `text_key`.
+  """
+  if (files is None) == (source is None):
+    raise UserError(f"the corpus {name!r} needs either files or a source")
+  source = source or TextFiles(files, text_key, documents, sizes)
+  # TextFiles calls the text of every kind of file `text`.
+  to_text = functools.partial(preprocessors.document, text_key="text" if files is not None else text_key)
+  steps = [to_text, seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()]
+  t5, bert = (_vocabulary(objective_makes) for objective_makes in ("pairs", "masked"))
+  for objective_name, objective in CATALOGUE.items():
+    closing = [seqio.preprocessors.append_eos_after_trim] if objective.makes == "pairs" and objective.closed else []
+    register_task(
+      f"{name}_{objective_name}",
+      source=source,
+      preprocessors=[*steps, functools.partial(objective_adapter.corrupt, objective=objective), *closing],
+      output_features=objective_adapter.features(objective, bert if objective.makes == "masked" else t5),
+    )
+  return register_task(
+    name,
+    source=source,
+    preprocessors=[*steps, seqio.preprocessors.append_eos_after_trim],
+    output_features={"targets": seqio.Feature(t5, add_eos=True)},
+  )
+
+
+@functools.cache
+def _vocabulary(makes: str) -> seqio.Vocabulary:
+  return as_seqio("bert_uncased" if makes == "masked" else "t5")
+
+
+# Colossal Clean Crawled Corpus, English (Raffel et al. 2019, section 2.2).
+register_corpus("c4", source=seqio.TfdsDataSource(tfds_name="c4/en:3.1.0"))
+register_corpus(
+  "wikipedia",
+  source=seqio.TfdsDataSource(
+    tfds_name="wikipedia/20230601.en:1.0.0", splits={"train": "train[:99%]", "validation": "train[99%:]"}
+  ),
+)

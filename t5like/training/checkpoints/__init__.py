@@ -1,0 +1,40 @@
+"""Checkpoints: Orbax folders that are complete or refused, how many are kept, and what is restored from them."""
+
+from t5like.training.checkpoints.folders import (
+  check_fingerprint,
+  checkpoint_steps,
+  find_checkpoint,
+  has_training_state,
+  read_fingerprint,
+)
+from t5like.training.checkpoints.integrity import newest_whole
+from t5like.training.checkpoints.restoring import Restore, check_restorable, restore_parameters, restore_state
+from t5like.training.checkpoints.retention import Keep
+from t5like.training.checkpoints.saving import (
+  Checkpoints,
+  SaveError,
+  check_room,
+  checkpoint_bytes,
+  load_parameters,
+  save_parameters,
+)
+
+__all__ = [
+  "Checkpoints",
+  "Keep",
+  "Restore",
+  "SaveError",
+  "check_fingerprint",
+  "check_restorable",
+  "check_room",
+  "checkpoint_bytes",
+  "checkpoint_steps",
+  "find_checkpoint",
+  "has_training_state",
+  "load_parameters",
+  "newest_whole",
+  "read_fingerprint",
+  "restore_parameters",
+  "restore_state",
+  "save_parameters",
+]

@@ -1,0 +1,273 @@
+"""A checkpoint into a train state: the same structure, or exactly what the options allow.
+
+Structures are compared by the checkpoint's list of contents, before any array is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t5like.errors import UserError
+from t5like.parallel.process_zero import first_process_decides
+from t5like.training.checkpoints import integrity
+from t5like.training.checkpoints.arrays import Unreadable, read_arrays, stored_arrays
+from t5like.training.checkpoints.differences import Difference, compare
+from t5like.training.checkpoints.folders import (
+  PARAMS,
+  TRAINING,
+  fingerprint_differences,
+  has_training_state,
+  read_description,
+)
+from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.optimizers.rules import check_pattern, nearest_paths, path_text
+from t5like.training.state import StateSpec, TrainState
+
+Arrays = Mapping[str, jax.ShapeDtypeStruct]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restore:
+  """What may differ between a checkpoint and the run that takes it. By default nothing.
+
+  The expressions match whole paths of variables, such as 'decoder/lora/.*'. With either of them given, structures
+  are compared variable by variable, and the model's settings may differ; the vocabulary may not.
+  """
+
+  parameters_only: bool = False  # the optimizer is fresh and the step 0; narrower floats are widened
+  allow_missing: str = ""  # variables that keep their fresh initial value where the checkpoint lacks them
+  ignore_extra: str = ""  # variables of the checkpoint that are left out where the model lacks them
+
+  def __post_init__(self):
+    for name in ("allow_missing", "ignore_extra"):
+      check_pattern(name, getattr(self, name))
+
+  @property
+  def lenient(self) -> bool:
+    return bool(self.allow_missing or self.ignore_extra)
+
+
+EXACTLY = Restore()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+  """What is to be read of one item, and what is left as it was."""
+
+  wanted: Arrays
+  missing: frozenset[str]
+
+
+def check_restorable(
+  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore = EXACTLY
+) -> None:
+  """Refuses a checkpoint that does not fit, with every difference. Reads no array."""
+  _plan(checkpoint, spec, fingerprint, options)
+
+
+def restore_state(
+  checkpoint: Path | GivenParameters,
+  spec: StateSpec,
+  fingerprint: Mapping[str, Any],
+  options: Restore = EXACTLY,
+  fresh: Callable[[], TrainState] | None = None,
+  verified: bool = False,
+) -> TrainState:
+  """The checkpoint's state on the devices and shardings of `spec`.
+
+  `fresh` makes an initial state: it is called where the optimizer or missing variables are to be fresh. `verified`:
+  the files were compared with their checksums just now. To be called by all processes.
+  """
+  if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
+    first_process_decides(lambda: _refuse_damage(checkpoint))
+  plan = _plan(checkpoint, spec, fingerprint, options)
+  read = {name: _read(checkpoint, name, reading.wanted) for name, reading in plan.items()}
+  initial = None
+  if TRAINING not in plan or any(reading.missing for reading in plan.values()):
+    if fresh is None:
+      raise UserError("this checkpoint gives a part of the state only", checkpoint=checkpoint)
+    initial = fresh()
+  params = _assemble(spec.shapes.params, read[PARAMS], initial.params if initial else None)
+  if TRAINING not in plan:
+    return initial.replace(params=params)
+  training = _assemble(_training(spec.shapes), read[TRAINING], _training(initial) if initial else None)
+  return TrainState(params=params, **training)
+
+
+def restore_parameters(
+  checkpoint: Path,
+  spec: StateSpec,
+  fingerprint: Mapping[str, Any],
+  fresh: Callable[[], TrainState],
+  options: Restore = EXACTLY,
+) -> TrainState:
+  """A fresh state with the checkpoint's parameters, as a run begins from another's."""
+  return restore_state(checkpoint, spec, fingerprint, dataclasses.replace(options, parameters_only=True), fresh)
+
+
+def optimizer_kind(opt_state: Any) -> str:
+  """An optimizer, as its state shows it: 'ScaleByAdamState, ScaleByScheduleState'."""
+  kinds: list[str] = []
+
+  def visit(node: Any) -> bool:
+    name = type(node).__name__
+    if hasattr(node, "_fields") and jax.tree.leaves(node) and name not in kinds:
+      kinds.append(name)
+    return False
+
+  jax.tree.leaves(opt_state, is_leaf=visit)
+  return ", ".join(kinds)
+
+
+def _plan(
+  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore
+) -> dict[str, _Reading]:
+  given = isinstance(checkpoint, GivenParameters)
+  saved = {"fingerprint": checkpoint.fingerprint} if given else read_description(checkpoint)
+  fields = fingerprint_differences(saved["fingerprint"], fingerprint)
+  if options.lenient:
+    fields = [line for line in fields if line.split()[0] == "vocabulary"]
+  targets = {PARAMS: _targets(spec.shapes.params, spec.shardings.params)}
+  with_training = not given and has_training_state(checkpoint) and not options.parameters_only
+  if with_training:
+    targets[TRAINING] = _targets(_training(spec.shapes), _training(spec.shardings))
+  plan, differences, fresh_variables = {}, {}, set()
+  for name, target in targets.items():
+    stored = checkpoint.stored if given else _stored(checkpoint, name)
+    difference = compare(stored, target, widen=not with_training)
+    missing, extra = _allowed(name, difference, options, fresh_variables)
+    if name == PARAMS:
+      _check_patterns_match(options, difference)
+      fresh_variables |= missing | extra
+    differences[name] = difference.without(missing, extra)
+    plan[name] = _Reading({path: target[path] for path in target if path in stored}, frozenset(missing))
+  if fields or any(differences.values()):
+    raise _refusal(checkpoint, fields, differences, saved, spec)
+  return plan
+
+
+def _allowed(name: str, difference: Difference, options: Restore, fresh: set[str]) -> tuple[set[str], set[str]]:
+  """The missing and the extra variables that the options let pass; with a variable goes its optimizer state."""
+  if name == PARAMS:
+    return (
+      {path for path in difference.missing if re.fullmatch(options.allow_missing, path)},
+      {path for path in difference.unexpected if re.fullmatch(options.ignore_extra, path)},
+    )
+  ends = tuple(f"/{path}" for path in fresh)
+  return (
+    {path for path in difference.missing if ends and path.endswith(ends)},
+    {path for path in difference.unexpected if ends and path.endswith(ends)},
+  )
+
+
+def _check_patterns_match(options: Restore, difference: Difference) -> None:
+  """An expression that lets nothing pass where something has to is how a typing mistake looks."""
+  for name, pattern, paths in (
+    ("allow_missing", options.allow_missing, difference.missing),
+    ("ignore_extra", options.ignore_extra, difference.unexpected),
+  ):
+    if pattern and paths and not any(re.fullmatch(pattern, path) for path in paths):
+      raise UserError(
+        f"{name} = {pattern!r} matches none of the variables that differ",
+        nearest=nearest_paths(pattern, list(paths)),
+        hint="it has to match the whole path",
+      )
+
+
+def _refusal(
+  checkpoint: Path | GivenParameters,
+  fields: list[str],
+  differences: dict[str, Difference],
+  saved: dict[str, Any],
+  spec: StateSpec,
+) -> UserError:
+  training = differences.get(TRAINING)
+  kinds = saved.get("optimizer", ""), optimizer_kind(spec.shapes.opt_state)
+  other_optimizer = bool(training) and bool(kinds[0]) and kinds[0] != kinds[1]
+  # Another model has another optimizer state as well: the variables say it all.
+  show_training = training and not differences[PARAMS] and not other_optimizer
+  lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
+  only_optimizer = not fields and not differences[PARAMS]
+  if isinstance(checkpoint, GivenParameters):
+    return UserError(
+      f"{checkpoint} holds another model or vocabulary than the configuration",
+      differs="\n".join(fields),
+      **lines,
+      try_=checkpoint.advice,
+    )
+  return UserError(
+    "this checkpoint belongs to another optimizer" if only_optimizer
+    else "this checkpoint belongs to another model or vocabulary",
+    checkpoint=checkpoint,
+    differs="\n".join(fields),
+    **lines,
+    optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
+    try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
+    else "another MODEL_DIR, or the gin files the checkpoint was made with (its config.gin)",
+  )  # fmt: skip
+
+
+def _refuse_damage(checkpoint: Path) -> int:
+  if damage := integrity.check_sums(checkpoint):
+    raise damaged_error(checkpoint, damage)
+  return 0
+
+
+def damaged_error(checkpoint: Path, damage: str) -> UserError:
+  return UserError(
+    "the checkpoint cannot be read: it is damaged",
+    checkpoint=checkpoint,
+    because=damage,
+    try_="another step of it, or a copy",
+  )
+
+
+def _stored(checkpoint: Path, name: str) -> Arrays:
+  try:
+    return stored_arrays(checkpoint / name)
+  except Unreadable as error:
+    raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
+
+
+def _read(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict[str, Any]:
+  if isinstance(checkpoint, GivenParameters):
+    return checkpoint.place(wanted)
+  if integrity.has_checksums(checkpoint):
+    return read_arrays(checkpoint / name, wanted)  # the files are whole: an error is of another kind
+  try:
+    return read_arrays(checkpoint / name, wanted)
+  except Unreadable as error:
+    raise damaged_error(checkpoint, f"its {name} cannot be read: {error}") from error
+
+
+def _training(state: TrainState) -> dict[str, Any]:
+  return {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
+
+
+def _targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
+  leaves = jax.tree.leaves_with_path(shapes)
+  placed = jax.tree.leaves(shardings)
+  return {
+    path_text(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+    for (path, leaf), sharding in zip(leaves, placed, strict=True)
+  }
+
+
+def _assemble(shapes: Any, arrays: Mapping[str, jax.Array], initial: Any) -> Any:
+  """A tree like `shapes` of the arrays that were read, and of `initial` for the rest."""
+  rest = {} if initial is None else {path_text(p): leaf for p, leaf in jax.tree.leaves_with_path(initial)}
+
+  def choose(path: tuple, shape: Any) -> jax.Array:
+    name = path_text(path)
+    array = arrays[name] if name in arrays else rest[name]
+    assert array.shape == shape.shape and array.dtype == jnp.dtype(shape.dtype), name
+    return array
+
+  return jax.tree.map_with_path(choose, shapes)

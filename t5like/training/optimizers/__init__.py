@@ -1,0 +1,310 @@
+"""Optimizers by name, each with the schedule it follows.
+
+All of them are built alike, from left to right:
+
+    clip gradients -> direction of the update -> + decay * parameter -> * -learning rate -> * multiplier by path
+
+and so share four knobs:
+
+  clip_norm     gradients are scaled down to this global norm; None: never
+  weight_decay  share of a parameter taken away per update and unit of learning rate; a number, or rules by path
+                (see optimizer_rules.py) such as [('.*(bias|scale)', 0.0), ('.*', 0.01)]
+  learning_rate_multipliers   a number or rules by path, such as [('encoder/.*', 0.1), ('.*', 1.0)]; 0 freezes
+  ema_decay     keeps an exponential moving average of the parameters beside the state; None: none
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5like.errors import UserError
+from t5like.training.optimizers import updates as matrix_updates
+from t5like.training.optimizers.moving_average import with_moving_average
+from t5like.training.optimizers.rules import (
+  PathRules,
+  check_pattern,
+  nearest_paths,
+  path_rules,
+  path_text,
+  rules_table,
+  variable_paths,
+)
+from t5like.training.optimizers.schedules import Schedule, constant_rate
+
+Rules = float | Sequence[tuple[str, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """A gradient transformation, its learning rate (to log) and what the run card says of it."""
+
+  transformation: optax.GradientTransformation
+  learning_rate: Schedule
+  description: str
+  weight_decay: PathRules
+  multipliers: PathRules
+  matrices: str | None = None  # Muon: the paths it updates itself
+
+  def variable_table(self, params: Any) -> str:
+    """For every variable, the decay, the multiplier and (Muon) the method that its path chose, with the rule.
+
+    Layers that are treated alike share a line. `params` may hold arrays or shapes.
+    """
+    columns = [
+      ("weight decay", self.weight_decay.choose(params)),
+      ("learning rate x", self.multipliers.choose(params)),
+    ]
+    if self.matrices is not None:
+      methods = jax.tree.leaves_with_path(_methods(params, self.matrices))
+      chosen = {path_text(path): (self.matrices if name == "muon" else "the rest", name) for path, name in methods}
+      columns.append(("method", chosen))
+    return rules_table(columns)
+
+
+def adafactor(
+  learning_rate: Schedule | float,
+  decay_rate: float = 0.8,
+  clipping_threshold: float = 1.0,
+  multiply_by_parameter_scale: bool = True,
+  min_parameter_scale: float = 1e-3,
+  min_dim_size_to_factor: int = 128,
+  epsilon: float = 1e-30,
+  clip_norm: float | None = None,
+  weight_decay: Rules = 0.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+) -> Optimizer:
+  """Adafactor as T5 used it (Shazeer and Stern 2018): factored second moments, updates scaled by the
+  parameter's own size, clipped by their RMS, no momentum. Its state is a thousandth of the parameters' size.
+
+  decay_rate                   moments' decay is 1 - n^-decay_rate at update n
+  clipping_threshold           largest RMS of an update before scaling
+  multiply_by_parameter_scale  the learning rate is relative to each variable's RMS, of at least min_parameter_scale
+  min_dim_size_to_factor       matrices with a shorter side keep their second moment whole
+  """
+  _check_positive(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
+  knobs = dict(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
+  if not multiply_by_parameter_scale:
+    knobs["multiply_by_parameter_scale"] = False
+  direction = matrix_updates.Adafactor(
+    decay_rate, epsilon, min_dim_size_to_factor, clipping_threshold,
+    min_parameter_scale if multiply_by_parameter_scale else None,
+  )  # fmt: skip
+  return _assemble(
+    "adafactor", optax.chain(direction.transformation()), learning_rate, knobs,
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
+  )  # fmt: skip
+
+
+def adamw(
+  learning_rate: Schedule | float,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  weight_decay: Rules = 0.0,
+  clip_norm: float | None = 1.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+  momentum_dtype: str | None = None,
+) -> Optimizer:
+  """AdamW (Loshchilov and Hutter 2017). Its state is twice the parameters' size.
+
+  b1, b2          decay of the first and second moment
+  eps             added to the root of the second moment
+  momentum_dtype  of the first moment: 'bfloat16' takes half its memory; None: as the parameters
+  """
+  _check_decays(b1=b1, b2=b2)
+  return _assemble(
+    "adamw", optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype), learning_rate, dict(b1=b1, b2=b2, eps=eps),
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
+  )  # fmt: skip
+
+
+def adamw_scaled(
+  learning_rate: Schedule | float,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-6,
+  min_parameter_scale: float = 1e-3,
+  weight_decay: Rules = 0.0,
+  clip_norm: float | None = 1.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+  momentum_dtype: str | None = None,
+) -> Optimizer:
+  """AdamW whose updates are scaled by max(min_parameter_scale, RMS of the parameter), as nanoT5 trains T5.
+
+  T5's embeddings start with a standard deviation of 1 and its kernels far below: one learning rate suits both
+  only if it is relative to them. Weight decay is not scaled. The other knobs are AdamW's.
+  """
+  _check_decays(b1=b1, b2=b2)
+  direction = optax.chain(
+    optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype),
+    matrix_updates.scale_by_parameter_rms(min_parameter_scale),
+  )
+  return _assemble(
+    "adamw_scaled", direction, learning_rate, dict(b1=b1, b2=b2, eps=eps, min_parameter_scale=min_parameter_scale),
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
+  )  # fmt: skip
+
+
+def lion(
+  learning_rate: Schedule | float,
+  b1: float = 0.9,
+  b2: float = 0.99,
+  weight_decay: Rules = 0.0,
+  clip_norm: float | None = 1.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+  momentum_dtype: str | None = None,
+) -> Optimizer:
+  """Lion (Chen et al. 2023): the sign of a momentum. Its state is the parameters' size, half of AdamW's.
+
+  Every entry moves by the whole learning rate: the authors advise a rate 3 to 10 times smaller than AdamW's and
+  a decay as many times larger.
+
+  b1              weight of the momentum against the gradient in the sign
+  b2              decay of the momentum
+  momentum_dtype  'bfloat16' takes half the memory; None: as the parameters
+  """
+  _check_decays(b1=b1, b2=b2)
+  return _assemble(
+    "lion", optax.scale_by_lion(b1, b2, mu_dtype=momentum_dtype), learning_rate, dict(b1=b1, b2=b2),
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
+  )  # fmt: skip
+
+
+def muon(
+  learning_rate: Schedule | float,
+  beta: float = 0.95,
+  newton_schulz_steps: int = 5,
+  update_rms: float = 0.2,
+  matrices: str = r".*/layers(_\d+)?/.*kernel",
+  b1: float = 0.9,
+  b2: float = 0.95,
+  eps: float = 1e-8,
+  weight_decay: Rules = 0.0,
+  clip_norm: float | None = 1.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+  momentum_dtype: str | None = None,
+) -> Optimizer:
+  """Muon (Jordan et al. 2024) for the kernels of the layers, AdamW for all other variables: embeddings, output
+  projections, norms, biases. Its state is little more than the parameters' size.
+
+  beta                 decay of the momentum
+  newton_schulz_steps  iterations that make an update orthogonal; each costs three products of the kernel's size
+  update_rms           RMS of an update: AdamW's is about 0.2, so that its learning rates and decay carry over
+  matrices             expression for the paths of the kernels; those of other than two axes are AdamW's
+  b1, b2, eps          AdamW's
+  """
+  _check_decays(b1=b1, b2=b2, beta=beta)
+  _check_positive(newton_schulz_steps=newton_schulz_steps, update_rms=update_rms)
+  check_pattern("muon.matrices", matrices)
+  methods = {
+    "muon": matrix_updates.scale_by_muon(beta, newton_schulz_steps, update_rms, momentum_dtype),
+    "adamw": optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype),
+  }
+  optimizer = _assemble(
+    "muon", optax.partition(methods, lambda params: _methods(params, matrices)), learning_rate,
+    dict(beta=beta, newton_schulz_steps=newton_schulz_steps, update_rms=update_rms, b1=b1, b2=b2, eps=eps),
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
+  )  # fmt: skip
+  return dataclasses.replace(optimizer, matrices=matrices)
+
+
+def _methods(params: Any, matrices: str) -> Any:
+  """Which of Muon's two methods updates each variable, as a tree like `params`."""
+
+  def method(path, leaf):
+    is_matrix = leaf.ndim - matrix_updates.is_stacked(path) == 2
+    return "muon" if is_matrix and re.fullmatch(matrices, path_text(path)) else "adamw"
+
+  chosen = jax.tree.map_with_path(method, params)
+  if "muon" not in jax.tree.leaves(chosen):
+    raise UserError(
+      f"muon.matrices = {matrices!r} matches no matrix",
+      nearest=nearest_paths(matrices, variable_paths(params)),
+      hint="it has to match the whole path",
+    )
+  return chosen
+
+
+def _assemble(
+  name: str,
+  direction: optax.GradientTransformation,
+  learning_rate: Schedule | float,
+  knobs: Mapping[str, Any],
+  clip_norm: float | None,
+  weight_decay: Rules,
+  learning_rate_multipliers: Rules,
+  ema_decay: float | None,
+) -> Optimizer:
+  schedule = learning_rate if callable(learning_rate) else constant_rate(learning_rate)
+  decay = path_rules(f"{name}.weight_decay", weight_decay)
+  multipliers = path_rules(f"{name}.learning_rate_multipliers", learning_rate_multipliers)
+  parts = [direction, _add_decay(decay), optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
+  knobs = {**knobs, "weight_decay": _shown(weight_decay)}
+  if clip_norm is not None:
+    _check_positive(clip_norm=clip_norm)
+    parts.insert(0, optax.clip_by_global_norm(clip_norm))
+    knobs["clip_norm"] = clip_norm
+  if learning_rate_multipliers != 1.0:
+    knobs["learning_rate_multipliers"] = _shown(learning_rate_multipliers)
+  transformation = optax.chain(*parts)
+  if ema_decay is not None:
+    _check_positive(ema_decay=ema_decay)
+    _check_decays(ema_decay=ema_decay)
+    transformation = with_moving_average(transformation, ema_decay)
+    knobs["ema_decay"] = ema_decay
+  description = f"{name}({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"
+  return Optimizer(transformation, schedule, description, decay, multipliers)
+
+
+def _add_decay(rules: PathRules) -> optax.GradientTransformation:
+  def update(updates, state, params=None):
+    return jax.tree.map(lambda u, p, d: u + d * p if d else u, updates, params, rules.values(params)), state
+
+  return optax.GradientTransformation(_checked(rules), update)
+
+
+def _multiply(rules: PathRules) -> optax.GradientTransformation:
+  def update(updates, state, params=None):
+    # Zeros, not a product: a frozen variable stays as it is even where its gradient is not finite.
+    scale = lambda u, m: u * m if m else jnp.zeros_like(u)  # noqa: E731
+    return jax.tree.map(scale, updates, rules.values(params)), state
+
+  return optax.GradientTransformation(_checked(rules), update)
+
+
+def _checked(rules: PathRules):
+  """Rules that do not fit the variables are found at initialisation, before anything is compiled."""
+
+  def init(params):
+    rules.choose(params)
+    return optax.EmptyState()
+
+  return init
+
+
+def _shown(rules: Rules) -> str:
+  return str(rules) if isinstance(rules, (int, float)) else "by path"
+
+
+def _check_positive(**knobs: float) -> None:
+  for knob, value in knobs.items():
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+      raise UserError(f"an optimizer's {knob} = {value!r} cannot work", expected="a number above 0")
+
+
+def _check_decays(**knobs: float) -> None:
+  for knob, value in knobs.items():
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
+      raise UserError(f"an optimizer's {knob} = {value!r} cannot work", expected="at least 0 and below 1")

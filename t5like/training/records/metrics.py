@@ -1,0 +1,228 @@
+"""Where numbers go: `metrics.jsonl`, TensorBoard and other writers, and what each of them means."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from t5like.errors import RunError
+from t5like.files import storage
+from t5like.training.records.model_dir import write_text
+from t5like.training.records.tensorboard import EventWriter
+
+FILE = "metrics.jsonl"
+GLOSSARY_FILE = "metrics_glossary.md"
+
+GLOSSARY = {
+  # Of training, means over the steps since the row before.
+  "loss": "mean cross entropy of a target token (nats); in training z-loss and label smoothing are part of it",
+  "z_loss": "the part of loss that keeps the softmax normaliser near 1",
+  "accuracy": "share of target tokens whose likeliest prediction is right, given the true tokens before",
+  "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
+  "sentence_accuracy": "share of rows whose second part is rightly told to follow the first or not",
+  "gradient_norm": "global L2 norm of the gradients, before the optimizer",
+  "parameter_norm": "global L2 norm of the parameters, before the update",
+  "learning_rate": "the schedule's value at the step",
+  "skipped_steps": "steps without effect, as loss or gradients were not finite; the other values are those of the rest",
+  # Speed, saves and evaluations left out.
+  "tokens_per_second": "input and target tokens, padding included, per second of wall time",
+  "steps_per_second": "steps per second of wall time",
+  "model_teraflops": "TFLOP/s of a device, in the model's own matrix products: nothing that is recomputed counts",
+  "model_flops_utilization": "model_teraflops as a share of the device's published bfloat16 peak",
+  "input_wait": "share of wall time the devices stood still for want of a batch",
+  # Of layers, every NORMS_PERIOD steps, of that step; [3] is the fourth layer of a stack.
+  "gradient/PATH": "L2 norm of the gradients of the parameters under PATH",
+  "parameter/PATH": "L2 norm of the parameters under PATH",
+  "update/PATH": "L2 norm of the change that the step made to the parameters under PATH",
+  # Of evaluation, beside the metrics of the task itself.
+  "perplexity": "e to the loss: among how many equally likely tokens the model is as good as choosing",
+  "target_tokens": "target tokens that an evaluation's loss is the mean of",
+}
+
+_OVER_TOKENS = ("loss", "z_loss", "accuracy")
+_OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
+
+
+def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+  """Means over several steps: sums over target tokens weighed by them, the rest step by step.
+
+  Steps whose `finite` flag is down changed nothing and are only counted.
+  """
+  finite = [m for m in steps if bool(m.get("finite", True))]
+  counted = finite or steps
+  counts = {name: sum(float(m.get(name, 0.0)) for m in counted) for name in ("target_tokens", "sentences")}
+  result = {}
+  for name in counted[0]:
+    if name in ("finite", "target_tokens", "sentences"):
+      continue
+    total = sum(float(m[name]) for m in counted)
+    if name in _OVER_TOKENS:
+      result[name] = total / max(counts["target_tokens"], 1.0)
+    elif name in _OVER_SENTENCES and "sentences" in counted[0]:
+      result[name] = total / max(counts["sentences"], 1.0)
+    else:
+      result[name] = total / len(counted)
+  if "finite" in steps[0]:
+    result["skipped_steps"] = float(len(steps) - len(finite))
+  return result
+
+
+def named_norms(norms: Mapping[str, Any]) -> dict[str, float]:
+  """Norms by path, those of stacked layers one by one: gradient/mlp [.5, .7] as gradient/mlp[0] and gradient/mlp[1]."""
+  named = {}
+  for path, norm in norms.items():
+    named |= {f"{path}[{i}]": float(x) for i, x in enumerate(norm)} if np.ndim(norm) else {path: float(norm)}
+  return named
+
+
+class Writer(Protocol):
+  """What further writers are."""
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None: ...
+
+  def close(self) -> None: ...
+
+
+class MetricWriter:
+  """Writes each row of numbers to `metrics.jsonl`, to TensorBoard and to `writers`.
+
+  Rows after `first_step` are forgotten: a resumed run does those steps again, and each is to stand once. `before` is
+  what `read_metrics` found, where that was asked already. On several hosts the first one writes for all; on the others
+  nothing is written.
+  """
+
+  def __init__(
+    self,
+    model_dir: Path,
+    first_step: int,
+    writers: Sequence[Writer] = (),
+    before: Iterable[Mapping[str, Any]] | None = None,
+  ):
+    self._writers: list[Writer] = []
+    if jax.process_index() != 0:
+      return
+    path = model_dir / FILE
+    try:
+      model_dir.mkdir(parents=True, exist_ok=True)
+      before = read_metrics(model_dir) if before is None else before
+      kept = _keep_rows(path, [row for row in before if row["step"] <= first_step])
+      write_text(model_dir / GLOSSARY_FILE, glossary_text())
+      self._writers = [_JsonLines(path, kept), _TensorBoard(model_dir, first_step), *writers]
+    except OSError as error:
+      raise cannot_write(path, error) from None
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    """`kind` is "train" or "eval/<task>": TensorBoard groups by it."""
+    for writer in self._writers:
+      writer.write(step, kind, values)
+
+  def flush(self) -> None:
+    """Along with a checkpoint: a run that goes on from there has all rows up to it."""
+    for writer in self._writers:
+      if isinstance(writer, _JsonLines | _TensorBoard):
+        writer.flush()
+
+  def close(self) -> None:
+    for writer in self._writers:
+      writer.close()
+
+
+class _JsonLines:
+  """Every row is with the system when `write` returns: a killed process loses none. On a store, soon or at `flush`."""
+
+  def __init__(self, path: Path, content: bytes):
+    self._path = path
+    self._file = storage.appending(path, content)
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    # JSON knows no NaN; null keeps the row readable by every parser.
+    finite = {k: (v if math.isfinite(v) else None) for k, v in values.items()}
+    row = json.dumps({"step": step, "kind": kind, **finite}).encode() + b"\n"
+    with _naming(self._path):
+      while row:
+        row = row[self._file.write(row) :]
+
+  def flush(self) -> None:
+    with _naming(self._path):
+      storage.send(self._file)
+
+  def close(self) -> None:
+    with _naming(self._path):
+      self._file.close()
+
+
+class _TensorBoard:
+  def __init__(self, model_dir: Path, first_step: int):
+    self._events = EventWriter(model_dir, first_step)
+
+  def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
+    with _naming(self._events.path):
+      self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
+
+  def flush(self) -> None:
+    with _naming(self._events.path):
+      self._events.flush()
+
+  def close(self) -> None:
+    with _naming(self._events.path):
+      self._events.close()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+  try:
+    yield
+  except OSError as error:
+    raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> RunError:
+  """A full disk, a quota, a file system that went away: what a user can do something about."""
+  full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+  return RunError(
+    f"cannot write {path}",
+    because=error.strerror or error,
+    try_="make room there; the same command then goes on from the last checkpoint" if full else "",
+  )
+
+
+def glossary_text() -> str:
+  lines = [f"- `{name}`: {meaning}" for name, meaning in GLOSSARY.items()]
+  return "\n".join(["# What the numbers in metrics.jsonl and TensorBoard mean", "", *lines]) + "\n"
+
+
+def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
+  """All rows written so far; lines that a killed run left unfinished, or that are not ours, are passed over."""
+  path = storage.as_path(model_dir) / FILE
+  rows = []
+  if path.is_file():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+      with contextlib.suppress(ValueError):
+        row = storage.parse_json(line)
+        if _is_row(row):
+          rows.append(row)
+  return rows
+
+
+def _is_row(row: Mapping[str, Any]) -> bool:
+  step, kind = row.get("step"), row.get("kind")
+  if type(step) is not int or step < 0 or not isinstance(kind, str):
+    return False
+  values = (value for name, value in row.items() if name not in ("step", "kind"))
+  return all(value is None or type(value) in (int, float) for value in values)
+
+
+def _keep_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> bytes:
+  """Makes these the rows of the file, if there is one, and gives its content."""
+  content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+  if path.is_file():
+    storage.write_whole(path, content)
+  return content

@@ -1,0 +1,49 @@
+"""The directory of a run: ours, new, or refused."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from t5like.errors import UserError
+from t5like.files import storage
+from t5like.training.guards.run_lock import LOCK
+
+CONFIG = "config.gin"
+RUN_CARD = "run_card.txt"
+SUPERVISOR = "supervisor"  # .jsonl: its decisions
+
+
+def check_model_dir(path: str | Path) -> Path:
+  """The absolute path, if a run may write there. Creates nothing but missing parents are looked at."""
+  storage.check_reachable(path, "MODEL_DIR")
+  folder = storage.as_path(path).absolute()
+  if folder.exists() and not folder.is_dir():
+    raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
+  # A run that was killed before it had written its configuration leaves its lock and an unfinished file, and its
+  # supervisor a word on that.
+  ours = (LOCK, SUPERVISOR, f"{CONFIG}.")
+  found = sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)) if folder.is_dir() else []
+  if found and CONFIG not in found:
+    raise UserError(
+      f"MODEL_DIR holds other things: {folder}",
+      found=", ".join(found[:5]),
+      expected=f"an empty or new folder, or one of an earlier run (with {CONFIG})",
+      try_="another --gin.MODEL_DIR=...",
+    )
+  if storage.is_remote(folder):
+    return folder  # whether it can be written shows at its lock, which is the first object
+  existing = folder
+  while not existing.exists():
+    existing = existing.parent
+  try:
+    with tempfile.TemporaryFile(dir=existing):
+      pass
+  except OSError as error:
+    raise UserError(f"MODEL_DIR cannot be written: {folder}", because=f"{existing}: {error.strerror}") from None
+  return folder
+
+
+def write_text(path: Path, text: str) -> None:
+  """Replaces a file in one step: a reader sees the old or the new text, never half of it."""
+  storage.write_whole(path, text)

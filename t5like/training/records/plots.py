@@ -1,0 +1,44 @@
+"""The loss curve of a run as a picture."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from t5like.training.records.metrics import cannot_write, read_metrics
+
+FILE = "loss.png"
+
+
+def plot_loss(model_dir: Path) -> Path | None:
+  """Writes `loss.png` from metrics.jsonl, evaluations as points; None when there is nothing to draw yet."""
+  curves: dict[str, list[tuple[int, float]]] = {}
+  for row in read_metrics(model_dir):
+    if row.get("loss") is not None:
+      curves.setdefault(row["kind"], []).append((row["step"], row["loss"]))
+  if "train" not in curves:
+    return None
+  import matplotlib
+
+  matplotlib.use("Agg")
+  from matplotlib import pyplot
+
+  figure, axes = pyplot.subplots(figsize=(7, 4), dpi=120, layout="constrained")
+  axes.plot(*zip(*curves.pop("train"), strict=True), color="#1f6f8b", linewidth=1.8, label="training")
+  for kind, points in curves.items():
+    axes.plot(*zip(*points, strict=True), "o--", markersize=4, linewidth=0.8, label=kind)
+  if curves:
+    axes.legend(frameon=False)
+  axes.set(xlabel="step", ylabel="loss (nats per target token)", title=model_dir.name)
+  axes.grid(alpha=0.3)
+  axes.spines[["top", "right"]].set_visible(False)
+  path = model_dir / FILE
+  try:
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    path.write_bytes(picture.getvalue())
+  except OSError as error:
+    raise cannot_write(path, error) from None
+  finally:
+    pyplot.close(figure)
+  return path

@@ -1,0 +1,98 @@
+"""The numbers of steps: their means in the metrics files, the newest on the live line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from t5like.console import ProgressLine, duration
+from t5like.training.records.metrics import MetricWriter, mean_metrics, named_norms
+
+
+class TrainLog:
+  """Collects the metrics of steps, writes their means every `period` steps, and keeps the live line alive.
+
+  `flops` tells the model FLOPs of a step from its batch, and `peak_flops` what one device could do in a second:
+  None where nobody knows (a CPU), and then the line shows FLOP/s instead of a share.
+  """
+
+  _SHOW_SECONDS = 5.0  # the live line is renewed at least so often, however long the period
+
+  def __init__(
+    self,
+    writer: MetricWriter,
+    progress: ProgressLine,
+    period: int,
+    last_step: int,
+    flops: Callable[[Mapping[str, Any]], float] = lambda batch: 0.0,
+    peak_flops: float | None = None,
+    norms_period: int = 0,
+  ):
+    self._writer, self._progress = writer, progress
+    self._period, self._norms_period, self._last_step = period, norms_period, last_step
+    self._flops_of, self._peak_flops = flops, peak_flops
+    self._pending: list[Mapping[str, jax.Array]] = []
+    self._shown = time.monotonic()
+    self.restart_clock()
+
+  def restart_clock(self) -> None:
+    self._started, self._waited, self._tokens, self._flops = time.monotonic(), 0.0, 0, 0.0
+
+  def leave_out(self, seconds: float) -> None:
+    """Takes out of the speed what was not training: a save, an evaluation."""
+    self._started += seconds
+
+  def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float) -> None:
+    """A step that has ended: its metrics, its batch, and how long the devices waited for it."""
+    metrics = dict(metrics)
+    norms = metrics.pop("norms", None)
+    if norms is not None and self._norms_period and step % self._norms_period == 0:
+      self._writer.write(step, "norms", named_norms(jax.device_get(norms)))
+    self._pending.append(metrics)
+    self._tokens += _tokens(batch)
+    self._flops += self._flops_of(batch)
+    self._waited += waited
+    due = step % self._period == 0 or step == self._last_step
+    if not due and time.monotonic() - self._shown < self._SHOW_SECONDS:
+      return
+    values = self._means()
+    self._show(step, values)
+    if due:
+      self._writer.write(step, "train", values)
+      self._pending = []
+      self.restart_clock()
+
+  def _means(self) -> dict[str, float]:
+    """Over the steps since the last row."""
+    self._pending = jax.device_get(self._pending)
+    values = mean_metrics(self._pending)
+    seconds = max(time.monotonic() - self._started, 1e-9)
+    values["steps_per_second"] = len(self._pending) / seconds
+    values["tokens_per_second"] = self._tokens / seconds
+    values["model_teraflops"] = self._flops / seconds / jax.device_count() / 1e12
+    if self._peak_flops:
+      values["model_flops_utilization"] = 1e12 * values["model_teraflops"] / self._peak_flops
+    values["input_wait"] = self._waited / seconds
+    return values
+
+  def _show(self, step: int, values: Mapping[str, float]) -> None:
+    remaining = (self._last_step - step) / values["steps_per_second"]
+    used = f"{values['model_teraflops'] * jax.device_count():.3g} TFLOP/s"
+    if self._peak_flops:
+      used = f"MFU {100 * values['model_flops_utilization']:.1f}%"
+    skipped = f"  {values['skipped_steps']:.0f} skipped" if values.get("skipped_steps") else ""
+    self._progress.show(
+      f"step {step:,}/{self._last_step:,}  loss {values['loss']:.3f}"
+      f"  token accuracy {100 * values['accuracy']:.1f}%  {values['tokens_per_second']:,.0f} tokens/s  {used}"
+      f"  input wait {100 * values['input_wait']:.0f}%{skipped}  ETA {duration(remaining)}",
+      final=step == self._last_step,
+    )
+    self._shown = time.monotonic()
+
+
+def _tokens(batch: Mapping[str, Any]) -> int:
+  """Positions that a model goes through, padding included."""
+  return sum(batch[name].size for name in ("encoder_input_tokens", "decoder_input_tokens") if name in batch)
