@@ -23,7 +23,7 @@ DEFAULT_OUT = "~/tensorflow_datasets"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli import tasks
+  from t5like.cli.options import add_task_modules
 
   parser.add_argument("name", help="a TFDS name (glue/sst2), a task (glue_sst2) or a group (glue, super_glue, squad)")
   parser.add_argument("--from", dest="source", required=True, metavar="DIR", help="the folder of the original files")
@@ -48,11 +48,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
   )
   parser.add_argument("--source_language", metavar="LANGUAGE", help="the language of src-*.txt files")
   parser.add_argument("--force", action="store_true", help="replace what was prepared before")
-  tasks.add_task_modules(parser)
+  add_task_modules(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.cli import tasks
+  from t5like.cli.options import task_modules
 
   files = _files(args.files)
   out = args.out or os.environ.get("TFDS_DATA_DIR") or DEFAULT_OUT
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     documents=args.documents,
     source_language=args.source_language,
     force=args.force,
-    task_modules=tasks.task_modules(args),
+    task_modules=task_modules(args),
     progress=_Progress(),
   ):
     print(render(report, time.monotonic() - started), flush=True)

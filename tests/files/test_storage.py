@@ -134,12 +134,12 @@ def test_what_cannot_be_reached_is_refused_with_what_to_do(store):
 def test_without_gcsfs_the_error_says_what_to_install():
   code = (
     "import sys; sys.modules['gcsfs'] = None\n"
-    "from t5like import storage\n"
+    "from t5like.files import storage\n"
     "try: storage.check_reachable('gs://bucket/x', 'MODEL_DIR')\n"
     "except Exception as error: print(type(error).__name__, error)\n"
     "assert not {'jax', 'tensorflow'} & set(sys.modules)"
   )
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
   assert "UserError" in done.stdout and "pip install 't5like[gcs]'" in done.stdout, done.stderr
 
 
@@ -172,7 +172,7 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
     "import json, time; from t5like.files.process_identity import own_identity as o; print(json.dumps(o()), flush=True)"
   )
   command = [sys.executable, "-c", f"{code}; time.sleep(600)"]
-  child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+  child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
   identity = json.loads(child.stdout.readline())
   first = Lease(path, 600.0)
   first.try_acquire()

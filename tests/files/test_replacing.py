@@ -10,12 +10,12 @@ import pytest
 from t5like.ablations.sweep.results import write_json
 from t5like.files import storage
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 LENGTH, TIMES = 200_000, 60
 WRITER = f"""
 import sys
 from pathlib import Path
-from t5like import storage
+from t5like.files import storage
 print("ready", flush=True)
 sys.stdin.readline()
 for _ in range({TIMES}):
