@@ -62,16 +62,20 @@ def meet_other_hosts(args: argparse.Namespace, config: str) -> object:
 
 
 def train(args: argparse.Namespace) -> int:
+  from t5like import parallel
+  from t5like.console import say
   from t5like.experiments.reading import build_experiment, load_files
-  from t5like.runs.training import train_experiment
+  from t5like.runs import training
   from t5like.training.records.goodput import Goodput
 
   goodput = Goodput()
   config = load_files(args.gin_file, args.gin_overrides, gin_search_paths(args))
   hosts = meet_other_hosts(args, config)  # before anything is built: JAX must not have looked for devices yet
   experiment = build_experiment()
-  if hosts:
-    from t5like.console import say
-
-    say(str(hosts))
-  return train_experiment(experiment, goodput, args.dry_run)
+  say(str(hosts) if hosts else "")
+  if args.dry_run:
+    prepared = training.dry_run(experiment)
+    say(f"{config}\n{prepared.card}")
+    return 0
+  result = training.train(experiment, signals=parallel.stop_signals(), goodput=goodput)
+  return 0 if result.signal is None else 128 + result.signal

@@ -1,11 +1,13 @@
 """What can be wrong in a configuration, found before anything is built."""
 
+import collections
 import inspect
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import gin
 
-from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference
+from t5like.configuration.statements import REQUIRED, Binding, ConfigurableReference, MacroReference, Statement
 from t5like.configuration.t5x_errors import explain_configurable, explain_name
 from t5like.errors import UserError, in_columns, nearest
 from t5like.files.module_files import is_inside
@@ -19,6 +21,11 @@ def registered() -> dict[str, object]:
     for selector, configurable in registry.items()
     if not selector.startswith("gin.")
   }
+
+
+def names_by_target() -> dict[Any, str]:
+  """The name that a gin file uses for each registered function and class."""
+  return {target: name for name, target in registered().items() if isinstance(target, Hashable)}
 
 
 def check_names(bindings: Sequence[Binding]) -> None:
@@ -81,6 +88,28 @@ def _check_parameter(binding: Binding, known: dict[str, object]) -> None:
     nearest=nearest(binding.parameter, parameters),
     known=", ".join(parameters),
   )
+
+
+def without_open_macros(statements: Sequence[Statement]) -> list[Statement]:
+  """Leaves out `name.parameter = %MACRO` where nothing sets the macro and the parameter has a default of its own.
+
+  So a file can offer a macro without repeating the default that the code has. A macro that several values use must be
+  set: their parameters may have different defaults.
+  """
+  bindings = [s for s in statements if isinstance(s, Binding)]
+  known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
+  uses = collections.Counter(r.name for b in bindings for r in b.references() if isinstance(r, MacroReference))
+
+  def is_open(binding: Statement) -> bool:
+    if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
+      return False
+    name, target = binding.value.name, known.get(binding.selector)
+    if name == REQUIRED or name in settings or uses[name] > 1 or target is None:
+      return False
+    parameter = inspect.signature(target).parameters.get(binding.parameter)
+    return parameter is not None and parameter.default is not parameter.empty
+
+  return [statement for statement in statements if not is_open(statement)]
 
 
 def check_macros(bindings: Sequence[Binding]) -> None:

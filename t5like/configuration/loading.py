@@ -7,7 +7,7 @@ from pathlib import Path
 
 import gin
 
-from t5like.configuration.checks import check_macros, check_names, check_own_names, registered
+from t5like.configuration.checks import check_macros, check_names, check_own_names, registered, without_open_macros
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import (
   Binding,
@@ -57,6 +57,8 @@ def load_data(config: Path, modules: Sequence[str] = ()) -> None:
 def _activate(statements: Sequence[Statement]) -> None:
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)
+  statements = without_open_macros(statements)
+  bindings = [s for s in statements if isinstance(s, Binding)]
   check_macros(bindings)
   check_values(bindings, registered())
   gin.clear_config()

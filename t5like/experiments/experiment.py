@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -58,8 +58,8 @@ class Experiment:
   # Tasks that are trained together with `task`, which is one of them, and how often each is drawn (only the ratios
   # count). A corpus among labelled tasks is hidden and predicted as `objective` says.
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  # Labelled examples share rows, as many as fit; False: one a row.
-  pack: bool = False
+  # Labelled examples share rows, as many as fit; False: one a row; None: they do where a run has labelled tasks alone.
+  pack: bool | None = None
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
   # first phase, [{"steps": 1000, "batch_size": 32}] a batch that grows. What a phase leaves out is as above.
   phases: Sequence[Mapping[str, Any]] = ()
@@ -98,7 +98,7 @@ class Experiment:
   eval_tasks: Sequence[str] = ()
   eval_examples: int = 0
   eval_loss_batches: int = 16
-  early_stopping: EarlyStopping = dataclasses.field(default_factory=lambda: EarlyStopping("", patience=5))
+  early_stopping: EarlyStopping = dataclasses.field(default_factory=EarlyStopping)
   # A run in which no step ends for so long is ended with status 124, to be started again; 0: never.
   watchdog_minutes: float = 30.0
   # Steps to write a profile of, the first and the last.
@@ -110,6 +110,14 @@ class Experiment:
   loader_threads: int = 1
   # Processes that make batches, each with that many threads; 0: the threads of this one.
   loader_processes: int = 0
+  # The step to train with, `(model, optimizer, settings, state, batch) -> (state, metrics)`; None: training.train_step.
+  step: Callable[..., Any] | None = None
+  # The complete gin text of an experiment that was read from gin; '' for one built, or changed, in Python.
+  config_text: str = dataclasses.field(default="", init=False, repr=False, compare=False)
+
+  @property
+  def packs(self) -> bool:
+    return self.objective is None if self.pack is None else self.pack
 
   def __post_init__(self):
     self._check_types()
@@ -236,9 +244,13 @@ class Experiment:
     for name in ("checkpoint_minutes", "watchdog_minutes"):
       if not _is_number(getattr(self, name)):
         raise _bad(name, getattr(self, name), "a number of minutes")
-    for name in ("stream", "pack", "deterministic"):
+    for name in ("stream", "deterministic"):
       if not isinstance(getattr(self, name), bool):
         raise _bad(name, getattr(self, name), "True or False")
+    if not isinstance(self.pack, bool | None):
+      raise _bad("pack", self.pack, "True, False or None")
+    if self.step is not None and not callable(self.step):
+      raise _bad("step", self.step, "a function: without parentheses, as in @my_step")
     if not isinstance(self.corpus_files, Mapping) or not all(isinstance(v, str) for v in self.corpus_files.values()):
       raise _bad("corpus_files", self.corpus_files, "a dict such as {'train': 'news/*.jsonl.gz'}")
     if not isinstance(self.lengths, Mapping):
@@ -271,4 +283,13 @@ def _bad(name: str, value: Any, expected: str) -> UserError:
   return UserError(f"{macro} = {value!r} cannot work", expected=expected, try_=f"--gin.{macro}=...")
 
 
+def python_only(what: str) -> Any:
+  """Stands in a configuration for what was built in Python, and no gin file can build."""
+  raise UserError(
+    f"this run was built in Python, with {what}",
+    try_="build it in Python again, or register the class with gin and name its module: --task_modules=MODULE",
+  )
+
+
 gin.external_configurable(Experiment, "train")
+gin.external_configurable(python_only)

@@ -86,12 +86,12 @@ def _source(
     limit = experiment.unique_tokens
     text = cache if limit is None else data.FirstTokens(cache, limit)
     return data.CorpusRows(text, experiment.objective, lengths, special, seed, layout, is_packed(experiment))
-  return data.ExampleRows(cache, lengths, special, seed, layout, experiment.pack)
+  return data.ExampleRows(cache, lengths, special, seed, layout, experiment.packs)
 
 
 def is_packed(experiment: Experiment) -> bool:
   """Whether several examples share a row: labelled ones can."""
-  return experiment.pack and (experiment.objective is None or bool(experiment.mix))
+  return experiment.packs and (experiment.objective is None or bool(experiment.mix))
 
 
 def blank_batch(experiment: Experiment, phase: Phase) -> Batch:

@@ -42,10 +42,12 @@ def load_files(
 
 
 def build_experiment() -> Experiment:
-  """The run of the files that were loaded last."""
+  """The run of the files that were loaded last. It carries their text, and has no need of gin any more."""
   from t5like import configuration
 
-  return configuration.build("train")
+  experiment = configuration.build("train")
+  object.__setattr__(experiment, "config_text", configuration.operative_config())
+  return experiment
 
 
 def read_experiment(

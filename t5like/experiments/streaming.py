@@ -70,9 +70,10 @@ class StreamSettings:
   def of(cls, experiment: Experiment, phase: Phase, mesh: jax.sharding.Mesh) -> StreamSettings:
     """Processes that hold the same rows read the same stream."""
     host, hosts = parallel.part_group(mesh)
-    same = ("task", "split", "task_modules", "corpus_files", "vocabulary", "objective", "pack")
+    same = ("task", "split", "task_modules", "corpus_files", "vocabulary", "objective")
     return cls(
       **{name: getattr(experiment, name) for name in same},
+      pack=experiment.packs,
       given_lengths=dict(experiment.lengths),
       lengths=phase.lengths,
       layout=experiment.model.batch_layout,

@@ -12,10 +12,14 @@ import t5like
 from t5like import parallel
 
 
-def versions() -> str:
+def version_numbers() -> dict[str, str]:
   names = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain")
-  parts = [f"t5like {t5like.__version__}", f"python {platform.python_version()}"]
-  return ", ".join(parts + [f"{name} {importlib.metadata.version(name)}" for name in names])
+  own = {"t5like": t5like.__version__, "python": platform.python_version()}
+  return own | {name: importlib.metadata.version(name) for name in names}
+
+
+def versions() -> str:
+  return ", ".join(f"{name} {version}" for name, version in version_numbers().items())
 
 
 def devices(mesh: jax.sharding.Mesh) -> str:

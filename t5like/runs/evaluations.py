@@ -12,7 +12,7 @@ from t5like.files import storage
 from t5like.evaluation import answer_scoring as evaluation_run
 from t5like.experiments.experiment import Experiment
 from t5like.runs.loss_evaluation import loss_evaluator
-from t5like.runs.preparing import Plan
+from t5like.runs.preparing import PreparedRun
 from t5like.evaluation.scoring import about_path
 from t5like.objectives import SpecialTokens
 from t5like.training.records.metrics import MetricWriter
@@ -31,32 +31,33 @@ def evaluated_parameters(state: TrainState) -> Any:
   return averaged_parameters(state.opt_state, state.params) if has_average(state.opt_state) else state.params
 
 
-def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
+def decoding_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
   """Scores a state by decoding, prints and records. `beat` is called as it goes on."""
+  experiment = run.experiment
   split, examples = experiment.eval_split, experiment.eval_examples
   scorers = {
     member.task: evaluation_run.scorer(
       experiment.model,
-      plan.mesh,
-      plan.vocabulary,
+      run.mesh,
+      run.vocabulary,
       member.cache,
-      plan.phases[-1].lengths,
+      run.phases[-1].lengths,
       experiment.batch_size,
       examples,
       beat,
       experiment.task_modules,
     )
-    for member in plan.scored
+    for member in run.scored
   }
 
-  identities = {m.task: evaluation_run.data_identity(m.cache, experiment.task_modules) for m in plan.scored}
+  identities = {m.task: evaluation_run.data_identity(m.cache, experiment.task_modules) for m in run.scored}
 
   def evaluate(state: TrainState) -> dict[str, float]:
     step, params, found = int(state.step), evaluated_parameters(state), {}
     for task, score in scorers.items():
       result = score(params)
       if jax.process_index() == 0:
-        result.write(evaluation_run.predictions_path(plan.model_dir, task, split, step, examples), identities[task])
+        result.write(evaluation_run.predictions_path(run.model_dir, task, split, step, examples), identities[task])
         evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
       writer.write(step, f"eval/{task}", result.scores)
       found |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
@@ -65,15 +66,16 @@ def decoding_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter
   return evaluate
 
 
-def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
+def loss_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
   """The loss of the true answers, over the same text every time."""
+  experiment = run.experiment
   losses = loss_evaluator(
     experiment,
-    plan.phases[-1],
-    plan.evaluated,
-    SpecialTokens.of(plan.vocabulary),
-    plan.spec,
-    plan.mesh,
+    run.phases[-1],
+    run.evaluated,
+    SpecialTokens.of(run.vocabulary),
+    run.spec,
+    run.mesh,
     experiment.eval_loss_batches,
     experiment.microbatches,
   )
@@ -91,19 +93,20 @@ def loss_evaluation(experiment: Experiment, plan: Plan, writer: MetricWriter, be
   return evaluate
 
 
-def was_evaluated(experiment: Experiment, plan: Plan, rows: Iterable[Mapping[str, Any]]) -> bool:
+def was_evaluated(run: PreparedRun, rows: Iterable[Mapping[str, Any]]) -> bool:
   """Whether every scored task, as it is now, has its scores among the rows of a step; they are then shown."""
+  experiment = run.experiment
   by_kind = {row["kind"]: row for row in rows}
-  if not all(f"eval/{member.task}" in by_kind for member in plan.scored):
+  if not all(f"eval/{member.task}" in by_kind for member in run.scored):
     return False
-  for member in plan.scored:
+  for member in run.scored:
     step = by_kind[f"eval/{member.task}"]["step"]
     split, examples = experiment.eval_split, experiment.eval_examples
-    path = evaluation_run.predictions_path(plan.model_dir, member.task, split, step, examples)
+    path = evaluation_run.predictions_path(run.model_dir, member.task, split, step, examples)
     if not _is_of(about_path(path), evaluation_run.data_identity(member.cache, experiment.task_modules)):
       say(f"{member.task} has changed since it was scored at step {step:,}")
       return False
-  for member in plan.scored:
+  for member in run.scored:
     scores = {k: v for k, v in by_kind[f"eval/{member.task}"].items() if k not in ("step", "kind")}
     say(f"{member.task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
   return True

@@ -115,7 +115,7 @@ def evaluation_rows(
   parts = parallel.batch_parts(mesh)
   share = data.HostShare(parts.held, parts.total)
   if not member.cache.is_corpus:
-    examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.pack)
+    examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.packs)
     return EvaluationRows(examples, examples.rows_per_epoch, size, share)
   packed = is_packed(experiment)
   corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout, packed)

@@ -19,7 +19,7 @@ from t5like.evaluation.scorable import check_scorable
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
-from t5like.runs.run_card import describe_run
+from t5like.runs.run_card import RunCard, describe_run
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
 from t5like.errors import UserError, nearest
@@ -58,9 +58,10 @@ class Start:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class PreparedRun:
   """All that is known, checked and opened before the first compilation."""
 
+  experiment: Experiment
   model_dir: Path
   vocabulary: Vocabulary
   phases: list[Phase]  # the last goes on to the end of the run
@@ -72,7 +73,7 @@ class Plan:
   spec: StateSpec
   fingerprint: dict[str, Any]
   start: Start
-  run_card: str
+  card: RunCard
 
   @property
   def scored(self) -> list[Member]:
@@ -80,10 +81,10 @@ class Plan:
     return [member for member in self.evaluated if not member.cache.is_corpus]
 
 
-def prepare(experiment: Experiment, dry_run: bool) -> Plan:
+def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters | None = None) -> PreparedRun:
   """Checks everything that can be wrong and opens what the run needs.
 
-  A dry run builds no token cache and leaves damaged checkpoints where they are.
+  A dry run builds no token cache and leaves damaged checkpoints where they are. `init` are parameters to begin with.
   """
   model_dir = directory.check_model_dir(experiment.model_dir)
   if not experiment.task:
@@ -103,8 +104,8 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  start = starting_point(experiment, model_dir, spec, fingerprint, move=not dry_run)
-  if experiment.init_from and start.step == 0:
+  start = starting_point(experiment, model_dir, spec, fingerprint, not dry_run, init)
+  if (experiment.init_from or init) and start.step == 0:
     for note in finetuning_notes(experiment):
       say(note)
   check_room(model_dir, checkpoint_bytes(spec.shapes))
@@ -132,7 +133,7 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   card = describe_run(
     experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
   )
-  return Plan(model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+  return PreparedRun(experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
 
 
 def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
@@ -178,12 +179,17 @@ def open_members(
 
 
 def starting_point(
-  experiment: Experiment, model_dir: Path, spec: StateSpec, fingerprint: dict[str, Any], move: bool = True
+  experiment: Experiment,
+  model_dir: Path,
+  spec: StateSpec,
+  fingerprint: dict[str, Any],
+  move: bool = True,
+  init: GivenParameters | None = None,
 ) -> Start:
   """Decides where the state comes from, and refuses a checkpoint that does not fit.
 
-  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then the parameters of INIT_FROM (of t5like or
-  of another library), then random initialisation. Damaged checkpoints that are newer are set aside, where `move`
+  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then parameters in memory (`init`), then those of
+  INIT_FROM (of t5like or of another library), then random initialization. Damaged checkpoints that are newer are set aside, where `move`
   allows it, and named.
   """
   newest = newest_whole(model_dir, move)
@@ -197,8 +203,8 @@ def starting_point(
   elif experiment.restore_from:
     refuse_foreign(experiment.restore_from)
     start = Start("the checkpoint {checkpoint}, optimizer and step too", find_checkpoint(experiment.restore_from))
-  elif experiment.init_from:
-    start = Start("{checkpoint}", find_parameters(experiment.init_from, experiment.model))
+  elif init or experiment.init_from:
+    start = Start("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
   else:
     return Start("random initialisation")

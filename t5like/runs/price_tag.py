@@ -18,20 +18,12 @@ from t5like.planning.price import CO2E, PUE, Price, assumptions
 from t5like.planning.run_card import large
 from t5like.planning.topology import local_chip
 from t5like.training.records import goodput
-from t5like.training.records import model_dir as directory
 
 _HEAD = "price tag"
 
 
-def write_price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> None:
-  """Puts it under the run card; one that an earlier attempt left there is replaced."""
-  path = model_dir / directory.RUN_CARD
-  card = path.read_text(encoding="utf-8") if path.is_file() else ""
-  card = card.partition(f"\n{_HEAD}")[0].rstrip()
-  directory.write_text(path, f"{card}\n\n{price_tag(experiment, model_dir, phases)}\n")
-
-
 def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> str:
+  """The text that ends a run card."""
   attempts = goodput.read_attempts(model_dir / goodput.FILE)
   devices, chip = jax.device_count(), local_chip()
   seconds = sum(attempt["seconds"] for attempt in attempts)

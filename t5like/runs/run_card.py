@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -16,8 +19,22 @@ from t5like.data.layouts import Batch
 from t5like.models.attention import describe_backend
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
-from t5like.planning.run_card import bytes_text, devices, large, versions
+from t5like.planning.run_card import bytes_text, devices, large, version_numbers, versions
 from t5like.training.state import StateSpec, parameter_count
+
+
+@dataclasses.dataclass(frozen=True)
+class RunCard:
+  """What matters about a run before it starts: lines for people, and the same as data."""
+
+  entries: Mapping[str, str]
+  facts: Mapping[str, Any]
+
+  def __str__(self) -> str:
+    return planning.render_run_card(self.entries)
+
+  def as_json(self) -> str:
+    return json.dumps({**self.facts, "text": dict(self.entries)}, indent=1) + "\n"
 
 
 def describe_run(
@@ -31,7 +48,7 @@ def describe_run(
   initialisation: str,
   why_streamed: str = "",
   expected: Sequence[tuple[str, float, int | None]] = (),
-) -> str:
+) -> RunCard:
   config = experiment.model.config
   lengths = phases[-1].lengths
   steps = steps_of_phases(phases, experiment.steps)
@@ -54,7 +71,7 @@ def describe_run(
     "attention": describe_backend(
       config,
       **stack_lengths(experiment.model, lengths),
-      packed=experiment.pack,
+      packed=experiment.packs,
       deterministic=experiment.deterministic,
     ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
@@ -77,7 +94,24 @@ def describe_run(
     "starts from": initialisation,
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
-  return planning.render_run_card(entries)
+  facts = {
+    "versions": version_numbers(),
+    "devices": {
+      "kind": mesh.devices.flat[0].device_kind,
+      "count": mesh.devices.size,
+      "hosts": jax.process_count(),
+      "mesh": dict(mesh.shape),
+    },
+    "model": {"class": type(experiment.model).__name__, **dataclasses.asdict(config)},
+    "parameters": parameter_count(spec.shapes.params),
+    "task": experiment.task,
+    "objective": experiment.objective.name if experiment.objective else None,
+    "steps": experiment.steps,
+    "tokens": all_tokens,
+    "model_flops": all_flops,
+    "seed": experiment.seed,
+  }
+  return RunCard(entries, facts)
 
 
 def _promise(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -112,7 +146,7 @@ def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
 
 
 def _stream_text(experiment: Experiment, stream: StreamProcess | None, why: str) -> str:
-  rows = "packed by seqio" if experiment.pack else "one example a row"
+  rows = "packed by seqio" if experiment.packs else "one example a row"
   what = f"objective {experiment.objective.name}" if experiment.objective else rows
   lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
   if why:

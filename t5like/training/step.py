@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from t5like.training.state import StateSpec, TrainState
 
 __all__ = [
   "LossSettings",
+  "StepFunction",
   "check_microbatches",
   "compile_eval_step",
   "compile_train_step",
@@ -33,6 +35,10 @@ __all__ = [
   "random_key",
   "train_step",
 ]
+
+
+# (model, optimizer, settings, state, batch) -> (the next state, metrics): `train_step`, or one that takes its place.
+StepFunction = Callable[[nn.Module, Optimizer, LossSettings, TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 
 def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.Array | None = None) -> jax.Array:
@@ -45,13 +51,17 @@ def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.A
 def loss_and_gradients(
   model: nn.Module, settings: LossSettings, state: TrainState, batch: Any
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-  """The loss of the whole batch, its metrics and its gradients, however many parts it is taken in."""
+  """The loss of the whole batch, its metrics and its gradients, however many parts it is taken in.
+
+  A model with a head of its own has a method `loss` with the parameters and results of `loss_and_metrics`.
+  """
   whole = divisors(batch, settings)
+  loss = getattr(model, "loss", loss_and_metrics)
 
   def loss_of(params, part, microbatch=None):
     rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
     outputs = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
-    return loss_and_metrics(outputs, part, settings, whole)
+    return loss(outputs, part, settings, whole)
 
   def gradients_of(microbatch, part):
     params = state.params
@@ -62,10 +72,10 @@ def loss_and_gradients(
     return gradients, numbers
 
   if settings.microbatches == 1:
-    gradients, (loss, metrics) = gradients_of(None, batch)
+    gradients, (value, metrics) = gradients_of(None, batch)
   else:
-    gradients, (loss, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, state.params)
-  return loss, metrics, gradients
+    gradients, (value, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, state.params)
+  return value, metrics, gradients
 
 
 def train_step(
@@ -120,10 +130,11 @@ def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
 
 
 def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any) -> dict[str, jax.Array]:
-  """Teacher-forced sums without dropout, label smoothing or z-loss: see `evaluation_sums`."""
+  """Teacher-forced sums without dropout, label smoothing or z-loss: see `evaluation_sums`, or the model's own."""
+  sums_of = getattr(model, "evaluation_sums", evaluation_sums)
 
   def sums(part):
-    return evaluation_sums(model.apply({"params": params}, part, deterministic=True), part)
+    return sums_of(model.apply({"params": params}, part, deterministic=True), part)
 
   return sums(batch) if settings.microbatches == 1 else sum_numbers(sums, batch, settings.microbatches)
 
@@ -136,6 +147,7 @@ def compile_train_step(
   batch: Any,
   mesh: Mesh,
   deterministic: bool = True,
+  step: StepFunction = train_step,
 ) -> jax.stages.Compiled:
   """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused.
 
@@ -144,11 +156,8 @@ def compile_train_step(
   """
   check_microbatches(_rows(batch), settings.microbatches, mesh)
 
-  def step(state, batch):
-    return train_step(model, optimizer, settings, state, batch)
-
   jitted = jax.jit(
-    step,
+    functools.partial(step, model, optimizer, settings),
     in_shardings=(spec.shardings, parallel.batch_sharding(mesh)),
     out_shardings=(spec.shardings, parallel.replicated(mesh)),
     donate_argnums=0,

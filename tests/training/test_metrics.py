@@ -108,7 +108,7 @@ def test_rows_of_odd_types_are_passed_over(tmp_path, row):
 def test_rows_survive_a_kill(tmp_path):
   program = f"""
 from pathlib import Path
-from t5like.training.metrics import MetricWriter
+from t5like.training.records.metrics import MetricWriter
 writer = MetricWriter(Path({str(tmp_path)!r}), 0)
 for step in range(1, 1000):
   writer.write(step, "train", {{"loss": 1.0}})

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from t5like import parallel
 from t5like.ablations.benchmarks import OTHER, group_of
 from t5like.ablations.sweep.claims import Claim, Claims, held
 from t5like.ablations.sweep.collect import collect, is_finished
@@ -28,9 +29,9 @@ from t5like.ablations.sweep.results import (
   write_result,
 )
 from t5like.console import duration, say
-from t5like.errors import RunError, UserError
+from t5like.errors import UserError
 from t5like.parallel.process_zero import first_process_decides
-from t5like.runs.training import train_experiment
+from t5like.runs import train
 from t5like.training.records.goodput import Goodput
 
 _WAIT = 2.0  # seconds between looks at what other workers hold
@@ -129,11 +130,7 @@ class Worker:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
       print(part.command)
-      status = train_here(part)
-    if status in (130, 143):
-      raise Interrupted(status)
-    if status:
-      raise RunError(f"training ended with status {status}", log=log)
+      train_here(part)
     say(f"  {part.name}: {duration(time.monotonic() - started)}")
 
   def _fail(self, run: SweepRun, part: Part, error: BaseException) -> None:
@@ -163,11 +160,13 @@ def device_answers() -> bool:
     return False
 
 
-def train_here(part: Part) -> int:
+def train_here(part: Part) -> None:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
   goodput = Goodput(from_now=True, device_share=device_share())
   try:
-    return train_experiment(load_part(part), goodput)
+    result = train(load_part(part), signals=parallel.stop_signals(), goodput=goodput)
+    if result.signal is not None:
+      raise Interrupted(128 + result.signal)
   finally:
     jax.clear_caches()
     gc.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from t5like.errors import UserError, nearest
 
 
+@dataclasses.dataclass
 class EarlyStopping:
   """Stops after `patience` evaluations in a row without a score better than the best by more than `min_delta`.
 
@@ -16,13 +18,19 @@ class EarlyStopping:
   can mean one score only ("snli/accuracy", "accuracy").
   """
 
-  def __init__(self, metric: str, patience: int, higher_is_better: bool = True, min_delta: float = 0.0):
-    if patience < 1:
-      raise UserError(f"early stopping after {patience} evaluations cannot work", expected="a patience of 1 or more")
-    if not min_delta >= 0:
-      raise UserError(f"early stopping with a min_delta of {min_delta} cannot work", expected="0 or more")
-    self.metric, self.patience = metric, patience
-    self._sign, self._min_delta = (1.0 if higher_is_better else -1.0), min_delta
+  metric: str = ""
+  patience: int = 5
+  higher_is_better: bool = True
+  min_delta: float = 0.0
+
+  def __post_init__(self):
+    if self.patience < 1:
+      raise UserError(
+        f"early stopping after {self.patience} evaluations cannot work", expected="a patience of 1 or more"
+      )
+    if not self.min_delta >= 0:
+      raise UserError(f"early stopping with a min_delta of {self.min_delta} cannot work", expected="0 or more")
+    self._sign = 1.0 if self.higher_is_better else -1.0
     self._forget()
 
   def _forget(self) -> None:
@@ -66,14 +74,14 @@ class EarlyStopping:
   def describe(self) -> str:
     better = "risen above" if self._sign > 0 else "fallen below"
     best = f"{self.best:.4g} of step {self.best_step:,}" if self.best is not None else "any finite value"
-    margin = f" by more than {self._min_delta:g}" if self._min_delta else ""
+    margin = f" by more than {self.min_delta:g}" if self.min_delta else ""
     return f"{self.metric} has not {better} {best}{margin} in {self._worse} evaluations"
 
   def _count(self, step: int, value: float | None) -> None:
     # NaN is null in metrics.jsonl; infinities are, too, so none of them is ever better.
     if value is None or not math.isfinite(value):
       self._worse += 1
-    elif self.best is None or self._sign * (value - self.best) > self._min_delta:
+    elif self.best is None or self._sign * (value - self.best) > self.min_delta:
       self.best, self.best_step, self._worse = float(value), step, 0
     else:
       self._worse += 1

@@ -36,7 +36,7 @@ from t5like.training.optimizers.rules import (
   rules_table,
   variable_paths,
 )
-from t5like.training.optimizers.schedules import Schedule, constant_rate
+from t5like.training.optimizers.schedules import Schedule, constant_rate, recorded
 
 Rules = float | Sequence[tuple[str, float]]
 
@@ -51,6 +51,8 @@ class Optimizer:
   weight_decay: PathRules
   multipliers: PathRules
   matrices: str | None = None  # Muon: the paths it updates itself
+  # The function above and its arguments, or None for one put together by hand: a configuration cannot name that.
+  made_by: tuple[str, Mapping[str, Any]] | None = dataclasses.field(default=None, compare=False, repr=False)
 
   def variable_table(self, params: Any) -> str:
     """For every variable, the decay, the multiplier and (Muon) the method that its path chose, with the rule.
@@ -68,6 +70,7 @@ class Optimizer:
     return rules_table(columns)
 
 
+@recorded
 def adafactor(
   learning_rate: Schedule | float,
   decay_rate: float = 0.8,
@@ -103,6 +106,7 @@ def adafactor(
   )  # fmt: skip
 
 
+@recorded
 def adamw(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -127,6 +131,7 @@ def adamw(
   )  # fmt: skip
 
 
+@recorded
 def adamw_scaled(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -155,6 +160,7 @@ def adamw_scaled(
   )  # fmt: skip
 
 
+@recorded
 def lion(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -181,6 +187,7 @@ def lion(
   )  # fmt: skip
 
 
+@recorded
 def muon(
   learning_rate: Schedule | float,
   beta: float = 0.95,
@@ -218,6 +225,19 @@ def muon(
     clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
   )  # fmt: skip
   return dataclasses.replace(optimizer, matrices=matrices)
+
+
+def custom_optimizer(description: str) -> Optimizer:
+  """Stands in a configuration for an optimizer that was put together in Python: it says so when it is to be used."""
+
+  def init(params):
+    raise UserError(
+      f"this run's optimizer was built in Python: {description}",
+      try_="t5like.train(experiment) with it, or --gin_file=optimizers/... after the run file",
+    )
+
+  nothing = path_rules("weight_decay", 0.0)
+  return Optimizer(optax.GradientTransformation(init, init), constant_rate(0.0), description, nothing, nothing)
 
 
 def _methods(params: Any, matrices: str) -> Any:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,31 +15,52 @@ import jax.numpy as jnp
 from t5like.errors import UserError
 
 Schedule = Callable[[jax.Array], jax.Array]
+Factory = TypeVar("Factory", bound=Callable)
 
 
+def recorded(factory: Factory) -> Factory:
+  """Makes what `factory` returns carry `made_by`, its name and arguments, from which a configuration can be written."""
+  signature = inspect.signature(factory)
+
+  @functools.wraps(factory)
+  def make(*args, **kwargs):
+    made, given = factory(*args, **kwargs), signature.bind(*args, **kwargs)
+    given.apply_defaults()
+    object.__setattr__(made, "made_by", (factory.__name__, dict(given.arguments)))
+    return made
+
+  make.__signature__ = signature  # gin reads the parameters' defaults there
+  return make
+
+
+@recorded
 def constant_rate(value: float = 1e-3) -> Schedule:
   """The same rate at every step: T5's fine-tuning."""
   return lambda step: jnp.full((), value, jnp.float32)
 
 
+@recorded
 def inverse_square_root(scale: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
   """scale / sqrt(max(step, warmup_steps)): T5's pre-training, flat at first and then falling."""
   _check_steps(warmup_steps=warmup_steps)
   return lambda step: scale * jax.lax.rsqrt(jnp.maximum(step, warmup_steps).astype(jnp.float32))
 
 
+@recorded
 def linear(start: float = 1e-3, end: float = 0.0, steps: int = 100_000) -> Schedule:
   """A straight line from `start` at step 0 to `end` at step `steps`, and `end` from then on."""
   _check_steps(steps=steps)
   return lambda step: start + (end - start) * _progress(step, steps)
 
 
+@recorded
 def cosine(peak: float = 1e-3, final: float = 0.0, steps: int = 100_000) -> Schedule:
   """Half a cosine wave from `peak` at step 0 down to `final` at step `steps` (Loshchilov and Hutter 2016)."""
   _check_steps(steps=steps)
   return lambda step: final + (peak - final) * 0.5 * (1.0 + jnp.cos(math.pi * _progress(step, steps)))
 
 
+@recorded
 def warmup(schedule: Schedule, steps: int = 1_000) -> Schedule:
   """Any schedule, its first `steps` rates scaled up in a straight line: 1/steps, 2/steps, ... 1.
 
@@ -47,6 +71,7 @@ def warmup(schedule: Schedule, steps: int = 1_000) -> Schedule:
   return lambda step: schedule(step) * jnp.minimum((step.astype(jnp.float32) + 1.0) / steps, 1.0)
 
 
+@recorded
 def warmup_linear(peak: float = 1e-3, warmup_steps: int = 1_000, total_steps: int = 100_000) -> Schedule:
   """Up from 0 over `warmup_steps`, then down in a straight line to 0 at `total_steps`: BERT's."""
 
@@ -59,6 +84,7 @@ def warmup_linear(peak: float = 1e-3, warmup_steps: int = 1_000, total_steps: in
   return rate
 
 
+@recorded
 def warmup_cosine(
   peak: float = 1e-3,
   warmup_steps: int = 1_000,
@@ -74,6 +100,7 @@ def warmup_cosine(
   return chain([linear(start, peak, warmup_steps), down], [warmup_steps]) if warmup_steps else down
 
 
+@recorded
 def slanted_triangular(
   peak: float = 1e-2, total_steps: int = 10_000, cut_fraction: float = 0.1, ratio: float = 32.0
 ) -> Schedule:
@@ -99,6 +126,7 @@ def slanted_triangular(
   return rate
 
 
+@recorded
 def chain(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
   """One schedule after another: the first up to step boundaries[0], the second from there on, and so forth.
 

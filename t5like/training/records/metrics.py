@@ -64,7 +64,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     if name in ("finite", "target_tokens", "sentences"):
       continue
     total = sum(float(m[name]) for m in counted)
-    if name in _OVER_TOKENS:
+    if name in _OVER_TOKENS and "target_tokens" in counted[0]:
       result[name] = total / max(counts["target_tokens"], 1.0)
     elif name in _OVER_SENTENCES and "sentences" in counted[0]:
       result[name] = total / max(counts["sentences"], 1.0)

@@ -11,6 +11,7 @@ from t5like.training.guards.run_lock import LOCK
 
 CONFIG = "config.gin"
 RUN_CARD = "run_card.txt"
+RUN_CARD_DATA = "run_card.json"
 SUPERVISOR = "supervisor"  # .jsonl: its decisions
 
 

@@ -1,0 +1,94 @@
+"""The gin text of an experiment, complete enough to read it back; whether it came from gin or from Python."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+
+from t5like import configuration
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.reading import register_configurables
+from t5like.objectives import CATALOGUE, Objective
+from t5like.training.optimizers import Optimizer
+
+_OF_FLAX = ("parent", "name")  # fields of every module
+
+
+def config_text(experiment: Experiment) -> str:
+  """The text that an experiment was read from, or one made from its fields."""
+  if experiment.config_text:
+    return experiment.config_text
+  register_configurables()
+  writer = _Writer()
+  fields = {f.name: getattr(experiment, f.name) for f in dataclasses.fields(experiment) if f.init}
+  objective = experiment.objective
+  if objective is not None and not writer.knows(type(objective)):
+    fields |= _named_objective(experiment.task, objective)
+  writer.bind("train", fields)
+  return "# Written by t5like from an experiment that was built in Python.\n\n" + "\n".join(writer.lines) + "\n"
+
+
+def _named_objective(task: str, objective: Objective) -> dict[str, str]:
+  """A registered objective that gin does not know, as the task's name has it."""
+  name = next((name for name, known in CATALOGUE.items() if known == objective), None)
+  return {"task": f"{task}_{name}", "objective": "task"} if name else {"objective": objective}
+
+
+class _Writer:
+  """Collects bindings. What a configuration cannot build is written as a call that says so when it is used."""
+
+  def __init__(self):
+    self.lines: list[str] = []
+    self._names = configuration.names_by_target()
+    self._written: dict[str, list[tuple[str, ...]]] = {}  # by name: the bindings of each scope
+
+  def knows(self, target: Any) -> bool:
+    return target in self._names
+
+  def bind(self, name: str, arguments: Mapping[str, Any]) -> str:
+    """Writes the arguments of a configurable; returns how a reference calls it with them."""
+    bindings = tuple(f"{name}.{key} = {self._source(value)}" for key, value in arguments.items())
+    before = self._written.setdefault(name, [])
+    if bindings not in before:
+      before.append(bindings)
+      number = len(before)
+      scope = f"{name}_{number}/" if number > 1 else ""
+      self.lines += [*(f"{scope}{line}" for line in bindings), ""]
+    number = before.index(bindings) + 1
+    return f"@{name}_{number}/{name}()" if number > 1 else f"@{name}()"
+
+  def _source(self, value: Any) -> str:
+    if _is_literal(value):
+      return repr(value)
+    if isinstance(value, Mapping):
+      return "{" + ", ".join(f"{self._source(k)}: {self._source(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+      return "[" + ", ".join(map(self._source, value)) + "]"
+    if isinstance(value, Optimizer) and value.made_by is None:
+      return self.bind("custom_optimizer", {"description": value.description})
+    if getattr(value, "made_by", None):
+      return self.bind(*value.made_by)
+    if dataclasses.is_dataclass(value) and self.knows(type(value)):
+      names = [f.name for f in dataclasses.fields(value) if f.init]
+      if isinstance(value, nn.Module):
+        names = [name for name in names if name not in _OF_FLAX]
+      return self.bind(self._names[type(value)], {name: getattr(value, name) for name in names})
+    if self.knows(value):
+      return f"@{self._names[value]}"
+    return self.bind("python_only", {"what": _described(value)})
+
+
+def _is_literal(value: Any) -> bool:
+  try:
+    return ast.literal_eval(repr(value)) == value
+  except (ValueError, SyntaxError):
+    return False
+
+
+def _described(value: Any) -> str:
+  kind = value if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__") else type(value)
+  return f"{kind.__module__}.{kind.__qualname__}"
