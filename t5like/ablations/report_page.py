@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from t5like.ablations.report_comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
 from t5like.ablations.report_costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
-from t5like.ablations.report_examples import TEXT, examples
+from t5like.ablations.report_examples import TEXT
 from t5like.ablations.report_plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report_statistics import mean
 from t5like.ablations.report_style import style_sheet
@@ -206,7 +206,7 @@ def _legend(table: ComparedTable) -> str:
 
 
 def _examples(comparison: Comparison) -> str:
-  shown = examples(dict.fromkeys(result.recipe for result in comparison.data.results))
+  shown = comparison.data.examples
   if not shown:
     return ""
   boxes = [
