@@ -15,6 +15,7 @@ from t5like import data, parallel
 from t5like.cli import task_process
 from t5like.cli.batch_plan import Phase, blank_batch, make_batches, run_phases
 from t5like.cli.compatibility import check_layout, check_scorable, check_splits, check_vocabulary, model_fingerprint
+from t5like.cli.evaluation_run import answer_decoder
 from t5like.cli.experiment import Experiment
 from t5like.cli.finetuning_notes import finetuning_notes
 from t5like.cli.foreign_parameters import find_parameters, refuse_foreign
@@ -122,7 +123,7 @@ def prepare(experiment: Experiment, dry_run: bool) -> Plan:
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
     evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
-  check_evaluation(experiment, evaluated)
+  check_evaluation(experiment, evaluated, vocabulary)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
@@ -219,11 +220,12 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
       raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
 
 
-def check_evaluation(experiment: Experiment, members: list[Member]) -> None:
+def check_evaluation(experiment: Experiment, members: list[Member], vocabulary: Vocabulary) -> None:
   """Refuses evaluations that cannot be, and metrics that will never come."""
   for member in members:
     if not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
+      answer_decoder(member.cache, vocabulary)  # refuses answers that cannot be read
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no answers to decode and score",
