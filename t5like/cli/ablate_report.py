@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+from t5like.cli.options import task_modules
 from t5like.errors import UserError
 from t5like.files import storage
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like.ablations.report.comparison import compare
   from t5like.ablations.report.data import read_export, read_sweep, write_export
   from t5like.ablations.report.summary import summarise
+  from t5like.configuration.statements import import_module
 
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
@@ -38,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
   for flag in ("sweep_dir", "output", "export", "report_from"):
     if getattr(args, flag):
       setattr(args, flag, storage.local_path(getattr(args, flag), f"--{flag.removeprefix('report_')}"))
+  for module in task_modules(args):  # what a sweep itself names is not imported: it may be somebody else's
+    import_module(module, "--task_modules")
   data = read_export(args.report_from) if args.report_from else read_sweep(args.sweep_dir)
   if args.export:
     write_export(args.export, data)

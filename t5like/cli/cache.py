@@ -171,16 +171,17 @@ def _build_tokens(
 
   made = finished_tokens.for_model(task, vocabulary)
   size = finished_tokens.size(made, vocabulary)
+  targets = finished_tokens.targets_vocabulary(made, vocabulary)
   _build_folder(
     task,
     args,
     data.finished_folder(folder, lengths),
-    text_pipeline.describe_tokens(made, args.split, lengths),
+    text_pipeline.describe_tokens(made, args.split, lengths) | ({"targets_vocabulary": targets} if targets else {}),
     [functools.partial(finished_tokens.token_examples, made, args.split, lengths, size)],
     finished_tokens.features(made, args.split, lengths),
     None,
     {"name": args.vocabulary, "size": size, "fingerprint": vocabulary.fingerprint},
-    {"finished": True, "why": why, "answers": finished_tokens.answers_are(made)},
+    {"finished": True, "why": why, "answers": finished_tokens.answers_are(made), "targets_vocabulary": targets},
   )
 
 

@@ -12,6 +12,14 @@ from t5like.configuration.statements import REQUIRED, ConfigurableReference, Mac
 from t5like.configuration.t5x_defaults import VOCABULARIES, our_task
 from t5like.configuration.t5x_files import T5XConfiguration
 from t5like.configuration.t5x_names import lookup
+from t5like.configuration.t5x_optimizers import (
+  SCHEDULE_NAMES,
+  call,
+  set_constant,
+  translate_decay,
+  translate_optimizer,
+  translate_own_rate,
+)
 
 _REQUIRED = MacroReference(REQUIRED)
 # Modules that hold T5X's configurables; what else a file imports registers tasks.
@@ -37,6 +45,7 @@ _STRAIGHT = (
   "train.stats_period",
 )  # fmt: skip
 _REMAT = {"minimal": "dots", "full": "full", "none": "none", None: "none"}
+_CONTINUES = "T5X continues at the step of the checkpoint, here the schedule starts at 0"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -82,17 +91,17 @@ def translate_training(source: T5XConfiguration) -> Translation:
     result.set("INIT_FROM", start)
   _model(source, result)
   _loss(source, result)
-  _learning_rate(source, result, finetune)
+  rate = translate_optimizer(source, result)
+  if rate is None or str(getattr(rate, "name", "")).endswith("create_learning_rate_scheduler"):
+    _learning_rate(source, result, finetune)
+  else:
+    translate_own_rate(rate, source, result, finetune)
   _evaluation(source, result, finetune)
   _checkpoints(source, result)
   _devices(source, result)
   for name in _STRAIGHT:
     if source.has(name) and _is_plain(value := source.get(name)):
       result.set(lookup(name).ours, value)
-  optimizer = source.settings.get("OPTIMIZER")
-  if optimizer is not None and "Adafactor" not in value_source(optimizer.value):
-    result.set("OPTIMIZER", _REQUIRED, "give --gin_file=optimizers/adamw.gin, or another of gin/optimizers, after this")
-    result.left_out.append(f"{optimizer.source()}  (OPTIMIZER has to be given)")
   result.left_out += leftovers(source)
   return result
 
@@ -224,29 +233,33 @@ def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool
   rate = source.get(f"{name}.base_learning_rate", 0.5)
   steps = source.get(f"{name}.warmup_steps", 1000)
   kinds = sorted(factor.strip() for factor in factors.split("*"))
+  if translate_decay(kinds, rate, steps, source, result, finetune):
+    if finetune:
+      result.comments["LEARNING_RATE"] = "; ".join([*filter(None, [result.comments.get("LEARNING_RATE")]), _CONTINUES])
+    return
   warm = "linear_warmup" in kinds
   kinds = [kind for kind in kinds if kind != "linear_warmup"]
   if kinds == ["constant"]:
     schedule = "constant_rate"
-    result.set("FINETUNE_LEARNING_RATE" if finetune else "constant_rate.value", rate)
+    set_constant(result, rate, finetune)
   elif kinds in (["constant", "rsqrt_decay"], ["constant", "rsqrt_normalized_decay"]):
     schedule = "inverse_square_root"
     scale = rate * math.sqrt(steps) if "rsqrt_normalized_decay" in kinds else rate
-    comment = "T5X continues at the step of the checkpoint, here the schedule starts at 0" if finetune else ""
-    result.set("inverse_square_root.warmup_steps" if finetune else "WARMUP_STEPS", steps, comment)
+    macro = "inverse_square_root.warmup_steps" if finetune else "WARMUP_STEPS"
+    result.set(macro, steps, _CONTINUES if finetune else "")
     if scale != 1.0:
       result.set("inverse_square_root.scale", scale)
   else:
-    schedules = "warmup_linear, warmup_cosine, linear, cosine, chain"
-    result.set("LEARNING_RATE", _REQUIRED, f"T5X: factors = {factors!r}; choose a schedule of t5like: {schedules}")
+    choice = f"choose a schedule of t5like: {SCHEDULE_NAMES}"
+    result.set("LEARNING_RATE", _REQUIRED, f"T5X: factors = {factors!r}; {choice}")
     result.left_out.append(f"{name}.factors = {factors!r}  (LEARNING_RATE has to be given)")
     return
   if warm:
-    result.set("LEARNING_RATE", _call("warmup"))
-    result.set("warmup.schedule", _call(schedule))
+    result.set("LEARNING_RATE", call("warmup"))
+    result.set("warmup.schedule", call(schedule))
     result.set("warmup.steps", steps)
   elif (schedule == "constant_rate") != finetune:
-    result.set("LEARNING_RATE", _call(schedule))
+    result.set("LEARNING_RATE", call(schedule))
 
 
 def _evaluation(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
@@ -303,10 +316,6 @@ def model_partitions(source: T5XConfiguration) -> int:
     if isinstance(count, int):
       return count
   return 1
-
-
-def _call(name: str) -> ConfigurableReference:
-  return ConfigurableReference(name, f"@{name}()")
 
 
 def _is_plain(value: Any) -> bool:

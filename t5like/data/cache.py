@@ -288,8 +288,17 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
   """
   if cache.manifest["vocabulary"]["fingerprint"] != vocabulary_fingerprint:
     return "the vocabulary has changed"
+  if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
+    return "it does not say which vocabulary its answers are written in"
   for source in cache.manifest["description"]["source_files"]:
     path = storage.as_path(source["path"])
     if path.is_file() and path.stat().st_size != source["bytes"]:
       return f"{path} has changed"
   return ""
+
+
+def _has_two_vocabularies(cache: TokenCache) -> bool:
+  """Whether inputs and targets were made with two vocabularies, as the description of their features shows."""
+  features = cache.manifest["description"].get("features", {})
+  kinds = {str(features[name]).partition(" add_eos=")[0] for name in ("inputs", "targets") if name in features}
+  return len(kinds) == 2 and not any(kind.startswith("PassThroughVocabulary") for kind in kinds)

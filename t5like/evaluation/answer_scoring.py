@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from t5like import data, evaluation
 from t5like.console import ProgressLine
 from t5like.data.layouts import PROMPTS
 from t5like.data.rows import read_examples
+from t5like.errors import UserError
 from t5like.evaluation.comparison import is_right
 from t5like.evaluation.scoring import scoring_identity, takes_scores
+from t5like.files import storage
 from t5like.inference.ranking import CandidateScorer
 from t5like.objectives import Lengths, SpecialTokens
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
 def scorer(
@@ -74,7 +76,7 @@ def scorer(
 def answer_decoder(cache: data.TokenCache, vocabulary: Vocabulary) -> Callable[[Sequence[int]], Any]:
   """From the ids of an answer to its text, or to the ids themselves where those are what the task means."""
   if cache.manifest.get("answers") != "ids":
-    return vocabulary.decode
+    return answer_vocabulary(cache, vocabulary).decode
   end = vocabulary.eos_id
 
   def ids(answer: Sequence[int]) -> list[int]:
@@ -82,6 +84,34 @@ def answer_decoder(cache: data.TokenCache, vocabulary: Vocabulary) -> Callable[[
     return answer[: answer.index(end)] if end in answer else answer
 
   return ids
+
+
+def answer_vocabulary(cache: data.TokenCache, vocabulary: Vocabulary) -> Vocabulary:
+  """That of the task's targets, as seqio decodes with it; `vocabulary`, the model's, where they share it.
+
+  Raises UserError where it cannot be loaded, or ends answers with another id than the model does.
+  """
+  kept = cache.manifest.get("targets_vocabulary")
+  if not kept:
+    return vocabulary
+  what = f"the answers of task {cache.manifest['description']['task']!r} are written in a vocabulary of their own"
+  name = str(kept.get("name", "")) if isinstance(kept, Mapping) else ""
+  if not name or storage.is_remote(name):  # a token cache is data: no address in it is followed
+    why = kept.get("why", name) if isinstance(kept, Mapping) else kept
+    raise UserError(f"{what}, which cannot be loaded: {why}", expected="a SentencePiece model on disk, or bytes")
+  try:
+    own = load_vocabulary(name)
+  except UserError as error:
+    raise UserError(f"{what}, which cannot be loaded: {error.what}", vocabulary=name) from None
+  if own.fingerprint != kept.get("fingerprint"):
+    raise UserError(f"{what}, which has changed since its token cache was written", vocabulary=name)
+  if own.eos_id != vocabulary.eos_id:
+    raise UserError(
+      f"{what}, which ends a text with the id {own.eos_id}, and the model's with {vocabulary.eos_id}",
+      vocabulary=name,
+      expected="the same id of end-of-sequence in both",
+    )
+  return own
 
 
 class TargetScorer:

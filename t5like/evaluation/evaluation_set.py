@@ -16,7 +16,7 @@ from t5like.cli.options import task_modules
 from t5like.console import say
 from t5like.data.rows import read_examples
 from t5like.errors import UserError
-from t5like.evaluation.answer_scoring import data_identity
+from t5like.evaluation.answer_scoring import answer_vocabulary, data_identity
 from t5like.evaluation.answering import label_set
 from t5like.evaluation.few_shot import PromptMaker, Template, shots_story
 from t5like.evaluation.scoring import takes_scores
@@ -26,6 +26,7 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.inference.model import LoadedModel
 from t5like.objectives import Lengths
+from t5like.vocabularies import Vocabulary
 
 _TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
 _INPUTS = 512
@@ -46,6 +47,7 @@ class Questions:
   lead: str = ""  # stands before an answer, as in the prompt
   targets: list[list[int]] | None = None  # their tokens, where a metric takes how likely they are
   answers: str = "text"  # or "ids", which the task itself reads
+  vocabulary: Vocabulary | None = None  # of the answers' text; None: the model's
 
 
 def default_lengths(loaded: LoadedModel) -> tuple[int, int]:
@@ -149,6 +151,7 @@ class Asker:
 
   def __call__(self, task: str, split: str, cache: data.TokenCache) -> Questions:
     check_answerable(task, cache)
+    vocabulary = self._answer_vocabulary(task, cache)
     count = min(self._args.examples or cache.examples, cache.examples)
     fields = list(itertools.islice(cache.fields(), count))
     if not fields:
@@ -164,7 +167,21 @@ class Asker:
     identity = data_identity(cache, task_modules(self._args))
     targets = self._targets(cache, count) if takes_scores(scoring) else None
     answers = cache.manifest.get("answers", "text")
-    return Questions(task, split, fields, scoring, prompts, candidates, stop, identity, lead, targets, answers)
+    return Questions(
+      task, split, fields, scoring, prompts, candidates, stop, identity, lead, targets, answers, vocabulary
+    )
+
+  def _answer_vocabulary(self, task: str, cache: data.TokenCache) -> Vocabulary | None:
+    """Of the answers, where it is not the model's; candidates and prompts are texts of the model's."""
+    own = answer_vocabulary(cache, self._loaded.vocabulary)
+    if own is self._loaded.vocabulary:
+      return None
+    if self.prompted or self._args.rank:
+      raise UserError(
+        f"the answers of task {task!r} are written in a vocabulary of their own",
+        expected="no --rank, --shots, --prompt and --infill: they take texts in the model's vocabulary",
+      )
+    return own
 
   def _targets(self, cache: data.TokenCache, count: int) -> list[list[int]]:
     lengths = Lengths(0, 1, max(int(cache.lengths("targets").max(initial=0)) + 1, 1))

@@ -291,7 +291,7 @@ class _Evaluator:
       tokens = tokens[1:] if tokens and tokens[0] == self._loaded.special.sentinels[0] else tokens
       end = next((i for i, token in enumerate(tokens) if token in sentinels), len(tokens))
       tokens = tokens[:end]
-    text = self._loaded.vocabulary.decode(tokens)
+    text = (asked.vocabulary or self._loaded.vocabulary).decode(tokens)
     for stop in (*self._stops, *([asked.stop] if asked.stop is not None else [])):
       text = text.partition(stop)[0]
     return text.strip() if self._asker.prompted else text

@@ -169,6 +169,11 @@ def task_rows(members: Iterable[Member], vocabulary: Vocabulary, examples: int =
 def check_task(members: Iterable[Member], model_name: str) -> None:
   """Refuses a task whose features the model cannot take."""
   for member in members:
+    if member.cache.manifest.get("targets_vocabulary"):
+      raise UserError(
+        f"the answers of task {member.task!r} are written in a vocabulary of their own, and infer writes the model's",
+        try_=f"t5like eval --task={member.task}, which keeps its answers in predictions/",
+      )
     if not {"inputs", "targets"} <= set(member.cache.features):
       raise UserError(
         f"task {member.task!r} has no inputs that {model_name} could answer",

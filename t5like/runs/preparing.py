@@ -22,18 +22,21 @@ from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.run_card import RunCard, describe_run
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
+from t5like.experiments import seqio_process as task_process
+from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
+from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
+from t5like.evaluation.scorable import check_scorable
+from t5like.evaluation.answer_scoring import answer_decoder
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
+from t5like.runs.run_card import describe_run
+from t5like.experiments.streaming import StreamProcess, StreamSettings
+from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
 from t5like.errors import UserError, nearest
 from t5like.objectives import SpecialTokens
 from t5like.training.records import model_dir as directory
-from t5like.training.checkpoints import (
-  Restore,
-  check_restorable,
-  check_room,
-  checkpoint_bytes,
-  find_checkpoint,
-  has_training_state,
-  newest_whole,
-)
+from t5like.training.checkpoints import Restore, check_restorable, check_room, checkpoint_bytes, find_checkpoint, has_training_state, newest_whole
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.console import say
@@ -124,7 +127,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates
     evaluated = open_members(experiment, vocabulary, rates, experiment.eval_split, dry_run, evaluation=True) or []
-  check_evaluation(experiment, evaluated)
+  check_evaluation(experiment, evaluated, vocabulary)
   stream = None
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
@@ -226,11 +229,12 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
       raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
 
 
-def check_evaluation(experiment: Experiment, members: list[Member]) -> None:
+def check_evaluation(experiment: Experiment, members: list[Member], vocabulary: Vocabulary) -> None:
   """Refuses evaluations that cannot be, and metrics that will never come."""
   for member in members:
     if not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
+      answer_decoder(member.cache, vocabulary)  # refuses answers that cannot be read
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no answers to decode and score",

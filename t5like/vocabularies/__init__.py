@@ -2,7 +2,7 @@
 
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
-from t5like.vocabularies.catalogue import load_vocabulary, vocabulary_in, vocabulary_path
+from t5like.vocabularies.catalogue import load_vocabulary, name_of, vocabulary_in, vocabulary_path
 from t5like.vocabularies.copies import copied_vocabulary, copy_vocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
@@ -13,6 +13,7 @@ __all__ = [
   "copied_vocabulary",
   "copy_vocabulary",
   "load_vocabulary",
+  "name_of",
   "vocabulary_in",
   "vocabulary_path",
 ]

@@ -133,6 +133,15 @@ def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
   return _load_subwords(path, kind)
 
 
+def name_of(vocabulary: Vocabulary) -> str:
+  """The name with which `load_vocabulary` gives this vocabulary again, on a machine that has its file."""
+  if isinstance(vocabulary, ByteVocabulary):
+    return f"{BYTE}{_OPTION}{vocabulary.extra_ids}"
+  name = next((name for name, path in EMBEDDED.items() if path == vocabulary.path), str(vocabulary.path.absolute()))
+  option = f"{_OPTION}{vocabulary.extra_ids}" if isinstance(vocabulary, SentencePieceVocabulary) else ""
+  return f"{name}{option}"
+
+
 def _kind(path: Path) -> str:
   if path.suffix == ".txt":
     return "wordpiece"

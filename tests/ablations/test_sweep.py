@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from t5like.ablations.report.examples import TEXT
 from t5like.ablations.sweep import local_workers as ablate_workers
 from t5like.ablations.sweep import worker as ablate_run
 from t5like.ablations.sweep.plan import Part, SweepRun
@@ -123,6 +124,20 @@ def test_a_result_is_what_its_runs_recorded(swept):
   parts = ("pretraining", "finetuning")
   assert result.cost["total"].model_flops == sum(result.cost[part].model_flops for part in parts) > 1e6
   assert 0 < result.cost["total"].device_seconds < 300 and result.started < result.finished
+
+
+def test_the_objective_of_a_custom_recipe_is_in_the_report(swept, t5like, tmp_path, monkeypatch):
+  """Known by what the run was trained with, not by a name, and reported where its module cannot be imported."""
+  _, folder, _, _ = swept
+  monkeypatch.chdir(tmp_path)
+  exported = tmp_path / "sweep.json"
+  t5like("ablate", "--report", f"--sweep_dir={folder}", f"--output={tmp_path / 'one'}", f"--export={exported}")
+  t5like("ablate", "--report", f"--from={exported}", f"--output={tmp_path / 'two'}")
+  turned = " ".join(reversed(TEXT.split()))
+  for page in ("one", "two"):
+    assert f"| reversal | {turned} | {TEXT} |" in (tmp_path / page / "report.md").read_text()
+    assert turned in (tmp_path / page / "report.html").read_text()
+  assert "my_objectives" not in sys.modules
 
 
 def test_the_objective_of_the_page_does_what_it_says(swept):

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from t5like.ablations.benchmarks import group_of
+from t5like.ablations.report.examples import Example, examples
 from t5like.ablations.sweep.results import (
   SWEEP,
   Failure,
@@ -50,6 +51,12 @@ class ReportData:
   def asked_for(self, recipe: str) -> bool:
     """A sweep may be of some rows of its tables only."""
     return recipe in self.sweep.get("recipes", [recipe])
+
+  @property
+  def examples(self) -> list[Example]:
+    """What the objectives of the runs do to a text."""
+    recorded = {result.recipe: result.example for result in self.results if result.example}
+    return examples(dict.fromkeys(result.recipe for result in self.results), recorded)
 
   @property
   def seeds(self) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -70,23 +70,39 @@ def show(objective: Objective, text: str = TEXT, seed: int = _SEED) -> tuple[str
   return words.text(pairs.inputs), words.text(pairs.targets)
 
 
-def examples(recipes: Iterable[str]) -> list[Example]:
-  """One for each objective of the recipes, in their order, where words can show what it does."""
-  used: dict[str, list[str]] = {}
+def examples(recipes: Iterable[str], recorded: Mapping[str, Mapping[str, str]] | None = None) -> list[Example]:
+  """One for each objective of the recipes, in their order, where words can show what it does.
+
+  recorded: by custom recipe, what its run wrote down of its objective (see `recorded_example`).
+  """
+  recorded, used, texts = recorded or {}, {}, {}
   for name in recipes:
-    objective = RECIPES[name].objective if name in RECIPES else _objective_in(name)
+    if name in recorded:
+      objective = recorded[name]["objective"]
+      texts[objective] = (recorded[name]["inputs"], recorded[name]["targets"])
+    else:
+      objective = RECIPES[name].objective if name in RECIPES else _objective_in(name)
     if objective is not None:
       used.setdefault(objective, []).append(name)
-  found = []
-  for name, users in used.items():
-    objective = CATALOGUE.get(name)
-    if objective is None or objective.makes != "pairs":
-      continue
-    try:
-      found.append(Example(name, *show(objective), users))
-    except UserError:  # needs more of a vocabulary than words have
-      continue
-  return found
+  shown = {name: texts.get(name) or _shown(CATALOGUE.get(name)) for name in used}
+  return [Example(name, *shown[name], users) for name, users in used.items() if shown[name]]
+
+
+def recorded_example(objective: Objective | None) -> dict[str, str] | None:
+  """What a result keeps of the objective that its run was pre-trained with, registered or not."""
+  if (texts := _shown(objective)) is None:
+    return None
+  name = next((name for name, known in CATALOGUE.items() if known == objective), objective.name)
+  return {"objective": name, "inputs": texts[0], "targets": texts[1]}
+
+
+def _shown(objective: Objective | None) -> tuple[str, str] | None:
+  if objective is None or objective.makes != "pairs":
+    return None
+  try:
+    return show(objective)
+  except UserError:  # needs more of a vocabulary than words have
+    return None
 
 
 def _objective_in(recipe: str) -> str | None:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
-from t5like.ablations.report.examples import TEXT, examples
+from t5like.ablations.report.examples import TEXT
 from t5like.ablations.report.plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report.statistics import mean
 from t5like.ablations.report.style import style_sheet
@@ -200,7 +200,7 @@ def _legend(table: ComparedTable) -> str:
 
 
 def _examples(comparison: Comparison) -> str:
-  shown = examples(dict.fromkeys(result.recipe for result in comparison.data.results))
+  shown = comparison.data.examples
   if not shown:
     return ""
   boxes = [

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
 from t5like.ablations.report.conclusions import CheckedClaim
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
-from t5like.ablations.report.examples import examples
 from t5like.ablations.report.plots import MISSING, number, pretty
 from t5like.ablations.report.summary import correlation_text, summarise
 from t5like.planning.run_card import large
@@ -85,7 +84,7 @@ def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
   ]
   for table in comparison.tables:
     blocks += [f"## {table.heading}", _table(*_score_table(table), left=1), _bullets(_correlations(table))]
-  shown = examples(dict.fromkeys(result.recipe for result in comparison.data.results))
+  shown = comparison.data.examples
   if shown:
     rows = [[example.objective, example.inputs, example.targets] for example in shown]
     blocks += ["## What the objectives do to a text", _table(["objective", "inputs", "targets"], rows)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from t5like import configuration
 from t5like.ablations.sweep.plan import Planner
@@ -14,10 +15,11 @@ from t5like.vocabularies import load_vocabulary
 
 def build_caches(planner: Planner) -> None:
   """Tokenises the corpus and the tasks, where that is still to be done."""
-  corpus, tasks = _token_caches(planner, planner.corpus_files), _token_caches(planner)
   splits = list(planner.corpus_files) or ["train", "validation"]
-  wanted = [(corpus, planner.corpus_task, split) for split in splits]
-  wanted += [(tasks, task, split) for task, split in planner.task_splits()]
+  wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
+  for lengths in _distinct_lengths(planner):
+    opened = {split: _task_caches(planner, lengths, split) for split in ("train", "validation")}
+    wanted += [(opened[split], task, split) for task, split in planner.task_splits()]
   missing = []
   for caches, task, split in wanted:
     if task in {missed for missed, *_ in missing}:  # a second look would find no more
@@ -39,16 +41,44 @@ def build_caches(planner: Planner) -> None:
 
 def cached_sizes(planner: Planner) -> dict[str, int]:
   """The training examples of the tasks that are tokenised."""
-  caches, sizes = _token_caches(planner), {}
-  for task, split in planner.task_splits():
-    members = caches.open(task, split) if split == "train" else None
-    if members:
-      sizes[task] = sum(member.cache.examples for member in members)
+  sizes: dict[str, int] = {}
+  for lengths in _distinct_lengths(planner)[:1]:
+    caches = _task_caches(planner, lengths, "train")
+    for task, split in planner.task_splits():
+      members = caches.open(task, split) if split == "train" else None
+      if members:
+        sizes[task] = sum(member.cache.examples for member in members)
   return sizes
 
 
-def _token_caches(planner: Planner, files: Mapping[str, str] | None = None) -> TokenCaches:
+def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
+  """LENGTHS with which recipes train on the tasks, each once: finished tokens depend on them."""
+  found: list[dict[str, int]] = []
+  failed: list[Exception] = []  # a recipe that cannot be built fails as a run, which records why
+  for recipe in planner.settings.recipes:
+    try:
+      lengths = planner.task_lengths(recipe)
+    except Exception as error:
+      failed.append(error)
+      continue
+    found += [lengths] if lengths not in found else []
+  if failed and not found:
+    raise failed[0]
+  return found
+
+
+def _corpus_caches(planner: Planner) -> TokenCaches:
+  return _token_caches(planner, planner.corpus_files)
+
+
+def _task_caches(planner: Planner, lengths: Mapping[str, int], split: str) -> TokenCaches:
+  """As `t5like train` opens them: with LENGTHS, and what is evaluated on is kept in any case."""
+  return _token_caches(planner, lengths=lengths, evaluation=split != "train")
+
+
+def _token_caches(planner: Planner, files: Mapping[str, str] | None = None, **more: Any) -> TokenCaches:
   """With the vocabulary that all recipes have at this scale."""
   planner.load(planner.settings.recipes[0])
   name = configuration.build("train").vocabulary
-  return TokenCaches(str(planner.cache_dir), name, load_vocabulary(name), planner.settings.task_modules, files)
+  modules = planner.settings.task_modules
+  return TokenCaches(str(planner.cache_dir), name, load_vocabulary(name), modules, files, **more)

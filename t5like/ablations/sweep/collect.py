@@ -10,8 +10,11 @@ from typing import Any
 
 import t5like
 from t5like.ablations.benchmarks import group_scores, task_score
+from t5like.ablations.report.examples import recorded_example
 from t5like.ablations.sweep.plan import MIXED, PRETRAIN, Part, SweepRun, load_part
 from t5like.ablations.sweep.results import CURVE_POINTS, Cost, Result
+from t5like.ablations.tables import RECIPES
+from t5like.console import say
 from t5like.errors import RunError
 from t5like.training.records import goodput
 from t5like.training.records import model_dir as directory
@@ -50,7 +53,17 @@ def collect(run: SweepRun, scale: str) -> Result:
     finished=_iso(max(a["written"] for a in attempts)),
     version=t5like.__version__,
     commands=[part.command for part in run.parts],
+    example=custom_example(learnt) if learnt and run.recipe not in RECIPES else None,
   )
+
+
+def custom_example(part: Part) -> dict[str, str] | None:
+  """What the objective of a custom recipe makes of a text; None where words cannot show it."""
+  try:
+    return recorded_example(load_part(part).objective)
+  except Exception as error:  # code of the user's: no reason to lose a result
+    say(f"  the report cannot show the objective: {type(error).__name__}: {error}")
+    return None
 
 
 def best_scores(part: Part, task: str) -> dict[str, float]:

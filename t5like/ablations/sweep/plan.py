@@ -168,10 +168,15 @@ class Planner:
   def scale_file(self) -> str:
     return f"ablations/scales/{self.settings.scale}.gin"
 
-  def load(self, recipe: str) -> None:
-    """Makes a recipe at this scale the current configuration."""
-    overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), *map(tuple, self.settings.gin)]
-    configuration.load([*self.gin_files(recipe), self.scale_file], overrides)
+  def load(self, recipe: str, files: Sequence[str] = ()) -> None:
+    """Makes a recipe at this scale the current configuration; `files` come between the two."""
+    overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), ("INIT_FROM", "None"), *map(tuple, self.settings.gin)]
+    configuration.load([*self.gin_files(recipe), *files, self.scale_file], overrides)
+
+  def task_lengths(self, recipe: str) -> dict[str, int]:
+    """LENGTHS of the runs in which a recipe trains on labelled tasks."""
+    self.load(recipe, [] if recipe in RECIPES and RECIPES[recipe].mixing else [_FINETUNE])
+    return dict(configuration.build("train").lengths)
 
   def _read_scale(self) -> Scale:
     self.load(self.settings.recipes[0])

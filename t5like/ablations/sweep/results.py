@@ -51,6 +51,9 @@ class Result:
   finished: str
   version: str  # of t5like
   commands: list[str]
+  # What the objective of a custom recipe makes of a text, recorded where its code is there: "objective", its name,
+  # "inputs" and "targets". A report runs no code of a sweep's.
+  example: dict[str, str] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +120,8 @@ def from_json(fields: dict[str, Any], source: object = "") -> Result:
   try:
     cost = {part: Cost(**values) for part, values in fields["cost"].items()}
     curve = [(int(step), float(loss)) for step, loss in fields["curve"]]
+    if fields.get("example") is not None and set(fields["example"]) != {"objective", "inputs", "targets"}:
+      raise ValueError(f"example is {fields['example']!r}")
     return Result(**{**fields, "cost": cost, "curve": curve})
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise UserError("this is no result of a sweep", file=source, because=error) from error

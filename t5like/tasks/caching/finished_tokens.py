@@ -12,9 +12,9 @@ from t5like.errors import UserError
 from t5like.tasks.caching.text_pipeline import plain
 from t5like.tasks.missing_data import pipeline_explained
 from t5like.tasks.registry import check_split
-from t5like.tasks.seqio_vocabularies import as_seqio, with_vocabulary
+from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio, with_vocabulary
 from t5like.tasks.sources import seedable
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import Vocabulary, load_vocabulary, name_of
 
 # Of random steps, where a task is evaluated: the same examples every time.
 SEED = 0
@@ -65,6 +65,26 @@ def size(task: seqio.Task, vocabulary: Vocabulary) -> int:
 def answers_are(task: seqio.Task) -> str:
   """How ids of targets are read: "text" of the model's vocabulary, or "ids" that mean something to the task alone."""
   return "ids" if isinstance(task.output_features["targets"].vocabulary, seqio.PassThroughVocabulary) else "text"
+
+
+def targets_vocabulary(task: seqio.Task, model: Vocabulary) -> dict[str, str] | None:
+  """The vocabulary that answers are read with, by name; None where it is the model's, or ids mean something themselves.
+
+  One that cannot be found again by name has no name but the reason: training needs none.
+  """
+  own = task.output_features["targets"].vocabulary
+  if isinstance(own, seqio.PassThroughVocabulary):
+    return None
+  try:
+    vocabulary = from_seqio(own)
+    if vocabulary.fingerprint == model.fingerprint:
+      return None
+    name = name_of(vocabulary)
+    if load_vocabulary(name).fingerprint != vocabulary.fingerprint:
+      raise UserError(f"{name} is another vocabulary than that of the targets")
+  except UserError as error:
+    return {"name": "", "fingerprint": "", "why": f"a {type(own).__name__} ({error.what})"}
+  return {"name": name, "fingerprint": vocabulary.fingerprint}
 
 
 def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,62 @@
+"""The examples of objectives that a user's module registers, in the report of a sweep."""
+
+import sys
+
+import pytest
+from report_sweeps import made_result, write_sweep
+
+from t5like.ablations.report.examples import TEXT
+from t5like.ablations.sweep.collect import custom_example
+from t5like.ablations.sweep.plan import Planner, Settings
+from t5like.ablations.sweep.results import write_result
+from t5like.experiments.reading import register_configurables
+from t5like.objectives import CATALOGUE
+from t5like.objectives.span_corruption import SpanCorruption
+
+MODULE = """
+from t5like.objectives import register_objective
+from t5like.objectives.span_corruption import SpanCorruption
+
+register_objective("half_corruption", SpanCorruption(noise_density=0.5))
+"""
+BY_TASK = "import own_objectives\ninclude 'ablations/pretrain.gin'\nTASK = 'novels_half_corruption'\n"
+BY_NAME = (
+  "import own_objectives\ninclude 'ablations/pretrain.gin'\ninclude 'objectives/span_corruption.gin'\n"
+  "NOISE_DENSITY = 0.5\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  (tmp_path / "own_objectives.py").write_text(MODULE)
+  (tmp_path / "by_task.gin").write_text(BY_TASK)
+  (tmp_path / "by_name.gin").write_text(BY_NAME)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  yield tmp_path
+  sys.modules.pop("own_objectives", None)
+  CATALOGUE.pop("half_corruption", None)
+
+
+@pytest.mark.parametrize("recipe", ["by_task", "by_name"])
+def test_a_recipe_is_known_by_the_objective_that_it_trains_with(folder, recipe):
+  register_configurables()
+  own = {f"own/{recipe}": str(folder / f"{recipe}.gin")}
+  settings = Settings([], list(own), "smoke", 1, ["snli"], [], own)
+  (run,) = Planner(folder / "sweep", settings).runs(list(own), 1)
+  found = custom_example(run.parts[0])
+  assert found["objective"] == "half_corruption"
+  hidden = len(found["targets"].split()) - len([word for word in found["targets"].split() if word.startswith("<")])
+  assert hidden == pytest.approx(0.5 * len(TEXT.split()), abs=1)
+
+
+def test_older_results_take_the_name_of_the_recipe_from_modules_that_the_command_names(folder, t5like):
+  """Their runs wrote nothing down; code that only the sweep itself names is not run."""
+  write_sweep(folder, tables=(6,), seeds=1)
+  write_result(folder, made_result("own/half_corruption", 0))
+  command = ["ablate", "--report", f"--sweep_dir={folder}", f"--output={folder / 'report'}"]
+  t5like(*command)
+  assert "| half_corruption |" not in (folder / "report/report.md").read_text()
+  t5like(*command, "--task_modules=own_objectives")
+  assert "| half_corruption |" in (folder / "report/report.md").read_text()
+  assert CATALOGUE["half_corruption"] == SpanCorruption(noise_density=0.5)
