@@ -98,13 +98,16 @@ def without_open_macros(statements: Sequence[Statement]) -> list[Statement]:
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
   known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
-  uses = collections.Counter(r.name for b in bindings for r in b.references() if isinstance(r, MacroReference))
+  users = collections.defaultdict(set)  # a file may be included twice
+  for b in bindings:
+    for reference in b.references():
+      users[reference.name].add((b.scope, b.selector, b.parameter))
 
   def is_open(binding: Statement) -> bool:
     if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
       return False
     name, target = binding.value.name, known.get(binding.selector)
-    if name == REQUIRED or name in settings or uses[name] > 1 or target is None:
+    if name == REQUIRED or name in settings or len(users[name]) > 1 or target is None:
       return False
     parameter = inspect.signature(target).parameters.get(binding.parameter)
     return parameter is not None and parameter.default is not parameter.empty

@@ -99,7 +99,7 @@ def test_scales_change_sizes_and_steps_only(scale):
     RECIPES["encoder_decoder/iid_replace_spans/unique_2_27"].gin_file, "ablations/finetune.gin", file,
     TASK="squad", INIT_FROM="somewhere",
   )  # fmt: skip
-  assert tuned.objective is None and tuned.unique_tokens is None and tuned.pack
+  assert tuned.objective is None and tuned.unique_tokens is None and tuned.packs
   assert tuned.model == base.model and tuned.eval_period > 0
   configuration.load([RECIPES["lm/lm"].gin_file, file], [("MODEL_DIR", "unused")])
   told = configuration.build("scale")

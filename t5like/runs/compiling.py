@@ -1,0 +1,65 @@
+"""The train step of a run, compiled for each shape of batch that its phases have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from t5like.console import duration, say
+from t5like.experiments.compatibility import phase_flops
+from t5like.experiments.phases import blank_batch, phases_left
+from t5like.files import storage
+from t5like.runs.preparing import PreparedRun
+from t5like.training.state import TrainState
+from t5like.training.step import LossSettings, StepFunction, compile_train_step
+
+
+def compiled_folder(cache_dir: str) -> Path:
+  """Beside the token caches, on this machine."""
+  root = storage.as_path(cache_dir)
+  return (storage.mirror_folder(root) if storage.is_remote(root) else root) / "compiled"
+
+
+class CompiledSteps:
+  """The compiled step; where phases have batches of different shapes, the one for the batch at hand."""
+
+  def __init__(self):
+    self._compiled: dict[tuple, jax.stages.Compiled] = {}
+    self._flops: dict[tuple, int] = {}
+
+  def add(self, batch: Mapping[str, Any], compiled: jax.stages.Compiled, flops: int) -> None:
+    self._compiled[_shapes(batch)], self._flops[_shapes(batch)] = compiled, flops
+
+  def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
+    return self._compiled[_shapes(batch)](state, batch)
+
+  def flops(self, batch: Mapping[str, Any]) -> int:
+    return self._flops[_shapes(batch)]
+
+
+def compile_steps(run: PreparedRun, first_step: int, step: StepFunction) -> CompiledSteps:
+  experiment, started = run.experiment, time.monotonic()
+  settings = LossSettings(
+    experiment.z_loss,
+    experiment.label_smoothing,
+    normaliser=experiment.loss_normaliser,
+    microbatches=experiment.microbatches,
+    layer_norms=experiment.norms_period > 0,
+  )
+  steps = CompiledSteps()
+  for phase in phases_left(run.phases, first_step):
+    batch = blank_batch(experiment, phase)
+    compiled = compile_train_step(
+      experiment.model, experiment.optimizer, settings, run.spec, batch, run.mesh, experiment.deterministic, step
+    )
+    steps.add(batch, compiled, phase_flops(experiment.model, phase.batch_size, phase.lengths))
+  say(f"train step compiled in {duration(time.monotonic() - started)}")
+  return steps
+
+
+def _shapes(batch: Mapping[str, Any]) -> tuple:
+  return tuple((name, batch[name].shape) for name in sorted(batch))

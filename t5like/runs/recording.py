@@ -1,0 +1,91 @@
+"""What a run writes about itself: its configuration, its card, and what decides its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from t5like.console import say
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.writing import config_text
+from t5like.files import storage
+from t5like.runs.preparing import PreparedRun
+from t5like.training.records import model_dir as directory
+from t5like.training.records.metrics import read_metrics
+from t5like.vocabularies import copy_vocabulary
+
+DATA_SETTINGS = "data_settings.json"
+
+
+def last_metrics(model_dir: Path) -> dict[str, float]:
+  """The newest row of training."""
+  rows = [row for row in read_metrics(model_dir) if row["kind"] == "train"]
+  return {name: value for name, value in rows[-1].items() if name not in ("step", "kind")} if rows else {}
+
+
+def record_run(run: PreparedRun) -> None:
+  """Writes config.gin first, which marks the folder as ours, and all that the directory needs to be used elsewhere."""
+  if jax.process_index() == 0:
+    experiment, folder = run.experiment, run.model_dir
+    settings = data_settings(experiment)
+    for line in changed_data(settings, folder / DATA_SETTINGS, run):
+      say(line)
+    directory.write_text(folder / DATA_SETTINGS, json.dumps(settings, indent=1) + "\n")
+    directory.write_text(folder / directory.CONFIG, config_text(experiment))
+    directory.write_text(folder / directory.RUN_CARD, card_text(run))
+    directory.write_text(folder / directory.RUN_CARD_DATA, run.card.as_json())
+    copy_vocabulary(experiment.vocabulary, run.vocabulary, folder)
+
+
+def card_text(run: PreparedRun) -> str:
+  return f"{run.card}\n\n{run.experiment.optimizer.variable_table(run.spec.shapes.params)}\n"
+
+
+def data_settings(experiment: Experiment) -> dict[str, Any]:
+  """What decides which rows a step reads, besides SEED."""
+  return {
+    "TASK": experiment.task,
+    "SPLIT": experiment.split,
+    "MIX": dict(experiment.mix),
+    "BATCH_SIZE": experiment.batch_size,
+    "LENGTHS": dict(experiment.lengths),
+  }
+
+
+def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:
+  """How the rows of a resumed run differ from those of before: a line for each setting that has changed."""
+  before = now
+  with contextlib.suppress(OSError, ValueError):
+    before = storage.read_json(path)
+  step, lines = run.start.step, []
+  for name, value in now.items():
+    if not step or name not in before or before[name] == value:
+      continue
+    was = before[name]
+    if name != "BATCH_SIZE" or not isinstance(was, int) or run.stream:
+      meaning = "its rows are others from here on" if name in ("TASK", "SPLIT") else "rows of before may come again"
+    elif value < was:
+      meaning = f"rows {step * value:,} to {step * was:,} come again"
+    else:
+      meaning = f"rows {step * was:,} to {step * value:,} are passed over"
+    lines.append(f"{name} = {value!r}, was {was!r} up to step {step:,}: {meaning}")
+  return lines
+
+
+def report_files(model_dir: Path) -> None:
+  names = {
+    "checkpoints": "checkpoints/",
+    "metrics": "metrics.jsonl, and TensorBoard events: tensorboard --logdir " + str(model_dir),
+    "loss curve": "loss.png",
+    "configuration": f"{directory.CONFIG}, {directory.RUN_CARD}",
+  }
+  if (model_dir / "predictions").is_dir():
+    names["predictions"] = "predictions/"
+  say(f"in {model_dir}:")
+  for label, text in names.items():
+    say(f"  {label:<13}  {text}")

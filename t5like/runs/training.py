@@ -1,0 +1,93 @@
+"""Trains an experiment."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5like import parallel
+from t5like.console import say
+from t5like.experiments.compatibility import model_fingerprint
+from t5like.experiments.experiment import Experiment
+from t5like.files import storage
+from t5like.inference.model import LoadedModel
+from t5like.interop.layouts import flatten
+from t5like.runs.preparing import PreparedRun, prepare
+from t5like.runs.trainer import Trainer, TrainingResult
+from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.guards.run_lock import sole_trainer
+from t5like.training.guards.step_file import StepFile
+from t5like.training.loop import Hook
+from t5like.training.records.goodput import Goodput
+from t5like.training.records.model_dir import check_model_dir
+from t5like.training.step import StepFunction
+from t5like.vocabularies import load_vocabulary
+
+
+def train(
+  experiment: Experiment,
+  init: LoadedModel | Mapping[str, Any] | None = None,
+  step: StepFunction | None = None,
+  hooks: Sequence[Hook] = (),
+  *,
+  signals: Sequence[int] = (),
+  goodput: Goodput | None = None,
+) -> TrainingResult:
+  """Trains an experiment, or resumes it where its model directory has a checkpoint.
+
+  Args:
+    experiment: what to train: `Experiment(...)`, or `read_experiment([...])` from gin files.
+    init: where a run without a checkpoint of its own begins: a loaded model, or a tree of parameters.
+    step: takes the place of `training.train_step`: (model, optimizer, settings, state, batch) -> (state, metrics).
+    hooks: act after steps, as `Hook(every=100, action=lambda state: ...)`.
+    signals: such as (SIGTERM,), end the run after the next step, saved; by default none is caught.
+    goodput: counts where time goes; of this call where None is given.
+
+  Returns:
+    The last step, its metrics, the scores of the last evaluation and the model directory.
+
+  Raises:
+    UserError: for input that cannot work, before anything is written; RunError where a run cannot go on.
+  """
+  goodput = goodput or Goodput(from_now=True)
+  model_dir = check_run(experiment)
+  step_file = StepFile(model_dir)
+  with parallel.use_preset(experiment.mesh.preset), sole_trainer(model_dir), contextlib.ExitStack() as open_files:
+    with goodput.spent_on("preparing"):
+      given = None if init is None else given_parameters(init, experiment)
+      prepared = prepare(experiment, init=given)
+    if prepared.stream:
+      open_files.callback(prepared.stream.close)
+    say(str(prepared.card))
+    return Trainer(prepared, goodput, step_file, step, hooks, signals).run()
+
+
+def dry_run(experiment: Experiment) -> PreparedRun:
+  """Checks an experiment and says what it would do; nothing is written, built or moved."""
+  check_run(experiment)
+  with parallel.use_preset(experiment.mesh.preset):
+    return prepare(experiment, dry_run=True)
+
+
+def check_run(experiment: Experiment) -> Any:
+  """The model directory, if a run may write there and what it reads can be reached."""
+  model_dir = check_model_dir(experiment.model_dir)
+  for name in ("cache_dir", "restore_from", "init_from"):
+    storage.check_reachable(getattr(experiment, name) or ".", name.upper())
+  return model_dir
+
+
+def given_parameters(init: LoadedModel | Mapping[str, Any], experiment: Experiment) -> GivenParameters:
+  """Parameters in memory, to begin a run with."""
+  if isinstance(init, LoadedModel):
+    params, source, fingerprint = init.parameters(), f"the model {init.folder}", init.fingerprint
+  else:
+    vocabulary = load_vocabulary(experiment.vocabulary)
+    params, source = init, "given parameters"
+    fingerprint = model_fingerprint(experiment.model.config, vocabulary)
+  arrays = {path: np.asarray(array) for path, array in flatten(jax.device_get(params)).items()}
+  return GivenParameters(source, fingerprint, arrays, lambda: arrays, "an experiment with that model and vocabulary")
