@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 
 from t5like.errors import UserError
-from t5like.tasks.metrics import benchmarks as benchmark_scores
+from t5like.tasks.metrics.benchmarks import short_name
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE
 
 # Training examples: the weights of tasks that are trained together.
@@ -45,32 +44,14 @@ def group_of(task: str) -> str:
   for prefix, group in (("super_glue_", "superglue"), ("glue_", "glue"), ("cnn_dailymail", "cnndm")):
     if task.startswith(prefix):
       return group
-  return "squad" if _short(task) == "squad" else OTHER
-
-
-def task_score(task: str, metrics: Mapping[str, float]) -> float:
-  """One number for a task: the mean of the metrics that count, of all where nobody says which."""
-  tables = {"glue": benchmark_scores.GLUE, "superglue": benchmark_scores.SUPER_GLUE}
-  group, short = group_of(task), _short(task)
-  known = {"cnndm": ("rouge2",), "squad": ("em",)}.get(group)
-  if group in tables:
-    known = tables[group].get("mnli" if short.startswith("mnli") else short)
-  counted = known if known and all(name in metrics for name in known) else tuple(metrics)
-  if not counted:
-    raise UserError(f"task {task!r} has no metric to be scored by")
-  return sum(metrics[name] for name in counted) / len(counted)
+  return "squad" if short_name(task) == "squad" else OTHER
 
 
 def group_scores(scores: Mapping[str, float]) -> dict[str, float]:
   """The mean over the tasks of each group that were run; the halves of MNLI count as one task."""
   found: dict[str, dict[str, list[float]]] = {}
   for task, score in scores.items():
-    short = "mnli" if _short(task).startswith("mnli") else _short(task)
+    short = "mnli" if short_name(task).startswith("mnli") else short_name(task)
     found.setdefault(group_of(task), {}).setdefault(short, []).append(score)
   mean: Callable[[list[float]], float] = lambda values: sum(values) / len(values)  # noqa: E731
   return {group: mean([mean(halves) for halves in tasks.values()]) for group, tasks in found.items()}
-
-
-def _short(task: str) -> str:
-  """glue_cola_v002 is cola."""
-  return re.sub(r"_v\d{3}$", "", task.removeprefix("super_glue_").removeprefix("glue_"))

@@ -84,7 +84,7 @@ def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int =
   import jax
 
   from t5like import decoding, parallel
-  from t5like.evaluation import Generator
+  from t5like.inference.generation import Generator
 
   mesh = parallel.make_mesh(parallel.MeshAxes())
   parallel.check_batch(rows, mesh, "--batch_size")

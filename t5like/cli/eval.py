@@ -12,17 +12,31 @@ to MODEL_DIR/evaluations/scores.json and scores.csv, answers to MODEL_DIR/predic
 On several machines, the same command on each with T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and T5LIKE_PROCESS_ID.
 """
 
-import argparse
-from pathlib import Path
+from __future__ import annotations
 
-from t5like.errors import UserError
+import argparse
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from t5like.cli.decoding_options import add_decoding_arguments, given_options
+from t5like.cli.options import add_task_modules, task_modules
+from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
+
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.evaluation import Evaluation, EvaluationSettings
+  from t5like.evaluation.following import Checkpoints
+  from t5like.evaluation.leaderboards import Submission
+  from t5like.evaluation.tables import Record
+  from t5like.inference.model import LoadedModel
+
+NOTHING_EVALUATED = 1
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli.decoding_options import add_decoding_arguments
-  from t5like.cli.options import add_task_modules
-
   parser.add_argument("--model_dir", "--model", help="a model directory, a checkpoint in it, or a Hugging Face folder")
   parser.add_argument("--task", help="tasks or mixtures with metrics, by commas (default: the run's own)")
   parser.add_argument("--split", help="the split to score (default: validation)")
@@ -39,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--cache_dir", help="the folder of token caches (default: ~/.cache/t5like)")
   add_task_modules(parser)
   _add_checkpoints(parser)
-  _add_ways(parser)
+  _add_metrics(parser)
   add_decoding_arguments(parser)
 
 
@@ -50,7 +64,7 @@ def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--follow", action="store_true", help="each as training writes it, until the run has ended")
 
 
-def _add_ways(parser: argparse.ArgumentParser) -> None:
+def _add_metrics(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("candidates and prompts")
   group.add_argument(
     "--rank", nargs="?", const="sum", metavar="sum|mean", help="choose the likeliest label; of a token"
@@ -85,9 +99,7 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
   _check(args)
   if args.compare:
-    from t5like.cli import eval_compare
-
-    return eval_compare.run(args)
+    return _compare(args)
 
   from t5like import parallel
   from t5like.console import say
@@ -95,11 +107,180 @@ def run(args: argparse.Namespace) -> int:
   hosts = parallel.start(config=repr(sorted(vars(args).items())))
   if hosts:
     say(str(hosts))
-  if args.loss or args.text:
-    from t5like.evaluation import text_loss as way
-  else:
-    from t5like.evaluation import task_evaluation as way
-  return way.run(args)
+  try:
+    return _loss(args) if args.loss or args.text else _tasks(args)
+  except InvalidSetting as error:
+    raise error.as_option() from None
+
+
+def _tasks(args: argparse.Namespace) -> int:
+  from t5like import parallel
+  from t5like.console import say
+  from t5like.evaluation.following import wait_for_model
+  from t5like.evaluation.leaderboards import Submission
+  from t5like.evaluation.settings import EvaluationSettings
+  from t5like.training.guards.interruption import Interruption
+
+  submission = Submission(args.submit, args.squad_file) if args.submit else None
+  fields = ("examples", "rank", "candidates", "shots", "shots_split", "prompt", "infill", "inputs_length", "average")
+  settings = EvaluationSettings(
+    split=args.split or (submission.split if submission else "validation"),
+    decoding=given_options(args),
+    batch_size=args.batch_size,
+    task_modules=tuple(task_modules(args)),
+    cache_dir=args.cache_dir,
+    **{name: getattr(args, name) for name in fields},
+  )
+  interruption = Interruption(parallel.stop_signals())
+  with interruption if args.follow else contextlib.nullcontext():
+    if args.follow:
+      wait_for_model(args.model_dir, lambda: interruption.requested)
+    if interruption.requested:
+      return 128 + interruption.signal
+    model = _load(args)
+    with model.sharding():
+      if submission:
+        for written in _submitted(args, model, settings, submission):
+          say(written)
+        return 0
+      evaluated = _checkpoints(args, model, settings, lambda: interruption.requested)
+  if interruption.requested:
+    return 128 + interruption.signal
+  return 0 if evaluated else NOTHING_EVALUATED
+
+
+def _load(args: argparse.Namespace) -> LoadedModel:
+  from t5like.inference.model import load_model
+
+  return load_model(args.model_dir, args.vocabulary, modules=task_modules(args))
+
+
+def _checkpoints(
+  args: argparse.Namespace, model: LoadedModel, settings: EvaluationSettings, stopped: Callable[[], bool]
+) -> int:
+  """Evaluates and prints; returns the number of checkpoints."""
+  from t5like.console import say
+  from t5like.evaluation.checkpoints import at_step, measure_checkpoints, task_measurements
+  from t5like.evaluation.settings import description
+  from t5like.evaluation.tables import FOLDER, Results, scores_table, steps_table
+  from t5like.evaluation.task_evaluation import TaskEvaluation
+
+  def report(record: Record, result: Evaluation) -> None:
+    say(result.report(record.task, record.split, record.step or 0, args.show))
+
+  tasks = TaskEvaluation(model, _names(args) or _own_task(model), settings)
+  out, chosen = _out(args, model), _chosen(args)
+  results, found = Results(out / FOLDER), []
+  measurements = task_measurements(tasks, out, report, stopped)
+  for records in measure_checkpoints(model, measurements, chosen, results, args.average, args.again, stopped):
+    found.append(records)
+    how = ", ".join(filter(None, (settings.split, description(tasks.identity))))
+    if len(records) > 1:
+      say(f"{at_step(records[0].step)} ({how}):\n{scores_table(records)}")
+    elif records[0].predictions:  # a task alone has been reported
+      say(f"all answers: {out / records[0].predictions}")
+  if chosen.several and len(found) > 1:
+    say(f"all checkpoints ({settings.split}):\n{steps_table([record for records in found for record in records])}")
+  if results.json.is_file():
+    say(f"tables: {results.json} and {results.csv.name}")
+  return len(found)
+
+
+def _submitted(
+  args: argparse.Namespace, model: LoadedModel, settings: EvaluationSettings, submission: Submission
+) -> Iterator[str]:
+  from t5like.evaluation.leaderboards import submit
+  from t5like.evaluation.task_evaluation import TaskEvaluation
+
+  tasks = TaskEvaluation(model, _names(args) or submission.tasks, settings, without_metrics=True)
+  submission.check(tasks.sets)
+  step = model.step(args.step)
+  for written in submit(submission, tasks, model.parameters(step, args.average), _out(args, model), step):
+    if written.rows is None:
+      yield f"{written.path}" + (f"  ({written.story})" if written.story else "")
+      continue
+    if written.note:
+      yield f"note: {written.note}" if not submission.squad_file else written.note
+    yield f"{written.path}  {written.rows:,} rows" + (f"\n  note: {written.story}" if written.story else "")
+
+
+def _loss(args: argparse.Namespace) -> int:
+  if args.follow:
+    raise UserError("--loss follows no run: the loop itself does it", try_="--gin.EVAL_LOSS_PERIOD=1000 in training")
+  if given_options(args):
+    raise UserError("--loss writes nothing", expected=f"no --{next(iter(given_options(args)))} beside it")
+
+  from t5like.console import say
+  from t5like.evaluation.checkpoints import at_step, measure_checkpoints
+  from t5like.evaluation.settings import TextLossSettings
+  from t5like.evaluation.tables import FOLDER, Results, scores_table, steps_table
+  from t5like.evaluation.text_loss import loss_measurements, measured_loss
+
+  fields = (
+    "text", "text_field", "examples", "window", "stride", "objective", "inputs_length", "average", "cache_dir",
+  )  # fmt: skip
+  settings = TextLossSettings(
+    tasks=tuple(_names(args)),
+    split=args.split or "validation",
+    task_modules=tuple(task_modules(args)),
+    **{name: getattr(args, name) for name in fields},
+    **({"batch_size": args.batch_size} if args.batch_size is not None else {}),
+  )
+  model = _load(args)
+  results, found = Results(_out(args, model) / FOLDER), []
+  with model.sharding():
+    measurements, chosen = loss_measurements(model, settings), _chosen(args)
+    for records in measure_checkpoints(model, measurements, chosen, results, args.average, args.again):
+      say(f"{at_step(records[0].step)}:\n{scores_table(records, measured_loss)}")
+      found.append(records)
+  if len(found) > 1:
+    rows = [record for records in found for record in records]
+    say(f"loss of all checkpoints:\n{steps_table(rows, measured_loss)}")
+  say(f"tables: {results.json} and {results.csv.name}")
+  return 0 if found else NOTHING_EVALUATED
+
+
+def _compare(args: argparse.Namespace) -> int:
+  """Prints two runs side by side, and the rows on which they differ."""
+  from t5like.evaluation.comparison import Selection, compare_paths, differences_table
+  from t5like.training.records.model_dir import write_text
+
+  a, b = (storage.as_path(path).absolute() for path in args.compare)
+  selection = Selection(tuple(_names(args)) or None, args.split, args.step)
+  for found in compare_paths(a, b, selection, args.resamples, args.seed or 0, task_modules(args), print):
+    print(f"{found.name}: {len(found.a.rows):,} rows\n  A {found.a.path}\n  B {found.b.path}")
+    print(differences_table(found.differences))
+    only = found.only_right()
+    print(
+      f"  {len(found.rows):,} rows are answered differently: only A is right in {only['A']:,}, only B in {only['B']:,}"
+    )
+    for row in found.rows[: args.show]:
+      print(f"  row {row['row']}: {row['inputs']}\n    target {row['target']!r}, A {row['a']!r}, B {row['b']!r}")
+    if args.out:
+      path = storage.as_path(args.out) / f"{found.name}.differs.jsonl"
+      write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
+      print(f"  all of them: {path}")
+  return 0
+
+
+def _names(args: argparse.Namespace) -> list[str]:
+  return [name for name in (args.task or "").split(",") if name]
+
+
+def _own_task(model: LoadedModel) -> list[str]:
+  if not model.trained_elsewhere and model.experiment.objective is None:
+    return [model.experiment.task]
+  raise UserError("this model has no task of its own to be scored on", try_="--task=TASK, or --loss")
+
+
+def _out(args: argparse.Namespace, model: LoadedModel) -> Path:
+  return storage.as_path(args.out).absolute() if args.out else model.folder
+
+
+def _chosen(args: argparse.Namespace) -> Checkpoints:
+  from t5like.evaluation.following import Checkpoints
+
+  return Checkpoints(args.step, args.steps, args.follow)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -113,15 +294,12 @@ def _check(args: argparse.Namespace) -> None:
   if args.model_dir and not args.follow:
     storage.check_reachable(args.model_dir, "--model_dir")
     _check_folder(storage.as_path(args.model_dir))
-  for name in ("examples", "shots", "show"):
-    if (getattr(args, name) or 0) < 0:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="0 or more")
-  for name in ("batch_size", "inputs_length", "window", "stride", "resamples"):
-    if getattr(args, name) is not None and getattr(args, name) < 1:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="1 or more")
+  for name, least in (("show", 0), ("resamples", 1)):
+    if getattr(args, name) < least:
+      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected=f"{least} or more")
   loss = args.loss or args.text
   for name, needs, there in (
-    ("candidates", "--rank", args.rank), ("squad_file", "--submit=squad", args.submit == "squad"),
+    ("squad_file", "--submit=squad", args.submit == "squad"),
     ("window", "--loss", loss), ("stride", "--loss", loss), ("objective", "--loss", loss),
   ):  # fmt: skip
     if getattr(args, name) is not None and not there:

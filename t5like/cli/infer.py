@@ -257,7 +257,8 @@ def _limits(args: argparse.Namespace) -> Limits:
 
 def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) -> tuple[Rows, int | None]:
   """The rows, and how many there are where that is known."""
-  from t5like.evaluation.evaluation_set import caches_of
+  from t5like.cli.options import task_modules
+  from t5like.evaluation.task_caches import caches_of
   from t5like.inference import rows as infer_rows
 
   if kind != "task":
@@ -268,7 +269,7 @@ def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) 
       raise UserError(f"{args.input} is empty: there are no rows to answer")
     return infer_rows.read_rows(args.input, kind, field), total
   with _standard_output_aside():
-    caches = caches_of(loaded, args)
+    caches = caches_of(loaded, args.cache_dir, task_modules(args))
     members = caches.open_or_build(args.task, args.split)
   infer_rows.check_task(members, type(loaded.model).__name__)
   total = sum(min(args.examples or m.cache.examples, m.cache.examples) for m in members)

@@ -1,6 +1,6 @@
 """From token cache to batches: every batch is a function of (seed, step)."""
 
-from t5like.data.batches import Batches, HostShare, Stage, evaluation_batches, read_ahead
+from t5like.data.batches import Batches, HostShare, Stage, read_ahead
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import (
   TokenCache,
@@ -33,7 +33,6 @@ __all__ = [
   "changed_code",
   "changed_since_written",
   "describe_cache",
-  "evaluation_batches",
   "finished_folder",
   "open_cache",
   "read_ahead",

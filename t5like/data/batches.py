@@ -11,10 +11,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from t5like.data.cache import TokenCache
-from t5like.data.layouts import Batch, padded
-from t5like.data.rows import RowSource, read_examples
-from t5like.objectives import Lengths, SpecialTokens
+from t5like.data.layouts import Batch
+from t5like.data.rows import RowSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,24 +60,6 @@ class Batches:
   def __getitem__(self, step: int) -> Batch:
     stage, used = self.stage(int(step))
     return stage.source.rows(used + self.share.rows(stage.batch_size).astype(np.int64))
-
-
-def evaluation_batches(
-  cache: TokenCache, lengths: Lengths, special: SpecialTokens, batch_size: int, limit: int | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-  """Every example once, in order: its number [rows], inputs [rows, length], their lengths [rows], and targets.
-
-  The last batch is filled up with copies of its first row, whose number is -1 and whose targets
-  are all padding, so that they weigh nothing in a loss.
-  """
-  count = min(cache.examples, limit or cache.examples)
-  for start in range(0, count, batch_size):
-    rows = np.arange(start, start + batch_size)
-    real = rows < count
-    examples = read_examples(cache, np.where(real, rows, start), lengths, special)
-    inputs, _ = padded(examples.inputs, lengths.inputs)
-    targets, _ = padded(examples.targets, lengths.targets)
-    yield np.where(real, rows, -1), inputs, examples.inputs.lengths, np.where(real[:, None], targets, 0)
 
 
 def read_ahead(

@@ -188,29 +188,11 @@ def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool)
   return LAYOUTS[layout](Examples(nothing, nothing, rows, np.arange(rows) if packed else None), lengths, 0)
 
 
-def decoder_prompts(inputs: np.ndarray, lengths: np.ndarray, start: int = 0) -> Batch:
-  """What a decoder reads before it answers: [rows, inputs + 1], the start token and the inputs."""
-  tokens = np.concatenate([np.full_like(inputs[:, :1], start), inputs], axis=1)
-  return {
-    "decoder_input_tokens": tokens,
-    "decoder_causal_attention": within(lengths + 1, tokens.shape[1]).astype(np.int32),
-  }
-
-
-# By the name that a model's `batch_layout` gives: inputs and targets to a training batch ...
+# By the name that a model's `batch_layout` gives: inputs and targets to a training batch.
 LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
   "encoder_decoder": encoder_decoder,
   "decoder": decoder,
   "prefix_lm": prefix_lm,
-}
-# ... and inputs alone to what decoding starts from.
-PROMPTS: dict[str, Callable[[np.ndarray, np.ndarray, int], Batch]] = {
-  "encoder_decoder": lambda inputs, lengths, start: {
-    "encoder_input_tokens": inputs,
-    "encoder_lengths": np.asarray(lengths, np.int32),
-  },
-  "decoder": decoder_prompts,
-  "prefix_lm": decoder_prompts,
 }
 
 

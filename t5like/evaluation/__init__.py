@@ -1,8 +1,22 @@
-"""A checkpoint's score on a task: decode, postprocess, compare."""
+"""A model's score on a task: decode or rank, postprocess, compare. One evaluator for the training loop and the command.
 
-from t5like.evaluation.prediction import Predictor
-from t5like.evaluation.scoring import Evaluation, evaluate
-from t5like.inference.generation import Generator
-from t5like.inference.ranking import CandidateScorer, Likelihood
+evaluate(model, "snli", examples=200).scores
+"""
 
-__all__ = ["CandidateScorer", "Evaluation", "Generator", "Likelihood", "Predictor", "evaluate"]
+from t5like.evaluation.evaluated_model import EvaluatedModel
+from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
+from t5like.evaluation.evaluator import Evaluator
+from t5like.evaluation.scoring import Evaluation
+from t5like.evaluation.settings import EvaluationSettings, TextLossSettings
+from t5like.evaluation.task_evaluation import evaluate
+
+__all__ = [
+  "EvaluatedModel",
+  "Evaluation",
+  "EvaluationSet",
+  "EvaluationSettings",
+  "Evaluator",
+  "TextLossSettings",
+  "data_identity",
+  "evaluate",
+]

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from t5like.decoding import DecodeSettings
-from t5like.errors import UserError, nearest
+from t5like.errors import UserError
 from t5like.inference.batching import RowBatch
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer, Likelihood
 from t5like.inference.room import NoRoom, answer_in_room
 
-RANKINGS = ("sum", "mean")
 _MOST_LABELS = 64
 _ROWS_BETWEEN_SIGNS = 256
 
 Tokens = Sequence[int]
-Progress = Callable[[int], None]  # hears how many rows are done
+Progress = Callable[[int], None]  # receives the number of rows done
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+  """An answer that a search found."""
+
+  tokens: list[int]  # up to its end
+  log_likelihood: float  # its end included
 
 
 def write_answers(
@@ -29,17 +37,18 @@ def write_answers(
   settings: DecodeSettings,
   batch_size: int,
   progress: Progress = lambda done: None,
-) -> list[list[int] | NoRoom]:
-  """The best output for each prompt, up to its end; NoRoom for one that the devices cannot take even alone."""
-  answers: list[list[int] | NoRoom] = [[]] * len(prompts)
+) -> list[Written | NoRoom]:
+  """The best output for each prompt; NoRoom for one that the devices cannot take even alone."""
+  answers: list[Written | NoRoom] = [NoRoom(0, 0)] * len(prompts)
   planner, done = generator.planner(batch_size, settings.max_length), 0
   for batch in planner.plan([len(prompt) for prompt in prompts]):
 
-    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[list[int]]:
+    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[Written]:
       texts = [prompts[row] for row in rows]
       shape = planner.shape_for(rows, batch, max(map(len, texts)))
       decoded = generator.texts(params, texts, settings, shape, rows)
-      return [tokens[:n].tolist() for tokens, n in zip(decoded.tokens[:, 0], decoded.lengths[:, 0], strict=True)]
+      best = (decoded.tokens[:, 0], decoded.lengths[:, 0], decoded.scores[:, 0])
+      return [Written(tokens[:n].tolist(), float(score)) for tokens, n, score in zip(*best, strict=True)]
 
     for row, found in zip(batch.rows, answer_in_room(batch.rows, answer), strict=True):
       answers[row] = found
@@ -61,8 +70,6 @@ def rank_answers(
   `sum` compares log-likelihoods, `mean` those of a token: longer candidates are then not at a disadvantage. -1, and no
   scores, for a prompt that the devices have no room for.
   """
-  if how not in RANKINGS:
-    raise UserError(f"--rank={how} cannot work", expected=" or ".join(RANKINGS), nearest=nearest(how, RANKINGS))
   best, scores = [], []
 
   def score(rows: range) -> list[list[Likelihood]]:

@@ -7,15 +7,16 @@ sides, and the difference of scores is taken again and again.
 from __future__ import annotations
 
 import dataclasses
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.evaluation.scoring import about_path, find_function, metric_scores
+from t5like.evaluation.scoring import about_path, find_function, is_right, metric_scores
 from t5like.evaluation.tables import aligned
 from t5like.files import storage
 
@@ -23,6 +24,7 @@ RESAMPLES = 10_000
 _RECOMPUTED_SHARE = 10  # metrics that are no mean over rows are taken again for one in so many resamples
 _CHUNK = 1 << 22  # counts in memory at a time
 _SAME = 0.3  # points between a metric and the mean of its rows: ROUGE reports the median of a bootstrap of its own
+_PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-.*)?)\.jsonl")
 EXACT_MATCH = {"function": "t5like.tasks.metrics:accuracy", "keywords": {}}
 
 
@@ -59,6 +61,84 @@ class Difference:
   def certain(self) -> bool:
     """The interval does not hold 0."""
     return self.low > 0 or self.high < 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Two files of answers to the same questions."""
+
+  name: str  # task, split and settings
+  a: Answers
+  b: Answers
+  differences: list[Difference]  # one a metric
+  rows: list[dict[str, Any]]  # those that are answered differently, with their numbers from 1
+
+  def only_right(self) -> dict[str, int]:
+    """How many of the rows only one side answers right."""
+    right = [(is_right(row["a"], row["target"]), is_right(row["b"], row["target"])) for row in self.rows]
+    return {"A": right.count((True, False)), "B": right.count((False, True))}
+
+
+def compare_paths(
+  a: Path,
+  b: Path,
+  selection: Selection,
+  resamples: int = RESAMPLES,
+  seed: int = 0,
+  modules: Sequence[str] = (),
+  progress: Callable[[str], None] = lambda text: None,
+) -> Iterator[Comparison]:
+  """Compares two files of predictions, or all that two model directories both have, as `compare` does."""
+  for name, one, other in selection.pairs(a, b):
+    first, second = read_answers(one), read_answers(other)
+    found = compare(first, second, resamples, seed, progress, modules)
+    yield Comparison(name, first, second, found, differing_rows(first, second))
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+  """Which files of predictions of two model directories are compared; None: all, of the newest step."""
+
+  tasks: tuple[str, ...] | None = None
+  split: str | None = None
+  step: int | None = None
+
+  def pairs(self, a: Path, b: Path) -> list[tuple[str, Path, Path]]:
+    """Two files, or the tasks, splits and settings that both directories have answers of."""
+    if a.is_file() and b.is_file():
+      return [(",".join(self.tasks or ()) or a.stem, a, b)]
+    for path in (a, b):
+      if not path.is_dir():
+        raise UserError(
+          f"nothing to compare in {path}", expected="two model directories, or two files of predictions (.jsonl)"
+        )
+    sides = [self._newest(path) for path in (a, b)]
+    shared = [name for name in sides[0] if name in sides[1]]
+    if not shared:
+      raise UserError(
+        "the two directories have no answers to the same task, split and settings",
+        a=f"{a}: {', '.join(sides[0]) or 'none'}",
+        b=f"{b}: {', '.join(sides[1]) or 'none'}",
+        try_=f"t5like eval --model_dir={b} --task=TASK",
+      )
+    return [(name, sides[0][name], sides[1][name]) for name in shared]
+
+  def _newest(self, folder: Path) -> dict[str, Path]:
+    """By task, split and settings: the file of the newest step, or of the given one."""
+    found: dict[str, tuple[int, Path]] = {}
+    for path in sorted((folder / "predictions").glob("*.jsonl")):
+      if not (match := _PREDICTIONS.fullmatch(path.name)):
+        continue
+      name, step = match["what"] + match["rest"], int(match["step"])
+      if self.step is not None and step != self.step:
+        continue
+      if self.tasks and not any(match["what"].startswith(f"{task}-") for task in self.tasks):
+        continue
+      if self.split and not match["what"].endswith(f"-{self.split}"):
+        continue
+      if name not in found or step > found[name][0]:
+        found[name] = (step, path)
+    return {name: path for name, (_, path) in found.items()}
 
 
 def read_answers(path: Path) -> Answers:
@@ -223,10 +303,3 @@ def differing_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:
     for n, (one, other) in enumerate(zip(a.rows, b.rows, strict=True), 1)
     if one["prediction"] != other["prediction"]
   ]
-
-
-def is_right(prediction: Any, target: Any) -> bool:
-  """Whether an answer equals the target, or one of its right answers."""
-  return prediction == target or (
-    isinstance(target, list) and not isinstance(prediction, list) and prediction in target
-  )

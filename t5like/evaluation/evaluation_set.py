@@ -1,115 +1,57 @@
-"""The examples of tasks as a model is asked them: prompts, candidates, and what scores the answers."""
+"""The examples of a task as a model reads them: prompts, candidates, and what scores the answers."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from t5like import data
-from t5like.cli.options import task_modules
-from t5like.console import say
 from t5like.data.rows import read_examples
 from t5like.errors import UserError
-from t5like.evaluation.answer_scoring import answer_vocabulary, data_identity
+from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.answering import label_set
+from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.few_shot import PromptMaker, Template, shots_story
-from t5like.evaluation.scoring import takes_scores
-from t5like.experiments import seqio_process as task_process
-from t5like.experiments.token_caches import TokenCaches
+from t5like.evaluation.scoring import scoring_identity, takes_scores
+from t5like.evaluation.settings import EvaluationSettings
 from t5like.files import storage
-from t5like.files.storage import DEFAULT_ROOT
-from t5like.inference.model import LoadedModel
 from t5like.objectives import Lengths
 from t5like.vocabularies import Vocabulary
 
-_TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
-_INPUTS = 512
+OpenTask = Callable[[str, str], data.TokenCache]  # (task, split)
+Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Questions:
-  """A task as it is asked."""
+class EvaluationSet:
+  """A task, ready to be answered and scored."""
 
   task: str
   split: str
-  fields: list[Mapping[str, Any]]  # of every example
-  scoring: Mapping[str, Any]
+  fields: list[Fields]  # of every example
+  scoring: Mapping[str, Any]  # postprocessor and metrics, as the token cache has them
   prompts: list[list[int]]
-  candidates: list[list[str]] | None  # None: answers are written freely
-  stop: str | None  # the text before which an answer ends
   data: str  # tells the examples apart from others under the same name
-  lead: str = ""  # stands before an answer, as in the prompt
+  candidates: list[list[str]] | None = None  # None: answers are written
+  candidate_tokens: list[list[list[int]]] | None = None
   targets: list[list[int]] | None = None  # their tokens, where a metric takes how likely they are
   answers: str = "text"  # or "ids", which the task itself reads
+  stop: str | None = None  # the text of a template before which an answer ends
+  notes: tuple[str, ...] = ()  # what was cut or left out
   vocabulary: Vocabulary | None = None  # of the answers' text; None: the model's
 
 
-def default_lengths(loaded: LoadedModel) -> tuple[int, int]:
-  """Tokens of inputs and targets: as in training, or what suits a model whose training is not known."""
-  if not loaded.trained_elsewhere:
-    lengths = loaded.experiment.lengths
-    return lengths["inputs"], lengths.get("targets", _TARGETS)
-  positions = learned_positions(loaded)
-  return (_INPUTS if positions is None else max(positions - _TARGETS, positions // 2)), _TARGETS
-
-
-def learned_positions(loaded: LoadedModel) -> int | None:
-  config = loaded.model.config
-  return config.max_positions if config.positions == "learned" else None
-
-
-def caches_of(loaded: LoadedModel, args: argparse.Namespace) -> TokenCaches:
-  """Those that the command names. What a model directory says of caches, task modules and files is not followed."""
-  root, (inputs, targets) = args.cache_dir or DEFAULT_ROOT, default_lengths(loaded)
-  return TokenCaches(
-    root,
-    loaded.vocabulary_name,
-    loaded.vocabulary,
-    task_modules(args),
-    hint=loaded.task_hint(),
-    lengths={"inputs": getattr(args, "inputs_length", None) or inputs, "targets": targets},
-    evaluation=True,
-  )
-
-
-def open_tasks(
-  loaded: LoadedModel, args: argparse.Namespace, names: Sequence[str], split: str
-) -> dict[str, data.TokenCache]:
-  """The token caches of tasks and of the tasks of mixtures, by task; built where they are missing."""
-  caches, found = caches_of(loaded, args), {}
-  for name in names:
-    if _is_single(caches, name, split):
-      tasks = [name]
-    else:  # a mixture is drawn from some of its tasks in training, and evaluated on all
-      tasks = _members(name, split, task_modules(args), loaded.task_hint())
-    for task in tasks:
-      (member,) = caches.open_or_build(task, split)
-      found[task] = member.cache
-  return found
-
-
-def _members(name: str, split: str, modules: Sequence[str], hint: str) -> list[str]:
-  try:
-    return task_process.members(name, split, modules)
-  except UserError as error:
-    raise UserError(error.what, **error.lines, hint=hint) from None
-
-
-def is_cached(loaded: LoadedModel, args: argparse.Namespace, task: str, split: str) -> bool:
-  """Whether labelled examples of a task are there already: then seqio need not be asked."""
-  caches = caches_of(loaded, args)
-  return _is_single(caches, task, split) and not caches.open_or_build(task, split)[0].cache.is_corpus
-
-
-def _is_single(caches: TokenCaches, name: str, split: str) -> bool:
-  folder = caches.folder(name, split)
-  return folder.is_dir() and data.read_mixture(folder, mend="") is None
+def data_identity(cache: data.TokenCache, modules: Sequence[str]) -> str:
+  """Tells the examples of a task, and how they are scored, apart from others under the same name."""
+  described = json.dumps([cache.manifest["description"], cache.manifest["examples"]], sort_keys=True)
+  return f"{zlib.crc32((described + scoring_identity(cache.scoring, modules)).encode()):08x}"
 
 
 def check_answerable(task: str, cache: data.TokenCache) -> None:
@@ -123,135 +65,147 @@ def check_answerable(task: str, cache: data.TokenCache) -> None:
     )
 
 
-def check_writes(loaded: LoadedModel) -> None:
-  """An encoder has no answers to be scored."""
-  if loaded.model.batch_layout == "encoder":
-    raise UserError(
-      f"{type(loaded.model).__name__} is an encoder: it writes no answers",
-      expected="a model with a decoder (T5, GPT)",
-      try_="--loss, which scores how well it fills in hidden text",
-    )
+class PromptBuilder:
+  """Builds evaluation sets of token caches."""
 
-
-class Asker:
-  """Makes questions of the examples of tasks, as the options of the command say."""
-
-  def __init__(self, loaded: LoadedModel, args: argparse.Namespace, max_length: int):
-    check_writes(loaded)
-    self._loaded, self._args, self._max_length = loaded, args, max_length
-    self.prompted = args.shots is not None or args.prompt is not None or args.infill
-    self.template = Template.read(args.prompt) if self.prompted else None
-    self._form = loaded.prompt_form
-    self._sentinels = loaded.special.sentinels
-    if args.infill and (loaded.model.batch_layout != "encoder_decoder" or not self._sentinels):
+  def __init__(
+    self, model: EvaluatedModel, settings: EvaluationSettings, max_length: int, open_task: OpenTask | None = None
+  ):
+    """`max_length` tokens are written for an answer; `open_task` opens the split that solved examples come from."""
+    model.check_writes()
+    self._model, self._settings, self._max_length, self._open_task = model, settings, max_length, open_task
+    self.template = Template.read(settings.prompt) if settings.prompted else None
+    if settings.infill and (model.layout != "encoder_decoder" or not model.special.sentinels):
       raise UserError(
         "--infill puts the answer in place of a sentinel",
         expected="an encoder-decoder whose vocabulary has sentinels, such as T5",
       )
 
-  def __call__(self, task: str, split: str, cache: data.TokenCache) -> Questions:
-    check_answerable(task, cache)
-    vocabulary = self._answer_vocabulary(task, cache)
-    count = min(self._args.examples or cache.examples, cache.examples)
+  def __call__(self, task: str, cache: data.TokenCache) -> EvaluationSet:
+    settings, vocabulary = self._settings, self._answer_vocabulary(task, cache)
+    count = min(settings.examples or cache.examples, cache.examples)
     fields = list(itertools.islice(cache.fields(), count))
     if not fields:
-      raise UserError(f"the split {split!r} of task {task!r} has no examples")
-    scoring = cache.scoring
-    candidates = self._candidates(task, fields, scoring)
-    longest = max((len(self.answer_tokens(text)) for row in candidates or () for text in row), default=0)
-    room = self._room(longest if candidates else self._max_length)
-    prompts = self._few_shot(task, split, fields, room) if self.prompted else self._plain(task, cache, count, room)
-    newline_lost = self.prompted and "\n" not in self._loaded.vocabulary.decode(self._loaded.vocabulary.encode("a\nb"))
-    stop = None if not self.prompted or (newline_lost and self.template.stop == "\n") else self.template.stop
-    lead = self.template.answer("") if self.prompted else ""
-    identity = data_identity(cache, task_modules(self._args))
-    targets = self._targets(cache, count) if takes_scores(scoring) else None
-    answers = cache.manifest.get("answers", "text")
-    return Questions(
-      task, split, fields, scoring, prompts, candidates, stop, identity, lead, targets, answers, vocabulary
+      raise UserError(f"the split {settings.split!r} of task {task!r} has no examples")
+    candidates = self._candidates(task, fields, cache.scoring)
+    coded = None if candidates is None else self._coded(candidates)
+    longest = self._max_length if coded is None else max(len(tokens) for row in coded for tokens in row)
+    build = self._templated if settings.prompted else self._plain
+    prompts, note = build(task, cache, fields, self._room(longest))
+    return EvaluationSet(
+      task,
+      settings.split,
+      fields,
+      cache.scoring,
+      prompts,
+      data_identity(cache, settings.task_modules),
+      candidates,
+      coded,
+      self._targets(cache, count) if takes_scores(cache.scoring) else None,
+      cache.manifest.get("answers", "text"),
+      self._stop(),
+      (note,) if note else (),
+      vocabulary,
     )
 
   def _answer_vocabulary(self, task: str, cache: data.TokenCache) -> Vocabulary | None:
     """Of the answers, where it is not the model's; candidates and prompts are texts of the model's."""
-    own = answer_vocabulary(cache, self._loaded.vocabulary)
-    if own is self._loaded.vocabulary:
+    own = answer_vocabulary(cache, self._model.vocabulary)
+    if own is self._model.vocabulary:
       return None
-    if self.prompted or self._args.rank:
+    if self._settings.prompted or self._settings.rank:
       raise UserError(
         f"the answers of task {task!r} are written in a vocabulary of their own",
         expected="no --rank, --shots, --prompt and --infill: they take texts in the model's vocabulary",
       )
     return own
 
+  def _stop(self) -> str | None:
+    """The end of an answer in the template, where the vocabulary can write it."""
+    if self.template is None:
+      return None
+    vocabulary = self._model.vocabulary
+    newline_lost = "\n" not in vocabulary.decode(vocabulary.encode("a\nb"))
+    return None if newline_lost and self.template.stop == "\n" else self.template.stop
+
   def _targets(self, cache: data.TokenCache, count: int) -> list[list[int]]:
     lengths = Lengths(0, 1, max(int(cache.lengths("targets").max(initial=0)) + 1, 1))
-    texts = read_examples(cache, np.arange(count), lengths, self._loaded.special).targets
+    texts = read_examples(cache, np.arange(count), lengths, self._model.special).targets
     return [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
 
-  def answer_tokens(self, text: str) -> list[int]:
+  def _coded(self, candidates: Sequence[Sequence[str]]) -> list[list[list[int]]]:
+    known: dict[str, list[int]] = {}
+    for text in itertools.chain.from_iterable(candidates):
+      if text not in known:
+        known[text] = self._answer_tokens(text)
+    return [[known[text] for text in row] for row in candidates]
+
+  def _answer_tokens(self, text: str) -> list[int]:
     """A candidate as the model would write it, closed by end-of-sequence where its training closed answers."""
-    lead = self.template.answer("") if self.prompted else ""
-    tokens = self._loaded.vocabulary.encode(lead + text)
-    if self._args.infill:
-      return [self._sentinels[0], *tokens, self._sentinels[1]]
-    closed = self._loaded.model.batch_layout == "encoder_decoder" or not self.prompted
-    return [*tokens, self._loaded.special.eos] if closed else tokens or [self._loaded.special.eos]
+    lead = self.template.answer("") if self.template else ""
+    tokens, special = self._model.vocabulary.encode(lead + text), self._model.special
+    if self._settings.infill:
+      return [special.sentinels[0], *tokens, special.sentinels[1]]
+    closed = self._model.layout == "encoder_decoder" or not self._settings.prompted
+    return [*tokens, special.eos] if closed else tokens or [special.eos]
 
   def _room(self, answer: int) -> int | None:
-    """Tokens of a prompt, what stands around it included; None: no end."""
-    if self._loaded.model.batch_layout == "encoder_decoder":
-      return self._args.inputs_length
-    positions = learned_positions(self._loaded)
-    room = None
+    """Tokens of a prompt, its start and end included, next to an answer of this length; None: no limit."""
+    if self._model.layout == "encoder_decoder":
+      return self._settings.inputs_length
+    positions, room = self._model.positions, None
     if positions is not None:
-      room = positions + 1 - answer  # the last token of an answer is read by nobody
+      room = positions + 1 - answer  # the last token of an answer is not read
       if room < 1:
         raise UserError(
           f"answers of {answer} tokens leave no room for a question: the model has {positions} positions",
           try_=f"--max_length={max(positions // 4, 1)}",
         )
-    return min(filter(None, (room, self._args.inputs_length)), default=None)
+    return min(filter(None, (room, self._settings.inputs_length)), default=None)
 
-  def _plain(self, task: str, cache: data.TokenCache, count: int, room: int | None) -> list[list[int]]:
-    """Inputs as in training: cut, and closed as the model knows it."""
-    around = len(self._form.tokens([0])) - 1
-    length = self._args.inputs_length or default_lengths(self._loaded)[0] + (self._form.start is not None)
-    if room is not None and room < length:
-      length = room
-    texts = cache.texts("inputs", np.arange(count))
-    if cache.closing("inputs") == "none":  # as they are: finished, or of a task that closes nothing
-      form = dataclasses.replace(self._form, end=None)
-      return [form.tokens(row[: min(n, length)].tolist()) for row, n in zip(texts.tokens, texts.lengths, strict=True)]
-    cut = int(np.count_nonzero(texts.lengths > length - around))
-    if cut:
-      say(f"{task}: {cut:,} of {count:,} inputs are longer than {length} tokens and are cut (--inputs_length)")
-    kept = np.minimum(texts.lengths, max(length - around, 0))
-    return [self._form.tokens(row[:n].tolist()) for row, n in zip(texts.tokens, kept, strict=True)]
+  def _plain(
+    self, task: str, cache: data.TokenCache, fields: Sequence[Fields], room: int | None
+  ) -> tuple[list[list[int]], str]:
+    """Inputs as in training: cut, and closed as the model and the task have it."""
+    form, closing = self._model.form, cache.closing("inputs")
+    start = form.start is not None
+    length = self._settings.inputs_length or self._model.inputs + start
+    length = length if room is None else min(length, room)
+    end = form.end if closing != "none" else None
+    kept = max(length - start - (end is not None and closing != "before_trim"), 0)
+    if "inputs" not in cache.features:  # a decoder writes targets alone, too
+      return [form.tokens([])] * len(fields), ""
+    texts, cut = cache.texts("inputs", np.arange(len(fields))), 0
+    prompts = []
+    for row, n in zip(texts.tokens, texts.lengths.tolist(), strict=True):
+      tokens, cut = row[: min(n, kept)].tolist(), cut + (n + (end is not None) + start > length)
+      whole = closing != "before_trim" or n < kept  # an end that is there before trimming is cut off with the rest
+      prompts.append(dataclasses.replace(form, end=end if whole else None).tokens(tokens))
+    note = f"{task}: {cut:,} of {len(fields):,} inputs are longer than {length} tokens and are cut (--inputs_length)"
+    return prompts, note if cut and closing != "none" else ""
 
-  def _few_shot(self, task: str, split: str, fields: Sequence[Mapping[str, Any]], room: int | None) -> list[list[int]]:
-    shots, pool = self._args.shots or 0, []
-    if shots:
-      (cache,) = open_tasks(self._loaded, self._args, [task], self._args.shots_split).values()
-      pool = list(cache.fields())
-    hole = [self._sentinels[0]] if self._args.infill else []
+  def _templated(
+    self, task: str, cache: data.TokenCache, fields: Sequence[Fields], room: int | None
+  ) -> tuple[list[list[int]], str]:
+    settings, model = self._settings, self._model
+    shots = settings.shots or 0
+    pool = list(self._open_task(task, settings.shots_split).fields()) if shots else []
+    hole = [model.special.sentinels[0]] if settings.infill else []
 
     def encode(text: str) -> list[int]:
-      return self._form.tokens([*self._loaded.vocabulary.encode(text), *hole])
+      return model.form.tokens([*model.vocabulary.encode(text), *hole])
 
-    same = split == self._args.shots_split
-    maker = PromptMaker(self.template, pool, shots, self._args.seed or 0, encode, room, same)
+    same = settings.split == settings.shots_split
+    maker = PromptMaker(self.template, pool, shots, settings.seed, encode, room, same)
     self.template.check(fields[0], f"task {task!r}")
     prompts = maker.all(fields)
-    if story := shots_story(prompts, shots):
-      say(f"{task}: {story}")
-    return [prompt.tokens for prompt in prompts]
+    story = shots_story(prompts, shots)
+    return [prompt.tokens for prompt in prompts], f"{task}: {story}" if story else ""
 
-  def _candidates(
-    self, task: str, fields: Sequence[Mapping[str, Any]], scoring: Mapping[str, Any]
-  ) -> list[list[str]] | None:
-    if not self._args.rank:
+  def _candidates(self, task: str, fields: Sequence[Fields], scoring: Mapping[str, Any]) -> list[list[str]] | None:
+    if not self._settings.rank:
       return None
-    given = self._args.candidates
+    given = self._settings.candidates
     if given is None:
       return [self._labels(task, fields, scoring)] * len(fields)
     if given in fields[0]:
@@ -270,11 +224,10 @@ class Asker:
       raise UserError(f"{path} has {len(lines)} candidates: there is nothing to choose", expected="one a line")
     return [lines] * len(fields)
 
-  def _labels(self, task: str, fields: Sequence[Mapping[str, Any]], scoring: Mapping[str, Any]) -> list[str]:
-    """Where answers are withheld all targets are the same: the training split then tells the labels."""
+  def _labels(self, task: str, fields: Sequence[Fields], scoring: Mapping[str, Any]) -> list[str]:
+    """The task's labels. Where answers are withheld all targets are the same: the training split then has them."""
     if len({example["targets_pretokenized"] for example in fields}) == 1 and len(fields) > 1:
       with contextlib.suppress(UserError):
         return label_set(scoring, fields, task)
-      (cache,) = open_tasks(self._loaded, self._args, [task], self._args.shots_split).values()
-      fields = list(cache.fields())
+      fields = list(self._open_task(task, self._settings.shots_split).fields())
     return label_set(scoring, fields, task)

@@ -4,17 +4,79 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from t5like.console import say
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.parallel.process_zero import first_process_decides
-from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps
+from t5like.inference.model import LoadedModel
+from t5like.parallel.process_zero import all_processes, first_process_decides
+from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps, checkpoints_folder
 from t5like.training.records.goodput import FILE, read_attempts
+from t5like.training.records.model_dir import CONFIG
 
+Stopped = Callable[[], bool]
 FINISHED = "finished"
+NEVER: Stopped = lambda: False  # noqa: E731
 _WAIT, _STOP, _END = -1, -2, -3
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+  """Which checkpoints of a model are evaluated: one, several, or each as training writes it."""
+
+  step: int | None = None  # None: the newest
+  steps: str | None = None  # "all", or "1000,2000"
+  follow: bool = False
+
+  @property
+  def several(self) -> bool:
+    return bool(self.follow or self.steps)
+
+  def of(self, model: LoadedModel, stopped: Stopped = NEVER) -> Iterable[int | None]:
+    """The steps in their order; None for a model without steps. To be iterated by all processes alike."""
+    if not self.several:
+      return [model.step(self.step)]
+    if model.experiment is None:
+      raise UserError(f"{model.folder} is a Hugging Face folder: it has no steps")
+    return Follower(model.folder, stopped) if self.follow else chosen_steps(model.folder, self.steps)
+
+
+def wait_for_model(model_dir: str, stopped: Stopped) -> None:
+  """Waits for the first checkpoint of a run that has just been started."""
+  storage.check_reachable(model_dir, "--model_dir")
+  folder, announced = storage.as_path(model_dir).absolute(), False
+  while not stopped() and not ((folder / CONFIG).is_file() and checkpoint_steps(folder)):
+    if not announced:
+      say(f"waiting for the first checkpoint in {folder}")
+      announced = True
+    time.sleep(5.0 if storage.is_remote(folder) else 0.5)
+
+
+def load_next(model: LoadedModel, step: int | None, average: bool, several: bool) -> Any:
+  """Parameters of a checkpoint; None, and a line on why, where it is damaged or gone and others follow."""
+  params, problem = None, None
+  try:
+    params = model.parameters(step, average)
+  except UserError as error:
+    problem = error
+  except (OSError, ValueError) as error:  # removed between two files
+    if step is None or (checkpoints_folder(model.folder) / str(step)).exists():
+      raise
+    problem = UserError(str(error))
+  if all_processes(problem is None):
+    return params
+  if not several:
+    raise problem or UserError(f"another host cannot read the checkpoint of step {step}")
+  gone = step is not None and not (checkpoints_folder(model.folder) / str(step)).exists()
+  because = problem.lines.get("because", "") if problem else "another host cannot read it"
+  say(
+    f"step {step:,} was removed before its turn" if gone
+    else f"step {step:,} is passed over: {problem.what if problem else ''} {f'({because})' if because else ''}"
+  )  # fmt: skip
+  return None
 
 
 def chosen_steps(model_dir: Path, given: str) -> list[int]:
@@ -51,7 +113,7 @@ class Follower:
   """
 
   model_dir: Path
-  stopped: Callable[[], bool] = lambda: False
+  stopped: Stopped = NEVER
   poll: float = 5.0  # seconds
   waiting: Callable[[], None] = lambda: None  # told when nothing is there to do
 

@@ -9,11 +9,9 @@ import importlib
 import inspect
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from t5like.errors import UserError
 from t5like.files.module_files import is_inside
@@ -40,6 +38,8 @@ class Evaluation:
   metrics: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # the functions, as a token cache has them
   others: dict[str, str] = dataclasses.field(default_factory=dict)  # what metrics returned beside numbers
   failures: dict[str, str] = dataclasses.field(default_factory=dict)  # metrics that raised, and what
+  notes: tuple[str, ...] = ()  # examples that could not be answered
+  tasks: dict[str, Evaluation] = dataclasses.field(default_factory=dict)  # of a mixture, each by its name
 
   def summary(self) -> str:
     scores = "   ".join(
@@ -49,6 +49,15 @@ class Evaluation:
     )
     failed = (f"the metric {name} failed: {error}" for name, error in self.failures.items())
     return "\n  ".join(filter(None, [scores or "no scores", *failed]))
+
+  def report(self, task: str, split: str, step: int, shown: int) -> str:
+    """The first answers, and the scores with their baseline."""
+    lines = []
+    for row in self.rows[:shown]:
+      mark = "right" if is_right(row["prediction"], row["target"]) else "wrong"
+      lines += [f"  {row['inputs']}", f"    {mark}: {row['prediction']!r}, target {row['target']!r}"]
+    scored = f"{task} ({split}, {len(self.rows):,} examples) at step {step:,}: {self.summary()}"
+    return "\n".join([*lines, scored])
 
   def write(self, path: Path, data: str = "") -> None:
     """One JSON object a row, replaced in one step; beside it what scored them, so that they can be scored again.
@@ -67,31 +76,16 @@ def about_path(predictions: Path) -> Path:
   return predictions.with_suffix(".scores.json")
 
 
-def evaluate(
-  batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]],
-  predict: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]],
-  decode: Callable[[Sequence[int]], Any],
-  fields: Sequence[Mapping[str, Any]],
-  scoring: Mapping[str, Any],
-  progress: Callable[[int], None] = lambda done: None,
-  modules: Sequence[str] = (),
-  target_scores: Sequence[float] | None = None,
-) -> Evaluation:
-  """Predicts every example, then scores all of them.
+def predictions_path(folder: Path, task: str, split: str, step: int, examples: int) -> Path:
+  """Where the answers of a model directory are kept; those of a part of a split do not replace the whole's."""
+  part = f"-first{examples}" if examples else ""
+  return folder / "predictions" / f"{task}-{split}-{step}{part}.jsonl"
 
-  `batches` gives example numbers (-1 on filling rows), inputs, their lengths, and targets; `predict`
-  answers inputs [rows, length] of given lengths, with the log-likelihoods of its answers; `fields` and `scoring` come
-  from the token cache: no seqio is needed. `modules` and `target_scores`: as `score_answers`.
-  """
-  predictions: dict[int, Any] = {}
-  likelihoods: dict[int, float] = {}
-  for numbers, inputs, lengths, _ in batches:
-    answers, scores = predict(inputs, lengths)
-    predictions |= {int(n): decode(answer) for n, answer in zip(numbers, answers, strict=True) if n >= 0}
-    likelihoods |= {int(n): float(score) for n, score in zip(numbers, scores, strict=True) if n >= 0}
-    progress(len(predictions))
-  return score_answers(
-    predictions, fields, scoring, modules=modules, prediction_scores=likelihoods, target_scores=target_scores
+
+def is_right(prediction: Any, target: Any) -> bool:
+  """Whether an answer equals the target, or one of its right answers."""
+  return prediction == target or (
+    isinstance(target, list) and not isinstance(prediction, list) and prediction in target
   )
 
 

@@ -47,8 +47,9 @@ class Written:
   """A file of a submission, and what its maker should know of it."""
 
   path: Path
-  rows: int
-  story: str = ""
+  rows: int | None  # None: an archive of the others
+  story: str = ""  # what may be wrong with it
+  note: str = ""
 
 
 def write_glue(

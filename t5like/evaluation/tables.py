@@ -1,6 +1,6 @@
 """Scores kept for reading: `evaluations/scores.json` and `scores.csv` of a model directory, and tables to print.
 
-What was evaluated is remembered here: a record is of one checkpoint, task, split and way of evaluating.
+What was evaluated is remembered here: a record is of one checkpoint, task, split and identity of settings.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import io
 import json
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from t5like.errors import UserError
 from t5like.files import storage
@@ -23,6 +24,7 @@ from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.records.model_dir import write_text
 
 FOLDER = "evaluations"
+Score = Callable[[str, Mapping[str, float]], float]
 _WAIT = 60.0  # seconds; another evaluation holds the lock for moments only
 
 
@@ -34,16 +36,22 @@ class Record:
   checkpoint: str  # tells a checkpoint apart from another one that took its place
   task: str
   split: str
-  settings: str  # how it was evaluated, in words; '' for greedy decoding of all examples
+  settings: str  # how it was evaluated, as text; '' for greedy decoding of all examples
   examples: int
   scores: dict[str, float]
   majority: dict[str, float] = dataclasses.field(default_factory=dict)  # of always giving the commonest answer
   predictions: str = ""  # the file of answers
   data: str = ""  # tells the examples apart from others under the same name
+  identity: dict[str, Any] | None = None  # how it was evaluated, by setting; None: written by an earlier version
 
-  @property
-  def key(self) -> tuple:
-    return (self.step, self.checkpoint, self.task, self.split, self.settings, self.data)
+  def is_of(self, other: Record) -> bool:
+    """Whether both are of the same evaluation. The text of the settings decides where a record has no identity."""
+    for name in ("step", "checkpoint", "task", "split", "data"):
+      if getattr(self, name) != getattr(other, name):
+        return False
+    if self.identity is None or other.identity is None:
+      return self.settings == other.settings
+    return self.identity == other.identity
 
 
 class Results:
@@ -63,13 +71,14 @@ class Results:
         "the file of earlier scores cannot be read", file=self.json, because=error, try_="move it away"
       ) from None
 
-  def find(self, key: tuple) -> Record | None:
-    return next((record for record in self.records() if record.key == key), None)
+  def find(self, blank: Record) -> Record | None:
+    """The record of the same evaluation."""
+    return next((record for record in self.records() if record.is_of(blank)), None)
 
   def add(self, record: Record) -> None:
     """Keeps a record; one of the same checkpoint, task and settings gives way to it."""
     with self._alone():
-      kept = [old for old in self.records() if old.key != record.key]
+      kept = [old for old in self.records() if not old.is_of(record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       write_text(self.json, json.dumps([dataclasses.asdict(r) for r in records], indent=2, ensure_ascii=False) + "\n")
       write_text(self.csv, csv_text(records))
@@ -115,21 +124,14 @@ def checkpoint_identity(checkpoint: Path) -> str:
   return f"{zlib.crc32(chr(10).join(files).encode()):08x}"
 
 
-def task_score(task: str, scores: Mapping[str, float]) -> float:
-  """What a task counts with in an average: the mean of its benchmark's metrics, else its first metric."""
-  for prefix, tasks in (("super_glue_", benchmark_scores.SUPER_GLUE), ("glue_", benchmark_scores.GLUE)):
-    name = task.removeprefix(prefix).removesuffix("_matched").removesuffix("_mismatched")
-    if task.startswith(prefix) and name in tasks and all(metric in scores for metric in tasks[name]):
-      return sum(scores[metric] for metric in tasks[name]) / len(tasks[name])
-  return next(iter(scores.values()))
-
-
-def averages(scores_by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def averages(
+  scores_by_task: Mapping[str, Mapping[str, float]], score: Score = benchmark_scores.task_score
+) -> dict[str, float]:
   """The mean over tasks, and that of GLUE or SuperGLUE as the T5 paper takes it where all its tasks are there."""
   scored = {task: scores for task, scores in scores_by_task.items() if scores}
   found = {}
   if len(scored) > 1:
-    found[f"average of {len(scored)} tasks"] = sum(task_score(t, s) for t, s in scored.items()) / len(scored)
+    found[f"average of {len(scored)} tasks"] = sum(score(t, s) for t, s in scored.items()) / len(scored)
   for name, prefix, average in (
     ("GLUE average", "glue_", benchmark_scores.glue_average),
     ("SuperGLUE average", "super_glue_", benchmark_scores.super_glue_average),
@@ -139,23 +141,23 @@ def averages(scores_by_task: Mapping[str, Mapping[str, float]]) -> dict[str, flo
   return found
 
 
-def scores_table(records: Sequence[Record]) -> str:
-  """Tasks with their metrics and baselines, and their averages."""
+def scores_table(records: Sequence[Record], score: Score = benchmark_scores.task_score) -> str:
+  """Tasks with their metrics and baselines, and their averages. `score` is what a task counts with in an average."""
   with_baseline = any(record.majority for record in records)
   rows = [("task", "examples", "metric", "score", "always the commonest" if with_baseline else "")]
   for record in records:
-    for number, (metric, score) in enumerate(record.scores.items()):
+    for number, (metric, value) in enumerate(record.scores.items()):
       first = (record.task, f"{record.examples:,}") if number == 0 else ("", "")
       baseline = f"{record.majority[metric]:.2f}" if metric in record.majority else ""
-      rows.append((*first, metric, _number(score), baseline))
+      rows.append((*first, metric, _number(value), baseline))
     if not record.scores:
       rows.append((record.task, f"{record.examples:,}", "none: its answers are withheld", "", ""))
-  for name, value in averages({record.task: record.scores for record in records}).items():
+  for name, value in averages({record.task: record.scores for record in records}, score).items():
     rows.append((name, "", "", _number(value), ""))
   return aligned(rows, right=(1, 3, 4))
 
 
-def steps_table(records: Sequence[Record]) -> str:
+def steps_table(records: Sequence[Record], score: Score = benchmark_scores.task_score) -> str:
   """What each checkpoint scored, task by task, and on average."""
   by_step: dict[int | None, dict[str, Record]] = {}
   for record in records:
@@ -163,7 +165,7 @@ def steps_table(records: Sequence[Record]) -> str:
   tasks = list(dict.fromkeys(record.task for record in records if record.scores))
   rows = [("step", *tasks, *(["average"] if len(tasks) > 1 else []))]
   for step, found in sorted(by_step.items(), key=lambda item: item[0] or 0):
-    values = [task_score(task, found[task].scores) if task in found else None for task in tasks]
+    values = [score(task, found[task].scores) if task in found else None for task in tasks]
     if len(tasks) > 1:
       values.append(None if None in values else sum(values) / len(values))
     rows.append((f"{step:,}" if step is not None else "", *("" if v is None else _number(v) for v in values)))

@@ -8,16 +8,15 @@ from typing import Any
 
 import jax
 
+from t5like.console import ProgressLine, say
+from t5like.evaluation import EvaluatedModel, EvaluationSettings, Evaluator, data_identity
+from t5like.evaluation.scoring import about_path, predictions_path
 from t5like.files import storage
-from t5like.evaluation import answer_scoring as evaluation_run
-from t5like.experiments.experiment import Experiment
+from t5like.objectives import SpecialTokens
 from t5like.runs.loss_evaluation import loss_evaluator
 from t5like.runs.preparing import PreparedRun
-from t5like.evaluation.scoring import about_path
-from t5like.objectives import SpecialTokens
-from t5like.training.records.metrics import MetricWriter
 from t5like.training.optimizers.moving_average import averaged_parameters, has_average
-from t5like.console import say
+from t5like.training.records.metrics import MetricWriter
 from t5like.training.state import TrainState
 
 _SHOWN_EXAMPLES = 5
@@ -32,33 +31,29 @@ def evaluated_parameters(state: TrainState) -> Any:
 
 
 def decoding_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
-  """Scores a state by decoding, prints and records. `beat` is called as it goes on."""
+  """Scores a state by decoding, prints and records. `beat` is called after every batch, as a sign of life."""
   experiment = run.experiment
   split, examples = experiment.eval_split, experiment.eval_examples
-  scorers = {
-    member.task: evaluation_run.scorer(
-      experiment.model,
-      run.mesh,
-      run.vocabulary,
-      member.cache,
-      run.phases[-1].lengths,
-      experiment.batch_size,
-      examples,
-      beat,
-      experiment.task_modules,
-    )
-    for member in run.scored
-  }
-
-  identities = {m.task: evaluation_run.data_identity(m.cache, experiment.task_modules) for m in run.scored}
+  model = EvaluatedModel.of(experiment.model, run.mesh, run.vocabulary, experiment)
+  settings = EvaluationSettings(split=split, examples=examples, task_modules=tuple(experiment.task_modules))
+  evaluator, line = Evaluator(model, settings), ProgressLine()
 
   def evaluate(state: TrainState) -> dict[str, float]:
     step, params, found = int(state.step), evaluated_parameters(state), {}
-    for task, score in scorers.items():
-      result = score(params)
+    for member in run.scored:
+      task, asked = member.task, evaluator.read(member.task, member.cache)
+
+      def progress(done: int, total: int = len(asked.fields)) -> None:
+        beat()
+        line.show(f"decoding {done:,}/{total:,}")
+
+      result = evaluator(params, asked, progress)
+      line.leave()
+      for note in result.notes:
+        say(note)
       if jax.process_index() == 0:
-        result.write(evaluation_run.predictions_path(run.model_dir, task, split, step, examples), identities[task])
-        evaluation_run.show(result, task, split, step, _SHOWN_EXAMPLES)
+        result.write(predictions_path(run.model_dir, task, split, step, examples), asked.data)
+      say(result.report(task, split, step, _SHOWN_EXAMPLES))
       writer.write(step, f"eval/{task}", result.scores)
       found |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
     return found
@@ -102,8 +97,8 @@ def was_evaluated(run: PreparedRun, rows: Iterable[Mapping[str, Any]]) -> bool:
   for member in run.scored:
     step = by_kind[f"eval/{member.task}"]["step"]
     split, examples = experiment.eval_split, experiment.eval_examples
-    path = evaluation_run.predictions_path(run.model_dir, member.task, split, step, examples)
-    if not _is_of(about_path(path), evaluation_run.data_identity(member.cache, experiment.task_modules)):
+    path = predictions_path(run.model_dir, member.task, split, step, examples)
+    if not _is_of(about_path(path), data_identity(member.cache, experiment.task_modules)):
       say(f"{member.task} has changed since it was scored at step {step:,}")
       return False
   for member in run.scored:

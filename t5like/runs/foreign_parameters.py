@@ -9,9 +9,9 @@ from pathlib import Path
 import flax.linen as nn
 import numpy as np
 
-from t5like.files import storage
-from t5like.experiments.compatibility import model_fingerprint
 from t5like.errors import UserError
+from t5like.experiments.compatibility import model_fingerprint
+from t5like.files import storage
 from t5like.interop import huggingface, t5x
 from t5like.interop.layouts import flatten
 from t5like.models import T5

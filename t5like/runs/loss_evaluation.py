@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from t5like import data, parallel
-from t5like.experiments.phases import Phase, blank_batch, is_packed
-from t5like.experiments.compatibility import check_kind
-from t5like.experiments.experiment import Experiment
-from t5like.experiments.token_caches import Member
 from t5like.data.layouts import Batch, counting
 from t5like.evaluation.loss_sums import add_up
+from t5like.experiments.compatibility import check_kind
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.phases import Phase, blank_batch, is_packed
+from t5like.experiments.token_caches import Member
 from t5like.objectives import SpecialTokens
 from t5like.training.feed import to_devices
 from t5like.training.state import StateSpec

@@ -12,34 +12,32 @@ import jax.numpy as jnp
 import numpy as np
 
 from t5like import data, parallel
-from t5like.experiments import seqio_process as task_process
-from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
-from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
+from t5like.console import say
+from t5like.errors import UserError, nearest
+from t5like.evaluation.answer_vocabulary import answer_vocabulary
 from t5like.evaluation.scorable import check_scorable
+from t5like.experiments import seqio_process as task_process
+from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
+from t5like.experiments.streaming import StreamProcess, StreamSettings
+from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
+from t5like.objectives import SpecialTokens
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.run_card import RunCard, describe_run
-from t5like.experiments.streaming import StreamProcess, StreamSettings
-from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
-from t5like.experiments import seqio_process as task_process
-from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
-from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
-from t5like.evaluation.scorable import check_scorable
-from t5like.evaluation.answer_scoring import answer_decoder
-from t5like.experiments.experiment import Experiment
-from t5like.experiments.finetuning_notes import finetuning_notes
-from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
-from t5like.runs.run_card import describe_run
-from t5like.experiments.streaming import StreamProcess, StreamSettings
-from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
-from t5like.errors import UserError, nearest
-from t5like.objectives import SpecialTokens
-from t5like.training.records import model_dir as directory
-from t5like.training.checkpoints import Restore, check_restorable, check_room, checkpoint_bytes, find_checkpoint, has_training_state, newest_whole
+from t5like.training.checkpoints import (
+  Restore,
+  check_restorable,
+  check_room,
+  checkpoint_bytes,
+  find_checkpoint,
+  has_training_state,
+  newest_whole,
+)
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.optimizers import Optimizer
-from t5like.console import say
+from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec
 from t5like.training.step import check_microbatches
 from t5like.vocabularies import Vocabulary, load_vocabulary
@@ -136,7 +134,9 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   card = describe_run(
     experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
   )
-  return PreparedRun(experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card)
+  return PreparedRun(
+    experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card
+  )
 
 
 def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
@@ -234,7 +234,7 @@ def check_evaluation(experiment: Experiment, members: list[Member], vocabulary: 
   for member in members:
     if not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
-      answer_decoder(member.cache, vocabulary)  # refuses answers that cannot be read
+      answer_vocabulary(member.cache, vocabulary)  # refuses answers that cannot be read
     elif experiment.eval_period:
       raise UserError(
         f"task {member.task!r} is a corpus: it has no answers to decode and score",

@@ -8,15 +8,15 @@ from pathlib import Path
 import jax
 
 from t5like import planning
-from t5like.experiments.phases import Phase
 from t5like.experiments.compatibility import phase_flops
 from t5like.experiments.experiment import Experiment
-from t5like.runs.planned_work import planned_work
-from t5like.runs.run_card import steps_of_phases
+from t5like.experiments.phases import Phase
 from t5like.planning.plan_text import days, table
 from t5like.planning.price import CO2E, PUE, Price, assumptions
 from t5like.planning.run_card import large
 from t5like.planning.topology import local_chip
+from t5like.runs.planned_work import planned_work
+from t5like.runs.run_card import steps_of_phases
 from t5like.training.records import goodput
 
 _HEAD = "price tag"

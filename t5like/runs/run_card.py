@@ -11,11 +11,11 @@ from typing import Any
 import jax
 
 from t5like import data, planning
-from t5like.experiments.phases import Phase, blank_batch
+from t5like.data.layouts import Batch
 from t5like.experiments.compatibility import phase_flops, stack_lengths
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
-from t5like.data.layouts import Batch
 from t5like.models.attention import describe_backend
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths

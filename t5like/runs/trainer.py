@@ -6,9 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import io
-import json
 import signal
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,36 +15,33 @@ import jax
 import numpy as np
 
 from t5like import data, parallel, planning
-from t5like.files import storage
-from t5like.experiments.phases import blank_batch, phases_left
-from t5like.experiments.compatibility import phase_flops
+from t5like.console import ProgressLine, say
+from t5like.errors import RunError, UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.writing import config_text
-from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
-from t5like.runs.price_tag import price_tag
-from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
-from t5like.runs.recording import card_text, last_metrics, record_run, report_files
-from t5like.runs.preparing import PreparedRun, Start, starting_point
-from t5like.errors import RunError, UserError
-from t5like.training.records import goodput
-from t5like.training.records import model_dir as directory
+from t5like.files import storage
 from t5like.parallel.process_zero import first_process_decides
+from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
+from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
+from t5like.runs.preparing import PreparedRun, Start, starting_point
+from t5like.runs.price_tag import price_tag
+from t5like.runs.recording import card_text, last_metrics, record_run, report_files
 from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps, restore_state
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
-from t5like.training.records.goodput import Goodput
 from t5like.training.guards.interruption import Interruption
+from t5like.training.guards.step_file import StepFile
+from t5like.training.guards.watchdog import Watchdog
 from t5like.training.loop import Hook, train_loop
+from t5like.training.records import goodput
+from t5like.training.records import model_dir as directory
+from t5like.training.records.goodput import Goodput
 from t5like.training.records.metrics import MetricWriter, read_metrics
 from t5like.training.records.plots import plot_loss
 from t5like.training.records.profiling import ProfilerWindow
-from t5like.console import ProgressLine, duration, say
-from t5like.training.state import TrainState, create_state
-from t5like.training.step import LossSettings, StepFunction, compile_train_step, keep_compiled_steps, train_step
-from t5like.training.guards.step_file import StepFile
 from t5like.training.records.train_log import TrainLog
-from t5like.training.guards.watchdog import Watchdog
-from t5like.vocabularies import copy_vocabulary
+from t5like.training.state import TrainState, create_state
+from t5like.training.step import StepFunction, keep_compiled_steps, train_step
 
 STACKS = "stacks.txt"
 NOT_FINITE = "not_finite"

@@ -2,9 +2,10 @@
 
 import pytest
 
-from t5like.ablations.benchmarks import find_unit, group_of, group_scores, task_score
+from t5like.ablations.benchmarks import find_unit, group_of, group_scores
 from t5like.ablations.tables import BASELINE, BASELINE_TASKS
 from t5like.errors import UserError
+from t5like.tasks.metrics.benchmarks import task_score
 
 
 def test_the_papers_own_scores_average_to_its_own_glue_column():

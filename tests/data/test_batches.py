@@ -251,14 +251,6 @@ def test_the_share_of_inputs_that_is_no_padding(tmp_path):
   assert packed.rows_per_epoch == 2 and packed.efficiency == 24 / 32
 
 
-def test_some_examples_of_an_evaluation(labelled):
-  rows = [row for row, *_ in data.evaluation_batches(labelled, LENGTHS, SPECIAL, 4, limit=6)]
-  assert [row.tolist() for row in rows] == [[0, 1, 2, 3], [4, 5, -1, -1]]
-  assert sum(len(row) for row, *_ in data.evaluation_batches(labelled, LENGTHS, SPECIAL, 10, limit=500)) == 50
-  *_, (numbers, inputs, lengths, _) = data.evaluation_batches(labelled, LENGTHS, SPECIAL, 4, limit=6)
-  assert inputs[:, 0].tolist() == [14, 15, 14, 14] and lengths[2] == lengths[0]  # copies of the batch's first row
-
-
 def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):
   short, long = (data.CorpusRows(corpus, SpanCorruption(), SpanCorruption().lengths(n), SPECIAL, 0) for n in (32, 64))
   run = data.Batches([data.Stage(short, 4, 10), data.Stage(short, 8, 5), data.Stage(long, 8)])
@@ -267,17 +259,6 @@ def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):
   ]  # fmt: skip
   # A growing batch goes on where the smaller one stopped; another length begins its own rows.
   assert same(run[10], short.rows(np.arange(40, 48))) and same(run[15], long.rows(np.arange(8)))
-
-
-@pytest.mark.parametrize("batch_size", [7, 50, 64])
-def test_evaluation_sees_every_example_once(labelled, batch_size):
-  seen, weight = [], 0
-  for rows, inputs, lengths, targets in data.evaluation_batches(labelled, LENGTHS, SPECIAL, batch_size):
-    assert len(rows) == batch_size == len(inputs) == len(targets) and np.array_equal((inputs > 0).sum(axis=1), lengths)
-    seen += [(n, t) for n, t in zip(rows, targets[:, 0], strict=True) if n >= 0]
-    weight += (targets > 0).sum()
-  assert seen == [(i, 10 + i) for i in range(50)]
-  assert weight == 100  # one token and end-of-sequence for each example, none for filling rows
 
 
 def test_corpus_rows_are_full(corpus):

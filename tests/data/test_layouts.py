@@ -5,14 +5,12 @@ import pytest
 
 from t5like.data.layouts import (
   LAYOUTS,
-  PROMPTS,
   Examples,
   blank,
   causal,
   closed,
   counting,
   decoder,
-  decoder_prompts,
   encoder,
   encoder_decoder,
   prefix_lm,
@@ -110,12 +108,6 @@ def test_prefix_lm_rows_by_hand():
   assert batch["decoder_causal_attention"][0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_prompts_end_where_the_answer_begins():
-  prompts = decoder_prompts(np.array([[9, 4, 1, 0], [8, 1, 0, 0]], np.int32), np.array([3, 2]))
-  assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0]]
-  assert prompts["decoder_causal_attention"].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
-
-
 def test_a_real_token_0_counts_where_the_vocabulary_has_no_padding():
   batch = causal(ragged([0, 7, 0, 9], [5, 0]), Lengths(4, 0, 3))
   assert batch["decoder_input_tokens"].tolist() == [[0, 7, 0], [5, 0, 0]]
@@ -158,10 +150,6 @@ def test_every_layout_begins_texts_with_the_start_token():
   for layout in (decoder, prefix_lm):
     assert fed(layout, examples) == [[7, 9, 4, 3, 1, 0, 0, 0], [7, 8, 5, 6, 1, 0, 0, 0]]
     assert fed(layout, packed) == [[7, 9, 4, 3, 7, 8, 5, 6]]
-  prompts = PROMPTS["decoder"](np.array([[9, 4]], np.int32), np.array([2]), 7)
-  assert prompts["decoder_input_tokens"].tolist() == [[7, 9, 4]]
-  prompts = PROMPTS["encoder_decoder"](np.array([[9, 0]], np.int32), np.array([2]), 7)
-  assert {k: v.tolist() for k, v in prompts.items()} == {"encoder_input_tokens": [[9, 0]], "encoder_lengths": [2]}
 
 
 def test_packed_prefix_lm_rows_by_hand():

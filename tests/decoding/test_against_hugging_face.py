@@ -9,7 +9,7 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings
-from t5like.evaluation import Generator
+from t5like.inference.generation import Generator
 from t5like.interop import huggingface
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"

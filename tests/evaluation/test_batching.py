@@ -7,10 +7,11 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings, bucket
-from t5like.evaluation import CandidateScorer, Generator
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.inference import room
 from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.generation import Generator
+from t5like.inference.ranking import CandidateScorer
 from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
 from t5like.models import T5, TransformerConfig
 
@@ -139,8 +140,11 @@ def test_answers_are_the_same_however_rows_are_cut(model, monkeypatch):
   monkeypatch.setattr(room, "_needed", lambda compiled: tokens_read(compiled))
   monkeypatch.setattr(room, "free_bytes", lambda mesh: 36)
   found = write_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
-  assert [n for n, tokens in enumerate(found) if isinstance(tokens, NoRoom)] == [3]
-  assert [tokens for n, tokens in enumerate(found) if n != 3] == [t for n, t in enumerate(expected) if n != 3]
+  assert [n for n, answer in enumerate(found) if isinstance(answer, NoRoom)] == [3]
+  pairs = [(answer, other) for n, (answer, other) in enumerate(zip(found, expected, strict=True)) if n != 3]
+  assert all(answer.tokens == other.tokens for answer, other in pairs)
+  likelihoods = [[row.log_likelihood for row in side] for side in zip(*pairs, strict=True)]
+  assert likelihoods[0] == pytest.approx(likelihoods[1], rel=1e-5)
   best, scores = rank_answers(CandidateScorer(model, MESH, 0, 8), params, prompts, candidates)
   assert best == [-1 if n == 3 else choice for n, choice in enumerate(ranked[0])] and scores[3] == []
 

@@ -2,10 +2,8 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from t5like import evaluation
 from t5like.errors import UserError
 from t5like.evaluation.scoring import check_functions, find_function, score_answers
 
@@ -18,12 +16,7 @@ TARGETS = ["yes", "no", "no", "no", "yes"]
 
 def run(answers, targets=TARGETS):
   fields = [{"inputs_pretokenized": f"question {i}", "targets_pretokenized": t} for i, t in enumerate(targets)]
-  # Two batches of three; the last row fills up.
-  inputs = np.array([[0], [1], [2]]), np.array([[3], [4], [3]])
-  batches = [(np.array([0, 1, 2]), inputs[0], None, None), (np.array([3, 4, -1]), inputs[1], None, None)]
-  return evaluation.evaluate(
-    batches, lambda x, lengths: (x, np.zeros(len(x))), lambda row: answers[row[0]], fields, SCORING
-  )
+  return score_answers(dict(enumerate(answers)), fields, SCORING)
 
 
 def test_scores_and_the_majority_baseline():
@@ -32,7 +25,11 @@ def test_scores_and_the_majority_baseline():
   assert result.majority == {"accuracy": 60.0} and result.majority_answer == "no"
   assert result.summary() == "accuracy 60.00  (always 'no': 60.00)"
   assert result.rows[0] == {"inputs": "question 0", "prediction": "yes", "target": "yes"}
-  assert len(result.rows) == 5  # the filling row does not count
+  assert len(result.rows) == 5
+  assert result.report("quiz", "validation", 1_200, 1) == (
+    "  question 0\n    right: 'yes', target 'yes'\n"
+    "quiz (validation, 5 examples) at step 1,200: accuracy 60.00  (always 'no': 60.00)"
+  )
 
 
 def test_free_text_has_no_majority_baseline():
@@ -84,18 +81,8 @@ def test_metrics_and_postprocessors_of_the_users_own(tmp_path, monkeypatch):
     "metrics": [{"function": "own_scores:together", "keywords": {"add": 100}}],
   }
   fields = [{"targets_pretokenized": text, "id": n} for n, text in enumerate(("a", "bb", "a"))]
-  batches = [(np.array([2, 0, -1]), np.array([["xxx"], ["yyyy"], ["z"]]), None, None)]
-  heard = []
-  result = evaluation.evaluate(
-    batches,
-    lambda x, lengths: (x, np.zeros(len(x))),
-    lambda row: str(row[0]),
-    fields,
-    scoring,
-    heard.append,
-    modules=["own_scores"],
-  )
-  assert result.scores == {"sum": 1 + 4 + 1 + 3 + 100} and heard == [2]
+  result = score_answers({2: "xxx", 0: "yyyy"}, fields, scoring, modules=["own_scores"])
+  assert result.scores == {"sum": 1 + 4 + 1 + 3 + 100}
   assert [row["prediction"] for row in result.rows] == [(4, False, 0), (3, False, 2)]  # in the order of their numbers
   assert result.rows[1]["target"] == (1, True, 2)
   more = score_answers({1: "x"}, fields, scoring, {1: {"shots": 3}}, ["own_scores"])

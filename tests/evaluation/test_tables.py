@@ -16,8 +16,8 @@ from t5like.evaluation.tables import (
   csv_text,
   scores_table,
   steps_table,
-  task_score,
 )
+from t5like.tasks.metrics.benchmarks import task_score
 
 RECORD = Record(10, "ab", "snli", "validation", "", 100, {"accuracy": 61.5}, {"accuracy": 34.0})
 # Raffel et al. 2019, table 16: the baseline, whose GLUE average is 83.28.
@@ -49,14 +49,14 @@ def test_averages_as_published():
 
 def test_records_are_remembered_and_replaced(tmp_path):
   results = Results(tmp_path / "evaluations")
-  assert results.find(RECORD.key) is None
+  assert results.find(RECORD) is None
   results.add(RECORD)
   results.add(dataclasses.replace(RECORD, step=2))
   results.add(dataclasses.replace(RECORD, scores={"accuracy": 70.0}))
   assert [(r.step, r.scores["accuracy"]) for r in results.records()] == [(2, 61.5), (10, 70.0)]
   # Another checkpoint of the same step, or another way to ask, is another record.
   for change in ({"checkpoint": "cd"}, {"settings": "rank sum"}, {"split": "test"}, {"data": "other"}):
-    assert results.find(dataclasses.replace(RECORD, **change).key) is None
+    assert results.find(dataclasses.replace(RECORD, **change)) is None
   rows = list(csv.DictReader(results.csv.open()))
   assert [(row["step"], row["metric"], row["score"]) for row in rows] == [
     ("2", "accuracy", "61.5"),
@@ -119,8 +119,29 @@ def test_one_task_has_no_average_and_answers_may_be_withheld():
 def test_what_a_task_counts_with():
   assert task_score("glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 85.0
   assert task_score("super_glue_record", {"em": 50.0, "f1": 60.0}) == 55.0
-  assert task_score("glue_mrpc", {"accuracy": 80.0, "other": 1.0}) == 80.0  # without its other metric, the first
-  assert task_score("my_glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 90.0
+  assert task_score("squad", {"em": 50.0, "f1": 60.0}) == 50.0
+  assert task_score("cnn_dailymail", {"rouge1": 40.0, "rouge2": 19.0, "rougeLsum": 37.0}) == 19.0
+  # Without its other metric, or part of no benchmark: the mean of all metrics.
+  assert task_score("glue_mrpc", {"accuracy": 80.0, "other": 1.0}) == 40.5
+  assert task_score("my_glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 85.0
+  with pytest.raises(UserError, match="no metric to be scored by"):
+    task_score("glue_ax", {})
+
+
+def test_evaluations_are_told_apart_by_their_settings_and_those_of_before_by_their_text(tmp_path):
+  """Earlier versions wrote the text alone."""
+  results = Results(tmp_path)
+  results.folder.mkdir(exist_ok=True)
+  old = dataclasses.asdict(dataclasses.replace(RECORD, settings="rank sum, first 30"))
+  del old["identity"]
+  results.json.write_text(json.dumps([old]))
+  ranked = dataclasses.replace(RECORD, settings="rank sum, first 30", identity={"rank": "sum", "examples": 30})
+  assert results.find(ranked).scores == {"accuracy": 61.5}
+  assert results.find(dataclasses.replace(ranked, settings="rank mean, first 30", identity={"rank": "mean"})) is None
+  results.add(dataclasses.replace(ranked, scores={"accuracy": 70.0}))  # takes the place of the old one
+  assert [r.identity for r in results.records()] == [{"rank": "sum", "examples": 30}]
+  assert results.find(dataclasses.replace(ranked, settings="put otherwise")).scores == {"accuracy": 70.0}
+  assert results.find(dataclasses.replace(ranked, identity={"rank": "sum", "examples": 31})) is None
 
 
 @pytest.mark.parametrize(

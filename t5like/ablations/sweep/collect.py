@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import t5like
-from t5like.ablations.benchmarks import group_scores, task_score
+from t5like.ablations.benchmarks import group_scores
 from t5like.ablations.report.examples import recorded_example
 from t5like.ablations.sweep.plan import MIXED, PRETRAIN, Part, SweepRun, load_part
 from t5like.ablations.sweep.results import CURVE_POINTS, Cost, Result
 from t5like.ablations.tables import RECIPES
 from t5like.console import say
 from t5like.errors import RunError
+from t5like.tasks.metrics.benchmarks import task_score
 from t5like.training.records import goodput
 from t5like.training.records import model_dir as directory
 from t5like.training.records.metrics import read_metrics

@@ -1,8 +1,9 @@
-"""One number for a benchmark, as its leaderboard and the T5 paper compute it. Plain Python."""
+"""One number for a task or a benchmark, as its leaderboard and the T5 paper compute it. Plain Python."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 from t5like.errors import UserError, nearest
 
@@ -30,6 +31,36 @@ SUPER_GLUE = {
   "wic": ("accuracy",),
   "wsc": ("accuracy",),
 }
+# In the T5 paper's tables (section 2.4 and appendix E).
+_ALONE = {"squad": ("em",), "cnn_dailymail": ("rouge2",)}
+
+
+def short_name(task: str) -> str:
+  """The task's name in its benchmark: glue_cola_v002 is cola."""
+  return re.sub(r"_v\d{3}$", "", task.removeprefix("super_glue_").removeprefix("glue_"))
+
+
+def counted_metrics(task: str) -> tuple[str, ...]:
+  """The metrics that a registered task counts with in its benchmark; () where it is part of none."""
+  short = short_name(task)
+  if task.startswith("super_glue_"):
+    return SUPER_GLUE.get(short, ())
+  if task.startswith("glue_"):
+    return GLUE.get("mnli" if short.startswith("mnli") else short, ())
+  return _ALONE.get("cnn_dailymail" if task.startswith("cnn_dailymail") else short, ())
+
+
+def task_score(task: str, metrics: Mapping[str, float]) -> float:
+  """One number for a task: the mean of the metrics that count in its benchmark.
+
+  The mean of all its metrics for a task that is part of no benchmark, or that lacks one of these.
+  """
+  names = counted_metrics(task)
+  if not names or any(name not in metrics for name in names):
+    names = tuple(metrics)
+  if not names:
+    raise UserError(f"task {task!r} has no metric to be scored by")
+  return sum(metrics[name] for name in names) / len(names)
 
 
 def glue_average(scores_by_task: Scores, include_wnli: bool = False) -> float:
@@ -49,14 +80,16 @@ def glue_average(scores_by_task: Scores, include_wnli: bool = False) -> float:
       try_="score the other, or give the one you want as `mnli`",
     )
   if len(halves) == 2:
-    scores["mnli"] = sum(_task_score("mnli", half, GLUE["mnli"]) for half in halves) / 2
+    scores["mnli"] = sum(_counted("glue_mnli", half) for half in halves) / 2
   counted = {task: names for task, names in GLUE.items() if include_wnli or task != "wnli"}
-  return _mean(scores, counted, "GLUE")
+  return _mean(scores, counted, "GLUE", "glue_")
 
 
 def super_glue_average(scores_by_task: Scores) -> float:
   """The mean over SuperGLUE's eight tasks; tasks are named as in `glue_average`."""
-  return _mean(_by_short_name(scores_by_task, "super_glue_", {*SUPER_GLUE, "axb", "axg"}), SUPER_GLUE, "SuperGLUE")
+  return _mean(
+    _by_short_name(scores_by_task, "super_glue_", {*SUPER_GLUE, "axb", "axg"}), SUPER_GLUE, "SuperGLUE", "super_glue_"
+  )
 
 
 def _by_short_name(scores: Scores, prefix: str, known: set[str]) -> dict[str, float | Mapping[str, float]]:
@@ -69,17 +102,22 @@ def _by_short_name(scores: Scores, prefix: str, known: set[str]) -> dict[str, fl
   return found
 
 
-def _mean(scores: Mapping, tasks: Mapping[str, tuple[str, ...]], benchmark: str) -> float:
+def _mean(scores: Mapping, tasks: Iterable[str], benchmark: str, prefix: str) -> float:
   if missing := [task for task in tasks if task not in scores]:
     raise UserError(f"an average of {benchmark} needs all its tasks", missing=", ".join(missing))
-  return sum(_task_score(task, scores[task], names) for task, names in tasks.items()) / len(tasks)
+  found = [_counted(f"{prefix}{task}", scores[task]) for task in tasks]
+  return sum(found) / len(found)
 
 
-def _task_score(task: str, score: float | Mapping[str, float], names: tuple[str, ...]) -> float:
+def _counted(task: str, score: float | Mapping[str, float]) -> float:
+  """A task's score, which a benchmark's average takes from all of its metrics."""
   if not isinstance(score, Mapping):
     return float(score)
+  names = counted_metrics(task)
   if missing := [name for name in names if name not in score]:
     raise UserError(
-      f"the score of {task} is the mean of {' and '.join(names)}", missing=", ".join(missing), given=", ".join(score)
+      f"the score of {short_name(task)} is the mean of {' and '.join(names)}",
+      missing=", ".join(missing),
+      given=", ".join(score),
     )
-  return sum(score[name] for name in names) / len(names)
+  return task_score(task, score)

@@ -6,8 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like import evaluation, parallel
-from t5like.data.layouts import LAYOUTS, PROMPTS, Examples
+from t5like import parallel
+from t5like.data.layouts import LAYOUTS, Examples
+from t5like.decoding import DecodeSettings
+from t5like.evaluation.answering import rank_answers, write_answers
+from t5like.inference.batching import Shape
+from t5like.inference.generation import Generator
+from t5like.inference.prompts import prompt_batch
+from t5like.inference.ranking import CandidateScorer
 from t5like.models.config import TransformerConfig
 from t5like.models.gpt import GPT
 from t5like.models.t5 import T5
@@ -45,8 +51,22 @@ def test_answers_equal_a_forward_pass_for_every_token(name):
   batch = LAYOUTS[model.batch_layout](examples, Lengths(0, 5, 2))
   variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(3), batch))
   mesh = parallel.make_mesh(parallel.MeshAxes())
-  predictor = evaluation.Predictor(model, mesh, MAX_LENGTH, EOS)
-  answers = predictor(variables["params"], PROMPTS[model.batch_layout](INPUTS, (INPUTS > 0).sum(axis=1), 0))
+  prompts = [row[row > 0].tolist() for row in INPUTS]
+  if name != "t5":
+    prompts = [[0, *row] for row in prompts]  # the start token
+  written = write_answers(Generator(model, mesh, EOS), variables["params"], prompts, DecodeSettings(max_length=6), 8)
   expected = [greedy_by_hand(model, variables, row) for row in INPUTS[:4]]
-  assert answers[:4].tolist() == expected and answers[4:].tolist() == expected
+  found = [row.tokens for row in written]
+  assert found[:4] == [row[: row.index(EOS)] if EOS in row else row for row in expected] == found[4:]
   assert len({tuple(row) for row in expected}) > 1  # the answers depend on the inputs
+  # The search's log-likelihood is that of the answer with its end.
+  ended = [[*row, EOS] if len(row) < MAX_LENGTH else row for row in found]
+  _, scores = rank_answers(CandidateScorer(model, mesh), variables["params"], prompts, [[row] for row in ended])
+  assert [row.log_likelihood for row in written] == pytest.approx([row[0] for row in scores], rel=1e-4)
+
+
+def test_prompts_end_where_the_answer_begins():
+  prompts = prompt_batch("prefix_lm", [[0, 9, 4, 1], [0, 8, 1]], Shape(3, 5))
+  assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0], [0] * 5]
+  for name in ("decoder_causal_attention", "decoder_segment_ids"):  # a row that only fills up has one token
+    assert prompts[name].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]

@@ -1,0 +1,80 @@
+"""What an evaluation needs to know of a model: the same for the training loop and for a loaded checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+
+import flax.linen as nn
+from jax.sharding import Mesh
+
+from t5like.errors import UserError
+from t5like.experiments.compatibility import row_lengths
+from t5like.experiments.experiment import Experiment
+from t5like.inference.model import LoadedModel, PromptForm, is_trained_elsewhere, prompt_form
+from t5like.objectives import SpecialTokens
+from t5like.vocabularies import Vocabulary
+
+_BATCH = 32
+_INPUTS = 512
+_TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluatedModel:
+  """A model with the prompts, lengths and batches that it is evaluated with."""
+
+  module: nn.Module
+  mesh: Mesh
+  vocabulary: Vocabulary
+  form: PromptForm
+  inputs: int  # tokens of an input with its end, without a start token
+  targets: int  # tokens that an answer may have
+  batch_size: int
+
+  @classmethod
+  def of(cls, module: nn.Module, mesh: Mesh, vocabulary: Vocabulary, experiment: Experiment | None) -> EvaluatedModel:
+    """As the experiment trained it, or as suits a model whose training is not known."""
+    form = prompt_form(module, vocabulary, experiment)
+    if is_trained_elsewhere(experiment):
+      positions = learned_positions(module)
+      inputs = _INPUTS if positions is None else max(positions - _TARGETS, positions // 2)
+      return cls(module, mesh, vocabulary, form, inputs, _TARGETS, _BATCH)
+    inputs, targets = experiment.lengths["inputs"], experiment.lengths.get("targets", _TARGETS)
+    if experiment.mix:  # labelled examples among text: they were read as in a fine-tuning
+      special = SpecialTokens.of(vocabulary)
+      lengths = row_lengths(experiment, experiment.lengths, special)
+      inputs, targets = lengths.inputs, lengths.targets
+      start = None if module.batch_layout == "encoder_decoder" else special.start
+      form = PromptForm(start, special.eos, special.eos)
+    return cls(module, mesh, vocabulary, form, inputs, targets, experiment.batch_size)
+
+  @classmethod
+  def of_loaded(cls, model: LoadedModel) -> EvaluatedModel:
+    return cls.of(model.model, model.mesh, model.vocabulary, model.experiment)
+
+  @cached_property
+  def special(self) -> SpecialTokens:
+    return SpecialTokens.of(self.vocabulary)
+
+  @property
+  def layout(self) -> str:
+    return self.module.batch_layout
+
+  @property
+  def positions(self) -> int | None:
+    return learned_positions(self.module)
+
+  def check_writes(self) -> None:
+    """Refuses an encoder: it has no answers to be scored."""
+    if self.layout == "encoder":
+      raise UserError(
+        f"{type(self.module).__name__} is an encoder: it writes no answers",
+        expected="a model with a decoder (T5, GPT)",
+        try_="--loss, which scores how well it fills in hidden text",
+      )
+
+
+def learned_positions(module: nn.Module) -> int | None:
+  """The number of positions of a model that learned them; None: no limit."""
+  return module.config.max_positions if module.config.positions == "learned" else None

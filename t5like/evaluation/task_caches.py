@@ -1,0 +1,67 @@
+"""The token caches of tasks that a loaded model is evaluated on; built where they are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from t5like import data
+from t5like.errors import UserError
+from t5like.evaluation.evaluated_model import EvaluatedModel
+from t5like.experiments import seqio_process
+from t5like.experiments.token_caches import TokenCaches
+from t5like.files.storage import DEFAULT_ROOT
+from t5like.inference.model import LoadedModel
+
+
+def caches_of(
+  model: LoadedModel, cache_dir: str | None = None, task_modules: Sequence[str] = (), inputs_length: int | None = None
+) -> TokenCaches:
+  """The token caches that the caller names. What a model directory names is data, and is not followed."""
+  evaluated = EvaluatedModel.of_loaded(model)
+  own = {} if model.trained_elsewhere else model.experiment.lengths
+  return TokenCaches(
+    cache_dir or DEFAULT_ROOT,
+    model.vocabulary_name,
+    model.vocabulary,
+    task_modules,
+    hint=model.task_hint(),
+    lengths={
+      "inputs": inputs_length or own.get("inputs", evaluated.inputs),
+      "targets": own.get("targets", evaluated.targets),
+    },
+    evaluation=True,
+  )
+
+
+class TaskCaches:
+  """Opens the token caches of tasks and mixtures."""
+
+  def __init__(
+    self, model: LoadedModel, cache_dir: str | None, task_modules: Sequence[str], inputs_length: int | None = None
+  ):
+    self._caches = caches_of(model, cache_dir, task_modules, inputs_length)
+    self._modules, self._hint = task_modules, model.task_hint()
+
+  def open(self, name: str, split: str) -> dict[str, data.TokenCache]:
+    """By task, those of a task or of all tasks of a mixture."""
+    tasks = [name] if self._is_single(name, split) else self._members(name, split)
+    return {task: self._caches.open_or_build(task, split)[0].cache for task in tasks}
+
+  def open_task(self, task: str, split: str) -> data.TokenCache:
+    (cache,) = self.open(task, split).values()
+    return cache
+
+  def is_labelled(self, task: str, split: str) -> bool:
+    """Whether labelled examples of a task are cached already: then seqio is not needed."""
+    return self._is_single(task, split) and not self._caches.open_or_build(task, split)[0].cache.is_corpus
+
+  def _members(self, name: str, split: str) -> list[str]:
+    """A mixture is drawn from some of its tasks in training, and evaluated on all."""
+    try:
+      return seqio_process.members(name, split, self._modules)
+    except UserError as error:
+      raise UserError(error.what, **error.lines, hint=self._hint) from None
+
+  def _is_single(self, name: str, split: str) -> bool:
+    folder = self._caches.folder(name, split)
+    return folder.is_dir() and data.read_mixture(folder, mend="") is None
