@@ -46,6 +46,14 @@ class RunError(UserError):
   status = 1
 
 
+class InvalidSetting(UserError):
+  """A setting has an invalid value. The message starts with the setting's name."""
+
+  def as_option(self) -> UserError:
+    """The same error for a command line, where the setting is an option."""
+    return UserError(f"--{self.what}", **self.lines)
+
+
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:
   """The valid names closest to `name`, joined for an error line; '' when none is close."""
   by_folded = {c.casefold(): c for c in candidates}

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5like.errors import UserError, nearest
+from t5like.errors import InvalidSetting, UserError, nearest
 
 if TYPE_CHECKING:  # help must not wait for jax
   from t5like.decoding import DecodeSettings
@@ -30,9 +30,6 @@ OPTIONS: dict[str, tuple[type, str]] = {
   "repetition_penalty": (float, "above 1, tokens that were read or written become less likely"),
 }
 STOP = "stop"
-_OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
-_OF_BEAMS = ("beams", "length_penalty", "penalty_form", "early_stopping", "n_best")
-_LENGTH = 128
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,45 +63,25 @@ def parse_option(name: str, text: str) -> Any:
 def decode_settings(
   given: Mapping[str, Any], vocabulary: Vocabulary, positions: int | None = None
 ) -> tuple[DecodeSettings, tuple[str, ...]]:
-  """The settings, and the texts before which outputs end.
+  """As `t5like.decoding.options.decode_settings`; errors name the option."""
+  from t5like.decoding import options
 
-  A stop text ends the search where it is written in the vocabulary's usual tokens; the text itself decides what
-  is shown, as other tokens may spell it too. `positions` is how many a model has.
-  """
-  from t5like.decoding import DecodeSettings
-
-  stops = tuple(unescaped(text) for text in given.get(STOP, ()))
-  sequences = [vocabulary.encode(text) for text in stops]
-  known = tuple(tuple(ids) for ids in sequences if ids and vocabulary.unk_id not in ids)
-  fields = {name: value for name, value in given.items() if name != STOP}
-  if not 0 <= fields.get("seed", 0) < 2**32:
-    raise UserError(f"--seed={fields['seed']} cannot work", expected="a whole number from 0 to 4294967295")
-  fields.setdefault("method", _method_of(fields))
-  fields.setdefault("max_length", _LENGTH if positions is None else min(_LENGTH, max(positions // 2, 1)))
   try:
-    return DecodeSettings(stop_sequences=known, **fields), stops
-  except UserError as error:
-    raise UserError(error.what.replace("DecodeSettings.", "--"), **error.lines) from None
-
-
-def _method_of(fields: Mapping[str, Any]) -> str:
-  """What the other options ask for."""
-  if any(name in fields for name in _OF_SAMPLING):
-    return "sample"
-  return "beam" if any(name in fields for name in _OF_BEAMS) else "greedy"
+    return options.decode_settings(given, vocabulary, positions)
+  except InvalidSetting as error:
+    raise error.as_option() from None
 
 
 def belonging_to(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """The options that a method takes notice of: what is kept when another is chosen at a prompt."""
-  others = {"greedy": (*_OF_SAMPLING, *_OF_BEAMS), "sample": _OF_BEAMS[:-1], "beam": _OF_SAMPLING}.get(method, ())
+  from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
+
+  others = {"greedy": (*OF_SAMPLING, *OF_BEAMS), "sample": OF_BEAMS[:-1], "beam": OF_SAMPLING}.get(method, ())
   return {name: value for name, value in given.items() if name not in others}
 
 
 def method_for(name: str) -> str | None:
   """The only method that takes notice of an option; None where more do."""
-  return {**dict.fromkeys(_OF_SAMPLING, "sample"), **dict.fromkeys(_OF_BEAMS[:-1], "beam")}.get(name)
+  from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
 
-
-def unescaped(text: str) -> str:
-  r"""With \n and \t as the characters they stand for, which are hard to type on a command line."""
-  return text.replace("\\n", "\n").replace("\\t", "\t")
+  return {**dict.fromkeys(OF_SAMPLING, "sample"), **dict.fromkeys(OF_BEAMS[:-1], "beam")}.get(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from t5like.errors import UserError, nearest
+from t5like.errors import InvalidSetting, nearest
 
 METHODS = ("greedy", "sample", "beam")
 PENALTY_FORMS = ("gnmt", "power")
@@ -112,5 +112,5 @@ class DecodeSettings:
     return self.beams if self.method == "beam" else self.n_best
 
 
-def _bad(field: str, value: object, expected: str, **lines: str) -> UserError:
-  return UserError(f"DecodeSettings.{field} = {value!r} cannot work", expected=expected, **lines)
+def _bad(field: str, value: object, expected: str, **lines: str) -> InvalidSetting:
+  return InvalidSetting(f"{field} = {value!r} cannot work", expected=expected, **lines)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5like import parallel
-from t5like.evaluation import CandidateScorer
+from t5like.inference.ranking import CandidateScorer
 from t5like.models import GPT, T5, TransformerConfig
 
 SIZE = dict(vocab_size=30, embed_dim=16, mlp_dim=32, num_heads=2, num_decoder_layers=1, tie_embeddings=False)

@@ -7,10 +7,11 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings, bucket
-from t5like.evaluation import CandidateScorer, Generator
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.inference import room
 from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.generation import Generator
+from t5like.inference.ranking import CandidateScorer
 from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
 from t5like.models import T5, TransformerConfig
 

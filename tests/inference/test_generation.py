@@ -8,7 +8,7 @@ import pytest
 from t5like import parallel
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
-from t5like.evaluation import Generator
+from t5like.inference.generation import Generator
 from t5like.models import GPT, T5, TransformerConfig
 
 SIZE = dict(vocab_size=40, embed_dim=16, mlp_dim=32, num_heads=2, num_decoder_layers=1, tie_embeddings=False)
