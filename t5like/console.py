@@ -15,6 +15,12 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
+def warn(text: str) -> None:
+  """Prints a line to standard error, on the first host: standard output may be the result of a command."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)
+
+
 def duration(seconds: float) -> str:
   """1h02m, 3m20s or 12s."""
   seconds = int(max(seconds, 0))

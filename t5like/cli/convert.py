@@ -18,22 +18,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like.cli.options import add_gin_arguments, add_task_modules, gin_search_paths, task_modules
 from t5like.errors import UserError
-from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 
-if TYPE_CHECKING:
-  from t5like.experiments.experiment import Experiment
-  from t5like.interop.huggingface import Imported
+if TYPE_CHECKING:  # help must not wait for jax
+  from t5like.inference.converting import Conversion
   from t5like.models import TransformerConfig
-  from t5like.vocabularies import Vocabulary
 
-REPORT = "conversion.txt"
+_LIBRARIES = {"from_hf": "huggingface", "from_t5x": "t5x"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,50 +58,48 @@ def run(args: argparse.Namespace) -> int:
     raise UserError(
       f"convert {args.direction} needs a new folder to write to", try_=f"t5like convert {args.direction} SOURCE FOLDER"
     )
-  for name in ("source", "target"):
-    storage.check_reachable(getattr(args, name), name)
-  target = storage.as_path(args.target).absolute()
-  if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise UserError(f"{target} is not empty", expected="a new folder: conversion overwrites nothing")
-  if args.direction == "to_hf":
-    return _export(args, target)
-  return _import(args, target)
+  storage.check_reachable(args.source, "source")
+  return _export(args) if args.direction == "to_hf" else _import(args)
 
 
-def _import(args: argparse.Namespace, target: Path) -> int:
-  from t5like.experiments.compatibility import model_fingerprint
-  from t5like.training.checkpoints import check_fingerprint, save_parameters
-  from t5like.vocabularies import copy_vocabulary
+def _import(args: argparse.Namespace) -> int:
+  from t5like.inference import converting
 
-  source = storage.as_path(args.source)
-  expected = _expected_config(args)
-  here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
-  imported = _read(args, here, expected)
-  if args.dtype:
-    imported = _cast(imported, args.dtype)
-  name, vocabulary = _vocabulary(args.vocabulary, source, imported.model.config)
-  fingerprint = model_fingerprint(imported.model.config, vocabulary)
-  if expected is not None:
-    expected = dataclasses.replace(expected, param_dtype=imported.model.config.param_dtype)
-    check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
-    imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
-  save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
-  if vocabulary is not None:
-    name = copy_vocabulary(name, vocabulary, target)
-  (target / "config.gin").write_text(_config_text(imported, name, source, target))
-  (target / REPORT).write_text(imported.report.full() + "\n")
-  print(f"{_describe(imported.params)} from {source}\n{imported.report.summary()}")
-  print(f"model directory: {target}  (every tensor: {REPORT})")
+  target = converting.new_folder(args.target)
+  settings = converting.ImportSettings(
+    args.source,
+    target,
+    _LIBRARIES[args.direction],
+    args.vocabulary,
+    args.scan_layers,
+    args.dtype,
+    _expected_config(args),
+  )
+  done = converting.import_checkpoint(settings)
+  if done.note:
+    print(f"{done.note}, text needs --vocabulary=FILE")
+  print(f"{_describe(done)} from {storage.as_path(args.source)}\n{done.summary}")
+  print(f"model directory: {done.target}  (every tensor: {converting.REPORT})")
   return 0
 
 
-def _read(args: argparse.Namespace, source: Path, expected: TransformerConfig | None) -> Imported:
-  from t5like.interop import huggingface, t5x
+def _export(args: argparse.Namespace) -> int:
+  from t5like.inference import converting
 
-  scan_layers = args.scan_layers if expected is None else expected.scan_layers
-  if args.direction == "from_t5x":
-    return t5x.load(source, expected, scan_layers=scan_layers)
-  return huggingface.load(source, scan_layers=scan_layers)
+  target = converting.new_folder(args.target)
+  if args.gin_file or args.gin_overrides or args.scan_layers:
+    raise UserError(
+      "to_hf takes the model as its directory has it", expected="no options but --step, --dtype and --vocabulary"
+    )
+  done = converting.export_model(
+    converting.ExportSettings(
+      args.source, target, args.vocabulary, args.dtype, args.step, args.average, task_modules(args)
+    )
+  )
+  if done.note:
+    print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
+  print(f"{_describe(done)} to {done.target}\nread them with transformers' from_pretrained({str(done.target)!r})")
+  return 0
 
 
 def _expected_config(args: argparse.Namespace) -> TransformerConfig | None:
@@ -123,113 +116,5 @@ def _expected_config(args: argparse.Namespace) -> TransformerConfig | None:
   return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)
 
 
-def _vocabulary(given: str | None, source: Path, config: TransformerConfig) -> tuple[str, Vocabulary | None]:
-  """The vocabulary's name or file, and the vocabulary itself where it can be loaded.
-
-  The one asked for; else the one beside the checkpoint; else what published
-  checkpoints of this size were trained with. None of these: the weights are converted all the same.
-  """
-  from t5like.experiments.compatibility import check_vocabulary
-  from t5like.inference.vocabulary import PUBLISHED
-  from t5like.vocabularies import load_vocabulary, vocabulary_in
-
-  beside = None if given else vocabulary_in(source)
-  name = given or (str(beside.absolute()) if beside else PUBLISHED.get(config.vocab_size, "unknown"))
-  try:
-    vocabulary = load_vocabulary(name)
-  except UserError:
-    if given or beside:
-      raise
-    print(f"the vocabulary ({name}) is not at hand: the weights are converted, text needs --vocabulary=FILE")
-    return name, None
-  check_vocabulary(config, name, vocabulary)
-  return name, vocabulary
-
-
-def _cast(imported: Imported, dtype: str) -> Imported:
-  config = dataclasses.replace(imported.model.config, param_dtype=dtype)
-  return dataclasses.replace(
-    imported, model=imported.model.clone(config=config), params=_cast_params(imported.params, dtype)
-  )
-
-
-def _cast_params(params: dict, dtype: str) -> dict:
-  import jax
-
-  return jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), params)
-
-
-def _config_text(imported: Imported, vocabulary: str, source: Path, target: Path) -> str:
-  """A config.gin that rebuilds the model, and with a task trains or scores it."""
-  config, name = imported.model.config, type(imported.model).__name__
-  defaults = {field.name: field.default for field in dataclasses.fields(config)}
-  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
-  # A T5X checkpoint does not record its dropout: that of runs/finetune.gin holds.
-  dropout = [f"DROPOUT_RATE = {config.dropout_rate!r}"] if config.dropout_rate or imported.model_type != "t5x" else []
-  return "\n".join([
-    f"# Converted from {source} by `t5like convert`.",
-    "",
-    "include 'runs/finetune.gin'",
-    "",
-    f"MODEL = @{name}()",
-    f"{name}.config = @TransformerConfig()",
-    *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
-    "TransformerConfig.dropout_rate = %DROPOUT_RATE",
-    *dropout,
-    "",
-    f"VOCABULARY = {vocabulary!r}",
-    f"MODEL_DIR = {str(target)!r}",
-    "TASK = ''",
-    "INIT_FROM = None",
-    "",
-  ])  # fmt: skip
-
-
-def _export(args: argparse.Namespace, target: Path) -> int:
-  from t5like.inference.vocabulary import find_vocabulary
-  from t5like.interop import huggingface
-  from t5like.interop.layouts import check_parameters, flatten
-  from t5like.training.checkpoints import load_parameters
-
-  source = storage.as_path(args.source).absolute()
-  if args.gin_file or args.gin_overrides or args.scan_layers:
-    raise UserError(
-      "to_hf takes the model as its directory has it", expected="no options but --step, --dtype and --vocabulary"
-    )
-  experiment = load_experiment(source, task_modules(args))
-  try:
-    _, vocabulary = find_vocabulary(source, experiment.model.config, args.vocabulary, experiment.vocabulary)
-  except UserError as error:
-    if args.vocabulary:
-      raise
-    vocabulary = None
-    print(f"no tokenizer is written: {error.what} (--vocabulary=NAME_OR_FILE)")
-  params = load_parameters(source, args.step, average=args.average)
-  check_parameters(experiment.model, flatten(params), str(source))
-  if args.dtype:
-    params = _cast_params(params, args.dtype)
-  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
-    folder = Path(temporary) if storage.is_remote(target) else target
-    huggingface.save(folder, experiment.model, params, "mt5" if experiment.vocabulary == "mt5" else None, vocabulary)
-    if vocabulary is not None:
-      _save_tokenizer(folder, experiment, vocabulary)
-    if storage.is_remote(target):
-      storage.upload_tree(folder, target)
-  print(f"{_describe(params)} to {target}\nread them with transformers' from_pretrained({str(target)!r})")
-  return 0
-
-
-def _save_tokenizer(folder: Path, experiment: Experiment, vocabulary: Vocabulary) -> None:
-  from t5like.inference.model import prompt_form
-  from t5like.interop.hf_tokenizers import Around, save_tokenizer
-
-  form, config = prompt_form(experiment.model, vocabulary, experiment), experiment.model.config
-  positions = config.max_positions if config.positions == "learned" else None
-  save_tokenizer(folder, vocabulary, Around(form.start, form.end), positions, config.num_token_types > 1)
-
-
-def _describe(params: dict) -> str:
-  import jax
-
-  leaves = jax.tree.leaves(params)
-  return f"{sum(x.size for x in leaves):,} parameters in {len(leaves)} arrays"
+def _describe(done: Conversion) -> str:
+  return f"{done.parameters:,} parameters in {done.arrays} arrays"

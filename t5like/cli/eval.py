@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # help must not wait for jax
   from t5like.evaluation.following import Checkpoints
   from t5like.evaluation.leaderboards import Submission
   from t5like.evaluation.tables import Record
-  from t5like.inference.model import LoadedModel
+  from t5like.inference import Model
 
 NOTHING_EVALUATED = 1
 
@@ -149,14 +149,14 @@ def _tasks(args: argparse.Namespace) -> int:
   return 0 if evaluated else NOTHING_EVALUATED
 
 
-def _load(args: argparse.Namespace) -> LoadedModel:
-  from t5like.inference.model import load_model
+def _load(args: argparse.Namespace) -> Model:
+  from t5like.inference import load
 
-  return load_model(args.model_dir, args.vocabulary, modules=task_modules(args))
+  return load(args.model_dir, args.vocabulary, modules=task_modules(args))
 
 
 def _checkpoints(
-  args: argparse.Namespace, model: LoadedModel, settings: EvaluationSettings, stopped: Callable[[], bool]
+  args: argparse.Namespace, model: Model, settings: EvaluationSettings, stopped: Callable[[], bool]
 ) -> int:
   """Evaluates and prints; returns the number of checkpoints."""
   from t5like.console import say
@@ -187,7 +187,7 @@ def _checkpoints(
 
 
 def _submitted(
-  args: argparse.Namespace, model: LoadedModel, settings: EvaluationSettings, submission: Submission
+  args: argparse.Namespace, model: Model, settings: EvaluationSettings, submission: Submission
 ) -> Iterator[str]:
   from t5like.evaluation.leaderboards import submit
   from t5like.evaluation.task_evaluation import TaskEvaluation
@@ -267,13 +267,13 @@ def _names(args: argparse.Namespace) -> list[str]:
   return [name for name in (args.task or "").split(",") if name]
 
 
-def _own_task(model: LoadedModel) -> list[str]:
+def _own_task(model: Model) -> list[str]:
   if not model.trained_elsewhere and model.experiment.objective is None:
     return [model.experiment.task]
   raise UserError("this model has no task of its own to be scored on", try_="--task=TASK, or --loss")
 
 
-def _out(args: argparse.Namespace, model: LoadedModel) -> Path:
+def _out(args: argparse.Namespace, model: Model) -> Path:
   return storage.as_path(args.out).absolute() if args.out else model.folder
 
 

@@ -17,27 +17,35 @@ Exit status: 0 all rows answered; 1 some were refused, or it failed on the way; 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
 from t5like.cli.options import add_task_modules, task_modules
-from t5like.errors import UserError, nearest
+from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.files import storage
 
 if TYPE_CHECKING:  # help must not wait for jax
-  from t5like.inference.jobs import Job, Limits
-  from t5like.inference.model import LoadedModel
-  from t5like.inference.rows import Rows
+  from t5like.inference.batch_inference import InferenceSettings
+  from t5like.inference.job_settings import JobSettings
+  from t5like.inference.model import Model
   from t5like.parallel import MeshAxes
 
-_SPARE_ROWS = 1024
-_JOBS = ("score", "candidates", "candidates_field", "fill_mask", "neighbours", "embed")
+# The options that ask for something else than text, and the job that each stands for, by its name in job_settings; of
+# two that are given together the first is the job.
+_JOBS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
+  "score": lambda jobs, args: jobs.Score(args.target_field),
+  "candidates": lambda jobs, args: jobs.Rank(file=args.candidates, per_token=args.per_token),
+  "candidates_field": lambda jobs, args: jobs.Rank(field=args.candidates_field, per_token=args.per_token),
+  "fill_mask": lambda jobs, args: jobs.Fill(args.top),
+  "neighbours": lambda jobs, args: jobs.Nearest(args.neighbours, args.embed, args.top),
+  "embed": lambda jobs, args: jobs.Embed(args.embed),
+}
+_FILES = ("input", "candidates", "neighbours")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -88,16 +96,16 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
 
   parallel.start(config=repr(sorted(vars(args).items())))
-  from t5like.inference.model import load_model
-
   asks = not args.input and not args.task and sys.stdin.isatty()
-  if not args.input and not args.task and not asks:
-    args.input = "-"
-  _check_reachable(args, asks)
-  loaded = load_model(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
-  args.step = _agreed_step(args, loaded)
-  _doubt_vocabulary(loaded)
-  return _ask(args, loaded) if asks else _answer_rows(args, loaded)
+  local = _local_files(args, asks)
+  with _named_as_options():
+    settings = _settings(args, local)
+    model = _load(args)
+    if asks:
+      return _ask(args, model, settings)
+    from t5like.inference.batch_inference import answer_rows
+
+    return 1 if answer_rows(model, settings) else 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
@@ -112,70 +120,87 @@ def _check_options(args: argparse.Namespace) -> None:
     raise UserError("--input and --task are two things to answer", expected="one of them")
   if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbours):
     raise UserError("only embeddings go into a .npy file", try_="--output=FILE.jsonl, or --embed=mean")
-  for name, least in (("batch_size", 1), ("top", 1), ("examples", 0)):
-    if getattr(args, name) < least:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected=f"{least} or more")
-  if args.max_inputs is not None and args.max_inputs < 1:
-    raise UserError(f"--max_inputs={args.max_inputs} cannot work", expected="1 or more")
+  if args.top < 1:
+    raise UserError(f"--top={args.top} cannot work", expected="1 or more")
 
 
-def _check_reachable(args: argparse.Namespace, asks: bool) -> None:
-  """Files are looked for before a model is loaded; several processes must all be able to read them."""
+def _local_files(args: argparse.Namespace, asks: bool) -> dict[str, str | None]:
+  """The files of the options, local. They are looked for before a model is loaded; all processes must read them."""
   import jax
 
-  if jax.process_count() > 1 and (asks or args.input == "-"):
+  given = {name: getattr(args, name) for name in _FILES}
+  if not args.input and not args.task and not asks:
+    given["input"] = "-"
+  if jax.process_count() > 1 and (asks or given["input"] == "-"):
     raise UserError("several processes cannot share one standard input", try_="--input=FILE that all of them can read")
-  for name in ("input", "candidates", "neighbours"):
-    path = getattr(args, name)
-    if path and storage.is_remote(path):
-      setattr(args, name, str(_fetched(path, name, args.output)))
-    elif path and path != "-":
-      setattr(args, name, os.path.expanduser(path))
-      if not os.path.exists(getattr(args, name)) or os.path.isdir(getattr(args, name)):
-        raise UserError(f"no file {path}", option=f"--{name}")
-      if args.output and os.path.realpath(os.path.expanduser(args.output)) == os.path.realpath(getattr(args, name)):
-        raise UserError(f"--output and --{name} are the same file", given=path)
+  return {name: path and _local_file(path, name, args.output) for name, path in given.items()}
 
 
-def _fetched(path: str, name: str, output: str | None) -> Path:
-  """The local copy of a file on a store."""
+def _local_file(path: str, name: str, output: str | None) -> str:
+  """The path of a file, or of the local copy of one on a store; refuses one that is the output, too."""
+  if path == "-":
+    return path
   storage.check_reachable(path, f"--{name}")
-  if output and storage.as_path(output) == storage.as_path(path):
+  file = storage.as_path(path)
+  if not storage.is_remote(path) and (not os.path.exists(file) or os.path.isdir(file)):
+    raise UserError(f"no file {path}", option=f"--{name}")
+  if output and _place(output) == _place(path):
     raise UserError(f"--output and --{name} are the same file", given=path)
   try:
-    return storage.local_copy(storage.as_path(path))
+    return str(storage.local_copy(file))
   except FileNotFoundError:
     raise UserError(f"no file {path}", option=f"--{name}") from None
   except OSError as error:
     raise UserError(f"cannot read {path}", because=error.strerror or error) from None
 
 
-def _agreed_step(args: argparse.Namespace, loaded: LoadedModel) -> int | None:
-  """One step for all that follows and for all processes, though a run may write another meanwhile."""
+def _place(path: str) -> object:
+  return storage.as_path(path) if storage.is_remote(path) else os.path.realpath(storage.as_path(path))
+
+
+def _settings(args: argparse.Namespace, local: dict[str, str | None]) -> InferenceSettings:
+  from t5like.inference.batch_inference import InferenceSettings
+
+  job = _job(argparse.Namespace(**vars(args) | local))
+  same = {field.name for field in dataclasses.fields(InferenceSettings)} & set(vars(args)) - {"input"}
+  given = {name: getattr(args, name) for name in same}
+  return InferenceSettings(job=job, input=local["input"], modules=task_modules(args), **given)
+
+
+def _job(args: argparse.Namespace) -> JobSettings:
+  from t5like.inference import job_settings
+
+  name = next((name for name in _JOBS if getattr(args, name)), None)
+  return _JOBS[name](job_settings, args) if name else job_settings.Generate(given_options(args))
+
+
+@contextmanager
+def _named_as_options() -> Iterator[None]:
+  """Errors about settings name the options of the command."""
+  from t5like.parallel import MeshError
+
+  try:
+    yield
+  except InvalidSetting as error:
+    raise error.as_option() from None
+  except MeshError as error:
+    raise error.shown(lambda axes: "--mesh=" + ",".join(f"{axis}={size}" for axis, size in axes.items())) from None
+
+
+def _load(args: argparse.Namespace) -> Model:
+  """The model with one step for all processes, though a run may write another meanwhile."""
+  from t5like.console import warn
+  from t5like.inference import load
+  from t5like.inference.batch_inference import vocabulary_doubts
   from t5like.parallel.process_zero import first_process_decides
 
-  if loaded.step(args.step) is None:
-    return None
-  return first_process_decides(lambda: loaded.step(args.step))
-
-
-def _doubt_vocabulary(loaded: LoadedModel) -> None:
-  """A model's embedding has some rows more than its vocabulary ids, to divide well; not thousands.
-
-  And Hugging Face's configuration says at which ids outputs end.
-  """
-  from t5like.inference.jobs import configured_ends
-  from t5like.inference.running import say
-
-  rows, ids = loaded.model.config.vocab_size, loaded.vocabulary.vocab_size
-  if rows - ids > _SPARE_ROWS:
-    say(
-      f"is this the right vocabulary? {loaded.vocabulary_name} has {ids:,} ids, the model {rows:,} (--vocabulary=...)"
-    )
-  ends, end = configured_ends(loaded), loaded.vocabulary.eos_id
-  if ends and end not in ends:
-    told = ", ".join(map(str, sorted(ends)))
-    say(f"outputs end at id {end} of {loaded.vocabulary_name}; the model's own configuration says {told}")
+  model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
+  step = model.step(args.step)
+  if step is not None:
+    step = first_process_decides(lambda: model.step(args.step))
+  for doubt in vocabulary_doubts(model):
+    warn(doubt)
+  return model.at(step, args.average)
 
 
 def _mesh_axes(given: str | None) -> MeshAxes | None:
@@ -195,194 +220,15 @@ def _mesh_axes(given: str | None) -> MeshAxes | None:
   return MeshAxes(**axes)
 
 
-def _ask(args: argparse.Namespace, loaded: LoadedModel) -> int:
+def _ask(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:
   from t5like.cli.infer_prompt import Prompt
+  from t5like.inference.job_settings import Fill, Generate
 
   if args.output:
     raise UserError("--output is for the answers to a file or a task", try_="--input=FILE, or --task=TASK")
   if args.score or args.candidates_field:
     raise UserError("there is nothing to compare what you type with", try_="--input=FILE of JSON lines")
-  if loaded.model.batch_layout == "encoder" and not any(getattr(args, name) for name in _JOBS):
-    args.fill_mask = True
-  job = _job(args, loaded, loaded.parameters(args.step, args.average), _limits(args), "text")
-  return Prompt(loaded, job, given_options(args), args.step).run()
-
-
-def _answer_rows(args: argparse.Namespace, loaded: LoadedModel) -> int:
-  from t5like.inference import outputs as infer_output
-  from t5like.inference import rows as infer_rows
-  from t5like.inference import running as infer_run
-  from t5like.parallel.process_zero import first_process_decides
-
-  kind = "task" if args.task else infer_rows.input_format(args.input, args.format)
-  limits = _limits(args)
-  rows, total = _rows(args, loaded, kind, limits.field)
-  path = storage.as_path(args.output) if args.output else None
-  if path:
-    storage.check_reachable(path, "--output")
-  header = _header(args, loaded, limits) if path else {}
-
-  def take_file() -> int:
-    stack.enter_context(infer_output.sole_writer(path))
-    if not args.overwrite:
-      infer_output.check_header(path, header)
-    return 0
-
-  with contextlib.ExitStack() as stack:
-    if path:
-      first_process_decides(take_file)
-    job = _job(args, loaded, loaded.parameters(args.step, args.average), limits, kind)
-    if path:
-      first_process_decides(lambda: infer_output.begin_file(path, header, args.overwrite) or 0)
-    if path and path.suffix == ".npy":
-      output = infer_output.VectorFile(path, job.width)
-    else:
-      output = infer_output.JsonLines(path, limits.field)
-    stack.callback(output.close)
-    waits = kind != "task" and not infer_rows.is_regular(args.input)
-    try:
-      return infer_run.run_rows(job, rows, output, args.batch_size, args.strict, total, waits)
-    except KeyboardInterrupt:
-      if path:
-        infer_run.say("\nthe same command goes on where this one was")
-      raise
-
-
-def _limits(args: argparse.Namespace) -> Limits:
-  from t5like.inference.jobs import Limits
-  from t5like.inference.rows import TEXT_FIELD
-
-  return Limits(args.max_inputs, args.truncate, args.field or TEXT_FIELD)
-
-
-def _rows(args: argparse.Namespace, loaded: LoadedModel, kind: str, field: str) -> tuple[Rows, int | None]:
-  """The rows, and how many there are where that is known."""
-  from t5like.cli.options import task_modules
-  from t5like.evaluation.task_caches import caches_of
-  from t5like.inference import rows as infer_rows
-
-  if kind != "task":
-    if args.field and kind == "text":
-      raise UserError(f"--field={args.field}: lines of text have no fields", try_="--format=jsonl")
-    total = infer_rows.count_lines(args.input)
-    if total == 0:
-      raise UserError(f"{args.input} is empty: there are no rows to answer")
-    return infer_rows.read_rows(args.input, kind, field), total
-  with _standard_output_aside():
-    caches = caches_of(loaded, args.cache_dir, task_modules(args))
-    members = caches.open_or_build(args.task, args.split)
-  infer_rows.check_task(members, type(loaded.model).__name__)
-  total = sum(min(args.examples or m.cache.examples, m.cache.examples) for m in members)
-  return infer_rows.task_rows(members, loaded.vocabulary, args.examples), total
-
-
-@contextlib.contextmanager
-def _standard_output_aside() -> Iterator[None]:
-  """What is printed goes to standard error, that of other processes too: standard output is for answers."""
-  sys.stdout.flush()
-  kept = os.dup(1)
-  os.dup2(2, 1)
-  try:
-    with contextlib.redirect_stdout(sys.stderr):
-      yield
-  finally:
-    os.dup2(kept, 1)
-    os.close(kept)
-
-
-def _job(args: argparse.Namespace, loaded: LoadedModel, params: Any, limits: Limits, kind: str) -> Job:
-  from t5like.cli.decoding_options import decode_settings
-  from t5like.inference import encoder_jobs as infer_encoders
-  from t5like.inference import jobs as infer_jobs
-
-  if args.fill_mask:
-    return infer_encoders.FillMask(loaded, params, limits, args.top)
-  if args.neighbours:
-    return _neighbours(args, loaded, params, limits)
-  if args.embed:
-    return infer_encoders.Embedding(loaded, params, limits, args.embed)
-  if args.score and kind == "text" and not loaded.is_decoder:
-    raise UserError(
-      "--score needs a target for each row",
-      expected=f"JSON lines with {limits.field!r} and {args.target_field!r}, or a task",
-    )
-  if args.score or args.candidates or args.candidates_field:
-    whole = args.score and kind == "text"
-    return infer_jobs.Ranking(
-      loaded,
-      params,
-      limits,
-      args.batch_size,
-      target_field=args.target_field if args.score and not whole else None,
-      candidates=_lines(args.candidates) if args.candidates else (),
-      candidates_field=args.candidates_field,
-      per_token=args.per_token,
-      whole=whole,
-    )
-  settings, stops = decode_settings(given_options(args), loaded.vocabulary, infer_jobs.position_count(loaded))
-  return infer_jobs.Generation(loaded, params, settings, stops, limits)
-
-
-def _lines(path: str) -> list[str]:
-  """The candidates of a file; each must be one."""
-  from t5like.inference.rows import Refused, read_rows
-
-  rows = list(read_rows(path, "text", ""))
-  for row in rows:
-    if isinstance(row, Refused) or not row.text.strip():
-      raise UserError(f"{path}: {row.place}: " + (row.why if isinstance(row, Refused) else "it is empty"))
-  if not rows:
-    raise UserError(f"{path} is empty: there are no candidates")
-  return [row.text for row in rows]
-
-
-def _neighbours(args: argparse.Namespace, loaded: LoadedModel, params: Any, limits: Limits) -> Job:
-  """Embeds the sentences to look among, first."""
-  import numpy as np
-
-  from t5like.inference import encoder_jobs as infer_encoders
-  from t5like.inference import rows as infer_rows
-  from t5like.inference import running as infer_run
-
-  embedding = infer_encoders.Embedding(loaded, params, limits, args.embed or "mean")
-  kind = infer_rows.input_format(args.neighbours, None)
-  infer_run.say(f"embedding {args.neighbours}")
-  progress = infer_run.Progress(infer_rows.count_lines(args.neighbours), 0, embedding.counts)
-  kept, vectors = [], []
-  sentences = infer_rows.read_rows(args.neighbours, kind, limits.field)
-  planner = embedding.planner(args.batch_size)
-  for window in infer_rows.windows(sentences, lambda: infer_run.WINDOW * args.batch_size):
-    rows, answers, refused = infer_run.answer_window(embedding, window, planner, progress, args.strict)
-    if refused:
-      raise UserError(f"{args.neighbours}: {refused.place} cannot be embedded", try_="without --strict")
-    good = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
-    kept += [row for row, _ in good]
-    vectors += [np.asarray(answer["embedding"], np.float32) for _, answer in good]
-  progress.end()
-  if not kept:
-    raise UserError(f"{args.neighbours} has no sentence to look among")
-  return infer_encoders.Neighbours(embedding, kept, np.stack(vectors), args.top)
-
-
-def _header(args: argparse.Namespace, loaded: LoadedModel, limits: Limits) -> dict[str, dict[str, Any]]:
-  """What must be the same when a file is gone on with."""
-  from t5like.cli.decoding_options import decode_settings
-  from t5like.inference.jobs import position_count
-  from t5like.inference.outputs import digest
-
-  job = next((name for name in ("neighbours", *_JOBS) if getattr(args, name)), "generate")
-  what: dict[str, Any] = {"job": job, **dataclasses.asdict(limits)}
-  if job == "generate":
-    settings, stops = decode_settings(given_options(args), loaded.vocabulary, position_count(loaded))
-    what |= dataclasses.asdict(settings) | {"stop": list(stops)}
-  for name in ("candidates", "neighbours"):
-    if path := getattr(args, name):
-      what[name] = f"{digest(Path(path).read_text(encoding='utf-8', errors='surrogateescape')):016x}"
-  names = ("candidates_field", "embed", *(("target_field",) if args.score else ()))
-  what |= {name: getattr(args, name) for name in names}
-  if job in ("candidates", "candidates_field"):
-    what["per_token"] = args.per_token
-  if job in ("fill_mask", "neighbours"):
-    what["top"] = args.top
-  model = loaded.identity(args.step) | {"average": args.average, "dtype": loaded.model.config.compute_dtype}
-  return {"model": model, "settings": what}
+  job = settings.job
+  if model.module.batch_layout == "encoder" and isinstance(job, Generate):
+    job = Fill(args.top)
+  return Prompt(model, job.build(model, settings.reading("text")), given_options(args)).run()

@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, decode_settings, method_for, parse_option
+from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, method_for, parse_option
 from t5like.cli.terminal import paint
-from t5like.errors import UserError, nearest
-from t5like.inference.jobs import Answer, Generation, Job, position_count
-from t5like.inference.model import LoadedModel
+from t5like.decoding.options import decode_settings
+from t5like.errors import InvalidSetting, UserError, nearest
+from t5like.inference.jobs import Answer, Generation, Job
+from t5like.inference.model import Model
 from t5like.inference.rows import Refused, Row
 
 _COMMANDS = {"help": "this list", "quit": "end (Ctrl-D too)"}
@@ -26,8 +27,8 @@ _POLL = 0.1  # seconds; between two looks at an answer Ctrl-C is heard
 class Prompt:
   """Reads lines until `:quit`. Ctrl-C ends an answer or a line, not the program."""
 
-  def __init__(self, loaded: LoadedModel, job: Job, given: Mapping[str, Any], step: int | None):
-    self._loaded, self._job, self._step = loaded, job, step
+  def __init__(self, model: Model, job: Job, given: Mapping[str, Any]):
+    self._model, self._job = model, job
     self._first = dict(given)
     self._given = dict(given)
     self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -53,12 +54,12 @@ class Prompt:
     return 0
 
   def _greeting(self) -> str:
-    config = self._loaded.model.config
-    where = f"{self._loaded.folder}" + (f", step {self._step:,}" if self._step is not None else "")
-    positions = f", {config.max_positions:,} positions" if position_count(self._loaded) else ""
+    model, step = self._model, self._model.chosen_step
+    where = f"{model.folder}" + (f", step {step:,}" if step is not None else "")
+    positions = f", {model.positions:,} positions" if model.positions else ""
     lines = [
-      f"{type(self._loaded.model).__name__} from {where}",
-      f"vocabulary {self._loaded.vocabulary_name} ({self._loaded.vocabulary.vocab_size:,} ids){positions}",
+      f"{model.kind} from {where}",
+      f"vocabulary {model.vocabulary_name} ({model.vocabulary.vocab_size:,} ids){positions}",
       self._settings_line(),
       r"Type a text and press Enter; a line that ends with \ goes on. :help for the commands.",
     ]
@@ -90,8 +91,8 @@ class Prompt:
       else:
         self._answer(text)
     except UserError as error:
-      said = error.render().replace("--", ":") if text.startswith(":") else error.render()
-      print(paint(f"error: {said}", "red"))
+      command = ":" if isinstance(error, InvalidSetting) else ""
+      print(paint(f"error: {command}{error.render()}", "red"))
 
   def _command(self, name: str, value: str) -> str:
     value = value.strip()
@@ -121,7 +122,7 @@ class Prompt:
     return belonging_to(method, {**self._given, name: value}) | {"method": method}
 
   def _change(self, given: Mapping[str, Any]) -> None:
-    settings, stops = decode_settings(given, self._loaded.vocabulary, position_count(self._loaded))
+    settings, stops = decode_settings(given, self._model.vocabulary, self._model.positions)
     self._job.change(settings, stops)
     self._given = dict(given)
 
@@ -140,7 +141,7 @@ class Prompt:
     self._asked += 1
     prepared = self._job.prepare([row])[0]
     if isinstance(prepared, Refused):
-      raise UserError(prepared.why)
+      raise UserError(prepared.reason)
     begin = time.monotonic()
     running = self._worker.submit(self._job.answer, [prepared])
     try:

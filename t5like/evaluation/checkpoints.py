@@ -15,7 +15,7 @@ from t5like.evaluation.scoring import Evaluation
 from t5like.evaluation.settings import description
 from t5like.evaluation.tables import Record, Results, checkpoint_identity
 from t5like.evaluation.task_evaluation import EvaluationStopped, TaskEvaluation, write_predictions
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 from t5like.parallel.process_zero import first_process_decides
 from t5like.training.checkpoints.folders import checkpoints_folder
 
@@ -50,7 +50,7 @@ def task_measurements(tasks: TaskEvaluation, out: Path, report: Report, stopped:
 
 
 def measure_checkpoints(
-  model: LoadedModel,
+  model: Model,
   measurements: Sequence[Measurement],
   checkpoints: Checkpoints,
   results: Results,
@@ -85,7 +85,7 @@ def measure_checkpoints(
       yield records
 
 
-def _identity(model: LoadedModel, step: int | None) -> str | None:
+def _identity(model: Model, step: int | None) -> str | None:
   try:
     return "" if step is None else checkpoint_identity(checkpoints_folder(model.folder) / str(step))
   except FileNotFoundError:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from t5like.errors import UserError
 from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
-from t5like.inference.model import LoadedModel, PromptForm, is_trained_elsewhere, prompt_form
+from t5like.inference import Model
+from t5like.inference.prompts import PromptForm, is_trained_elsewhere, prompt_form
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
 
@@ -50,8 +51,8 @@ class EvaluatedModel:
     return cls(module, mesh, vocabulary, form, inputs, targets, experiment.batch_size)
 
   @classmethod
-  def of_loaded(cls, model: LoadedModel) -> EvaluatedModel:
-    return cls.of(model.model, model.mesh, model.vocabulary, model.experiment)
+  def of_loaded(cls, model: Model) -> EvaluatedModel:
+    return cls.of(model.module, model.mesh, model.vocabulary, model.experiment)
 
   @cached_property
   def special(self) -> SpecialTokens:

@@ -11,7 +11,7 @@ from typing import Any
 from t5like.console import say
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 from t5like.parallel.process_zero import all_processes, first_process_decides
 from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps, checkpoints_folder
 from t5like.training.records.goodput import FILE, read_attempts
@@ -35,7 +35,7 @@ class Checkpoints:
   def several(self) -> bool:
     return bool(self.follow or self.steps)
 
-  def of(self, model: LoadedModel, stopped: Stopped = NEVER) -> Iterable[int | None]:
+  def of(self, model: Model, stopped: Stopped = NEVER) -> Iterable[int | None]:
     """The steps in their order; None for a model without steps. To be iterated by all processes alike."""
     if not self.several:
       return [model.step(self.step)]
@@ -55,7 +55,7 @@ def wait_for_model(model_dir: str, stopped: Stopped) -> None:
     time.sleep(5.0 if storage.is_remote(folder) else 0.5)
 
 
-def load_next(model: LoadedModel, step: int | None, average: bool, several: bool) -> Any:
+def load_next(model: Model, step: int | None, average: bool, several: bool) -> Any:
   """Parameters of a checkpoint; None, and a line on why, where it is damaged or gone and others follow."""
   params, problem = None, None
   try:

@@ -10,11 +10,11 @@ from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.experiments import seqio_process
 from t5like.experiments.token_caches import TokenCaches
 from t5like.files.storage import DEFAULT_ROOT
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 
 
 def caches_of(
-  model: LoadedModel, cache_dir: str | None = None, task_modules: Sequence[str] = (), inputs_length: int | None = None
+  model: Model, cache_dir: str | None = None, task_modules: Sequence[str] = (), inputs_length: int | None = None
 ) -> TokenCaches:
   """The token caches that the caller names. What a model directory names is data, and is not followed."""
   evaluated = EvaluatedModel.of_loaded(model)
@@ -37,7 +37,7 @@ class TaskCaches:
   """Opens the token caches of tasks and mixtures."""
 
   def __init__(
-    self, model: LoadedModel, cache_dir: str | None, task_modules: Sequence[str], inputs_length: int | None = None
+    self, model: Model, cache_dir: str | None, task_modules: Sequence[str], inputs_length: int | None = None
   ):
     self._caches = caches_of(model, cache_dir, task_modules, inputs_length)
     self._modules, self._hint = task_modules, model.task_hint()

@@ -21,7 +21,7 @@ from t5like.evaluation.scoring import Evaluation, check_functions, predictions_p
 from t5like.evaluation.settings import EvaluationSettings, description
 from t5like.evaluation.task_caches import TaskCaches
 from t5like.files import storage
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 
 
 class EvaluationStopped(Exception):
@@ -31,9 +31,7 @@ class EvaluationStopped(Exception):
 class TaskEvaluation:
   """Tasks and mixtures that a model is evaluated on. Use it under the model's `sharding()`."""
 
-  def __init__(
-    self, model: LoadedModel, tasks: Sequence[str], settings: EvaluationSettings, without_metrics: bool = False
-  ):
+  def __init__(self, model: Model, tasks: Sequence[str], settings: EvaluationSettings, without_metrics: bool = False):
     """Token caches are built where they are missing. `without_metrics` takes tasks whose answers are withheld, too."""
     self.settings = settings
     caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length)
@@ -107,7 +105,7 @@ def write_predictions(
 
 
 def evaluate(
-  model: LoadedModel,
+  model: Model,
   task: str,
   split: str = "validation",
   examples: int = 0,

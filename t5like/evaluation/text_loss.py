@@ -23,7 +23,7 @@ from t5like.evaluation.tables import Record
 from t5like.evaluation.task_caches import TaskCaches
 from t5like.experiments import seqio_process
 from t5like.files import storage
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 from t5like.inference.ranking import CandidateScorer
 from t5like.models.embedder import check_length
 from t5like.objectives import CATALOGUE, Lengths, Objective, find_objective, split_task_name
@@ -54,7 +54,7 @@ class LossMetric:
   measure: Callable[[Any, Progress], TextLoss]  # of parameters
 
 
-def loss_measurements(model: LoadedModel, settings: TextLossSettings) -> list[Measurement]:
+def loss_measurements(model: Model, settings: TextLossSettings) -> list[Measurement]:
   """The loss, perplexity and bits per byte of each text. Use them under the model's `sharding()`."""
   texts = [_text_file(model, settings)] if settings.text else _tasks(model, settings)
   metrics = [_metric(model, settings, corpus) for corpus in texts]
@@ -85,7 +85,7 @@ def _measurement(corpus: Corpus, metric: LossMetric, settings: TextLossSettings)
   return Measurement(blank, measure)
 
 
-def _text_file(model: LoadedModel, settings: TextLossSettings) -> Corpus:
+def _text_file(model: Model, settings: TextLossSettings) -> Corpus:
   """JSON lines are a document each, any other file is one; its bytes are those of its text."""
   path = storage.as_path(settings.text)
   lines = list(read_texts(path, settings.text_field))
@@ -94,7 +94,7 @@ def _text_file(model: LoadedModel, settings: TextLossSettings) -> Corpus:
   return _of_documents(model, path.name, "", texts[: settings.examples or None])
 
 
-def _of_documents(model: LoadedModel, name: str, split: str, texts: Sequence[str]) -> Corpus:
+def _of_documents(model: Model, name: str, split: str, texts: Sequence[str]) -> Corpus:
   if not any(texts):
     raise UserError(f"{name} is empty: there is nothing to predict")
   coded = model.vocabulary.encode_batch(list(texts))
@@ -103,7 +103,7 @@ def _of_documents(model: LoadedModel, name: str, split: str, texts: Sequence[str
   return Corpus(name, split, [list(tokens) for tokens in coded], size, data=f"{identity:08x}")
 
 
-def _tasks(model: LoadedModel, settings: TextLossSettings) -> list[Corpus]:
+def _tasks(model: Model, settings: TextLossSettings) -> list[Corpus]:
   own = () if model.trained_elsewhere else (model.experiment.task,)
   names = settings.tasks or own
   if not names:
@@ -136,7 +136,7 @@ def _labelled(task: str, split: str, cache: data.TokenCache, examples: int) -> C
   return Corpus(task, split, sides["targets"], size, sides["inputs"], f"{identity:08x}")
 
 
-def _metric(model: LoadedModel, settings: TextLossSettings, corpus: Corpus) -> LossMetric:
+def _metric(model: Model, settings: TextLossSettings, corpus: Corpus) -> LossMetric:
   """How this model is measured on this text."""
   evaluated = EvaluatedModel.of_loaded(model)
   if corpus.inputs is not None:
@@ -208,10 +208,10 @@ def _of_targets(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: C
   return LossMetric(identity, "targets given their inputs, end-of-sequence among them", of_targets)
 
 
-def _objective(model: LoadedModel, settings: TextLossSettings) -> tuple[Objective, Lengths]:
+def _objective(model: Model, settings: TextLossSettings) -> tuple[Objective, Lengths]:
   """What is hidden: as requested, as in training, or what such models are usually trained with."""
-  masked = model.model.batch_layout == "encoder"
-  if masked and not model.model.config.mlm_head:
+  masked = model.module.batch_layout == "encoder"
+  if masked and not model.module.config.mlm_head:
     raise UserError("this encoder has no head that fills in hidden text: it was saved without", folder=model.folder)
   named = split_task_name(settings.tasks[0])[1] if settings.tasks else None
   own = None if model.trained_elsewhere else model.experiment.objective
@@ -225,10 +225,10 @@ def _objective(model: LoadedModel, settings: TextLossSettings) -> tuple[Objectiv
   if (objective.makes == "masked") != masked or objective.needs_others or inputs_missing:
     fitting = ["bert_mlm", "spanbert", "electra"] if masked else ["span_corruption", "bert_style", "prefix_lm"]
     raise UserError(
-      f"{objective.name} cannot measure {type(model.model).__name__}", try_=f"--objective={' or '.join(fitting)}"
+      f"{objective.name} cannot measure {type(model.module).__name__}", try_=f"--objective={' or '.join(fitting)}"
     )
   inputs = settings.window or (_WINDOW if model.trained_elsewhere else model.experiment.lengths["inputs"])
-  inputs = min(inputs, learned_positions(model.model) or inputs)
+  inputs = min(inputs, learned_positions(model.module) or inputs)
   lengths = objective.lengths(inputs)
   objective.check(lengths, model.special)
   return objective, lengths

@@ -47,10 +47,10 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:
-      raise UserError(
+      raise parallel.MeshError(
         f"{field} = {width} cannot be split over the {axis!r} axis of size {size}",
+        [{"data": -1, axis: math.gcd(width, size)}],
         mesh=parallel.describe_mesh(mesh),
-        try_=f"--gin.MESH.data=-1 --gin.MESH.{axis}={math.gcd(width, size)}",
       )
 
 

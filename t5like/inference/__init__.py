@@ -1,1 +1,12 @@
-"""A model ready to use: generate, score, rank, embed and fill masks."""
+"""A model ready for use: generate, score, rank, embed and fill masks.
+
+model = load("runs/demo")
+model.generate("a question", beams=4).text
+"""
+
+from t5like.inference.generation import Generator
+from t5like.inference.model import Model, load
+from t5like.inference.ranking import CandidateScorer, Likelihood
+from t5like.inference.results import Candidate, Choice, Filled, Output
+
+__all__ = ["Candidate", "CandidateScorer", "Choice", "Filled", "Generator", "Likelihood", "Model", "Output", "load"]

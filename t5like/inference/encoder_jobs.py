@@ -1,18 +1,20 @@
-"""What `t5like infer` does with rows and an encoder: fill in masks, embed, find the nearest sentences."""
+"""Jobs over rows of text that need no decoder: fill in masks, embed, find the nearest sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from t5like.errors import UserError
+from t5like.errors import InvalidSetting, UserError
 from t5like.inference.batching import BatchPlanner, Shape
 from t5like.inference.encodings import Embedder, MaskFiller, nearest_rows, planner
-from t5like.inference.jobs import Answer, Limits, Prepared
-from t5like.inference.model import LoadedModel
+from t5like.inference.jobs import Answer, Generation, Limits, Prepared
 from t5like.inference.rows import Refused, Row, refuse
+
+if TYPE_CHECKING:  # a model's methods run these jobs
+  from t5like.inference.model import Model
 
 
 class FillMask:
@@ -20,17 +22,17 @@ class FillMask:
 
   counts = "tokens read"
 
-  def __init__(self, loaded: LoadedModel, params: Any, limits: Limits, top: int):
-    vocabulary = loaded.vocabulary
+  def __init__(self, model: Model, limits: Limits, top: int):
+    vocabulary = model.vocabulary
     if vocabulary.mask_id is None:
-      raise UserError(f"the vocabulary {loaded.vocabulary_name!r} has no mask to fill in", try_="--vocabulary=...")
-    self._loaded, self._params, self.limits = loaded, params, limits
-    self._filler = MaskFiller(loaded.model, loaded.mesh, vocabulary.mask_id, top)
+      raise UserError(f"the vocabulary {model.vocabulary_name!r} has no mask to fill in", try_="another vocabulary")
+    self._model, self.limits = model, limits
+    self._filler = model.runner(MaskFiller, vocabulary.mask_id, top)
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
-    vocabulary = self._loaded.vocabulary
+    vocabulary = self._model.vocabulary
     prepared: list[Prepared | Refused] = []
-    for read in self.limits.read(self._loaded, rows):
+    for read in self.limits.read(self._model, rows):
       if isinstance(read, Refused):
         prepared.append(read)
       elif vocabulary.mask_id not in read[1]:
@@ -40,24 +42,76 @@ class FillMask:
     return prepared
 
   def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._loaded.model, self._loaded.mesh, batch_size)
+    return planner(self._model.module, self._model.mesh, batch_size)
 
   def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
-    with self._loaded.sharding():
-      found = self._filler(self._params, [p.tokens for p in batch], shape)
+    found = self._filler(self._model.params, [p.tokens for p in batch], shape)
     return [(self._fill(p, *f), len(p.tokens)) for p, f in zip(batch, found, strict=True)]
 
   def _fill(self, prepared: Prepared, probabilities: np.ndarray, ids: np.ndarray) -> Answer:
-    vocabulary = self._loaded.vocabulary
+    vocabulary = self._model.vocabulary
     masks = [
       [{"token": vocabulary.piece(i), "probability": float(p)} for p, i in zip(*mask, strict=True)]
       for mask in zip(probabilities, ids, strict=True)
     ]
     best = iter(ids[:, 0].tolist())
     filled = [next(best) if token == vocabulary.mask_id else token for token in prepared.tokens]
-    form = self._loaded.prompt_form
+    form = self._model.prompt_form
     inside = filled[form.start is not None : len(filled) - (form.end is not None)]
     return {"masks": masks, "filled": vocabulary.decode(inside)}
+
+
+class FillSpans(Generation):
+  """The likeliest spans for the sentinels of a row, as T5 writes them: <extra_id_0> span <extra_id_1> span ...
+
+  Beam search finds whole outputs, each with a span for every sentinel: a probability is that of the whole output.
+  """
+
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
+    sentinels = self._model.vocabulary.sentinel_ids
+    first = self._model.vocabulary.piece(sentinels[0])
+    return [
+      refuse(p.row, f"no {first} in the text", self.limits.field)
+      if isinstance(p, Prepared) and not set(sentinels) & set(p.tokens)
+      else p
+      for p in super().prepare(rows)
+    ]
+
+  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+    decoded = self._decode(batch, shape)
+    answers = []
+    for prepared, tokens, lengths, scores in zip(
+      batch, decoded.tokens, decoded.lengths, np.exp(decoded.scores), strict=True
+    ):
+      spans = [self._spans(output[:length].tolist()) for output, length in zip(tokens, lengths, strict=True)]
+      answers.append((self._fill(prepared, spans, scores.tolist()), int(lengths.sum())))
+    return answers
+
+  def _spans(self, output: Sequence[int]) -> dict[int, list[int]]:
+    """Returns the tokens after each sentinel."""
+    spans: dict[int, list[int]] = {}
+    current: list[int] = []
+    for token in output:
+      if token in self._model.vocabulary.sentinel_ids:
+        current = spans.setdefault(token, [])
+      else:
+        current.append(token)
+    return spans
+
+  def _fill(self, prepared: Prepared, spans: Sequence[dict[int, list[int]]], probabilities: Sequence[float]) -> Answer:
+    vocabulary = self._model.vocabulary
+    sentinels = [token for token in prepared.tokens if token in vocabulary.sentinel_ids]
+    masks = [
+      [
+        {"token": vocabulary.decode(own.get(sentinel, [])), "probability": p}
+        for own, p in zip(spans, probabilities, strict=True)
+      ]
+      for sentinel in sentinels
+    ]
+    form = self._model.prompt_form
+    inside = prepared.tokens[form.start is not None : len(prepared.tokens) - (form.end is not None)]
+    filled = [token for t in inside for token in (spans[0].get(t, []) if t in sentinels else [t])]
+    return {"masks": masks, "filled": vocabulary.decode(filled)}
 
 
 class Embedding:
@@ -65,21 +119,20 @@ class Embedding:
 
   counts = "tokens read"
 
-  def __init__(self, loaded: LoadedModel, params: Any, limits: Limits, pooling: str):
-    self._loaded, self._params, self.limits = loaded, params, limits
-    self._embedder = Embedder(loaded.model, loaded.mesh, pooling)
-    self.width = loaded.model.config.embed_dim
+  def __init__(self, model: Model, limits: Limits, pooling: str):
+    self._model, self.limits = model, limits
+    self._embedder = model.runner(Embedder, pooling)
+    self.width = model.config.embed_dim
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
-    read = self.limits.read(self._loaded, rows)
+    read = self.limits.read(self._model, rows)
     return [r if isinstance(r, Refused) else Prepared(*r) for r in read]
 
   def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._loaded.model, self._loaded.mesh, batch_size)
+    return planner(self._model.module, self._model.mesh, batch_size)
 
   def vectors(self, batch: Sequence[Prepared], shape: Shape | None = None) -> np.ndarray:
-    with self._loaded.sharding():
-      return self._embedder(self._params, [p.tokens for p in batch], shape)
+    return self._embedder(self._model.params, [p.tokens for p in batch], shape)
 
   def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
     vectors = self.vectors(batch, shape)
@@ -93,7 +146,7 @@ class Neighbours:
 
   def __init__(self, embedding: Embedding, sentences: Sequence[Row], vectors: np.ndarray, top: int):
     if top < 1:
-      raise UserError(f"--top={top} cannot work", expected="1 or more")
+      raise InvalidSetting(f"top={top} cannot work", expected="1 or more")
     self._embedding, self._sentences, self._vectors, self._top = embedding, sentences, vectors, top
     self.limits = embedding.limits
 

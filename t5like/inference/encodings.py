@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from t5like import decoding, parallel
+from t5like import decoding
 from t5like.errors import UserError, nearest
 from t5like.inference.batching import BatchPlanner, Shape
 from t5like.inference.generation import placed
-from t5like.inference.prompts import prompt_batch
+from t5like.inference.prompts import position_limit, prompt_batch
 from t5like.inference.room import SizedFunction
 from t5like.models.padding import encoder_valid
 
@@ -44,8 +44,7 @@ class Embedder:
   def __call__(self, params: Any, texts: Texts, shape: Shape | None = None) -> np.ndarray:
     """[texts, embed] float32. Texts are padded to `shape`, or to the smallest that holds them."""
     batch = placed(_batch(self.model, self._mesh, texts, shape), self._mesh)
-    with parallel.sharding_context(self._mesh):
-      return jax.device_get(self._embed(params, batch))[: len(texts)]
+    return jax.device_get(self._embed(params, batch))[: len(texts)]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
     reads = "encode" if self.model.batch_layout == "encoder_decoder" else "hidden_states"
@@ -81,8 +80,7 @@ class MaskFiller:
     # The masks of a row come first, in their order; what fills up the rest is dropped below.
     places = np.argsort(~masks, axis=1, kind="stable")[:, :room].astype(np.int32)
     places = np.pad(places, ((0, 0), (0, room - places.shape[1])))
-    with parallel.sharding_context(self._mesh):
-      found = jax.device_get(self._fill(params, placed(batch | {"places": places}, self._mesh)))
+    found = jax.device_get(self._fill(params, placed(batch | {"places": places}, self._mesh)))
     return [(found[0][row, : counts[row]], found[1][row, : counts[row]]) for row in range(len(texts))]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -109,8 +107,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
   """Of batches of texts that are read at once."""
-  config, ways = model.config, mesh.shape["data"] * mesh.shape["fsdp"]
-  return BatchPlanner(batch_size, ways, config.max_positions if config.positions == "learned" else None)
+  return BatchPlanner(batch_size, mesh.shape["data"] * mesh.shape["fsdp"], position_limit(model.config))
 
 
 def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: Shape | None) -> dict[str, np.ndarray]:

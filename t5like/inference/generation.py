@@ -16,7 +16,7 @@ from t5like import decoding, parallel
 from t5like.decoding import Decoded, DecodeSettings
 from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, Shape
-from t5like.inference.prompts import prompt_batch
+from t5like.inference.prompts import position_limit, prompt_batch
 from t5like.inference.room import SizedFunction
 from t5like.models.cache import take_copies
 from t5like.models.stepping import prepare
@@ -54,17 +54,15 @@ class Generator:
     batch |= {"row_ids": _rows_filled(ids, filled), "limits": _rows_filled(limits, filled)}
     batch = placed(batch, self._mesh)
     fixed = dataclasses.replace(settings, max_length=decoding.bucket(settings.max_length), seed=0)
-    with parallel.sharding_context(self._mesh):
-      decoded = jax.device_get(self._decode(params, batch, np.uint32(settings.seed), settings=fixed))
+    decoded = jax.device_get(self._decode(params, batch, np.uint32(settings.seed), settings=fixed))
     decoded = jax.tree.map(lambda x: x[:rows], decoded)
     return dataclasses.replace(decoded, tokens=decoded.tokens[:, :, : settings.max_length])
 
   def planner(self, batch_size: int, written: int) -> BatchPlanner:
     """Of batches of prompts, each of which goes on for `written` tokens."""
-    config = self.model.config
     room = written - 1 if self.model.batch_layout != "encoder_decoder" else 0
-    at_most = config.max_positions - room if config.positions == "learned" else None
-    return BatchPlanner(batch_size, self._ways, at_most, written)
+    positions = position_limit(self.model.config)
+    return BatchPlanner(batch_size, self._ways, None if positions is None else positions - room, written)
 
   def texts(
     self,

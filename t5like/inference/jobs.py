@@ -1,21 +1,22 @@
-"""What `t5like infer` does with rows: write on from them, or say how likely given answers are."""
+"""Jobs over rows of text: generate from each, or score and rank given answers."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from t5like.decoding import DecodeSettings
-from t5like.errors import UserError
+from t5like.decoding import Decoded, DecodeSettings
+from t5like.errors import InvalidSetting, UserError
 from t5like.inference.batching import BatchPlanner, Shape
 from t5like.inference.generation import Generator
-from t5like.inference.model import LoadedModel
 from t5like.inference.ranking import CandidateScorer, Likelihood
 from t5like.inference.rows import TEXT_FIELD, Refused, Row, refuse
-from t5like.interop.safetensors_files import read_json
+
+if TYPE_CHECKING:  # a model's methods run these jobs
+  from t5like.inference.model import Model
 
 Answer = dict[str, Any]
 
@@ -36,12 +37,15 @@ class Prepared:
 
 
 class Job(Protocol):
-  counts: str  # what kind of tokens the speed counts
+  """What is done with each row."""
+
+  counts: str  # the kind of tokens that the speed counts
+  limits: Limits
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]: ...
 
   def planner(self, batch_size: int) -> BatchPlanner:
-    """Deals rows out to batches."""
+    """Plans the batches of rows."""
 
   def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
     """An answer for each row, and how many tokens it took; padded to `shape`, or to the smallest that holds them."""
@@ -55,21 +59,22 @@ class Limits:
   truncate: bool = False  # cut them: the end of what a decoder reads, the beginning of what an encoder does
   field: str = TEXT_FIELD
 
-  def read(self, loaded: LoadedModel, rows: Sequence[Row], room: int = 0) -> list[tuple[Row, list[int]] | Refused]:
+  def read(self, model: Model, rows: Sequence[Row], room: int = 0) -> list[tuple[Row, list[int]] | Refused]:
     """The texts in tokens, with marks around them; `room` positions are kept free for what follows."""
-    form, positions = loaded.prompt_form, position_count(loaded)
+    form, positions = model.prompt_form, model.positions
     most = _least(self.inputs, None if positions is None else positions - room)
     around = len(form.tokens([0])) - 1
-    texts = iter(loaded.vocabulary.encode_batch([row.text for row in rows if row.tokens is None]))
+    texts = iter(model.vocabulary.encode_batch([row.text for row in rows if row.tokens is None]))
     read: list[tuple[Row, list[int]] | Refused] = []
     for row in rows:
       text = next(texts) if row.tokens is None else row.tokens
       if most is not None and len(text) + around > most:
         if not self.truncate or most < around:
-          read.append(refuse(row, _too_long(len(text) + around, most, positions, room), self.field))
+          why = _too_long(len(text) + around, most, positions, room)
+          read.append(refuse(row, why, self.field, remedy="--truncate cuts them"))
           continue
         kept = most - around
-        text = text[len(text) - kept :] if loaded.is_decoder else text[:kept]
+        text = text[len(text) - kept :] if model.is_decoder else text[:kept]
       read.append((row, form.tokens(text)))
     return read
 
@@ -78,30 +83,12 @@ def _least(*counts: int | None) -> int | None:
   return min((count for count in counts if count is not None), default=None)
 
 
-def position_count(loaded: LoadedModel) -> int | None:
-  config = loaded.model.config
-  return config.max_positions if config.positions == "learned" else None
-
-
-def configured_ends(loaded: LoadedModel) -> set[int]:
-  """Ids that end an output by the configuration of a Hugging Face folder; none where it says nothing."""
-  if loaded.experiment is not None or loaded.model.batch_layout == "encoder":
-    return set()
-  for name in ("generation_config.json", "config.json"):
-    if (loaded.folder / name).is_file():
-      told = read_json(loaded.folder / name).get("eos_token_id")
-      ends = {token for token in (told if isinstance(told, list) else [told]) if isinstance(token, int)}
-      if ends:
-        return ends
-  return set()
-
-
 def _too_long(length: int, most: int, positions: int | None, room: int) -> str:
   if positions is None or most < positions - room:
     limit = f"--max_inputs={most}"
   else:
     limit = f"the model has {positions:,} positions" + (f", {room:,} of them for the output" if room else "")
-  return f"{length:,} tokens are too many: {limit}. --truncate cuts them"
+  return f"{length:,} tokens are too many: {limit}"
 
 
 class Generation:
@@ -109,37 +96,32 @@ class Generation:
 
   counts = "tokens written"
 
-  def __init__(self, loaded: LoadedModel, params: Any, settings: DecodeSettings, stops: Sequence[str], limits: Limits):
-    layout = loaded.model.batch_layout
-    if layout == "encoder":
-      raise UserError(
-        f"{type(loaded.model).__name__} is an encoder: it writes no text", try_="--fill_mask, or --embed=mean"
-      )
-    self._loaded, self._params, self.limits = loaded, params, limits
-    self._generator = Generator(loaded.model, loaded.mesh, loaded.vocabulary.eos_id)
+  def __init__(self, model: Model, settings: DecodeSettings, stops: Sequence[str], limits: Limits):
+    if model.module.batch_layout == "encoder":
+      raise UserError(f"{model.kind} is an encoder: it writes no text", try_="fill_mask, or embed")
+    self._model, self.limits = model, limits
+    self._generator = model.runner(Generator, model.vocabulary.eos_id)
     self.change(settings, stops)
 
   def change(self, settings: DecodeSettings, stops: Sequence[str]) -> None:
-    positions = position_count(self._loaded)
+    positions = self._model.positions
     if positions is not None and settings.max_length > positions:
-      raise UserError(
-        f"--max_length={settings.max_length} is more than the model's {positions} positions",
-        try_=f"--max_length={max(positions // 2, 1)}",
+      raise InvalidSetting(
+        f"max_length={settings.max_length} is more than the model's {positions} positions",
+        expected=f"less, such as {max(positions // 2, 1)}: a prompt needs positions, too",
       )
     self.settings, self._stops = settings, stops
-    self._room = settings.max_length - 1 if self._loaded.is_decoder else 0
+    self._room = settings.max_length - 1 if self._model.is_decoder else 0
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
-    read = self.limits.read(self._loaded, rows, self._room)
+    read = self.limits.read(self._model, rows, self._room)
     return [r if isinstance(r, Refused) else Prepared(*r) for r in read]
 
   def planner(self, batch_size: int) -> BatchPlanner:
     return self._generator.planner(batch_size, self.settings.max_length)
 
   def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
-    row_ids = np.array([p.row.number for p in batch], np.int32)
-    with self._loaded.sharding():
-      decoded = self._generator.texts(self._params, [p.tokens for p in batch], self.settings, shape, row_ids)
+    decoded = self._decode(batch, shape)
     answers = []
     for i, prepared in enumerate(batch):
       outputs = []
@@ -157,12 +139,16 @@ class Generation:
       answers.append(({"outputs": outputs}, int(decoded.lengths[i].sum())))
     return answers
 
+  def _decode(self, batch: Sequence[Prepared], shape: Shape | None) -> Decoded:
+    row_ids = np.array([p.row.number for p in batch], np.int32)
+    return self._generator.texts(self._model.params, [p.tokens for p in batch], self.settings, shape, row_ids)
+
   def _text(self, prepared: Prepared, output: np.ndarray) -> tuple[str, bool]:
     """The output, up to the first stop text; and whether there was one."""
-    decode = self._loaded.vocabulary.decode
+    decode = self._model.vocabulary.decode
     text = decode(output.tolist())
-    form = self._loaded.prompt_form
-    if self._loaded.is_decoder and form.end is None:
+    form = self._model.prompt_form
+    if self._model.is_decoder and form.end is None:
       # A space at the beginning is part of how an output goes on from its prompt; some vocabularies drop it.
       prompt = prepared.tokens if form.start is None else prepared.tokens[1:]
       before, whole = decode(prompt), decode([*prompt, *output.tolist()])
@@ -178,8 +164,7 @@ class Ranking:
 
   def __init__(
     self,
-    loaded: LoadedModel,
-    params: Any,
+    model: Model,
     limits: Limits,
     batch_size: int,
     target_field: str | None = None,
@@ -189,17 +174,17 @@ class Ranking:
     whole: bool = False,
   ):
     """`whole`: a row is itself the answer, to nothing."""
-    if loaded.model.batch_layout == "encoder":
-      raise UserError(f"{type(loaded.model).__name__} is an encoder: it cannot say how likely a text is")
-    self._loaded, self._params, self.limits = loaded, params, limits
+    if model.module.batch_layout == "encoder":
+      raise UserError(f"{model.kind} is an encoder: it cannot say how likely a text is")
+    self._model, self.limits = model, limits
     self._target_field, self._given, self._field = target_field, list(candidates), candidates_field
     self._per_token, self._whole = per_token, whole
-    self._is_decoder = loaded.is_decoder
-    self._scorer = CandidateScorer(loaded.model, loaded.mesh, 0, batch_size)
+    self._is_decoder = model.is_decoder
+    self._scorer = model.runner(CandidateScorer, 0, batch_size)
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
     asked = [dataclasses.replace(row, text="") for row in rows] if self._whole else rows
-    read = self.limits.read(self._loaded, asked)
+    read = self.limits.read(self._model, asked)
     return [
       r if isinstance(r, Refused) else self._with_candidates(row, r[1]) for row, r in zip(rows, read, strict=True)
     ]
@@ -208,13 +193,13 @@ class Ranking:
     texts = self._texts(row)
     if isinstance(texts, str):
       return refuse(row, texts, self.limits.field)
-    form, vocabulary = self._loaded.prompt_form, self._loaded.vocabulary
+    form, vocabulary = self._model.prompt_form, self._model.vocabulary
     end = [] if form.end is None and self._is_decoder else [vocabulary.eos_id]
     known = [row.targets] if self._target_field and row.targets is not None else vocabulary.encode_batch(texts)
     candidates = [[*ids, *end] for ids in known]
     if not all(candidates):
       return refuse(row, "an answer without tokens", self.limits.field)
-    longest, positions = max(map(len, candidates)), position_count(self._loaded)
+    longest, positions = max(map(len, candidates)), self._model.positions
     start, inputs = (tokens[0], tokens[1:]) if self._is_decoder else (0, tokens)
     needed = longest + (len(inputs) if self._is_decoder else 0)
     if positions is not None and needed > positions:
@@ -242,10 +227,8 @@ class Ranking:
 
   def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
     """The scorer deals candidates out to batches itself: `shape` says nothing of them."""
-    with self._loaded.sharding():
-      scores = self._scorer(
-        self._params, [p.tokens for p in batch], [p.candidates for p in batch], [p.start for p in batch]
-      )
+    inputs, candidates, starts = zip(*((p.tokens, p.candidates, p.start) for p in batch), strict=True)
+    scores = self._scorer(self._model.params, inputs, candidates, starts)
     tokens = [len(p.tokens) * len(p.candidates) + sum(map(len, p.candidates)) for p in batch]
     make = self._score if self._target_field or self._whole else self._rank
     return [(make(p.texts, own), count) for p, own, count in zip(batch, scores, tokens, strict=True)]

@@ -65,7 +65,7 @@ class JsonLines:
     """All rows are there."""
 
   def _object(self, row: Row | Refused, answer: dict[str, Any] | None) -> dict[str, Any]:
-    own = {ERROR: f"{row.place}: {row.why}"} if isinstance(row, Refused) else answer
+    own = {ERROR: f"{row.place}: {row.reason}"} if isinstance(row, Refused) else answer
     given = dict(row.fields) if isinstance(row, Refused) else {self._field: row.text, **row.fields}
     # A field of the input that is called as one of ours, as in a file that was written here, keeps its value.
     passed = {f"input_{name}" if name in own or name == "row" else name: value for name, value in given.items()}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from t5like import decoding, parallel
+from t5like import decoding
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.inference.batching import BatchPlanner, RowBatch, Shape
 from t5like.inference.generation import placed
@@ -84,8 +84,7 @@ class CandidateScorer:
     batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
     # Each row fits the model's positions; the longest input and the longest candidate together need not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
-    with parallel.sharding_context(self._mesh):
-      sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room))
+    sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array], *, targets: int) -> jax.Array:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import flax.linen as nn
 import jax
 from jax.sharding import Mesh
 
@@ -32,11 +33,12 @@ class NoRoom(Exception):
 class SizedFunction:
   """A function compiled once for each shape of its arguments; one that has no room is not run, but raises NoRoom.
 
-  On several hosts all of them run it, or none.
+  It is compiled for its mesh by the sharding rules in force when it was made, wherever it is called. On several hosts
+  all of them run it, or none.
   """
 
   def __init__(self, function: Callable, mesh: Mesh, static_argnames: Sequence[str] = ()):
-    self._mesh = mesh
+    self._mesh, self._rules = mesh, parallel.rules_in_force()
     self._jitted = jax.jit(function, static_argnames=static_argnames, out_shardings=parallel.replicated(mesh))
     self._compiled: dict[Any, jax.stages.Compiled] = {}
     self._fitting: set[Any] = set()
@@ -44,7 +46,8 @@ class SizedFunction:
   def __call__(self, *arguments: Any, **static: Any) -> Any:
     key = (_shapes(arguments), tuple(sorted(static.items())))
     if key not in self._compiled:
-      self._compiled[key] = self._jitted.lower(*arguments, **static).compile()
+      with nn.logical_axis_rules(self._rules), parallel.sharding_context(self._mesh):
+        self._compiled[key] = self._jitted.lower(*arguments, **static).compile()
     if key not in self._fitting:
       needed, free = _needed(self._compiled[key]), free_bytes(self._mesh)
       if not all_processes(free is None or needed <= _SHARE * free):

@@ -47,13 +47,18 @@ class Refused:
   place: str
   why: str
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  remedy: str = ""  # the options of `t5like infer` that would help
+
+  @property
+  def reason(self) -> str:
+    return f"{self.why}. {self.remedy}" if self.remedy else self.why
 
 
 Rows = Iterator[Row | Refused]
 
 
-def refuse(row: Row, why: str, field: str = TEXT_FIELD) -> Refused:
-  return Refused(row.number, row.place, why, {field: row.text, **row.fields})
+def refuse(row: Row, why: str, field: str = TEXT_FIELD, remedy: str = "") -> Refused:
+  return Refused(row.number, row.place, why, {field: row.text, **row.fields}, remedy)
 
 
 def input_format(path: str, given: str | None) -> str:

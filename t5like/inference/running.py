@@ -6,12 +6,13 @@ import collections
 import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from t5like.console import ProgressLine, duration
+from t5like.console import warn as say
 from t5like.errors import RunError, UserError
 from t5like.inference.batching import BatchPlanner, RowBatch
 from t5like.inference.jobs import Answer, Job, Prepared
@@ -48,7 +49,7 @@ class Progress:
     for row in refused:
       self._refused += 1
       if self._refused <= _NAMED:
-        say(f"refused: {row.place}: {row.why}")
+        say(f"refused: {row.place}: {row.reason}")
       elif self._refused == _NAMED + 1:
         say("more rows are refused; the output says which and why")
 
@@ -84,12 +85,6 @@ class Pace:
     return max(self._batches // 2, 1) if seconds > _LONG else self._batches
 
 
-def say(text: str) -> None:
-  """On standard error: standard output may be the answers."""
-  if jax.process_index() == 0:
-    print(text, file=sys.stderr, flush=True)
-
-
 def run_rows(
   job: Job,
   rows: Rows,
@@ -99,7 +94,10 @@ def run_rows(
   total: int | None,
   waits: bool = False,
 ) -> int:
-  """Answers all rows that the output has not; its exit status. `waits`: rows come from a pipe, now and then."""
+  """Answers all rows that the output does not have yet; returns the number of refused ones.
+
+  `waits`: rows come from a pipe, now and then.
+  """
   is_writer = jax.process_index() == 0
   done = first_process_decides(lambda: output.begin(rows))
   if not is_writer:
@@ -126,7 +124,7 @@ def run_rows(
   refused = first_process_decides(lambda: output.refused)
   if refused:
     say(f"{refused:,} of {done:,} rows were refused: the output says why")
-  return 1 if refused else 0
+  return refused
 
 
 def answer_window(
@@ -140,22 +138,14 @@ def answer_window(
   refused = [entry for entry in entries if isinstance(entry, Refused)]
   progress.refuse(refused)
   answers: dict[int, Any] = {}
-  good = [i for i, entry in enumerate(entries) if isinstance(entry, Prepared)]
-  for batch in planner.plan([entries[i].length for i in good]):
-    numbers = [good[n] for n in batch.rows]
-
-    def answer(part: Sequence[int], batch: RowBatch = batch) -> list[tuple[Answer, int]]:
-      shape = planner.shape_for(part, batch, max(entries[i].length for i in part))
-      return job.answer([entries[i] for i in part], shape)
-
-    for i, found in zip(numbers, answer_in_room(numbers, answer), strict=True):
-      if isinstance(found, NoRoom):
-        entries[i] = _no_room(entries[i], found, job.limits.field)
-        refused.append(entries[i])
-        progress.refuse(refused[-1:])
-      else:
-        answers[i], tokens = found
-        progress.add(1, tokens)
+  for i, found in _batch_answers(job, entries, planner):
+    if isinstance(found, NoRoom):
+      entries[i] = _no_room(entries[i], found, job.limits.field)
+      refused.append(entries[i])
+      progress.refuse(refused[-1:])
+    else:
+      answers[i], tokens = found
+      progress.add(1, tokens)
   if strict:
     entries, rest = entries[: (stop := _first_refused(entries))], [*entries[stop:], *rest]
   elif refused:
@@ -164,13 +154,47 @@ def answer_window(
   return rows, [answers.get(i) for i in range(len(rows))], rest[0] if rest else None
 
 
+def answer_all(job: Job, rows: Sequence[Row], batch_size: int) -> list[Answer]:
+  """Returns the answers to all rows, in their order. Raises UserError where one cannot be answered."""
+  if not rows:
+    return []
+  entries = job.prepare(rows)
+  if (first := _first_refused(entries)) < len(entries):
+    refused = entries[first]
+    raise UserError(f"{refused.place}: {refused.why}", try_="truncate=True" if refused.remedy else "")
+  answers: dict[int, Answer] = {}
+  for i, found in _batch_answers(job, entries, job.planner(batch_size)):
+    if isinstance(found, NoRoom):
+      raise UserError(f"{entries[i].row.place}: {_no_room_for(entries[i], found)}", try_="a shorter text")
+    answers[i] = found[0]
+  return [answers[i] for i in range(len(rows))]
+
+
+def _batch_answers(
+  job: Job, entries: Sequence[Prepared | Refused], planner: BatchPlanner
+) -> Iterator[tuple[int, tuple[Answer, int] | NoRoom]]:
+  """Answers the prepared entries in batches of similar length; yields their numbers and answers."""
+  good = [i for i, entry in enumerate(entries) if isinstance(entry, Prepared)]
+  for batch in planner.plan([entries[i].length for i in good]):
+    numbers = [good[n] for n in batch.rows]
+
+    def answer(part: Sequence[int], batch: RowBatch = batch) -> list[tuple[Answer, int]]:
+      shape = planner.shape_for(part, batch, max(entries[i].length for i in part))
+      return job.answer([entries[i] for i in part], shape)
+
+    yield from zip(numbers, answer_in_room(numbers, answer), strict=True)
+
+
 def _first_refused(entries: Sequence[Prepared | Refused]) -> int:
   return next((i for i, entry in enumerate(entries) if isinstance(entry, Refused)), len(entries))
 
 
 def _no_room(prepared: Prepared, problem: NoRoom, field: str) -> Refused:
-  why = f"the devices have no room for {prepared.length:,} tokens, even in a batch of their own ({problem})"
-  return refuse(prepared.row, f"{why}. --max_inputs=N --truncate cuts them", field)
+  return refuse(prepared.row, _no_room_for(prepared, problem), field, remedy="--max_inputs=N --truncate cuts them")
+
+
+def _no_room_for(prepared: Prepared, problem: NoRoom) -> str:
+  return f"the devices have no room for {prepared.length:,} tokens, even in a batch of their own ({problem})"
 
 
 def _prepared(job: Job, window: Sequence[Row | Refused]) -> list[Prepared | Refused]:
@@ -182,7 +206,7 @@ def _stopped(row: Refused, done: int) -> UserError:
   """At a row that cannot be answered, as --strict asks."""
   kind = RunError if done else UserError
   return kind(
-    f"{row.place}: {row.why}",
+    f"{row.place}: {row.reason}",
     done=f"{done:,} rows before it" if done else "",
     try_="mend it and give the command again, or without --strict to go on with the rest",
   )

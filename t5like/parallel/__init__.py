@@ -2,7 +2,7 @@
 
 from t5like.parallel.batch_parts import BatchParts, batch_parts, part_group, to_global_arrays
 from t5like.parallel.coverage import check_sharded
-from t5like.parallel.mesh import MeshAxes, abstract_mesh, check_batch, describe_mesh, make_mesh
+from t5like.parallel.mesh import MeshAxes, MeshError, abstract_mesh, check_batch, describe_mesh, make_mesh
 from t5like.parallel.multihost import any_host_requested_stop, start, stop_signals
 from t5like.parallel.presets import PRESETS
 from t5like.parallel.rules import (
@@ -21,6 +21,7 @@ __all__ = [
   "PRESETS",
   "BatchParts",
   "MeshAxes",
+  "MeshError",
   "abstract_mesh",
   "any_host_requested_stop",
   "batch_parts",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,22 @@ from t5like.errors import UserError, nearest
 from t5like.parallel.presets import PRESETS, mesh_axes_of
 
 AXES = ("data", "fsdp", "tensor")
+
+
+class MeshError(UserError):
+  """A mesh that does not fit the devices or the model; `suggestions` are axes that do, by name.
+
+  The message shows them as options of `t5like train`; `shown` shows them for another command.
+  """
+
+  def __init__(self, what: str, suggestions: Sequence[Mapping[str, int | str]], **lines: object):
+    self.suggestions = list(suggestions)
+    tries = (" ".join(f"--gin.MESH.{axis}={size}" for axis, size in axes.items()) for axes in self.suggestions)
+    super().__init__(what, **lines, try_="\n".join(dict.fromkeys(tries)))
+
+  def shown(self, show: Callable[[Mapping[str, int | str]], str]) -> UserError:
+    tries = "\n".join(dict.fromkeys(map(show, self.suggestions)))
+    return UserError(self.what, **{name: text for name, text in self.lines.items() if name != "try"}, try_=tries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +73,10 @@ class MeshAxes:
     if fills and devices % fixed == 0:
       given[fills[0]] = devices // fixed
     if self.slices * math.prod(given.values()) != devices:
-      raise UserError(
+      raise MeshError(
         "the mesh does not cover the devices",
+        list(_suggestions(self, devices)),
         mesh=f"{self._equation(given)} = {fixed}{' * ?' if fills else ''}, but there are {devices} devices",
-        try_="\n".join(dict.fromkeys(_suggestions(self, devices))),
       )
     return given | {"data": given["data"] * self.slices}
 
@@ -69,16 +85,16 @@ class MeshAxes:
     return " * ".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def _suggestions(axes: MeshAxes, devices: int) -> Iterator[str]:
+def _suggestions(axes: MeshAxes, devices: int) -> Iterator[dict[str, int]]:
   """Meshes that work, closest first: the other axes cut to divisors, one axis filled."""
   slices = math.gcd(axes.slices, devices)
   devices //= slices
-  outer = f"--gin.MESH.slices={slices} " if axes.slices != 1 else ""
+  outer = {"slices": slices} if axes.slices != 1 else {}
   tensor = math.gcd(max(axes.tensor, 1), devices)
   fsdp = math.gcd(max(axes.fsdp, 1), devices // tensor)
-  yield f"{outer}--gin.MESH.data=-1 --gin.MESH.fsdp={fsdp} --gin.MESH.tensor={tensor}"
+  yield {**outer, "data": -1, "fsdp": fsdp, "tensor": tensor}
   data = math.gcd(max(axes.data, 1), devices // tensor)
-  yield f"{outer}--gin.MESH.data={data} --gin.MESH.fsdp=-1 --gin.MESH.tensor={tensor}"
+  yield {**outer, "data": data, "fsdp": -1, "tensor": tensor}
 
 
 def make_mesh(axes: MeshAxes, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -112,9 +128,7 @@ def _has_slices(axes: MeshAxes, devices: Sequence[Any]) -> bool:
   """
   found = len({getattr(device, "slice_index", 0) for device in devices})
   if found != axes.slices and devices[0].platform == "tpu":
-    raise UserError(
-      f"the devices are in {found} slice(s), the mesh says {axes.slices}", try_=f"--gin.MESH.slices={found}"
-    )
+    raise MeshError(f"the devices are in {found} slice(s), the mesh says {axes.slices}", [{"slices": found}])
   return axes.slices > 1 and found == axes.slices
 
 

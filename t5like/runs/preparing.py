@@ -192,8 +192,8 @@ def starting_point(
   """Decides where the state comes from, and refuses a checkpoint that does not fit.
 
   The order: the run's own newest whole checkpoint, then RESTORE_FROM, then parameters in memory (`init`), then those of
-  INIT_FROM (of t5like or of another library), then random initialization. Damaged checkpoints that are newer are set aside, where `move`
-  allows it, and named.
+  INIT_FROM (of t5like or of another library), then random initialization. Damaged checkpoints that are newer are set
+  aside, where `move` allows it, and named.
   """
   newest = newest_whole(model_dir, move)
   for line in newest.story:

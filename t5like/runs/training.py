@@ -14,7 +14,7 @@ from t5like.console import say
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.files import storage
-from t5like.inference.model import LoadedModel
+from t5like.inference import Model
 from t5like.interop.layouts import flatten
 from t5like.runs.preparing import PreparedRun, prepare
 from t5like.runs.trainer import Trainer, TrainingResult
@@ -30,7 +30,7 @@ from t5like.vocabularies import load_vocabulary
 
 def train(
   experiment: Experiment,
-  init: LoadedModel | Mapping[str, Any] | None = None,
+  init: Model | Mapping[str, Any] | None = None,
   step: StepFunction | None = None,
   hooks: Sequence[Hook] = (),
   *,
@@ -81,10 +81,10 @@ def check_run(experiment: Experiment) -> Any:
   return model_dir
 
 
-def given_parameters(init: LoadedModel | Mapping[str, Any], experiment: Experiment) -> GivenParameters:
+def given_parameters(init: Model | Mapping[str, Any], experiment: Experiment) -> GivenParameters:
   """Parameters in memory, to begin a run with."""
-  if isinstance(init, LoadedModel):
-    params, source, fingerprint = init.parameters(), f"the model {init.folder}", init.fingerprint
+  if isinstance(init, Model):
+    params, source, fingerprint = init.params, f"the model {init.folder}", init.fingerprint
   else:
     vocabulary = load_vocabulary(experiment.vocabulary)
     params, source = init, "given parameters"

@@ -7,8 +7,7 @@ import pytest
 from infer_models import folder_of
 from safetensors.numpy import load_file, save_file
 
-from t5like.inference.jobs import configured_ends
-from t5like.inference.model import load_model
+from t5like.inference import load
 
 
 @pytest.mark.parametrize(
@@ -22,21 +21,21 @@ def test_generation_config_counts_before_config(generation, config, expected, tm
   (folder / "generation_config.json").unlink(missing_ok=True)
   if generation is not None:
     (folder / "generation_config.json").write_text(json.dumps(generation))
-  assert configured_ends(load_model(folder)) == expected
+  assert load(folder).source.configured_ends() == expected
 
 
 @pytest.mark.parametrize("special, start", [(dict(eos=1), None), (dict(eos=1, cls=4, sep=1), 4)])
 def test_a_t5_whose_tokenizer_opens_texts_reads_them_so(special, start, tmp_path):
   """CodeT5, and those with BERT's vocabulary; checked with transformers on such a folder."""
-  form = load_model(folder_of("t5_1_0", tmp_path / "t5", **special)).prompt_form
+  form = load(folder_of("t5_1_0", tmp_path / "t5", **special)).prompt_form
   assert form.tokens([7, 8]) == [*([] if start is None else [start]), 7, 8, 1]
 
 
 def test_tensors_without_a_place_are_named(tmp_path, capsys):
   folder = folder_of("gpt2", tmp_path / "gpt2", eos=5)
-  load_model(folder)
+  load(folder)
   assert "no place" not in capsys.readouterr().err
   file = folder / "model.safetensors"
   save_file(load_file(file) | {"score.weight": np.zeros((2, 4), np.float32)}, file)
-  load_model(folder)
+  load(folder)
   assert "1 tensors of" in (said := capsys.readouterr().err) and "score.weight" in said

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from t5like import configuration, parallel
+from t5like import configuration
 from t5like.experiments.reading import register_configurables
-from t5like.inference.model import LoadedModel
+from t5like.inference.prompts import prompt_form
 from t5like.interop import huggingface
 from t5like.models import GPT, T5, TransformerConfig
 from t5like.vocabularies import load_vocabulary, vocabulary_path
@@ -73,9 +73,9 @@ def test_a_prompt_is_what_the_model_was_trained_on(family, run, objectives, expe
   given = [task, lengths, ("MODEL_DIR", "nowhere"), ("VOCABULARY", "tiny")]
   configuration.load(files, given + ([("INIT_FROM", "None")] if "finetune" in run else []), [])
   experiment = configuration.build("train")
-  mesh = parallel.make_mesh(parallel.MeshAxes())
   vocabulary = load_vocabulary("tiny")
-  loaded = LoadedModel("nowhere", experiment.model, vocabulary, "tiny", mesh, None, experiment)
   assert isinstance(experiment.model, T5 if family == "T5" else GPT)
   marks = {"<s>": 0, "</s>": vocabulary.eos_id, "text": 77}
-  assert loaded.prompt_form.tokens([77]) == [marks[word] for word in expected.split()]
+  assert prompt_form(experiment.model, vocabulary, experiment).tokens([77]) == [
+    marks[word] for word in expected.split()
+  ]

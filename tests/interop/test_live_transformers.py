@@ -10,8 +10,8 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings
-from t5like.inference.generation import Generator
-from t5like.inference.model import prompt_form
+from t5like.evaluation import Generator
+from t5like.inference.prompts import prompt_form
 from t5like.interop import huggingface
 from t5like.interop.hf_tokenizers import Around, save_tokenizer
 from t5like.models import BERT, GPT, T5, TransformerConfig

@@ -1,0 +1,232 @@
+"""Conversion: checkpoints of other libraries to model directories, and models to Hugging Face folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import flax.linen as nn
+import jax
+
+from t5like.errors import UserError
+from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.reading import load_experiment
+from t5like.files import storage
+from t5like.inference.prompts import position_limit, prompt_form
+from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
+from t5like.models.config import TransformerConfig
+from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
+from t5like.training.records.model_dir import CONFIG
+from t5like.vocabularies import Vocabulary, copy_vocabulary, load_vocabulary, vocabulary_in
+
+if TYPE_CHECKING:
+  from t5like.interop.huggingface import Imported
+
+REPORT = "conversion.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportSettings:
+  """How a checkpoint of Hugging Face or T5X becomes a model directory."""
+
+  source: str | Path
+  target: str | Path  # a new folder
+  library: str = "huggingface"  # or "t5x"
+  vocabulary: str | None = None  # its name or file; None: the one next to the checkpoint, or known by its size
+  scan_layers: bool = False  # store layers stacked
+  dtype: str | None = None  # cast parameters; None: as stored
+  expected: TransformerConfig | None = None  # the checkpoint must be this model; None: sizes come from the checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportSettings:
+  """How a model directory becomes a Hugging Face folder."""
+
+  source: str | Path
+  target: str | Path  # a new folder
+  vocabulary: str | None = None
+  dtype: str | None = None
+  step: int | None = None  # None: the newest
+  average: bool = False  # the moving average of the parameters
+  modules: Sequence[str] = ()  # that the configuration may import
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+  """What was written."""
+
+  target: Path
+  parameters: int
+  arrays: int
+  summary: str = ""  # counts of tensors used, missing, unexpected
+  note: str = ""  # on a vocabulary that was not found
+
+  @classmethod
+  def of(cls, target: Path, params: Any, **more: str) -> Conversion:
+    leaves = jax.tree.leaves(params)
+    return cls(target, sum(x.size for x in leaves), len(leaves), **more)
+
+
+def import_checkpoint(settings: ImportSettings) -> Conversion:
+  """Writes a model directory from a checkpoint of another library, with a report on every tensor."""
+  target, source = new_folder(settings.target), storage.as_path(settings.source)
+  here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
+  imported = _read(settings, here)
+  if settings.dtype:
+    config = dataclasses.replace(imported.model.config, param_dtype=settings.dtype)
+    params = cast(imported.params, settings.dtype)
+    imported = dataclasses.replace(imported, model=imported.model.clone(config=config), params=params)
+  name, vocabulary, note = _vocabulary_beside(settings.vocabulary, source, imported.model.config)
+  fingerprint = model_fingerprint(imported.model.config, vocabulary)
+  if settings.expected is not None:
+    expected = dataclasses.replace(settings.expected, param_dtype=imported.model.config.param_dtype)
+    check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
+    imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
+  save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
+  if vocabulary is not None:
+    name = copy_vocabulary(name, vocabulary, target)
+  # A T5X checkpoint does not record its dropout: that of runs/finetune.gin holds.
+  has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
+  origin = f"Converted from {source} by `t5like convert`."
+  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout))
+  (target / REPORT).write_text(imported.report.full() + "\n")
+  return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
+
+
+def export_model(settings: ExportSettings) -> Conversion:
+  """Writes a Hugging Face folder from a model directory, its tokenizer included where its vocabulary is found."""
+  from t5like.interop.layouts import check_parameters, flatten
+
+  target, source = new_folder(settings.target), storage.as_path(settings.source).absolute()
+  experiment = load_experiment(source, settings.modules)
+  vocabulary, note = None, ""
+  try:
+    _, vocabulary = find_vocabulary(source, experiment.model.config, settings.vocabulary, experiment.vocabulary)
+  except UserError as error:
+    if settings.vocabulary:
+      raise
+    note = f"no tokenizer is written: {error.what}"
+  params = load_parameters(source, settings.step, average=settings.average)
+  check_parameters(experiment.model, flatten(params), str(source))
+  if settings.dtype:
+    params = cast(params, settings.dtype)
+  save_hugging_face(target, experiment.model, params, vocabulary, experiment, experiment.vocabulary)
+  return Conversion.of(target, params, note=note)
+
+
+def save_hugging_face(
+  target: Path,
+  model: nn.Module,
+  params: Any,
+  vocabulary: Vocabulary | None,
+  experiment: Experiment | None,
+  vocabulary_name: str,
+) -> None:
+  """Writes a folder that `from_pretrained` of transformers reads: weights, config.json, and tokenizer files."""
+  from t5like.interop import huggingface
+
+  with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
+    folder = Path(temporary) if storage.is_remote(target) else target
+    huggingface.save(folder, model, params, "mt5" if vocabulary_name == "mt5" else None, vocabulary)
+    if vocabulary is not None:
+      _save_tokenizer(folder, model, vocabulary, experiment)
+    if storage.is_remote(target):
+      storage.upload_tree(folder, target)
+
+
+def save_model_directory(
+  target: Path, model: nn.Module, params: Any, vocabulary: Vocabulary, vocabulary_name: str, source: Path
+) -> None:
+  """Writes a model directory: a checkpoint without optimizer state at step 0, config.gin, and the vocabulary.
+
+  The configuration is that of `source` where it is a model directory, so that prompts keep their form.
+  """
+  save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
+  if jax.process_index() != 0:
+    return
+  name = copy_vocabulary(vocabulary_name, vocabulary, target)
+  if (source / CONFIG).is_file():
+    changes = [f"VOCABULARY = {name!r}", f"MODEL_DIR = {str(target)!r}", "INIT_FROM = None"]
+    text = "\n".join([(source / CONFIG).read_text(), f"# Saved from {source}.", *changes, ""])
+  else:
+    text = config_text(model, name, f"Saved from {source}.", target)
+  (target / CONFIG).write_text(text)
+
+
+def new_folder(path: str | Path) -> Path:
+  """Returns the path of a folder to write to; refuses one that has files."""
+  storage.check_reachable(path, "target")
+  target = storage.as_path(path).absolute()
+  if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    raise UserError(f"{target} is not empty", expected="a new folder: conversion overwrites nothing")
+  return target
+
+
+def cast(params: Any, dtype: str) -> Any:
+  return jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), params)
+
+
+def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
+  """Returns a config.gin that rebuilds the model, and with a task trains or scores it."""
+  config, name = model.config, type(model).__name__
+  defaults = {field.name: field.default for field in dataclasses.fields(config)}
+  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
+  return "\n".join([
+    f"# {origin}",
+    "",
+    "include 'runs/finetune.gin'",
+    "",
+    f"MODEL = @{name}()",
+    f"{name}.config = @TransformerConfig()",
+    *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
+    "TransformerConfig.dropout_rate = %DROPOUT_RATE",
+    *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
+    "",
+    f"VOCABULARY = {vocabulary!r}",
+    f"MODEL_DIR = {str(target)!r}",
+    "TASK = ''",
+    "INIT_FROM = None",
+    "",
+  ])  # fmt: skip
+
+
+def _read(settings: ImportSettings, source: Path) -> Imported:
+  from t5like.interop import huggingface, t5x
+
+  expected = settings.expected
+  scan_layers = settings.scan_layers if expected is None else expected.scan_layers
+  if settings.library == "t5x":
+    return t5x.load(source, expected, scan_layers=scan_layers)
+  return huggingface.load(source, scan_layers=scan_layers)
+
+
+def _vocabulary_beside(
+  given: str | None, source: Path, config: TransformerConfig
+) -> tuple[str, Vocabulary | None, str]:
+  """Returns the vocabulary's name or file, the vocabulary where it can be loaded, and a note where it cannot.
+
+  The requested one; else the one next to the checkpoint; else the one that published checkpoints of this size were
+  trained with. Without any, the weights are converted all the same.
+  """
+  beside = None if given else vocabulary_in(source)
+  name = given or (str(beside.absolute()) if beside else PUBLISHED.get(config.vocab_size, "unknown"))
+  try:
+    vocabulary = load_vocabulary(name)
+  except UserError:
+    if given or beside:
+      raise
+    return name, None, f"the vocabulary ({name}) is not at hand: the weights are converted"
+  check_vocabulary(config, name, vocabulary)
+  return name, vocabulary, ""
+
+
+def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
+  from t5like.interop.hf_tokenizers import Around, save_tokenizer
+
+  form, config = prompt_form(model, vocabulary, experiment), model.config
+  around = Around(form.start, form.end)
+  save_tokenizer(folder, vocabulary, around, position_limit(config), config.num_token_types > 1)

@@ -1,0 +1,217 @@
+"""Where a model comes from: a model directory with checkpoints, or a Hugging Face folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import flax.linen as nn
+
+from t5like.console import warn
+from t5like.errors import UserError
+from t5like.experiments.experiment import Experiment
+from t5like.experiments.reading import load_experiment
+from t5like.files import storage
+from t5like.files.storage import DEFAULT_ROOT
+from t5like.parallel import MeshAxes
+from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
+from t5like.training.checkpoints.folders import PARAMS
+from t5like.training.checkpoints.integrity import CHECKSUMS
+from t5like.training.records.model_dir import CONFIG
+
+HUB = "hf://"
+_HUGGING_FACE = ("config.json", "bert_config.json")
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_NAMED = 5  # tensors in a message
+
+
+class Source(Protocol):
+  """The folder of a model, and how its parameters are read."""
+
+  folder: Path
+  module: nn.Module
+  experiment: Experiment | None  # None: not of a run or a conversion
+
+  @property
+  def vocabulary(self) -> str | None:
+    """The name or file that the configuration gives; None where it gives none."""
+
+  @property
+  def mesh(self) -> MeshAxes:
+    """The mesh of the model's training."""
+
+  def steps(self) -> list[int]:
+    """All checkpoints that exist now."""
+
+  def step(self, step: int | None) -> int | None:
+    """The step that `read` would read: the given one, else the newest; None where there are no steps."""
+
+  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    """Parameters as numpy arrays."""
+
+  def recorded_vocabulary(self, step: int | None) -> str | None:
+    """The fingerprint of the vocabulary that the parameters were trained with, where it is recorded."""
+
+  def files(self, step: int | None) -> list[Path]:
+    """The files whose contents identify the parameters."""
+
+  def configured_ends(self) -> set[int]:
+    """The ids that end an output by a Hugging Face configuration; none where it has none."""
+
+  def task_hint(self) -> str:
+    """The options that find the tasks and token caches of the model's own run; '' where there are none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunDirectory:
+  """The directory of a run or a conversion; `given_step`: the user named one checkpoint in it."""
+
+  folder: Path
+  module: nn.Module
+  experiment: Experiment
+  given_step: int | None = None
+
+  @property
+  def vocabulary(self) -> str:
+    return self.experiment.vocabulary
+
+  @property
+  def mesh(self) -> MeshAxes:
+    return self.experiment.mesh
+
+  def steps(self) -> list[int]:
+    return checkpoint_steps(self.folder)
+
+  def step(self, step: int | None) -> int:
+    return int(find_checkpoint(self.folder, self.given_step if step is None else step).name)
+
+  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    return load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+
+  def recorded_vocabulary(self, step: int | None) -> str | None:
+    return read_fingerprint(find_checkpoint(self.folder, self.step(step))).get("vocabulary")
+
+  def files(self, step: int | None) -> list[Path]:
+    checkpoint = find_checkpoint(self.folder, self.step(step))
+    sums = checkpoint / CHECKSUMS
+    return [sums] if sums.is_file() else sorted(p for p in (checkpoint / PARAMS).rglob("*") if p.is_file())
+
+  def configured_ends(self) -> set[int]:
+    return set()
+
+  def task_hint(self) -> str:
+    """For the user to repeat: a command that followed them unasked would run code that the directory names."""
+    own, options = self.experiment, []
+    if own.cache_dir != DEFAULT_ROOT:
+      options.append(f"--cache_dir={own.cache_dir}")
+    options += [f"--task_modules={module}" for module in own.task_modules]
+    files = [f"--files={split}={pattern}" for split, pattern in own.corpus_files.items()]
+    hints = [f"the run itself used {shlex.join(options)}"] if options else []
+    hints += [f"and its corpus: t5like cache {own.task} {shlex.join(files)}"] if files else []
+    return ", ".join([*hints, "give that if you trust it"]) if hints else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFaceFolder:
+  """A folder with config.json and safetensors, all of which is read at once."""
+
+  folder: Path
+  module: nn.Module
+  params: Any  # numpy arrays
+  experiment: None = None
+  vocabulary: None = None
+  mesh: MeshAxes = MeshAxes()
+
+  def steps(self) -> list[int]:
+    return []
+
+  def step(self, step: int | None) -> None:
+    if step is not None:
+      raise UserError(f"{self.folder} is a Hugging Face folder: it has no steps", given=f"--step={step}")
+
+  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    self.step(step)
+    if average:
+      raise UserError(f"{self.folder} is a Hugging Face folder: it has no moving average of parameters")
+    return self.params
+
+  def recorded_vocabulary(self, step: int | None) -> None:
+    return None
+
+  def files(self, step: int | None) -> list[Path]:
+    return sorted(self.folder.glob("*.safetensors"))
+
+  def configured_ends(self) -> set[int]:
+    from t5like.interop.safetensors_files import read_json
+
+    if self.module.batch_layout == "encoder":
+      return set()
+    for name in ("generation_config.json", "config.json"):
+      if (self.folder / name).is_file():
+        found = read_json(self.folder / name).get("eos_token_id")
+        ends = {token for token in (found if isinstance(found, list) else [found]) if isinstance(token, int)}
+        if ends:
+          return ends
+    return set()
+
+  def task_hint(self) -> str:
+    return ""
+
+
+def open_source(path: str | Path, dtype: str | None = None, modules: Sequence[str] = ()) -> Source:
+  """Opens a model directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name`."""
+  if str(path).startswith(HUB):
+    path = _from_hub(str(path))
+  storage.check_reachable(path, "the model")
+  folder = storage.as_path(path).absolute()
+  changes = {"compute_dtype": dtype} if dtype else {}
+  if (folder / PARAMS).is_dir() and (folder.parent.parent / CONFIG).is_file():
+    return _open_run(folder.parent.parent, changes, modules, int(folder.name))
+  if (folder / CONFIG).is_file():
+    return _open_run(folder, changes, modules)
+  if any((folder / file).is_file() for file in _HUGGING_FACE):
+    if storage.is_remote(folder):
+      folder = storage.download_tree(folder, storage.mirror_folder(folder))
+    return _open_hugging_face(folder, changes)
+  raise UserError(
+    f"no model in {folder}" if folder.is_dir() else f"no folder {folder}",
+    found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
+    expected=f"a model directory (with {CONFIG}), or a Hugging Face folder (with config.json); nothing is downloaded",
+  )
+
+
+def _open_run(
+  folder: Path, changes: Mapping[str, Any], modules: Sequence[str], step: int | None = None
+) -> RunDirectory:
+  experiment = load_experiment(folder, modules)
+  find_checkpoint(folder, step)  # an error now, not after the vocabulary
+  module = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
+  return RunDirectory(folder, module, experiment, step)
+
+
+def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceFolder:
+  from t5like.interop import huggingface
+
+  imported = huggingface.load(folder, **changes)
+  if unused := imported.report.unexpected:
+    names = ", ".join(unused[:_NAMED]) + (" ..." if len(unused) > _NAMED else "")
+    warn(f"{len(unused)} tensors of {folder} have no place in the model: {names}")
+  return HuggingFaceFolder(folder, imported.model, imported.params)
+
+
+def _from_hub(name: str) -> Path:
+  """Downloads a model of the Hugging Face Hub, or finds it in the Hub's own cache."""
+  try:
+    from huggingface_hub import snapshot_download
+  except ImportError:
+    raise UserError(
+      f"{name} needs huggingface_hub, which is not installed", try_="pip install huggingface_hub, or a local folder"
+    ) from None
+  try:
+    return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=_HUB_FILES))
+  except Exception as error:  # its own classes differ from version to version: offline, no such name, no access
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    raise UserError(f"cannot download {name}", because=first, try_="a folder that was downloaded before") from None
