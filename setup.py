@@ -21,6 +21,7 @@ setup(
   packages=[*find_packages(include=["t5like", "t5like.*"]), "t5like.gin"],
   package_dir={"t5like.gin": "gin"},
   package_data={
+    "t5like": ["py.typed"],
     "t5like.gin": ["**/*.gin", "**/*.md"],
     "t5like.ablations": ["measured/*.json"],
     "t5like.evaluation": ["prompts/*"],

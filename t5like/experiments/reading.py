@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5like.errors import UserError
 
@@ -51,11 +52,38 @@ def build_experiment() -> Experiment:
 
 
 def read_experiment(
-  files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
+  files: Sequence[str],
+  overrides: Sequence[tuple[str, str]] = (),
+  search_paths: Sequence[str] = (),
+  **settings: Any,
 ) -> Experiment:
-  """The run that gin files describe, after `overrides`: pairs of a name and its value as gin text."""
-  load_files(files, overrides, search_paths)
+  """Reads a training run from gin files.
+
+  Args:
+    files: gin files, of t5like's own gin folder (`models/t5/tiny.gin`) or yours; later ones win.
+    overrides: pairs of a name and its value as gin text, as `--gin.NAME=VALUE` of the command line has them.
+    search_paths: other folders to look for files in.
+    **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`.
+
+  Returns:
+    The experiment, which carries its own complete text: other experiments of this process do not change it.
+
+  Raises:
+    UserError: a file, a name or a value is wrong, or something required is missing.
+  """
+  for name, value in settings.items():
+    if not is_literal(value):
+      raise UserError(f"{name} = {value!r} is no value of a gin file", expected="numbers, texts, lists, dicts of them")
+  load_files(files, [*overrides, *((name, repr(value)) for name, value in settings.items())], search_paths)
   return build_experiment()
+
+
+def is_literal(value: Any) -> bool:
+  """Whether gin text can hold the value as Python writes it."""
+  try:
+    return ast.literal_eval(repr(value)) == value
+  except (ValueError, SyntaxError):
+    return False
 
 
 def read_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import flax.linen as nn
 
 from t5like import configuration
 from t5like.experiments.experiment import Experiment
-from t5like.experiments.reading import register_configurables
+from t5like.experiments.reading import is_literal, register_configurables
 from t5like.objectives import CATALOGUE, Objective
 from t5like.training.optimizers import Optimizer
 
@@ -62,7 +61,7 @@ class _Writer:
     return f"@{name}_{number}/{name}()" if number > 1 else f"@{name}()"
 
   def _source(self, value: Any) -> str:
-    if _is_literal(value):
+    if is_literal(value):
       return repr(value)
     if isinstance(value, Mapping):
       return "{" + ", ".join(f"{self._source(k)}: {self._source(v)}" for k, v in value.items()) + "}"
@@ -73,20 +72,20 @@ class _Writer:
     if getattr(value, "made_by", None):
       return self.bind(*value.made_by)
     if dataclasses.is_dataclass(value) and self.knows(type(value)):
-      names = [f.name for f in dataclasses.fields(value) if f.init]
-      if isinstance(value, nn.Module):
-        names = [name for name in names if name not in _OF_FLAX]
-      return self.bind(self._names[type(value)], {name: getattr(value, name) for name in names})
+      return self.bind(self._names[type(value)], _arguments(value))
     if self.knows(value):
       return f"@{self._names[value]}"
     return self.bind("python_only", {"what": _described(value)})
 
 
-def _is_literal(value: Any) -> bool:
-  try:
-    return ast.literal_eval(repr(value)) == value
-  except (ValueError, SyntaxError):
-    return False
+def _arguments(value: Any) -> dict[str, Any]:
+  """What a dataclass was made of; defaults that gin text cannot hold are left to the class."""
+  fields = [f for f in dataclasses.fields(value) if f.init]
+  if isinstance(value, nn.Module):
+    fields = [f for f in fields if f.name not in _OF_FLAX]
+  given = {f.name: getattr(value, f.name) for f in fields}
+  left = {f.name for f in fields if not is_literal(given[f.name]) and given[f.name] == f.default}
+  return {name: v for name, v in given.items() if name not in left}
 
 
 def _described(value: Any) -> str:

@@ -1,0 +1,260 @@
+"""t5like as a library: no gin, no exit, no global state; every seam used from outside of the package."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import t5like
+from t5like.experiments.writing import config_text
+from t5like.models import T5, TransformerConfig
+from t5like.objectives import Lengths, Pairs, Ragged
+from t5like.training.step import train_step
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SMALL = dict(
+  vocab_size=4224, embed_dim=16, mlp_dim=32, num_heads=2, head_dim=8, num_encoder_layers=1, num_decoder_layers=1
+)
+
+
+@pytest.fixture
+def run_command(request):
+  """The command line; its fixture has the name of the package, which these tests use."""
+  return request.getfixturevalue("t5like")
+
+
+@pytest.fixture
+def settings(tmp_path, token_caches):
+  """Of an experiment in plain Python."""
+  return dict(
+    model_dir=str(tmp_path / "run"),
+    model=T5(TransformerConfig(**SMALL)),
+    vocabulary="tiny",
+    task="novels_span_corruption",
+    lengths={"inputs": 16},
+    batch_size=8,
+    steps=2,
+    optimizer=t5like.optimizers.adafactor(1e-2),
+    cache_dir=str(token_caches),
+    log_period=1,
+  )
+
+
+def test_importing_it_loads_nothing_heavy():
+  """Under 0.1 s is not timed here: no module that takes longer is loaded."""
+  code = (
+    "import sys, t5like; dir(t5like); print([m for m in ('jax', 'numpy', 'gin', 'tensorflow') if m in sys.modules])"
+  )
+  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, check=True)
+  assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_has_a_docstring():
+  for name in t5like.__all__:
+    assert getattr(t5like, name).__doc__, name
+  with pytest.raises(AttributeError, match="no attribute 'trian'"):
+    t5like.trian  # noqa: B018
+
+
+def test_the_readmes_python_runs_as_printed(tmp_path, monkeypatch, capsys, token_caches):
+  """In a home of its own, which has the tokens of the embedded tasks."""
+  monkeypatch.setenv("HOME", str(tmp_path))
+  (tmp_path / ".cache").mkdir()
+  (tmp_path / ".cache/t5like").symlink_to(token_caches)
+  (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+  exec(compile(code, "README.md", "exec"), {})
+  printed = capsys.readouterr().out
+  assert "(2, " in printed and printed.count("eval/snli/accuracy") == 1 and "step 10" in printed
+
+
+def test_a_run_built_in_python_trains_twice_and_is_read_back_by_the_command_line(settings, run_command):
+  first = t5like.train(t5like.Experiment(**settings))
+  again = t5like.train(t5like.Experiment(**settings | {"steps": 4}))
+  assert (first.step, again.step, again.stopped) == (2, 4, "finished") and np.isfinite(again.metrics["loss"])
+  run = Path(settings["model_dir"])
+  before = (run / "config.gin").read_text()
+  rows = run.parent / "rows.txt"
+  rows.write_text("the sea was\n")
+  assert run_command("infer", f"--model={run}", f"--input={rows}", "--max_length=4").stdout
+  run_command("train", f"--gin_file={run / 'config.gin'}", "--gin.train.steps=5")
+  assert [p.name for p in sorted((run / "checkpoints").iterdir()) if p.name.isdigit()][-1] == "5"
+  after = (run / "config.gin").read_text()
+  assert "train.steps = 4" in before and "train.steps = 5" in after
+
+
+def test_two_experiments_never_see_each_others_configuration(tmp_path):
+  files = ["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
+  one = t5like.read_experiment(files, MODEL_DIR=str(tmp_path / "one"), SEED=1)
+  two = t5like.read_experiment(
+    ["models/gpt2/small.gin", "runs/finetune.gin"], MODEL_DIR="two", TASK="snli", INIT_FROM=None, SEED=2
+  )
+  assert "SEED = 1" in config_text(one) and "GPT" not in config_text(one)
+  assert "SEED = 2" in config_text(two) and "T5(" not in config_text(two)
+
+
+@pytest.mark.parametrize(
+  "files",
+  [
+    ["models/t5/tiny.gin", "objectives/ul2.gin", "runs/pretrain.gin"],
+    ["models/bert/base.gin", "objectives/bert_mlm_nsp.gin", "runs/pretrain.gin", "optimizers/adamw.gin"],
+    ["models/gpt2/small.gin", "objectives/causal_lm.gin", "runs/pretrain.gin", "optimizers/muon.gin"],
+  ],
+)
+def test_an_experiment_written_from_its_fields_is_read_back_the_same(files, tmp_path):
+  read = t5like.read_experiment(files, MODEL_DIR="somewhere", **{"MESH.fsdp": 2, "KEEP.every": 7})
+  changed = dataclasses.replace(read, steps=7)
+  assert read.config_text and not changed.config_text  # the text would be that of another number of steps
+  (tmp_path / "config.gin").write_text(config_text(changed))
+  back = t5like.read_experiment([str(tmp_path / "config.gin")])
+  for field in dataclasses.fields(back):
+    if field.compare and field.name != "optimizer":
+      assert repr(getattr(back, field.name)) == repr(getattr(changed, field.name)), field.name
+  assert back.optimizer.description == changed.optimizer.description
+  steps = jnp.arange(0, 5000, 500)
+  np.testing.assert_array_equal(
+    jax.vmap(back.optimizer.learning_rate)(steps), jax.vmap(changed.optimizer.learning_rate)(steps)
+  )
+
+
+def test_defaults_are_those_of_gin(tmp_path, settings):
+  """Every field that a gin file leaves alone has the value that Python gives it."""
+  read = t5like.read_experiment(["models/t5/tiny.gin", "runs/finetune.gin"], MODEL_DIR="x", TASK="snli", INIT_FROM=None)
+  given = {"model_dir", "model", "vocabulary", "task", "lengths", "batch_size", "steps", "optimizer", "config_text"}
+  preset = {"eval_split", "eval_period"}  # what fine-tuning is about
+  labelled = {k: v for k, v in settings.items() if k in given} | {
+    "task": "snli",
+    "lengths": {"inputs": 8, "targets": 4},
+  }
+  plain = t5like.Experiment(**labelled)
+  for field in dataclasses.fields(plain):
+    if field.name not in given | preset:
+      same = (getattr(read, field.name), getattr(plain, field.name))
+      assert repr(same[0]) == repr(same[1]) or same[0] == same[1] or set(map(repr, same)) == {"[]", "()"}, field.name
+  assert plain.packs and not t5like.Experiment(**settings).packs
+
+
+def test_an_optimizer_of_optax_trains_and_its_run_still_answers(settings):
+  import optax
+
+  built = t5like.optimizers.adafactor(1e-2)
+  own = dataclasses.replace(built, transformation=optax.sgd(0.1), description="plain SGD", made_by=None)
+  result = t5like.train(t5like.Experiment(**settings | {"optimizer": own}))
+  assert t5like.load(result.model_dir).score("the sea", "calm") < 0
+  read = t5like.read_experiment([str(result.model_dir / "config.gin")])
+  with pytest.raises(t5like.UserError, match="optimizer was built in Python: plain SGD"):
+    t5like.train(dataclasses.replace(read, model_dir=f"{settings['model_dir']}_again"))
+
+
+def test_a_step_a_hook_and_parameters_of_ones_own(settings):
+  seen, calls = [], []
+
+  def still_step(model, optimizer, settings, state, batch):
+    """Counts, and leaves the parameters as they are."""
+    calls.append(1)
+    after, metrics = train_step(model, optimizer, settings, state, batch)
+    return after.replace(params=state.params), metrics | {"stillness": jnp.float32(1.0)}
+
+  model = settings["model"]
+  token = np.ones((1, 1), np.int32)
+  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
+  params = nn.unbox(model.init(jax.random.key(3), batch))["params"]
+  hook = t5like.Hook(every=1, action=lambda state: seen.append(int(state.step)))
+  result = t5like.train(t5like.Experiment(**settings), init=params, step=still_step, hooks=[hook])
+  assert calls and seen == [1, 2] and result.metrics["stillness"] == 1.0
+  jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
+
+
+def test_a_step_named_in_gin(tmp_path, monkeypatch, run_command, small_model, token_caches):
+  (tmp_path / "my_steps.py").write_text(
+    textwrap.dedent(
+      """
+      import gin
+      from t5like.training.step import train_step
+
+      @gin.configurable
+      def twice(model, optimizer, settings, state, batch, factor=2.0):
+        state, metrics = train_step(model, optimizer, settings, state, batch)
+        return state, metrics | {"factor": factor + 0.0 * metrics["loss"]}
+      """
+    )
+  )
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / "mine.gin").write_text("import my_steps\ntrain.step = @twice\ntwice.factor = 3.0\n")
+  run_command(
+    "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
+    "--gin_file=mine.gin", "--gin.MODEL_DIR=run", "--gin.TRAIN_STEPS=2", "--gin.LOG_PERIOD=1",
+    "--gin.LENGTHS={'inputs': 16}", f"--gin.CACHE_DIR={token_caches}",
+  )  # fmt: skip
+  assert '"factor": 3.0' in (tmp_path / "run/metrics.jsonl").read_text()
+
+
+@dataclasses.dataclass(frozen=True)
+class Backwards(t5like.Objective):
+  """The text itself, to be written from its end."""
+
+  name: ClassVar[str] = "backwards"
+
+  def lengths(self, inputs: int) -> Lengths:
+    return Lengths(inputs - 1, inputs, inputs)
+
+  def __call__(self, rows, draws, special):
+    turned = [np.r_[row[:n][::-1], row[n:]] for row, n in zip(rows.tokens, rows.lengths, strict=True)]
+    return Pairs(Ragged(rows.tokens, rows.lengths), Ragged(np.array(turned), rows.lengths))
+
+
+def test_an_objective_by_name(settings):
+  t5like.register_objective("backwards", Backwards())
+  experiment = t5like.Experiment(**settings | {"task": "novels_backwards"})
+  assert experiment.objective == Backwards() and experiment.task == "novels"
+  result = t5like.train(experiment)
+  assert t5like.load(result.model_dir).experiment.objective == Backwards()  # named in its config.gin
+
+
+class WithLengthHead(nn.Module):
+  """T5, and a head on its first decoder state that tells how many target tokens a row has."""
+
+  config: TransformerConfig
+
+  def setup(self):
+    self.backbone, self.head = T5(self.config), nn.Dense(1)
+
+  @property
+  def batch_layout(self) -> str:
+    return "encoder_decoder"
+
+  def __call__(self, batch, deterministic=True):
+    hidden = self.backbone.hidden_states(batch, deterministic)
+    return {"lengths": self.head(hidden[:, 0].astype(jnp.float32))[:, 0]}
+
+  def loss(self, outputs, batch, settings, whole):
+    true = jnp.sum(batch["decoder_loss_weights"], axis=1)
+    error = jnp.sum((outputs["lengths"] - true) ** 2) / whole.rows
+    return error, {"loss": error, "length_error": jnp.sqrt(error)}
+
+
+def test_a_head_with_its_own_loss(settings):
+  """It learns: the rows of a denoising objective all have the same number of targets."""
+  model = WithLengthHead(TransformerConfig(**SMALL))
+  optimizer = t5like.optimizers.adamw(0.1)
+  result = t5like.train(t5like.Experiment(**settings | {"model": model, "steps": 30, "optimizer": optimizer}))
+  assert result.metrics["length_error"] < 1.5
+  with pytest.raises(t5like.UserError, match=r"built in Python, with .*WithLengthHead"):
+    t5like.load(result.model_dir)
+
+
+def test_bad_input_is_an_error_before_anything_is_written(settings, tmp_path):
+  with pytest.raises(t5like.UserError, match="MODEL_DIR|batch"):
+    t5like.train(t5like.Experiment(**settings | {"batch_size": 7}))
+  assert not Path(settings["model_dir"]).exists()
+  with pytest.raises(t5like.UserError, match="is no value of a gin file"):
+    t5like.read_experiment(["runs/pretrain.gin"], MODEL_DIR=object())
