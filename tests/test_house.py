@@ -37,7 +37,6 @@ NOT_YET = {
   "evaluation/task_evaluation.py",
   "evaluation/text_loss.py",
   "evaluation/leaderboards.py",
-  *(f"bench/{name}.py" for name in ("data", "decode", "loop", "scaling", "startup", "train")),
 }
 
 
