@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5like.errors import UserError
 
@@ -54,6 +54,16 @@ def read_experiment(
   """The run that gin files describe, after `overrides`: pairs of a name and its value as gin text."""
   load_files(files, overrides, search_paths)
   return build_experiment()
+
+
+def read_configurable(
+  name: str, files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
+) -> Any:
+  """What gin files configure under another name than `train`, such as the `scale` of a sweep."""
+  from t5like import configuration
+
+  load_files(files, overrides, search_paths)
+  return configuration.build(name)
 
 
 def read_model(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from t5like import configuration
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
 from t5like.experiments.token_caches import NotBuilt, TokenCaches
@@ -49,6 +48,5 @@ def cached_sizes(planner: Planner) -> dict[str, int]:
 
 def _token_caches(planner: Planner, files: Mapping[str, str] | None = None) -> TokenCaches:
   """With the vocabulary that all recipes have at this scale."""
-  planner.load(planner.settings.recipes[0])
-  name = configuration.build("train").vocabulary
+  name = planner.vocabulary
   return TokenCaches(str(planner.cache_dir), name, load_vocabulary(name), planner.settings.task_modules, files)
