@@ -24,6 +24,7 @@ setup(
     "t5like": ["py.typed"],
     "t5like.gin": ["**/*.gin", "**/*.md"],
     "t5like.ablations": ["measured/*.json"],
+    "t5like.ablations.report": ["page.css", "page.html"],
     "t5like.evaluation": ["prompts/*"],
     "t5like.tasks": ["embedded/*"],
     "t5like.vocabularies": ["embedded/*"],

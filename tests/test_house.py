@@ -31,12 +31,6 @@ MODULES = {
 }
 
 
-# Still to be taken apart: these take the command line's options as they are.
-NOT_YET = {
-  *(f"bench/{name}.py" for name in ("data", "decode", "loop", "scaling", "startup", "train")),
-}
-
-
 def imported(tree: ast.AST) -> Iterator[str]:
   """Every module that is imported anywhere in a file, in functions too; what is only for type checkers is not."""
   for node in ast.iter_child_nodes(tree):
@@ -66,7 +60,7 @@ def name_of(path: Path) -> str:
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_point_down_the_floors(path):
   room = room_of(path)
-  if room not in FLOOR or name_of(path) in NOT_YET:  # the door and __main__ may open everything
+  if room not in FLOOR:  # the door and __main__ may open everything
     return
   for name in imports(path):
     parts = name.split(".")
@@ -86,7 +80,7 @@ def test_only_tasks_imports_tensorflow_and_only_configurables_import_gin(path):
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_below_the_command_line_functions_take_values_and_raise(path):
   """No options of a parser, no exit of the process: a notebook calls what the command line calls."""
-  if room_of(path) in ("cli", "__main__") or name_of(path) in NOT_YET:
+  if room_of(path) in ("cli", "__main__"):
     return
   text = path.read_text().partition('if __name__ == "__main__"')[0]
   assert "argparse" not in {name.split(".")[0] for name in imports(path)} and "argparse." not in text

@@ -26,6 +26,7 @@ def test_everything_that_is_not_code_is_in_the_wheel(wheel):
     assert f"t5like/gin/{path.relative_to(REPOSITORY / 'gin')}" in names
   assert "t5like/tasks/embedded/snli.train.jsonl.gz" in names
   assert "t5like/vocabularies/embedded/t5.model" in names
+  assert {f"t5like/ablations/{name}" for name in ("measured/mini.json", "report/page.css", "report/page.html")} <= names
   assert not any(name.startswith(("gin/", "tests/")) for name in names)
 
 

@@ -1,24 +1,20 @@
-"""How many rows a second: objectives on one core, from text, and from a token cache.
-
-t5like bench data
-t5like bench data --files ~/corpus/*.jsonl.gz --threads=2
+"""Rows a second: objectives on one core, from text, and from a token cache.
 
 Where the original `t5` library is installed, its pipeline is measured on the same text in the same run.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from t5like.errors import UserError
 from t5like.tasks.quiet_start import load_seqio
 
 INPUTS = 512
@@ -26,33 +22,46 @@ _DOCUMENT = 10_000  # characters
 _PACKED_TARGETS = 114
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--files", nargs="+", default=[], help="JSON lines or text (default: the embedded novels)")
-  parser.add_argument("--threads", type=int, default=2, help="threads that tokenise and make batches (default: 2)")
-  parser.add_argument("--megabytes", type=int, default=20, help="take so much text (default: 20)")
-  parser.add_argument("--rows", type=int, default=100_000, help="rows to make from the cache (default: 100,000)")
-  parser.add_argument(
-    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labelled tasks are"
-  )
-  parser.add_argument("--all", action="store_true", help="every objective of the catalogue")
+@dataclasses.dataclass(frozen=True)
+class DataBench:
+  """What to measure, and on how much text."""
+
+  files: Sequence[str] = ()  # JSON lines or text; empty: the embedded novels
+  threads: int = 2  # that tokenize and build batches
+  megabytes: int = 20  # of text
+  rows: int = 100_000  # from the cache
+  packed_tasks: Sequence[str] = ()  # labelled tasks whose packed rows are counted
+  all_objectives: bool = False
 
 
-def run(args: argparse.Namespace) -> int:
-  for name in ("threads", "megabytes", "rows"):
-    if getattr(args, name) < 1:
-      raise UserError(f"--{name}={getattr(args, name)}", expected="1 or more")
+@dataclasses.dataclass(frozen=True)
+class Rate:
+  """One measurement."""
+
+  name: str
+  per_second: float
+  unit: str = "rows/s"
+  note: str = ""
+
+  def __str__(self) -> str:
+    return f"  {self.name:<44} {self.per_second:>12,.0f} {self.unit}{'   ' + self.note if self.note else ''}"
+
+
+def measure_data(settings: DataBench) -> Iterator[Rate | str]:
+  """Yields measurements as they are done, and lines of text: headings and what was found next to them."""
   load_seqio()
-  texts = _texts(args.files, args.megabytes * 1_000_000)
+  texts = _texts(settings.files, settings.megabytes * 1_000_000)
   megabytes = sum(map(len, texts)) / 1e6
-  print(f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {args.threads} threads\n")
-  _objectives(args.all)
+  yield f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {settings.threads} threads\n"
+  yield from _objectives(settings.all_objectives)
   with tempfile.TemporaryDirectory(prefix="t5like-bench-") as folder:
-    ours = _from_text(texts, args.threads)
-    _beside_t5(texts, ours)
-    _from_cache(texts, Path(folder), args.threads, args.rows)
-  for task in args.pack:
-    _packing(task)
-  return 0
+    yield "from text: tokenise, cut, corrupt, pad"
+    tokens, ours = _from_text(texts, settings.threads)
+    yield from (tokens, ours)
+    yield from _beside_t5(texts, ours)
+    yield from _from_cache(texts, Path(folder), settings.threads, settings.rows)
+  for task in settings.packed_tasks:
+    yield from _packing(task)
 
 
 def _texts(files: Sequence[str], characters: int) -> list[str]:
@@ -70,12 +79,6 @@ def _texts(files: Sequence[str], characters: int) -> list[str]:
   return texts
 
 
-def _report(name: str, amount: float, seconds: float, unit: str = "rows/s", note: str = "") -> float:
-  speed = amount / seconds
-  print(f"  {name:<44} {speed:>12,.0f} {unit}{'   ' + note if note else ''}", flush=True)
-  return speed
-
-
 def _seconds_of(function: Callable[[], object], repeats: int = 5) -> float:
   """The shortest of several runs: what the machine can do when left alone."""
   function()
@@ -87,11 +90,11 @@ def _seconds_of(function: Callable[[], object], repeats: int = 5) -> float:
   return min(times)
 
 
-def _objectives(everything: bool) -> None:
+def _objectives(everything: bool) -> Iterator[Rate | str]:
   from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
-  print(f"objectives, one core, {INPUTS} input tokens, 1,024 rows at a time")
+  yield f"objectives, one core, {INPUTS} input tokens, 1,024 rows at a time"
   special = {makes: SpecialTokens.of(load_vocabulary(v)) for makes, v in (("pairs", "t5"), ("masked", "bert_uncased"))}
   rng, count = np.random.default_rng(0), 1024
   for name in CATALOGUE if everything else ("span_corruption", "bert_mlm"):
@@ -101,12 +104,12 @@ def _objectives(everything: bool) -> None:
     text, other = (ours.drawable[rng.integers(0, len(ours.drawable), (count, lengths.raw))] for _ in range(2))
     rows, draws = Rows(text, np.full(count, lengths.raw), Ragged.full(other)), Draws.of(0, 0, np.arange(count))
     seconds = _seconds_of(lambda o=objective, r=rows, d=draws, s=ours: o(r, d, s))
-    _report(f"{name}, {lengths.raw} tokens of text", count, seconds)
-  print()
+    yield Rate(f"{name}, {lengths.raw} tokens of text", count / seconds)
+  yield ""
 
 
-def _from_text(texts: Sequence[str], threads: int) -> float:
-  """Span-corruption rows of 512/115 straight from text: tokenise, join, cut, corrupt, pad."""
+def _from_text(texts: Sequence[str], threads: int) -> tuple[Rate, Rate]:
+  """Tokens and span-corruption rows of 512/115 directly from text: tokenize, join, cut, corrupt, pad."""
   from t5like.data.rows import laid_out
   from t5like.objectives import CATALOGUE, Draws, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
@@ -128,29 +131,29 @@ def _from_text(texts: Sequence[str], threads: int) -> float:
     laid_out(pairs, objective, lengths, special, "encoder_decoder")
     tokens, rows = tokens + text.size, rows + count
   seconds = time.perf_counter() - started
-  print("from text: tokenise, cut, corrupt, pad")
-  _report("tokens", tokens, seconds, "tokens/s")
-  return _report(f"span corruption {lengths.inputs}/{lengths.targets}", rows, seconds)
+  name = f"span corruption {lengths.inputs}/{lengths.targets}"
+  return Rate("tokens", tokens / seconds, "tokens/s"), Rate(name, rows / seconds)
 
 
-def _beside_t5(texts: Sequence[str], ours: float) -> None:
+def _beside_t5(texts: Sequence[str], ours: Rate) -> Iterator[Rate | str]:
   """The original pipeline: seqio's tokenizer, t5's span corruption, packed batches."""
   try:
     from t5like.tasks import t5_pipeline
   except ImportError:
-    print("  (the t5 library is not installed: no comparison with its pipeline)\n")
+    yield "  (the t5 library is not installed: no comparison with its pipeline)\n"
     return
   rows, seconds = t5_pipeline.packed_rows(texts, INPUTS, 114)
-  theirs = _report("t5 + seqio, packed 512/114", rows, seconds)
-  print(f"  t5like makes {ours / theirs:.1f} times as many\n")
+  theirs = Rate("t5 + seqio, packed 512/114", rows / seconds)
+  yield theirs
+  yield f"  t5like makes {ours.per_second / theirs.per_second:.1f} times as many\n"
 
 
-def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> None:
+def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> Iterator[Rate | str]:
   from t5like import data
   from t5like.objectives import CATALOGUE, SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
-  print(f"from a token cache, batches of 128 rows, {threads} threads reading ahead")
+  yield f"from a token cache, batches of 128 rows, {threads} threads reading ahead"
   for name, vocabulary_name, inputs in (
     ("span_corruption", "t5", INPUTS), ("bert_mlm", "bert_uncased", INPUTS), ("causal_lm", "gpt2", 1024),
   ):  # fmt: skip
@@ -167,11 +170,11 @@ def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> 
     _drain(data.read_ahead(batches, 0, steps, threads))
     seconds = time.perf_counter() - started
     growth = f"memory {_resident_megabytes() - before:+.0f} MB over {steps * 128:,} rows"
-    _report(f"{name} {lengths.inputs or lengths.targets}", steps * 128, seconds, note=growth)
+    yield Rate(f"{name} {lengths.inputs or lengths.targets}", steps * 128 / seconds, note=growth)
     if name == "span_corruption":
-      print(f"  rows are {_full(batches[0]):.2%} full; {_same_batches(batches)}")
+      yield f"  rows are {_full(batches[0]):.2%} full; {_same_batches(batches)}"
       first, far = (_seconds_to_first(batches, step, threads) for step in (0, 1_000_000))
-      print(f"  first batch at step 0 after {first:.3f} s, at step 1,000,000 after {far:.3f} s")
+      yield f"  first batch at step 0 after {first:.3f} s, at step 1,000,000 after {far:.3f} s"
 
 
 def _cache(texts: Sequence[str], folder: Path, name: str, vocabulary, threads: int):
@@ -209,7 +212,7 @@ def _same_batches(batches) -> str:
   return "the same bytes with 1, 2 and 4 hosts and 0, 1 and 4 threads, at steps 0 and 10,000"
 
 
-def _packing(task: str) -> None:
+def _packing(task: str) -> Iterator[str]:
   from t5like import data
   from t5like.experiments.token_caches import TokenCaches
   from t5like.files.storage import DEFAULT_ROOT
@@ -223,7 +226,7 @@ def _packing(task: str) -> None:
       member.cache, Lengths(INPUTS, INPUTS, _PACKED_TARGETS), SpecialTokens.of(vocabulary), 0, pack=True
     )
     count, seconds = rows.rows_per_epoch, time.perf_counter() - started
-    print(
+    yield (
       f"{member.task}: {member.cache.examples:,} examples in {count:,} rows of {INPUTS}/{_PACKED_TARGETS}, "
       f"{rows.efficiency:.1%} full, planned in {seconds:.1f} s"
     )

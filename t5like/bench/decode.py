@@ -1,24 +1,17 @@
-"""How fast outputs are written: tokens/s, beside Hugging Face's `generate` and the limit of the memory's bandwidth.
+"""Decoding speed in tokens/s, next to Hugging Face's `generate` and the limit of the memory's bandwidth.
 
-t5like bench decode --model=t5_1_1/base
-t5like bench decode --model=gpt2/medium --batch_size=32 --inputs=128 --outputs=256 --json
-t5like bench decode --model=t5_1_1/small --beams=4
-
-Random weights and prompts; no row ends early. Tokens are written ones, the time that of a whole call: prompts to the
-device, encoder or prompt, all steps, outputs back. A step reads the decoder's weights and the filled part of all caches
-once: their bytes over the bandwidth that a copy reaches here are the limit, told for steps alone.
-Where torch and transformers are installed, Hugging Face's model of the same sizes runs on the same device first:
-with a static cache and torch.compile, and plain.
+Weights and prompts are random; no row ends early. The time is that of a complete call: prompts to the device, encoder
+or prompt, all steps, outputs back. A step reads the decoder's weights and the filled part of all caches once: their
+bytes over the bandwidth that a copy reaches here are the limit.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import importlib.util
-import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,40 +26,32 @@ if TYPE_CHECKING:  # help must not wait for jax
 _REPEATS = 3
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("--model", required=True, help="a file of gin/models, such as t5_1_1/base or gpt2/medium")
-  parser.add_argument("--batch_size", type=int, default=64, help="prompts at a time (default: 64)")
-  parser.add_argument("--inputs", type=int, default=512, help="tokens of each prompt (default: 512)")
-  parser.add_argument("--outputs", type=int, default=128, help="tokens to write after each (default: 128)")
-  parser.add_argument("--beams", type=int, default=1, help="more than 1: beam search (default: greedy)")
-  parser.add_argument("--dtype", default="bfloat16", help="of the computation (default: bfloat16)")
-  parser.add_argument("--backend", default="auto", help="attention back end (default: auto)")
-  parser.add_argument("--no_peer", action="store_true", help="leave Hugging Face out")
-  parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has torch (default: this one)")
-  parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+@dataclasses.dataclass(frozen=True)
+class DecodeBench:
+  """What to measure: a model of gin/models and the sizes of a call."""
+
+  model: str  # a file of gin/models, such as t5_1_1/base
+  batch_size: int = 64
+  inputs: int = 512  # tokens of each prompt
+  outputs: int = 128  # tokens to write after each
+  beams: int = 1  # 1: greedy
+  dtype: str = "bfloat16"
+  backend: str = "auto"  # of attention
+  peer: bool = True  # Hugging Face too, where it is installed
+  peer_python: str | None = None  # an interpreter that has torch; None: this one
 
 
-def run(args: argparse.Namespace) -> int:
-  for name in ("batch_size", "inputs", "outputs", "beams"):
-    if getattr(args, name) < 1:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected="a whole number of at least 1")
-  model = load_model(args.model, args.dtype, args.backend)
+def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
+  """One result for each subject, ours last: {"name", "tokens_per_second", ...}, or {"name", "error"} of a peer."""
+  model = load_model(settings.model, settings.dtype, settings.backend)
+  sizes = settings.batch_size, settings.inputs, settings.outputs, settings.beams
   results = []
-  has_peer = args.peer_python or all(map(importlib.util.find_spec, ("torch", "transformers")))
-  if has_peer and not args.no_peer:
+  if settings.peer and (settings.peer_python or all(map(importlib.util.find_spec, ("torch", "transformers")))):
     from t5like.bench.peer_decode import measure_in_a_process
 
     # First, and in processes of their own: jax keeps the memory it has once taken.
-    for static in (False, True):
-      results.append(
-        measure_in_a_process(model, args.batch_size, args.inputs, args.outputs, args.beams, static, args.peer_python)
-      )
-  results.append(measure(model, args.batch_size, args.inputs, args.outputs, args.beams))
-  for result in results:
-    print(json.dumps(result) if args.json else _text(result), flush=True)
-  if not args.json:
-    _compare(results)
-  return 0
+    results = [measure_in_a_process(model, *sizes, static, settings.peer_python) for static in (False, True)]
+  return [*results, measure(model, *sizes)]
 
 
 def load_model(name: str, dtype: str, backend: str) -> nn.Module:
@@ -217,7 +202,8 @@ def _bytes(array: Any) -> int:
   return array.size * array.dtype.itemsize
 
 
-def _text(result: Mapping[str, Any]) -> str:
+def describe(result: Mapping[str, Any]) -> str:
+  """Returns a result as a few lines of text."""
   if "error" in result:
     return f"{result['name']}: {result['error']}"
   lines = [
@@ -235,8 +221,9 @@ def _text(result: Mapping[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def _compare(results: list[Mapping[str, Any]]) -> None:
+def compare(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Yields a sentence for each peer that was measured."""
   *peers, ours = results
   for peer in peers:
     if "tokens_per_second" in peer:
-      print(f"t5like is {ours['tokens_per_second'] / peer['tokens_per_second']:.2f} times {peer['name']}")
+      yield f"t5like is {ours['tokens_per_second'] / peer['tokens_per_second']:.2f} times {peer['name']}"

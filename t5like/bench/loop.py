@@ -1,26 +1,21 @@
 """What a run costs besides its steps: the loop itself, and checkpoints.
 
-t5like bench loop
-t5like bench loop --gin_file=models/t5/small.gin --gin.BATCH_SIZE=8
-
 The loop's share is the time of a step in it, with the log and a hook, less that of the same compiled step called
 bare; checkpoints' share is how much longer a stretch of steps takes with one save in it.
 """
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import io
 import itertools
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from t5like.cli.options import add_gin_arguments, read_experiment
 
 if TYPE_CHECKING:
   from t5like.experiments.experiment import Experiment
@@ -29,26 +24,67 @@ _EMPTY_STEPS = 2_000
 _PERIOD = 600.0  # seconds between checkpoints, as CHECKPOINT_MINUTES has it
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-  add_gin_arguments(parser)
-  parser.add_argument("--steps", type=int, default=10, help="of the model, in each stretch (default: 10)")
-  parser.add_argument("--repeats", type=int, default=3, help="stretches with and without a save (default: 3)")
+@dataclasses.dataclass(frozen=True)
+class LoopBench:
+  """The model whose checkpoints are saved, and how often."""
+
+  gin_files: Sequence[str]
+  overrides: Sequence[tuple[str, str]] = ()
+  search_paths: Sequence[str] = ()
+  steps: int = 10  # of the model, in each stretch
+  repeats: int = 3  # stretches with and without a save
 
 
-def run(args: argparse.Namespace) -> int:
+@dataclasses.dataclass(frozen=True)
+class LoopOverhead:
+  """Milliseconds of a step that does nothing."""
+
+  bare: float
+  in_loop: float
+
+  def __str__(self) -> str:
+    return (
+      f"an empty step, called bare          {self.bare:8.3f} ms\n"
+      f"an empty step, in the train loop    {self.in_loop:8.3f} ms\n"
+      f"the loop's own share of a step      {self.in_loop - self.bare:8.3f} ms\n"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOverhead:
+  """Seconds that a checkpoint takes from a run."""
+
+  size: int  # bytes
+  steps: int  # during which it is saved
+  step_seconds: float
+  blocked: float  # steps wait for it
+  longer: float  # with the save than without
+
+  def __str__(self) -> str:
+    return (
+      f"a checkpoint of {self.size / 1e6:,.1f} MB, saved during {self.steps} steps of "
+      f"{1e3 * self.step_seconds:,.1f} ms\n"
+      f"steps stand still for               {self.blocked:8.3f} s\n"
+      f"longer with the save than without   {self.longer:8.3f} s\n"
+      f"share of a {_PERIOD / 60:.0f}-minute period          {100 * self.longer / _PERIOD:8.3f} %"
+    )
+
+
+def measure_loop(settings: LoopBench) -> Iterator[LoopOverhead | CheckpointOverhead]:
+  """Yields the overhead of the loop, then that of checkpoints."""
+  from t5like.experiments.reading import read_experiment
+
   with tempfile.TemporaryDirectory(prefix="t5like-bench-") as folder:
-    files = args.gin_file or ["models/t5/tiny.gin"]
-    args.gin_file = [*files, "objectives/span_corruption.gin", "runs/pretrain.gin"]
-    args.gin_overrides = [
-      ("TRAIN_STEPS", "1000000000"), *args.gin_overrides, ("MODEL_DIR", folder), ("CACHE_DIR", f"{folder}/tokens"),
+    files = [*settings.gin_files, "objectives/span_corruption.gin", "runs/pretrain.gin"]
+    overrides = [
+      ("TRAIN_STEPS", "1000000000"), *settings.overrides, ("MODEL_DIR", folder), ("CACHE_DIR", f"{folder}/tokens"),
     ]  # fmt: skip
-    experiment = read_experiment(args)
-    _loop_overhead(Path(folder))
-    _checkpoint_overhead(experiment, Path(folder) / "run", args.steps, args.repeats)
-  return 0
+    experiment = read_experiment(files, overrides, settings.search_paths)
+    yield _loop_overhead(Path(folder))
+    yield _checkpoint_overhead(experiment, Path(folder) / "run", settings.steps, settings.repeats)
 
 
-def _loop_overhead(folder: Path) -> None:
+def _loop_overhead(folder: Path) -> LoopOverhead:
   """Of steps that do nothing, which the loop cannot hide behind."""
   import jax
   import jax.numpy as jnp
@@ -58,9 +94,7 @@ def _loop_overhead(folder: Path) -> None:
   batch = {"decoder_input_tokens": jnp.ones((8, 128), jnp.int32)}
   bare = min(_seconds(lambda: _bare(step, jnp.int32(0), batch, _EMPTY_STEPS)) for _ in range(3))
   whole = min(_seconds(lambda: _looped(folder, step, batch, _EMPTY_STEPS)) for _ in range(3))
-  print(f"an empty step, called bare          {1e3 * bare / _EMPTY_STEPS:8.3f} ms")
-  print(f"an empty step, in the train loop    {1e3 * whole / _EMPTY_STEPS:8.3f} ms")
-  print(f"the loop's own share of a step      {1e3 * (whole - bare) / _EMPTY_STEPS:8.3f} ms\n", flush=True)
+  return LoopOverhead(1e3 * bare / _EMPTY_STEPS, 1e3 * whole / _EMPTY_STEPS)
 
 
 def _bare(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> Any:
@@ -95,7 +129,7 @@ def _looped(folder: Path, step: Callable[..., Any], batch: Any, steps: int) -> N
   writer.close()
 
 
-def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repeats: int) -> None:
+def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repeats: int) -> CheckpointOverhead:
   import jax
 
   from t5like import parallel
@@ -129,12 +163,14 @@ def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repea
       checkpoints.wait()
       jax.block_until_ready(state)
       saving.append(time.monotonic() - began)
-  cost = max(statistics.median(saving) - statistics.median(plain), 0.0)
-  print(f"a checkpoint of {checkpoint_bytes(spec.shapes) / 1e6:,.1f} MB, saved during {steps} steps of "
-        f"{1e3 * statistics.median(plain) / steps:,.1f} ms")  # fmt: skip
-  print(f"steps stand still for               {statistics.median(blocked):8.3f} s")
-  print(f"longer with the save than without   {cost:8.3f} s")
-  print(f"share of a {_PERIOD / 60:.0f}-minute period          {100 * cost / _PERIOD:8.3f} %", flush=True)
+  bare = statistics.median(plain)
+  return CheckpointOverhead(
+    size=checkpoint_bytes(spec.shapes),
+    steps=steps,
+    step_seconds=bare / steps,
+    blocked=statistics.median(blocked),
+    longer=max(statistics.median(saving) - bare, 0.0),
+  )
 
 
 def _seconds(function: Callable[[], object]) -> float:

@@ -28,7 +28,7 @@ _LIMIT = 900  # seconds; torch.compile of a deep model takes minutes
 
 
 class PeerStep:
-  """A train step of Hugging Face's model, as bench_step.Subject: the process is told how many steps to do, and answers
+  """A train step of Hugging Face's model, as step.Subject: the process is told how many steps to do, and answers
   with the seconds they took."""
 
   def __init__(
@@ -46,7 +46,7 @@ class PeerStep:
     self._errors = tempfile.TemporaryFile("w+")
     self._process = subprocess.Popen(
       [self._python or sys.executable, "-m", "t5like.bench.peer"],
-      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=_environment(),
+      stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=child_environment(),
     )  # fmt: skip
     return self._ask(self._task)
 
@@ -92,7 +92,7 @@ def run_peer(
   command = [python or sys.executable, "-m", module]
   try:
     done = subprocess.run(
-      command, input=json.dumps(task), capture_output=True, text=True, timeout=limit, env=_environment()
+      command, input=json.dumps(task), capture_output=True, text=True, timeout=limit, env=child_environment()
     )
   except subprocess.TimeoutExpired:
     return {"name": name, "error": f"not done after {limit} s"}
@@ -101,8 +101,8 @@ def run_peer(
   return {"name": name} | json.loads(done.stdout.splitlines()[-1])
 
 
-def _environment() -> dict[str, str]:
-  """With the folder of this package on the path: another interpreter need not have it installed."""
+def child_environment() -> dict[str, str]:
+  """Returns this process's environment with this package on the path: the interpreter need not have it installed."""
   package = str(Path(__file__).resolve().parents[2])
   return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5like.bench import train as bench_train
 from t5like.bench.step import OurStep, matrix_ceiling, measure_in_turns
+from t5like.bench.train import TrainBench, make_batch, optimizer, rates, read_workload
 
 if TYPE_CHECKING:  # help must not wait for jax
   import flax.linen as nn
 
-BATCHES = (1, 2, 4, 8)  # times an eighth of the rows asked for
+BATCHES = (1, 2, 4, 8)  # times an eighth of the requested rows
 LENGTHS = (128, 256, 512, 1024, 2048)
 LAYERS = (6, 12, 24, 48)
+HEADER = (
+  f"{'':8}{'rows':>6}{'inputs':>8}{'targets':>9}{'layers':>8}{'ms a step':>12}{'tokens/s':>12}{'TFLOP/s':>9}"
+  f"{'of ceiling':>12}{'GiB':>8}{'compile s':>11}"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +35,13 @@ class Point:
     config = self.model.config
     return "+".join(str(n) for n in (config.num_encoder_layers, config.num_decoder_layers) if n)
 
+  @property
+  def sizes(self) -> dict[str, Any]:
+    return {"series": self.series, "rows": self.rows, **self.lengths, "layers": self.layers}
+
 
 def points(model: nn.Module, lengths: Mapping[str, int], rows: int) -> Iterator[Point]:
-  """One thing changes at a time. The last batch is the one asked for; longer rows are fewer, so that a step has as many
+  """One thing changes at a time. The last batch is the requested one; longer rows are fewer, so that a step has as many
   tokens; deeper models take an eighth of the rows, which leaves room for 48 layers."""
   lengths = dict(lengths)
   for times in BATCHES:
@@ -53,24 +59,23 @@ def points(model: nn.Module, lengths: Mapping[str, int], rows: int) -> Iterator[
     )
 
 
-def measure_scaling(model: nn.Module, lengths: Mapping[str, int], rows: int, args: argparse.Namespace) -> int:
-  ceiling = matrix_ceiling(args.dtype)
-  if not args.json:
-    print(f"{'':8}{'rows':>6}{'inputs':>8}{'targets':>9}{'layers':>8}{'ms a step':>12}{'tokens/s':>12}{'TFLOP/s':>9}"
-          f"{'of ceiling':>12}{'GiB':>8}{'compile s':>11}", flush=True)  # fmt: skip
-  for point in points(model, lengths, rows):
-    batch = bench_train.make_batch(point.model, point.rows, point.lengths, args.packed)
-    step = OurStep(point.model, bench_train.optimizer(args.optimizer), batch)
-    (result,) = measure_in_turns([step], args.steps, args.seconds, lambda line: None)
+def measure_scaling(settings: TrainBench) -> Iterator[tuple[Point, dict[str, Any]]]:
+  """Yields each point with its result: {"step_seconds", "tokens_per_second", ...}, or {"error"}."""
+  work = read_workload(settings)
+  ceiling = matrix_ceiling(work.dtype)
+  for point in points(work.model, work.lengths, work.rows):
+    batch = make_batch(point.model, point.rows, point.lengths, settings.packed)
+    step = OurStep(point.model, optimizer(settings.optimizer), batch)
+    (result,) = measure_in_turns([step], settings.steps, settings.seconds, lambda line: None)
     if "step_seconds" in result:
-      result |= bench_train.rates(point.model, point.rows, point.lengths, result["step_seconds"], ceiling)
-    where = {"series": point.series, "rows": point.rows, **point.lengths, "layers": point.layers}
-    print(json.dumps(where | result) if args.json else _row(where, result), flush=True)
-  return 0
+      result |= rates(point.model, point.rows, point.lengths, result["step_seconds"], ceiling)
+    yield point, result
 
 
-def _row(where: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-  start = f"{where['series']:8}{where['rows']:>6}{where['inputs']:>8}{where.get('targets', '-'):>9}{where['layers']:>8}"
+def describe(point: Point, result: Mapping[str, Any]) -> str:
+  """Returns a line under HEADER."""
+  targets = point.lengths.get("targets", "-")
+  start = f"{point.series:8}{point.rows:>6}{point.lengths['inputs']:>8}{targets:>9}{point.layers:>8}"
   if "error" in result:
     return f"{start}  {result['error']}"
   memory = f"{result['memory_bytes'] / 2**30:>8.2f}" if result["memory_bytes"] else f"{'-':>8}"

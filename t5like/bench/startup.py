@@ -1,26 +1,22 @@
-"""How long a run takes from its command to its first steps, and with what.
+"""The time from the command of a run to its first steps, by what it was spent on.
 
-t5like bench startup
-t5like bench startup --gin_file=models/t5_1_1/base.gin --gin.BATCH_SIZE=64
-
-`t5like train` is started three times, each for a few steps: with nothing prepared (tokens and programs are made anew);
-in another directory with tokens and compiled programs there; and in that directory again, from its checkpoint. Where
-the time went is what each run wrote itself into goodput.jsonl.
+`t5like train` runs three times, each for a few steps: with nothing prepared (tokens and programs are built); in another
+directory with tokens and compiled programs available; and in that directory again, from its checkpoint. The seconds are
+those that each run recorded in goodput.jsonl.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
+import dataclasses
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t5like.cli.options import add_gin_arguments
+from t5like.bench.peer import child_environment
 from t5like.errors import RunError
 
 _STEPS = 2
@@ -30,37 +26,41 @@ _IMPORTS = ("t5like.experiments.experiment", "t5like.runs.preparing", "t5like.ru
 _BEFORE_STEPS = ("starting up", "preparing", "initialising", "compiling")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-  add_gin_arguments(parser)
+@dataclasses.dataclass(frozen=True)
+class StartupBench:
+  """The run that is started: span corruption with the model of these files."""
+
+  gin_files: Sequence[str]
+  overrides: Sequence[tuple[str, str]] = ()
+  search_paths: Sequence[str] = ()
+
+  @property
+  def options(self) -> list[str]:
+    """Of `t5like train`."""
+    files = [*self.gin_files, "objectives/span_corruption.gin", "runs/pretrain.gin"]
+    return [
+      *(f"--gin_file={file}" for file in files),
+      *(f"--gin_search_paths={path}" for path in self.search_paths),
+      *(f"--gin.{name}={value}" for name, value in self.overrides),
+    ]
 
 
-def run(args: argparse.Namespace) -> int:
-  print(f"imports of a training process       {import_seconds():8.1f} s", flush=True)
+def measure_startup(settings: StartupBench) -> Iterator[tuple[str, dict[str, float]]]:
+  """Yields the name of each of the three starts, and its seconds by what they were spent on."""
   with tempfile.TemporaryDirectory(prefix="t5like-startup-") as folder:
-    given = _options(args)
     for name, model_dir, steps in (
       ("cold: no tokens, no programs", "a", _STEPS),
       ("warm: both are kept", "b", _STEPS),
       ("again: from its checkpoint", "b", 2 * _STEPS),
     ):
-      spent = start(given, Path(folder), model_dir, steps)
-      print(f"\n{name}\n{table(spent)}", flush=True)
-  return 0
-
-
-def _options(args: argparse.Namespace) -> list[str]:
-  """The run that is started: the tiny T5 on novels, unless files are given."""
-  files = args.gin_file or ["models/t5/tiny.gin"]
-  options = [f"--gin_file={file}" for file in [*files, "objectives/span_corruption.gin", "runs/pretrain.gin"]]
-  options += [f"--gin_search_paths={path}" for path in args.gin_search_paths]
-  return options + [f"--gin.{name}={value}" for name, value in args.gin_overrides]
+      yield name, start(settings.options, Path(folder), model_dir, steps)
 
 
 def import_seconds() -> float:
   """Of a process that imports what a training process imports, and ends."""
   code = "; ".join(f"import {module}" for module in _IMPORTS)
   began = time.monotonic()
-  subprocess.run([sys.executable, "-c", code], check=True, env=_environment())
+  subprocess.run([sys.executable, "-c", code], check=True, env=child_environment())
   return time.monotonic() - began
 
 
@@ -70,7 +70,7 @@ def start(options: Sequence[str], folder: Path, model_dir: str, steps: int) -> d
 
   command = [sys.executable, "-m", "t5like", "train", *options, f"--gin.MODEL_DIR={folder / model_dir}"]
   command += [f"--gin.CACHE_DIR={folder / 'cache'}", f"--gin.TRAIN_STEPS={steps}"]
-  done = subprocess.run(command, capture_output=True, text=True, env=_environment())
+  done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
   if done.returncode:
     raise RunError("the run that was to be measured failed", said=done.stderr.strip()[-2000:])
   return read_attempts(folder / model_dir / FILE)[-1]["spent"]
@@ -81,8 +81,3 @@ def table(spent: Mapping[str, float]) -> str:
   rows: dict[str, Any] = before | {"to the first step": sum(before.values())}
   rows |= {name: seconds for name, seconds in spent.items() if name not in before}
   return "\n".join(f"  {name:<34}{seconds:8.1f} s" for name, seconds in rows.items())
-
-
-def _environment() -> dict[str, str]:
-  package = str(Path(__file__).resolve().parents[2])
-  return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}

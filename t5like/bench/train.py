@@ -1,111 +1,91 @@
-"""How fast a train step is: time, tokens/s, model FLOP/s, share of this machine's matrix-product ceiling, memory.
+"""The speed of a train step: time, tokens/s, model FLOP/s, share of this machine's matrix-product ceiling, memory.
 
-t5like bench train --model=t5_1_1/base
-t5like bench train --model=gpt2/medium --batch_size=32 --inputs=1024 --peer
-t5like bench train --model=t5_1_1/base --packed --json
-t5like bench train --model=t5_1_1/base --scaling
-t5like bench train --model=t5_1_1/base --kernels=10
-
-Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed apart.
-Tokens count inputs and targets. Model FLOPs are those of planning/flops.py: matrix products once forward, twice
-backward, attention in full. Memory is what the compiled step takes on one device, its state included.
-With --peer, Hugging Face's model of the same sizes trains on the same device, eager and compiled: first, and on a CPU
-in turns with ours. Torch may live elsewhere: --peer_python=~/torch/bin/python.
-With --scaling, a table of tokens/s and memory as batch, length and layers grow.
-With --kernels, the most expensive kernels of a step on an accelerator, as JAX's profiler saw them.
+Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed separately.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from t5like.bench.kernels import table
-from t5like.bench.step import WINDOWS, OurStep, Subject, matrix_ceiling, measure_in_turns
-from t5like.cli.options import add_gin_arguments, gin_search_paths
+from t5like.bench.step import OurStep, Subject, matrix_ceiling, measure_in_turns
 from t5like.errors import UserError
 
 if TYPE_CHECKING:  # help must not wait for jax
   import flax.linen as nn
 
-  from t5like.experiments.experiment import Experiment
   from t5like.training.optimizers import Optimizer
 
 _MASKED_SHARE = 0.15
 _PREDICTED_SHARE = 0.16  # only masked positions are predicted
 _ACCELERATORS = ("/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
 _CPU_ROWS = 8  # a step of T5's 128 rows of 512 tokens takes minutes there
-OPTIMIZERS = ("adafactor", "adamw")
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-  add_gin_arguments(parser)
-  parser.add_argument("--model", help="a file of gin/models, such as t5_1_1/base, gpt2/medium or bert/large")
-  parser.add_argument("--batch_size", type=int, help="rows of a step (default: the model file's, on a CPU at most 8)")
-  parser.add_argument("--inputs", type=int, help="input tokens of a row (default: the model file's)")
-  parser.add_argument("--targets", type=int, help="target tokens of an encoder-decoder (default: as span corruption)")
-  parser.add_argument("--packed", action="store_true", help="rows of several examples, kept apart by segment ids")
-  parser.add_argument("--dtype", help="of the computation (default: bfloat16; on a CPU float32)")
-  parser.add_argument("--backend", default="auto", help="attention back end (default: auto)")
-  parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adafactor", help="(default: adafactor)")
-  parser.add_argument("--steps", type=int, default=30, help="timed steps (default: 30)")
-  parser.add_argument("--seconds", type=float, default=60.0, help="fewer steps where they take longer (default: 60)")
-  parser.add_argument("--peer", action="store_true", help="Hugging Face's model beside it (torch, transformers)")
-  parser.add_argument("--peer_python", metavar="PYTHON", help="an interpreter that has them (default: this one)")
-  parser.add_argument("--scaling", action="store_true", help="a table: other batches, lengths and numbers of layers")
-  parser.add_argument("--kernels", type=int, default=0, metavar="N", help="the N most expensive kernels of a step")
-  parser.add_argument("--json", action="store_true", help="one JSON object a line instead of text")
+@dataclasses.dataclass(frozen=True)
+class TrainBench:
+  """What to measure: the model of gin files, and the sizes of a step."""
+
+  gin_files: Sequence[str]  # a file of gin/models, and others after it
+  overrides: Sequence[tuple[str, str]] = ()
+  search_paths: Sequence[str] = ()
+  batch_size: int | None = None  # None: as the files have it, on a CPU at most 8
+  inputs: int | None = None  # tokens of a row; None: as the files have it
+  targets: int | None = None  # of an encoder-decoder; None: as span corruption has them
+  packed: bool = False  # rows of several examples, kept apart by segment ids
+  dtype: str | None = None  # of the computation; None: bfloat16, on a CPU float32
+  backend: str = "auto"  # of attention
+  optimizer: str = "adafactor"
+  steps: int = 30
+  seconds: float = 60.0  # fewer steps where they would take longer
+  peer: bool = False  # Hugging Face's model too, eager and compiled
+  peer_python: str | None = None  # an interpreter that has torch and transformers; None: this one
+  profiled: bool = False  # the last steps run under JAX's profiler
 
 
-def run(args: argparse.Namespace) -> int:
-  if args.steps < WINDOWS:
-    raise UserError(f"--steps={args.steps} is too few", expected=f"at least {WINDOWS}")
-  experiment, model, lengths, rows = _model_and_sizes(args)
-  if args.scaling:
-    from t5like.bench.scaling import measure_scaling
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """A model and the rows of its train step, as the settings and the gin files have them."""
 
-    return measure_scaling(model, lengths, rows, args)
-  batch = make_batch(model, rows, lengths, args.packed)
-  ours = OurStep(model, optimizer(args.optimizer), batch, bool(args.kernels), experiment.deterministic)
-  results = _measure([*_peers(args, model, lengths, rows), ours], args)
-  ceiling = matrix_ceiling(args.dtype)
+  model: nn.Module
+  rows: int
+  lengths: dict[str, int]
+  dtype: str
+  deterministic: bool
+
+
+def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+  """One result for each subject, ours last: {"name", "step_seconds", "tokens_per_second", ...} or {"name", "error"}.
+
+  `say` receives lines about the progress.
+  """
+  work = read_workload(settings)
+  batch = make_batch(work.model, work.rows, work.lengths, settings.packed)
+  ours = OurStep(work.model, optimizer(settings.optimizer), batch, settings.profiled, work.deterministic)
+  subjects = [*(_peers(settings.peer_python, work) if settings.peer else ()), ours]
+  # On a CPU in turns. On other devices one after the other, ours last: jax keeps the memory it has once taken.
+  groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
+  results = [result for group in groups for result in measure_in_turns(group, settings.steps, settings.seconds, say)]
+  ceiling = matrix_ceiling(work.dtype)
   for result in results:
     if "step_seconds" in result:
-      result |= rates(model, rows, lengths, result["step_seconds"], ceiling)
-    print(json.dumps(result, default=dataclasses.asdict) if args.json else _text(result, args.kernels), flush=True)
-  if not args.json:
-    _compare(results)
-  return 1 if "error" in results[-1] else 0
+      result |= rates(work.model, work.rows, work.lengths, result["step_seconds"], ceiling)
+  return results
 
 
-def _peers(args: argparse.Namespace, model: nn.Module, lengths: Mapping[str, int], rows: int) -> list[Subject]:
-  if not args.peer and not args.peer_python:
-    return []
+def _peers(python: str | None, work: Workload) -> list[Subject]:
   from t5like.bench.peer import PeerStep
 
   return [
-    PeerStep(model.config, model.batch_layout, rows, lengths, args.dtype, compiled, args.peer_python)
+    PeerStep(work.model.config, work.model.batch_layout, work.rows, work.lengths, work.dtype, compiled, python)
     for compiled in (False, True)
   ]
-
-
-def _measure(subjects: list[Subject], args: argparse.Namespace) -> list[dict[str, Any]]:
-  """On a CPU in turns. On other devices one after the other, ours last: jax keeps the memory it has once taken."""
-  groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
-  return [result for group in groups for result in measure_in_turns(group, args.steps, args.seconds, say)]
-
-
-def say(line: str) -> None:
-  """Of how it goes: the results alone are on standard output."""
-  print(line, file=sys.stderr, flush=True)
 
 
 def _on_cpu() -> bool:
@@ -115,31 +95,29 @@ def _on_cpu() -> bool:
   return not any(Path(device).exists() for device in _ACCELERATORS)
 
 
-def _model_and_sizes(args: argparse.Namespace) -> tuple[Experiment, nn.Module, dict[str, int], int]:
+def read_workload(settings: TrainBench) -> Workload:
+  """Reads the model of the gin files; settings that are None get their values."""
   from t5like.experiments.reading import read_model
   from t5like.objectives import CATALOGUE
 
-  files = [f"models/{args.model.removesuffix('.gin')}.gin"] if args.model else []
-  if not files and not args.gin_file:
-    raise UserError("which model?", try_="t5like bench train --model=t5_1_1/base")
-  args.dtype = args.dtype or ("float32" if _on_cpu() else "bfloat16")
-  # A run file binds the model; what else it asks for has no part in a measurement.
-  fixed = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", args.dtype), ("ATTENTION_BACKEND", args.backend)]
-  overrides = [("train.objective", "@span_corruption()"), *fixed, *args.gin_overrides]
-  experiment = read_model(["runs/pretrain.gin", *files, *args.gin_file], overrides, gin_search_paths(args))
-  lengths = {"inputs": experiment.lengths["inputs"] if args.inputs is None else args.inputs}
+  dtype = settings.dtype or ("float32" if _on_cpu() else "bfloat16")
+  # A run file binds the model; what else it configures has no part in a measurement.
+  fixed = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", settings.backend)]
+  overrides = [("train.objective", "@span_corruption()"), *fixed, *settings.overrides]
+  experiment = read_model(["runs/pretrain.gin", *settings.gin_files], overrides, settings.search_paths)
+  lengths = {"inputs": experiment.lengths["inputs"] if settings.inputs is None else settings.inputs}
   if experiment.model.batch_layout == "encoder_decoder":
     wanted = CATALOGUE["span_corruption"].lengths(max(lengths["inputs"], 1)).targets
-    lengths["targets"] = wanted if args.targets is None else args.targets
+    lengths["targets"] = wanted if settings.targets is None else settings.targets
   model = experiment.model
   if model.batch_layout == "encoder":
     model = model.clone(predicted_share=_PREDICTED_SHARE)
   rows = min(experiment.batch_size, _CPU_ROWS) if _on_cpu() else experiment.batch_size
-  rows = rows if args.batch_size is None else args.batch_size
+  rows = rows if settings.batch_size is None else settings.batch_size
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"--{name}={value} cannot work", expected="a whole number of at least 1")
-  return experiment, model, lengths, rows
+  return Workload(model, rows, lengths, dtype, experiment.deterministic)
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -200,7 +178,8 @@ def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: floa
   }
 
 
-def _text(result: Mapping[str, Any], kernels: int = 0) -> str:
+def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
+  """Returns a result as a few lines of text, with the `kernels` most expensive kernels where it was profiled."""
   from t5like.planning.run_card import bytes_text
 
   if "error" in result:
@@ -223,8 +202,9 @@ def _text(result: Mapping[str, Any], kernels: int = 0) -> str:
   return "\n".join(lines)
 
 
-def _compare(results: Sequence[Mapping[str, Any]]) -> None:
+def compare(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+  """Yields a sentence for each peer that was measured."""
   *peers, ours = results
   for peer in peers:
     if "step_seconds" in peer and "step_seconds" in ours:
-      print(f"t5like is {peer['step_seconds'] / ours['step_seconds']:.2f} times as fast as {peer['name']}", flush=True)
+      yield f"t5like is {peer['step_seconds'] / ours['step_seconds']:.2f} times as fast as {peer['name']}"

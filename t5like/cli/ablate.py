@@ -17,15 +17,12 @@ device was lost, 130 and 143 interrupted: to be started again.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from t5like.ablations.sweep.local_workers import check_workers, run_workers
-from t5like.ablations.sweep.plan import SCALES, Planner, Settings, SweepRun, agree, own_recipes, read_settings
-from t5like.ablations.sweep.results import SWEEP
-from t5like.ablations.tables import TABLES, find_tables, recipes_of
+from t5like.ablations.sweep.plan import Planner, plan_sweep
+from t5like.ablations.sweep.settings import SCALES, SweepSettings, custom_recipes
 from t5like.cli import ablate_report
 from t5like.cli.options import add_host_arguments
 from t5like.cli.train import meet_other_hosts
@@ -66,83 +63,52 @@ def run(args: argparse.Namespace) -> int:
     return ablate_report.run(args)
   if not args.sweep_dir:
     raise UserError("a sweep needs a directory", try_="--sweep_dir=~/sweep")
-  from t5like.experiments.reading import register_configurables
-
-  register_configurables()
   sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
-  asked = settings_of(args, sweep_dir)
+  planner = plan_sweep(sweep_dir, sweep_settings(args), args.rows)
   if args.list:
-    planner = Planner(sweep_dir, agree(sweep_dir, asked, write=False), known_sizes(sweep_dir, asked))
-    return show(planner.runs(asked.recipes, asked.seeds))
-
+    return show(planner)
   check_workers(args.workers, (args.coordinator, args.processes, args.process_id))
   if args.workers > 1 and not args.prepare_only:
     return run_workers([sys.executable, "-m", "t5like", *args.argv, "--workers=1"], args.workers)
 
-  from t5like.ablations.sweep.caches import build_caches
-  from t5like.ablations.sweep.worker import Worker
-  from t5like.parallel.process_zero import first_process_decides
+  from t5like.ablations.sweep.worker import prepare_sweep, run_sweep
 
-  meet_other_hosts(args, str(asked))
-
-  def prepare() -> int:
-    # Written down once its data are there: a misspelt task must not bind the command that corrects it.
-    build_caches(Planner(sweep_dir, agree(sweep_dir, asked, write=False)))
-    agree(sweep_dir, asked)
-    return 0
-
-  first_process_decides(prepare)
-  settings = read_settings(sweep_dir)
-  planner = Planner(sweep_dir, settings, known_sizes(sweep_dir, settings))
+  meet_other_hosts(args, str(planner.settings))
+  prepare_sweep(planner)
   if args.prepare_only:
     print(f"all token caches are there: {planner.cache_dir}")
     return 0
-  return Worker(sweep_dir, settings.scale, planner.runs(asked.recipes, asked.seeds)).work()
+  return run_sweep(planner)
 
 
-def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:
-  """What the command line asks for; what it does not say, a sweep that was begun has said, or else the scale."""
-  begun = (sweep_dir / SWEEP).is_file()
-  before = read_settings(sweep_dir) if begun else Settings([], [], "paper", 0, [], [])
-  own = own_recipes(args.recipe)
-  if not (begun or args.table or own):
-    raise UserError("no table to reproduce", known=", ".join(map(str, TABLES)), try_="--table=7")
+def sweep_settings(args: argparse.Namespace) -> SweepSettings:
+  """The settings that the options give; what they leave out is empty."""
   if args.validation_corpus and not args.corpus:
     raise UserError("--validation_corpus is held out of --corpus, which is not given")
   if args.seeds is not None and args.seeds < 1:
     raise UserError(f"--seeds={args.seeds}", expected="1 or more")
-  tables = find_tables(args.table or (before.tables if args.rows else []))
-  recipes = [*(recipes_of(tables, args.rows) if tables or args.rows else []), *own]
-  files = [_absolute(file) for file in (args.corpus, args.validation_corpus) if file]
-  asked = Settings(
-    tables=[table.number for table in tables] or before.tables,
-    recipes=recipes or before.recipes,
-    scale=args.scale or before.scale,
-    seeds=args.seeds or before.seeds,
-    tasks=_listed(args.tasks) or before.tasks,
-    corpus=files or before.corpus,
-    own=before.own | own,
-    task_modules=_listed(args.task_modules) or before.task_modules,
-    gin=[list(pair) for pair in args.gin_overrides] or before.gin,
+  return SweepSettings(
+    tables=args.table,
+    recipes=[],  # plan_sweep finds those of --rows in the tables
+    scale=args.scale or "",
+    seeds=args.seeds or 0,
+    tasks=_listed(args.tasks),
+    corpus=[_absolute(file) for file in (args.corpus, args.validation_corpus) if file],
+    custom_recipes=custom_recipes(args.recipe),
+    task_modules=_listed(args.task_modules),
+    gin=[list(pair) for pair in args.gin_overrides],
   )
-  scale = Planner(sweep_dir, asked).scale
-  return dataclasses.replace(asked, seeds=asked.seeds or scale.seeds, tasks=asked.tasks or list(scale.tasks))
 
 
 def _listed(given: Sequence[str]) -> list[str]:
   return [name for text in given for name in text.split(",") if name]
 
 
-def known_sizes(sweep_dir: Path, settings: Settings) -> dict[str, int]:
-  """Training examples of the tasks whose token caches are there."""
+def show(planner: Planner) -> int:
+  """Prints the commands of every run, each line one, to be spread over machines by any launcher."""
   from t5like.ablations.sweep.caches import cached_sizes
 
-  return cached_sizes(Planner(sweep_dir, settings))
-
-
-def show(runs: Sequence[SweepRun]) -> int:
-  """The commands of every run, each line one, to be spread over machines by any launcher."""
-  for sweep_run in runs:
+  for sweep_run in planner.runs(cached_sizes(planner)):
     print(f"# {sweep_run.recipe}, seed {sweep_run.seed}")
     for part in sweep_run.parts:
       print(part.command)

@@ -9,6 +9,7 @@ t5like ablate --report --from=mini --output=DIR            what we measured at t
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from t5like.cli.options import task_modules
 from t5like.errors import UserError
@@ -37,23 +38,26 @@ def run(args: argparse.Namespace) -> int:
   if bool(args.report_from) == bool(args.sweep_dir):
     raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
   assumptions = _assumptions(args)
-  for flag in ("sweep_dir", "output", "export", "report_from"):
-    if getattr(args, flag):
-      setattr(args, flag, storage.local_path(getattr(args, flag), f"--{flag.removeprefix('report_')}"))
+  sweep_dir, exported = _path(args.sweep_dir, "--sweep_dir"), _path(args.report_from, "--from")
+  output, export = _path(args.output, "--output"), _path(args.export, "--export")
   for module in task_modules(args):  # what a sweep itself names is not imported: it may be somebody else's
     import_module(module, "--task_modules")
-  data = read_export(args.report_from) if args.report_from else read_sweep(args.sweep_dir)
-  if args.export:
-    write_export(args.export, data)
-    print(f"exported {len(data.results)} runs to {args.export}")
-  if args.report_from and not args.output and not args.export:
+  data = read_export(exported) if exported else read_sweep(sweep_dir)
+  if export:
+    write_export(export, data)
+    print(f"exported {len(data.results)} runs to {export}")
+  if exported and not output and not export:
     raise UserError("a report of an exported sweep needs a folder", try_="--output=DIR")
-  output = args.output or (args.sweep_dir / "report" if args.sweep_dir else None)
+  output = output or (sweep_dir / "report" if sweep_dir else None)
   if output:
     summary = summarise(compare(data))
     print("\n".join([summary.scope, *(f"- {text}" for text in (*summary.findings, *summary.missing))]))
     print("report", *write_report(data, output, assumptions), sep="\n  ")
   return 0
+
+
+def _path(given: str | None, option: str) -> Path | None:
+  return storage.local_path(given, option) if given else None
 
 
 def _assumptions(args: argparse.Namespace):

@@ -86,6 +86,16 @@ def is_literal(value: Any) -> bool:
     return False
 
 
+def read_configurable(
+  name: str, files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
+) -> Any:
+  """What gin files configure under another name than `train`, such as the `scale` of a sweep."""
+  from t5like import configuration
+
+  load_files(files, overrides, search_paths)
+  return configuration.build(name)
+
+
 def read_model(
   files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
 ) -> Experiment:

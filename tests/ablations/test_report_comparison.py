@@ -10,7 +10,7 @@ import pytest
 from report_sweeps import made_result, write_sweep
 
 from t5like.ablations.report.comparison import compare
-from t5like.ablations.report.conclusions import CLAIMS, check_claims
+from t5like.ablations.report.conclusions import CONCLUSIONS, check_conclusions
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.data import ReportData, read_export, read_sweep, write_export
 from t5like.ablations.report.examples import TEXT, examples
@@ -64,7 +64,7 @@ def test_the_order_of_rows_against_the_papers():
 
 
 def test_claims_are_counted():
-  spans, ten, iid = check_claims(compare(by_hand()))
+  spans, ten, iid = check_conclusions(compare(by_hand()))
   assert (spans.ours.holds, spans.ours.of, spans.verdict) == (0, 1, "disagrees")  # 55 - 52 is more than two spreads
   assert (ten.ours.holds, ten.ours.of, ten.ours.holds_clearly, ten.verdict) == (3, 3, 3, "agrees")
   assert (iid.ours.holds, iid.ours.holds_clearly, iid.verdict) == (1, 0, "undecided")  # 52 - 51 may be chance
@@ -88,7 +88,7 @@ def test_a_sweep_that_finds_what_the_paper_found_says_so():
       assert found.spearman == found.kendall == pytest.approx(1)
   # All orders of Table 11's seven rows in GLUE but its own are worse.
   assert comparison.tables[-1].correlations["glue"].spearman_p == pytest.approx(1 / math.factorial(7))
-  assert all(checked.ours == checked.paper for checked in check_claims(comparison))
+  assert all(checked.ours == checked.paper for checked in check_conclusions(comparison))
   summary = summarise(comparison)
   clear = sum(
     abs(cell.paper_in_spreads) > 2 + 1e-6
@@ -102,8 +102,8 @@ def test_a_sweep_that_finds_what_the_paper_found_says_so():
 
 def test_every_claim_holds_in_most_of_the_papers_own_comparisons():
   data = ReportData({"tables": list(TABLES), "scale": "mini", "seeds": 2}, [made_result(BASELINE_RECIPE, 0)], [])
-  checked = check_claims(compare(data))
-  assert len(checked) == len(CLAIMS)
+  checked = check_conclusions(compare(data))
+  assert len(checked) == len(CONCLUSIONS)
   assert all(claim.paper.holds >= 0.75 * claim.paper.of > 0 for claim in checked)
 
 
@@ -125,7 +125,7 @@ def test_one_seed_has_no_spread_and_no_ties():
   assert comparison.spreads["glue"] is None
   assert all(cell.in_spreads is None and not cell.tie and cell.difference is not None for cell in cells)
   assert any("spread of seeds is not known" in text for text in summarise(comparison).cautions)
-  assert check_claims(comparison)[0].verdict == "not run"  # ties cannot be told without a spread
+  assert check_conclusions(comparison)[0].verdict == "not run"  # ties cannot be told without a spread
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -166,7 +166,7 @@ def test_recipes_of_ones_own_and_tasks_of_ones_own_are_shown():
   assert own.rows[0].cells["glue"].difference == 8 and own.rows[0].cells["glue"].paper is None
   [table] = compare(by_hand(group="other")).tables
   assert table.groups == ["other"] and table.rows[1].cells["other"].difference == 4
-  assert [checked.verdict for checked in check_claims(compare(by_hand(group="other")))] == ["not run"] * 3
+  assert [checked.verdict for checked in check_conclusions(compare(by_hand(group="other")))] == ["not run"] * 3
   assert "| row | other tasks ours |" in markdown(compare(by_hand(group="other")), EnergyAssumptions())
 
 

@@ -5,12 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import rankdata as ranks
 
 from t5like.ablations.report.statistics import (
+  DRAWN_ORDERS,
   mean,
   pooled_spread,
   rank_correlation,
-  ranks,
   standard_deviation,
   ties_with_best,
 )
@@ -44,10 +45,6 @@ def test_a_spread_that_cannot_be_known_is_none(samples):
 def test_ties_are_those_that_the_paper_prints_in_bold(table, group, bold):
   scores = {row.name: row.paper[group] for row in TABLES[table].rows}
   assert ties_with_best(scores, STANDARD_DEVIATION[group]) == bold
-
-
-def test_equal_values_share_their_ranks():
-  assert ranks([3.0, 1.0, 3.0, 2.0]).tolist() == [3.5, 1.0, 3.5, 2.0]
 
 
 def test_rank_correlation_of_five_rows_by_hand():
@@ -90,6 +87,13 @@ def test_many_rows_are_told_by_drawn_orders():
   z = (-7 - 1) / math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
   assert found.kendall_p == pytest.approx(0.5 * math.erfc(z / math.sqrt(2)), abs=0.01)
   assert found == rank_correlation(range(n), [*range(7, n), *range(7)])
+
+
+def test_many_rows_in_the_same_order():
+  """Sums of products of ranks grow with the third power of the rows."""
+  found = rank_correlation(range(60), range(60))
+  assert found.spearman == found.kendall == pytest.approx(1.0)
+  assert found.spearman_p == found.kendall_p == 1 / (DRAWN_ORDERS + 1)
 
 
 def test_what_has_no_order_has_no_correlation():

@@ -17,7 +17,7 @@ _MOST = 0.75  # of comparisons, for "agrees"
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Conclusion:
   """A sentence about a table: pairs (better, worse) of recipes (`not_below`: up to the band), or recipes that tie."""
 
   table: int
@@ -29,7 +29,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-  """Over pairs of rows and groups: how often a claim holds."""
+  """Over pairs of rows and groups: how often a conclusion holds."""
 
   holds: int
   of: int
@@ -38,8 +38,8 @@ class Count:
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckedClaim:
-  claim: Claim
+class CheckedConclusion:
+  conclusion: Conclusion
   ours: Count
   paper: Count
 
@@ -52,7 +52,7 @@ class CheckedClaim:
     ours = self.ours
     if not ours.of:
       return "not run"
-    if self.claim.above and not ours.holds_clearly and not ours.fails_clearly:
+    if self.conclusion.above and not ours.holds_clearly and not ours.fails_clearly:
       return "undecided"
     if ours.holds < 0.5 * ours.of:
       return "disagrees"
@@ -72,68 +72,74 @@ def _all_below(worst: str, table: int) -> tuple[tuple[str, str], ...]:
   return tuple((recipe, worst) for recipe in TABLES[table].recipes if recipe != worst)
 
 
-CLAIMS = (
-  Claim(
+CONCLUSIONS = (
+  Conclusion(
     2,
     "Denoising beats language modelling in each architecture",
     above=tuple((_DENOISING[name], _LANGUAGE_MODELLING[name]) for name in ARCHITECTURES),
   ),
-  Claim(2, "The encoder-decoder with denoising is best", above=_all_above(BASELINE_RECIPE, 2)),
-  Claim(
+  Conclusion(2, "The encoder-decoder with denoising is best", above=_all_above(BASELINE_RECIPE, 2)),
+  Conclusion(
     2,
     "The plain language model is the worst architecture, with either objective",
     above=tuple((by[name], by["lm"]) for by in (_DENOISING, _LANGUAGE_MODELLING) for name in by if name != "lm"),
   ),
-  Claim(4, "Deshuffling is worst", above=_all_below(_ED + "deshuffling", 4)),
-  Claim(4, "BERT-style denoising beats prefix language modelling", above=((_ED + "bert_style", _ED + "prefix_lm"),)),
-  Claim(
+  Conclusion(4, "Deshuffling is worst", above=_all_below(_ED + "deshuffling", 4)),
+  Conclusion(
+    4, "BERT-style denoising beats prefix language modelling", above=((_ED + "bert_style", _ED + "prefix_lm"),)
+  ),
+  Conclusion(
     5,
     "Replacing spans, with short targets, loses nothing against predicting the whole text",
     not_below=((BASELINE_RECIPE, _ED + "bert_style"), (BASELINE_RECIPE, _ED + "mass_style")),
   ),
-  Claim(6, "Corrupting 50% is worse than 15%", above=((BASELINE_RECIPE, _ED + "iid_replace_spans_50_percent"),)),
-  Claim(
+  Conclusion(6, "Corrupting 50% is worse than 15%", above=((BASELINE_RECIPE, _ED + "iid_replace_spans_50_percent"),)),
+  Conclusion(
     7,
     "Mean span lengths 2, 3 and 5 are within noise of each other",
     tied=(_ED + "span_corruption_2", _ED + "span_corruption", _ED + "span_corruption_5"),
   ),
-  Claim(
+  Conclusion(
     7,
     "Length 10 is a little lower than 2, 3 and 5",
     above=tuple((_ED + f"span_corruption{length}", _ED + "span_corruption_10") for length in ("_2", "", "_5")),
   ),
-  Claim(7, "Spans of length 3 beat i.i.d. corruption", above=((_ED + "span_corruption", BASELINE_RECIPE),)),
-  Claim(
+  Conclusion(7, "Spans of length 3 beat i.i.d. corruption", above=((_ED + "span_corruption", BASELINE_RECIPE),)),
+  Conclusion(
     9,
     "The fewer unique tokens, the worse",
     above=tuple(itertools.pairwise(TABLES[9].recipes)),
   ),
-  Claim(11, "Pre-training, then fine-tuning beats every mixture", above=_all_above(BASELINE_RECIPE, 11)),
-  Claim(11, "Equal mixing is worst", above=_all_below(f"{BASELINE_RECIPE}/mixed_equal", 11)),
+  Conclusion(11, "Pre-training, then fine-tuning beats every mixture", above=_all_above(BASELINE_RECIPE, 11)),
+  Conclusion(11, "Equal mixing is worst", above=_all_below(f"{BASELINE_RECIPE}/mixed_equal", 11)),
 )
 
 
-def check_claims(comparison: Comparison) -> list[CheckedClaim]:
+def check_conclusions(comparison: Comparison) -> list[CheckedConclusion]:
   """Those about the tables of the report."""
   tables = {table.number: table for table in comparison.tables}
   return [
-    CheckedClaim(claim, _count(claim, tables[claim.table], paper=False), _count(claim, tables[claim.table], paper=True))
-    for claim in CLAIMS
-    if claim.table in tables
+    CheckedConclusion(
+      conclusion,
+      _count(conclusion, tables[conclusion.table], paper=False),
+      _count(conclusion, tables[conclusion.table], paper=True),
+    )
+    for conclusion in CONCLUSIONS
+    if conclusion.table in tables
   ]
 
 
-def _count(claim: Claim, table: ComparedTable, paper: bool) -> Count:
+def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:
   """The paper is counted over all its groups, ours over those that were run."""
   cells = {row.recipe: row.cells for row in table.own_rows}
   counts = []
   for group in (group for group in (*table.groups, *table.not_run) if group in GROUPS):
-    for better, worse in claim.above:
+    for better, worse in conclusion.above:
       counts.append(_above(cells[better][group], cells[worse][group], paper))
-    for better, worse in claim.not_below:
+    for better, worse in conclusion.not_below:
       counts.append(_not_below(cells[better][group], cells[worse][group], paper))
-    if claim.tied:
-      counts.append(_tied([cells[recipe][group] for recipe in claim.tied], paper))
+    if conclusion.tied:
+      counts.append(_tied([cells[recipe][group] for recipe in conclusion.tied], paper))
   told = [count for count in counts if count is not None]
   return Count(*(sum(getattr(c, f.name) for c in told) for f in dataclasses.fields(Count)))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import string
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from urllib.parse import quote
 
 from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
@@ -12,14 +14,11 @@ from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, r
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.report.plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report.statistics import mean
-from t5like.ablations.report.style import style_sheet
 from t5like.ablations.report.summary import Summary, p_text, summarise
-from t5like.ablations.report.text import COST_HEADER, claim_text, cost_line, csv_text, seeds_text
+from t5like.ablations.report.text import COST_HEADER, conclusion_text, cost_line, csv_text, seeds_text
 from t5like.ablations.tables import BASELINE_TASKS
 
 _SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗", "not run": "–"}
-# Says to the browser what the page promises to the reader: nothing is fetched, nothing runs.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
@@ -39,14 +38,9 @@ def page(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
     "</section>\n"
     for name, heading, content in sections
   )
-  return (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-    f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    f'<link rel="icon" href="data:,"><title>{_escaped(title)}</title><style>{style_sheet()}</style></head>\n'
-    f'<body><header><h1>{_escaped(title)}</h1><nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
-    f"<main>{body}</main></body></html>\n"
-  )
+  # The policy in the page's head holds the browser to what the page promises: nothing is fetched, nothing runs.
+  skeleton, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.css"))
+  return string.Template(skeleton).substitute(title=_escaped(title), style=style, links=links, sections=body)
 
 
 def _link(heading: str) -> str:
@@ -58,20 +52,20 @@ def _link(heading: str) -> str:
 
 def _summary(comparison: Comparison, summary: Summary) -> str:
   parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.cautions])]
-  if summary.claims:
-    parts += ["<h3>The paper's conclusions, checked</h3>", _claims(summary)]
+  if summary.conclusions:
+    parts += ["<h3>The paper's conclusions, checked</h3>", _conclusions(summary)]
   parts += ["<h3>The paper's order of rows, checked</h3>", _orders(comparison)]
   if summary.missing:
     parts += ["<h3>What is missing</h3>", _list(summary.missing)]
   return "".join(parts)
 
 
-def _claims(summary: Summary) -> str:
+def _conclusions(summary: Summary) -> str:
   items = [
     f'<li><span class="verdict {checked.verdict.replace(" ", "-")}">{_SIGNS[checked.verdict]} {checked.verdict}</span>'
-    f'<span>{_escaped(checked.claim.text)} <span class="faint">(Table {checked.claim.table})</span><br>'
-    f'<span class="note">{_escaped(claim_text(checked))}</span></span></li>'
-    for checked in summary.claims
+    f'<span>{_escaped(checked.conclusion.text)} <span class="faint">(Table {checked.conclusion.table})</span><br>'
+    f'<span class="note">{_escaped(conclusion_text(checked))}</span></span></li>'
+    for checked in summary.conclusions
   ]
   note = (
     "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from t5like.ablations.report.comparison import GROUP_NAMES, ComparedRow, ComparedTable, Comparison, beyond_band
-from t5like.ablations.report.conclusions import CheckedClaim, check_claims
+from t5like.ablations.report.conclusions import CheckedConclusion, check_conclusions
 from t5like.ablations.report.plots import number, pretty
 from t5like.ablations.report.statistics import RankCorrelation
 from t5like.ablations.tables import BASELINE_RECIPE
@@ -19,13 +19,17 @@ class Summary:
   scope: str  # what was run
   missing: list[str]
   findings: list[str]
-  claims: list[CheckedClaim]
+  conclusions: list[CheckedConclusion]
   cautions: list[str]  # what to keep in mind when reading
 
 
 def summarise(comparison: Comparison) -> Summary:
   return Summary(
-    _scope(comparison), _missing(comparison), _findings(comparison), check_claims(comparison), _cautions(comparison)
+    _scope(comparison),
+    _missing(comparison),
+    _findings(comparison),
+    check_conclusions(comparison),
+    _cautions(comparison),
   )
 
 

@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 
 from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
-from t5like.ablations.report.conclusions import CheckedClaim
+from t5like.ablations.report.conclusions import CheckedConclusion
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.plots import MISSING, number, pretty
 from t5like.ablations.report.summary import correlation_text, summarise
@@ -28,8 +28,8 @@ def seeds_text(row: ComparedRow) -> str:
   return f"{done} of {done + len(row.missing_seeds)}" if row.missing_seeds else str(done)
 
 
-def claim_text(checked: CheckedClaim) -> str:
-  """In how many comparisons a claim holds, ours and the paper's own."""
+def conclusion_text(checked: CheckedConclusion) -> str:
+  """In how many comparisons a conclusion holds, ours and the paper's own."""
   ours, paper = checked.ours, checked.paper
   if not ours.of:
     return f"not run (the paper's own: {paper.holds} of {paper.of})"
@@ -75,8 +75,8 @@ def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
   summary = summarise(comparison)
   blocks = [f"# T5 ablations at {comparison.data.scale} scale", summary.scope]
   blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
-  if summary.claims:
-    rows = [[c.claim.table, c.claim.text, c.verdict, claim_text(c)] for c in summary.claims]
+  if summary.conclusions:
+    rows = [[c.conclusion.table, c.conclusion.text, c.verdict, conclusion_text(c)] for c in summary.conclusions]
     blocks += ["## What the paper concludes", _table(["table", "claim", "here", "comparisons"], rows)]
   blocks += [
     "Bold: within two standard deviations of the best in its column, as in the paper. Δ: difference from the "

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from t5like import configuration
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
 from t5like.experiments.token_caches import NotBuilt, TokenCaches
@@ -78,7 +77,6 @@ def _task_caches(planner: Planner, lengths: Mapping[str, int], split: str) -> To
 
 def _token_caches(planner: Planner, files: Mapping[str, str] | None = None, **more: Any) -> TokenCaches:
   """With the vocabulary that all recipes have at this scale."""
-  planner.load(planner.settings.recipes[0])
-  name = configuration.build("train").vocabulary
+  name = planner.vocabulary
   modules = planner.settings.task_modules
   return TokenCaches(str(planner.cache_dir), name, load_vocabulary(name), modules, files, **more)

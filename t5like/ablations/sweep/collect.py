@@ -16,6 +16,7 @@ from t5like.ablations.sweep.results import CURVE_POINTS, Cost, Result
 from t5like.ablations.tables import RECIPES
 from t5like.console import say
 from t5like.errors import RunError
+from t5like.files import storage
 from t5like.tasks.metrics.benchmarks import task_score
 from t5like.training.records import goodput
 from t5like.training.records import model_dir as directory
@@ -116,9 +117,12 @@ def _seconds_at_work(attempt: Mapping[str, Any]) -> float:
 
 
 def _devices(model_dir: Path) -> tuple[str, int]:
-  """What it ran on, as its run card says: `8 x TPU v4 on 2 host(s), mesh data=8`."""
-  card = (model_dir / directory.RUN_CARD).read_text(encoding="utf-8")
-  found = re.search(r"^\s*devices\s+(\d+) x (.*) on \d+ host", card, re.MULTILINE)
+  """The kind and the number of devices it ran on, from its run card; earlier versions wrote that as text alone."""
+  card = model_dir / directory.RUN_CARD
+  if card.with_suffix(".json").is_file():
+    devices = storage.read_json(card.with_suffix(".json"))["devices"]
+    return devices["kind"], devices["count"]
+  found = re.search(r"^\s*devices\s+(\d+) x (.*) on \d+ host", card.read_text(encoding="utf-8"), re.MULTILINE)
   return (found[2], int(found[1])) if found else ("unknown", 1)
 
 

@@ -1,98 +1,28 @@
-"""What a sweep consists of: its settings, kept in sweep.json, and the `t5like train` commands of every run."""
+"""The runs of a sweep: the `t5like train` commands of every recipe and seed."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import functools
 import json
 import shlex
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from t5like import configuration
 from t5like.ablations.benchmarks import SIZES, Unit, find_unit
-from t5like.ablations.sweep.results import SWEEP, run_name, write_json
+from t5like.ablations.sweep.results import run_name
+from t5like.ablations.sweep.settings import SweepSettings, complete_settings, merge_settings
 from t5like.ablations.tables import RECIPES, Recipe
 from t5like.errors import UserError
-from t5like.experiments.reading import register_configurables
-from t5like.files import storage
+from t5like.experiments.reading import read_configurable, read_experiment, read_model
 
 if TYPE_CHECKING:
   from t5like.ablations.configurables import Scale
   from t5like.experiments.experiment import Experiment
 
-SCALES = ("paper", "small", "mini", "smoke")
 PRETRAIN, MIXED = "pretrain", "mixed"  # parts that are no fine-tuning
 _FINETUNE = "ablations/finetune.gin"
-# What may not change between two starts of a sweep: results would not compare.
-_FIXED = ("scale", "tasks", "corpus", "task_modules", "gin")
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What was asked for: sweep.json."""
-
-  tables: list[int]
-  recipes: list[str]
-  scale: str
-  seeds: int
-  tasks: list[str]  # units of fine-tuning, by name
-  corpus: list[str]  # files of training text, and of held-out text; []: the task that the scale names
-  own: dict[str, str] = dataclasses.field(default_factory=dict)  # gin files of recipes that are not the paper's
-  task_modules: list[str] = dataclasses.field(default_factory=list)
-  gin: list[list[str]] = dataclasses.field(default_factory=list)  # overrides: pairs of name and text
-  created: str = ""
-
-
-def agree(sweep_dir: Path, asked: Settings, write: bool = True) -> Settings:
-  """The settings of the sweep in this directory: recipes and seeds may be added to it, nothing else may change."""
-  path = sweep_dir / SWEEP
-  if not path.is_file():
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    settings = dataclasses.replace(asked, created=now)
-  else:
-    found = read_settings(sweep_dir)
-    for name in _FIXED:
-      if getattr(found, name) != getattr(asked, name):
-        raise UserError(
-          f"{sweep_dir} holds a sweep with another {name}",
-          found=getattr(found, name),
-          asked=getattr(asked, name),
-          try_="another --sweep_dir, or the options it was begun with",
-        )
-    settings = dataclasses.replace(
-      found,
-      tables=sorted({*found.tables, *asked.tables}),
-      recipes=list(dict.fromkeys([*found.recipes, *asked.recipes])),
-      own=found.own | asked.own,
-      seeds=max(found.seeds, asked.seeds),
-    )
-  if write and (not path.is_file() or settings != found):
-    write_json(path, dataclasses.asdict(settings))
-  return settings
-
-
-def read_settings(sweep_dir: Path) -> Settings:
-  path = sweep_dir / SWEEP
-  try:
-    settings = Settings(**storage.read_json(path))
-    _check_fields(settings)
-  except (OSError, ValueError, TypeError) as error:
-    raise UserError(f"{sweep_dir} is no sweep", file=path, because=error) from None
-  return settings
-
-
-def _check_fields(settings: Settings) -> None:
-  """A file that was edited by hand: each member is what the annotations of `Settings` say."""
-  for name, kind in typing.get_type_hints(Settings).items():
-    value = getattr(settings, name)
-    if not isinstance(value, typing.get_origin(kind) or kind):
-      raise TypeError(f"{name} is {value!r}")
-  unknown = [recipe for recipe in settings.recipes if recipe not in RECIPES and recipe not in settings.own]
-  if unknown or not settings.recipes:
-    raise ValueError(f"it has no recipe called {unknown[0]!r}" if unknown else "it has no recipes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +44,7 @@ class Part:
 
 def load_part(part: Part) -> Experiment:
   """The experiment that the part's command trains."""
-  register_configurables()
-  configuration.load(part.files, part.overrides)
-  return configuration.build("train")
+  return read_experiment(part.files, part.overrides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,17 +60,57 @@ class SweepRun:
     return run_name(self.recipe, self.seed)
 
 
+def plan_sweep(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> Planner:
+  """The plan of what a command gives (see `complete_settings`), checked against the sweep that it continues."""
+  settings = complete_settings(sweep_dir, given, rows)
+  scale = _read_scale(settings)
+  settings = dataclasses.replace(
+    settings, seeds=settings.seeds or scale.seeds, tasks=settings.tasks or list(scale.tasks)
+  )
+  merge_settings(sweep_dir, settings)  # raises where they do not fit
+  return Planner(sweep_dir.absolute(), settings, scale, [find_unit(name) for name in settings.tasks])
+
+
+def _read_scale(settings: SweepSettings) -> Scale:
+  return read_configurable("scale", *_scaled_recipe(settings, settings.recipes[0]))
+
+
+def _scaled_recipe(
+  settings: SweepSettings, recipe: str, files: Sequence[str] = ()
+) -> tuple[list[str], list[tuple[str, str]]]:
+  """Gin files and overrides of a recipe at the sweep's scale; `files` come between the two."""
+  overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), *map(tuple, settings.gin)]
+  return [_recipe_file(settings, recipe), *files, _scale_file(settings)], overrides
+
+
+def _recipe_file(settings: SweepSettings, recipe: str) -> str:
+  return settings.custom_recipes.get(recipe) or RECIPES[recipe].gin_file
+
+
+def _scale_file(settings: SweepSettings) -> str:
+  return f"ablations/scales/{settings.scale}.gin"
+
+
+@dataclasses.dataclass(frozen=True)
 class Planner:
-  """Makes the runs of a sweep; `sizes` are the training examples of tasks that are tokenised already."""
+  """Makes the runs of a sweep from its settings and what is known of its scale."""
 
-  def __init__(self, sweep_dir: Path, settings: Settings, sizes: Mapping[str, int] | None = None):
-    self._dir, self.settings, self._sizes = sweep_dir.absolute(), settings, {**SIZES, **(sizes or {})}
-    self.units: list[Unit] = [find_unit(name) for name in settings.tasks]
-    self.scale: Scale = self._read_scale()
+  sweep_dir: Path
+  settings: SweepSettings
+  scale: Scale
+  units: list[Unit]  # of fine-tuning
 
-  def runs(self, recipes: Sequence[str], seeds: int) -> list[SweepRun]:
-    """All recipes of the first seed, then of the next: a table is soon complete, if roughly."""
-    return [SweepRun(recipe, seed, self._parts(recipe, seed)) for seed in range(seeds) for recipe in recipes]
+  def runs(self, sizes: Mapping[str, int]) -> list[SweepRun]:
+    """All recipes of the first seed, then of the next: a table is soon complete, if roughly.
+
+    sizes: training examples of tasks that are tokenized; those of the paper's tasks are known.
+    """
+    sizes = {**SIZES, **sizes}
+    return [
+      SweepRun(recipe, seed, self._parts(recipe, seed, sizes))
+      for seed in range(self.settings.seeds)
+      for recipe in self.settings.recipes
+    ]
 
   def task_splits(self) -> list[tuple[str, str]]:
     """The token caches that fine-tuning needs: tasks and splits."""
@@ -159,36 +127,29 @@ class Planner:
 
   @property
   def cache_dir(self) -> Path:
-    return self._dir / "caches"
+    return self.sweep_dir / "caches"
 
-  def gin_files(self, recipe: str) -> list[str]:
-    return [self.settings.own.get(recipe) or RECIPES[recipe].gin_file]
+  def experiment(self, recipe: str, files: Sequence[str] = ()) -> Experiment:
+    """A recipe at this scale, for what does not depend on the task; `files` come between the two."""
+    return read_model(*_scaled_recipe(self.settings, recipe, files))
 
-  @property
-  def scale_file(self) -> str:
-    return f"ablations/scales/{self.settings.scale}.gin"
-
-  def load(self, recipe: str, files: Sequence[str] = ()) -> None:
-    """Makes a recipe at this scale the current configuration; `files` come between the two."""
-    overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), ("INIT_FROM", "None"), *map(tuple, self.settings.gin)]
-    configuration.load([*self.gin_files(recipe), *files, self.scale_file], overrides)
+  @functools.cached_property
+  def vocabulary(self) -> str:
+    """The one that all recipes have at this scale."""
+    return self.experiment(self.settings.recipes[0]).vocabulary
 
   def task_lengths(self, recipe: str) -> dict[str, int]:
     """LENGTHS of the runs in which a recipe trains on labelled tasks."""
-    self.load(recipe, [] if recipe in RECIPES and RECIPES[recipe].mixing else [_FINETUNE])
-    return dict(configuration.build("train").lengths)
+    mixed = recipe in RECIPES and RECIPES[recipe].mixing
+    return dict(self.experiment(recipe, [] if mixed else [_FINETUNE]).lengths)
 
-  def _read_scale(self) -> Scale:
-    self.load(self.settings.recipes[0])
-    return configuration.build("scale")
-
-  def _parts(self, name: str, seed: int) -> list[Part]:
+  def _parts(self, name: str, seed: int, sizes: Mapping[str, int]) -> list[Part]:
     recipe = RECIPES.get(name) or Recipe("own", name)
     if recipe.mixing:
-      return [self._mixed(name, seed)]
+      return [self._mixed(name, seed, sizes)]
     parts = [self._pretrain(name, seed)] if recipe.objective else []
     start = str(parts[0].model_dir) if parts else "None"
-    return [*parts, *(self._finetune(name, seed, unit, start) for unit in self.units)]
+    return [*parts, *(self._finetune(name, seed, unit, start, sizes) for unit in self.units)]
 
   def _pretrain(self, recipe: str, seed: int) -> Part:
     overrides = self._corpus_overrides()
@@ -196,24 +157,24 @@ class Planner:
       overrides += [("EVAL_SPLIT", '""'), ("EVAL_LOSS_PERIOD", "0")]
     return self._part(recipe, seed, PRETRAIN, [], overrides, self.scale.pretrain_steps, ())
 
-  def _mixed(self, recipe: str, seed: int) -> Part:
+  def _mixed(self, recipe: str, seed: int, sizes: Mapping[str, int]) -> Part:
     """Corpus and all tasks at once, as many steps as pre-training and fine-tuning have."""
     trained = dict.fromkeys(task for unit in self.units for task in unit.trained)
     evaluated = tuple(dict.fromkeys(task for unit in self.units for task in unit.evaluated))
     overrides = [
       *self._corpus_overrides(),
-      ("TASK_SIZES", json.dumps({task: self._size(task) for task in trained})),
-      ("EVAL_TASKS", json.dumps(list(evaluated))),
+      ("TASK_SIZES", _gin_text({task: _size(task, sizes) for task in trained})),
+      ("EVAL_TASKS", _gin_text(evaluated)),
     ]
     steps = self.scale.pretrain_steps + self.scale.finetune_steps
     return self._part(recipe, seed, MIXED, [], overrides, steps, evaluated)
 
-  def _finetune(self, recipe: str, seed: int, unit: Unit, start: str) -> Part:
+  def _finetune(self, recipe: str, seed: int, unit: Unit, start: str, sizes: Mapping[str, int]) -> Part:
     overrides = [("TASK", unit.trained[0]), ("INIT_FROM", start)]
     if len(unit.trained) > 1:
-      overrides.append(("MIX", json.dumps({task: self._size(task) for task in unit.trained})))
+      overrides.append(("MIX", _gin_text({task: _size(task, sizes) for task in unit.trained})))
     if unit.evaluated != unit.trained:
-      overrides.append(("EVAL_TASKS", json.dumps(list(unit.evaluated))))
+      overrides.append(("EVAL_TASKS", _gin_text(unit.evaluated)))
     return self._part(recipe, seed, unit.name, [_FINETUNE], overrides, self.scale.finetune_steps, unit.evaluated)
 
   def _part(
@@ -226,38 +187,33 @@ class Planner:
     steps: int,
     evaluated: tuple[str, ...],
   ) -> Part:
-    model_dir = self._dir / "runs" / run_name(recipe, seed) / name
+    model_dir = self.sweep_dir / "runs" / run_name(recipe, seed) / name
     modules = self.settings.task_modules
     last = [
-      *((("TASK_MODULES", json.dumps(modules)),) if modules else ()),
+      *((("TASK_MODULES", _gin_text(modules)),) if modules else ()),
       *map(tuple, self.settings.gin),
       ("SEED", str(seed)),
       ("CACHE_DIR", str(self.cache_dir)),
       ("MODEL_DIR", str(model_dir)),
     ]
-    files = [*self.gin_files(recipe), *files, self.scale_file]
+    files = [_recipe_file(self.settings, recipe), *files, _scale_file(self.settings)]
     return Part(name, files, [*overrides, *last], model_dir, steps, evaluated)
 
   def _corpus_overrides(self) -> list[tuple[str, str]]:
     if not self.settings.corpus:
       return []
-    return [("TASK", self.corpus_task), ("CORPUS_FILES", json.dumps(self.corpus_files))]
-
-  def _size(self, task: str) -> int:
-    if task not in self._sizes:
-      raise UserError(
-        f"how often {task!r} is to be drawn is not known before it is tokenised",
-        try_="t5like ablate ... --prepare_only",
-      )
-    return self._sizes[task]
+    return [("TASK", self.corpus_task), ("CORPUS_FILES", _gin_text(self.corpus_files))]
 
 
-def own_recipes(files: Sequence[str]) -> dict[str, str]:
-  """Recipes of the user's, by name: the file's own."""
-  found: dict[str, str] = {}
-  for file in files:
-    name = f"own/{Path(file).stem}"
-    if name in found:
-      raise UserError(f"two recipes are called {name}", files=f"{found[name]}\n{file}")
-    found[name] = str(Path(file).expanduser().absolute()) if Path(file).expanduser().is_file() else file
-  return found
+def _gin_text(value: Mapping[str, int | str] | Sequence[str]) -> str:
+  """Names and numbers as an option's text, which gin reads as JSON writes them."""
+  return json.dumps(value)
+
+
+def _size(task: str, sizes: Mapping[str, int]) -> int:
+  if task not in sizes:
+    raise UserError(
+      f"how often {task!r} is to be drawn is not known before it is tokenised",
+      try_="t5like ablate ... --prepare_only",
+    )
+  return sizes[task]

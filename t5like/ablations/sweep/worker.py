@@ -15,10 +15,11 @@ import jax.numpy as jnp
 
 from t5like import parallel
 from t5like.ablations.benchmarks import OTHER, group_of
+from t5like.ablations.sweep.caches import build_caches, cached_sizes
 from t5like.ablations.sweep.claims import Claim, Claims, held
 from t5like.ablations.sweep.collect import collect, is_finished
 from t5like.ablations.sweep.local_workers import DEVICE_LOST, device_share
-from t5like.ablations.sweep.plan import Part, SweepRun, load_part
+from t5like.ablations.sweep.plan import Part, Planner, SweepRun, load_part
 from t5like.ablations.sweep.results import (
   Failure,
   failure_path,
@@ -28,6 +29,7 @@ from t5like.ablations.sweep.results import (
   write_failure,
   write_result,
 )
+from t5like.ablations.sweep.settings import record_settings
 from t5like.console import duration, say
 from t5like.errors import UserError
 from t5like.parallel.process_zero import first_process_decides
@@ -36,6 +38,22 @@ from t5like.training.records.goodput import Goodput
 
 _WAIT = 2.0  # seconds between looks at what other workers hold
 _DONE, _LATER = -1, -2  # no run is left; those left are in the hands of others
+
+
+def prepare_sweep(planner: Planner) -> None:
+  """Builds all token caches, then records the settings: a misspelt task must not bind the command that corrects it."""
+
+  def prepare() -> int:
+    build_caches(planner)
+    record_settings(planner.sweep_dir, planner.settings)
+    return 0
+
+  first_process_decides(prepare)
+
+
+def run_sweep(planner: Planner) -> int:
+  """Does all runs of a prepared sweep that nobody else does; the exit status."""
+  return Worker(planner.sweep_dir, planner.settings.scale, planner.runs(cached_sizes(planner))).work()
 
 
 class Interrupted(BaseException):

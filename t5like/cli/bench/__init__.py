@@ -12,11 +12,11 @@ import argparse
 from t5like.cli.subcommands import add_subcommands, run_subcommand
 
 SUBCOMMANDS = {
-  "train": ("a train step of a model, beside Hugging Face's where it is installed", "bench.train"),
-  "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "bench.decode"),
-  "loop": ("what a run costs besides its steps: the loop, and checkpoints", "bench.loop"),
-  "startup": ("from the command of a run to its first step: cold, warm and from a checkpoint", "bench.startup"),
-  "data": ("objectives, tokenising, and batches from a token cache", "bench.data"),
+  "train": ("a train step of a model, beside Hugging Face's where it is installed", "cli.bench.train"),
+  "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "cli.bench.decode"),
+  "loop": ("what a run costs besides its steps: the loop, and checkpoints", "cli.bench.loop"),
+  "startup": ("from the command of a run to its first step: cold, warm and from a checkpoint", "cli.bench.startup"),
+  "data": ("objectives, tokenising, and batches from a token cache", "cli.bench.data"),
 }
 
 

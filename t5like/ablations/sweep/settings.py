@@ -1,0 +1,122 @@
+"""The settings of a sweep: those of a command, completed by the sweep that it continues, and kept in sweep.json."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+
+from t5like.ablations.sweep.results import SWEEP, write_json
+from t5like.ablations.tables import RECIPES, TABLES, find_tables, recipes_of
+from t5like.errors import UserError
+from t5like.files import storage
+
+SCALES = ("paper", "small", "mini", "smoke")
+# What may not change between two starts of a sweep: results would not compare.
+_FIXED = ("scale", "tasks", "corpus", "task_modules", "gin")
+_KEYS = {"custom_recipes": "own"}  # fields with another name in sweep.json
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepSettings:
+  """What a sweep runs. In a command's own settings, what is empty (or 0) was not given."""
+
+  tables: list[int]
+  recipes: list[str]
+  scale: str
+  seeds: int  # runs of each recipe
+  tasks: list[str]  # to fine-tune on: tasks, benchmarks, or several joined by +
+  corpus: list[str]  # files of training text, and of held-out text; []: the task that the scale names
+  custom_recipes: dict[str, str] = dataclasses.field(default_factory=dict)  # gin files of recipes not in the paper
+  task_modules: list[str] = dataclasses.field(default_factory=list)
+  gin: list[list[str]] = dataclasses.field(default_factory=list)  # overrides: pairs of name and text
+  created: str = ""
+
+
+def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> SweepSettings:
+  """Completes a command's settings with those of the sweep in the directory, where there is one.
+
+  rows: names of rows or recipes, of the given tables or of the sweep's; []: all. Seeds and tasks stay empty where
+  nobody gave them: the scale has its own.
+  """
+  started = (sweep_dir / SWEEP).is_file()
+  previous = read_settings(sweep_dir) if started else SweepSettings([], [], "paper", 0, [], [])
+  if not (started or given.tables or given.custom_recipes):
+    raise UserError("no table to reproduce", known=", ".join(map(str, TABLES)), try_="--table=7")
+  tables = find_tables(given.tables or (previous.tables if rows else []))
+  recipes = [*(recipes_of(tables, rows) if tables or rows else []), *given.custom_recipes]
+  return SweepSettings(
+    tables=[table.number for table in tables] or previous.tables,
+    recipes=recipes or previous.recipes,
+    scale=given.scale or previous.scale,
+    seeds=given.seeds or previous.seeds,
+    tasks=given.tasks or previous.tasks,
+    corpus=given.corpus or previous.corpus,
+    custom_recipes=previous.custom_recipes | given.custom_recipes,
+    task_modules=given.task_modules or previous.task_modules,
+    gin=given.gin or previous.gin,
+  )
+
+
+def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
+  """The settings of the sweep once `requested` is part of it: recipes and seeds may be added, nothing else changes."""
+  if not (sweep_dir / SWEEP).is_file():
+    return dataclasses.replace(requested, created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+  found = read_settings(sweep_dir)
+  for name in _FIXED:
+    if getattr(found, name) != getattr(requested, name):
+      raise UserError(
+        f"{sweep_dir} holds a sweep with another {name}",
+        found=getattr(found, name),
+        asked=getattr(requested, name),
+        try_="another --sweep_dir, or the options it was begun with",
+      )
+  return dataclasses.replace(
+    found,
+    tables=sorted({*found.tables, *requested.tables}),
+    recipes=list(dict.fromkeys([*found.recipes, *requested.recipes])),
+    custom_recipes=found.custom_recipes | requested.custom_recipes,
+    seeds=max(found.seeds, requested.seeds),
+  )
+
+
+def record_settings(sweep_dir: Path, requested: SweepSettings) -> None:
+  """Makes `requested` part of the sweep in the directory."""
+  merged, path = merge_settings(sweep_dir, requested), sweep_dir / SWEEP
+  if not path.is_file() or merged != read_settings(sweep_dir):
+    write_json(path, {_KEYS.get(name, name): value for name, value in dataclasses.asdict(merged).items()})
+
+
+def read_settings(sweep_dir: Path) -> SweepSettings:
+  path = sweep_dir / SWEEP
+  fields = {key: field for field, key in _KEYS.items()}
+  try:
+    settings = SweepSettings(**{fields.get(key, key): value for key, value in dict(storage.read_json(path)).items()})
+    _check_fields(settings)
+  except (OSError, ValueError, TypeError) as error:
+    raise UserError(f"{sweep_dir} is no sweep", file=path, because=error) from None
+  return settings
+
+
+def _check_fields(settings: SweepSettings) -> None:
+  """Raises where a file edited by hand does not hold what the annotations of `SweepSettings` say."""
+  for name, kind in typing.get_type_hints(SweepSettings).items():
+    value = getattr(settings, name)
+    if not isinstance(value, typing.get_origin(kind) or kind):
+      raise TypeError(f"{_KEYS.get(name, name)} is {value!r}")
+  unknown = [recipe for recipe in settings.recipes if recipe not in RECIPES and recipe not in settings.custom_recipes]
+  if unknown or not settings.recipes:
+    raise ValueError(f"it has no recipe called {unknown[0]!r}" if unknown else "it has no recipes")
+
+
+def custom_recipes(files: Sequence[str]) -> dict[str, str]:
+  """The user's recipes, gin files by name: own/NAME for NAME.gin."""
+  found: dict[str, str] = {}
+  for file in files:
+    name = f"own/{Path(file).stem}"
+    if name in found:
+      raise UserError(f"two recipes are called {name}", files=f"{found[name]}\n{file}")
+    found[name] = str(Path(file).expanduser().absolute()) if Path(file).expanduser().is_file() else file
+  return found

@@ -1,0 +1,51 @@
+"""A sweep's settings as a command gives them, as sweep.json keeps them, and what runs record of their devices."""
+
+import json
+
+import pytest
+
+from t5like.ablations.sweep.collect import _devices
+from t5like.ablations.sweep.plan import plan_sweep
+from t5like.ablations.sweep.settings import SweepSettings, complete_settings, read_settings, record_settings
+from t5like.errors import UserError
+
+SPANS, IID = "encoder_decoder/span_corruption", "encoder_decoder/iid_replace_spans"
+EARLIER = {
+  "tables": [7], "recipes": [SPANS, "own/mine"], "scale": "smoke", "seeds": 1, "tasks": ["snli"], "corpus": [],
+  "own": {"own/mine": "/recipes/mine.gin"}, "task_modules": [], "gin": [["LAYERS", "1"]], "created": "2026-11-15",
+}  # fmt: skip
+NOTHING = SweepSettings([], [], "", 0, [], [])
+
+
+def test_a_sweep_of_an_earlier_version_is_continued(tmp_path):
+  """Recipes and seeds are added; the file keeps its names, and is left alone where nothing is new."""
+  (tmp_path / "sweep.json").write_text(json.dumps(EARLIER))
+  found = read_settings(tmp_path)
+  assert found.custom_recipes == EARLIER["own"] and found.gin == [["LAYERS", "1"]]
+  again = complete_settings(tmp_path, NOTHING)
+  record_settings(tmp_path, again)
+  assert json.loads((tmp_path / "sweep.json").read_text()) == EARLIER
+  requested = complete_settings(tmp_path, SweepSettings([6], [], "", 2, [], []), [IID])
+  assert (requested.tables, requested.recipes, requested.scale, requested.seeds) == ([6], [IID], "smoke", 2)
+  record_settings(tmp_path, requested)
+  assert json.loads((tmp_path / "sweep.json").read_text()) == EARLIER | {
+    "tables": [6, 7], "recipes": [SPANS, "own/mine", IID], "seeds": 2,
+  }  # fmt: skip
+
+
+def test_a_plan_takes_from_the_scale_what_a_command_leaves_out(tmp_path):
+  planner = plan_sweep(tmp_path, SweepSettings([7], [], "smoke", 0, [], []), ["3"])
+  assert (planner.settings.recipes, planner.settings.seeds, planner.settings.tasks) == ([SPANS], 1, ["snli"])
+  (run,) = planner.runs({})
+  assert [part.name for part in run.parts] == ["pretrain", "snli"]
+  assert [part.steps for part in run.parts] == [planner.scale.pretrain_steps, planner.scale.finetune_steps]
+  assert planner.vocabulary == "tiny" and not list(tmp_path.iterdir())
+  with pytest.raises(UserError, match="no table to reproduce"):
+    plan_sweep(tmp_path, NOTHING)
+
+
+def test_devices_are_read_from_the_run_card(tmp_path):
+  (tmp_path / "run_card.txt").write_text("run\n  devices   8 x TPU v4 on 2 host(s), mesh data=8\n")
+  assert _devices(tmp_path) == ("TPU v4", 8)  # of an earlier version
+  (tmp_path / "run_card.json").write_text(json.dumps({"devices": {"kind": "cpu", "count": 4}, "model": "T5"}))
+  assert _devices(tmp_path) == ("cpu", 4)
