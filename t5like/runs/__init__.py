@@ -1,0 +1,1 @@
+"""Executes an experiment: prepare, train, evaluate in the loop, report."""
