@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from t5like.console import table
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.file_lock import lock_at
@@ -152,7 +153,7 @@ def scores_table(records: Sequence[Record]) -> str:
       rows.append((record.task, f"{record.examples:,}", "none: its answers are withheld", "", ""))
   for name, value in averages({record.task: record.scores for record in records}).items():
     rows.append((name, "", "", _number(value), ""))
-  return aligned(rows, right=(1, 3, 4))
+  return table(rows, right=(1, 3, 4), indent="  ")
 
 
 def steps_table(records: Sequence[Record]) -> str:
@@ -167,20 +168,7 @@ def steps_table(records: Sequence[Record]) -> str:
     if len(tasks) > 1:
       values.append(None if None in values else sum(values) / len(values))
     rows.append((f"{step:,}" if step is not None else "", *("" if v is None else _number(v) for v in values)))
-  return aligned(rows, right=range(len(rows[0])))
-
-
-def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-  """Rows of cells in columns; those of `right` end together."""
-  right = set(right)
-  widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-  lines = [
-    "  ".join(
-      f"{cell:>{w}}" if i in right else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-    )
-    for row in rows
-  ]
-  return "\n".join(f"  {line.rstrip()}" for line in lines)
+  return table(rows, right=range(len(rows[0])), indent="  ")
 
 
 def _number(value: float) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from t5like.console import ProgressLine, duration
+from t5like.console import warn as say
 from t5like.errors import RunError, UserError
 from t5like.inference.batching import BatchPlanner, RowBatch
 from t5like.inference.jobs import Answer, Job, Prepared
@@ -82,12 +83,6 @@ class Pace:
     if seconds < _SHORT:
       return min(2 * self._batches, WINDOW)
     return max(self._batches // 2, 1) if seconds > _LONG else self._batches
-
-
-def say(text: str) -> None:
-  """On standard error: standard output may be the answers."""
-  if jax.process_index() == 0:
-    print(text, file=sys.stderr, flush=True)
 
 
 def run_rows(

@@ -7,7 +7,7 @@ import pytest
 MODULE = """
 import seqio
 from t5like.tasks import postprocessors, preprocessors
-from t5like.tasks.corpora import register_corpus
+from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.registry import default_features
 from t5like.tasks.sources import JsonLinesSource
 

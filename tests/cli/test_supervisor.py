@@ -20,7 +20,7 @@ from t5like.training.records.model_dir import check_model_dir
 CHILD = textwrap.dedent("""
   import os, signal, sys, time
   from pathlib import Path
-  from t5like.training.step_file import StepFile
+  from t5like.training.guards.step_file import StepFile
   folder = Path(sys.argv[1])
   plan = (folder / "plan").read_text().split()
   (folder / "plan").write_text(" ".join(plan[1:]))

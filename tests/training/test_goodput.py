@@ -19,7 +19,7 @@ def test_it_counts_from_the_start_of_the_process():
   program = """
 import time
 time.sleep(0.5)
-from t5like.training.goodput import Goodput
+from t5like.training.records.goodput import Goodput
 goodput = Goodput()
 time.sleep(0.3)
 with goodput.spent_on("steps"): pass

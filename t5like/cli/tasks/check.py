@@ -13,7 +13,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.terminal import paint
+from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from t5like.cli.tasks.check import parse_lengths
-from t5like.cli.terminal import paint
+from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
