@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
   if args.prepare_only:
     print(f"all token caches are there: {planner.cache_dir}")
     return 0
-  return Worker(sweep_dir, settings.scale, planner.runs(asked.recipes, asked.seeds)).work()
+  return Worker(sweep_dir, settings.scale, planner.runs(asked.recipes, asked.seeds), end_process=os._exit).work()
 
 
 def settings_of(args: argparse.Namespace, sweep_dir: Path) -> Settings:

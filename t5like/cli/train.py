@@ -17,6 +17,7 @@ the status is that of the last attempt.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from t5like.cli.options import add_gin_arguments, add_host_arguments, gin_search_paths
@@ -74,4 +75,4 @@ def train(args: argparse.Namespace) -> int:
     from t5like.console import say
 
     say(str(hosts))
-  return train_experiment(experiment, goodput, args.dry_run)
+  return train_experiment(experiment, goodput, args.dry_run, end_process=os._exit)

@@ -10,7 +10,6 @@ import csv
 import dataclasses
 import io
 import json
-import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 from t5like.console import table
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.file_lock import lock_at
+from t5like.files.locks import LockHeld, hold
 from t5like.tasks.metrics import benchmarks as benchmark_scores
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.records.model_dir import write_text
@@ -77,22 +76,18 @@ class Results:
 
   @contextlib.contextmanager
   def _alone(self) -> Iterator[None]:
-    try:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      lock = lock_at(self.folder / ".lock", silence_of_the_dead=_WAIT)
-      deadline = time.monotonic() + _WAIT
-      while (holder := lock.try_acquire()) is not None:
-        if time.monotonic() > deadline:
-          raise UserError("another evaluation does not let go of the scores", folder=self.folder, holder=holder)
-        time.sleep(0.05)
-    except OSError as error:
-      raise UserError(
-        "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
-      ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(hold(self.folder / ".lock", stale_after_seconds=_WAIT, wait=_WAIT))
+      except LockHeld as other:
+        raise UserError(
+          "another evaluation does not let go of the scores", folder=self.folder, holder=other.holder
+        ) from None
+      except OSError as error:
+        raise UserError(
+          "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
+        ) from None
       yield
-    finally:
-      lock.release()
 
 
 def csv_text(records: Iterable[Record]) -> str:

@@ -8,7 +8,7 @@ import io
 import json
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from t5like.training.records.profiling import ProfilerWindow
 from t5like.console import ProgressLine, duration, say
 from t5like.training.state import TrainState, create_state
 from t5like.training.step import LossSettings, compile_train_step, keep_compiled_steps
+from t5like.training.guards.run_lock import RunLock
 from t5like.training.guards.step_file import StepFile
 from t5like.training.records.train_log import TrainLog
 from t5like.training.guards.watchdog import Watchdog
@@ -55,12 +56,21 @@ class DirectoryRemoved(UserError):
 class Run:
   """One `t5like train`, from its plan to its exit status."""
 
-  def __init__(self, experiment: Experiment, plan: Plan, goodput: Goodput, step_file: StepFile):
+  def __init__(
+    self,
+    experiment: Experiment,
+    plan: Plan,
+    goodput: Goodput,
+    step_file: StepFile,
+    lock: RunLock | None = None,
+    end_process: Callable[[int], object] | None = None,
+  ):
     self._experiment, self._plan, self._goodput, self._step_file = experiment, plan, goodput, step_file
     self._checkpoints = Checkpoints(plan.model_dir, experiment.keep)
     self._skipped = SkippedBatches.read(plan.model_dir)
     self._interruption = Interruption(parallel.stop_signals())
-    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, plan.model_dir / STACKS)
+    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, plan.model_dir / STACKS, end_process)
+    self._lock = lock or RunLock(plan.model_dir)
     self._steps: CompiledSteps | None = None
     self._enough = False  # early stopping has spoken
 
@@ -166,7 +176,8 @@ class Run:
   def _is_to_stop(self, step: int) -> bool:
     self._step_file.write(step)
     self._checkpoints.raise_errors()
-    return parallel.any_host_requested_stop(step, self._interruption.requested) or self._enough
+    requested = self._interruption.requested or self._lock.is_lost
+    return parallel.any_host_requested_stop(step, requested) or self._enough
 
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
     """The batches of the steps to come, on the devices."""
@@ -194,6 +205,7 @@ class Run:
 
   def _check_directory(self) -> int:
     """Ends a run whose directory was removed: what it wrote from now on would be half a directory, or another run's."""
+    self._lock.check()
     if not (self._plan.model_dir / directory.CONFIG).is_file():
       raise DirectoryRemoved(
         "MODEL_DIR was removed while the run wrote to it, so the run ends",

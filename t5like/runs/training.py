@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 from t5like import configuration, parallel
 from t5like.console import say
@@ -16,8 +17,17 @@ from t5like.training.records.goodput import Goodput
 from t5like.training.records.model_dir import check_model_dir
 
 
-def train_experiment(experiment: Experiment, goodput: Goodput, dry_run: bool = False) -> int:
-  """Trains, or with `dry_run` only says what would be trained; the exit status. Sweeps train by this too."""
+def train_experiment(
+  experiment: Experiment,
+  goodput: Goodput,
+  dry_run: bool = False,
+  end_process: Callable[[int], object] | None = None,
+) -> int:
+  """Trains, or with `dry_run` only says what would be trained; the exit status. Sweeps train by this too.
+
+  `end_process`, as `os._exit`, ends a run that stands still (status 124) or whose directory another run took over (1).
+  Without it, as in a notebook, a stall is only reported, and the lost directory is an error at the next step.
+  """
   from t5like import configuration, parallel
   from t5like.console import say
   from t5like.runs.preparing import prepare
@@ -31,11 +41,11 @@ def train_experiment(experiment: Experiment, goodput: Goodput, dry_run: bool = F
   step_file = StepFile(model_dir)
   with (
     parallel.use_preset(experiment.mesh.preset),
-    contextlib.nullcontext() if dry_run else sole_trainer(model_dir),
+    contextlib.nullcontext() if dry_run else sole_trainer(model_dir, end_process) as lock,
   ):
     with goodput.spent_on("preparing"):
       plan = prepare(experiment, dry_run)
     if dry_run:
       say(configuration.resolved_config())
     say(plan.run_card)
-    return 0 if dry_run else Run(experiment, plan, goodput, step_file).execute()
+    return 0 if dry_run else Run(experiment, plan, goodput, step_file, lock, end_process).execute()

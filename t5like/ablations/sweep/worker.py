@@ -7,7 +7,7 @@ import datetime
 import gc
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -48,11 +48,20 @@ class Interrupted(BaseException):
 class Worker:
   """On several hosts the first one decides and writes for all."""
 
-  def __init__(self, sweep_dir: Path, scale: str, runs: Sequence[SweepRun], claims: Claims | None = None):
+  def __init__(
+    self,
+    sweep_dir: Path,
+    scale: str,
+    runs: Sequence[SweepRun],
+    claims: Claims | None = None,
+    end_process: Callable[[int], object] | None = None,
+  ):
+    """Takes `end_process`, as `os._exit`, for runs that stand still: see `train_experiment`."""
     self._dir, self._scale, self._runs = sweep_dir, scale, list(runs)
     self._claims = claims or Claims(sweep_dir / "claims")
     self._began = time.time()
     self._claim: Claim | None = None
+    self._end_process = end_process
 
   def work(self) -> int:
     """Goes on until every run has ended, by whomever; the exit status."""
@@ -129,7 +138,7 @@ class Worker:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
       print(part.command)
-      status = train_here(part)
+      status = train_here(part, self._end_process)
     if status in (130, 143):
       raise Interrupted(status)
     if status:
@@ -163,11 +172,11 @@ def device_answers() -> bool:
     return False
 
 
-def train_here(part: Part) -> int:
+def train_here(part: Part, end_process: Callable[[int], object] | None = None) -> int:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
   goodput = Goodput(from_now=True, device_share=device_share())
   try:
-    return train_experiment(load_part(part), goodput)
+    return train_experiment(load_part(part), goodput, end_process=end_process)
   finally:
     jax.clear_caches()
     gc.collect()
