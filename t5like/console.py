@@ -1,46 +1,57 @@
-"""The live line: one line that rewrites itself in a terminal, a line now and then in a log."""
+"""Text for people: lines, progress, tables, durations, sizes and colors. JAX is only loaded to find the first host."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections.abc import Container, Mapping, Sequence
 from typing import TextIO
 
-import jax
+_COLORS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "magenta": "35"}
 
 
 def say(text: str) -> None:
-  """A line of output; on several hosts the first one speaks for all."""
-  if text and jax.process_index() == 0:
+  """Prints a line; on several hosts only the first one prints."""
+  if text and _is_first_host():
     print(text, flush=True)
 
 
 def warn(text: str) -> None:
   """Prints a line to standard error, on the first host: standard output may be the result of a command."""
-  if jax.process_index() == 0:
+  if _is_first_host():
     print(text, file=sys.stderr, flush=True)
 
 
-def duration(seconds: float) -> str:
-  """1h02m, 3m20s or 12s."""
-  seconds = int(max(seconds, 0))
-  if seconds >= 3600:
-    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
-  return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
+def _is_first_host() -> bool:
+  import jax
+
+  return jax.process_index() == 0
 
 
 class ProgressLine:
-  """Shows `step 120/500  loss 4.312  ...`; in a log file at most once in `log_every` seconds, on the first host."""
+  """Shows `step 120/500  loss 4.312  ...`: one line that is rewritten in a terminal, some lines in a log."""
 
-  def __init__(self, out: TextIO | None = None, log_every: float = 10.0):
+  def __init__(
+    self, out: TextIO | None = None, log_every: float = 10.0, eager: bool = True, first_host_only: bool = True
+  ):
+    """Shows at most one line in `log_every` seconds in a log.
+
+    Args:
+      out: standard output by default.
+      log_every: seconds between two lines in a log.
+      eager: a log has the first line at once; otherwise after `log_every` seconds.
+      first_host_only: False where JAX must not look for devices, as in the process that builds a token cache.
+    """
     self._out = sys.stdout if out is None else out
     self._live = self._out.isatty()
     self._log_every = log_every
-    self._last = -float("inf")
+    self._last = -float("inf") if eager else time.monotonic()
     self._width = 0
+    self._first_host_only = first_host_only
 
   def show(self, text: str, final: bool = False) -> None:
-    if jax.process_index() != 0:
+    if self._first_host_only and not _is_first_host():
       return
     now = time.monotonic()
     if self._live:
@@ -53,7 +64,49 @@ class ProgressLine:
     self._out.flush()
 
   def leave(self) -> None:
-    """Ends the live line, so that other output starts on a line of its own."""
+    """Ends the live line, so that other output starts on a new line."""
     if self._live and self._width:
       self._out.write("\n")
       self._width = 0
+
+
+def table(rows: Sequence[Sequence[str]], right: Container[int] = (), indent: str = "") -> str:
+  """Returns rows of cells as aligned columns, a line each; the columns in `right` are aligned to the right."""
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = (
+    "  ".join(f"{cell:>{widths[i]}}" if i in right else f"{cell:<{widths[i]}}" for i, cell in enumerate(row))
+    for row in rows
+  )
+  return "\n".join(f"{indent}{line}".rstrip() for line in lines)
+
+
+def duration(seconds: float, spelled: bool = False) -> str:
+  """Returns 1h02m, 3m20s or 12s; spelled: 1 h 02 min, 3 min 20 s or 12 s."""
+  hour, minute, second = (" h ", " min ", " s") if spelled else ("h", "m", "s")
+  minutes, rest = divmod(int(max(seconds, 0)), 60)
+  if minutes >= 60:
+    return f"{minutes // 60}{hour}{minutes % 60:02d}{minute}".rstrip()
+  return f"{minutes}{minute}{rest:02d}{second}" if minutes else f"{rest}{second}"
+
+
+def byte_size(count: int) -> str:
+  """Returns a number of bytes as disks count them: 1.5 GB."""
+  return _scaled(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3}) or f"{count} bytes"
+
+
+def memory_size(count: float) -> str:
+  """Returns a number of bytes as memory is counted: 1.5 GiB."""
+  return _scaled(count, {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20}) or f"{count / 1024:.1f} KiB"
+
+
+def _scaled(count: float, units: Mapping[str, float]) -> str:
+  return next((f"{count / factor:.1f} {unit}" for unit, factor in units.items() if count >= factor), "")
+
+
+def in_color() -> bool:
+  """Returns whether standard output is a terminal, and NO_COLOR is not set (no-color.org)."""
+  return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def paint(text: str, color: str) -> str:
+  return f"\033[{_COLORS[color]}m{text}\033[0m" if in_color() else text

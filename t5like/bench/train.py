@@ -180,7 +180,7 @@ def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: floa
 
 def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
   """Returns a result as a few lines of text, with the `kernels` most expensive kernels where it was profiled."""
-  from t5like.planning.run_card import bytes_text
+  from t5like.console import memory_size
 
   if "error" in result:
     return f"{result['name']}: {result['error']}"
@@ -191,7 +191,7 @@ def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
     f"  {result['device']}, {result['optimizer']}",
   ]
   if result["memory_bytes"]:
-    lines.append(f"  memory {bytes_text(result['memory_bytes'])} a device")
+    lines.append(f"  memory {memory_size(result['memory_bytes'])} a device")
   lines.append(f"  compiled in {result['compile_seconds']:.1f} s")
   if "attention" in result:
     lines.append("  attention " + result["attention"].replace("\n", "\n            "))

@@ -17,6 +17,7 @@ device was lost, 130 and 143 interrupted: to be started again.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
   if args.prepare_only:
     print(f"all token caches are there: {planner.cache_dir}")
     return 0
-  return run_sweep(planner)
+  return run_sweep(planner, end_process=os._exit)
 
 
 def sweep_settings(args: argparse.Namespace) -> SweepSettings:

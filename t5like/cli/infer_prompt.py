@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, method_for, parse_option
-from t5like.cli.terminal import paint
+from t5like.console import paint
 from t5like.decoding.options import decode_settings
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.jobs import Answer, Generation, Job

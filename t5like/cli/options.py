@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from t5like.errors import UserError
+
 if TYPE_CHECKING:  # help must not wait for jax
   from t5like.experiments.experiment import Experiment
 
@@ -56,3 +58,16 @@ def add_task_modules(parser: argparse.ArgumentParser) -> None:
 
 def task_modules(args: argparse.Namespace) -> list[str]:
   return [module for given in args.task_modules for module in given.split(",") if module]
+
+
+def parse_lengths(given: str | None) -> dict[str, int]:
+  """`inputs=512,targets=62` as a dict."""
+  lengths = {}
+  for part in (given or "").split(","):
+    name, equals, number = part.strip().partition("=")
+    if not part.strip():
+      continue
+    if name not in ("inputs", "targets") or not equals or not number.isdigit() or int(number) < 1:
+      raise UserError(f"--lengths {given} cannot be read", expected="such as inputs=512,targets=62", at=part)
+    lengths[name] = int(number)
+  return lengths

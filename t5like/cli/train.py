@@ -17,6 +17,7 @@ the status is that of the last attempt.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from t5like.cli.options import add_gin_arguments, add_host_arguments, gin_search_paths
@@ -77,5 +78,5 @@ def train(args: argparse.Namespace) -> int:
     prepared = training.dry_run(experiment)
     say(f"{config}\n{prepared.card}")
     return 0
-  result = training.train(experiment, signals=parallel.stop_signals(), goodput=goodput)
+  result = training.train(experiment, signals=parallel.stop_signals(), goodput=goodput, end_process=os._exit)
   return 0 if result.signal is None else 128 + result.signal

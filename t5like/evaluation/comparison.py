@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from t5like.console import table
 from t5like.errors import UserError
 from t5like.evaluation.scoring import about_path, find_function, is_right, metric_scores
-from t5like.evaluation.tables import aligned
 from t5like.files import storage
 
 RESAMPLES = 10_000
@@ -292,7 +292,7 @@ def differences_table(found: Sequence[Difference], a: str = "A", b: str = "B") -
         verdict,
       )
     )
-  return aligned(rows, right=(1, 2, 3, 4, 5, 6))
+  return table(rows, right=(1, 2, 3, 4, 5, 6), indent="  ")
 
 
 def differing_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:

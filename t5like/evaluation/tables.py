@@ -10,15 +10,15 @@ import csv
 import dataclasses
 import io
 import json
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from t5like.console import table
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.file_lock import lock_at
+from t5like.files.locks import LockHeld, hold
 from t5like.tasks.metrics import benchmarks as benchmark_scores
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.records.model_dir import write_text
@@ -85,22 +85,18 @@ class Results:
 
   @contextlib.contextmanager
   def _alone(self) -> Iterator[None]:
-    try:
-      self.folder.mkdir(parents=True, exist_ok=True)
-      lock = lock_at(self.folder / ".lock", silence_of_the_dead=_WAIT)
-      deadline = time.monotonic() + _WAIT
-      while (holder := lock.try_acquire()) is not None:
-        if time.monotonic() > deadline:
-          raise UserError("another evaluation does not let go of the scores", folder=self.folder, holder=holder)
-        time.sleep(0.05)
-    except OSError as error:
-      raise UserError(
-        "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
-      ) from None
-    try:
+    with contextlib.ExitStack() as stack:
+      try:
+        stack.enter_context(hold(self.folder / ".lock", stale_after_seconds=_WAIT, wait=_WAIT))
+      except LockHeld as other:
+        raise UserError(
+          "another evaluation does not let go of the scores", folder=self.folder, holder=other.holder
+        ) from None
+      except OSError as error:
+        raise UserError(
+          "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
+        ) from None
       yield
-    finally:
-      lock.release()
 
 
 def csv_text(records: Iterable[Record]) -> str:
@@ -154,7 +150,7 @@ def scores_table(records: Sequence[Record], score: Score = benchmark_scores.task
       rows.append((record.task, f"{record.examples:,}", "none: its answers are withheld", "", ""))
   for name, value in averages({record.task: record.scores for record in records}, score).items():
     rows.append((name, "", "", _number(value), ""))
-  return aligned(rows, right=(1, 3, 4))
+  return table(rows, right=(1, 3, 4), indent="  ")
 
 
 def steps_table(records: Sequence[Record], score: Score = benchmark_scores.task_score) -> str:
@@ -169,20 +165,7 @@ def steps_table(records: Sequence[Record], score: Score = benchmark_scores.task_
     if len(tasks) > 1:
       values.append(None if None in values else sum(values) / len(values))
     rows.append((f"{step:,}" if step is not None else "", *("" if v is None else _number(v) for v in values)))
-  return aligned(rows, right=range(len(rows[0])))
-
-
-def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-  """Rows of cells in columns; those of `right` end together."""
-  right = set(right)
-  widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-  lines = [
-    "  ".join(
-      f"{cell:>{w}}" if i in right else f"{cell:<{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-    )
-    for row in rows
-  ]
-  return "\n".join(f"  {line.rstrip()}" for line in lines)
+  return table(rows, right=range(len(rows[0])), indent="  ")
 
 
 def _number(value: float) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from t5like import data
 from t5like.errors import UserError
 from t5like.files.child_processes import bound_to_this_process
-from t5like.vocabularies import Vocabulary
+from t5like.files.storage import DEFAULT_ROOT
+from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +147,51 @@ class TokenCaches:
     if members is None:
       raise UserError(f"the token cache could not be built (status {status})", try_=shlex.join(line))
     return members
+
+
+def token_cache(
+  task: str,
+  vocabulary: str = "t5",
+  split: str = "train",
+  *,
+  root: str = DEFAULT_ROOT,
+  task_modules: Sequence[str] = (),
+  files: Mapping[str, str] | None = None,
+  lengths: Mapping[str, int] | None = None,
+  evaluation: bool = False,
+) -> data.TokenCache:
+  """Opens the token cache of a task; one that is missing or not current is built first, in a process of its own.
+
+  Args:
+    task: a registered task; with `files`, the name of a corpus.
+    vocabulary: a vocabulary's name or file.
+    split: the split of the task.
+    root: the folder of all caches.
+    task_modules: modules to import, which register tasks.
+    files: by split: JSON-lines or text files that become the corpus `task`.
+    lengths: of a row, for tasks whose own steps depend on them or work on tokens.
+    evaluation: random steps are drawn once and kept; otherwise a task that has them can only be streamed.
+
+  Returns:
+    The cache: `cache.examples`, `cache.tokens`, `cache.example(number)`.
+
+  Raises:
+    UserError: there is no such task, its data are missing, it is a mixture, or it can only be streamed.
+  """
+  caches = TokenCaches(
+    root,
+    vocabulary,
+    load_vocabulary(vocabulary),
+    task_modules,
+    files,
+    lengths=lengths,
+    evaluation=evaluation,
+  )
+  members = caches.open_or_build(task, split)
+  if len(members) > 1 or members[0].task != task:
+    names = ", ".join(member.task for member in members)
+    raise UserError(f"{task!r} is a mixture: each of its tasks has a cache", tasks=names)
+  return members[0].cache
 
 
 def can_build() -> bool:

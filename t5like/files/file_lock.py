@@ -1,8 +1,7 @@
 """A file that one process at a time holds, on this machine or on another that shares the disk.
 
 The operating system frees the lock of a process that is killed. Its locks may not reach other machines: there a
-holder counts as alive while it touches the file. `lock_at` gives a FileLock for a local path, and for a store, which
-knows no locks, a Lease (lease.py).
+holder counts as alive while it touches the file. See locks.py for `hold`, which takes one and renews it.
 """
 
 from __future__ import annotations
@@ -16,23 +15,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from t5like.files import storage
-from t5like.files.lease import Lease
-
 _held: set[int] = set()
-
-
-def lock_at(path: Path, silence_of_the_dead: float, about: Mapping[str, object] | None = None) -> FileLock | Lease:
-  kind = Lease if storage.is_remote(path) else FileLock
-  return kind(path, silence_of_the_dead, about)
 
 
 class FileLock:
   """`try_acquire` until it gives None; `touch` now and then while held; `release` at the end."""
 
-  def __init__(self, path: Path, silence_of_the_dead: float, about: Mapping[str, object] | None = None):
-    """A holder on another machine counts as dead after so many seconds without a touch. `about` is told of us."""
-    self.path, self._silence, self._about = path, silence_of_the_dead, dict(about or {})
+  def __init__(self, path: Path, stale_after_seconds: float, about: Mapping[str, object] | None = None):
+    """A holder on another machine counts as dead after that time without a touch. `about` is for others to read."""
+    self.path, self._stale_after, self._about = path, stale_after_seconds, dict(about or {})
     self._file: int | None = None
 
   def try_acquire(self) -> dict[str, object] | None:
@@ -65,7 +56,7 @@ class FileLock:
     holder = _holder(file)
     if not holder or holder.get("host") == socket.gethostname():
       return True  # nobody, or a process of this machine that no longer lives
-    return time.time() - os.fstat(file).st_mtime > self._silence
+    return time.time() - os.fstat(file).st_mtime > self._stale_after
 
   def _is_still(self, file: int) -> bool:
     """Whether the path is the file that was locked: its last holder may have removed it meanwhile."""

@@ -27,8 +27,8 @@ class LeaseLost(Exception):
 class Lease:
   """`try_acquire` until it gives None; `touch` now and then while held; `release` at the end."""
 
-  def __init__(self, path: RemotePath, silence_of_the_dead: float, about: Mapping[str, object] | None = None):
-    self.path, self._silence, self._about = path, silence_of_the_dead, dict(about or {})
+  def __init__(self, path: RemotePath, stale_after_seconds: float, about: Mapping[str, object] | None = None):
+    self.path, self._stale_after, self._about = path, stale_after_seconds, dict(about or {})
     self._token = uuid.uuid4().hex
     self._generation: str | None = None
     self.last_sign = 0.0  # when its holder was last heard of, by the clock of the store
@@ -93,4 +93,4 @@ class Lease:
 
   def _is_dead(self, holder: Mapping[str, Any]) -> bool:
     gone = is_gone(holder)
-    return time.time() - self.last_sign > self._silence if gone is None else gone
+    return time.time() - self.last_sign > self._stale_after if gone is None else gone

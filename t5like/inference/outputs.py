@@ -19,13 +19,13 @@ import numpy as np
 
 from t5like.errors import RunError, UserError
 from t5like.files import storage
-from t5like.files.file_lock import lock_at
+from t5like.files.locks import LockHeld, hold
 from t5like.inference.rows import Refused, Row, Rows
 from t5like.training.records.model_dir import write_text
 
 Header = Mapping[str, Mapping[str, Any]]  # sections of what must not change between two parts of a file
 ERROR = "error"
-_SILENCE = 3600.0  # a writer on another machine that has not written for so long is dead
+_STALE_AFTER_SECONDS, _HEARTBEAT = 3600.0, 60.0
 
 
 class JsonLines:
@@ -207,19 +207,17 @@ def sole_writer(path: Path | None) -> Iterator[None]:
     return
   if path.exists() and not path.is_file():
     raise UserError(f"--output={path} is no file", try_="a file, or no --output for standard output")
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = lock_at(path.with_name(path.name + ".lock"), _SILENCE)
-    holder = lock.try_acquire()
-  except OSError as error:
-    raise UserError(f"cannot write {path}", because=error.strerror) from None
-  if holder is not None:
-    who = " ".join(f"{k} {v}" for k, v in holder.items())
-    raise UserError(f"another process is writing {path}", holder=who, try_="wait for it, or another --output")
-  try:
+  with contextlib.ExitStack() as stack:
+    try:
+      stack.enter_context(hold(path.with_name(path.name + ".lock"), _STALE_AFTER_SECONDS, heartbeat=_HEARTBEAT))
+    except LockHeld as other:
+      who = " ".join(f"{k} {v}" for k, v in other.holder.items())
+      raise UserError(
+        f"another process is writing {path}", holder=who, try_="wait for it, or another --output"
+      ) from None
+    except OSError as error:
+      raise UserError(f"cannot write {path}", because=error.strerror) from None
     yield
-  finally:
-    lock.release()
 
 
 def check_header(path: Path, header: Header) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from t5like.console import memory_size, table
 from t5like.kernels.attention import compile_for
 from t5like.models.attention import describe_backend
 from t5like.models.stack import describe_layer_loop
 from t5like.planning.forecast import Forecast, parameters_by_part
 from t5like.planning.price import Price
-from t5like.planning.run_card import bytes_text, large
+from t5like.planning.run_card import large
 from t5like.planning.step_time import reached_by
 
 _BAR = 40
@@ -21,7 +22,6 @@ _PARTS = (
   "cross-attention", "decoder MLP", "decoder norms and positions", "shared attention", "shared MLP",
   "shared norms and positions", "heads", "output", "optimizer", "communication",
 )  # fmt: skip
-Row = Sequence[str]
 
 
 def render_plan(forecasts: Sequence[Forecast], price: Price, assumptions: Sequence[str]) -> str:
@@ -44,19 +44,15 @@ def _section(name: str, lines: Sequence[str]) -> str:
   return "\n".join(f"{name if not i else '':<{width}}{line}".rstrip() for i, line in enumerate(lines))
 
 
-def table(rows: Sequence[Row]) -> list[str]:
-  """Columns as wide as they have to be; the first to the left, numbers to the right."""
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return [
-    "  ".join(f"{cell:<{w}}" if not i else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-    for row in rows
-  ]
+def numbers_table(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the lines of a table whose first column is text, and the others numbers."""
+  return table(rows, right=range(1, len(rows[0]))).split("\n")
 
 
 def _machine(forecast: Forecast) -> list[str]:
   spec = forecast.topology.chip.spec
   mesh = " ".join(f"{axis}={size}" for axis, size in forecast.mesh.items())
-  each = f"{large(spec.flops, 'FLOP')}/s, {bytes_text(spec.memory)} at {large(spec.bandwidth, 'B')}/s"
+  each = f"{large(spec.flops, 'FLOP')}/s, {memory_size(spec.memory)} at {large(spec.bandwidth, 'B')}/s"
   return [f"{forecast.topology.describe()}; each {each}", f"mesh {mesh}"]
 
 
@@ -83,7 +79,7 @@ def _parts(forecast: Forecast) -> list[str]:
   head = f"{type(work.model).__name__}, batches of {work.rows} x ({lengths}) tokens{parts}, remat {config.remat}"
   attention = [f"attention {line}" for line in attention_backends(forecast).split("\n")]
   layers = f"layers {describe_layer_loop(config, forecast.topology.chip.platform)}"
-  return [f"{head}, compute in {config.compute_dtype}", layers, *attention, *table(rows)]
+  return [f"{head}, compute in {config.compute_dtype}", layers, *attention, *numbers_table(rows)]
 
 
 def attention_backends(forecast: Forecast) -> str:
@@ -97,14 +93,12 @@ def _memory(forecast: Forecast) -> list[str]:
   rows = []
   for part in ("parameters", "optimizer", "gradients", "activations", "temporaries"):
     size = getattr(memory, part)
-    rows.append((part, bytes_text(size), _bar(size, capacity)))
+    rows.append((part, memory_size(size), _bar(size, capacity)))
   verdict = "fits" if forecast.fits else "DOES NOT FIT"
-  rows.append(("largest", bytes_text(memory.total), _bar(memory.total, capacity)))
-  widths = [max(len(row[i]) for row in rows) for i in range(2)]
-  lines = [f"{name:<{widths[0]}}  {size:>{widths[1]}}  {bar}" for name, size, bar in rows]
+  rows.append(("largest", memory_size(memory.total), _bar(memory.total, capacity)))
   return [
-    f"of one device, {bytes_text(capacity)} of {bytes_text(forecast.topology.chip.spec.memory)} usable: {verdict}",
-    *lines,
+    f"of one device, {memory_size(capacity)} of {memory_size(forecast.topology.chip.spec.memory)} usable: {verdict}",
+    *table(rows, right=(1,)).split("\n"),
     f"largest {memory.moment}; gradients take the place of activations as these are used up",
   ]
 
@@ -122,8 +116,8 @@ def _network(forecast: Forecast) -> list[str]:
   for c in forecast.collectives:
     waited = reached_by(chip.platform, chip.name).waited(c)
     how = {0.0: "beside the computation", 1.0: "the step waits"}.get(waited, f"the step waits for {waited:.0%} of it")
-    rows.append((c.name, c.axis, str(c.devices), c.link, bytes_text(c.bytes), milliseconds(c.seconds), how))
-  return table(rows)
+    rows.append((c.name, c.axis, str(c.devices), c.link, memory_size(c.bytes), milliseconds(c.seconds), how))
+  return numbers_table(rows)
 
 
 def _step(forecast: Forecast) -> list[str]:
@@ -166,7 +160,7 @@ def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
       rows.append(
         (str(number), f"{f.work.steps:,}", f"{f.work.rows} x {lengths}", milliseconds(f.time.seconds), days(f.seconds))
       )
-    lines += table(rows)
+    lines += numbers_table(rows)
   return lines
 
 
@@ -215,10 +209,10 @@ def candidates_table(found: Sequence[Forecast]) -> list[str]:
     rows.append(
       (
         shown, str(f.work.rows), str(f.work.microbatches), f.work.model.config.remat, milliseconds(f.time.seconds),
-        f"{f.work.tokens / f.time.seconds:,.0f}", f"{f.peak_share:.1%}", bytes_text(f.memory.total), f.time.bound,
+        f"{f.work.tokens / f.time.seconds:,.0f}", f"{f.peak_share:.1%}", memory_size(f.memory.total), f.time.bound,
       )
     )  # fmt: skip
-  return table(rows)
+  return numbers_table(rows)
 
 
 def as_dict(forecast: Forecast) -> dict[str, object]:

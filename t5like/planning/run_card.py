@@ -35,13 +35,6 @@ def large(number: float, unit: str = "") -> str:
   return f"{number:,.0f}{f' {unit}' if unit else ''}"
 
 
-def bytes_text(number: float) -> str:
-  for size, letter in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB")):
-    if number >= size:
-      return f"{number / size:.1f} {letter}"
-  return f"{number / 1024:.1f} KiB"
-
-
 def render_run_card(entries: Mapping[str, str]) -> str:
   """Aligned `label  text` lines between rules; texts of several lines are indented."""
   width = max(map(len, entries))

@@ -11,7 +11,7 @@ from t5like import planning
 from t5like.experiments.compatibility import phase_flops
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase
-from t5like.planning.plan_text import days, table
+from t5like.planning.plan_text import days, numbers_table
 from t5like.planning.price import CO2E, PUE, Price, assumptions
 from t5like.planning.run_card import large
 from t5like.planning.topology import local_chip
@@ -43,7 +43,7 @@ def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) 
     *_priced(paid, plan),
   ]
   notes = [f"{devices} x {chip.device_kind}, in all attempts as in the last; the plan counts steps alone"]
-  return "\n".join([*table(rows), *notes, *assumptions(chip, None, PUE, CO2E)])
+  return "\n".join([*numbers_table(rows), *notes, *assumptions(chip, None, PUE, CO2E)])
 
 
 def _priced(paid: Price, plan: Price | None) -> list[tuple[str, str, str]]:

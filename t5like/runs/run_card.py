@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from t5like import data, planning
+from t5like.console import memory_size
 from t5like.data.layouts import Batch
 from t5like.experiments.compatibility import phase_flops, stack_lengths
 from t5like.experiments.experiment import Experiment
@@ -19,7 +20,7 @@ from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
 from t5like.models.attention import describe_backend
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
-from t5like.planning.run_card import bytes_text, devices, large, version_numbers, versions
+from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.training.state import StateSpec, parameter_count
 
 
@@ -214,4 +215,4 @@ def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mes
     )
     parts |= {"activations": estimate.activations, "temporaries": estimate.temporaries}
     total = estimate.total
-  return f"about {bytes_text(total)} a device: " + ", ".join(f"{part} {bytes_text(n)}" for part, n in parts.items())
+  return f"about {memory_size(total)} a device: " + ", ".join(f"{part} {memory_size(n)}" for part, n in parts.items())

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import io
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
 from t5like.training.guards.interruption import Interruption
+from t5like.training.guards.run_lock import RunLock
 from t5like.training.guards.step_file import StepFile
 from t5like.training.guards.watchdog import Watchdog
 from t5like.training.loop import Hook, train_loop
@@ -75,6 +76,8 @@ class Trainer:
   step     in place of the experiment's own: (model, optimizer, settings, state, batch) -> (state, metrics)
   hooks    act after the run's own, which save and evaluate
   signals  end the run at the next step, after a checkpoint
+  lock     that the run holds on its directory
+  end_process   as in `runs.train`
   """
 
   def __init__(
@@ -85,6 +88,8 @@ class Trainer:
     step: StepFunction | None = None,
     hooks: Sequence[Hook] = (),
     signals: Sequence[int] = (),
+    lock: RunLock | None = None,
+    end_process: Callable[[int], object] | None = None,
   ):
     experiment = prepared.experiment
     self._experiment, self._run, self._goodput, self._step_file = experiment, prepared, goodput, step_file
@@ -92,7 +97,8 @@ class Trainer:
     self._checkpoints = Checkpoints(prepared.model_dir, experiment.keep)
     self._skipped = SkippedBatches.read(prepared.model_dir)
     self._interruption = Interruption(signals)
-    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, prepared.model_dir / STACKS)
+    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, prepared.model_dir / STACKS, end_process)
+    self._lock = lock or RunLock(prepared.model_dir)
     self._stopping = dataclasses.replace(experiment.early_stopping)  # it counts: a second run must begin at 0
     self._steps: CompiledSteps | None = None
     self._scores: dict[str, float] = {}
@@ -198,7 +204,8 @@ class Trainer:
   def _should_stop(self, step: int) -> bool:
     self._step_file.write(step)
     self._checkpoints.raise_errors()
-    return parallel.any_host_requested_stop(step, self._interruption.requested) or self._stopped_early
+    requested = self._interruption.requested or self._lock.is_lost
+    return parallel.any_host_requested_stop(step, requested) or self._stopped_early
 
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
     """The batches of the steps to come, on the devices."""
@@ -226,6 +233,7 @@ class Trainer:
 
   def _check_directory(self) -> int:
     """Ends a run whose directory was removed: what it wrote from now on would be half a directory, or another run's."""
+    self._lock.check()
     if not (self._run.model_dir / directory.CONFIG).is_file():
       raise DirectoryRemoved(
         "MODEL_DIR was removed while the run wrote to it, so the run ends",

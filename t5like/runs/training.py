@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,7 @@ def train(
   *,
   signals: Sequence[int] = (),
   goodput: Goodput | None = None,
+  end_process: Callable[[int], object] | None = None,
 ) -> TrainingResult:
   """Trains an experiment, or resumes it where its model directory has a checkpoint.
 
@@ -46,6 +47,8 @@ def train(
     hooks: act after steps, as `Hook(every=100, action=lambda state: ...)`.
     signals: such as (SIGTERM,), end the run after the next step, saved; by default none is caught.
     goodput: counts where time goes; of this call where None is given.
+    end_process: as `os._exit`, ends a process whose run stands still (status 124) or whose directory another run took
+      over (1). Without it, as in a notebook, a stall is reported, and a lost directory is an error at the next step.
 
   Returns:
     The last step, its metrics, the scores of the last evaluation and the model directory.
@@ -56,14 +59,15 @@ def train(
   goodput = goodput or Goodput(from_now=True)
   model_dir = check_run(experiment)
   step_file = StepFile(model_dir)
-  with parallel.use_preset(experiment.mesh.preset), sole_trainer(model_dir), contextlib.ExitStack() as open_files:
+  with parallel.use_preset(experiment.mesh.preset), contextlib.ExitStack() as opened:
+    lock = opened.enter_context(sole_trainer(model_dir, end_process))
     with goodput.spent_on("preparing"):
       given = None if init is None else given_parameters(init, experiment)
       prepared = prepare(experiment, init=given)
     if prepared.stream:
-      open_files.callback(prepared.stream.close)
+      opened.callback(prepared.stream.close)
     say(str(prepared.card))
-    return Trainer(prepared, goodput, step_file, step, hooks, signals).run()
+    return Trainer(prepared, goodput, step_file, step, hooks, signals, lock, end_process).run()
 
 
 def dry_run(experiment: Experiment) -> PreparedRun:

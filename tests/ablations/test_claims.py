@@ -60,7 +60,7 @@ def test_only_one_of_many_gets_a_dead_claim(tmp_path):
 
 
 def test_a_worker_of_another_machine_is_dead_when_it_is_silent(tmp_path):
-  claims = Claims(tmp_path, silence=30.0)
+  claims = Claims(tmp_path, stale_after_seconds=30.0)
   (tmp_path / "run.1").write_text(json.dumps({"place": "elsewhere", "pid": os.getpid(), "began": 1}))
   assert claims.take("run") is None
   os.utime(tmp_path / "run.1", (time.time() - 31,) * 2)
@@ -73,7 +73,7 @@ def test_a_worker_of_another_machine_is_dead_when_it_is_silent(tmp_path):
 
 
 def test_a_heartbeat_keeps_a_claim_alive(tmp_path):
-  claims = Claims(tmp_path, heartbeat=0.02, silence=0.5)
+  claims = Claims(tmp_path, heartbeat=0.02, stale_after_seconds=0.5)
   with claims.take("run"):
     path = tmp_path / "run.1"
     holder = json.loads(path.read_text())

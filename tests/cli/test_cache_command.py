@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from t5like.cli.cache import ProgressLine
 from t5like.data import open_cache
 from t5like.data.cache_builder import Progress
+from t5like.experiments.cache_building import BuildProgress
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_workers_are_counted_from_nought(t5like, tmp_path):
 
 
 def test_the_progress_line():
-  line = ProgressLine(total=1000)
+  line = BuildProgress(total=1000)
   assert line.text(Progress(250, 5000, 0, 0), 10) == (
     "  250 of 1,000 examples, 5,000 tokens, 500 tokens/s, about 30 s left"
   )
@@ -76,8 +76,8 @@ def test_the_progress_line():
     "  500 of 1,000 examples, 10,000 tokens, 25 tokens/s, about 6 min 40 s left, "
     "5,000 tokens were there from an earlier attempt"
   )
-  assert ProgressLine(total=None).text(Progress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
-  assert "about 2 h 46 min left" in ProgressLine(total=1001).text(Progress(1, 1, 0, 0), 10)
+  assert BuildProgress(total=None).text(Progress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
+  assert "about 2 h 46 min left" in BuildProgress(total=1001).text(Progress(1, 1, 0, 0), 10)
 
 
 def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_path):

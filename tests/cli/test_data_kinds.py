@@ -90,7 +90,8 @@ registry.import_modules()
 register_mixture("both", ["snli", "snli_again"], strategy="temperature", temperature=2.0)
 """
 AGAIN = """
-from t5like.tasks import embedded_tasks, preprocessors, postprocessors, metrics
+from t5like.tasks import preprocessors, postprocessors, metrics
+from t5like.tasks.library import embedded_tasks
 import functools, seqio
 from t5like.tasks.registry import default_features, register_task
 register_task(

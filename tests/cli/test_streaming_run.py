@@ -95,7 +95,8 @@ def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tm
 
 MIXTURE = """
 import functools, seqio
-from t5like.tasks import embedded_tasks, preprocessors, registry
+from t5like.tasks import preprocessors, registry
+from t5like.tasks.library import embedded_tasks
 from t5like.tasks.mixtures import register_mixture
 from t5like.tasks.sources import JsonLinesSource
 registry.register_task(

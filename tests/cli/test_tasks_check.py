@@ -12,7 +12,8 @@ import pathlib
 import seqio
 import tensorflow as tf
 
-from t5like.tasks import encoder_forms, encoder_scores, metrics, postprocessors, preprocessors
+from t5like.tasks import metrics, postprocessors, preprocessors
+from t5like.tasks.encoders import forms as encoder_forms, scores as encoder_scores
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.registry import default_features, register_task
 from t5like.tasks.sources import JsonLinesSource

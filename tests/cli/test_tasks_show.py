@@ -50,20 +50,6 @@ def test_a_mixture_is_shown_as_a_table(t5like):
   assert rows["glue_ax"] == ["0", "0.00", "-"]
 
 
-def test_colours_in_a_terminal_only(t5like, monkeypatch):
-  from t5like.cli import terminal
-
-  class Terminal:
-    def isatty(self):
-      return True
-
-  monkeypatch.setattr(terminal.sys, "stdout", Terminal())
-  monkeypatch.delenv("NO_COLOR", raising=False)
-  assert terminal.paint("x", "red") == "\033[31mx\033[0m"
-  monkeypatch.setenv("NO_COLOR", "1")
-  assert terminal.paint("x", "red") == "x"
-
-
 def test_the_list_names_tasks_splits_and_mixtures(t5like):
   out = t5like("tasks", "list").stdout
   lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.startswith("  ")}

@@ -295,7 +295,7 @@ def test_a_lock_of_the_dead_is_taken_over_and_that_of_another_machine_is_not(tmp
 
   def silent_for_long(holder):
     told.append(holder)
-    os.utime(lock, (0, time.time() - builder_lock._SILENCE_OF_THE_DEAD - 1))
+    os.utime(lock, (0, time.time() - builder_lock._STALE_AFTER_SECONDS - 1))
 
   with data.sole_builder(tmp_path / "train", waiting=silent_for_long, poll=0.01):
     assert told == ["process 7 on there"]

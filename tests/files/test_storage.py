@@ -15,8 +15,9 @@ from t5like import data
 from t5like.data.cache_builder import write_cache
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.file_lock import FileLock, lock_at
+from t5like.files.file_lock import FileLock
 from t5like.files.lease import Lease, LeaseLost
+from t5like.files.locks import lock_at
 from t5like.training.checkpoints import integrity
 from t5like.training.checkpoints.folders import checkpoint_steps, clear_leftovers, remove_checkpoint, set_aside
 from t5like.training.guards.run_lock import sole_trainer

@@ -1,6 +1,5 @@
 """Metrics on their way to files: means, resumed files, full disks, TensorBoard read back by TensorFlow's own reader."""
 
-import io
 import json
 import os
 import signal
@@ -12,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from t5like.console import ProgressLine, duration
 from t5like.errors import UserError
 from t5like.training.records.metrics import GLOSSARY, MetricWriter, mean_metrics, named_norms, read_metrics
 from t5like.training.records.tensorboard import EventWriter
@@ -198,26 +196,3 @@ def test_the_glossary_explains_what_a_run_writes(tmp_path):
   written |= {"input_wait", "sentence_loss", "sentence_accuracy", "skipped_steps", "model_flops_utilization"}
   written |= {"steps_per_second", "perplexity", "target_tokens", "gradient/PATH"}
   assert written <= set(GLOSSARY) and all(f"`{name}`: " in text for name in GLOSSARY)
-
-
-def test_the_progress_line_rewrites_itself_in_a_terminal_and_is_rare_in_a_log():
-  class Terminal(io.StringIO):
-    def isatty(self):
-      return True
-
-  terminal = Terminal()
-  line = ProgressLine(terminal)
-  line.show("step 1 of 100")
-  line.show("step 2")
-  line.show("done", final=True)
-  assert terminal.getvalue() == "\rstep 1 of 100\rstep 2       \rdone  \n"
-  log = io.StringIO()
-  line = ProgressLine(log, log_every=60)
-  for i in range(50):
-    line.show(f"step {i}")
-  line.show("end", final=True)
-  assert log.getvalue() == "step 0\nend\n"
-
-
-def test_durations():
-  assert [duration(s) for s in (5, 200, 3720, -1)] == ["5s", "3m20s", "1h02m", "0s"]

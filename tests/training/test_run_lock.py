@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from t5like.errors import UserError
+from t5like.errors import RunError, UserError
 from t5like.training.guards import run_lock
-from t5like.training.guards.run_lock import LOCK, sole_trainer
+from t5like.training.guards.run_lock import LOCK, RunLock, sole_trainer
 from t5like.training.records.model_dir import check_model_dir
 
 
@@ -57,3 +57,14 @@ def test_the_lock_of_a_killed_run_does_not_make_its_directory_foreign(tmp_path):
   (tmp_path / LOCK).write_text("{}")
   (tmp_path / "config.gin.0123456789ab.tmp").write_text("half of")
   assert check_model_dir(tmp_path) == tmp_path
+
+
+def test_a_run_that_lost_its_directory_ends_the_process_or_raises(tmp_path, capfd):
+  ended = []
+  RunLock(tmp_path, ended.append).lose()
+  assert ended == [1] and f"error: another run took {tmp_path} over" in capfd.readouterr().err
+  with sole_trainer(tmp_path) as lock:
+    lock.check()
+    lock.lose()
+    with pytest.raises(RunError, match="another run took"):
+      lock.check()

@@ -31,16 +31,16 @@ HANGING = """
 {before}
 def hang():
   {hang}
-with Watchdog(1.0, report) as watchdog:
+with Watchdog(1.0, report, os._exit) as watchdog:
   watchdog.arm()
   print("hangs now", flush=True)
   hang()
 """
 # Longer than the limit of 2 seconds: before the first beat, in a pause, with beats, after the end, without limit.
 QUIET = {
-  "compiling": "with Watchdog(2.0, report): time.sleep(2.6)",
+  "compiling": "with Watchdog(2.0, report, os._exit): time.sleep(2.6)",
   "paused": """
-with Watchdog(2.0, report) as watchdog:
+with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.arm()
   with watchdog.paused():
     with watchdog.paused():
@@ -48,20 +48,20 @@ with Watchdog(2.0, report) as watchdog:
     time.sleep(1.3)
 """,
   "at work": """
-with Watchdog(2.0, report) as watchdog:
+with Watchdog(2.0, report, os._exit) as watchdog:
   for _ in range(52):
     watchdog.beat()
     time.sleep(0.05)
 """,
   "ended": """
-with Watchdog(2.0, report) as watchdog:
+with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.beat()
   time.sleep(0.6)
 time.sleep(2.6)
 """,
   # Suspended for longer than the limit, by another process: see `suspend`.
   "suspended": """
-with Watchdog(2.0, report) as watchdog:
+with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.arm()
   print("ready", flush=True)
   for _ in range(60):
@@ -69,7 +69,7 @@ with Watchdog(2.0, report) as watchdog:
     time.sleep(0.05)
 """,
   "no limit": """
-with Watchdog(0, report) as off:
+with Watchdog(0, report, os._exit) as off:
   off.beat()
   time.sleep(1.0)
 """,
@@ -138,3 +138,14 @@ def test_a_beat_costs_next_to_nothing():
     for _ in range(100_000):
       watchdog.beat()
     assert (time.process_time() - began) / 100_000 < 20e-6
+
+
+def test_where_the_process_may_not_end_a_stall_is_reported_again_and_again(tmp_path, capfd):
+  with Watchdog(0.3, tmp_path / "stacks.txt") as watchdog:
+    watchdog.arm()
+    deadline, err = time.monotonic() + 60, ""
+    while err.count("the run stands still") < 2:
+      time.sleep(0.05)
+      err += capfd.readouterr().err
+      assert time.monotonic() < deadline
+  assert "is ended" not in err and "test_watchdog.py" in (tmp_path / "stacks.txt").read_text()

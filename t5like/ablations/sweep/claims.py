@@ -2,7 +2,8 @@
 
 A claim is a file that only one process can create (O_EXCL), and that its holder touches as it works. The claim of a
 holder that has died is taken over by creating the file of the next number, which again only one can: nothing is ever
-deleted or replaced under a worker that lives. The highest number counts.
+deleted or replaced under a worker that lives. The highest number counts. Not `files.locks.hold`: a sweep also asks who
+has a run without taking it, and a worker that was taken over must find out before it writes its result.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from t5like.files.heartbeat import beating
 from t5like.files.process_identity import is_gone, own_identity
 
 HEARTBEAT = 10.0  # seconds between signs of life
-SILENCE_OF_THE_DEAD = 180.0  # seconds without one; disks over a network tell of a touch up to a minute late
+STALE_AFTER_SECONDS = 180.0  # without one; disks over a network show a touch up to a minute late
 
 
 class Claims:
   """The claims of a sweep, in a folder of their own."""
 
-  def __init__(self, folder: Path, heartbeat: float = HEARTBEAT, silence: float = SILENCE_OF_THE_DEAD):
-    self._folder, self._heartbeat, self._silence = folder, heartbeat, silence
+  def __init__(self, folder: Path, heartbeat: float = HEARTBEAT, stale_after_seconds: float = STALE_AFTER_SECONDS):
+    self._folder, self._heartbeat, self._stale_after = folder, heartbeat, stale_after_seconds
 
   def take(self, name: str) -> Claim | None:
     """The claim on `name`, None while somebody else who lives has it."""
@@ -64,7 +65,7 @@ class Claims:
     except FileNotFoundError:
       return True  # its holder has just ended
     holder = _read(path)
-    if holder.get("released") or silent > self._silence:
+    if holder.get("released") or silent > self._stale_after:
       return True
     return bool(is_gone(holder))  # of another machine we only hear heartbeats
 

@@ -7,7 +7,7 @@ import datetime
 import gc
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
@@ -51,9 +51,10 @@ def prepare_sweep(planner: Planner) -> None:
   first_process_decides(prepare)
 
 
-def run_sweep(planner: Planner) -> int:
-  """Does all runs of a prepared sweep that nobody else does; the exit status."""
-  return Worker(planner.sweep_dir, planner.settings.scale, planner.runs(cached_sizes(planner))).work()
+def run_sweep(planner: Planner, end_process: Callable[[int], object] | None = None) -> int:
+  """Does all runs of a prepared sweep that nobody else does; the exit status. `end_process` as in `runs.train`."""
+  runs = planner.runs(cached_sizes(planner))
+  return Worker(planner.sweep_dir, planner.settings.scale, runs, end_process=end_process).work()
 
 
 class Interrupted(BaseException):
@@ -67,11 +68,20 @@ class Interrupted(BaseException):
 class Worker:
   """On several hosts the first one decides and writes for all."""
 
-  def __init__(self, sweep_dir: Path, scale: str, runs: Sequence[SweepRun], claims: Claims | None = None):
+  def __init__(
+    self,
+    sweep_dir: Path,
+    scale: str,
+    runs: Sequence[SweepRun],
+    claims: Claims | None = None,
+    end_process: Callable[[int], object] | None = None,
+  ):
+    """Takes `end_process`, as `os._exit`, for runs that stand still: see `train_experiment`."""
     self._dir, self._scale, self._runs = sweep_dir, scale, list(runs)
     self._claims = claims or Claims(sweep_dir / "claims")
     self._began = time.time()
     self._claim: Claim | None = None
+    self._end_process = end_process
 
   def work(self) -> int:
     """Goes on until every run has ended, by whomever; the exit status."""
@@ -148,7 +158,7 @@ class Worker:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
       print(part.command)
-      train_here(part)
+      train_here(part, self._end_process)
     say(f"  {part.name}: {duration(time.monotonic() - started)}")
 
   def _fail(self, run: SweepRun, part: Part, error: BaseException) -> None:
@@ -178,11 +188,11 @@ def device_answers() -> bool:
     return False
 
 
-def train_here(part: Part) -> None:
+def train_here(part: Part, end_process: Callable[[int], object] | None = None) -> None:
   """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
   goodput = Goodput(from_now=True, device_share=device_share())
   try:
-    result = train(load_part(part), signals=parallel.stop_signals(), goodput=goodput)
+    result = train(load_part(part), signals=parallel.stop_signals(), goodput=goodput, end_process=end_process)
     if result.signal is not None:
       raise Interrupted(128 + result.signal)
   finally:

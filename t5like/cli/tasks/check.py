@@ -13,7 +13,8 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.terminal import paint
+from t5like.cli.options import parse_lengths
+from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,19 +69,6 @@ def _vocabulary_name(task: Any, given: str | None) -> str:
   if given:
     raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
   return "of its own"
-
-
-def parse_lengths(given: str | None) -> dict[str, int]:
-  """`inputs=512,targets=62` as a dict."""
-  lengths = {}
-  for part in (given or "").split(","):
-    name, equals, number = part.strip().partition("=")
-    if not part.strip():
-      continue
-    if name not in ("inputs", "targets") or not equals or not number.isdigit() or int(number) < 1:
-      raise UserError(f"--lengths {given} cannot be read", expected="such as inputs=512,targets=62", at=part)
-    lengths[name] = int(number)
-  return lengths
 
 
 def print_report(report: Report, vocabulary: str) -> None:

@@ -11,7 +11,7 @@ import collections
 from typing import Any
 
 from t5like.cli.options import add_task_modules, task_modules
-from t5like.cli.terminal import paint
+from t5like.console import paint
 from t5like.errors import UserError
 
 LOCAL = "local files"

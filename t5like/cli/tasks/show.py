@@ -12,8 +12,8 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.tasks.check import parse_lengths
-from t5like.cli.terminal import paint
+from t5like.cli.options import parse_lengths
+from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from t5like.console import byte_size
 from t5like.errors import RunError, UserError
 from t5like.files import storage
 from t5like.parallel.process_zero import first_process_decides
@@ -253,7 +254,7 @@ class Checkpoints:
       f"checkpoint {step} could not be written",
       folder=self.folder,
       because=cause,
-      disk=f"{_size(free)} were free when it failed; a checkpoint needs {_size(needed)}" if full else "",
+      disk=f"{byte_size(free)} were free when it failed; a checkpoint needs {byte_size(needed)}" if full else "",
       **self._whole(),
       try_="make room, or keep fewer checkpoints; then the same command" if full else "",
     )
@@ -309,8 +310,8 @@ def check_room(model_dir: str | Path, bytes_needed: int) -> None:
     raise UserError(
       "the disk has no room for a checkpoint",
       folder=model_dir,
-      free=_size(free),
-      needed=_size(bytes_needed),
+      free=byte_size(free),
+      needed=byte_size(bytes_needed),
       try_="make room, or another --gin.MODEL_DIR=...",
     )
 
@@ -369,10 +370,3 @@ def _free_bytes(path: Path) -> float:
   while not path.exists():
     path = path.parent
   return shutil.disk_usage(path).free
-
-
-def _size(count: int) -> str:
-  for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-    if count >= factor:
-      return f"{count / factor:.1f} {unit}"
-  return f"{count} bytes"

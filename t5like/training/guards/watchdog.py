@@ -1,4 +1,4 @@
-"""A run that stands still is ended: stacks of all threads, one line that says so, status 124.
+"""Finds a run that stands still: stacks of all threads, one line that says so, and the process ends if it may.
 
 Time in which the whole process did not run (SIGSTOP, a suspended machine) does not count.
 """
@@ -14,7 +14,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 STALLED = 124  # the exit status, as of `timeout`: launchers may start the run again; SIGALRM where no Python runs
@@ -22,19 +22,23 @@ _STDERR = 2
 
 
 class Watchdog:
-  """Ends the process when `seconds` pass between two `beat`s; 0 switches it off.
+  """Writes stacks, and ends the process if it may, when `seconds` pass between two `beat`s; 0 switches it off.
 
   It counts from the first beat, or from `arm`, so that start-up and compilation may take their time.
   """
 
-  def __init__(self, seconds: float, report: Path | None = None):
-    self._seconds, self._report = float(seconds), report
+  def __init__(self, seconds: float, report: Path | None = None, end_process: Callable[[int], object] | None = None):
+    """Takes a file for a copy of the stacks, and a function that ends the process with a status, as `os._exit`.
+
+    Without `end_process`, as in a notebook, a stall is reported again after as many seconds.
+    """
+    self._seconds, self._report, self._end_process = float(seconds), report, end_process
     self._patience = min(self._seconds / 4, 5.0)  # between two looks
     self._last: float | None = None  # the last beat; None: not armed
     self._pauses = 0
     self._lock = threading.Lock()
     self._ended = threading.Event()
-    self._last_resort = _LastResort(math.ceil(2 * self._patience) + 1)
+    self._last_resort = _LastResort(None if end_process is None else math.ceil(2 * self._patience) + 1)
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
   def __enter__(self) -> Watchdog:
@@ -87,7 +91,10 @@ class Watchdog:
         self._last_resort.postpone(self._seconds + self._patience)
         if time.monotonic() - self._last < self._seconds:
           continue
-      self._end()
+      self._report_stall()
+      if self._end_process is not None:
+        self._end_process(STALLED)
+      self.beat()
 
   def _forgive(self, seconds: float) -> None:
     """This thread should have run meanwhile: the process was suspended, or something kept the interpreter."""
@@ -96,8 +103,8 @@ class Watchdog:
       text = f"the process did not run for {seconds:,.0f} s (was it suspended?): that time does not count as a stall\n"
       os.write(_STDERR, text.encode())
 
-  def _end(self) -> None:
-    """Says what every thread is at, and leaves without waiting for any of them."""
+  def _report_stall(self) -> None:
+    """Writes what every thread is at, without waiting for any of them."""
     self._last_resort.postpone(10.0)  # should what follows hang too
     faulthandler.dump_traceback(_STDERR, all_threads=True)
     copy = ""
@@ -111,15 +118,15 @@ class Watchdog:
           file.seek(0)
           self._report.write_bytes(file.read())
         copy = f", and in {self._report}"
+    ending = "" if self._end_process is None else f", so it is ended (status {STALLED})"
     text = (
-      f"error: the run stands still: no step ended in {self._seconds / 60:.3g} minutes, so it is ended "
-      f"(status {STALLED}); what every thread was doing stands above{copy}\n"
+      f"error: the run stands still: no step ended in {self._seconds / 60:.3g} minutes{ending}; "
+      f"what every thread was doing stands above{copy}\n"
       "  try  the same command, which goes on from the last checkpoint; if steps may take longer, "
       "--gin.WATCHDOG_MINUTES=..., 0 for no limit\n"
     )
     # Straight to the descriptor: a stuck thread may hold the lock of sys.stderr.
     os.write(_STDERR, text.encode())
-    os._exit(STALLED)
 
 
 class _LastResort:
@@ -128,11 +135,14 @@ class _LastResort:
   Then no Python runs, the watchdog's neither. faulthandler's own thread still writes the stacks, and a timer of the C
   library calls `alarm`: SIGALRM then ends the process. That comes some seconds later, and not at once, because timers
   also expire in a process that is suspended: when it is continued, the watchdog has time to call the alarm off.
-  Without glibc there are only the stacks.
+  Without glibc, or where the process must not end, there are only the stacks.
+
+  `faulthandler.dump_traceback_later(exit=True)` would do without ctypes, but ends a process that was suspended
+  (SIGSTOP) as soon as it is continued.
   """
 
-  def __init__(self, grace: int):
-    self._timer = _make_timer(grace)
+  def __init__(self, grace: int | None):
+    self._timer = None if grace is None else _make_timer(grace)
 
   def postpone(self, seconds: float) -> None:
     faulthandler.dump_traceback_later(seconds, file=_STDERR)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from t5like.console import table
 from t5like.errors import UserError, nearest
 
 REST = ".*"
@@ -111,8 +112,7 @@ def rules_table(columns: Sequence[tuple[str, dict[str, tuple[str, float | str]]]
     groups.setdefault((_LAYER.sub("{}", path), entries), []).append(int(layer.group()) if layer else -1)
   rows = [("variable", *(title for title, _ in columns))]
   rows += [(template.replace("{}", _ranges(layers)), *entries) for (template, entries), layers in groups.items()]
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+  return table(rows)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t5like.console import duration
+from t5like.console import duration, table
 from t5like.files import storage
 from t5like.training.records.metrics import cannot_write
 
@@ -179,10 +179,10 @@ def summary_of_attempts(path: Path) -> str:
     f"{len(attempts)} attempts, {_time(total)} in all, {(in_steps - twice) / total:.1%} of it in steps that counted",
     f"  {lost:,} steps were trained twice, about {_time(twice)}; between attempts {_time(sum(gaps))} were not trained",
   ]
-  return "\n".join(lines + _table(attempts))
+  return "\n".join([*lines, _table(attempts)])
 
 
-def _table(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _table(attempts: Sequence[Mapping[str, Any]]) -> str:
   rows = [("attempt", "steps", "wall time", "in steps", "done again", "ended")]
   for number, attempt in enumerate(attempts, 1):
     killed = attempt["ended"] == _RUNNING and number < len(attempts)
@@ -196,8 +196,7 @@ def _table(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
         "killed" if killed else attempt["ended"],
       )
     )
-  widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+  return table(rows, indent="  ")
 
 
 def _time(seconds: float) -> str:

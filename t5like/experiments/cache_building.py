@@ -1,0 +1,237 @@
+"""Builds the token cache of a task or mixture. Imports TensorFlow: training has it done in a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from t5like import data
+from t5like.console import ProgressLine, duration
+from t5like.data.cache_builder import Progress
+from t5like.errors import UserError
+from t5like.files.storage import DEFAULT_ROOT
+from t5like.tasks import mixtures, registry
+from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
+from t5like.tasks.caching.cache_kind import cache_kind
+from t5like.tasks.library.corpora import register_corpus
+from t5like.tasks.missing_data import data_explained
+from t5like.vocabularies import load_vocabulary
+
+if TYPE_CHECKING:
+  import seqio
+
+_LOG_EVERY = 2.0  # seconds between lines of progress in a log
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheSettings:
+  """What is tokenized, and where the tokens go.
+
+  Attributes:
+    task: a registered task or mixture.
+    vocabulary: a vocabulary's name or file.
+    root: the folder of all caches.
+    workers: processes that tokenize, besides the one that reads; None: one for each CPU; 0: all is done in one.
+    task_modules: modules to import, which register tasks.
+    files: by split: registers `task` as a corpus of these JSON-lines or text files.
+    lengths: of a row, for tasks whose own steps depend on them or work on tokens.
+    evaluation: random steps are drawn once, to evaluate on; otherwise such a task is streamed, and nothing is kept.
+    force: build again even if an up-to-date cache is there.
+  """
+
+  task: str
+  vocabulary: str = "t5"
+  split: str = "train"
+  root: str = DEFAULT_ROOT
+  workers: int | None = None
+  task_modules: Sequence[str] = ()
+  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  evaluation: bool = False
+  force: bool = False
+
+
+def build_token_cache(settings: CacheSettings, report: Callable[[str], object] = print) -> Path:
+  """Builds what is missing or not current; `report` gets lines that say so. Returns the folder of the task."""
+  if settings.files:
+    register_corpus(settings.task, settings.files)
+  found = registry.find_task_or_mixture(settings.task, settings.task_modules)
+  builder = _Builder(settings, report)
+  return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
+
+
+class _Builder:
+  def __init__(self, settings: CacheSettings, report: Callable[[str], object]):
+    self._settings, self._report = settings, report
+    self._vocabulary = load_vocabulary(settings.vocabulary)
+
+  def build_mixture(self, mixture: seqio.Mixture) -> Path:
+    shares = [share for share in mixtures.shares(mixture, self._settings.split) if share.rate > 0]
+    members = [registry.find_task(share.task) for share in shares]
+    for task in members:
+      self.build_task(task)
+    folder = self._folder(mixture.name)
+    data.write_mixture(folder, {share.task: share.rate for share in shares})
+    self._record(members, "mixture").write(folder)
+    self._report(f"mixture of {len(shares)} tasks: {folder}")
+    return folder
+
+  def build_task(self, task: seqio.Task) -> Path:
+    settings, folder = self._settings, self._folder(task.name)
+    with data_explained(task):
+      registry.check_split(task, settings.split)
+      kind = cache_kind(task, settings.split)
+      if kind.name != "text":
+        finished_tokens.check_features(task.name, task.output_features)
+      record = self._record([task], kind.name, kind.why)
+      if kind.name == "text":
+        self._build_text(task, folder, {} if kind.is_closed_as_usual else {"closing": dict(kind.closing)})
+      elif kind.name == "stream" and not settings.evaluation:
+        self._report(f"task {task.name!r} is streamed, nothing is kept of it: {kind.why}")
+      elif settings.lengths:
+        self._build_tokens(task, folder, kind.why)
+      else:
+        raise UserError(
+          f"what is kept of task {task.name!r} depends on the lengths of rows",
+          because=kind.why,
+          try_="--lengths=inputs=512,targets=114",
+        )
+    record.write(folder)
+    return folder
+
+  def _folder(self, name: str) -> Path:
+    settings = self._settings
+    return data.cache_folder(settings.root, name, settings.split, settings.vocabulary, self._vocabulary.fingerprint)
+
+  def _record(self, tasks: Sequence[seqio.Task], kind: str, why: str = "") -> data.TaskRecord:
+    code: dict[str, str] = {}
+    libraries: dict[str, str] = {}
+    for task in tasks:
+      code |= text_pipeline.code_of(task, self._settings.task_modules)
+      libraries |= text_pipeline.libraries(task)
+    scoring = {} if kind == "mixture" else text_pipeline.scoring(tasks[0])
+    return data.TaskRecord(kind, why, code, libraries, scoring)
+
+  def _build_text(self, task: seqio.Task, folder: Path, more: Mapping[str, Any]) -> None:
+    split = self._settings.split
+    self._build(
+      task,
+      folder,
+      text_pipeline.describe(task, split) | dict(more),
+      [functools.partial(text_pipeline.text_examples, p, split) for p in source_shards.parts_of(task, split)],
+      text_pipeline.text_features(task, split),
+      self._vocabulary.encode_batch,
+      self._vocabulary.vocab_size,
+      more,
+    )
+
+  def _build_tokens(self, task: seqio.Task, folder: Path, why: str) -> None:
+    """The whole source is one part: steps may join examples."""
+    split, lengths = self._settings.split, self._settings.lengths
+    made = finished_tokens.for_model(task, self._vocabulary)
+    size = finished_tokens.size(made, self._vocabulary)
+    targets = finished_tokens.targets_vocabulary(made, self._vocabulary)
+    self._build(
+      task,
+      data.finished_folder(folder, lengths),
+      text_pipeline.describe_tokens(made, split, lengths) | ({"targets_vocabulary": targets} if targets else {}),
+      [functools.partial(finished_tokens.token_examples, made, split, lengths, size)],
+      finished_tokens.features(made, split, lengths),
+      None,
+      size,
+      {"finished": True, "why": why, "answers": finished_tokens.answers_are(made), "targets_vocabulary": targets},
+    )
+
+  def _build(
+    self,
+    task: seqio.Task,
+    folder: Path,
+    description: Mapping[str, Any],
+    parts: Sequence[Callable[[], Any]],
+    features: Sequence[str],
+    encode: Callable[..., Any] | None,
+    vocab_size: int,
+    more: Mapping[str, Any],
+  ) -> None:
+    settings = self._settings
+
+    def waiting(holder: str) -> None:
+      self._report(f"waiting for {holder}, which builds it ...")
+
+    if self._is_current(folder, description):
+      return
+    with data.sole_builder(folder, waiting):
+      if self._is_current(folder, description):  # another process has built it meanwhile
+        return
+      progress = BuildProgress(task.num_input_examples(settings.split))
+      workers = usable_cpus() if settings.workers is None else settings.workers
+      data.build_cache(
+        folder,
+        parts,
+        features,
+        encode,
+        vocabulary={"name": settings.vocabulary, "size": vocab_size, "fingerprint": self._vocabulary.fingerprint},
+        description=description,
+        scoring=text_pipeline.scoring(task),
+        workers=0 if encode is None else workers,
+        progress=progress,
+        more=more,
+      )
+      progress.close()
+    self._report(f"token cache written: {folder}")
+
+  def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:
+    """Whether a cache of that description is there, and need not be built again; reports it."""
+    if self._settings.force:
+      return False
+    try:
+      written = data.describe_cache(folder, mend="")
+    except UserError as error:
+      if folder.exists():
+        print(f"the token cache is built anew: {error.what}", file=sys.stderr)
+      return False
+    # Caches of before do not say which other code the task uses.
+    current = written == {name: value for name, value in description.items() if name in written or name != "uses"}
+    if current:
+      self._report(f"up to date: {folder}")
+    return current
+
+
+def usable_cpus() -> int:
+  return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class BuildProgress:
+  """Shows examples, tokens, tokens/s and, where the number of examples is known, the time left."""
+
+  def __init__(self, total: int | None):
+    self._total = total
+    self._started = time.monotonic()
+    self._last: Progress | None = None
+    self._line = ProgressLine(log_every=_LOG_EVERY, eager=False, first_host_only=False)
+
+  def __call__(self, done: Progress) -> None:
+    self._last = done
+    self._line.show(self.text(done, time.monotonic() - self._started))
+
+  def close(self) -> None:
+    if self._last:
+      self._line.show(self.text(self._last, time.monotonic() - self._started), final=True)
+
+  def text(self, done: Progress, seconds: float) -> str:
+    total = f" of {self._total:,}" if self._total else ""
+    speed = (done.tokens - done.resumed_tokens) / max(seconds, 1e-9)
+    parts = [f"{done.examples:,}{total} examples", f"{done.tokens:,} tokens", f"{speed:,.0f} tokens/s"]
+    fresh = done.examples - done.resumed_examples
+    if self._total and fresh and done.examples < self._total:
+      left = duration((self._total - done.examples) * seconds / fresh, spelled=True)
+      parts.append(f"about {left} left")
+    if done.resumed_tokens:
+      parts.append(f"{done.resumed_tokens:,} tokens were there from an earlier attempt")
+    return "  " + ", ".join(parts)

@@ -1,0 +1,40 @@
+"""`token_cache` from Python: builds what is missing in a process of its own, and opens what is there."""
+
+import json
+import types
+
+import pytest
+from conftest import start_here
+
+from t5like import data
+from t5like.errors import UserError
+from t5like.experiments.token_caches import token_cache
+from t5like.vocabularies import load_vocabulary
+
+
+def test_a_corpus_of_files_is_built_once_and_then_opened(tmp_path, monkeypatch):
+  texts = ["It was a bright cold day in April.", "Call me Ishmael."]
+  path = tmp_path / "texts.jsonl"
+  path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+  def build():
+    return token_cache("two_texts", "tiny", root=str(tmp_path / "caches"), files={"train": str(path)})
+
+  cache = build()  # the real command, in a process of its own
+  assert cache.examples == 2 and cache.is_corpus
+  vocabulary = load_vocabulary("tiny")
+  assert [vocabulary.decode(cache.example(n)["targets"].tolist()) for n in range(2)] == texts
+  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", None)  # nothing is left to build
+  assert build().manifest == cache.manifest
+
+
+def test_a_task_that_is_not_known_and_a_mixture_are_refused(token_caches, tmp_path, monkeypatch):
+  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_here))
+  with pytest.raises(UserError, match="no token cache of task 'novel'"):
+    token_cache("novel", "tiny", root=str(tmp_path))
+  vocabulary = load_vocabulary("tiny")
+  folder = data.cache_folder(token_caches, "both_of_these", "train", "tiny", vocabulary.fingerprint)
+  data.write_mixture(folder, {"snli": 1.0, "novels": 2.0})
+  with pytest.raises(UserError, match="is a mixture") as error:
+    token_cache("both_of_these", "tiny", root=str(token_caches))
+  assert error.value.lines["tasks"] == "snli, novels"
