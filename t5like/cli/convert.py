@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like.cli.options import add_gin_arguments, add_task_modules, gin_search_paths, task_modules
@@ -51,9 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   if args.direction == "gin":
-    from t5like.cli.convert_gin import convert_gin
-
-    return convert_gin(args)
+    return _translate(args)
   if args.target is None or args.out:
     raise UserError(
       f"convert {args.direction} needs a new folder to write to", try_=f"t5like convert {args.direction} SOURCE FOLDER"
@@ -99,6 +99,32 @@ def _export(args: argparse.Namespace) -> int:
   if done.note:
     print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
   print(f"{_describe(done)} to {done.target}\nread them with transformers' from_pretrained({str(done.target)!r})")
+  return 0
+
+
+def _translate(args: argparse.Namespace) -> int:
+  """Prints or writes the translation; what was left out goes to standard error, too."""
+  from t5like.configuration.t5x_commands import translate_file
+
+  if args.target is not None:
+    raise UserError("convert gin has no second folder", given=args.target, try_=f"--out={args.target}")
+  if args.gin_file:
+    raise UserError("convert gin takes one T5X file", try_=f"t5like convert gin {args.gin_file[0]}")
+  path = storage.local_path(args.source, "the gin file")
+  out = Path(args.out).expanduser() if args.out else None
+  if out is not None and out.exists():
+    raise UserError(f"{out} exists already", expected="a new file: conversion overwrites nothing")
+  folders = [Path(folder).expanduser() for folder in gin_search_paths(args)]
+  text, left_out = translate_file(path, args.gin_overrides, folders, str(args.out or "FILE.gin"))
+  if out is None:
+    print(text, end="")
+  else:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(text, encoding="utf-8")
+  wrote = f"{out}: " if out else ""
+  print(f"{wrote}lines that were not translated: {len(left_out)}", file=sys.stderr)
+  for line in left_out:
+    print(f"  {' '.join(line.split())}", file=sys.stderr)
   return 0
 
 

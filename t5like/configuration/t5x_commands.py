@@ -1,18 +1,42 @@
-"""T5X's eval.py and infer.py configurations as commands: here these are options, not gin."""
+"""T5X's gin files as ours; its eval.py and infer.py configurations as commands: here these are options, not gin."""
 
 from __future__ import annotations
 
 import shlex
-from pathlib import PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from t5like.configuration.t5x_defaults import our_task
-from t5like.configuration.t5x_files import T5XConfiguration
-from t5like.configuration.t5x_translation import leftovers, model_partitions, task_modules
+from t5like.configuration.t5x_files import T5XConfiguration, read_t5x_file
+from t5like.configuration.t5x_translation import leftovers, model_partitions, task_modules, translate_training
 from t5like.errors import UserError
 
 # What a command's shell line has where the file leaves a value open.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
+
+
+def translate_file(
+  path: Path, overrides: Sequence[tuple[str, str]], folders: Sequence[Path], name: str
+) -> tuple[str, list[str]]:
+  """Returns the text of a gin file, or of the commands in its place, and the lines that could not be translated.
+
+  overrides: values of T5X's macros. folders: where included files are searched. name: of the new file, in its header.
+  """
+  source = read_t5x_file(path, overrides, folders)
+  if not source.settings and not source.unread:
+    raise UserError(f"{path} sets nothing", expected="a gin file of T5X")
+  origin = f"Translated from {path.name} by `t5like convert gin`."
+  kind = command_kind(source)
+  if kind == "train":
+    result = translate_training(source)
+    header = f"{origin}\n\n  t5like train --gin_file={name} --gin.MODEL_DIR=..."
+    return result.gin_text(header), result.left_out
+  commands, left_out = translate_command(source, kind)
+  lines = [f"# {origin} In t5like this is a command, not a gin file.", *commands]
+  if left_out:
+    lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in left_out)]
+  return "\n".join(lines) + "\n", left_out
 
 
 def command_kind(source: T5XConfiguration) -> str:

@@ -12,6 +12,7 @@ from t5like.inference.batching import BatchPlanner, Shape
 from t5like.inference.encodings import Embedder, MaskFiller, nearest_rows, planner
 from t5like.inference.jobs import Answer, Generation, Limits, Prepared
 from t5like.inference.rows import Refused, Row, refuse
+from t5like.vocabularies.sentencepiece import WORD_MARK
 
 if TYPE_CHECKING:  # a model's methods run these jobs
   from t5like.inference.model import Model
@@ -69,7 +70,7 @@ class FillSpans(Generation):
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
     sentinels = self._model.vocabulary.sentinel_ids
-    first = self._model.vocabulary.piece(sentinels[0])
+    first = self._model.vocabulary.piece(sentinels[0]).removeprefix(WORD_MARK)
     return [
       refuse(p.row, f"no {first} in the text", self.limits.field)
       if isinstance(p, Prepared) and not set(sentinels) & set(p.tokens)

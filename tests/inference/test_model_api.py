@@ -1,0 +1,264 @@
+"""A model from Python: the same answers as `t5like infer`, whatever the batch, and after it was saved."""
+
+import json
+import shutil
+
+import flax.linen as nn
+import huggingface_hub
+import jax
+import numpy as np
+import pytest
+from infer_models import folder_of, golden, words
+
+from t5like import parallel
+from t5like.decoding import Decoded
+from t5like.errors import UserError
+from t5like.inference import Choice, Generator, Output, load
+from t5like.inference.room import SizedFunction
+from t5like.interop import huggingface
+from t5like.models import T5 as T5Model
+from t5like.models import TransformerConfig
+from t5like.vocabularies import vocabulary_path
+
+T5, GPT2, BERT = golden("t5_1_1"), golden("gpt2"), golden("bert")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("models")
+  marks = {kind: BERT[kind] for kind in ("cls", "sep", "mask")}
+  return {
+    "t5": folder_of("t5_1_1", folder / "t5", eos=T5["eos"]),
+    "gpt2": folder_of("gpt2", folder / "gpt2", eos=GPT2["eos"]),
+    "bert": folder_of("bert", folder / "bert", eos=BERT["sep"], **marks),
+  }
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+  return {name: load(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture
+def infer(folders, t5like, tmp_path):
+  """Rows of `t5like infer` for texts, or for rows with fields."""
+
+  def answers(name, rows, *options):
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path = tmp_path / ("in.txt" if isinstance(rows[0], str) else "in.jsonl")
+    path.write_text("".join(line + "\n" for line in lines))
+    done = t5like("infer", f"--model={folders[name]}", f"--input={path}", *options)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+  return answers
+
+
+def texts_of(made) -> list[str]:
+  return [words(row["text"]) for row in made["rows"]]
+
+
+@pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
+@pytest.mark.parametrize("settings", [{}, {"beams": 3}, {"temperature": 0.7, "seed": 5}], ids=str)
+def test_generated_text_is_that_of_the_command(models, infer, name, made, settings, capfd):
+  found = models[name].generate(texts_of(made), max_length=6, **settings)
+  assert capfd.readouterr().out == ""
+  rows = infer(name, texts_of(made), "--max_length=6", *(f"--{k}={v}" for k, v in settings.items()))
+  assert [o.text for o in found] == [row["outputs"][0]["text"] for row in rows]
+  expected = [Output(**row["outputs"][0]) for row in rows]
+  assert [(o.tokens, o.finished) for o in found] == [(o.tokens, o.finished) for o in expected]
+  np.testing.assert_allclose([o.score for o in found], [o.score for o in expected], rtol=1e-5)
+
+
+def test_one_text_gives_one_result(models):
+  (text, *_), t5 = texts_of(T5), models["t5"]
+  assert isinstance(t5.generate(text, max_length=4), Output)
+  assert t5.generate([text], max_length=4) == [t5.generate(text, max_length=4)]
+  assert [type(o) for o in t5.generate(text, max_length=4, samples=2)] == [Output, Output]
+  assert len(t5.generate([text], max_length=4, beams=3, n_best=2)[0]) == 2
+  assert isinstance(t5.score(text, "w5"), float) and t5.embed(text).shape == (16,)
+  assert [type(c) for c in t5.rank(text, ["w5", "w6"])] == [Choice, Choice]
+  assert t5.generate([]) == [] and t5.embed([]).shape == (0, 16)
+
+
+def test_stop_texts_end_outputs(models):
+  whole = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
+  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=whole[2]).text.split() == whole[:2]
+
+
+def test_scores_and_rankings_are_those_of_the_command(models, infer):
+  for name, made in (("t5", T5), ("gpt2", GPT2)):
+    inputs, targets = texts_of(made), [words(row["target"]) for row in made["rows"]]
+    rows = [{"inputs": i, "targets": t, "choices": ["w5", t]} for i, t in zip(inputs, targets, strict=True)]
+    scores = models[name].score(inputs, targets)
+    np.testing.assert_allclose(scores, [row["log_likelihood"] for row in made["rows"]], atol=2e-4)
+    np.testing.assert_allclose(scores, [row["score"] for row in infer(name, rows, "--score")], rtol=1e-5)
+    ranked = models[name].rank(inputs, [row["choices"] for row in rows], per_token=True)
+    expected = infer(name, rows, "--candidates_field=choices", "--per_token")
+    assert [[c.text for c in row] for row in ranked] == [[c["text"] for c in row["ranking"]] for row in expected]
+  whole = models["gpt2"].score(texts_of(GPT2))
+  np.testing.assert_allclose(whole, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
+def test_vectors_are_those_of_the_command(models, infer, name, made):
+  found = models[name].embed(texts_of(made))
+  expected = [row["embedding"] for row in infer(name, texts_of(made), "--embed=mean")]
+  assert found.dtype == np.float32
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_masks_are_filled_as_by_transformers(models):
+  texts, expected = texts_of(BERT)[:2], BERT["rows"][:2]
+  for found, row in zip(models["bert"].fill_mask(texts, top=3), expected, strict=True):
+    assert [[c.token for c in mask] for mask in found.masks] == [[f"w{i}" for i in m["ids"]] for m in row["masks"]]
+    probabilities = [[c.probability for c in mask] for mask in found.masks]
+    np.testing.assert_allclose(probabilities, [m["probabilities"] for m in row["masks"]], rtol=1e-4)
+    assert f"w{BERT['mask']}" not in found.text.split()
+
+
+def test_t5_fills_sentinels_with_spans(tmp_path, monkeypatch):
+  sizes = {"embed_dim": 8, "mlp_dim": 8, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
+  module = T5Model(TransformerConfig(vocab_size=4224, **sizes))
+  token = np.ones((1, 1), np.int32)
+  params = module.init(jax.random.key(0), {"encoder_input_tokens": token, "decoder_input_tokens": token})["params"]
+  (tmp_path / "t5").mkdir()
+  huggingface.save(tmp_path / "t5", module, nn.meta.unbox(params))
+  shutil.copy(vocabulary_path("tiny"), tmp_path / "t5" / "spiece.model")
+  model = load(tmp_path / "t5")
+  found = model.fill_mask("a <extra_id_0> cat", top=3)
+  assert len(found.masks) == 1 and len(found.masks[0]) == 3 and "extra_id" not in found.text
+  with pytest.raises(UserError, match="no <extra_id_0>"):
+    model.fill_mask("a cat")
+
+  first, second, third = model.vocabulary.sentinel_ids[:3]
+  spans = [model.vocabulary.encode(text) for text in ("small", "sat", "black")]
+  outputs = [[first, *spans[0], second, *spans[1], third], [first, *spans[2], second]]
+  tokens = np.zeros((1, 2, max(map(len, outputs))), np.int32)
+  for n, output in enumerate(outputs):
+    tokens[0, n, : len(output)] = output
+  scores = np.log(np.array([[0.5, 0.25]], np.float32))
+  decoded = Decoded(tokens, np.array([[len(o) for o in outputs]]), scores, scores)
+  monkeypatch.setattr(Generator, "texts", lambda *unused: decoded)
+  found = model.fill_mask("the <extra_id_0> cat <extra_id_1> here", top=2)
+  assert found.text == "the small cat sat here"
+  assert [[(c.token, round(c.probability, 4)) for c in mask] for mask in found.masks] == [
+    [("small", 0.5), ("black", 0.25)], [("sat", 0.5), ("", 0.25)],
+  ]  # fmt: skip
+
+
+def test_many_texts_of_any_length_are_answered_as_each_alone(models):
+  rng = np.random.default_rng(0)
+  texts = [words(rng.integers(5, 55, length)) for length in rng.integers(1, 60, 50)]
+  t5 = models["t5"]
+  together, vectors, scores = (f(texts, batch_size=8) for f in (few_tokens(t5), t5.embed, scored(t5)))
+  for n in rng.permutation(50)[:12]:
+    alone = few_tokens(t5)(texts[n])
+    assert alone.text == together[n].text and alone.score == pytest.approx(together[n].score, rel=1e-4)
+    np.testing.assert_allclose(t5.embed(texts[n]), vectors[n], atol=1e-5)
+    assert scored(t5)(texts[n]) == pytest.approx(scores[n], rel=1e-4)
+
+
+def few_tokens(model):
+  return lambda texts, **more: model.generate(texts, max_length=3, **more)
+
+
+def scored(model):
+  """A target for each text, of its own length."""
+  return lambda texts, **more: model.score(texts, "w5 w6" if isinstance(texts, str) else ["w5 w6"] * len(texts), **more)
+
+
+@pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
+def test_a_saved_model_answers_as_before(models, name, made, tmp_path, capfd):
+  model, texts = models[name], texts_of(made)
+  assert model.save(tmp_path / "saved") == tmp_path / "saved"
+  model.save_hf(tmp_path / "hf")
+  load(tmp_path / "saved").save(tmp_path / "again")
+  for folder in ("saved", "hf", "again"):
+    again = load(tmp_path / folder)
+    assert again.prompt_form == model.prompt_form
+    # The tokenizer of a Hugging Face folder has a template for the special tokens around a text.
+    assert folder == "hf" or again.vocabulary.fingerprint == model.vocabulary.fingerprint
+    np.testing.assert_array_equal(again.embed(texts), model.embed(texts))
+    if name == "bert":
+      assert again.fill_mask(texts[0]) == model.fill_mask(texts[0])
+    else:
+      assert again.generate(texts, max_length=5, beams=2) == model.generate(texts, max_length=5, beams=2)
+  assert capfd.readouterr().out == ""
+  with pytest.raises(UserError, match="is not empty"):
+    model.save(tmp_path / "saved")
+
+
+def test_a_run_is_saved_with_the_form_of_its_prompts(old_directories, t5like):
+  model = load("finetuned")
+  model.save("copy")
+  copy = load("copy")
+  assert copy.experiment.task == model.experiment.task and copy.prompt_form == model.prompt_form
+  assert copy.step() == 0 and model.step() == 4 and model.at(4).chosen_step == 4
+  scores = model.score(["the cat purrs", "a dog"], ["cat", "dog"])
+  assert scores == pytest.approx([-18.014665603637695, -17.000225067138672], abs=1e-4)
+  assert copy.score(["the cat purrs", "a dog"], ["cat", "dog"]) == scores
+  (old_directories / "in.txt").write_text("the cat purrs\n")
+  answers = [t5like("infer", f"--model={m}", "--input=in.txt", "--max_length=4").stdout for m in ("finetuned", "copy")]
+  assert answers[0] == answers[1]
+  with pytest.raises(UserError, match="no checkpoint of step 3"):
+    model.at(3)
+
+
+def test_what_a_model_cannot_do_is_an_error_that_names_it(models, folders):
+  with pytest.raises(UserError, match="BERT is an encoder: it writes no text"):
+    models["bert"].generate("w1")
+  with pytest.raises(UserError, match="BERT is an encoder"):
+    models["bert"].score("w1", "w2")
+  with pytest.raises(UserError, match="T5 scores targets"):
+    models["t5"].score("w1")
+  with pytest.raises(UserError, match="cannot fill in masks|has no mask"):
+    models["gpt2"].fill_mask("w1")
+  with pytest.raises(UserError, match="2 inputs and 1 answers"):
+    models["t5"].score(["w1", "w2"], "w3")
+  with pytest.raises(UserError, match="beams = 0"):
+    models["t5"].generate("w1", beams=0)
+  with pytest.raises(UserError, match="does not cover the devices"):
+    load(folders["t5"], mesh={"data": 3})
+  long = words(range(1, 30))  # the golden GPT-2 has 20 positions
+  with pytest.raises(UserError) as error:
+    models["gpt2"].generate(["w1", long])
+  assert "texts[1]: 29 tokens are too many" in str(error.value) and "truncate=True" in str(error.value)
+  assert models["gpt2"].generate(["w1", long], truncate=True)[1].tokens > 0
+
+
+def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, folders):
+  sharded = load(folders["t5"], mesh={"data": 1, "fsdp": 8})
+  texts = texts_of(T5)
+  assert [o.text for o in sharded.generate(texts, max_length=5)] == [
+    o.text for o in models["t5"].generate(texts, max_length=5)
+  ]
+  seen = []
+
+  def function(x):
+    seen.append(parallel.rules_in_force())
+    return x
+
+  with parallel.use_preset("sequence"):
+    compiled = SizedFunction(function, sharded.mesh)
+  with parallel.use_preset("data_parallel"):
+    compiled(np.ones((8, 2), np.float32))
+  assert seen == [parallel.PRESETS["sequence"]]
+
+
+def test_models_of_the_hub_are_downloaded_or_explained(folders, monkeypatch):
+  asked = []
+  monkeypatch.setattr(
+    huggingface_hub, "snapshot_download", lambda name, **unused: asked.append(name) or str(folders["t5"])
+  )
+  assert load("hf://google/t5").kind == "T5" and asked == ["google/t5"]
+
+  def offline(name, **unused):
+    raise OSError("no route to the host\nmore")
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+  with pytest.raises(UserError) as error:
+    load("hf://google/t5")
+  assert "cannot download hf://google/t5" in str(error.value) and "no route to the host" in str(error.value)
+  monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+  with pytest.raises(UserError, match="huggingface_hub, which is not installed"):
+    load("hf://google/t5")
