@@ -1,1 +1,1 @@
-"""Measurements next to peers and limits. Import from the files: peers run where neither jax nor numpy is installed."""
+"""Measurements next to peers and limits. Import from the files: peers run by interpreters that may not have jax."""

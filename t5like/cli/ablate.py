@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
   from t5like.ablations.sweep.worker import prepare_sweep, run_sweep
 
-  meet_other_hosts(args, str(planner.settings))
+  meet_other_hosts(args, str(planner.requested))
   prepare_sweep(planner)
   if args.prepare_only:
     print(f"all token caches are there: {planner.cache_dir}")

@@ -35,13 +35,26 @@ def test_a_sweep_of_an_earlier_version_is_continued(tmp_path):
 
 def test_a_plan_takes_from_the_scale_what_a_command_leaves_out(tmp_path):
   planner = plan_sweep(tmp_path, SweepSettings([7], [], "smoke", 0, [], []), ["3"])
-  assert (planner.settings.recipes, planner.settings.seeds, planner.settings.tasks) == ([SPANS], 1, ["snli"])
+  assert (planner.requested.recipes, planner.requested.seeds, planner.requested.tasks) == ([SPANS], 1, ["snli"])
   (run,) = planner.runs({})
   assert [part.name for part in run.parts] == ["pretrain", "snli"]
   assert [part.steps for part in run.parts] == [planner.scale.pretrain_steps, planner.scale.finetune_steps]
   assert planner.vocabulary == "tiny" and not list(tmp_path.iterdir())
   with pytest.raises(UserError, match="no table to reproduce"):
     plan_sweep(tmp_path, NOTHING)
+
+
+def test_a_recipe_that_cannot_be_built_is_planned_for_a_sweep_that_has_others(tmp_path):
+  """It fails as a run, not as the command: what all recipes share is read from the sweep's first one."""
+  (tmp_path / "sweep.json").write_text(json.dumps(EARLIER | {"recipes": [SPANS], "own": {}}))
+  broken = tmp_path / "broken.gin"
+  broken.write_text(f"include 'ablations/recipes/{SPANS}.gin'\nTransformerConfig.positions = 'none of them'\n")
+  given = SweepSettings([], [], "", 0, [], [], {"own/broken": str(broken)})
+  planner = plan_sweep(tmp_path, given)
+  assert planner.requested.recipes == ["own/broken"] and planner.settings.recipes == [SPANS, "own/broken"]
+  assert {run.recipe for run in planner.runs({})} == {"own/broken"} and planner.vocabulary == "tiny"
+  with pytest.raises(UserError, match="none of them"):
+    planner.experiment("own/broken")
 
 
 def test_devices_are_read_from_the_run_card(tmp_path):

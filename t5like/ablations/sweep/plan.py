@@ -15,7 +15,7 @@ from t5like.ablations.sweep.results import run_name
 from t5like.ablations.sweep.settings import SweepSettings, complete_settings, merge_settings
 from t5like.ablations.tables import RECIPES, Recipe
 from t5like.errors import UserError
-from t5like.experiments.reading import read_configurable, read_experiment, read_model
+from t5like.experiments.reading import read_configurable, read_experiment
 
 if TYPE_CHECKING:
   from t5like.ablations.configurables import Scale
@@ -62,17 +62,13 @@ class SweepRun:
 
 def plan_sweep(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> Planner:
   """The plan of what a command gives (see `complete_settings`), checked against the sweep that it continues."""
-  settings = complete_settings(sweep_dir, given, rows)
-  scale = _read_scale(settings)
-  settings = dataclasses.replace(
-    settings, seeds=settings.seeds or scale.seeds, tasks=settings.tasks or list(scale.tasks)
+  requested = complete_settings(sweep_dir, given, rows)
+  scale = read_configurable("scale", *_scaled_recipe(requested, requested.recipes[0]))
+  requested = dataclasses.replace(
+    requested, seeds=requested.seeds or scale.seeds, tasks=requested.tasks or list(scale.tasks)
   )
-  merge_settings(sweep_dir, settings)  # raises where they do not fit
-  return Planner(sweep_dir.absolute(), settings, scale, [find_unit(name) for name in settings.tasks])
-
-
-def _read_scale(settings: SweepSettings) -> Scale:
-  return read_configurable("scale", *_scaled_recipe(settings, settings.recipes[0]))
+  units = [find_unit(name) for name in requested.tasks]
+  return Planner(sweep_dir.absolute(), requested, merge_settings(sweep_dir, requested), scale, units)
 
 
 def _scaled_recipe(
@@ -96,7 +92,8 @@ class Planner:
   """Makes the runs of a sweep from its settings and what is known of its scale."""
 
   sweep_dir: Path
-  settings: SweepSettings
+  requested: SweepSettings  # by this command: its recipes and seeds are run
+  settings: SweepSettings  # of the sweep, `requested` included
   scale: Scale
   units: list[Unit]  # of fine-tuning
 
@@ -108,8 +105,8 @@ class Planner:
     sizes = {**SIZES, **sizes}
     return [
       SweepRun(recipe, seed, self._parts(recipe, seed, sizes))
-      for seed in range(self.settings.seeds)
-      for recipe in self.settings.recipes
+      for seed in range(self.requested.seeds)
+      for recipe in self.requested.recipes
     ]
 
   def task_splits(self) -> list[tuple[str, str]]:
@@ -131,7 +128,7 @@ class Planner:
 
   def experiment(self, recipe: str, files: Sequence[str] = ()) -> Experiment:
     """A recipe at this scale, for what does not depend on the task; `files` come between the two."""
-    return read_model(*_scaled_recipe(self.settings, recipe, files))
+    return read_experiment(*_scaled_recipe(self.settings, recipe, files))
 
   @functools.cached_property
   def vocabulary(self) -> str:

@@ -45,7 +45,7 @@ def prepare_sweep(planner: Planner) -> None:
 
   def prepare() -> int:
     build_caches(planner)
-    record_settings(planner.sweep_dir, planner.settings)
+    record_settings(planner.sweep_dir, planner.requested)
     return 0
 
   first_process_decides(prepare)
