@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import seqio
 import tensorflow as tf
 
-from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, SpecialTokens
+from t5like.objectives import Draws, Lengths, Objective, SpecialTokens
+from t5like.objectives.worked_examples import CorruptedRow, corrupted_rows
 from t5like.tasks import objective_adapter
 from t5like.tasks.caching import finished_tokens, text_pipeline
 from t5like.tasks.caching.cache_kind import Steps
@@ -76,7 +77,7 @@ def corrupted(
   lengths: Lengths,
   count: int,
   seed: int,
-) -> Pairs | Masked:
+) -> list[CorruptedRow]:
   """What an objective makes of the first rows of a corpus; as in training, but in the order of the documents."""
   special = SpecialTokens.of(vocabulary)
   objective.check(lengths, special)
@@ -94,17 +95,27 @@ def corrupted(
   rows, numbers = objective_adapter.cut(
     np.array(tokens, np.int32), np.array(documents), objective, lengths.raw, special
   )
-  result = objective(rows, Draws.of(seed, 0, numbers), special)
-  return _first(result, count)
+  return corrupted_rows(objective(rows, Draws.of(seed, 0, numbers), special))[:count]
 
 
-def _first(result: Pairs | Masked, count: int) -> Pairs | Masked:
-  parts = {}
-  for field in dataclasses.fields(result):
-    value = getattr(result, field.name)
-    if isinstance(value, Ragged):
-      value = Ragged(value.tokens[:count], value.lengths[:count])
-    elif isinstance(value, np.ndarray):
-      value = value[:count]
-    parts[field.name] = value
-  return type(result)(**parts)
+def readable_fields(fields: Mapping[str, Any], most_characters: int) -> dict[str, str]:
+  """Returns the fields of an example as text, those of nested ones as `outer/inner`; long texts and lists are cut."""
+  readable = {}
+  for name, value in fields.items():
+    if isinstance(value, dict):
+      readable |= {f"{name}/{part}": text for part, text in readable_fields(value, most_characters).items()}
+    else:
+      readable[name] = _readable(value, most_characters)
+  return readable
+
+
+def _readable(value: Any, most: int) -> str:
+  value = value.tolist() if hasattr(value, "tolist") else value
+  if isinstance(value, bytes):
+    value = value.decode("utf-8", errors="replace")
+  if isinstance(value, list):
+    value = "[" + ", ".join(_readable(item, most) for item in value[:20]) + (", …]" if len(value) > 20 else "]")
+  text = str(value)
+  if len(text) > most:
+    text = f"{text[:most]} … ({len(text):,} characters)"
+  return text.replace("\n", "⏎ ") or "(empty)"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from t5like.cli.options import parse_lengths
+from t5like.cli.options import add_task_modules, parse_lengths, task_modules
 from t5like.console import paint
 from t5like.errors import UserError
 
@@ -25,8 +25,6 @@ _MOST_SCORES = 6
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli.options import add_task_modules
-
   parser.add_argument("task", help="a registered task, or a mixture: each of its tasks")
   parser.add_argument("--split", default="train", help="the split to look at (default: train)")
   parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, or that of an encoder's form)")
@@ -38,37 +36,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.cli.options import task_modules
-  from t5like.tasks import checks, registry
-  from t5like.tasks.missing_data import data_explained
-  from t5like.vocabularies import load_vocabulary
+  from t5like.tasks.checks import check_all
 
-  given = parse_lengths(args.lengths)
+  lengths = parse_lengths(args.lengths)
   if args.limit is not None and args.limit < 1:
     raise UserError(f"--limit must be 1 or more, not {args.limit}")
-  vocabulary = load_vocabulary(args.vocabulary or "t5")
-  found = registry.find_task_or_mixture(args.task, task_modules(args))
-  tasks = [task for task in getattr(found, "tasks", [found]) if args.split in task.splits] or [found]
   problems = 0
-  for task in tasks:
-    with data_explained(task):
-      registry.check_split(task, args.split)
-    name = _vocabulary_name(task, args.vocabulary)
-    lengths = {**checks.TYPICAL_LENGTHS, **given}
-    report = checks.check_task(task, args.split, vocabulary, lengths, args.limit or checks.DEFAULT_LIMIT)
-    print_report(report, name)
+  for report, vocabulary in check_all(args.task, args.split, args.vocabulary, lengths, args.limit, task_modules(args)):
+    print_report(report, vocabulary)
     problems += len(report.problems)
   return PROBLEMS_FOUND if problems else 0
-
-
-def _vocabulary_name(task: Any, given: str | None) -> str:
-  from t5like.tasks.encoders.checks import is_encoder_form
-
-  if not is_encoder_form(task):
-    return given or "t5"
-  if given:
-    raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
-  return "of its own"
 
 
 def print_report(report: Report, vocabulary: str) -> None:

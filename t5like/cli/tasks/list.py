@@ -7,14 +7,14 @@ t5like tasks list glue --task_modules=my.tasks
 from __future__ import annotations
 
 import argparse
-import collections
-from typing import Any
+from typing import TYPE_CHECKING
 
 from t5like.cli.options import add_task_modules, task_modules
 from t5like.console import paint
 from t5like.errors import UserError
 
-LOCAL = "local files"
+if TYPE_CHECKING:
+  from t5like.tasks.listing import ListedTask
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -23,54 +23,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.tasks import registry
+  from t5like.tasks.listing import list_tasks
 
-  names = registry.task_names(task_modules(args))
-  tasks = {name: registry.find_task(name) for name in names}
-  corpora = {name: _objectives(name, tasks) for name in tasks}
-  # A corpus stands for its tasks with every objective.
-  implied = {f"{name}_{objective}" for name in corpora if args.part in name for objective in corpora[name]}
-  groups = collections.defaultdict(list)
-  for name, task in tasks.items():
-    if args.part in name and name not in implied:
-      groups[_group(task)].append(task)
-  mixtures = [name for name in registry.mixture_names() if args.part in name]
-  if not groups and not mixtures:
+  found = list_tasks(args.part, task_modules(args))
+  names = [*found.mixtures, *(task.name for group in found.groups.values() for task in group)]
+  if not names:
     raise UserError(f"no task or mixture has {args.part!r} in its name", try_="t5like tasks list")
-  width = max(len(name) for name in (*mixtures, *(t.name for group in groups.values() for t in group))) + 2
-  for group in sorted(groups, key=lambda group: (group != LOCAL, group)):
+  width = max(map(len, names)) + 2
+  for group, tasks in found.groups.items():
     print(paint(group, "bold"))
-    for task in groups[group]:
-      objectives = len(corpora[task.name])
-      more = f"   and {task.name}_<objective> for {objectives} objectives" if objectives else ""
+    for task in tasks:
+      more = f"   and {task.name}_<objective> for {task.objectives} objectives" if task.objectives else ""
       print(f"  {task.name:<{width}}{_splits(task)}{more}")
-  if mixtures:
+  if found.mixtures:
     print(paint("mixtures", "bold"))
-    for name in mixtures:
-      count = sum(1 for task in registry.find_task_or_mixture(name).tasks if "train" in task.splits)
+    for name, count in found.mixtures.items():
       print(f"  {name:<{width}}{count} tasks")
     print("  (t5like tasks show MIXTURE prints the shares)")
   return 0
 
 
-def _objectives(name: str, tasks: dict[str, Any]) -> list[str]:
-  from t5like.objectives import CATALOGUE
-
-  return [objective for objective in CATALOGUE if f"{name}_{objective}" in tasks]
-
-
-def _group(task: Any) -> str:
-  from t5like.tasks.missing_data import tfds_name
-
-  name = tfds_name(task)
-  return f"TFDS {name.partition('/')[0]}" if name else LOCAL
-
-
-def _splits(task: Any) -> str:
-  from t5like.tasks.mixtures import known_size
-
-  try:
-    sizes = {split: known_size(task, split) for split in task.splits}
-  except ValueError:  # seqio asks TFDS for the splits of a data set that is not here
+def _splits(task: ListedTask) -> str:
+  if task.splits is None:
     return "splits as TFDS has them"
-  return ", ".join(f"{split} {size:,}" if size is not None else split for split, size in sizes.items())
+  return ", ".join(f"{split} {size:,}" if size is not None else split for split, size in task.splits.items())

@@ -4,17 +4,23 @@ t5like tasks objective span_corruption --text "Thank you for inviting me to your
 t5like tasks objective all
 """
 
-import argparse
+from __future__ import annotations
 
+import argparse
+from typing import TYPE_CHECKING
+
+from t5like.cli.options import add_task_modules, task_modules
 from t5like.tasks.quiet_start import load_seqio
+
+if TYPE_CHECKING:
+  from t5like.objectives import Objective
 
 EXAMPLE = "Thank you for inviting me to your party last week ."  # Raffel et al. 2019, Table 3
 OTHER = "The weather was fine and everybody came ."
+_ROWS = {"stream": "all documents end to end", "document": "one document", "sentences": "whole sentences"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli.options import add_task_modules
-
   parser.add_argument("objective", help="its name, or all")
   parser.add_argument("--text", default=EXAMPLE, help="the text (default: the T5 paper's example)")
   parser.add_argument("--other", default=OTHER, help="a text of another document, for next-sentence prediction")
@@ -25,7 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.cli.options import task_modules
   from t5like.objectives import CATALOGUE, find_objective
 
   if modules := task_modules(args):
@@ -33,45 +38,30 @@ def run(args: argparse.Namespace) -> int:
     from t5like.tasks import registry
 
     registry.import_modules(modules)
-  names = CATALOGUE if args.objective == "all" else [args.objective]
   print(f"text      {args.text}")
-  for name in names:
+  for name in CATALOGUE if args.objective == "all" else [args.objective]:
     print()
-    print("\n".join(describe(name, find_objective(name), args)))
+    _print_objective(name, find_objective(name), args)
   return 0
 
 
-def describe(name, objective, args: argparse.Namespace) -> list[str]:
-  """The lines that are printed for one objective."""
-  import numpy as np
-
-  from t5like.objectives import Draws, Ragged, Rows, SpecialTokens
+def _print_objective(name: str, objective: Objective, args: argparse.Namespace) -> None:
+  from t5like.objectives.worked_examples import corrupt_text
   from t5like.vocabularies import load_vocabulary
 
   vocabulary = load_vocabulary(args.vocabulary or ("bert_uncased" if objective.makes == "masked" else "t5"))
-  special = SpecialTokens.of(vocabulary)
-
-  def row(text: str) -> Ragged:
-    return Ragged.full(np.array([vocabulary.encode(text)], np.int32))
-
-  text = row(args.text)
   lengths = objective.lengths(args.length)
-  objective.check(objective.lengths(max(text.tokens.shape[1], 8)), special)
-  result = objective(
-    Rows(text.tokens, text.lengths, row(args.other)), Draws.of(args.seed, 0, np.zeros(1, int)), special
-  )
+  row = corrupt_text(objective, args.text, vocabulary, args.other, args.seed)
 
-  def pieces(rows: Ragged) -> str:
-    return " ".join(vocabulary.piece(int(token)) for token in rows.tokens[0, : rows.lengths[0]]) or "(nothing)"
+  def pieces(tokens) -> str:
+    return " ".join(vocabulary.piece(int(token)) for token in tokens) or "(nothing)"
 
-  if objective.makes == "masked":
-    chosen = result.weights[0]
-    predicted = [f"{vocabulary.piece(int(t))} at {i}" for i, t in enumerate(result.targets[0]) if chosen[i]]
-    lines = [f"  inputs   {pieces(result.inputs)}", f"  predict  {', '.join(predicted)}"]
-    if result.labels is not None:
-      lines.append(f"  follows  {'no' if result.labels[0] else 'yes'}")
+  print(f"{name}  {objective}\n  inputs   {pieces(row.inputs)}")
+  if row.targets is not None:
+    print(f"  targets  {pieces(row.targets)}")
   else:
-    lines = [f"  inputs   {pieces(result.inputs)}", f"  targets  {pieces(result.targets)}"]
+    print(f"  predict  {', '.join(f'{vocabulary.piece(token)} at {i}' for i, token in row.predicted.items())}")
+  if row.follows is not None:
+    print(f"  follows  {'yes' if row.follows else 'no'}")
   sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
-  rows_are = {"stream": "all documents end to end", "document": "one document", "sentences": "whole sentences"}
-  return [f"{name}  {objective}", *lines, f"  lengths  {sizes}; a row is of {rows_are[objective.unit]}"]
+  print(f"  lengths  {sizes}; a row is of {_ROWS[objective.unit]}")

@@ -12,19 +12,15 @@ import argparse
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
 
+from t5like.cli.options import add_task_modules, task_modules
+from t5like.console import ProgressLine
 from t5like.errors import UserError
-
-if TYPE_CHECKING:
-  from t5like.tasks.preparation.storing import Report
 
 DEFAULT_OUT = "~/tensorflow_datasets"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli.options import add_task_modules
-
   parser.add_argument("name", help="a TFDS name (glue/sst2), a task (glue_sst2) or a group (glue, super_glue, squad)")
   parser.add_argument("--from", dest="source", required=True, metavar="DIR", help="the folder of the original files")
   parser.add_argument(
@@ -52,13 +48,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.cli.options import task_modules
-
   files = _files(args.files)
   out = args.out or os.environ.get("TFDS_DATA_DIR") or DEFAULT_OUT
   print(f"reading {args.source} ...", flush=True)
   from t5like.tasks.preparation import storing
 
+  line = ProgressLine(sys.stderr, eager=False, first_host_only=False)  # C4 takes hours
   started = time.monotonic()
   for report in storing.prepare_all(
     args.name,
@@ -70,38 +65,12 @@ def run(args: argparse.Namespace) -> int:
     source_language=args.source_language,
     force=args.force,
     task_modules=task_modules(args),
-    progress=_Progress(),
+    progress=lambda split, rows: line.show(f"  {split}: {rows:,} rows"),
   ):
-    print(render(report, time.monotonic() - started), flush=True)
+    line.leave()
+    print(report.text(time.monotonic() - started), flush=True)
     started = time.monotonic()
   return 0
-
-
-class _Progress:
-  """A line on standard error every ten seconds: C4 takes hours."""
-
-  def __init__(self):
-    self.last = time.monotonic()
-
-  def __call__(self, split: str, rows: int) -> None:
-    if time.monotonic() - self.last >= 10:
-      self.last = time.monotonic()
-      print(f"  {split}: {rows:,} rows", file=sys.stderr, flush=True)
-
-
-def render(report: Report, seconds: float) -> str:
-  """The table of one data set: rows written beside the published size of each split."""
-  if report.kept:
-    return f"{report.title}: prepared already, kept (--force replaces it): {report.folder}"
-  if report.folder is None:
-    return f"{report.title}: no files found"
-  lines = [f"{report.title}: {report.folder}  ({seconds:.1f} s)", f"  {'split':<22}{'rows':>12}{'official':>14}  equal"]
-  for split in report.splits:
-    rows = "absent" if split.rows is None else f"{split.rows:,}"
-    official = "-" if split.official is None else f"{split.official:,}"
-    equal = "" if split.rows is None or split.official is None else "yes" if split.equal else "no"
-    lines.append(f"  {split.split:<22}{rows:>12}{official:>14}  {equal:<5}  {split.note}".rstrip())
-  return "\n".join(lines)
 
 
 def _files(given: list[str]) -> dict[str, list[str]]:

@@ -10,40 +10,37 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from t5like.cli.options import parse_lengths
+from t5like.cli.options import add_task_modules, parse_lengths, task_modules
 from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
-  import numpy as np
-
-  from t5like.objectives import Masked, Pairs
+  from t5like.objectives.worked_examples import CorruptedRow
+  from t5like.tasks.previews import Preview
+  from t5like.tasks.task_preview import TaskPreview
   from t5like.vocabularies import Vocabulary
 
 # A document may be a book: so much of it says what it is.
 _MOST_CHARACTERS, _MOST_PIECES = 500, 120
-_DEFAULT_INPUTS, _DEFAULT_TARGETS = 512, 114
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  from t5like.cli.options import add_task_modules
-
   parser.add_argument("task", help="a registered task or mixture")
   parser.add_argument("--n", type=int, default=1, help="how many examples (default: 1)")
   parser.add_argument("--split", default="train", help="the split to read (default: train)")
   parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, bert_uncased for encoders)")
   parser.add_argument("--objective", help="what to make of a corpus (default: that in its name, or span_corruption)")
-  parser.add_argument("--lengths", metavar="inputs=N", help=f"input tokens of a row (default: {_DEFAULT_INPUTS})")
+  parser.add_argument("--lengths", metavar="inputs=N", help="input tokens of a row (default: 512)")
   parser.add_argument("--seed", type=int, default=0, help="another seed gives other noise")
   add_task_modules(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.cli.options import task_modules
   from t5like.tasks import mixtures, registry
-  from t5like.tasks.missing_data import data_explained
+  from t5like.tasks.task_preview import TaskPreview
 
   if args.n < 1:
     raise UserError(f"--n must be 1 or more, not {args.n}")
@@ -51,9 +48,8 @@ def run(args: argparse.Namespace) -> int:
   if mixtures.is_mixture(found):
     print_shares(found)
   else:
-    with data_explained(found):
-      registry.check_split(found, args.split)
-    print_task(found, args)
+    lengths = parse_lengths(args.lengths)
+    print_task(TaskPreview(found, args.split, args.n, args.vocabulary, args.objective, lengths, args.seed))
   return 0
 
 
@@ -72,152 +68,71 @@ def print_shares(mixture: Any) -> None:
     print("  tasks of rate 0 are evaluated, and never drawn in training")
 
 
-def print_task(task: Any, args: argparse.Namespace) -> None:
-  from t5like.objectives import find_objective, split_task_name
-  from t5like.tasks.caching.cache_kind import cache_kind
-  from t5like.tasks.checks.examples import is_corpus
-  from t5like.tasks.encoders.checks import is_encoder_form
-  from t5like.tasks.missing_data import data_explained
-  from t5like.tasks.previews import corrupted, previews
-  from t5like.vocabularies import load_vocabulary
-
-  if args.objective and not is_corpus(task):
-    raise UserError(f"{task.name!r} has targets of its own: an objective is for a corpus", try_="leave out --objective")
-  lengths = parse_lengths(args.lengths)
-  inputs = lengths.get("inputs", _DEFAULT_INPUTS)
-  if is_encoder_form(task):
-    print_encoder_form(task, args, inputs)
-    return
-  name = args.objective or split_task_name(task.name)[1] or "span_corruption"
-  objective = find_objective(name) if is_corpus(task) else None
-  masked = objective is not None and objective.makes == "masked"
-  vocabulary_name = args.vocabulary or ("bert_uncased" if masked else "t5")
-  vocabulary = load_vocabulary(vocabulary_name)
-  with data_explained(task):
-    kept = cache_kind(task, args.split)
-  for number, preview in enumerate(previews(task, args.split, args.n, inputs)):
-    print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
-    _print_fields("raw", preview.raw, "blue")
-    if not preview.examples and kept.name == "text":
-      print("  " + paint("left out by a preprocessor", "yellow"))
-    for example in preview.examples:
-      if objective is None or example.get("targets", "").encode() not in preview.raw.values():
-        _print_fields("text", example, "green")
-      if kept.name == "text":
-        _print_tokens(task, example, vocabulary, vocabulary_name)
-  if kept.name != "text":
-    _print_finished(task, args, vocabulary, vocabulary_name, lengths, kept)
-  for line in _vocabulary_notes(task, vocabulary, vocabulary_name):
-    print(paint(line, "yellow"))
-  # Without sentinels the default objective has nothing to work with; one that was asked for says so.
-  if objective is not None and (vocabulary.sentinel_ids or masked or args.objective):
-    lengths = objective.lengths(inputs)
-    result = corrupted(task, args.split, vocabulary, objective, lengths, args.n, args.seed)
-    sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
-    print(paint(f"{name} of {task.name}", "bold") + f": {sizes}, vocabulary {vocabulary_name}, seed {args.seed}")
-    _print_result(result, vocabulary)
-
-
-def _print_finished(
-  task: Any, args: argparse.Namespace, vocabulary: Vocabulary, name: str, given: dict, kept: Any
-) -> None:
-  """Examples after all steps; they need not be those of the rows above."""
-  from t5like.tasks.previews import finished
-
-  lengths = {"inputs": given.get("inputs", _DEFAULT_INPUTS), "targets": given.get("targets", _DEFAULT_TARGETS)}
-  how = "streamed" if kept.name == "stream" else "cached as finished tokens"
-  print(paint(f"{task.name} after all of its steps", "bold") + f" ({how}: {kept.why})")
-  for example in finished(task, args.split, vocabulary, args.n, lengths):
-    for feature in ("inputs", "targets"):
-      if feature in example:
-        said = f"{feature}  {len(example[feature]):,} of {name}: "
-        _print_wrapped(
-          f"  {paint('tokens  ', 'magenta')}{said}", 12, _pieces(example[feature], vocabulary), len(said) - 2
-        )
-
-
-def _vocabulary_notes(task: Any, vocabulary: Vocabulary, name: str) -> list[str]:
-  """Where the vocabulary that the task was registered with is not the one shown."""
-  from t5like.tasks.seqio_vocabularies import as_seqio, own_vocabulary
-
-  named = {n: task.output_features[n].vocabulary for n in ("inputs", "targets") if n in task.output_features}
-  if own_vocabulary(task.output_features) is None:
-    listed = ", ".join(f"{n} {_vocabulary_text(v)}" for n, v in named.items())
-    return [
-      f"vocabularies of its own: {listed}; the ids of a PassThroughVocabulary, and of two different ones, are kept"
-    ]
-  own = next(iter(named.values()))
-  if own == as_seqio(vocabulary):
-    return []
-  return [f"it was registered with {_vocabulary_text(own)}; a run uses the vocabulary of its model, here {name}"]
-
-
-def _vocabulary_text(vocabulary: Any) -> str:
-  file = getattr(vocabulary, "_sentencepiece_model_file", "") or ""
-  return f"{type(vocabulary).__name__}({file}, {vocabulary.vocab_size:,} ids)".replace("(, ", "(")
-
-
-def print_encoder_form(task: Any, args: argparse.Namespace, length: int) -> None:
-  """Tokens and labels as the task makes them, with the vocabulary of its features."""
-  from t5like.tasks.encoders.forms import encoder_vocabulary
-  from t5like.tasks.previews import previews
-
-  if args.vocabulary:
-    raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
-  vocabulary = encoder_vocabulary(task.output_features)
-  for number, preview in enumerate(previews(task, args.split, args.n, length)):
-    print(paint(f"{task.name} ({args.split}), row {number}", "bold"))
-    _print_fields("raw", preview.raw, "blue")
-    for example in preview.examples:
-      tokens = example["inputs"]
-      said = f"inputs  {len(tokens):,}: "
-      _print_wrapped(f"  {paint('tokens  ', 'magenta')}{said}", 12, _pieces(tokens, vocabulary), len(said) - 2)
-      others = {name: example[name] for name in task.output_features if name != "inputs"}
-      _print_fields("", others, "magenta")
-
-
-def _print_fields(stage: str, fields: dict[str, Any], colour: str) -> None:
-  fields = _flat(fields)
-  width = max(map(len, fields))
-  for number, (name, value) in enumerate(fields.items()):
-    label = paint(f"{stage if number == 0 else '':<8}", colour)
-    _print_wrapped(f"  {label}{name:<{width}}  ", 12 + width, _shown(value))
-
-
-def _flat(fields: dict[str, Any]) -> dict[str, Any]:
-  flat = {}
-  for name, value in fields.items():
-    if isinstance(value, dict):
-      flat |= {f"{name}/{part}": inner for part, inner in _flat(value).items()}
+def print_task(preview: TaskPreview) -> None:
+  task, vocabulary = preview.task, preview.vocabulary
+  for number, row in enumerate(preview.rows()):
+    print(paint(f"{task.name} ({preview.split}), row {number}", "bold"))
+    _print_fields("raw", row.raw, "blue")
+    if preview.is_encoder_form:
+      _print_encoder_row(preview, row)
     else:
-      flat[name] = value
-  return flat
+      _print_text_row(preview, row)
+  if preview.is_encoder_form:
+    return
+  if preview.kept.name != "text":
+    how = "streamed" if preview.kept.name == "stream" else "cached as finished tokens"
+    print(paint(f"{task.name} after all of its steps", "bold") + f" ({how}: {preview.kept.why})")
+    for example in preview.finished():
+      for feature in ("inputs", "targets"):
+        if feature in example:
+          _print_tokens("tokens", feature, example[feature], vocabulary, preview.vocabulary_name)
+  for line in preview.vocabulary_notes():
+    print(paint(line, "yellow"))
+  if (corrupted := preview.corrupted()) is not None:
+    lengths, rows = corrupted
+    sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
+    how = f"{sizes}, vocabulary {preview.vocabulary_name}, seed {preview.seed}"
+    print(paint(f"{preview.objective_name} of {task.name}", "bold") + f": {how}")
+    for row in rows:
+      _print_corrupted(row, vocabulary)
 
 
-def _shown(value: Any) -> str:
-  value = value.tolist() if hasattr(value, "tolist") else value
-  if isinstance(value, bytes):
-    value = value.decode("utf-8", errors="replace")
-  if isinstance(value, list):
-    value = "[" + ", ".join(_shown(item) for item in value[:20]) + (", …]" if len(value) > 20 else "]")
-  text = str(value)
-  if len(text) > _MOST_CHARACTERS:
-    text = f"{text[:_MOST_CHARACTERS]} … ({len(text):,} characters)"
-  return text.replace("\n", "⏎ ") or "(empty)"
+def _print_text_row(preview: TaskPreview, row: Preview) -> None:
+  is_kept = preview.kept.name == "text"
+  if not row.examples and is_kept:
+    print("  " + paint("left out by a preprocessor", "yellow"))
+  for example in row.examples:
+    if preview.objective is None or example.get("targets", "").encode() not in row.raw.values():
+      _print_fields("text", example, "green")
+    tokens = preview.tokens(example) if is_kept else {}
+    for number, (feature, ids) in enumerate(tokens.items()):
+      _print_tokens("" if number else "tokens", feature, ids, preview.vocabulary, preview.vocabulary_name)
 
 
-def _print_tokens(task: Any, example: dict[str, Any], vocabulary: Vocabulary, name: str) -> None:
-  features = [f for f in task.output_features if isinstance(example.get(f), str)]
-  for number, feature in enumerate(features):
-    tokens = vocabulary.encode(example[feature])
-    if task.output_features[feature].add_eos:
-      tokens.append(vocabulary.eos_id)
-    label = paint(f"{'tokens' if number == 0 else '':<8}", "magenta")
-    said = f"{feature}  {len(tokens):,} of {name}: "
-    _print_wrapped(f"  {label}{said}", 12, _pieces(tokens, vocabulary), len(said) - 2)
+def _print_encoder_row(preview: TaskPreview, row: Preview) -> None:
+  """Tokens and labels as the task makes them, with the vocabulary of its features."""
+  for example in row.examples:
+    _print_tokens("tokens", "inputs", example["inputs"], preview.vocabulary)
+    _print_fields("", {n: example[n] for n in preview.task.output_features if n != "inputs"}, "magenta")
 
 
-def _pieces(tokens: list[int] | np.ndarray, vocabulary: Vocabulary) -> str:
+def _print_tokens(stage: str, feature: str, tokens: Sequence[int], vocabulary: Vocabulary, name: str = "") -> None:
+  said = f"{feature}  {len(tokens):,}{f' of {name}' if name else ''}: "
+  start = f"  {paint(f'{stage:<8}', 'magenta')}{said}"
+  _print_wrapped(start, 12, _pieces(tokens, vocabulary), len(said) - 2)
+
+
+def _print_fields(stage: str, fields: Mapping[str, Any], color: str) -> None:
+  from t5like.tasks.previews import readable_fields
+
+  readable = readable_fields(fields, _MOST_CHARACTERS)
+  width = max(map(len, readable))
+  for number, (name, text) in enumerate(readable.items()):
+    label = paint(f"{stage if number == 0 else '':<8}", color)
+    _print_wrapped(f"  {label}{name:<{width}}  ", 12 + width, text)
+
+
+def _pieces(tokens: Sequence[int], vocabulary: Vocabulary) -> str:
   special = {*vocabulary.sentinel_ids, vocabulary.mask_id, vocabulary.eos_id, vocabulary.cls_id, vocabulary.sep_id}
   shown = [
     paint(piece, "red") if token == vocabulary.unk_id else paint(piece, "yellow") if token in special else piece
@@ -228,20 +143,16 @@ def _pieces(tokens: list[int] | np.ndarray, vocabulary: Vocabulary) -> str:
   return " ".join(shown) + (f" … {more:,} more" if more > 0 else "") or "(nothing)"
 
 
-def _print_result(result: Pairs | Masked, vocabulary: Vocabulary) -> None:
-  for row in range(len(result.inputs.tokens)):
-    inputs = result.inputs.tokens[row, : result.inputs.lengths[row]]
-    _print_wrapped(f"  {f'inputs {len(inputs)}':<13}", 15, _pieces(inputs, vocabulary))
-    if hasattr(result, "weights"):
-      places = [place for place in range(len(inputs)) if result.weights[row, place]]
-      predicted = [f"{vocabulary.piece(int(result.targets[row, place]))} at {place}" for place in places]
-      shown = ", ".join(predicted[:_MOST_PIECES]) + (" …" if len(predicted) > _MOST_PIECES else "")
-      _print_wrapped(f"  {f'predict {len(predicted)}':<13}", 15, shown)
-      if result.labels is not None:
-        print(f"  {'follows':<13}{'no' if result.labels[row] else 'yes'}")
-    else:
-      targets = result.targets.tokens[row, : result.targets.lengths[row]]
-      _print_wrapped(f"  {f'targets {len(targets)}':<13}", 15, _pieces(targets, vocabulary))
+def _print_corrupted(row: CorruptedRow, vocabulary: Vocabulary) -> None:
+  _print_wrapped(f"  {f'inputs {len(row.inputs)}':<13}", 15, _pieces(row.inputs, vocabulary))
+  if row.targets is not None:
+    _print_wrapped(f"  {f'targets {len(row.targets)}':<13}", 15, _pieces(row.targets, vocabulary))
+    return
+  predicted = [f"{vocabulary.piece(token)} at {place}" for place, token in row.predicted.items()]
+  shown = ", ".join(predicted[:_MOST_PIECES]) + (" …" if len(predicted) > _MOST_PIECES else "")
+  _print_wrapped(f"  {f'predict {len(predicted)}':<13}", 15, shown)
+  if row.follows is not None:
+    print(f"  {'follows':<13}{'yes' if row.follows else 'no'}")
 
 
 def _print_wrapped(start: str, indent: int, text: str, further: int = 0) -> None:

@@ -77,8 +77,4 @@ def _task_texts(name: str, args: argparse.Namespace) -> Iterator[str]:
   from t5like.tasks import registry
   from t5like.tasks.caching import text_pipeline
 
-  task = registry.find_task(name, task_modules(args))
-  for example in text_pipeline.text_examples(task, args.split):
-    for member in ("inputs", "targets", "first", "second"):
-      if isinstance(example.get(member), str):
-        yield example[member]
+  return text_pipeline.texts(registry.find_task(name, task_modules(args)), args.split)

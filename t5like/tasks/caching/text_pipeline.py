@@ -68,6 +68,14 @@ def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
       yield {name: plain(value) for name, value in example.items()}
 
 
+def texts(task: seqio.Task, split: str) -> Iterator[str]:
+  """Yields what a model would read or write of every example, one feature after the other."""
+  for example in text_examples(task, split):
+    for member in ("inputs", "targets", "first", "second"):
+      if isinstance(example.get(member), str):
+        yield example[member]
+
+
 def plain(value: Any) -> Any:
   """bytes to str, arrays to lists: values that JSON can hold."""
   if isinstance(value, np.ndarray | np.generic):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import seqio
 
+from t5like.errors import UserError
+from t5like.tasks import registry
 from t5like.tasks.caching.cache_kind import Steps
 from t5like.tasks.checks import examples as example_checks
 from t5like.tasks.checks import scoring as scoring_checks
 from t5like.tasks.checks.examples import Finding, Tokens
 from t5like.tasks.checks.scoring import Labels, Scores
 from t5like.tasks.encoders import checks as encoder_checks
+from t5like.tasks.missing_data import data_explained
 from t5like.tasks.previews import finished
 from t5like.tasks.seqio_vocabularies import own_vocabulary
-from t5like.vocabularies import Vocabulary
+from t5like.vocabularies import Vocabulary, load_vocabulary
 
 # What T5 is fine-tuned with; summaries want longer targets.
 TYPICAL_LENGTHS = {"inputs": 512, "targets": 62}
@@ -92,3 +95,28 @@ def check_task(
     scores, found = scoring_checks.score(task, rows, vocabulary)
     findings += found
   return Report(task.name, split, len(rows), whole, tokens, lengths, labels, scores, findings)
+
+
+def check_all(
+  name: str,
+  split: str,
+  vocabulary: str | None = None,
+  lengths: Mapping[str, int] | None = None,
+  limit: int | None = None,
+  modules: Sequence[str] = (),
+) -> Iterator[tuple[Report, str]]:
+  """Checks a task, or each task of a mixture that has the split; yields reports with the name of the vocabulary.
+
+  `lengths` and `limit` are TYPICAL_LENGTHS and DEFAULT_LIMIT where they are not given, the vocabulary is t5 or an
+  encoder's own.
+  """
+  shown = load_vocabulary(vocabulary or "t5")
+  found = registry.find_task_or_mixture(name, modules)
+  for task in [task for task in getattr(found, "tasks", [found]) if split in task.splits] or [found]:
+    with data_explained(task):
+      registry.check_split(task, split)
+    own = encoder_checks.is_encoder_form(task)
+    if own and vocabulary:
+      raise UserError(f"{task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
+    report = check_task(task, split, shown, {**TYPICAL_LENGTHS, **(lengths or {})}, limit or DEFAULT_LIMIT)
+    yield report, "of its own" if own else vocabulary or "t5"

@@ -53,6 +53,20 @@ class Report:
   splits: tuple[SplitReport, ...]
   kept: bool = False  # was there before, and stays as it was
 
+  def text(self, seconds: float) -> str:
+    """Returns a table of rows written and the published size of each split."""
+    if self.kept:
+      return f"{self.title}: prepared already, kept (--force replaces it): {self.folder}"
+    if self.folder is None:
+      return f"{self.title}: no files found"
+    lines = [f"{self.title}: {self.folder}  ({seconds:.1f} s)", f"  {'split':<22}{'rows':>12}{'official':>14}  equal"]
+    for split in self.splits:
+      rows = "absent" if split.rows is None else f"{split.rows:,}"
+      official = "-" if split.official is None else f"{split.official:,}"
+      equal = "" if split.rows is None or split.official is None else "yes" if split.equal else "no"
+      lines.append(f"  {split.split:<22}{rows:>12}{official:>14}  {equal:<5}  {split.note}".rstrip())
+    return "\n".join(lines)
+
 
 def prepare(
   dataset: Dataset, splits: Sequence[Split], out: str | Path, force: bool = False, progress: Progress | None = None

@@ -1,0 +1,188 @@
+"""Forecasts a run before it runs: memory, network, time and money on a machine that need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from t5like import parallel, planning
+from t5like.errors import UserError
+from t5like.experiments.compatibility import check_splits
+from t5like.experiments.experiment import Experiment
+from t5like.planning import Forecast, Price, Topology, Work
+from t5like.planning.accuracy import accuracy_of
+from t5like.planning.plan_text import as_dict, candidates_table, render_plan, run_range
+from t5like.planning.price import CO2E, PUE, assumptions
+from t5like.planning.search import candidates, fastest_that_fits, nearest_that_fits, options_text, with_slices
+from t5like.runs.planned_work import planned_phases, planned_work
+from t5like.training.step import check_microbatches
+
+_SHOWN = 8  # candidates of each batch size, in a search
+_FACTORS = (1, 2, 4)  # of the batch size, in a search
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSettings:
+  """What device-hours cost.
+
+  Attributes:
+    price: dollars of a device for an hour; None: a list price.
+    pue: power of the data center for each watt of its machines.
+    co2e: kg of CO2e of a kWh where the machine is.
+  """
+
+  price: float | None = None
+  pue: float = PUE
+  co2e: float = CO2E
+
+  def __post_init__(self):
+    for name, least in (("price", 0), ("pue", 1), ("co2e", 0)):
+      value = getattr(self, name)
+      if value is not None and not least <= value < float("inf"):
+        raise UserError(f"--{name}={value} cannot work", expected=f"{least} or more")
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+  """A forecast for each phase of a run, and what the run costs."""
+
+  forecasts: Sequence[Forecast]
+  settings: PlanSettings
+  nearest: Forecast | None  # where a phase does not fit: the nearest way that does, if there is one
+
+  @property
+  def fits(self) -> bool:
+    return all(forecast.fits for forecast in self.forecasts)
+
+  @property
+  def price(self) -> Price:
+    topology = self.forecasts[-1].topology
+    hours = sum(f.seconds for f in self.forecasts) * topology.devices / 3600
+    return planning.price_of(hours, topology.chip, self.settings.price, self.settings.pue, self.settings.co2e)
+
+  def text(self) -> str:
+    """Returns tables for people."""
+    text = render_plan(self.forecasts, self.price, self._assumed())
+    return text if self.fits else "\n".join([text, "", *self._remedy()])
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns plain numbers in bytes, seconds and FLOPs, for programs."""
+    seconds, price, ends = sum(f.seconds for f in self.forecasts), vars(self.price), run_range(self.forecasts)
+    if ends and price["dollars"] is not None:
+      price = {**price, "dollars_range": [price["dollars"] * end / seconds for end in ends]}
+    result = {"phases": [as_dict(f) for f in self.forecasts], "price": price, "fits": self.fits}
+    result["assumed"] = self._assumed()
+    return result | ({"nearest_that_fits": as_dict(self.nearest)} if self.nearest else {})
+
+  def _assumed(self) -> list[str]:
+    chip, settings = self.forecasts[-1].topology.chip, self.settings
+    accuracy = accuracy_of(chip)
+    known = accuracy.describe() if accuracy else "as of other TPUs, whose published runs it was calibrated on"
+    time = {
+      "gpu": "time: every operation at the share of the device's peak that was measured on an H200",
+      "tpu": f"time: every operation at a share of the device's peak, {known}",
+    }.get(chip.platform, "time: every operation at the speed of a product and a copy, measured here and now")
+    lines = assumptions(chip, settings.price, settings.pue, settings.co2e)
+    return [time, *lines, "(--price, --pue and --co2e take yours)"]
+
+  def _remedy(self) -> list[str]:
+    too_large, other = _too_large(self.forecasts), self.nearest
+    if other is None:
+      return [f"no {too_large.topology.chip.device_kind}s hold this batch: try a smaller BATCH_SIZE or other chips"]
+    where = "" if other.topology == too_large.topology else f"--topology={other.topology.name} "
+    return [
+      "does not fit; the nearest that does:",
+      f"  {where}{options_text(other, too_large.work)}",
+      *(f"  {line}" for line in candidates_table([other])),
+    ]
+
+
+def plan(experiment: Experiment, topology: str | Topology = "local", settings: PlanSettings | None = None) -> RunPlan:
+  """Forecasts what a run takes on a machine; nothing is allocated, and no accelerator is needed.
+
+  Args:
+    experiment: the run.
+    topology: the machine: "v5p-512", "4xv5p-128", "h100x8", "2xh100x8" or "local".
+    settings: what device-hours cost; list prices by default.
+
+  Returns:
+    The plan: `.text()` for people, `.as_dict()` for programs, `.fits`, `.price` and `.forecasts`.
+
+  Raises:
+    UserError: the run could not be trained on that machine, as `t5like train` would say there.
+  """
+  settings, topology = settings or PlanSettings(), _topology(topology)
+  axes = with_slices(experiment.mesh, topology)
+  _check(experiment, axes, topology)
+  forecasts = [planning.forecast(work, topology, axes) for work in planned_work(experiment)]
+  too_large = _too_large(forecasts)
+  return RunPlan(forecasts, settings, nearest_that_fits(too_large.work, topology) if too_large else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanSearch:
+  """The fastest ways to train a run's last phase on a machine, by batch size."""
+
+  work: Work
+  topology: Topology
+  best: Mapping[int, Sequence[Forecast]]
+
+  @property
+  def found(self) -> list[Forecast]:
+    return [forecast for forecasts in self.best.values() for forecast in forecasts]
+
+  @property
+  def fastest(self) -> Forecast | None:
+    return max(self.found, key=lambda f: f.work.tokens / f.time.seconds, default=None)
+
+  def text(self) -> str:
+    """Returns a table for people, and the options that train the fastest way."""
+    work, topology, fastest = self.work, self.topology, self.fastest
+    if fastest is None:
+      other = nearest_that_fits(work, topology)
+      nearest = [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
+      return "\n".join([f"nothing fits {topology.describe()}", *nearest])
+    lines = [f"{topology.describe()}: the fastest that fit", "", *candidates_table(self.found)]
+    if accuracy := accuracy_of(topology.chip):
+      lines += [f"step times: {accuracy.describe()} of {accuracy.least:g} to {accuracy.most:g} times what is shown"]
+    lines += ["", f"fastest: {options_text(fastest, work)}"]
+    same = self.best.get(work.rows)
+    if same and same[0] is not fastest:
+      lines.append(f"with the same batch: {options_text(same[0], work)}")
+    return "\n".join(lines)
+
+  def as_dict(self) -> dict[str, Any]:
+    fastest = self.fastest
+    options = options_text(fastest, self.work) if fastest else None
+    return {"found": [as_dict(f) for f in self.found], "fastest": options}
+
+
+def search_plan(
+  experiment: Experiment, topology: str | Topology = "local", batch_sizes: Sequence[int] = ()
+) -> PlanSearch:
+  """Tries meshes, batch sizes, parts and rematerialization for the last phase of a run.
+
+  `batch_sizes` are the experiment's, twice and four times it by default.
+  """
+  topology, work = _topology(topology), planned_work(experiment)[-1]
+  sizes = batch_sizes or [experiment.batch_size * factor for factor in _FACTORS]
+  best = {size: fastest_that_fits(candidates(work, topology, [size]), _SHOWN) for size in sizes}
+  return PlanSearch(work, topology, best)
+
+
+def _topology(given: str | Topology) -> Topology:
+  return planning.parse_topology(given) if isinstance(given, str) else given
+
+
+def _check(experiment: Experiment, axes: parallel.MeshAxes, topology: Topology) -> None:
+  """Raises what `t5like train` would raise on that machine."""
+  mesh = parallel.abstract_mesh(axes, topology.devices)
+  check_splits(experiment.model.config, mesh)
+  for phase in planned_phases(experiment):
+    parallel.check_batch(phase.batch_size, mesh)
+    check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+
+
+def _too_large(forecasts: Sequence[Forecast]) -> Forecast | None:
+  return next((forecast for forecast in forecasts if not forecast.fits), None)

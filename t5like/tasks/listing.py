@@ -1,0 +1,55 @@
+"""Which tasks and mixtures are registered, by the data that they read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import seqio
+
+from t5like.objectives import CATALOGUE
+from t5like.tasks import registry
+from t5like.tasks.missing_data import tfds_name
+from t5like.tasks.mixtures import known_size
+
+LOCAL = "local files"
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedTask:
+  name: str
+  splits: Mapping[str, int | None] | None  # with their sizes where these are known; None where only TFDS knows
+  objectives: int  # objectives that a corpus is registered with, each as a task of its own
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  groups: Mapping[str, Sequence[ListedTask]]  # by the data that they read, local files first
+  mixtures: Mapping[str, int]  # with the number of their tasks that are trained on
+
+
+def list_tasks(part: str = "", modules: Sequence[str] = ()) -> Listing:
+  """Returns the tasks and mixtures whose names contain `part`; a corpus stands for its tasks with every objective."""
+  tasks = {name: registry.find_task(name) for name in registry.task_names(modules)}
+  variants = {name: [v for objective in CATALOGUE if (v := f"{name}_{objective}") in tasks] for name in tasks}
+  implied = {variant for name in tasks if part in name for variant in variants[name]}
+  groups = collections.defaultdict(list)
+  for name, task in tasks.items():
+    if part in name and name not in implied:
+      data = tfds_name(task)
+      group = f"TFDS {data.partition('/')[0]}" if data else LOCAL
+      groups[group].append(ListedTask(name, _splits(task), len(variants[name])))
+  mixtures = {
+    name: sum("train" in task.splits for task in registry.find_task_or_mixture(name).tasks)
+    for name in registry.mixture_names()
+    if part in name
+  }
+  return Listing({name: groups[name] for name in sorted(groups, key=lambda name: (name != LOCAL, name))}, mixtures)
+
+
+def _splits(task: seqio.Task) -> dict[str, int | None] | None:
+  try:
+    return {split: known_size(task, split) for split in task.splits}
+  except ValueError:  # seqio asks TFDS for the splits of a data set that is not here
+    return None
