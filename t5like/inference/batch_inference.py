@@ -11,20 +11,17 @@ from typing import Any
 
 from t5like.console import warn
 from t5like.errors import InvalidSetting, UserError
-from t5like.experiments.token_caches import TokenCaches
 from t5like.files import storage
-from t5like.files.storage import DEFAULT_ROOT
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
 from t5like.inference.job_settings import Generate, JobSettings, Reading
 from t5like.inference.jobs import Limits
 from t5like.inference.model import Model
 from t5like.inference.running import run_rows
+from t5like.inference.task_caches import task_caches
 from t5like.parallel.process_zero import first_process_decides
 
 _SPARE_ROWS = 1024
-_TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
-_INPUTS = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,31 +113,6 @@ def vocabulary_doubts(model: Model) -> list[str]:
     configured = ", ".join(map(str, sorted(ends)))
     doubts.append(f"outputs end at id {end} of {name}; the model's own configuration says {configured}")
   return doubts
-
-
-def default_lengths(model: Model) -> tuple[int, int]:
-  """Tokens of inputs and targets: as in training, or what suits a model whose training is not known."""
-  if not model.trained_elsewhere:
-    lengths = model.experiment.lengths
-    return lengths["inputs"], lengths.get("targets", _TARGETS)
-  positions = model.positions
-  return (_INPUTS if positions is None else max(positions - _TARGETS, positions // 2)), _TARGETS
-
-
-def task_caches(
-  model: Model, cache_dir: str | None = None, modules: Sequence[str] = (), inputs_length: int | None = None
-) -> TokenCaches:
-  """Returns the token caches under a folder. Caches, modules and files that a model directory names are not used."""
-  inputs, targets = default_lengths(model)
-  return TokenCaches(
-    cache_dir or DEFAULT_ROOT,
-    model.vocabulary_name,
-    model.vocabulary,
-    modules,
-    hint=model.task_hint(),
-    lengths={"inputs": inputs_length or inputs, "targets": targets},
-    evaluation=True,
-  )
 
 
 def _rows(model: Model, settings: InferenceSettings, reading: Reading) -> tuple[row_files.Rows, int | None]:

@@ -114,7 +114,8 @@ def export_model(settings: ExportSettings) -> Conversion:
   check_parameters(experiment.model, flatten(params), str(source))
   if settings.dtype:
     params = cast(params, settings.dtype)
-  save_hugging_face(target, experiment.model, params, vocabulary, experiment, experiment.vocabulary)
+  model_type = "mt5" if experiment.vocabulary == "mt5" else None
+  save_hugging_face(target, experiment.model, params, vocabulary, experiment, model_type)
   return Conversion.of(target, params, note=note)
 
 
@@ -124,14 +125,14 @@ def save_hugging_face(
   params: Any,
   vocabulary: Vocabulary | None,
   experiment: Experiment | None,
-  vocabulary_name: str,
+  model_type: str | None = None,
 ) -> None:
   """Writes a folder that `from_pretrained` of transformers reads: weights, config.json, and tokenizer files."""
   from t5like.interop import huggingface
 
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
     folder = Path(temporary) if storage.is_remote(target) else target
-    huggingface.save(folder, model, params, "mt5" if vocabulary_name == "mt5" else None, vocabulary)
+    huggingface.save(folder, model, params, model_type, vocabulary)
     if vocabulary is not None:
       _save_tokenizer(folder, model, vocabulary, experiment)
     if storage.is_remote(target):

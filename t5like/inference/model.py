@@ -124,7 +124,9 @@ class Model:
     given = dict(settings)
     given |= {"beams": beams} if beams != 1 else {}
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
-    given["max_length"] = max_length or min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
+    if max_length is None:
+      max_length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
+    given["max_length"] = max_length
     given |= {"stop": [stop] if isinstance(stop, str) else list(stop)} if stop else {}
     decoding, stops = decode_settings(given, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))
@@ -216,7 +218,7 @@ class Model:
     """Writes a new Hugging Face folder, tokenizer included, which transformers and `load` read; returns its path."""
     target = converting.new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
-    converting.save_hugging_face(target, self.module, params, self.vocabulary, self.experiment, self.vocabulary_name)
+    converting.save_hugging_face(target, self.module, params, self.vocabulary, self.experiment, self.source.model_type)
     return target
 
   @cached_property

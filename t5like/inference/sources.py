@@ -43,6 +43,10 @@ class Source(Protocol):
   def mesh(self) -> MeshAxes:
     """The mesh of the model's training."""
 
+  @property
+  def model_type(self) -> str | None:
+    """The name that Hugging Face has for it, where its sizes do not tell: mt5 is a T5."""
+
   def steps(self) -> list[int]:
     """All checkpoints that exist now."""
 
@@ -81,6 +85,10 @@ class RunDirectory:
   @property
   def mesh(self) -> MeshAxes:
     return self.experiment.mesh
+
+  @property
+  def model_type(self) -> str | None:
+    return "mt5" if self.vocabulary == "mt5" else None
 
   def steps(self) -> list[int]:
     return checkpoint_steps(self.folder)
@@ -121,6 +129,7 @@ class HuggingFaceFolder:
   folder: Path
   module: nn.Module
   params: Any  # numpy arrays
+  model_type: str | None = None
   experiment: None = None
   vocabulary: None = None
   mesh: MeshAxes = MeshAxes()
@@ -199,7 +208,7 @@ def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceF
   if unused := imported.report.unexpected:
     names = ", ".join(unused[:_NAMED]) + (" ..." if len(unused) > _NAMED else "")
     warn(f"{len(unused)} tensors of {folder} have no place in the model: {names}")
-  return HuggingFaceFolder(folder, imported.model, imported.params)
+  return HuggingFaceFolder(folder, imported.model, imported.params, imported.model_type)
 
 
 def _from_hub(name: str) -> Path:

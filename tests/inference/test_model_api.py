@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import flax.linen as nn
 import huggingface_hub
@@ -259,6 +260,6 @@ def test_models_of_the_hub_are_downloaded_or_explained(folders, monkeypatch):
   with pytest.raises(UserError) as error:
     load("hf://google/t5")
   assert "cannot download hf://google/t5" in str(error.value) and "no route to the host" in str(error.value)
-  monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+  monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(UserError, match="huggingface_hub, which is not installed"):
     load("hf://google/t5")
