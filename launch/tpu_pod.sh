@@ -21,7 +21,7 @@
 # options:
 #   --project=P --zone=Z                 required the first time
 #   --accelerator=v5litepod-16           required for create and up; or --type=v5p --topology=2x2x4
-#   --slices=2                           several slices, connected over the data centre's network (default: 1)
+#   --slices=2                           several slices, connected over the data center's network (default: 1)
 #   --spot, --reserved, --reservation=R  how it is paid for (default: on demand)
 #   --runtime=VERSION                    the image (default: the one that goes with the accelerator)
 #   --valid_until=6h                     give up waiting for the pod after this long (default: never)

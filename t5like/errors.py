@@ -1,4 +1,4 @@
-"""Errors a user can mend: one readable block, an exit status, no traceback."""
+"""Errors a user can rebuild_command: one readable block, an exit status, no traceback."""
 
 import difflib
 from collections.abc import Iterable

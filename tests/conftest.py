@@ -7,7 +7,7 @@ import os
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-# Tests compile much and run little: let LLVM not optimise, which halves the time of the suite, and compile a program in
+# Tests compile much and run little: let LLVM not optimize, which halves the time of the suite, and compile a program in
 # one piece: there is no core left for a second. Without XLA's fusion emitters there is less to compile still; only jax
 # 0.10 is known to take that flag, and 0.12 ends at it.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
@@ -117,7 +117,7 @@ def t5like_process():
 
 @pytest.fixture(scope="session")
 def token_caches(tmp_path_factory) -> Path:
-  """The embedded tasks, tokenised by the real command into a folder where tests may add to it, but change nothing."""
+  """The embedded tasks, tokenized by the real command into a folder where tests may add to it, but change nothing."""
   folder = tmp_path_factory.getbasetemp()
   if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: the first builds, the others wait and find it
     folder = folder.parent

@@ -39,4 +39,4 @@ def test_an_installed_wheel_finds_its_gin_files_from_any_directory(wheel, tmp_pa
     capture_output=True, text=True,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert "T5, 1,459,968 parameters" in done.stdout and "not tokenised yet" in done.stdout
+  assert "T5, 1,459,968 parameters" in done.stdout and "not tokenized yet" in done.stdout

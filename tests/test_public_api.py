@@ -131,11 +131,11 @@ def test_defaults_are_those_of_gin(tmp_path, settings):
   read = t5like.read_experiment(["models/t5/tiny.gin", "runs/finetune.gin"], MODEL_DIR="x", TASK="snli", INIT_FROM=None)
   given = {"model_dir", "model", "vocabulary", "task", "lengths", "batch_size", "steps", "optimizer", "config_text"}
   preset = {"eval_split", "eval_period"}  # what fine-tuning is about
-  labelled = {k: v for k, v in settings.items() if k in given} | {
+  labeled = {k: v for k, v in settings.items() if k in given} | {
     "task": "snli",
     "lengths": {"inputs": 8, "targets": 4},
   }
-  plain = t5like.Experiment(**labelled)
+  plain = t5like.Experiment(**labeled)
   for field in dataclasses.fields(plain):
     if field.name not in given | preset:
       same = (getattr(read, field.name), getattr(plain, field.name))

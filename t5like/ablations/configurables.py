@@ -44,7 +44,7 @@ def tokens_for_repeats(steps: int, batch_size: int, lengths: Mapping[str, int], 
 def mixed_tasks(
   corpus: str, sizes: Mapping[str, int], strategy: str, maximum: int | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-  """Rates of labelled tasks and of the corpus, which counts as larger than any limit."""
+  """Rates of labeled tasks and of the corpus, which counts as larger than any limit."""
   if corpus in sizes:
     raise UserError(f"{corpus!r} is the corpus: it has no size", try_="TASK_SIZES without it")
   largest = maximum or max(sizes.values())

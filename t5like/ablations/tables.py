@@ -44,7 +44,7 @@ class Mixing:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class TableRow:
   """A recipe in a table."""
 
   name: str
@@ -56,7 +56,7 @@ class Row:
 class Table:
   number: int
   title: str
-  rows: tuple[Row, ...]
+  rows: tuple[TableRow, ...]
   groups: tuple[str, ...] = GROUPS
 
   @property
@@ -101,7 +101,7 @@ _MIXINGS = {
 }
 
 
-def language_modelling(architecture: str) -> str:
+def language_modeling(architecture: str) -> str:
   """What the paper's "LM" objective is: models that read a prefix are given one (section 3.2.3)."""
   return "lm" if architecture == "lm" else "prefix_lm"
 
@@ -111,7 +111,7 @@ def _recipes() -> Iterable[Recipe]:
   yield Recipe(_ENCODER_DECODER, None)
   for architecture in ARCHITECTURES:
     yield Recipe(architecture, "iid_replace_spans")
-    yield Recipe(architecture, language_modelling(architecture))
+    yield Recipe(architecture, language_modeling(architecture))
   for objective in ("bert_style", "deshuffling", "mass_style", "iid_drop_tokens"):
     yield Recipe(_ENCODER_DECODER, objective)
   for percent in (10, 25, 50):
@@ -127,8 +127,8 @@ def _recipes() -> Iterable[Recipe]:
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _recipes()}
 
 
-def _row(name: str, recipe: str, *paper: float | None) -> Row:
-  return Row(name, recipe, _scores(*paper) if paper else BASELINE)
+def _row(name: str, recipe: str, *paper: float | None) -> TableRow:
+  return TableRow(name, recipe, _scores(*paper) if paper else BASELINE)
 
 
 _DENOISING = (
@@ -138,7 +138,7 @@ _DENOISING = (
   (74.70, 17.93, 61.14, 55.02),
   (81.82, 18.61, 78.94, 68.11),
 )
-# The paper gives prefix language modelling of the encoder-decoder other scores here than in Table 4.
+# The paper gives prefix language modeling of the encoder-decoder other scores here than in Table 4.
 _LM = (
   (79.56, 18.59, 76.02, 64.29),
   (79.60, 18.13, 76.35, 63.50),
@@ -154,9 +154,9 @@ TABLES: dict[int, Table] = {
   for table in (
     Table(
       2,
-      "Architectures, with denoising and language modelling",
+      "Architectures, with denoising and language modeling",
       tuple(
-        _row(f"{label}, {kind}", f"{architecture}/{objective or language_modelling(architecture)}", *paper)
+        _row(f"{label}, {kind}", f"{architecture}/{objective or language_modeling(architecture)}", *paper)
         for kind, objective, scores in (("denoising", "iid_replace_spans", _DENOISING), ("LM", None, _LM))
         for label, architecture, paper in zip(_ARCHITECTURE_NAMES, ARCHITECTURES, scores, strict=True)
       ),
@@ -165,7 +165,7 @@ TABLES: dict[int, Table] = {
       4,
       "Three disparate objectives",
       (
-        _row("Prefix language modelling", _ED + "prefix_lm", 80.69, 18.94, 77.99, 65.27),
+        _row("Prefix language modeling", _ED + "prefix_lm", 80.69, 18.94, 77.99, 65.27),
         _row("BERT-style", _ED + "bert_style", 82.96, 19.17, 80.65, 69.85),
         _row("Deshuffling", _ED + "deshuffling", 73.17, 18.59, 67.61, 58.47),
       ),

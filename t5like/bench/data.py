@@ -30,7 +30,7 @@ class DataBench:
   threads: int = 2  # that tokenize and build batches
   megabytes: int = 20  # of text
   rows: int = 100_000  # from the cache
-  packed_tasks: Sequence[str] = ()  # labelled tasks whose packed rows are counted
+  packed_tasks: Sequence[str] = ()  # labeled tasks whose packed rows are counted
   all_objectives: bool = False
 
 
@@ -55,7 +55,7 @@ def measure_data(settings: DataBench) -> Iterator[Rate | str]:
   yield f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {settings.threads} threads\n"
   yield from _objectives(settings.all_objectives)
   with tempfile.TemporaryDirectory(prefix="t5like-bench-") as folder:
-    yield "from text: tokenise, cut, corrupt, pad"
+    yield "from text: tokenize, cut, corrupt, pad"
     tokens, ours = _from_text(texts, settings.threads)
     yield from (tokens, ours)
     yield from _beside_t5(texts, ours)
@@ -110,7 +110,7 @@ def _objectives(everything: bool) -> Iterator[Rate | str]:
 
 def _from_text(texts: Sequence[str], threads: int) -> tuple[Rate, Rate]:
   """Tokens and span-corruption rows of 512/115 directly from text: tokenize, join, cut, corrupt, pad."""
-  from t5like.data.rows import laid_out
+  from t5like.data.rows import to_batch
   from t5like.objectives import CATALOGUE, Draws, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
@@ -128,7 +128,7 @@ def _from_text(texts: Sequence[str], threads: int) -> tuple[Rate, Rate]:
     left = stream[count * lengths.raw :]
     text = stream[: count * lengths.raw].reshape(count, lengths.raw)
     pairs = objective(Rows.full(text), Draws.of(0, 0, np.arange(rows, rows + count)), special)
-    laid_out(pairs, objective, lengths, special, "encoder_decoder")
+    to_batch(pairs, objective, lengths, special, "encoder_decoder")
     tokens, rows = tokens + text.size, rows + count
   seconds = time.perf_counter() - started
   name = f"span corruption {lengths.inputs}/{lengths.targets}"
@@ -163,7 +163,7 @@ def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> 
     lengths = objective.lengths(inputs)
     layout = "encoder" if objective.makes == "masked" else "encoder_decoder" if lengths.inputs else "decoder"
     source = data.CorpusRows(cache, objective, lengths, SpecialTokens.of(vocabulary), 0, layout)
-    batches = data.Batches([data.Stage(source, 128)])
+    batches = data.Batches([data.PhaseRows(source, 128)])
     steps = max(rows // 128, 2)
     _drain(data.read_ahead(batches, 0, 8, threads))
     before, started = _resident_megabytes(), time.perf_counter()
@@ -189,7 +189,7 @@ def _cache(texts: Sequence[str], folder: Path, name: str, vocabulary, threads: i
     description={"task": "bench", "split": "train", "source_files": []},
     scoring={"postprocessor": None, "metrics": []},
   )
-  return data.open_cache(folder, mend="t5like bench data")
+  return data.open_cache(folder, rebuild_command="t5like bench data")
 
 
 def _full(batch) -> float:
@@ -205,7 +205,7 @@ def _same_batches(batches) -> str:
     whole = batches[step]
     ways = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
     for hosts in (2, 4):
-      parts = [data.Batches(batches.stages, data.HostShare((host,), hosts))[step] for host in range(hosts)]
+      parts = [data.Batches(batches.phases, data.HostShare((host,), hosts))[step] for host in range(hosts)]
       ways.append({name: np.concatenate([part[name] for part in parts]) for name in whole})
     if any(way[name].tobytes() != array.tobytes() for way in ways for name, array in whole.items()):
       return f"BATCHES DIFFER at step {step}"

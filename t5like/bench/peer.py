@@ -112,7 +112,7 @@ def _last_words(errors: str) -> str:
 
 
 def build(config: Mapping[str, Any], layout: str) -> Any:
-  """A transformers model with the sizes of a TransformerConfig (as a dict), randomly initialised, without dropout."""
+  """A transformers model with the sizes of a TransformerConfig (as a dict), randomly initialized, without dropout."""
   import transformers
 
   if layout == "encoder_decoder":

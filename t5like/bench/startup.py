@@ -23,7 +23,7 @@ _STEPS = 2
 # Everything that a training process imports, as `t5like train` does.
 _IMPORTS = ("t5like.experiments.experiment", "t5like.runs.preparing", "t5like.runs.trainer")
 # In the order in which a run comes to them; saving and the rest come after its steps.
-_BEFORE_STEPS = ("starting up", "preparing", "initialising", "compiling")
+_BEFORE_STEPS = ("starting up", "preparing", "initializing", "compiling")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like.ablations.report import write_report
   from t5like.ablations.report.comparison import compare
   from t5like.ablations.report.data import read_export, read_sweep, write_export
-  from t5like.ablations.report.summary import summarise
+  from t5like.ablations.report.summary import summarize
   from t5like.configuration.statements import import_module
 
   if bool(args.report_from) == bool(args.sweep_dir):
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     raise UserError("a report of an exported sweep needs a folder", try_="--output=DIR")
   output = output or (sweep_dir / "report" if sweep_dir else None)
   if output:
-    summary = summarise(compare(data))
+    summary = summarize(compare(data))
     print("\n".join([summary.scope, *(f"- {text}" for text in (*summary.findings, *summary.missing))]))
     print("report", *write_report(data, output, assumptions), sep="\n  ")
   return 0

@@ -1,4 +1,4 @@
-"""Tokenise a seqio task once; every run, objective and epoch then reads the tokens.
+"""Tokenize a seqio task once; every run, objective and epoch then reads the tokens.
 
 A build that was stopped, even by a kill or a full disk, goes on where it was when the command is given again.
 
@@ -22,13 +22,13 @@ from t5like.tasks.quiet_start import load_seqio
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("task", help="a registered seqio task")
   parser.add_argument("--vocabulary", default="t5", help="a vocabulary's name or file (default: t5)")
-  parser.add_argument("--split", default="train", help="the split to tokenise (default: train)")
+  parser.add_argument("--split", default="train", help="the split to tokenize (default: train)")
   parser.add_argument("--out", default=DEFAULT_ROOT, help=f"the folder of all caches (default: {DEFAULT_ROOT})")
   parser.add_argument(
     "--workers",
     type=int,
     metavar="N",
-    help="processes that tokenise, besides the one that reads (default: one for each CPU); 0: do all in one",
+    help="processes that tokenize, besides the one that reads (default: one for each CPU); 0: do all in one",
   )
   add_task_modules(parser)
   parser.add_argument(

@@ -23,7 +23,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
   "min_p": (float, "sampling: only tokens at least so probable as a share of the likeliest"),
   "seed": (int, "sampling: other draws (default: 0); a row's depend on nothing else"),
   "beams": (int, "beam search: hypotheses kept at each step (default: 4)"),
-  "length_penalty": (float, "beam search: more favours longer outputs (default: 0.6)"),
+  "length_penalty": (float, "beam search: more favors longer outputs (default: 0.6)"),
   "penalty_form": (str, "beam search: gnmt as T5X (the default), or power as Hugging Face"),
   "early_stopping": (str, "beam search: never (the default), heuristic or first"),
   "n_best": (int, "outputs for each row: the best beams, or so many samples"),

@@ -28,7 +28,7 @@ from t5like.files import storage
 
 if TYPE_CHECKING:  # help must not wait for jax
   from t5like.evaluation import Evaluation, EvaluationSettings
-  from t5like.evaluation.following import Checkpoints
+  from t5like.evaluation.following import CheckpointSelection
   from t5like.evaluation.leaderboards import Submission
   from t5like.evaluation.tables import Record
   from t5like.inference import Model
@@ -277,10 +277,10 @@ def _out(args: argparse.Namespace, model: Model) -> Path:
   return storage.as_path(args.out).absolute() if args.out else model.folder
 
 
-def _chosen(args: argparse.Namespace) -> Checkpoints:
-  from t5like.evaluation.following import Checkpoints
+def _chosen(args: argparse.Namespace) -> CheckpointSelection:
+  from t5like.evaluation.following import CheckpointSelection
 
-  return Checkpoints(args.step, args.steps, args.follow)
+  return CheckpointSelection(args.step, args.steps, args.follow)
 
 
 def _check(args: argparse.Namespace) -> None:

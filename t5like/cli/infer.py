@@ -6,7 +6,7 @@
   t5like infer --model=~/runs/demo_snli --task=snli --split=validation --output=snli.jsonl
   t5like infer --model=~/downloads/gpt2 --input=texts.txt --score       log-likelihoods
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
-  t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed=mean, --neighbours=FILE
+  t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed=mean, --neighbors=FILE
 
 The model is a model directory or a Hugging Face folder. A command that was killed goes on when it is given again:
 no row of --output is repeated or lost, and rows keep their order.
@@ -42,10 +42,10 @@ _JOBS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
   "candidates": lambda jobs, args: jobs.Rank(file=args.candidates, per_token=args.per_token),
   "candidates_field": lambda jobs, args: jobs.Rank(field=args.candidates_field, per_token=args.per_token),
   "fill_mask": lambda jobs, args: jobs.Fill(args.top),
-  "neighbours": lambda jobs, args: jobs.Nearest(args.neighbours, args.embed, args.top),
+  "neighbors": lambda jobs, args: jobs.Nearest(args.neighbors, args.embed, args.top),
   "embed": lambda jobs, args: jobs.Embed(args.embed),
 }
-_FILES = ("input", "candidates", "neighbours")
+_FILES = ("input", "candidates", "neighbors")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -76,8 +76,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--per_token", action="store_true", help="rank by the log-likelihood of a token")
   group.add_argument("--fill_mask", action="store_true", help="the likeliest tokens under each [MASK]")
   group.add_argument("--embed", metavar="cls|mean", help="a vector for each row")
-  group.add_argument("--neighbours", metavar="FILE", help="the nearest lines of this file, by cosine of embeddings")
-  group.add_argument("--top", type=int, default=5, metavar="N", help="tokens under a mask, neighbours (default: 5)")
+  group.add_argument(
+    "--neighbors", "--neighbours", metavar="FILE", help="the nearest lines of this file, by cosine of embeddings"
+  )
+  group.add_argument("--top", type=int, default=5, metavar="N", help="tokens under a mask, neighbors (default: 5)")
   add_decoding_arguments(parser)
 
 
@@ -111,14 +113,14 @@ def run(args: argparse.Namespace) -> int:
 def _check_options(args: argparse.Namespace) -> None:
   """Options that contradict one another, before anything is loaded."""
   jobs = [name for name in _JOBS if getattr(args, name)]
-  if len(jobs) > 1 and jobs != ["neighbours", "embed"]:
+  if len(jobs) > 1 and jobs != ["neighbors", "embed"]:
     raise UserError(f"--{jobs[0]} and --{jobs[1]} are two things to do", expected="one of them")
   decoding = given_options(args)
   if jobs and decoding:
     raise UserError(f"--{jobs[0]} writes no text: --{next(iter(decoding))} has no meaning there")
   if args.input and args.task:
     raise UserError("--input and --task are two things to answer", expected="one of them")
-  if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbours):
+  if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbors):
     raise UserError("only embeddings go into a .npy file", try_="--output=FILE.jsonl, or --embed=mean")
   if args.top < 1:
     raise UserError(f"--top={args.top} cannot work", expected="1 or more")
@@ -192,12 +194,12 @@ def _load(args: argparse.Namespace) -> Model:
   from t5like.console import warn
   from t5like.inference import load
   from t5like.inference.batch_inference import vocabulary_doubts
-  from t5like.parallel.process_zero import first_process_decides
+  from t5like.parallel.process_zero import run_on_process_zero
 
   model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
   step = model.step(args.step)
   if step is not None:
-    step = first_process_decides(lambda: model.step(args.step))
+    step = run_on_process_zero(lambda: model.step(args.step))
   for doubt in vocabulary_doubts(model):
     warn(doubt)
   return model.at(step, args.average)
@@ -221,7 +223,7 @@ def _mesh_axes(given: str | None) -> MeshAxes | None:
 
 
 def _ask(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:
-  from t5like.cli.infer_prompt import Prompt
+  from t5like.cli.infer_prompt import InteractivePrompt
   from t5like.inference.job_settings import Fill, Generate
 
   if args.output:
@@ -231,4 +233,4 @@ def _ask(args: argparse.Namespace, model: Model, settings: InferenceSettings) ->
   job = settings.job
   if model.module.batch_layout == "encoder" and isinstance(job, Generate):
     job = Fill(args.top)
-  return Prompt(model, job.build(model, settings.reading("text")), given_options(args)).run()
+  return InteractivePrompt(model, job.build(model, settings.reading("text")), given_options(args)).run()

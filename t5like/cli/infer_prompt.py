@@ -24,7 +24,7 @@ _OF_SETTINGS = {"settings": "what is set now", "reset": "all settings as at the 
 _POLL = 0.1  # seconds; between two looks at an answer Ctrl-C is heard
 
 
-class Prompt:
+class InteractivePrompt:
   """Reads lines until `:quit`. Ctrl-C ends an answer or a line, not the program."""
 
   def __init__(self, model: Model, job: Job, given: Mapping[str, Any]):
@@ -179,8 +179,8 @@ def describe_answer(answer: Answer) -> str:
   if "masks" in answer:
     lines = ["   ".join(f"{t['token']} {t['probability']:.1%}" for t in mask) for mask in answer["masks"]]
     return "\n".join([answer["filled"], *lines])
-  if "neighbours" in answer:
-    return "\n".join(f"{n['similarity']:.3f}  {n['text']}" for n in answer["neighbours"])
+  if "neighbors" in answer:
+    return "\n".join(f"{n['similarity']:.3f}  {n['text']}" for n in answer["neighbors"])
   if "choice" in answer:
     return "\n".join(f"{entry['score']:10.2f}  {entry['text']}" for entry in answer["ranking"])
   vector = answer["embedding"]

@@ -18,7 +18,7 @@ VERBS = {
   "train": "pre-train or fine-tune a model from gin files",
   "eval": "score checkpoints by decoding, ranking or loss; follow a run; compare two",
   "infer": "answer text with a model: files, tasks, or at a prompt",
-  "cache": "tokenise a seqio task once into a token cache",
+  "cache": "tokenize a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
   "plan": "what a run would take on a machine: memory, time, money",
   "bench": "measure how fast things are on this machine",
@@ -31,7 +31,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
 class _Parser(argparse.ArgumentParser):
-  """argparse that answers a misspelt option with the nearest right one."""
+  """argparse that answers a misspelled option with the nearest right one."""
 
   def error(self, message: str):
     unknown = message.removeprefix("unrecognized arguments: ").split()

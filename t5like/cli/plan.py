@@ -7,12 +7,12 @@
 The configuration is that of `t5like train`, with the same options; MODEL_DIR is not needed. Machines:
 
   v5p-512      a TPU slice: v4 and v5p by TensorCores (two a chip), v5e and v6e by chips
-  4xv5p-128    four slices, with the data centre's network between them
+  4xv5p-128    four slices, with the data center's network between them
   h100x8       a machine of eight GPUs (a100, h100, h200, b200; h200 alone is one)
   2xh100x8     two such machines, with InfiniBand between them
   local        this machine
 
---search tries meshes, batch sizes, parts and rematerialisation, and shows the fastest that fit.
+--search tries meshes, batch sizes, parts and rematerialization, and shows the fastest that fit.
 
 On TPUs step times, prices and shares of the peak come with a range, from the error on published runs.
 """
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     help="that a search tries (default: the configuration's, twice and four times it)",
   )
   parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a device for an hour (default: a list price)")
-  parser.add_argument("--pue", type=float, help="power of the data centre for each watt of its machines (default: 1.1)")
+  parser.add_argument("--pue", type=float, help="power of the data center for each watt of its machines (default: 1.1)")
   parser.add_argument("--co2e", type=float, metavar="KG", help="of a kWh where the machine is (default: 0.373, the US)")
   parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import gin
 
 from t5like.configuration.checks import check_macros, check_names, check_own_names, registered, without_open_macros
+from t5like.configuration.renamed import with_new_names
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import (
   Binding,
@@ -55,6 +56,7 @@ def load_data(config: Path, modules: Sequence[str] = ()) -> None:
 
 
 def _activate(statements: Sequence[Statement]) -> None:
+  statements = with_new_names(statements)
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)
   statements = without_open_macros(statements)

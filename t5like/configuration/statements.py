@@ -1,7 +1,7 @@
 """Reads gin files into a flat list of statements, so they can be checked before gin acts on them.
 
 gin itself stops at the first mistake and accepts any macro name. Reading first lets us name every
-missing value at once, with the file that asks for it, and find misspelt macros.
+missing value at once, with the file that asks for it, and find misspelled macros.
 """
 
 from __future__ import annotations

@@ -222,9 +222,9 @@ def _loss(source: T5XConfiguration, result: Translation) -> None:
       result.set(macro, value)
   factor = source.first("EncoderDecoderModel.loss_normalizing_factor", "LOSS_NORMALIZING_FACTOR")
   if isinstance(factor, int | float):
-    result.set("LOSS_NORMALISER", factor)
+    result.set("LOSS_NORMALIZER", factor)
   elif isinstance(factor, str) and "NUM_REAL_TARGET_TOKENS" not in factor:
-    result.left_out.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALISER is a number or None here)")
+    result.left_out.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALIZER is a number or None here)")
 
 
 def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool) -> None:

@@ -1,6 +1,6 @@
 """From token cache to batches: every batch is a function of (seed, step)."""
 
-from t5like.data.batches import Batches, HostShare, Stage, read_ahead
+from t5like.data.batches import Batches, HostShare, PhaseRows, read_ahead
 from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import (
   TokenCache,
@@ -25,7 +25,7 @@ __all__ = [
   "MixtureRows",
   "PieceLimits",
   "RowSource",
-  "Stage",
+  "PhaseRows",
   "TaskRecord",
   "TokenCache",
   "build_cache",

@@ -28,7 +28,7 @@ class HostShare:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stage:
+class PhaseRows:
   """Some steps with one kind of rows and one batch size; `steps` None: all that follow."""
 
   source: RowSource
@@ -38,28 +38,28 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The batches of a run: one stage, or several, such as BERT's 128 tokens and then 512."""
+  """The batches of a run: one phase, or several, such as BERT's 128 tokens and then 512."""
 
-  stages: Sequence[Stage]
+  phases: Sequence[PhaseRows]
   share: HostShare = HostShare()
 
-  def stage(self, step: int) -> tuple[Stage, int]:
-    """The stage of a step, and how many rows of its source were used before it.
+  def phase(self, step: int) -> tuple[PhaseRows, int]:
+    """The phase of a step, and how many rows of its source were used before it.
 
     Stages that go on with the same source (a batch that grows) go on in it.
     """
     used: dict[int, int] = {}
-    for stage in self.stages:
-      rows = used.get(id(stage.source), 0)
-      if stage.steps is None or step < stage.steps:
-        return stage, rows + step * stage.batch_size
-      used[id(stage.source)] = rows + stage.steps * stage.batch_size
-      step -= stage.steps
-    raise IndexError("the last stage of a run goes on for ever")
+    for phase in self.phases:
+      rows = used.get(id(phase.source), 0)
+      if phase.steps is None or step < phase.steps:
+        return phase, rows + step * phase.batch_size
+      used[id(phase.source)] = rows + phase.steps * phase.batch_size
+      step -= phase.steps
+    raise IndexError("the last phase of a run goes on for ever")
 
   def __getitem__(self, step: int) -> Batch:
-    stage, used = self.stage(int(step))
-    return stage.source.rows(used + self.share.rows(stage.batch_size).astype(np.int64))
+    phase, used = self.phase(int(step))
+    return phase.source.rows(used + self.share.rows(phase.batch_size).astype(np.int64))
 
 
 def read_ahead(

@@ -47,8 +47,10 @@ def check_name(what: str, name: str) -> None:
 class _Shard:
   """The files of one shard, mapped when first needed."""
 
-  def __init__(self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, mend: str):
-    self.files = {kind: CheckedFile(folder / f"{entry['name']}.{kind}", f, mend) for kind, f in entry["files"].items()}
+  def __init__(self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str):
+    self.files = {
+      kind: CheckedFile(folder / f"{entry['name']}.{kind}", f, rebuild_command) for kind, f in entry["files"].items()
+    }
     self._dtype = dtype
 
   @functools.cached_property
@@ -69,18 +71,20 @@ class _Shard:
 class TokenCache:
   """An opened cache. Numbers of examples and tokens count through all shards."""
 
-  def __init__(self, folder: Path, manifest: Mapping[str, Any], mend: str, scoring: Mapping[str, Any] | None = None):
-    self.folder, self.manifest, self._mend = folder, manifest, mend
+  def __init__(
+    self, folder: Path, manifest: Mapping[str, Any], rebuild_command: str, scoring: Mapping[str, Any] | None = None
+  ):
+    self.folder, self.manifest, self._rebuild_command = folder, manifest, rebuild_command
     self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
     dtype = np.dtype(manifest["dtype"])
-    self._shards = [_Shard(folder, entry, dtype, mend) for entry in manifest["shards"]]
+    self._shards = [_Shard(folder, entry, dtype, rebuild_command) for entry in manifest["shards"]]
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are checked to the last
     self._lengths: dict[str, np.ndarray] = {}
 
   def __reduce__(self):
-    return open_cache, (self.folder, self._mend)  # maps cannot go to another process
+    return open_cache, (self.folder, self._rebuild_command)  # maps cannot go to another process
 
   @property
   def examples(self) -> int:
@@ -214,20 +218,20 @@ class TokenCache:
       self._checked[at] = True
 
 
-def open_cache(folder: Path, mend: str, scoring: Mapping[str, Any] | None = None) -> TokenCache:
-  """Opens a cache; `mend` is the command that builds it anew, for error messages.
+def open_cache(folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | None = None) -> TokenCache:
+  """Opens a cache; `rebuild_command` is the command that builds it anew, for error messages.
 
   `scoring` takes the place of what the manifest says of postprocessor and metrics.
 
   Missing and truncated files are found here; altered ones here too if the cache is small, otherwise
   when they are first read. One on a store is copied to this machine first.
   """
-  manifest, text = _read_manifest(folder, mend)
+  manifest, text = _read_manifest(folder, rebuild_command)
   if storage.is_remote(folder):
     folder = mirrored(folder, manifest, text)
-    mend = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {mend}"
+    rebuild_command = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {rebuild_command}"
   _allow_open_files(len(manifest["shards"]))
-  cache = TokenCache(folder, manifest, mend, scoring)
+  cache = TokenCache(folder, manifest, rebuild_command, scoring)
   if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
     cache.check_all()
   return cache
@@ -242,30 +246,34 @@ def _allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def describe_cache(folder: Path, mend: str) -> dict[str, Any]:
+def describe_cache(folder: Path, rebuild_command: str) -> dict[str, Any]:
   """What a cache was made from, once all its files are found; one on a store is not copied for that."""
   if not storage.is_remote(folder):
-    return open_cache(folder, mend).manifest["description"]
-  manifest, _ = _read_manifest(folder, mend)
-  check_remote(folder, manifest, mend)
+    return open_cache(folder, rebuild_command).manifest["description"]
+  manifest, _ = _read_manifest(folder, rebuild_command)
+  check_remote(folder, manifest, rebuild_command)
   return manifest["description"]
 
 
-def _read_manifest(folder: Path, mend: str) -> tuple[dict[str, Any], bytes]:
+def _read_manifest(folder: Path, rebuild_command: str) -> tuple[dict[str, Any], bytes]:
   path = folder / MANIFEST
   try:
     text = path.read_bytes()
     manifest = storage.parse_json(text)
     if manifest["format"] != FORMAT:
       raise UserError(
-        "the token cache was written in another format", file=path, found=manifest["format"], expected=FORMAT, try_=mend
+        "the token cache was written in another format",
+        file=path,
+        found=manifest["format"],
+        expected=FORMAT,
+        try_=rebuild_command,
       )
     _check_manifest(manifest)
     return manifest, text
   except OSError as error:
-    raise UserError("no token cache here", folder=folder, because=error.strerror, try_=mend) from None
+    raise UserError("no token cache here", folder=folder, because=error.strerror, try_=rebuild_command) from None
   except (ValueError, KeyError, TypeError, AttributeError):
-    raise UserError("the manifest of the token cache is corrupt", file=path, try_=mend) from None
+    raise UserError("the manifest of the token cache is corrupt", file=path, try_=rebuild_command) from None
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:

@@ -51,7 +51,7 @@ DEFAULT_LIMITS = PieceLimits()
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class CacheProgress:
   """How far a build is, and how much of that an earlier attempt had done."""
 
   examples: int
@@ -70,7 +70,7 @@ def write_cache(
   scoring: Mapping[str, Any],
   progress: Callable[[int, int], None] = lambda examples, tokens: None,
 ) -> None:
-  """Tokenises `features` of every example here and now; a build that fails leaves nothing behind.
+  """Tokenizes `features` of every example here and now; a build that fails leaves nothing behind.
 
   Other members of the examples are kept as raw fields. `progress` is told examples and tokens so far.
   """
@@ -102,7 +102,7 @@ def build_cache(
   *,
   workers: int = 0,
   limits: PieceLimits = DEFAULT_LIMITS,
-  progress: Callable[[Progress], None] = lambda done: None,
+  progress: Callable[[CacheProgress], None] = lambda done: None,
   more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
   """Builds or goes on building the cache; call it inside `sole_builder(folder)`.
@@ -176,7 +176,7 @@ class PieceMaker:
     try:
       entry = json.loads((self.building / "entries" / f"{name}.json").read_bytes())
       for kind, expected in entry["files"].items():
-        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, mend="").read()
+        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, rebuild_command="").read()
     except (OSError, ValueError, KeyError, UserError):
       return None
     return entry if examples in (None, entry["examples"]) else None
@@ -221,7 +221,7 @@ def _make_all(
   parts: Sequence[Callable[[], Iterable[Example]]],
   limits: PieceLimits,
   workers: int,
-  progress: Callable[[Progress], None],
+  progress: Callable[[CacheProgress], None],
 ) -> list[dict[str, Any]]:
   """The entries of all shards, in the order of the source."""
   made = _Entries(maker, progress)
@@ -248,10 +248,10 @@ def _make_all(
 class _Entries:
   """The entries of shards as they come, in any order; notes which parts are complete."""
 
-  def __init__(self, maker: PieceMaker, progress: Callable[[Progress], None]):
+  def __init__(self, maker: PieceMaker, progress: Callable[[CacheProgress], None]):
     self._maker, self._progress = maker, progress
     self._entries: dict[tuple[int, int], dict[str, Any]] = {}
-    self._done = Progress(0, 0, 0, 0)
+    self._done = CacheProgress(0, 0, 0, 0)
     self._missing: collections.Counter[int] = collections.Counter()  # of each part, below 0 until it is closed
     self._pieces: dict[int, int] = {}
 
@@ -259,7 +259,7 @@ class _Entries:
     self._entries[place] = entry
     counts = (entry["examples"], entry["tokens"])
     added = (*counts, *(counts if made_before else (0, 0)))
-    self._done = Progress(*(a + b for a, b in zip(dataclasses.astuple(self._done), added, strict=True)))
+    self._done = CacheProgress(*(a + b for a, b in zip(dataclasses.astuple(self._done), added, strict=True)))
     self._progress(self._done)
     self._missing[place[0]] -= 1
     self._note(place[0])

@@ -21,7 +21,7 @@ class FirstTokens:
 
   def __post_init__(self):
     if not self.cache.is_corpus:
-      raise UserError("only a corpus has first tokens, not labelled examples", cache=self.cache.folder)
+      raise UserError("only a corpus has first tokens, not labeled examples", cache=self.cache.folder)
     if self.tokens > self.cache.tokens:
       raise UserError(
         f"the corpus has {self.cache.tokens:,} tokens: its first {self.tokens:,} are more than all",

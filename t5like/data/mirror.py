@@ -43,14 +43,16 @@ def mirrored(folder: RemotePath, manifest: Mapping[str, Any], text: bytes) -> Pa
   return local
 
 
-def check_remote(folder: RemotePath, manifest: Mapping[str, Any], mend: str) -> None:
+def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_command: str) -> None:
   """Compares the sizes of all files with the manifest, by one listing; nothing is copied."""
   present = folder.files()
   for name, about in _files(manifest).items():
     found = present[name]["size"] if name in present else None
     if found != about["bytes"]:
       what = "is missing" if found is None else "has the wrong size"
-      raise UserError(f"a file of the token cache {what}", file=folder / name, expected=about["bytes"], try_=mend)
+      raise UserError(
+        f"a file of the token cache {what}", file=folder / name, expected=about["bytes"], try_=rebuild_command
+      )
 
 
 def publish(local: Path, folder: RemotePath) -> None:

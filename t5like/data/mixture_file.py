@@ -28,12 +28,12 @@ def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
     raise UserError("the mixture could not be written", folder=folder, because=error.strerror) from error
 
 
-def read_mixture(folder: Path, mend: str) -> dict[str, float] | None:
-  """The rates of the tasks, None where the folder is no mixture's; `mend` is the command that writes it anew."""
+def read_mixture(folder: Path, rebuild_command: str) -> dict[str, float] | None:
+  """Returns the rates of the tasks, None where the folder is not of a mixture; `rebuild_command` is for errors."""
   path = folder / FILE
   if not path.is_file():
     return None
   try:
     return {str(task): float(rate) for task, rate in storage.read_json(path)["rates"].items()}
   except (ValueError, KeyError, TypeError, AttributeError):
-    raise UserError("the record of a mixture is corrupt", file=path, try_=mend) from None
+    raise UserError("the record of a mixture is corrupt", file=path, try_=rebuild_command) from None

@@ -78,10 +78,10 @@ class CorpusRows:
       others = self.plan.read(self.plan.of_other_documents(rows, combine(self.seed, epochs, rows, _OTHER)))
     draws = Draws.of(self.seed, epochs, rows)
     result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
-    return laid_out(result, self.objective, self.lengths, self.special, self.layout, self.as_packed)
+    return to_batch(result, self.objective, self.lengths, self.special, self.layout, self.as_packed)
 
 
-def laid_out(
+def to_batch(
   made: Pairs | Masked,
   objective: Objective,
   lengths: Lengths,
@@ -104,7 +104,7 @@ def laid_out(
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRows:
-  """Labelled examples, one a row or packed, shuffled every epoch."""
+  """Labeled examples, one a row or packed, shuffled every epoch."""
 
   cache: TokenCache
   lengths: Lengths

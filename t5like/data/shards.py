@@ -5,7 +5,7 @@ A shard `shard-00000` is three files:
     .tokens   ids of every feature of every example, uint16 or uint32, little-endian
     .index    int64 [examples * features + 1], offsets into .tokens: feature f of example e is
               tokens[index[e * features + f] : index[e * features + f + 1]]
-    .fields   one JSON object a line: what metrics and people need (only for labelled examples)
+    .fields   one JSON object a line: what metrics and people need (only for labeled examples)
 
 The cache's manifest holds their sizes and the CRC-32 of each block of 256 KiB, so that damage is found
 where it is read, without reading everything first.
@@ -74,15 +74,19 @@ def block_sums(data: bytes | memoryview) -> list[int]:
 class CheckedFile:
   """A file of the cache, whose blocks are checked when they are first read."""
 
-  def __init__(self, path: Path, expected: Mapping[str, Any], mend: str):
-    self.path, self._sums, self._mend = path, expected["crc32"], mend
+  def __init__(self, path: Path, expected: Mapping[str, Any], rebuild_command: str):
+    self.path, self._sums, self._rebuild_command = path, expected["crc32"], rebuild_command
     try:
       size = path.stat().st_size
     except OSError:
-      raise UserError("a file of the token cache is missing", file=path, try_=mend) from None
+      raise UserError("a file of the token cache is missing", file=path, try_=rebuild_command) from None
     if size != expected["bytes"]:
       raise UserError(
-        "a file of the token cache has the wrong size", file=path, found=size, expected=expected["bytes"], try_=mend
+        "a file of the token cache has the wrong size",
+        file=path,
+        found=size,
+        expected=expected["bytes"],
+        try_=rebuild_command,
       )
     self.bytes = size
     self._unread = np.ones(len(self._sums), bool)
@@ -120,6 +124,6 @@ class CheckedFile:
         "a file of the token cache is corrupt: its checksum differs",
         file=self.path,
         bytes=f"{block * BLOCK:,} to {min((block + 1) * BLOCK, self.bytes):,}",
-        try_=self._mend,
+        try_=self._rebuild_command,
       )
     self._unread[block] = False

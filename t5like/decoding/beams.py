@@ -127,7 +127,7 @@ def _could_improve(search: Search, live: dict, finished: dict, length: jax.Array
     return ~full
   reached = length
   if settings.early_stopping == "never" and settings.length_penalty > 0.0:
-    reached = search.limits  # the longest are penalised least
+    reached = search.limits  # the longest are penalized least
   best = live["scores"][:, 0] / length_penalty(reached, settings.length_penalty, settings.penalty_form)
   return ~full | (best > jnp.min(finished["ranking"], axis=1))
 

@@ -13,7 +13,7 @@ from t5like.decoding.beams import beam_search
 from t5like.decoding.ending import NOTHING, Endings
 from t5like.decoding.outputs import Decoded
 from t5like.decoding.settings import DecodeSettings
-from t5like.decoding.shaping import forbid, keep_likeliest, penalise_repetition
+from t5like.decoding.shaping import forbid, keep_likeliest, penalize_repetition
 
 # (tokens [rows], cache) -> (logits [rows, vocab] of what follows, cache)
 Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -39,7 +39,7 @@ class Search:
       own = endings.output(written)
       own = jnp.where(jnp.arange(own.shape[1])[None, :] < position, own, NOTHING)
       read = jnp.repeat(self.read, len(own) // len(self.read), axis=0)
-      logits = penalise_repetition(logits, jnp.concatenate([read, own], axis=1), settings.repetition_penalty)
+      logits = penalize_repetition(logits, jnp.concatenate([read, own], axis=1), settings.repetition_penalty)
     if settings.min_length > 0 and endings.eos_id is not None:
       logits = forbid(logits, endings.eos_id, position < settings.min_length)
     return logits

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 NEVER = -jnp.inf  # the logit of a token that must not come
 
 
-def penalise_repetition(logits: jax.Array, tokens: jax.Array, penalty: float) -> jax.Array:
+def penalize_repetition(logits: jax.Array, tokens: jax.Array, penalty: float) -> jax.Array:
   """Divides positive and multiplies negative logits of `tokens` [rows, n]; those below 0 stand for none."""
   places = jnp.where(tokens < 0, logits.shape[1], tokens)
   values = jnp.take_along_axis(logits, places, axis=1, mode="clip")

@@ -23,7 +23,7 @@ Progress = Callable[[int], None]  # receives the number of rows done
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WrittenAnswer:
   """An answer that a search found."""
 
   tokens: list[int]  # up to its end
@@ -37,18 +37,18 @@ def write_answers(
   settings: DecodeSettings,
   batch_size: int,
   progress: Progress = lambda done: None,
-) -> list[Written | NoRoom]:
+) -> list[WrittenAnswer | NoRoom]:
   """The best output for each prompt; NoRoom for one that the devices cannot take even alone."""
-  answers: list[Written | NoRoom] = [NoRoom(0, 0)] * len(prompts)
+  answers: list[WrittenAnswer | NoRoom] = [NoRoom(0, 0)] * len(prompts)
   planner, done = generator.planner(batch_size, settings.max_length), 0
   for batch in planner.plan([len(prompt) for prompt in prompts]):
 
-    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[Written]:
+    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[WrittenAnswer]:
       texts = [prompts[row] for row in rows]
       shape = planner.shape_for(rows, batch, max(map(len, texts)))
       decoded = generator.texts(params, texts, settings, shape, rows)
       best = (decoded.tokens[:, 0], decoded.lengths[:, 0], decoded.scores[:, 0])
-      return [Written(tokens[:n].tolist(), float(score)) for tokens, n, score in zip(*best, strict=True)]
+      return [WrittenAnswer(tokens[:n].tolist(), float(score)) for tokens, n, score in zip(*best, strict=True)]
 
     for row, found in zip(batch.rows, answer_in_room(batch.rows, answer), strict=True):
       answers[row] = found

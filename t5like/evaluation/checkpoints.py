@@ -10,13 +10,13 @@ from typing import Any
 import jax
 
 from t5like.console import say
-from t5like.evaluation.following import NEVER, Checkpoints, Stopped, load_next
+from t5like.evaluation.following import NEVER, CheckpointSelection, Stopped, load_next
 from t5like.evaluation.scoring import Evaluation
 from t5like.evaluation.settings import description
 from t5like.evaluation.tables import Record, Results, checkpoint_identity
 from t5like.evaluation.task_evaluation import EvaluationStopped, TaskEvaluation, write_predictions
 from t5like.inference import Model
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints.folders import checkpoints_folder
 
 Report = Callable[[Record, Evaluation], None]
@@ -52,7 +52,7 @@ def task_measurements(tasks: TaskEvaluation, out: Path, report: Report, stopped:
 def measure_checkpoints(
   model: Model,
   measurements: Sequence[Measurement],
-  checkpoints: Checkpoints,
+  checkpoints: CheckpointSelection,
   results: Results,
   average: bool = False,
   again: bool = False,
@@ -94,7 +94,7 @@ def _identity(model: Model, step: int | None) -> str | None:
 
 def _known(results: Results, blank: Record) -> Record | None:
   """What was measured before: process 0 looks it up, all go by what it finds."""
-  if not first_process_decides(lambda: int(results.find(blank) is not None)):
+  if not run_on_process_zero(lambda: int(results.find(blank) is not None)):
     return None
   known = (results.find(blank) if jax.process_index() == 0 else None) or blank
   scores = ", ".join(f"{name} {value:.2f}" for name, value in known.scores.items())

@@ -29,7 +29,7 @@ EXACT_MATCH = {"function": "t5like.tasks.metrics:accuracy", "keywords": {}}
 
 
 @dataclasses.dataclass(frozen=True)
-class Answers:
+class PairedAnswers:
   """A file of predictions, as an evaluation writes it."""
 
   path: Path
@@ -46,7 +46,7 @@ class Answers:
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
   """B against A in one metric."""
 
   metric: str
@@ -68,9 +68,9 @@ class Comparison:
   """Two files of answers to the same questions."""
 
   name: str  # task, split and settings
-  a: Answers
-  b: Answers
-  differences: list[Difference]  # one a metric
+  a: PairedAnswers
+  b: PairedAnswers
+  differences: list[ScoreDifference]  # one a metric
   rows: list[dict[str, Any]]  # those that are answered differently, with their numbers from 1
 
   def only_right(self) -> dict[str, int]:
@@ -141,7 +141,7 @@ class Selection:
     return {name: path for name, (_, path) in found.items()}
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path) -> PairedAnswers:
   rows = []
   try:
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -164,10 +164,10 @@ def read_answers(path: Path) -> Answers:
     metrics = storage.read_json(about)["metrics"] if about.is_file() else [EXACT_MATCH]
   except (ValueError, KeyError) as error:
     raise UserError(f"cannot read the metrics of {path}", file=about, because=error, try_="move it away") from None
-  return Answers(path, rows, metrics or [EXACT_MATCH])
+  return PairedAnswers(path, rows, metrics or [EXACT_MATCH])
 
 
-def check_same_questions(a: Answers, b: Answers) -> None:
+def check_same_questions(a: PairedAnswers, b: PairedAnswers) -> None:
   if len(a.rows) != len(b.rows):
     raise UserError(
       f"{len(a.rows):,} answers cannot be compared with {len(b.rows):,}: they are of other questions",
@@ -183,13 +183,13 @@ def check_same_questions(a: Answers, b: Answers) -> None:
 
 
 def compare(
-  a: Answers,
-  b: Answers,
+  a: PairedAnswers,
+  b: PairedAnswers,
   resamples: int = RESAMPLES,
   seed: int = 0,
   progress: Callable[[str], None] = lambda text: None,
   modules: Sequence[str] = (),
-) -> list[Difference]:
+) -> list[ScoreDifference]:
   """The difference in every metric, with its 95 % interval. The same seed gives the same numbers.
 
   `modules` are those of the user's own in which metrics may be found.
@@ -268,14 +268,14 @@ def _recomputed(sides: Sequence[_Side], names: Sequence[str], resamples: int, se
   return drawn
 
 
-def _difference(name: str, sides: Sequence[_Side], drawn: np.ndarray) -> Difference:
+def _difference(name: str, sides: Sequence[_Side], drawn: np.ndarray) -> ScoreDifference:
   low, high = np.percentile(drawn, (2.5, 97.5))
   better = float(np.mean(drawn > 0) + 0.5 * np.mean(drawn == 0))
   a, b = (side.scores[name] for side in sides)
-  return Difference(name, a, b, float(low), float(high), better, len(drawn))
+  return ScoreDifference(name, a, b, float(low), float(high), better, len(drawn))
 
 
-def differences_table(found: Sequence[Difference], a: str = "A", b: str = "B") -> str:
+def differences_table(found: Sequence[ScoreDifference], a: str = "A", b: str = "B") -> str:
   rows = [("metric", a, b, "B - A", "95 % interval", "B better in", "resamples", "")]
   for d in found:
     interval = f"{d.low:+.2f} to {d.high:+.2f}"
@@ -295,7 +295,7 @@ def differences_table(found: Sequence[Difference], a: str = "A", b: str = "B") -
   return table(rows, right=(1, 2, 3, 4, 5, 6), indent="  ")
 
 
-def differing_rows(a: Answers, b: Answers) -> list[dict[str, Any]]:
+def differing_rows(a: PairedAnswers, b: PairedAnswers) -> list[dict[str, Any]]:
   """The rows that are answered differently, with their numbers from 1."""
   check_same_questions(a, b)
   return [

@@ -12,13 +12,12 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.inference import Model
-from t5like.inference.prompts import PromptForm, is_trained_elsewhere, prompt_form
+from t5like.inference.prompts import PromptForm, is_trained_elsewhere, position_limit, prompt_form
+from t5like.inference.task_caches import default_lengths
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
 
 _BATCH = 32
-_INPUTS = 512
-_TARGETS = 62  # a pre-training run has no target length of its own for labelled tasks: T5's serves them all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,12 +36,10 @@ class EvaluatedModel:
   def of(cls, module: nn.Module, mesh: Mesh, vocabulary: Vocabulary, experiment: Experiment | None) -> EvaluatedModel:
     """As the experiment trained it, or as suits a model whose training is not known."""
     form = prompt_form(module, vocabulary, experiment)
+    inputs, targets = default_lengths(experiment, position_limit(module.config))
     if is_trained_elsewhere(experiment):
-      positions = learned_positions(module)
-      inputs = _INPUTS if positions is None else max(positions - _TARGETS, positions // 2)
-      return cls(module, mesh, vocabulary, form, inputs, _TARGETS, _BATCH)
-    inputs, targets = experiment.lengths["inputs"], experiment.lengths.get("targets", _TARGETS)
-    if experiment.mix:  # labelled examples among text: they were read as in a fine-tuning
+      return cls(module, mesh, vocabulary, form, inputs, targets, _BATCH)
+    if experiment.mix:  # labeled examples among text: they were read as in a fine-tuning
       special = SpecialTokens.of(vocabulary)
       lengths = row_lengths(experiment, experiment.lengths, special)
       inputs, targets = lengths.inputs, lengths.targets
@@ -64,7 +61,7 @@ class EvaluatedModel:
 
   @property
   def positions(self) -> int | None:
-    return learned_positions(self.module)
+    return position_limit(self.module.config)
 
   def check_writes(self) -> None:
     """Refuses an encoder: it has no answers to be scored."""
@@ -74,8 +71,3 @@ class EvaluatedModel:
         expected="a model with a decoder (T5, GPT)",
         try_="--loss, which scores how well it fills in hidden text",
       )
-
-
-def learned_positions(module: nn.Module) -> int | None:
-  """The number of positions of a model that learned them; None: no limit."""
-  return module.config.max_positions if module.config.positions == "learned" else None

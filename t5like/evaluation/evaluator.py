@@ -10,7 +10,7 @@ from typing import Any
 from t5like import data
 from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
-from t5like.evaluation.answering import Written, rank_answers, write_answers
+from t5like.evaluation.answering import WrittenAnswer, rank_answers, write_answers
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
 from t5like.evaluation.scoring import Evaluation, score_answers
@@ -89,7 +89,7 @@ class Evaluator:
   def _write(self, params: Any, asked: EvaluationSet, progress: Progress) -> _Answered:
     settings = self._settings_for(asked)
     written = write_answers(self._generator, params, asked.prompts, settings, self._batch_size, progress)
-    found = {n: answer for n, answer in enumerate(written) if isinstance(answer, Written)}
+    found = {n: answer for n, answer in enumerate(written) if isinstance(answer, WrittenAnswer)}
     return _Answered(
       {n: self._text(found[n].tokens, asked) if n in found else "" for n in range(len(written))},
       [n for n in range(len(written)) if n not in found],

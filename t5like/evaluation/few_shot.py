@@ -99,7 +99,7 @@ def _filled(text: str, example: Fields) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Prompt:
+class FewShotPrompt:
   text: str
   tokens: list[int]
   shots: int  # solved examples that found room
@@ -132,7 +132,7 @@ class PromptMaker:
     self._template, self._pool, self._shots, self._seed = template, pool, shots, seed
     self._encode, self._room, self._pool_is_evaluated = encode, room, pool_is_evaluated
 
-  def __call__(self, number: int, example: Fields) -> Prompt:
+  def __call__(self, number: int, example: Fields) -> FewShotPrompt:
     """The prompt of one example: shots that do not fit are left out, from the first on."""
     but = number if self._pool_is_evaluated else None
     chosen = [self._pool[i] for i in draw_shots(self._seed, number, self._shots, len(self._pool), but)]
@@ -142,20 +142,20 @@ class PromptMaker:
       text = _filled(self._template.instruction, example) + "".join(solved[dropped:]) + question
       tokens = self._encode(text)
       if self._room is None or len(tokens) <= self._room:
-        return Prompt(text, tokens, len(solved) - dropped)
+        return FewShotPrompt(text, tokens, len(solved) - dropped)
     raise UserError(
       f"the prompt of example {number} has {len(tokens)} tokens even without shots, there is room for {self._room}",
       begins=repr(text[:80]),
       try_="a shorter template, a smaller --max_length, or a larger --inputs_length where one was given",
     )
 
-  def all(self, examples: Sequence[Fields]) -> list[Prompt]:
+  def all(self, examples: Sequence[Fields]) -> list[FewShotPrompt]:
     if examples:
       self._template.check(examples[0], "this task")
     return [self(number, example) for number, example in enumerate(examples)]
 
 
-def shots_story(prompts: Sequence[Prompt], shots: int) -> str:
+def shots_story(prompts: Sequence[FewShotPrompt], shots: int) -> str:
   """What to tell of prompts that lost shots; '' where none did."""
   short = [prompt.shots for prompt in prompts if prompt.shots < shots]
   if not short:

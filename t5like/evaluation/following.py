@@ -12,7 +12,7 @@ from t5like.console import say
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.inference import Model
-from t5like.parallel.process_zero import all_processes, first_process_decides
+from t5like.parallel.process_zero import on_all_processes, run_on_process_zero
 from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps, checkpoints_folder
 from t5like.training.records.goodput import FILE, read_attempts
 from t5like.training.records.model_dir import CONFIG
@@ -24,7 +24,7 @@ _WAIT, _STOP, _END = -1, -2, -3
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoints:
+class CheckpointSelection:
   """Which checkpoints of a model are evaluated: one, several, or each as training writes it."""
 
   step: int | None = None  # None: the newest
@@ -66,7 +66,7 @@ def load_next(model: Model, step: int | None, average: bool, several: bool) -> A
     if step is None or (checkpoints_folder(model.folder) / str(step)).exists():
       raise
     problem = UserError(str(error))
-  if all_processes(problem is None):
+  if on_all_processes(problem is None):
     return params
   if not several:
     raise problem or UserError(f"another host cannot read the checkpoint of step {step}")
@@ -120,7 +120,7 @@ class Follower:
   def __iter__(self) -> Iterator[int]:
     done: set[int] = set()
     while True:
-      answer = first_process_decides(lambda: self._next(done))
+      answer = run_on_process_zero(lambda: self._next(done))
       if answer >= 0:
         done.add(answer)
         yield answer

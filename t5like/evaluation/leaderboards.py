@@ -14,7 +14,7 @@ import jax
 from t5like.errors import UserError, nearest
 from t5like.evaluation import submissions
 from t5like.evaluation.evaluation_set import EvaluationSet
-from t5like.evaluation.submissions import Written
+from t5like.evaluation.submissions import WrittenFiles
 from t5like.evaluation.task_evaluation import TaskEvaluation
 from t5like.files import storage
 from t5like.tasks import metrics
@@ -61,7 +61,7 @@ class Submission:
 
 def submit(
   submission: Submission, tasks: TaskEvaluation, params: Any, out: Path, step: int | None
-) -> Iterator[Written]:
+) -> Iterator[WrittenFiles]:
   """Answers all tasks and yields the files as they are written, by process 0 alone."""
   folder, written = out / FOLDER / f"{submission.leaderboard}-{step or 0}", []
   for asked in tasks.sets:
@@ -77,7 +77,7 @@ def submit(
     yield _zip(folder, written)
 
 
-def _write(submission: Submission, folder: Path, asked: EvaluationSet, predictions: list, whole: bool) -> Written:
+def _write(submission: Submission, folder: Path, asked: EvaluationSet, predictions: list, whole: bool) -> WrittenFiles:
   if submission.leaderboard == "glue":
     return submissions.write_glue(folder, asked.task, asked.fields, predictions, whole)
   path = folder / f"{asked.task}.json"
@@ -98,7 +98,7 @@ def _write(submission: Submission, folder: Path, asked: EvaluationSet, predictio
   )
 
 
-def _zip(folder: Path, written: Sequence[Written]) -> Written:
+def _zip(folder: Path, written: Sequence[WrittenFiles]) -> WrittenFiles:
   """The leaderboard takes one archive without folders in it."""
   archive, content = folder / "submission.zip", io.BytesIO()
   with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
@@ -107,4 +107,4 @@ def _zip(folder: Path, written: Sequence[Written]) -> Written:
   archive.write_bytes(content.getvalue())
   names = {item.path.name for item in written}
   missing = [form.name for form in submissions.GLUE.values() if form.name not in names]
-  return Written(archive, None, f"the leaderboard wants {', '.join(missing)} too" if missing else "")
+  return WrittenFiles(archive, None, f"the leaderboard wants {', '.join(missing)} too" if missing else "")

@@ -43,7 +43,7 @@ GLUE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Written:
+class WrittenFiles:
   """A file of a submission, and what its maker should know of it."""
 
   path: Path
@@ -54,7 +54,7 @@ class Written:
 
 def write_glue(
   folder: Path, task: str, fields: Sequence[Mapping[str, Any]], predictions: Sequence[Any], whole: bool = True
-) -> Written:
+) -> WrittenFiles:
   """One task's table, by the numbers of its rows. `predictions` are class numbers, STS-B's are scores.
 
   An answer that is no class becomes class 0: the leaderboard takes no blank. `whole`: all rows of the split are here.
@@ -81,13 +81,13 @@ def write_glue(
     story.append(f"{invalid:,} answers were no label and became the first: --rank gives none")
   if whole and len(rows) != form.examples:
     story.append(f"the official test set has {form.examples:,} rows: the leaderboard will refuse this file")
-  return Written(path, len(rows), "; ".join(story))
+  return WrittenFiles(path, len(rows), "; ".join(story))
 
 
-def write_squad(path: Path, answers: Mapping[str, str]) -> Written:
+def write_squad(path: Path, answers: Mapping[str, str]) -> WrittenFiles:
   """A text for every question's id, as the official script and the leaderboard of 1.1 and 2.0 take it."""
   write_text(path, json.dumps(dict(answers), ensure_ascii=False) + "\n")
-  return Written(path, len(answers))
+  return WrittenFiles(path, len(answers))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,31 +6,9 @@ from collections.abc import Sequence
 
 from t5like import data
 from t5like.errors import UserError
-from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.experiments import seqio_process
-from t5like.experiments.token_caches import TokenCaches
-from t5like.files.storage import DEFAULT_ROOT
 from t5like.inference import Model
-
-
-def caches_of(
-  model: Model, cache_dir: str | None = None, task_modules: Sequence[str] = (), inputs_length: int | None = None
-) -> TokenCaches:
-  """The token caches that the caller names. What a model directory names is data, and is not followed."""
-  evaluated = EvaluatedModel.of_loaded(model)
-  own = {} if model.trained_elsewhere else model.experiment.lengths
-  return TokenCaches(
-    cache_dir or DEFAULT_ROOT,
-    model.vocabulary_name,
-    model.vocabulary,
-    task_modules,
-    hint=model.task_hint(),
-    lengths={
-      "inputs": inputs_length or own.get("inputs", evaluated.inputs),
-      "targets": own.get("targets", evaluated.targets),
-    },
-    evaluation=True,
-  )
+from t5like.inference.task_caches import task_caches
 
 
 class TaskCaches:
@@ -39,7 +17,7 @@ class TaskCaches:
   def __init__(
     self, model: Model, cache_dir: str | None, task_modules: Sequence[str], inputs_length: int | None = None
   ):
-    self._caches = caches_of(model, cache_dir, task_modules, inputs_length)
+    self._caches = task_caches(model, cache_dir, task_modules, inputs_length)
     self._modules, self._hint = task_modules, model.task_hint()
 
   def open(self, name: str, split: str) -> dict[str, data.TokenCache]:
@@ -51,8 +29,8 @@ class TaskCaches:
     (cache,) = self.open(task, split).values()
     return cache
 
-  def is_labelled(self, task: str, split: str) -> bool:
-    """Whether labelled examples of a task are cached already: then seqio is not needed."""
+  def is_labeled(self, task: str, split: str) -> bool:
+    """Whether labeled examples of a task are cached already: then seqio is not needed."""
     return self._is_single(task, split) and not self._caches.open_or_build(task, split)[0].cache.is_corpus
 
   def _members(self, name: str, split: str) -> list[str]:
@@ -64,4 +42,4 @@ class TaskCaches:
 
   def _is_single(self, name: str, split: str) -> bool:
     folder = self._caches.folder(name, split)
-    return folder.is_dir() and data.read_mixture(folder, mend="") is None
+    return folder.is_dir() and data.read_mixture(folder, rebuild_command="") is None

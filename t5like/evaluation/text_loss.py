@@ -16,7 +16,7 @@ from t5like.console import ProgressLine, say
 from t5like.errors import UserError
 from t5like.evaluation.answering import split_starts
 from t5like.evaluation.checkpoints import Measurement
-from t5like.evaluation.evaluated_model import EvaluatedModel, learned_positions
+from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.perplexity import BatchLosses, TextLoss, causal_loss, denoising_loss
 from t5like.evaluation.settings import TextLossSettings
 from t5like.evaluation.tables import Record
@@ -41,7 +41,7 @@ class Corpus:
   split: str
   texts: list[list[int]]
   bytes: int
-  inputs: list[list[int]] | None = None  # labelled: what each text is an answer to
+  inputs: list[list[int]] | None = None  # labeled: what each text is an answer to
   data: str = ""
 
 
@@ -111,18 +111,18 @@ def _tasks(model: Model, settings: TextLossSettings) -> list[Corpus]:
   caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length)
   split, examples, found = settings.split, settings.examples, []
   for name in (split_task_name(name)[0] for name in names):
-    if caches.is_labelled(name, split):
-      found.append(_labelled(name, split, caches.open_task(name, split), examples))
+    if caches.is_labeled(name, split):
+      found.append(_labeled(name, split, caches.open_task(name, split), examples))
       continue
     for task, documents in seqio_process.texts(name, split, examples, settings.task_modules).items():
       found.append(
-        _labelled(task, split, caches.open_task(task, split), examples) if documents is None
+        _labeled(task, split, caches.open_task(task, split), examples) if documents is None
         else _of_documents(model, task, split, documents)
       )  # fmt: skip
   return found
 
 
-def _labelled(task: str, split: str, cache: data.TokenCache, examples: int) -> Corpus:
+def _labeled(task: str, split: str, cache: data.TokenCache, examples: int) -> Corpus:
   if set(cache.features) != {"inputs", "targets"}:
     raise UserError(f"task {task!r} has no targets to predict: its examples have {', '.join(cache.features)}")
   count = min(examples or cache.examples, cache.examples)
@@ -228,7 +228,7 @@ def _objective(model: Model, settings: TextLossSettings) -> tuple[Objective, Len
       f"{objective.name} cannot measure {type(model.module).__name__}", try_=f"--objective={' or '.join(fitting)}"
     )
   inputs = settings.window or (_WINDOW if model.trained_elsewhere else model.experiment.lengths["inputs"])
-  inputs = min(inputs, learned_positions(model.module) or inputs)
+  inputs = min(inputs, model.positions or inputs)
   lengths = objective.lengths(inputs)
   objective.check(lengths, model.special)
   return objective, lengths

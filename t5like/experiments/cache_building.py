@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5like import data
 from t5like.console import ProgressLine, duration
-from t5like.data.cache_builder import Progress
+from t5like.data.cache_builder import CacheProgress
 from t5like.errors import UserError
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
@@ -191,7 +191,7 @@ class _Builder:
     if self._settings.force:
       return False
     try:
-      written = data.describe_cache(folder, mend="")
+      written = data.describe_cache(folder, rebuild_command="")
     except UserError as error:
       if folder.exists():
         print(f"the token cache is built anew: {error.what}", file=sys.stderr)
@@ -213,10 +213,10 @@ class BuildProgress:
   def __init__(self, total: int | None):
     self._total = total
     self._started = time.monotonic()
-    self._last: Progress | None = None
+    self._last: CacheProgress | None = None
     self._line = ProgressLine(log_every=_LOG_EVERY, eager=False, first_host_only=False)
 
-  def __call__(self, done: Progress) -> None:
+  def __call__(self, done: CacheProgress) -> None:
     self._last = done
     self._line.show(self.text(done, time.monotonic() - self._started))
 
@@ -224,7 +224,7 @@ class BuildProgress:
     if self._last:
       self._line.show(self.text(self._last, time.monotonic() - self._started), final=True)
 
-  def text(self, done: Progress, seconds: float) -> str:
+  def text(self, done: CacheProgress, seconds: float) -> str:
     total = f" of {self._total:,}" if self._total else ""
     speed = (done.tokens - done.resumed_tokens) / max(seconds, 1e-9)
     parts = [f"{done.examples:,}{total} examples", f"{done.tokens:,} tokens", f"{speed:,.0f} tokens/s"]

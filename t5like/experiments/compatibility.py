@@ -110,7 +110,7 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
 
 
 def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
-  """A corpus needs an objective, labelled examples have their own targets."""
+  """A corpus needs an objective, labeled examples have their own targets."""
   task = cache.manifest["description"]["task"]
   if cache.is_corpus and experiment.objective is None:
     raise UserError(

@@ -40,14 +40,14 @@ class Experiment:
   # A registered seqio task, and the modules to import so that it is registered.
   task: str
   # Tokens of a row: {"inputs": 512} for an objective, which knows its targets' length,
-  # {"inputs": 512, "targets": 32} for labelled examples.
+  # {"inputs": 512, "targets": 32} for labeled examples.
   lengths: Mapping[str, int]
   # Rows of a step, over all devices.
   batch_size: int
   steps: int
   optimizer: Optimizer
-  # What to hide and predict in a corpus; None for labelled examples; "task" for what the task's name says:
-  # c4_span_corruption is span corruption of the corpus c4, a name without an objective is a labelled task.
+  # What to hide and predict in a corpus; None for labeled examples; "task" for what the task's name says:
+  # c4_span_corruption is span corruption of the corpus c4, a name without an objective is a labeled task.
   objective: Objective | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
@@ -56,9 +56,9 @@ class Experiment:
   # Only the first so many tokens of the corpus are used, again and again; None: all.
   unique_tokens: int | None = None
   # Tasks that are trained together with `task`, which is one of them, and how often each is drawn (only the ratios
-  # count). A corpus among labelled tasks is hidden and predicted as `objective` says.
+  # count). A corpus among labeled tasks is hidden and predicted as `objective` says.
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
-  # Labelled examples share rows, as many as fit; False: one a row; None: they do where a run has labelled tasks alone.
+  # Labeled examples share rows, as many as fit; False: one a row; None: they do where a run has labeled tasks alone.
   pack: bool | None = None
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
   # first phase, [{"steps": 1000, "batch_size": 32}] a batch that grows. What a phase leaves out is as above.
@@ -70,7 +70,7 @@ class Experiment:
   z_loss: float = 1e-4
   label_smoothing: float = 0.0
   # The loss of a step is its sum over target tokens divided by their number, or by this fixed factor.
-  loss_normaliser: float | None = None
+  loss_normalizer: float | None = None
   # A batch is done in so many parts, one after the other: memory for time, with the same result.
   microbatches: int = 1
   # The same bits at every run and resume on a kind of GPU; False: the fastest kernels, which differ in their rounding.
@@ -94,7 +94,7 @@ class Experiment:
   # Evaluation, at the end too: the split ('' for none); by decoding at most so many examples (0: all), and by the
   # loss of the true answers, over so many batches where a corpus has no end of them.
   eval_split: str = ""
-  # Labelled tasks to evaluate on, where they are others than those trained on.
+  # Labeled tasks to evaluate on, where they are others than those trained on.
   eval_tasks: Sequence[str] = ()
   eval_examples: int = 0
   eval_loss_batches: int = 16
@@ -160,8 +160,8 @@ class Experiment:
       raise _bad("z_loss", self.z_loss, "a number of at least 0")
     if not _is_number(self.label_smoothing) or not 0 <= self.label_smoothing < 1:
       raise UserError(f"label_smoothing = {self.label_smoothing!r} cannot work", expected="a share from 0 to below 1")
-    if self.loss_normaliser is not None and not (_is_number(self.loss_normaliser) and self.loss_normaliser > 0):
-      raise _bad("loss_normaliser", self.loss_normaliser, "a number above 0, or None: real target tokens")
+    if self.loss_normalizer is not None and not (_is_number(self.loss_normalizer) and self.loss_normalizer > 0):
+      raise _bad("loss_normalizer", self.loss_normalizer, "a number above 0, or None: real target tokens")
 
   def _check_profile_steps(self) -> None:
     steps = self.profile_steps
@@ -175,7 +175,7 @@ class Experiment:
       raise UserError(
         f"LENGTHS = {dict(lengths)!r} says nothing of targets, and {self.task!r} names no objective",
         corpus=f"--gin.TASK={self.task}_span_corruption, or a file of objectives/: its targets follow from the inputs",
-        labelled="--gin.LENGTHS=\"{'inputs': 512, 'targets': 62}\"",
+        labeled="--gin.LENGTHS=\"{'inputs': 512, 'targets': 62}\"",
       )
     if not expected <= set(lengths) <= {"inputs", "targets"}:
       raise _bad("lengths", dict(lengths), f"the lengths of {' and '.join(sorted(expected))}")

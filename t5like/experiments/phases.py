@@ -10,7 +10,7 @@ from t5like.data.layouts import Batch, blank
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_kind, row_lengths
 from t5like.experiments.experiment import Experiment
-from t5like.experiments.token_caches import Member
+from t5like.experiments.token_caches import CachedTask
 from t5like.objectives import Lengths, SpecialTokens
 
 
@@ -53,7 +53,7 @@ def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
 
 def make_batches(
   experiment: Experiment,
-  members: Sequence[Member],
+  members: Sequence[CachedTask],
   phases: Sequence[Phase],
   special: SpecialTokens,
   parts: parallel.BatchParts,
@@ -67,12 +67,12 @@ def make_batches(
       # Another seed for each kind of rows, or a second phase would begin with the text of the first.
       seed = experiment.seed + (number << 32)
       sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
-  stages = [data.Stage(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
-  return data.Batches(stages, data.HostShare(parts.held, parts.total))
+  rows = [data.PhaseRows(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
+  return data.Batches(rows, data.HostShare(parts.held, parts.total))
 
 
 def _mixed(
-  experiment: Experiment, members: Sequence[Member], lengths: Lengths, special: SpecialTokens, seed: int
+  experiment: Experiment, members: Sequence[CachedTask], lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
   sources = [_source(experiment, member.cache, lengths, special, seed) for member in members]
   return sources[0] if len(sources) == 1 else data.MixtureRows(sources, [member.rate for member in members])
@@ -90,7 +90,7 @@ def _source(
 
 
 def is_packed(experiment: Experiment) -> bool:
-  """Whether several examples share a row: labelled ones can."""
+  """Whether several examples share a row: labeled ones can."""
   return experiment.packs and (experiment.objective is None or bool(experiment.mix))
 
 

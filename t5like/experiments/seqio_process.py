@@ -29,7 +29,7 @@ def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str
 
 
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
-  """By task: the documents of a corpus as they are before tokenisation, None for labelled examples; 0: no limit."""
+  """By task: the documents of a corpus as they are before tokenization, None for labeled examples; 0: no limit."""
   return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
 
 

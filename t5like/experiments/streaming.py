@@ -25,7 +25,7 @@ import jax
 
 from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Batch, Examples
-from t5like.data.rows import laid_out
+from t5like.data.rows import to_batch
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase
@@ -265,7 +265,7 @@ def _open(settings: StreamSettings, seed: int, place: Path | None) -> tuple[Any,
   def batches() -> Iterator[Batch]:
     for streamed in stream:
       if objective is not None:
-        yield laid_out(streamed.texts, objective, settings.lengths, special, settings.layout)
+        yield to_batch(streamed.texts, objective, settings.lengths, special, settings.layout)
       else:
         examples = Examples(streamed.texts.inputs, streamed.texts.targets, settings.rows, streamed.row)
         yield LAYOUTS[settings.layout](examples, settings.lengths, special.start)

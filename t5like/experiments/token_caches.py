@@ -21,7 +21,7 @@ from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class CachedTask:
   """A task of a mixture; a task alone is a mixture of one."""
 
   task: str
@@ -81,18 +81,20 @@ class TokenCaches:
       self._evaluation,
     )
 
-  def open(self, task: str, split: str) -> list[Member] | None:
+  def open(self, task: str, split: str) -> list[CachedTask] | None:
     """What is there and current, None if something must be built; a damaged cache is an error.
 
     Raises MustStream for a task that is not kept.
     """
-    rates = data.read_mixture(self.folder(task, split), mend=shlex.join(self.command(task, split, force=True)))
+    rates = data.read_mixture(
+      self.folder(task, split), rebuild_command=shlex.join(self.command(task, split, force=True))
+    )
     if rates and self._is_changed(task, data.read_record(self.folder(task, split))):
       return None
     caches = {name: self._open_task(name, split) for name in rates or [task]}
     if None in caches.values():
       return None
-    return [Member(name, cache, rates[name] if rates else 1.0) for name, cache in caches.items()]
+    return [CachedTask(name, cache, rates[name] if rates else 1.0) for name, cache in caches.items()]
 
   def _open_task(self, task: str, split: str) -> data.TokenCache | None:
     folder = self.folder(task, split)
@@ -105,8 +107,8 @@ class TokenCaches:
       folder = data.finished_folder(folder, self._lengths)
     if not folder.is_dir():
       return None
-    mend = shlex.join(self.command(task, split, force=True))
-    cache = data.open_cache(folder, mend, record.scoring if record else None)
+    rebuild_command = shlex.join(self.command(task, split, force=True))
+    cache = data.open_cache(folder, rebuild_command, record.scoring if record else None)
     changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
     if changed:
       print(f"the token cache {folder} is stale: {changed}")
@@ -131,7 +133,7 @@ class TokenCaches:
     """Whether a cache of an earlier version, without a record of its task, is checked: tasks of the user's are."""
     return bool(self._task_modules) and (task, split) not in self._built and can_build()
 
-  def open_or_build(self, task: str, split: str) -> list[Member]:
+  def open_or_build(self, task: str, split: str) -> list[CachedTask]:
     members = self.open(task, split)
     if members is not None:
       return members

@@ -19,7 +19,7 @@ from t5like.inference.jobs import Limits
 from t5like.inference.model import Model
 from t5like.inference.running import run_rows
 from t5like.inference.task_caches import task_caches
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 
 _SPARE_ROWS = 1024
 
@@ -80,10 +80,10 @@ def answer_rows(model: Model, settings: InferenceSettings) -> int:
 
   with contextlib.ExitStack() as stack:
     if path:
-      first_process_decides(take_file)
+      run_on_process_zero(take_file)
     job = settings.job.build(model, reading)
     if path:
-      first_process_decides(lambda: outputs.begin_file(path, header, settings.overwrite) or 0)
+      run_on_process_zero(lambda: outputs.begin_file(path, header, settings.overwrite) or 0)
     if path and path.suffix == ".npy":
       output = outputs.VectorFile(path, job.width)
     else:

@@ -18,7 +18,7 @@ _EVEN = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class BatchShape:
   """What a batch is padded to."""
 
   rows: int
@@ -32,7 +32,7 @@ class Shape:
 @dataclasses.dataclass(frozen=True)
 class RowBatch:
   rows: np.ndarray  # their numbers
-  shape: Shape
+  shape: BatchShape
 
 
 class BatchPlanner:
@@ -46,7 +46,7 @@ class BatchPlanner:
     tokens that are decoded for it."""
     self._batch_size, self._ways, self._at_most = batch_size, ways, at_most
     self._per_batch = _DECODE_STEP * written
-    self._known: set[Shape] = set()
+    self._known: set[BatchShape] = set()
 
   def plan(self, lengths: Sequence[int]) -> list[RowBatch]:
     """All rows once, the longest first, so that what does not fit fails at once."""
@@ -65,17 +65,17 @@ class BatchPlanner:
         batches.append(RowBatch(rows, shape))
     return batches
 
-  def shape_for(self, rows: Sequence[int], batch: RowBatch, longest: int) -> Shape:
+  def shape_for(self, rows: Sequence[int], batch: RowBatch, longest: int) -> BatchShape:
     """The shape of a batch, or of a part of it, with rows of up to `longest`, where the whole had no room."""
     return batch.shape if len(rows) == len(batch.rows) else self.smallest(len(rows), longest)
 
-  def smallest(self, rows: int, length: int) -> Shape:
+  def smallest(self, rows: int, length: int) -> BatchShape:
     """The smallest shape that holds rows of up to this length."""
-    return Shape(
+    return BatchShape(
       self._ways * decoding.bucket(-(-rows // self._ways), smallest=1), decoding.bucket(length, at_most=self._at_most)
     )
 
-  def _cheapest(self, rows: int, length: int) -> Shape:
+  def _cheapest(self, rows: int, length: int) -> BatchShape:
     """Of shapes for rows that fill no batch: one of their own, with its compilation, or a larger one that is known."""
     own = self.smallest(rows, length)
     fitting = [shape for shape in self._known if shape.rows >= own.rows and shape.length >= length]
@@ -94,7 +94,7 @@ class BatchPlanner:
       for begin in range(end):
         rows = int(counts[begin:end].sum())
         batches = -(-rows // self._batch_size)
-        cost = best[begin][0] + Shape(rows, length).cost + batches * self._per_batch + fixed
+        cost = best[begin][0] + BatchShape(rows, length).cost + batches * self._per_batch + fixed
         options.append((cost, [*best[begin][1], length]))
       best.append(min(options))
     return best[-1][1]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from t5like.errors import InvalidSetting, UserError
-from t5like.inference.batching import BatchPlanner, Shape
-from t5like.inference.encodings import Embedder, MaskFiller, nearest_rows, planner
+from t5like.inference.batching import BatchPlanner, BatchShape
+from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
 from t5like.inference.jobs import Answer, Generation, Limits, Prepared
 from t5like.inference.rows import Refused, Row, refuse
 from t5like.vocabularies.sentencepiece import WORD_MARK
@@ -45,7 +45,7 @@ class FillMask:
   def planner(self, batch_size: int) -> BatchPlanner:
     return planner(self._model.module, self._model.mesh, batch_size)
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     found = self._filler(self._model.params, [p.tokens for p in batch], shape)
     return [(self._fill(p, *f), len(p.tokens)) for p, f in zip(batch, found, strict=True)]
 
@@ -78,7 +78,7 @@ class FillSpans(Generation):
       for p in super().prepare(rows)
     ]
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     decoded = self._decode(batch, shape)
     answers = []
     for prepared, tokens, lengths, scores in zip(
@@ -122,7 +122,7 @@ class Embedding:
 
   def __init__(self, model: Model, limits: Limits, pooling: str):
     self._model, self.limits = model, limits
-    self._embedder = model.runner(Embedder, pooling)
+    self._embedder = model.runner(TextEmbedder, pooling)
     self.width = model.config.embed_dim
 
   def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
@@ -132,15 +132,15 @@ class Embedding:
   def planner(self, batch_size: int) -> BatchPlanner:
     return planner(self._model.module, self._model.mesh, batch_size)
 
-  def vectors(self, batch: Sequence[Prepared], shape: Shape | None = None) -> np.ndarray:
+  def vectors(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> np.ndarray:
     return self._embedder(self._model.params, [p.tokens for p in batch], shape)
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     vectors = self.vectors(batch, shape)
     return [({"embedding": vector.tolist()}, len(p.tokens)) for p, vector in zip(batch, vectors, strict=True)]
 
 
-class Neighbours:
+class Neighbors:
   """The sentences of a file that are nearest to each row, by the cosine of their embeddings."""
 
   counts = "tokens read"
@@ -157,11 +157,11 @@ class Neighbours:
   def planner(self, batch_size: int) -> BatchPlanner:
     return self._embedding.planner(batch_size)
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     similarities, numbers = nearest_rows(self._embedding.vectors(batch, shape), self._vectors, self._top)
     answers = []
     for prepared, *near in zip(batch, similarities, numbers, strict=True):
       found = [(float(similarity), self._sentences[n]) for similarity, n in zip(*near, strict=True)]
       nearest = [{"text": s.text, "similarity": similarity, "line": s.number + 1} for similarity, s in found]
-      answers.append(({"neighbours": nearest}, len(prepared.tokens)))
+      answers.append(({"neighbors": nearest}, len(prepared.tokens)))
     return answers

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from t5like import decoding
 from t5like.errors import UserError, nearest
-from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import placed
 from t5like.inference.prompts import position_limit, prompt_batch
 from t5like.inference.room import SizedFunction
@@ -23,7 +23,7 @@ POOLINGS = ("cls", "mean")
 Texts = Sequence[Sequence[int]]  # token ids, with the marks around them that the model knows
 
 
-class Embedder:
+class TextEmbedder:
   """A vector for each text. On several hosts all call it with the same texts and get the same vectors.
 
   cls   the last hidden state of the first token, [CLS]
@@ -41,7 +41,7 @@ class Embedder:
     self._mesh = mesh
     self._embed = SizedFunction(self._traced, mesh)
 
-  def __call__(self, params: Any, texts: Texts, shape: Shape | None = None) -> np.ndarray:
+  def __call__(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> np.ndarray:
     """[texts, embed] float32. Texts are padded to `shape`, or to the smallest that holds them."""
     batch = placed(_batch(self.model, self._mesh, texts, shape), self._mesh)
     return jax.device_get(self._embed(params, batch))[: len(texts)]
@@ -71,8 +71,8 @@ class MaskFiller:
     self._mesh, self._mask_id, self._top = mesh, mask_id, top
     self._fill = SizedFunction(self._traced, mesh)
 
-  def __call__(self, params: Any, texts: Texts, shape: Shape | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each text probabilities and token ids, [masks, top], the likeliest first; `shape` as for Embedder."""
+  def __call__(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each text probabilities and token ids, [masks, top], the likeliest first; `shape` as for TextEmbedder."""
     batch = _batch(self.model, self._mesh, texts, shape)
     masks = batch["encoder_input_tokens"] == self._mask_id
     counts = masks.sum(axis=1)
@@ -110,6 +110,6 @@ def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
   return BatchPlanner(batch_size, mesh.shape["data"] * mesh.shape["fsdp"], position_limit(model.config))
 
 
-def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: Shape | None) -> dict[str, np.ndarray]:
+def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: BatchShape | None) -> dict[str, np.ndarray]:
   shape = shape or planner(model, mesh, len(texts)).smallest(len(texts), max(map(len, texts)))
   return prompt_batch(model.batch_layout, texts, shape)

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from t5like import decoding, parallel
 from t5like.decoding import Decoded, DecodeSettings
 from t5like.errors import UserError
-from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.prompts import position_limit, prompt_batch
 from t5like.inference.room import SizedFunction
 from t5like.models.cache import take_copies
@@ -69,7 +69,7 @@ class Generator:
     params: Any,
     texts: Sequence[Sequence[int]],
     settings: DecodeSettings,
-    shape: Shape | None = None,
+    shape: BatchShape | None = None,
     row_ids: np.ndarray | None = None,
   ) -> Decoded:
     """The outputs for texts in tokens, padded to `shape`, or to the smallest that holds them."""

@@ -13,7 +13,7 @@ from t5like.console import warn
 from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
 from t5like.errors import UserError
-from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbours
+from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbors
 from t5like.inference.jobs import Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
 from t5like.inference.outputs import digest
@@ -135,13 +135,13 @@ class Nearest:
   pooling: str | None = None
   top: int = 5
 
-  def build(self, model: Model, reading: Reading) -> Neighbours:
+  def build(self, model: Model, reading: Reading) -> Neighbors:
     """Embeds the sentences to look among, first."""
     embedding = Embedding(model, reading.limits, self.pooling or self.DEFAULT_POOLING)
-    return Neighbours(embedding, *_embedded(self.file, embedding, reading), self.top)
+    return Neighbors(embedding, *_embedded(self.file, embedding, reading), self.top)
 
   def identity(self, model: Model) -> dict[str, Any]:
-    return {"job": "neighbours", "neighbours": _content(self.file), "embed": self.pooling, "top": self.top}
+    return {"job": "neighbors", "neighbors": _content(self.file), "embed": self.pooling, "top": self.top}
 
 
 def _content(path: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from t5like.decoding import Decoded, DecodeSettings
 from t5like.errors import InvalidSetting, UserError
-from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer, Likelihood
 from t5like.inference.rows import TEXT_FIELD, Refused, Row, refuse
@@ -47,7 +47,7 @@ class Job(Protocol):
   def planner(self, batch_size: int) -> BatchPlanner:
     """Plans the batches of rows."""
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     """An answer for each row, and how many tokens it took; padded to `shape`, or to the smallest that holds them."""
 
 
@@ -120,7 +120,7 @@ class Generation:
   def planner(self, batch_size: int) -> BatchPlanner:
     return self._generator.planner(batch_size, self.settings.max_length)
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     decoded = self._decode(batch, shape)
     answers = []
     for i, prepared in enumerate(batch):
@@ -139,7 +139,7 @@ class Generation:
       answers.append(({"outputs": outputs}, int(decoded.lengths[i].sum())))
     return answers
 
-  def _decode(self, batch: Sequence[Prepared], shape: Shape | None) -> Decoded:
+  def _decode(self, batch: Sequence[Prepared], shape: BatchShape | None) -> Decoded:
     row_ids = np.array([p.row.number for p in batch], np.int32)
     return self._generator.texts(self._model.params, [p.tokens for p in batch], self.settings, shape, row_ids)
 
@@ -225,7 +225,7 @@ class Ranking:
   def planner(self, batch_size: int) -> BatchPlanner:
     return BatchPlanner(batch_size)
 
-  def answer(self, batch: Sequence[Prepared], shape: Shape | None = None) -> list[tuple[Answer, int]]:
+  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
     """The scorer deals candidates out to batches itself: `shape` says nothing of them."""
     inputs, candidates, starts = zip(*((p.tokens, p.candidates, p.start) for p in batch), strict=True)
     scores = self._scorer(self._model.params, inputs, candidates, starts)

@@ -9,7 +9,7 @@ import flax.linen as nn
 import numpy as np
 
 from t5like.experiments.experiment import Experiment
-from t5like.inference.batching import Shape
+from t5like.inference.batching import BatchShape
 from t5like.models.config import TransformerConfig
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
@@ -64,7 +64,7 @@ def position_limit(config: TransformerConfig) -> int | None:
   return config.max_positions if config.positions == "learned" else None
 
 
-def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: Shape) -> dict[str, np.ndarray]:
+def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape) -> dict[str, np.ndarray]:
   """Returns the batch of texts in tokens, one a row: [rows, length].
 
   Lengths, not ids, mark the padding: any id may be part of a text. Rows that only fill up the batch have one token: no

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from t5like import decoding
 from t5like.data.layouts import LAYOUTS, Examples
-from t5like.inference.batching import BatchPlanner, RowBatch, Shape
+from t5like.inference.batching import BatchPlanner, BatchShape, RowBatch
 from t5like.inference.generation import placed
 from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
 from t5like.objectives import Lengths, Ragged
@@ -74,7 +74,7 @@ class CandidateScorer:
     ready = iter([scores[n] for n in range(len(pairs))])
     return [[next(ready) for _ in answers] for answers in candidates]
 
-  def _batch(self, params: Any, pairs: Sequence[tuple], shape: Shape, room: int) -> list[Likelihood]:
+  def _batch(self, params: Any, pairs: Sequence[tuple], shape: BatchShape, room: int) -> list[Likelihood]:
     """`room` tokens are for the answers, which follow inputs of up to the shape's length."""
     texts, answers, starts = ([pair[side] for pair in pairs] for side in (0, 1, 2))
     # A row more than are real scores one token of nothing; its result is dropped.

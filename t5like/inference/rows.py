@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from t5like.errors import RunError, UserError, nearest
-from t5like.experiments.token_caches import Member
+from t5like.experiments.token_caches import CachedTask
 from t5like.vocabularies import Vocabulary
 
 STDIN = "-"
@@ -151,7 +151,7 @@ def _no_utf8(error: UnicodeDecodeError) -> str:
   return f"no UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
 
 
-def task_rows(members: Iterable[Member], vocabulary: Vocabulary, examples: int = 0) -> Rows:
+def task_rows(members: Iterable[CachedTask], vocabulary: Vocabulary, examples: int = 0) -> Rows:
   """Every example of a task, or of all tasks of a mixture one after the other; at most `examples` of each."""
   numbers = itertools.count()
   members = list(members)
@@ -171,7 +171,7 @@ def task_rows(members: Iterable[Member], vocabulary: Vocabulary, examples: int =
       )  # fmt: skip
 
 
-def check_task(members: Iterable[Member], model_name: str) -> None:
+def check_task(members: Iterable[CachedTask], model_name: str) -> None:
   """Refuses a task whose features the model cannot take."""
   for member in members:
     if member.cache.manifest.get("targets_vocabulary"):

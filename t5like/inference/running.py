@@ -19,7 +19,7 @@ from t5like.inference.jobs import Answer, Job, Prepared
 from t5like.inference.outputs import JsonLines, VectorFile
 from t5like.inference.room import NoRoom, answer_in_room
 from t5like.inference.rows import Refused, Row, Rows, refuse, windows
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 
 # Rows of like length are put together from so many batches at most, or from as many as take about a minute: rows are
 # written when all of these are answered, and what is not written is lost by a kill.
@@ -77,7 +77,7 @@ class Pace:
 
   def took(self, seconds: float) -> None:
     """The last window, so long. Clocks differ, and all processes need the same windows: the first one decides."""
-    self._batches = first_process_decides(lambda: self._next(seconds))
+    self._batches = run_on_process_zero(lambda: self._next(seconds))
 
   def _next(self, seconds: float) -> int:
     if seconds < _SHORT:
@@ -99,7 +99,7 @@ def run_rows(
   `waits`: rows come from a pipe, now and then.
   """
   is_writer = jax.process_index() == 0
-  done = first_process_decides(lambda: output.begin(rows))
+  done = run_on_process_zero(lambda: output.begin(rows))
   if not is_writer:
     collections.deque(itertools.islice(rows, done), maxlen=0)
   if done:
@@ -121,7 +121,7 @@ def run_rows(
     raise UserError("the input is empty: there are no rows to answer")
   if is_writer:
     output.finish()
-  refused = first_process_decides(lambda: output.refused)
+  refused = run_on_process_zero(lambda: output.refused)
   if refused:
     say(f"{refused:,} of {done:,} rows were refused: the output says why")
   return refused

@@ -18,7 +18,7 @@ from t5like.errors import UserError, nearest
 from t5like.interop import hf_bert, hf_gpt, hf_t5, safetensors_files
 from t5like.interop.hf_tokenizers import token_ids
 from t5like.interop.layouts import check_parameters, flatten, stack_layers, unflatten, unstack_layers
-from t5like.interop.mapping import Report, export_tensors, import_tensors, refuse_missing
+from t5like.interop.mapping import ImportReport, export_tensors, import_tensors, refuse_missing
 from t5like.interop.safetensors_files import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.vocabularies import Vocabulary
@@ -39,7 +39,7 @@ _GENERATION = "generation_config.json"
 class Imported:
   model: T5 | BERT | GPT
   params: dict  # nested, numpy arrays in the checkpoint's own dtypes
-  report: Report
+  report: ImportReport
   model_type: str  # as config.json says
 
 

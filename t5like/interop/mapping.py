@@ -39,7 +39,7 @@ class Rule:
 
 
 @dataclasses.dataclass
-class Report:
+class ImportReport:
   """What became of every tensor of a checkpoint."""
 
   used: list[str] = dataclasses.field(default_factory=list)
@@ -55,10 +55,10 @@ class Report:
   def full(self) -> str:
     return "\n".join([self.summary().split("\n")[0], *self._names("used", "copies", "missing", "unexpected")])
 
-  def renamed(self, names: Mapping[str, str]) -> "Report":
+  def renamed(self, names: Mapping[str, str]) -> "ImportReport":
     """The same with the names that the file has, where they differ from the rules'."""
     kinds = (field.name for field in dataclasses.fields(self))
-    return Report(**{kind: [names.get(name, name) for name in getattr(self, kind)] for kind in kinds})
+    return ImportReport(**{kind: [names.get(name, name) for name in getattr(self, kind)] for kind in kinds})
 
   def _names(self, *kinds: str) -> list[str]:
     return [f"  {kind:<10}  {name}" for kind in kinds for name in getattr(self, kind)]
@@ -66,9 +66,9 @@ class Report:
 
 def import_tensors(
   rules: Iterable[Rule], names: Iterable[str], read: Callable[[str], np.ndarray]
-) -> tuple[Parameters, Report]:
+) -> tuple[Parameters, ImportReport]:
   """Our parameters from their tensors `names`, each fetched with `read` when its turn comes."""
-  left, params, report = dict.fromkeys(names), {}, Report()
+  left, params, report = dict.fromkeys(names), {}, ImportReport()
   for rule in rules:
     name = next((n for n in (rule.theirs, *rule.copies) if n in left), None)
     if name is None:
@@ -96,7 +96,7 @@ def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> d
   return {rule.theirs: rule.join(params) for rule in rules}
 
 
-def refuse_missing(report: Report, source: str) -> None:
+def refuse_missing(report: ImportReport, source: str) -> None:
   if report.missing:
     shown = report.missing[:10] + ([f"... and {len(report.missing) - 10} more"] if len(report.missing) > 10 else [])
     raise UserError(

@@ -31,11 +31,11 @@ class TensorFolder:
     if name not in self._files:
       raise UserError(f"no tensor {name} in {self.folder}", nearest=nearest(name, self._files))
     dtype = self._files[name].get_slice(name).get_dtype()
-    if dtype not in _DTYPES:  # integers and 8-bit floats are quantised weights, nothing without their scales
+    if dtype not in _DTYPES:  # integers and 8-bit floats are quantized weights, nothing without their scales
       raise UserError(
         f"the tensor {name} in {self.folder} has dtype {dtype}",
         expected=", ".join(_DTYPES),
-        try_="in transformers: model.float().save_pretrained(folder); a quantised model, dequantised before that",
+        try_="in transformers: model.float().save_pretrained(folder); a quantized model, dequantized before that",
       )
     return self._files[name].get_tensor(name)
 

@@ -13,7 +13,7 @@ def cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
   """Loss and its z-loss part for logits [..., vocab] and targets [...], both [...] float32.
 
-  The z-loss, `z_loss * log(Z)^2`, keeps the normaliser near 1 and with it bfloat16 logits in range
+  The z-loss, `z_loss * log(Z)^2`, keeps the normalizer near 1 and with it bfloat16 logits in range
   (Raffel et al.; 1e-4). Label smoothing spreads that share of the target evenly over the vocabulary,
   less its own entropy, so that a perfect prediction has loss 0. A target beyond the vocabulary has no loss: NaN.
 

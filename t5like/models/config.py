@@ -53,7 +53,7 @@ class TransformerConfig:
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
   use_bias: bool = False  # in dense layers
-  scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds that into the initialiser
+  scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds that into the initializer
   share_encoder_decoder: bool = False  # T5 paper, table 2: one set of layers serves both stacks
   prefix_lm: bool = False  # decoder-only models: inputs see one another in both directions
 
@@ -69,7 +69,7 @@ class TransformerConfig:
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
   scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
-  embedding_norm: bool = False  # BERT normalises the sum of its embeddings
+  embedding_norm: bool = False  # BERT normalizes the sum of its embeddings
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
   mlm_head: bool = False  # BERT: predicts masked tokens
@@ -83,7 +83,7 @@ class TransformerConfig:
   mlp_dropout_rate: float | None = None  # between an MLP's two products; None: dropout_rate
   final_dropout: bool = True  # T5 also drops after the final norm
 
-  # Initialisation: "fan_in" is T5's (and stddev 1 for embeddings), "normal" BERT's and GPT's.
+  # Initialization: "fan_in" is T5's (and stddev 1 for embeddings), "normal" BERT's and GPT's.
   initializer: str = "fan_in"
   initializer_stddev: float = 0.02  # of "normal"
   scale_residual_init: bool = False  # GPT-2: residual projections start 1/sqrt(2 layers) smaller

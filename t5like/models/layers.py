@@ -1,4 +1,4 @@
-"""The smallest parts: dense layers, norms, activations, and how each is initialised."""
+"""The smallest parts: dense layers, norms, activations, and how each is initialized."""
 
 from collections.abc import Callable
 
@@ -82,14 +82,14 @@ class Norm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, with_input: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """x [..., embed], normalised; `with_input`, x itself too, for the residual connection around what comes next."""
+    """x [..., embed], normalized; `with_input`, x itself too, for the residual connection around what comes next."""
     config, width = self.config, x.shape[-1]
     dtype = jnp.dtype(config.param_dtype)
     scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (width,), dtype)
     bias = None
     if config.norm == "layer":
       bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
-    settings = dict(epsilon=config.norm_epsilon, centred=config.norm == "layer", dtype=jnp.dtype(config.dtype))
+    settings = dict(epsilon=config.norm_epsilon, centered=config.norm == "layer", dtype=jnp.dtype(config.dtype))
     return norm(x, scale, bias, **settings, with_input=with_input)
 
 

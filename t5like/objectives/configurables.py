@@ -4,7 +4,7 @@ import gin
 
 from t5like.objectives.bart import Bart
 from t5like.objectives.denoising import BertStyle, IidDropTokens, IidReplaceSpans, MassStyle
-from t5like.objectives.language_modelling import LM, CausalLM, FullLM, PrefixLM
+from t5like.objectives.language_modeling import LM, CausalLM, FullLM, PrefixLM
 from t5like.objectives.masking import MaskedLM, SpanMaskedLM
 from t5like.objectives.mass import Mass
 from t5like.objectives.reordering import Deshuffling, PermutedLM

@@ -93,8 +93,8 @@ class IidReplaceSpans(_IidNoise):
     p = self.noise_density
     mean = p * (2 - p)
     variance = p * ((1 - p) * 4 + p) - mean**2
-    neighbours = p * p * (2 - p) - mean**2  # X and its right neighbour's term: both noise, the second weighs 1
-    return math.sqrt(max(raw * (variance + 2 * neighbours), 0.0))
+    neighbors = p * p * (2 - p) - mean**2  # X and its right neighbor's term: both noise, the second weighs 1
+    return math.sqrt(max(raw * (variance + 2 * neighbors), 0.0))
 
   def _spread_of_spans(self, raw: int) -> float:
     """Standard deviation of the number of runs in `raw` independent tokens."""

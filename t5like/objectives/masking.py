@@ -1,4 +1,4 @@
-"""Masked language modelling for encoders: BERT, RoBERTa, SpanBERT, and ELECTRA's generator."""
+"""Masked language modeling for encoders: BERT, RoBERTa, SpanBERT, and ELECTRA's generator."""
 
 from __future__ import annotations
 

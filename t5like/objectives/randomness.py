@@ -15,7 +15,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # step of the SplitMix64 sequence (Stee
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-  """SplitMix64's finaliser: a bijection on uint64 in which every input bit moves every output bit."""
+  """SplitMix64's finalizer: a bijection on uint64 in which every input bit moves every output bit."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))

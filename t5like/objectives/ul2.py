@@ -10,7 +10,7 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.objectives.base import Lengths, Objective, Pairs, Rows, SpecialTokens, at_least, check_sentinels
-from t5like.objectives.language_modelling import PrefixLM
+from t5like.objectives.language_modeling import PrefixLM
 from t5like.objectives.noise import noise_counts
 from t5like.objectives.ragged import Ragged
 from t5like.objectives.randomness import Draws

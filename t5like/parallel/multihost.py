@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class HostReport:
   """What the preflight saw."""
 
   hosts: list[Host]
@@ -58,7 +58,7 @@ def start(
   process_id: int | None = None,
   timeout: float = 300.0,
   config: str = "",
-) -> Report | None:
+) -> HostReport | None:
   """Joins this process to the others; None, and nothing done, on a single machine. Before any use of a device.
 
   Arguments count before T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and T5LIKE_PROCESS_ID, and those before what
@@ -79,7 +79,7 @@ def start(
   return _count_devices(present)
 
 
-def _count_devices(present: list[Host]) -> Report:
+def _count_devices(present: list[Host]) -> HostReport:
   counts = collections.Counter(device.process_index for device in jax.devices())
   devices = [counts[host.process_id] for host in present]
   usual = collections.Counter(devices).most_common(1)[0][0]
@@ -90,7 +90,7 @@ def _count_devices(present: list[Host]) -> Report:
       other="\n".join(f"{host.name}: {count}" for host, count in zip(present, devices, strict=True) if count != usual),
       try_="hosts of one kind; on the others, look for a device that failed or is in use",
     )
-  return Report(present, devices, jax.devices()[0].device_kind)
+  return HostReport(present, devices, jax.devices()[0].device_kind)
 
 
 def find_place(

@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 from t5like.errors import UserError
 
 
-def first_process_decides(action: Callable[[], int]) -> int:
+def run_on_process_zero(action: Callable[[], int]) -> int:
   """Process 0 alone runs `action`; all get its number. Where it fails, all fail: none waits for ever.
 
   To be called by all processes. On one process it is a plain call.
@@ -32,7 +32,7 @@ def first_process_decides(action: Callable[[], int]) -> int:
   return int(number)
 
 
-def all_processes(good: bool) -> bool:
+def on_all_processes(good: bool) -> bool:
   """Whether it is so on all: what one host could not read must not leave the others waiting for it."""
   if jax.process_count() == 1:
     return good

@@ -30,7 +30,7 @@ class Activations:
   """Bytes a row, on one device.
 
   kept        from the forward to the backward pass, of all layers
-  recomputed  of the largest layer, where layers are rematerialised: those of its own activations that are made again
+  recomputed  of the largest layer, where layers are rematerialized: those of its own activations that are made again
   working     of the largest layer: gradients on their way through it
   logits      scores, and their gradient in the type of the products
   """
@@ -65,7 +65,7 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
     kept, _ = _of_all_layers(plain, functools.partial(trace, positions=positions, fused=True))
     kept += _put_off(config, **lengths) if (platform or jax.default_backend()) == "cpu" else 0.0
   else:
-    # A loop of any length is one trace; rematerialised layers keep the same without it.
+    # A loop of any length is one trace; rematerialized layers keep the same without it.
     looped = model.clone(config=dataclasses.replace(config, scan_layers=True, layer_loop="loop"))
     kept = trace(looped, positions=positions, fused=False)
   if config.remat != "none":

@@ -70,7 +70,7 @@ class _Sent:
 
 
 def _over_links(sent: _Sent, devices: int, stride: int, topology: Topology) -> Iterator[Collective]:
-  """An exchange over an axis whose neighbours are `stride` devices apart.
+  """An exchange over an axis whose neighbors are `stride` devices apart.
 
   Where the axis leaves a slice or machine, it is done in two stages: inside, and then between them, each device with
   its part of what the inside has put together.

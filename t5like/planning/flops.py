@@ -1,4 +1,4 @@
-"""Model FLOPs by formula: matrix products only, attention in full, no rematerialisation.
+"""Model FLOPs by formula: matrix products only, attention in full, no rematerialization.
 
 A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K where keys come from another
 stack), embed d, inner width a = heads * head_dim, mlp f, vocab V, a forward pass is

@@ -30,7 +30,7 @@ class MemoryEstimate:
   gradients              of the parameters
   activations            kept from the forward to the backward pass
   temporaries            the largest working set beside these: scores of the vocabulary, a layer's gradients and, where
-                         it is rematerialised, its activations; weights gathered or in the type of the computation
+                         it is rematerialized, its activations; weights gathered or in the type of the computation
   peak                   of all that is not state at its largest moment
   moment                 which one that is
   """

@@ -1,7 +1,7 @@
 """What one device does in a train step, operation by operation: products with their shapes, attention, memory traffic.
 
 Products come three for each weight: forward, and backward for its input and for the weight. What is not a product is
-bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. Rematerialisation does
+bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. Rematerialization does
 norms and activations twice; "dots" attention too, "full" all of a layer but its last product, whose result no gradient
 reads.
 """

@@ -26,7 +26,7 @@ _RECIPES = "github.com/AI-Hypercomputer/tpu-recipes at c8cfe2f6, training/{}/REA
 _AXLEARN = "github.com/apple/axlearn, axlearn/experiments/text/gpt/fuji.py at {}"
 
 
-class Shape(NamedTuple):
+class RunShape(NamedTuple):
   """A decoder. `kv_heads` of the published model: a plan has a key and a value for every head."""
 
   layers: int
@@ -64,7 +64,7 @@ class Run(NamedTuple):
 
   fsdp, tensor  devices of a slice along these axes; `data` is the rest
   rows          of the batch, a chip
-  kept          products whose results are kept for the backward pass, of those in Shape.layer_weights; "all": as
+  kept          products whose results are kept for the backward pass, of those in RunShape.layer_weights; "all": as
                 `remat` "dots"; "": as "full". Kept on the chip or its host
   reported      seconds a step, or TFLOP/s a chip where `attention` is given: the share of attention's FLOPs in them
   score_bytes   of a score in memory where attention writes them; 0: fused attention
@@ -86,24 +86,24 @@ class Run(NamedTuple):
 
 
 MODELS = {
-  "MaxText 16B": Shape(32, 5120, 32, 256, 32768, 32768, gated=False),
-  "MaxText 22B": Shape(48, 6144, 24, 256, 24576, 32768, gated=False),
-  "MaxText 32B": Shape(32, 10240, 32, 256, 32768, 32768, gated=False),
-  "MaxText 52B": Shape(32, 12288, 32, 256, 49152, 32768, gated=False),
-  "MaxText 64B": Shape(64, 10240, 32, 256, 32768, 32768, gated=False),
-  "MaxText 128B": Shape(64, 10240, 64, 256, 65536, 32768, gated=False),
-  "MaxText 256B": Shape(64, 20480, 64, 256, 65536, 32768, gated=False),
-  "MaxText 512B": Shape(128, 20480, 64, 256, 65536, 32768, gated=False),
-  "MaxText 1024B": Shape(128, 20480, 128, 256, 131072, 32768, gated=False),
-  "GPT-3 175B": Shape(96, 12288, 96, 128, 49152, 50304, gated=False),
-  "Fuji 7B": Shape(32, 4096, 32, 128, 11008, 32768),
-  "Fuji 70B": Shape(80, 8192, 64, 128, 28672, 32768, kv_heads=8),
-  "Fuji 70B, August 2024": Shape(80, 8192, 64, 128, 22016, 32768, kv_heads=8),
-  "Mistral 7B": Shape(32, 4096, 32, 128, 14336, 32000, kv_heads=8),
-  "Llama 3.1 8B": Shape(32, 4096, 32, 128, 14336, 128256, kv_heads=8),
-  "Llama 2 70B": Shape(80, 8192, 64, 128, 28672, 32000, kv_heads=8),
-  "Llama 3.1 70B": Shape(80, 8192, 64, 128, 28672, 128256, kv_heads=8),
-  "Llama 3.1 405B": Shape(126, 16384, 128, 128, 53248, 128256, kv_heads=8),
+  "MaxText 16B": RunShape(32, 5120, 32, 256, 32768, 32768, gated=False),
+  "MaxText 22B": RunShape(48, 6144, 24, 256, 24576, 32768, gated=False),
+  "MaxText 32B": RunShape(32, 10240, 32, 256, 32768, 32768, gated=False),
+  "MaxText 52B": RunShape(32, 12288, 32, 256, 49152, 32768, gated=False),
+  "MaxText 64B": RunShape(64, 10240, 32, 256, 32768, 32768, gated=False),
+  "MaxText 128B": RunShape(64, 10240, 64, 256, 65536, 32768, gated=False),
+  "MaxText 256B": RunShape(64, 20480, 64, 256, 65536, 32768, gated=False),
+  "MaxText 512B": RunShape(128, 20480, 64, 256, 65536, 32768, gated=False),
+  "MaxText 1024B": RunShape(128, 20480, 128, 256, 131072, 32768, gated=False),
+  "GPT-3 175B": RunShape(96, 12288, 96, 128, 49152, 50304, gated=False),
+  "Fuji 7B": RunShape(32, 4096, 32, 128, 11008, 32768),
+  "Fuji 70B": RunShape(80, 8192, 64, 128, 28672, 32768, kv_heads=8),
+  "Fuji 70B, August 2024": RunShape(80, 8192, 64, 128, 22016, 32768, kv_heads=8),
+  "Mistral 7B": RunShape(32, 4096, 32, 128, 14336, 32000, kv_heads=8),
+  "Llama 3.1 8B": RunShape(32, 4096, 32, 128, 14336, 128256, kv_heads=8),
+  "Llama 2 70B": RunShape(80, 8192, 64, 128, 28672, 32000, kv_heads=8),
+  "Llama 3.1 70B": RunShape(80, 8192, 64, 128, 28672, 128256, kv_heads=8),
+  "Llama 3.1 405B": RunShape(126, 16384, 128, 128, 53248, 128256, kv_heads=8),
 }
 _QKV, _OUT = "query, key, value", "attention's output"
 

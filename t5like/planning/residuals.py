@@ -1,7 +1,7 @@
 """What a backward pass keeps of its forward pass, counted in the traced model: no array is made.
 
 JAX itself says which values the derivative of a function needs. Layers in a loop keep exactly these, and so do
-rematerialised ones. In unrolled layers XLA keeps less: a value that follows from others by cheap operations alone is
+rematerialized ones. In unrolled layers XLA keeps less: a value that follows from others by cheap operations alone is
 computed again inside the fusion that uses it. What has to lie in memory are the results of matrix products, kernels,
 sums and expensive functions, and the operands of products. (XLA never repeats an expensive operation to save memory:
 see `HloInstruction::IsExpensive` and its fusion passes.)

@@ -1,4 +1,4 @@
-"""Which mesh, rematerialisation and number of parts are fastest, of those that fit."""
+"""Which mesh, rematerialization and number of parts are fastest, of those that fit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
 def variants(
   work: Work, axes: parallel.MeshAxes, topology: Topology, batch_sizes: Iterable[int], remats: Sequence[str]
 ) -> Iterator[Work]:
-  """The same training in other batches, parts and with other rematerialisation."""
+  """The same training in other batches, parts and with other rematerialization."""
   sizes = axes.sizes(topology.devices)
   for rows in batch_sizes:
     for parts in _PARTS:

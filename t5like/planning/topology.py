@@ -1,7 +1,7 @@
 """Machines by name: what a chip can do, how chips are linked, what an hour of one costs.
 
 v5p-512      one slice. v2, v3, v4 and v5p are named by TensorCores, two a chip: 256 chips. v5e, v6e by chips
-4xv5p-128    four slices, linked by the data centre's network
+4xv5p-128    four slices, linked by the data center's network
 h100x8       a machine of eight GPUs; h100 is one GPU
 2xh100x8     two such machines, linked by InfiniBand
 local        the devices of this machine

@@ -46,7 +46,7 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction) -> Comp
   settings = LossSettings(
     experiment.z_loss,
     experiment.label_smoothing,
-    normaliser=experiment.loss_normaliser,
+    normalizer=experiment.loss_normalizer,
     microbatches=experiment.microbatches,
     layer_norms=experiment.norms_period > 0,
   )

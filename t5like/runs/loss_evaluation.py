@@ -16,7 +16,7 @@ from t5like.evaluation.loss_sums import add_up
 from t5like.experiments.compatibility import check_kind
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch, is_packed
-from t5like.experiments.token_caches import Member
+from t5like.experiments.token_caches import CachedTask
 from t5like.objectives import SpecialTokens
 from t5like.training.feed import to_devices
 from t5like.training.state import StateSpec
@@ -82,7 +82,7 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
 def loss_evaluator(
   experiment: Experiment,
   phase: Phase,
-  members: Sequence[Member],
+  members: Sequence[CachedTask],
   special: SpecialTokens,
   spec: StateSpec,
   mesh: jax.sharding.Mesh,
@@ -91,7 +91,7 @@ def loss_evaluator(
 ) -> dict[str, LossEvaluation]:
   """By task, for the members of an evaluation split, in batches of the shape that `phase` has; one compilation for all.
 
-  Of labelled examples every one counts exactly once, packed as in training. Of a corpus the first `corpus_batches`
+  Of labeled examples every one counts exactly once, packed as in training. Of a corpus the first `corpus_batches`
   batches of a fixed order do, or about one pass where it has fewer.
   """
   rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches, mesh) for m in members}
@@ -105,7 +105,7 @@ def loss_evaluator(
 def evaluation_rows(
   experiment: Experiment,
   phase: Phase,
-  member: Member,
+  member: CachedTask,
   special: SpecialTokens,
   corpus_batches: int,
   mesh: jax.sharding.Mesh,

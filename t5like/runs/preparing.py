@@ -22,7 +22,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
-from t5like.experiments.token_caches import Member, MustStream, TokenCaches, can_build
+from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.objectives import SpecialTokens
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.run_card import RunCard, describe_run
@@ -33,7 +33,7 @@ from t5like.training.checkpoints import (
   checkpoint_bytes,
   find_checkpoint,
   has_training_state,
-  newest_whole,
+  newest_intact,
 )
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.optimizers import Optimizer
@@ -48,7 +48,7 @@ class Start:
   """Where a run's state comes from."""
 
   description: str
-  checkpoint: Path | GivenParameters | None = None  # None: random initialisation
+  checkpoint: Path | GivenParameters | None = None  # None: random initialization
   resumes: bool = False  # optimizer and step come from the checkpoint too
   options: Restore = Restore()
   verified: bool = False  # its files were compared with their checksums just now
@@ -68,7 +68,7 @@ class PreparedRun:
   phases: list[Phase]  # the last goes on to the end of the run
   batches: data.Batches | None  # None: a dry run without a token cache, or a stream
   stream: StreamProcess | None
-  evaluated: list[Member]  # the tasks of the evaluation split
+  evaluated: list[CachedTask]  # the tasks of the evaluation split
   mesh: jax.sharding.Mesh
   batch: dict[str, np.ndarray]  # a batch of the right shapes
   spec: StateSpec
@@ -77,7 +77,7 @@ class PreparedRun:
   card: RunCard
 
   @property
-  def scored(self) -> list[Member]:
+  def scored(self) -> list[CachedTask]:
     """The tasks that are evaluated by decoding: all but text without answers."""
     return [member for member in self.evaluated if not member.cache.is_corpus]
 
@@ -140,14 +140,14 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
 
 def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
-  """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenised yet."""
+  """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenized yet."""
   if experiment.mix or experiment.corpus_files or not can_build():
     return []
   return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
 
 
 def without_corpus(experiment: Experiment) -> dict[str, float]:
-  """The labelled tasks of a mix: the corpus among them is there to be learnt from, not to be evaluated."""
+  """The labeled tasks of a mix: the corpus among them is there to be learned from, not to be evaluated."""
   return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
 
 
@@ -158,7 +158,7 @@ def open_members(
   split: str,
   dry_run: bool,
   evaluation: bool = False,
-) -> list[Member] | None:
+) -> list[CachedTask] | None:
   """The token caches of tasks at these rates; None where one is missing and a dry run builds nothing."""
   members = []
   for task, rate in rates.items():
@@ -195,7 +195,7 @@ def starting_point(
   INIT_FROM (of t5like or of another library), then random initialization. Damaged checkpoints that are newer are set
   aside, where `move` allows it, and named.
   """
-  newest = newest_whole(model_dir, move)
+  newest = newest_intact(model_dir, move)
   for line in newest.story:
     say(line)
   options = experiment.restore
@@ -210,7 +210,7 @@ def starting_point(
     start = Start("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
   else:
-    return Start("random initialisation")
+    return Start("random initialization")
   check_restorable(start.checkpoint, spec, fingerprint, options)
   resumes = not options.parameters_only and has_training_state(start.checkpoint)
   text = start.description
@@ -229,7 +229,7 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
       raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
 
 
-def check_evaluation(experiment: Experiment, members: list[Member], vocabulary: Vocabulary) -> None:
+def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Refuses evaluations that cannot be, and metrics that will never come."""
   for member in members:
     if not member.cache.is_corpus:

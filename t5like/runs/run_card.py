@@ -46,7 +46,7 @@ def describe_run(
   phases: Sequence[Phase],
   batches: data.Batches | None,
   stream: StreamProcess | None,
-  initialisation: str,
+  initialization: str,
   why_streamed: str = "",
   expected: Sequence[tuple[str, float, int | None]] = (),
 ) -> RunCard:
@@ -92,7 +92,7 @@ def describe_run(
     "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
     "seed": f"{experiment.seed}; {_promise(experiment, mesh)}",
-    "starts from": initialisation,
+    "starts from": initialization,
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
   facts = {
@@ -166,12 +166,12 @@ def _data_text(
 ) -> str:
   name = f"task {experiment.task} ({experiment.split})"
   if batches is None:
-    text = f"{name}: not tokenised yet; a run does that first"
+    text = f"{name}: not tokenized yet; a run does that first"
     if len(expected) < 2:
       return text
     members = [f"  {share:6.1%}  {task}" + (f", {size:,} rows" if size else "") for task, share, size in expected]
     return "\n".join([text, f"a mixture of {len(expected)} tasks", *members])
-  source = batches.stages[-1].source
+  source = batches.phases[-1].source
   passes = f"{source.rows_per_epoch:,} rows, {rows / source.rows_per_epoch:.3g} passes in this run"
   if isinstance(source, data.MixtureRows):
     members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]

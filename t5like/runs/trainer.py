@@ -20,7 +20,7 @@ from t5like.errors import RunError, UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.writing import config_text
 from t5like.files import storage
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
 from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
 from t5like.runs.preparing import PreparedRun, Start, starting_point
@@ -121,13 +121,13 @@ class Trainer:
           raise
       with self._goodput.spent_on("saving checkpoints"):
         self._checkpoints.wait()
-      first_process_decides(self._check_directory)
+      run_on_process_zero(self._check_directory)
     return self._report(int(state.step))
 
   def _attempt(self, start: Start) -> TrainState:
     """From a starting point to the end of the run, or to a step that is not finite."""
     experiment, run = self._experiment, self._run
-    with self._goodput.spent_on("initialising"):
+    with self._goodput.spent_on("initializing"):
       state = initialize(run, start)
     self._first_step = int(state.step)
     self._step_file.write(self._first_step)
@@ -222,7 +222,7 @@ class Trainer:
     return to_devices(batches, run.mesh)
 
   def _save(self, state: TrainState) -> None:
-    first_process_decides(self._check_directory)
+    run_on_process_zero(self._check_directory)
     with self._goodput.spent_on("saving checkpoints"):
       if self._run.stream:
         self._run.stream.save(int(state.step))

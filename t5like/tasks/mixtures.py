@@ -130,7 +130,7 @@ def _add(name: str, rates: Mapping[str, float | RateBySize]) -> seqio.Mixture:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class Member:
   """A task's part of a mixture's training examples."""
 
   task: str
@@ -139,7 +139,7 @@ class Share:
   share: float  # of 1
 
 
-def shares(mixture: seqio.Mixture, split: str = "train") -> list[Share]:
+def shares(mixture: seqio.Mixture, split: str = "train") -> list[Member]:
   """What each task is drawn with; one without the split is never drawn."""
   rates = {task.name: mixture.get_rate(task) if split in task.splits else 0.0 for task in mixture.tasks}
   total = sum(rates.values())
@@ -148,7 +148,7 @@ def shares(mixture: seqio.Mixture, split: str = "train") -> list[Share]:
   order = [name for name in mixture.rate_per_task_name if name in rates]
   tasks = {task.name: task for task in mixture.tasks}
   return [
-    Share(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
+    Member(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
     for name in (*order, *(name for name in rates if name not in order))
   ]
 

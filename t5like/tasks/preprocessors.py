@@ -12,7 +12,7 @@ import seqio
 import tensorflow as tf
 
 # The target where a label or an answer is withheld, as in the test sets of GLUE.
-UNLABELLED = "<unk>"
+UNLABELED = "<unk>"
 
 
 @seqio.map_over_dataset
@@ -21,7 +21,7 @@ def document(example: dict[str, tf.Tensor], text_key: str = "text") -> dict[str,
   return {"targets": example[text_key]}
 
 
-def labelled_text(
+def labeled_text(
   dataset: tf.data.Dataset,
   name: str,
   keys: Sequence[str] | None = None,
@@ -42,7 +42,7 @@ def labelled_text(
       words += [f"{key}:", example[key]]
     label = example[label_key]
     if label_names:
-      label = tf.gather([UNLABELLED, *label_names], label + 1)
+      label = tf.gather([UNLABELED, *label_names], label + 1)
     return {"inputs": tf.strings.join(words, separator=" "), "targets": label, **_fields(example, kept)}
 
   return dataset.map(to_text, num_parallel_calls=tf.data.AUTOTUNE)

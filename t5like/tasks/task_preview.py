@@ -85,7 +85,7 @@ class TaskPreview:
     return found
 
   def corrupted(self) -> tuple[Lengths, list[CorruptedRow]] | None:
-    """Returns what the objective makes of the first rows; None for labelled examples.
+    """Returns what the objective makes of the first rows; None for labeled examples.
 
     Also None without sentinels, where the default objective has nothing to work with; one that was given says so.
     """

@@ -1,7 +1,7 @@
 """A state's first values, made by many small programs instead of one large one.
 
 One program that draws every variable of a deep model takes minutes to compile, and most of it repeats: layer after
-layer draws the same shapes from other keys. So the initialisation is traced once and cut into pieces, one for each
+layer draws the same shapes from other keys. So the initialization is traced once and cut into pieces, one for each
 array. A piece takes its random keys as arguments; pieces that are then alike share a compiled program. The values
 are those of the one large program, and are the same on any mesh.
 """
@@ -21,7 +21,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 _REMAT = {"remat", "remat2", "checkpoint"}
 
 
-def initialise(function: Callable[[], Any], shardings: Any) -> Any:
+def initialize(function: Callable[[], Any], shardings: Any) -> Any:
   """What `function()` gives, each array created directly on the devices that `shardings` names."""
   traced, shape = jax.make_jaxpr(function, return_shape=True)()
   # The forward pass, which no variable's value depends on, goes first.
@@ -109,7 +109,7 @@ def _constants(closed: Any) -> dict:
 
 
 def _evaluate(equations: Sequence[Any], given: dict, outputs: Sequence[Any], inline: bool = False) -> list[Any]:
-  """Goes through equations one by one. `inline` opens rematerialised blocks, so that what is in them can be cut."""
+  """Goes through equations one by one. `inline` opens rematerialized blocks, so that what is in them can be cut."""
   values = dict(given)
 
   def read(var: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.feed import DeviceWatch
 from t5like.training.guards.finiteness import FiniteCheck
 from t5like.training.guards.watchdog import Watchdog
@@ -52,7 +52,7 @@ class Hook:
   def _time_is_up(self, step: int) -> bool:
     if not self._seconds or (jax.process_count() > 1 and step % self._look_every):
       return False
-    return bool(first_process_decides(lambda: int(time.monotonic() - self._acted >= self._seconds)))
+    return bool(run_on_process_zero(lambda: int(time.monotonic() - self._acted >= self._seconds)))
 
 
 class _Flight(NamedTuple):

@@ -16,12 +16,12 @@ from t5like.kernels.cross_entropy import cross_entropy
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-  """What a step minimises, and how it goes about it.
+  """What a step minimizes, and how it goes about it.
 
-  z_loss           weight of log(Z)^2, which keeps the softmax normaliser Z near 1
+  z_loss           weight of log(Z)^2, which keeps the softmax normalizer Z near 1
   label_smoothing  share of the target that is spread over the whole vocabulary
   microbatches     parts that a batch is taken in: 1/n of the activations' memory, the same update
-  normaliser       the summed loss is divided by this; None: by the number of real target tokens in the whole batch.
+  normalizer       the summed loss is divided by this; None: by the number of real target tokens in the whole batch.
                    T5 divided by a fixed number, so that a batch with fewer targets moved parameters less
   guard            a step whose loss or gradients are not finite changes nothing but the step counter
   layer_norms      report the norm of every parameter, gradient and update, by layer
@@ -30,7 +30,7 @@ class LossSettings:
   z_loss: float = 1e-4
   label_smoothing: float = 0.0
   microbatches: int = 1
-  normaliser: float | None = None
+  normalizer: float | None = None
   guard: bool = True
   layer_norms: bool = False
 
@@ -41,9 +41,9 @@ class LossSettings:
       raise UserError(f"invalid label_smoothing: {self.label_smoothing!r}", expected="a share from 0 to below 1")
     if self.microbatches < 1:
       raise UserError(f"invalid number of microbatches: {self.microbatches!r}", expected="1 or more")
-    if self.normaliser is not None and not self.normaliser > 0:
+    if self.normalizer is not None and not self.normalizer > 0:
       raise UserError(
-        f"a loss cannot be divided by {self.normaliser!r}",
+        f"a loss cannot be divided by {self.normalizer!r}",
         expected="a number above 0, or None to divide by the number of target tokens",
       )
 
@@ -56,10 +56,10 @@ class Divisors(NamedTuple):
 
 
 def divisors(batch: Mapping[str, jax.Array], settings: LossSettings) -> Divisors:
-  if settings.normaliser is None:
+  if settings.normalizer is None:
     tokens = jnp.maximum(jnp.sum(batch[f"{_side(batch)}_loss_weights"]), 1.0)
   else:
-    tokens = jnp.asarray(settings.normaliser, jnp.float32)
+    tokens = jnp.asarray(settings.normalizer, jnp.float32)
   return Divisors(tokens, jnp.maximum(jnp.sum(_real_rows(batch)), 1.0))
 
 
@@ -82,7 +82,7 @@ def loss_and_metrics(
 
 
 def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, jax.Array]:
-  """Sums over target tokens (and labelled rows) with their counts: add over batches, then divide.
+  """Sums over target tokens (and labeled rows) with their counts: add over batches, then divide.
 
   The loss is plain cross entropy, so that exp(loss / target_tokens) is the perplexity.
   """

@@ -40,7 +40,7 @@ def check_microbatches(
 def split_rows(batch: Any, count: int) -> Any:
   """[batch, ...] -> [count, batch / count, ...], the m-th microbatch having rows m, m + count, m + 2 * count, ...
 
-  A device holds neighbouring rows. Interleaved like this, it has its share of every microbatch already;
+  A device holds neighboring rows. Interleaved like this, it has its share of every microbatch already;
   cut into blocks, all rows would have to change places.
   """
 

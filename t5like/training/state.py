@@ -13,7 +13,7 @@ from flax import struct
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.training.initialization import initialise
+from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
 
 
@@ -58,10 +58,10 @@ def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -
 
 
 def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:
-  """Initialises every array directly on the devices that hold it; the values do not depend on which these are."""
-  # Zeros instead of the batch's values: initialisation depends on shapes alone.
+  """Initializes every array directly on the devices that hold it; the values do not depend on which these are."""
+  # Zeros instead of the batch's values: initialization depends on shapes alone.
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
-  return initialise(lambda: initial_state(model, optimizer, zeros, seed), spec.shardings)
+  return initialize(lambda: initial_state(model, optimizer, zeros, seed), spec.shardings)
 
 
 def parameter_count(params: Any) -> int:

@@ -151,7 +151,7 @@ def _usual_sentinels(path: Path) -> int:
 
 
 def _sentinel_pieces(count: int) -> bytes:
-  """The sentinels as protocol-buffer bytes: appended to a serialised model they extend its pieces.
+  """The sentinels as protocol-buffer bytes: appended to a serialized model they extend its pieces.
 
   `SentencePiece {piece = 1: string, score = 2: float, type = 3: USER_DEFINED}`, field 1 of the model.
   """

@@ -61,7 +61,7 @@ def folder(tmp_path, monkeypatch, token_caches):
 def cached_inputs(split, lengths):
   base = data.cache_folder("sweep/caches", "halved_rows", split, "tiny", TINY.fingerprint)
   assert data.read_record(base).kind == "tokens"
-  return data.open_cache(data.finished_folder(base, lengths), mend="").example(0)["inputs"].tolist()
+  return data.open_cache(data.finished_folder(base, lengths), rebuild_command="").example(0)["inputs"].tolist()
 
 
 def test_finished_tokens_are_cached_for_the_lengths_of_every_recipe(folder, t5like):

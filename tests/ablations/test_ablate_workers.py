@@ -17,28 +17,28 @@ from t5like.errors import UserError
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-folder, behaviour = Path(sys.argv[1]), sys.argv[2]
+folder, behavior = Path(sys.argv[1]), sys.argv[2]
 if sys.argv[-1] == "--prepare_only":
   (folder / "prepared").touch()
-  sys.exit(2 if behaviour == "no data" else 0)
+  sys.exit(2 if behavior == "no data" else 0)
 assert (folder / "prepared").is_file()
 started = folder / f"started-{time.monotonic_ns()}-{os.getpid()}"
 started.write_text(os.environ["T5LIKE_DEVICE_SHARE"] + " " + os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"])
 print("at work", flush=True)
 first = not (folder / "first").exists()
 (folder / "first").touch()
-if behaviour == "killed once" and first:
+if behavior == "killed once" and first:
   os.kill(os.getpid(), signal.SIGKILL)
-if behaviour == "waits":
+if behavior == "waits":
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
   (folder / f"ready-{os.getpid()}").touch()
   time.sleep(120)
-sys.exit({"lost": 75, "failures": 1}.get(behaviour, 0))
+sys.exit({"lost": 75, "failures": 1}.get(behavior, 0))
 """
 
 
-def command(folder: Path, behaviour: str) -> list[str]:
-  return [sys.executable, "-c", WORKER, str(folder), behaviour]
+def command(folder: Path, behavior: str) -> list[str]:
+  return [sys.executable, "-c", WORKER, str(folder), behavior]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_workers_share_device_and_memory_and_say_who_speaks(tmp_path, capfd):
 
 
 @pytest.mark.parametrize(
-  ("behaviour", "status", "started"),
+  ("behavior", "status", "started"),
   [
     ("killed once", 0, 3),
     ("lost", DEVICE_LOST, 2 * (1 + ablate_workers._RESTARTS)),
@@ -65,8 +65,8 @@ def test_workers_share_device_and_memory_and_say_who_speaks(tmp_path, capfd):
     ("no data", 2, 0),
   ],
 )
-def test_what_a_new_process_mends_is_started_again(tmp_path, behaviour, status, started):
-  assert run_workers(command(tmp_path, behaviour), 2) == status
+def test_what_a_new_process_mends_is_started_again(tmp_path, behavior, status, started):
+  assert run_workers(command(tmp_path, behavior), 2) == status
   assert len(starts(tmp_path)) == started
 
 

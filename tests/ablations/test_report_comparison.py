@@ -14,7 +14,7 @@ from t5like.ablations.report.conclusions import CONCLUSIONS, check_conclusions
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.data import ReportData, read_export, read_sweep, write_export
 from t5like.ablations.report.examples import TEXT, examples
-from t5like.ablations.report.summary import summarise
+from t5like.ablations.report.summary import summarize
 from t5like.ablations.report.text import cost_line, csv_text, markdown, readme_table
 from t5like.ablations.sweep.results import Cost, write_result
 from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION, TABLES
@@ -89,7 +89,7 @@ def test_a_sweep_that_finds_what_the_paper_found_says_so():
   # All orders of Table 11's seven rows in GLUE but its own are worse.
   assert comparison.tables[-1].correlations["glue"].spearman_p == pytest.approx(1 / math.factorial(7))
   assert all(checked.ours == checked.paper for checked in check_conclusions(comparison))
-  summary = summarise(comparison)
+  summary = summarize(comparison)
   clear = sum(
     abs(cell.paper_in_spreads) > 2 + 1e-6
     for cells in {row.recipe: row.cells for table in comparison.tables for row in table.rows}.values()
@@ -124,7 +124,7 @@ def test_one_seed_has_no_spread_and_no_ties():
   cells = [row.cells["glue"] for row in comparison.tables[0].rows]
   assert comparison.spreads["glue"] is None
   assert all(cell.in_spreads is None and not cell.tie and cell.difference is not None for cell in cells)
-  assert any("spread of seeds is not known" in text for text in summarise(comparison).cautions)
+  assert any("spread of seeds is not known" in text for text in summarize(comparison).cautions)
   assert check_conclusions(comparison)[0].verdict == "not run"  # ties cannot be told without a spread
 
 
@@ -132,7 +132,7 @@ def test_what_is_missing_is_said(tmp_path):
   gone = [(ED + "mass_style", 0), (ED + "mass_style", 1), (ED + "iid_drop_tokens", 1)]
   folder = write_sweep(tmp_path, tables=(5,), without=gone, failed=[(ED + "bert_style", 1)])
   data = read_sweep(folder)
-  text = "\n".join(summarise(compare(data)).missing)
+  text = "\n".join(summarize(compare(data)).missing)
   assert f"Not run: {ED}mass_style." in text and f"{ED}iid_drop_tokens (seed 1)" in text
   assert f"Failed: {ED}bert_style, seed 1: RESOURCE_EXHAUSTED: out of memory" in text and "second line" not in text
   assert "No run was scored on CNN/DM and SuperGLUE" in text
@@ -154,7 +154,7 @@ def test_runs_of_another_scale_or_of_other_tasks_are_left_out(tmp_path):
   assert list(rows["5"]["glue"].seeds) == [0] and list(rows["5"]["squad"].seeds) == [0, 1]
   assert list(rows["10"]["glue"].seeds) == [1] and list(rows["10"]["squad"].seeds) == [0, 1]
   assert len(data.left_out) == 3 and all(
-    f"Left out: {text}." in summarise(compare(data)).missing for text in data.left_out
+    f"Left out: {text}." in summarize(compare(data)).missing for text in data.left_out
   )
 
 
@@ -179,7 +179,7 @@ def test_export_gives_the_same_report_and_names_no_folder(tmp_path):
   assert len(text) < 3000 * len(data.results)
   again = read_export(file)
   assert csv_text(compare(again)) == csv_text(compare(data))
-  assert summarise(compare(again)).missing == summarise(compare(data)).missing
+  assert summarize(compare(again)).missing == summarize(compare(data)).missing
   write_export(tmp_path / "twice.json", again)
   assert (tmp_path / "twice.json").read_text() == text
 

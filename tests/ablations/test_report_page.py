@@ -46,9 +46,9 @@ def browser():
     yield opened
 
 
-def luminance(colour: tuple[float, ...]) -> float:
+def luminance(color: tuple[float, ...]) -> float:
   """WCAG 2.2, relative luminance."""
-  parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in colour]
+  parts = [c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4 for c in color]
   return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
@@ -57,24 +57,24 @@ def contrast(one: tuple[float, ...], other: tuple[float, ...]) -> float:
   return (high + 0.05) / (low + 0.05)
 
 
-def from_hex(colour: str) -> tuple[int, ...]:
-  return tuple(bytes.fromhex(colour[1:]))
+def from_hex(color: str) -> tuple[int, ...]:
+  return tuple(bytes.fromhex(color[1:]))
 
 
-def from_css(colour: str) -> tuple[float, ...]:
-  return tuple(map(float, re.findall(r"[\d.]+", colour)[:3]))
+def from_css(color: str) -> tuple[float, ...]:
+  return tuple(map(float, re.findall(r"[\d.]+", color)[:3]))
 
 
 @pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
 def test_letters_and_marks_stand_out_from_their_ground(report, place):
   style = re.findall(r":root\s*{(.*?)}", (report / PAGE).read_text(), re.DOTALL)[place]
-  colours = dict(re.findall(r"--(\w+):(#\w{6});", style))
+  colors = dict(re.findall(r"--(\w+):(#\w{6});", style))
   assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
   for ground in ("ground", "panel", "band"):
     for letters in ("text", "faint", "link", "ours", "paper", "good", "bad"):
-      assert contrast(from_hex(colours[letters]), from_hex(colours[ground])) >= 4.5, (letters, ground)
+      assert contrast(from_hex(colors[letters]), from_hex(colors[ground])) >= 4.5, (letters, ground)
   for mark in ("c0", "c1", "c2", "c3", "c4"):
-    assert contrast(from_hex(colours[mark]), from_hex(colours["ground"])) >= 3, mark
+    assert contrast(from_hex(colors[mark]), from_hex(colors["ground"])) >= 3, mark
 
 
 @pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["phone, dark", "desk, light"])

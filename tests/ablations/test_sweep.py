@@ -202,7 +202,7 @@ def test_a_sweep_whose_settings_were_edited_says_what_is_wrong_with_them(t5like,
     ({"recipes": ["spans"]}, "no recipe called 'spans'"),
     ({"seeds": "two"}, "seeds is 'two'"),
     ({"gin": 5}, "gin is 5"),
-    ({"colour": 1}, "colour"),
+    ({"color": 1}, "color"),
   ]:
     (tmp_path / "sweep.json").write_text(json.dumps(whole | change))
     message = t5like("ablate", f"--sweep_dir={tmp_path}", status=2).stderr
@@ -210,7 +210,7 @@ def test_a_sweep_whose_settings_were_edited_says_what_is_wrong_with_them(t5like,
 
 
 def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
-  """Table 11: half of the rows are text, half are labelled examples, which are scored."""
+  """Table 11: half of the rows are text, half are labeled examples, which are scored."""
   folder = sweep_folder(tmp_path / "sweep", caches)
   t5like(
     "ablate", "--table=11", "--rows=Equal", *SMALL, "--gin.PRETRAIN_LENGTHS={'inputs': 64}", f"--sweep_dir={folder}"

@@ -19,7 +19,7 @@ def refused(t5like, t5like_process, pretrain, tmp_path):
   return run
 
 
-def test_a_misspelt_macro(refused, tmp_path):
+def test_a_misspelled_macro(refused, tmp_path):
   assert "TRAIN_STEPS" in refused("--gin.TRAIN_STEP=50")
   assert not (tmp_path / "run").exists()
 

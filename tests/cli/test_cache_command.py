@@ -6,7 +6,7 @@ import re
 import pytest
 
 from t5like.data import open_cache
-from t5like.data.cache_builder import Progress
+from t5like.data.cache_builder import CacheProgress
 from t5like.experiments.cache_building import BuildProgress
 
 
@@ -47,7 +47,7 @@ def test_the_same_cache_with_and_without_workers(t5like, corpus, tmp_path, monke
   assert [shard["name"] for shard in json.loads(manifest.read_text())["shards"]] == [
     f"shard-0000{part}-00000" for part in range(3)
   ]
-  assert open_cache(manifest.parent, mend="").examples == 150
+  assert open_cache(manifest.parent, rebuild_command="").examples == 150
 
 
 def test_a_second_run_finds_it_up_to_date_and_a_damaged_one_is_built_anew(t5like, corpus, tmp_path):
@@ -68,16 +68,16 @@ def test_workers_are_counted_from_nought(t5like, tmp_path):
 
 def test_the_progress_line():
   line = BuildProgress(total=1000)
-  assert line.text(Progress(250, 5000, 0, 0), 10) == (
+  assert line.text(CacheProgress(250, 5000, 0, 0), 10) == (
     "  250 of 1,000 examples, 5,000 tokens, 500 tokens/s, about 30 s left"
   )
   # What an earlier attempt had done counts for the rest, not for the speed: 250 fresh examples took 200 s.
-  assert line.text(Progress(500, 10_000, 250, 5000), 200) == (
+  assert line.text(CacheProgress(500, 10_000, 250, 5000), 200) == (
     "  500 of 1,000 examples, 10,000 tokens, 25 tokens/s, about 6 min 40 s left, "
     "5,000 tokens were there from an earlier attempt"
   )
-  assert BuildProgress(total=None).text(Progress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
-  assert "about 2 h 46 min left" in BuildProgress(total=1001).text(Progress(1, 1, 0, 0), 10)
+  assert BuildProgress(total=None).text(CacheProgress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
+  assert "about 2 h 46 min left" in BuildProgress(total=1001).text(CacheProgress(1, 1, 0, 0), 10)
 
 
 def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_path):

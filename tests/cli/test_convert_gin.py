@@ -37,7 +37,7 @@ def test_fine_tuning(translated):
   assert run.lengths == {"inputs": 256, "targets": 256}
   config = run.model.config
   assert (config.dropout_rate, config.embed_dim, config.num_encoder_layers, config.gated_mlp) == (0.1, 768, 12, True)
-  assert run.loss_normaliser == 2048 * 114
+  assert run.loss_normalizer == 2048 * 114
   assert rate(run, 0) == rate(run, 19_999) == pytest.approx(0.001)
   assert (run.checkpoint_period, run.keep.every, run.eval_period, run.eval_loss_period) == (5000, 5000, 100, 100)
   assert "num_decodes = 4" in done.stderr and "num_decodes = 4" in text

@@ -100,7 +100,7 @@ register_task(
     embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 300, "validation": 20}
   ),
   preprocessors=[
-    functools.partial(preprocessors.labelled_text, name="again", keys=("hypothesis",), label_key="label"),
+    functools.partial(preprocessors.labeled_text, name="again", keys=("hypothesis",), label_key="label"),
     seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim,
   ],
   output_features=default_features(), postprocess_fn=postprocessors.strip_text, metric_fns=[metrics.accuracy],

@@ -167,7 +167,7 @@ def test_masks_are_filled_in_as_by_transformers(models, t5like, tmp_path):
     assert row["filled"] == words(next(best) if i == BERT["mask"] else i for i in expected["text"])
 
 
-def test_embeddings_and_neighbours_are_those_of_transformers(models, t5like, tmp_path):
+def test_embeddings_and_neighbors_are_those_of_transformers(models, t5like, tmp_path):
   (tmp_path / "in.txt").write_text("".join(words(row["text"]) + "\n" for row in BERT["rows"]))
   command = ["infer", f"--model={models['bert']}", f"--input={tmp_path}/in.txt"]
   for pooling in ("cls", "mean"):
@@ -176,9 +176,9 @@ def test_embeddings_and_neighbours_are_those_of_transformers(models, t5like, tmp
     np.testing.assert_allclose(np.load(tmp_path / f"{pooling}.npy"), expected, atol=1e-5)
   unit = expected / np.linalg.norm(expected, axis=1, keepdims=True)
   cosines = unit @ unit.T
-  done = t5like(*command, f"--neighbours={tmp_path}/in.txt", "--top=2")
+  done = t5like(*command, f"--neighbors={tmp_path}/in.txt", "--top=2")
   for i, line in enumerate(done.stdout.splitlines()):
-    near = json.loads(line)["neighbours"]
+    near = json.loads(line)["neighbors"]
     order = sorted(range(3), key=lambda j, i=i: -cosines[i, j])[:2]
     assert [n["line"] - 1 for n in near] == order
     np.testing.assert_allclose([n["similarity"] for n in near], cosines[i, order], atol=1e-5)

@@ -16,7 +16,7 @@ from ports import free_port
 from t5like import data, parallel
 from t5like.errors import UserError
 from t5like.experiments.phases import Phase
-from t5like.experiments.token_caches import Member
+from t5like.experiments.token_caches import CachedTask
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
@@ -143,7 +143,7 @@ def corpus(tmp_path_factory):
     {"name": "n", "size": 128, "fingerprint": "f"}, {"task": "numbers", "split": "s", "source_files": []},
     {"postprocessor": None, "metrics": []},
   )  # fmt: skip
-  return data.open_cache(folder, mend="")
+  return data.open_cache(folder, rebuild_command="")
 
 
 OBJECTIVE = CATALOGUE["bert_mlm_nsp"]
@@ -155,7 +155,7 @@ def encoder(seed=0):
 
 
 def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
-  mesh, member = parallel.make_mesh(EIGHT), Member("numbers", corpus)
+  mesh, member = parallel.make_mesh(EIGHT), CachedTask("numbers", corpus)
   made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh, corpus_batches=2)
   batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2, MESH))
   assert len(batches) == 2
@@ -175,13 +175,13 @@ def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
 
 
 def test_a_small_corpus_is_gone_through_about_once(corpus):
-  rows = evaluation_rows(encoder(), PHASE, Member("numbers", corpus), SPECIAL, 1000, MESH)
+  rows = evaluation_rows(encoder(), PHASE, CachedTask("numbers", corpus), SPECIAL, 1000, MESH)
   assert len(rows) == -(-rows.source.rows_per_epoch // 16) < 10 and all(len(b["labels"]) == 16 for b in rows)
 
 
-def test_labelled_examples_take_no_objective(on_eight_devices):
+def test_labeled_examples_take_no_objective(on_eight_devices):
   with pytest.raises(UserError, match="takes no objective"):
-    evaluation_rows(encoder(), PHASE, Member("snli", on_eight_devices[2]), SPECIAL, 1, MESH)
+    evaluation_rows(encoder(), PHASE, CachedTask("snli", on_eight_devices[2]), SPECIAL, 1, MESH)
 
 
 def test_means_of_nothing_and_of_the_hopeless():

@@ -33,12 +33,12 @@ def test_help_imports_nothing_heavy():
   assert done.stdout.strip().endswith("[]")
 
 
-def test_a_misspelt_verb_is_answered_with_the_nearest(t5like):
+def test_a_misspelled_verb_is_answered_with_the_nearest(t5like):
   message = t5like("trian", status=2).stderr
   assert "no verb 'trian'" in message and "nearest  train" in message
 
 
-def test_a_misspelt_option_is_answered_with_the_nearest(t5like):
+def test_a_misspelled_option_is_answered_with_the_nearest(t5like):
   message = t5like("train", "--gin_fil=models/t5/tiny.gin", "--dry_rum", status=2).stderr
   assert "--dry_run" in message and "Traceback" not in message
 

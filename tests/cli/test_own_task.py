@@ -19,7 +19,7 @@ def long_answers(targets, predictions):
 
 
 def question(dataset):
-  return preprocessors.labelled_text(dataset, name="quiz", keys=("question",), label_key="answer")
+  return preprocessors.labeled_text(dataset, name="quiz", keys=("question",), label_key="answer")
 
 
 seqio.TaskRegistry.add(
@@ -44,7 +44,7 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_a_corpus_and_a_labelled_task_of_ones_own(t5like, t5like_process, small_model, folder, monkeypatch):
+def test_a_corpus_and_a_labeled_task_of_ones_own(t5like, t5like_process, small_model, folder, monkeypatch):
   """The second run is a process of its own, as users have it, which starts another that builds a token cache."""
   monkeypatch.chdir(folder)
   own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]

@@ -39,7 +39,7 @@ def test_t5_xxl_on_a_pod_in_seconds(t5like):
   gathered, scattered = phase["collectives"]
   assert gathered["bytes"] == pytest.approx(2 * scattered["bytes"]) and gathered["link"] == "ICI"
   assert scattered["bytes"] == pytest.approx(2 * 11_135_332_352 * 255 / 256, rel=1e-3)
-  # MaxText's 512B, with the same rematerialisation and chips, was published at 64% of the peak.
+  # MaxText's 512B, with the same rematerialization and chips, was published at 64% of the peak.
   assert 0.4 < phase["peak_share"] < 0.64
   hours = 256 * phase["step_seconds"] * phase["steps"] / 3600
   assert plan["price"]["device_hours"] == pytest.approx(hours) and plan["price"]["dollars"] == pytest.approx(2 * hours)
@@ -88,7 +88,7 @@ def test_a_search_over_machines_between_which_the_network_is_slow(t5like):
   assert {f["steps"] * f["batch_size"] for f in found} == {524_288 * 512}
   text = t5like(*command, "--search", "--batch_sizes=512").stdout
   assert "fastest: --gin.MESH.data=" in text
-  # What is printed can be given, and is what was found: without rematerialisation, which a bare none does not say.
+  # What is printed can be given, and is what was found: without rematerialization, which a bare none does not say.
   fastest = shlex.split(re.search("fastest: (.*)", text)[1])
   again = json.loads(t5like(*command, *fastest, "--json").stdout)["phases"][-1]
   assert "--gin.REMAT='none'" in fastest and again["step_seconds"] == pytest.approx(min(times_of(found, 512)))

@@ -103,7 +103,7 @@ registry.register_task(
   "hypotheses",
   source=JsonLinesSource(embedded_tasks._files("snli"), ["hypothesis", "label"], sizes={"train": 30_000}),
   preprocessors=[
-    functools.partial(preprocessors.labelled_text, name="only", keys=("hypothesis",), label_key="label"),
+    functools.partial(preprocessors.labeled_text, name="only", keys=("hypothesis",), label_key="label"),
     seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim,
   ],
   output_features=registry.default_features(),
@@ -123,7 +123,7 @@ def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
   ).stdout  # fmt: skip
   assert "task both (train), packed by seqio" in out
   curve = losses(tmp_path / "run")
-  assert curve[30] < curve[10] - 1  # three label words are soon learnt
+  assert curve[30] < curve[10] - 1  # three label words are soon learned
   assert (tmp_path / "run/stream/30/host-0-of-1/state.index").is_file()
 
 

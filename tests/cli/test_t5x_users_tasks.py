@@ -116,7 +116,7 @@ def cached(task, split="train"):
   base = data.cache_folder("tokens", task, split, "tiny", TINY.fingerprint)
   record = data.read_record(base)
   folder = base if record.kind == "text" else data.finished_folder(base, {"inputs": 16, "targets": 6})
-  return data.open_cache(folder, mend="")
+  return data.open_cache(folder, rebuild_command="")
 
 
 def test_all_three_kinds_of_metrics_are_computed_in_the_loop_and_by_eval(t5like, train, folder):

@@ -42,7 +42,7 @@ def number_as_target(example):
 
 
 def register(name, metric_fns, postprocess_fn=postprocessors.strip_text, step=None, rows="rows"):
-  step = step or functools.partial(preprocessors.labelled_text, name="q", keys=("question",), label_key="answer")
+  step = step or functools.partial(preprocessors.labeled_text, name="q", keys=("question",), label_key="answer")
   register_task(
     name,
     source=JsonLinesSource({"train": FOLDER / f"{rows}.jsonl"}, ["question", "answer"]),
@@ -59,7 +59,7 @@ def classes(*words):
 
 register("well", [metrics.accuracy], classes("yes", "no"))
 register("unseen_label", [metrics.accuracy], classes("yes", "no", "maybe"))
-register("misspelt_label", [metrics.accuracy], classes("yes", "No"))
+register("misspelled_label", [metrics.accuracy], classes("yes", "No"))
 register("unwritable", [metrics.accuracy], classes("{yes}", "{no}"), rows="braces")
 register("wrong_metric", [metrics.accuracy], postprocessors.qa, rows="rows")
 register("metric_fails", [spoilt_metric])
@@ -126,7 +126,7 @@ def test_labels(check):
   assert "the label 'maybe' is never seen" in out and "1 problem" in out
   out = check("unseen_label", "--limit=4")  # a few rows need not have every label
   assert "the first 4 rows" in out and "never seen in the first 4 rows" in out and "no problems" in out
-  out = check("misspelt_label", status=1)
+  out = check("misspelled_label", status=1)
   assert "15 rows have the target 'no', which is none of the labels" in out and "row 1: q question: is 1 even?" in out
   assert "one of: yes, No" in out and "the label 'No' is never seen" in out
 
@@ -152,7 +152,7 @@ def test_features_that_are_missing_or_no_text(check):
   assert "all rows have 'targets' that are no text but int" in out and "row 0: 7" in out and "tf.strings" in out
 
 
-def test_rows_that_are_empty_repeated_or_unlabelled(check):
+def test_rows_that_are_empty_repeated_or_unlabeled(check):
   out = check("holes", status=1)
   assert "2 of 12 rows have empty 'targets'" in out and "row 3" in out
   assert "7 of 12 rows have the same text as an earlier one" in out and "rows 0 and 1: q question: once" in out

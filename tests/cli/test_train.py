@@ -44,7 +44,7 @@ def test_the_run_card_says_what_matters(t5like, pretrain, tmp_path):
   parameters = 4224 * 16 + (4 * 256 + 1024 + 32) + (8 * 256 + 1024 + 48) + 2 * 64 + 2 * 16
   assert f"{parameters:,} parameters" in card
   for part in ("versions", "jax ", "8 x cpu", "mesh data=8", "582,017 tokens", "span_corruption", "FLOP a step",
-               "memory", "adafactor", "learning rate 0.01", "random initialisation", f"{tmp_path}/run"):  # fmt: skip
+               "memory", "adafactor", "learning rate 0.01", "random initialization", f"{tmp_path}/run"):  # fmt: skip
     assert part in card
   assert "train.steps = %TRAIN_STEPS" in card and "TRAIN_STEPS = 10" in card
   assert not (tmp_path / "run").exists()
@@ -188,7 +188,7 @@ def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, a
     "--gin.FINETUNE_LEARNING_RATE=0.01", "--gin.LOG_PERIOD=10",
   )  # fmt: skip
   curve = losses(tmp_path / "run")
-  assert curve[40] < curve[10] - 1  # three label words out of 4,224 pieces are soon learnt
+  assert curve[40] < curve[10] - 1  # three label words out of 4,224 pieces are soon learned
   assert len((tmp_path / "run/predictions/snli-validation-40-first20.jsonl").read_text().splitlines()) == 20
 
 

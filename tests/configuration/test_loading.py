@@ -77,20 +77,20 @@ def test_a_dotted_override_reaches_a_parameter():
   assert experiment.objective.mean_span_length == 5
 
 
-def test_a_misspelt_macro_is_named_with_the_nearest():
+def test_a_misspelled_macro_is_named_with_the_nearest():
   message = message_of(("TRAIN_STEP", "50"))
   assert "nothing uses the macro TRAIN_STEP" in message and "--gin.TRAIN_STEP" in message
   assert "nearest  TRAIN_STEPS" in message
 
 
-def test_a_misspelt_macro_in_a_file_is_named_with_its_line(tmp_path):
+def test_a_misspelled_macro_in_a_file_is_named_with_its_line(tmp_path):
   mine = tmp_path / "mine.gin"
   mine.write_text("# a comment\nBATCHSIZE = 4\n")
   message = message_of(files=(MODEL, OBJECTIVE, RUN, str(mine)))
   assert f"{mine}:2" in message and "BATCH_SIZE" in message
 
 
-def test_a_misspelt_parameter_and_configurable_are_named_with_the_nearest():
+def test_a_misspelled_parameter_and_configurable_are_named_with_the_nearest():
   message = message_of(("span_corruption.noise_densty", "0.1"))
   assert "no parameter 'noise_densty'" in message and "noise_density" in message
   message = message_of(("OPTIMIZER", "@adafacto()"))
@@ -174,7 +174,7 @@ def test_every_value_is_compared_with_what_its_parameter_takes(tmp_path):
     ("VOCAB_SIZE", "True", "a whole number", "..."),
     ("DROPOUT_RATE", "lots", "a number", "..."),
     ("Z_LOSS", "[1]", "a number", "..."),
-    ("LOSS_NORMALISER", "'2.5'", "a number or None", "2.5"),
+    ("LOSS_NORMALIZER", "'2.5'", "a number or None", "2.5"),
     ("LEARNING_RATE", "fast", "a number or a reference such as @NAME()", "..."),
     ("KEEP.last", "x", "a whole number", "..."),
     ("MESH.fsdp", "2.0", "a whole number", "2"),
@@ -185,7 +185,7 @@ def test_every_value_is_compared_with_what_its_parameter_takes(tmp_path):
   ]:
     lines = {line[:10].strip(): line[10:].strip() for line in message_of((name, text)).split("\n")[1:]}
     assert lines == {"expected": expected, "try": f"--gin.{name}={meant}"}, name
-  for name, text in [("Z_LOSS", "0"), ("LOSS_NORMALISER", "None"), ("LEARNING_RATE", "1"), ("SEED", "%TRAIN_STEPS")]:
+  for name, text in [("Z_LOSS", "0"), ("LOSS_NORMALIZER", "None"), ("LEARNING_RATE", "1"), ("SEED", "%TRAIN_STEPS")]:
     load((name, text))
 
   (tmp_path / "mine.gin").write_text("WIDTH = 'wide'\nEMBED_DIM = %WIDTH\n")
@@ -203,3 +203,13 @@ def test_the_operative_config_builds_the_same_run_again(tmp_path):
   again = configuration.build("train")
   assert again.model.config == first.model.config
   assert (again.seed, again.lengths, again.objective) == (first.seed, first.lengths, first.objective)
+
+
+def test_names_of_earlier_versions_keep_working(capsys, tmp_path):
+  """In config.gin files of old runs, and as they were typed."""
+  (tmp_path / "old.gin").write_text("LOSS_NORMALISER = 7.0\ntrain.loss_normaliser = %LOSS_NORMALISER\n")
+  files = ["models/t5/tiny.gin", "objectives/span_corruption.gin", "runs/pretrain.gin", str(tmp_path / "old.gin")]
+  configuration.load(files, [("MODEL_DIR", "x")])
+  assert configuration.build("train").loss_normalizer == 7.0
+  notices = capsys.readouterr().err
+  assert notices.count("LOSS_NORMALISER is called LOSS_NORMALIZER now") == 1 and "old.gin:1" in notices

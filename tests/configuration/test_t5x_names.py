@@ -57,7 +57,7 @@ def test_our_names_in_the_table_exist():
     ("INITIAL_CHECKPOINT_PATH", "INIT_FROM"),
     ("EVAL_STEPS", "EVAL_LOSS_BATCHES"),
     ("RANDOM_SEED", "SEED"),
-    ("LOSS_NORMALIZING_FACTOR", "LOSS_NORMALISER"),
+    ("LOSS_NORMALIZING_FACTOR", "LOSS_NORMALIZER"),
     ("PjitPartitioner.num_partitions", "MESH.tensor"),
     ("partitioning.ModelBasedPjitPartitioner.model_parallel_submesh", "MESH.tensor"),
     ("utils.SaveCheckpointConfig.period", "CHECKPOINT_PERIOD"),

@@ -28,7 +28,7 @@ def make_cache(folder, rows, features):
     folder, rows, features, numbers, {"name": "n", "size": 1100, "fingerprint": "f"},
     {"task": "t", "split": "s", "source_files": []}, {"postprocessor": None, "metrics": []},
   )  # fmt: skip
-  return data.open_cache(folder, mend="")
+  return data.open_cache(folder, rebuild_command="")
 
 
 def document(rng, length):

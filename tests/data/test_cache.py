@@ -23,7 +23,7 @@ def encode(texts):
 
 def write(folder, examples, features=("inputs", "targets"), scoring=NO_SCORING):
   data.write_cache(folder, examples, features, encode, VOCABULARY, DESCRIPTION, scoring)
-  return data.open_cache(folder, mend=MEND)
+  return data.open_cache(folder, rebuild_command=MEND)
 
 
 EXAMPLES = [{"inputs": "abc", "targets": "x", "id": 1}, {"inputs": "", "targets": "yz", "id": 2}]
@@ -126,9 +126,9 @@ def test_damage_is_found_and_named(tmp_path, monkeypatch, kind, damage, size):
   if size == "large":
     monkeypatch.setattr(cache_module, "_CHECKED_AT_ONCE", 0)
   lazily = size == "large" and damage == "flipped"
-  cache = data.open_cache(tmp_path / "c", mend=MEND) if lazily else None
+  cache = data.open_cache(tmp_path / "c", rebuild_command=MEND) if lazily else None
   with pytest.raises(UserError) as error:
-    read_all(cache) if lazily else data.open_cache(tmp_path / "c", mend=MEND)
+    read_all(cache) if lazily else data.open_cache(tmp_path / "c", rebuild_command=MEND)
   assert str(path) in str(error.value) and MEND in str(error.value)
 
 
@@ -141,7 +141,7 @@ def test_a_large_cache_is_checked_block_by_block_as_it_is_read(tmp_path, monkeyp
   content = bytearray(path.read_bytes())
   content[16] ^= 1  # of the second block
   path.write_bytes(content)
-  cache = data.open_cache(tmp_path / "c", mend=MEND)
+  cache = data.open_cache(tmp_path / "c", rebuild_command=MEND)
   reads = {
     "stream": lambda start, stop, number: cache.stream(start, stop - start),
     "stream_rows": lambda start, stop, number: cache.stream_rows(np.array([start]), stop - start),
@@ -161,7 +161,7 @@ def test_a_damaged_manifest_is_named(tmp_path, manifest):
   write(tmp_path / "c", EXAMPLES)
   (tmp_path / "c/cache.json").write_text(manifest)
   with pytest.raises(UserError, match="cache"):
-    data.open_cache(tmp_path / "c", mend="")
+    data.open_cache(tmp_path / "c", rebuild_command="")
 
 
 def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_cache(tmp_path):
@@ -174,7 +174,7 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_cache(tmp_path):
   with pytest.raises(RuntimeError):
     write(tmp_path / "c", broken())
   assert [p.name for p in tmp_path.iterdir()] == ["c"]
-  assert data.open_cache(tmp_path / "c", mend="").examples == 2
+  assert data.open_cache(tmp_path / "c", rebuild_command="").examples == 2
 
 
 def test_a_task_without_text_is_refused(tmp_path):
@@ -190,7 +190,7 @@ def test_a_changed_source_or_vocabulary_is_noticed(tmp_path):
   source.write_text("abc")
   description = {**DESCRIPTION, "source_files": [{"path": str(source), "bytes": 3}]}
   data.write_cache(tmp_path / "c", EXAMPLES, ["inputs", "targets"], encode, VOCABULARY, description, NO_SCORING)
-  cache = data.open_cache(tmp_path / "c", mend="")
+  cache = data.open_cache(tmp_path / "c", rebuild_command="")
   assert data.changed_since_written(cache, "abc") == ""
   assert "vocabulary" in data.changed_since_written(cache, "other")
   source.write_text("abcd")

@@ -61,7 +61,7 @@ def undisturbed(tmp_path_factory):
 
 def test_the_cache_holds_every_example_in_order(tmp_path, undisturbed):
   build(tmp_path / "train")
-  cache = data.open_cache(tmp_path / "train", mend="")
+  cache = data.open_cache(tmp_path / "train", rebuild_command="")
   encode = load_vocabulary("tiny").encode
   wanted = [example for part in range(PARTS) for example in examples(part)]
   assert cache.examples == len(wanted) and len(cache.manifest["shards"]) == PARTS * PIECES

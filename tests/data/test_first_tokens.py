@@ -22,7 +22,7 @@ def make_cache(folder, examples, features):
     {"task": "numbers", "split": "train", "source_files": []},
     {"postprocessor": None, "metrics": []},
   )
-  return data.open_cache(folder, mend="")
+  return data.open_cache(folder, rebuild_command="")
 
 
 @pytest.fixture(scope="module")

@@ -31,14 +31,14 @@ CASES = {
   ),
 }
 # Their penalty counts a decoder's padding as read, ours does not: told for encoder-decoders only.
-PENALISED = {
-  "greedy, penalised": dict(repetition_penalty=1.7),
-  "3 beams, penalised": dict(num_beams=3, length_penalty=1.0, early_stopping=False, repetition_penalty=1.3),
+PENALIZED = {
+  "greedy, penalized": dict(repetition_penalty=1.7),
+  "3 beams, penalized": dict(num_beams=3, length_penalty=1.0, early_stopping=False, repetition_penalty=1.3),
 }
 
 
 def cases(name: str) -> dict[str, dict]:
-  return CASES | (PENALISED if name.startswith("t5") else {})
+  return CASES | (PENALIZED if name.startswith("t5") else {})
 
 
 def generate(model, prompts: list[list[int]], options: dict, eos: int, new_tokens: int) -> dict:

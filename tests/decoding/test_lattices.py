@@ -60,14 +60,14 @@ def test_greedy_takes_the_likeliest_token_and_beam_search_the_likeliest_output()
 def test_a_length_penalty_changes_the_winner(form, short, long):
   plain = search(LONG, max_length=6, method="beam", beams=3, n_best=2, length_penalty=0.0)
   assert outputs(plain) == [[A], [B, C, D]]
-  penalised = search(LONG, max_length=6, method="beam", beams=3, n_best=2, length_penalty=1.0, penalty_form=form)
-  assert outputs(penalised) == [[B, C, D], [A]]
-  np.testing.assert_allclose(penalised.scores, [np.log([0.2695, 0.27])], rtol=1e-5)
-  np.testing.assert_allclose(penalised.ranking, [[np.log(0.2695) / long, np.log(0.27) / short]], rtol=1e-5)
+  penalized = search(LONG, max_length=6, method="beam", beams=3, n_best=2, length_penalty=1.0, penalty_form=form)
+  assert outputs(penalized) == [[B, C, D], [A]]
+  np.testing.assert_allclose(penalized.scores, [np.log([0.2695, 0.27])], rtol=1e-5)
+  np.testing.assert_allclose(penalized.ranking, [[np.log(0.2695) / long, np.log(0.27) / short]], rtol=1e-5)
 
 
 def test_when_a_row_may_end_with_its_beams_finished():
-  """After two steps A and B are finished, and B, C (0.385) is live. Stopping there misses B, C, D, whose penalised
+  """After two steps A and B are finished, and B, C (0.385) is live. Stopping there misses B, C, D, whose penalized
   -1.311 / 4 = -0.328 beats A's -0.655; at the present length of two it stands at -0.477, so the heuristic goes on."""
   options = dict(max_length=6, method="beam", beams=2, n_best=1, length_penalty=1.0, penalty_form="power")
   found = {how: outputs(search(LONG, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
@@ -81,7 +81,7 @@ def test_a_row_ends_when_no_other_output_could_still_become_better():
   options = dict(max_length=6, method="beam", beams=1, length_penalty=1.0, penalty_form="power")
   found = {how: outputs(search(table, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
   assert found == {"first": [A], "heuristic": [A], "never": [A, C, D]}
-  # A negative penalty favours short outputs: then the present length is the best that a live one can hope for.
+  # A negative penalty favors short outputs: then the present length is the best that a live one can hope for.
   options["length_penalty"] = -1.0
   assert outputs(search(table, **options)) == [[A]]
 

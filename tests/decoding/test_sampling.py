@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5like.decoding import DecodeSettings, decode
-from t5like.decoding.shaping import forbid, keep_likeliest, penalise_repetition
+from t5like.decoding.shaping import forbid, keep_likeliest, penalize_repetition
 
 # Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, in an order of their own.
 PROBABILITIES = np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32)
@@ -61,7 +61,7 @@ def test_tokens_with_the_same_logit_stay_together():
 
 def test_repetition_penalty_and_forbidden_tokens():
   logits = jnp.array([[2.0, -2.0, 4.0, 1.0]])
-  out = penalise_repetition(logits, jnp.array([[1, 2, 2, -1]]), 2.0)
+  out = penalize_repetition(logits, jnp.array([[1, 2, 2, -1]]), 2.0)
   assert out.tolist() == [[2.0, -4.0, 2.0, 1.0]]
   both = forbid(jnp.zeros((2, 3)), 1, jnp.array([True, False]))
   assert np.isneginf(both).tolist() == [[False, True, False], [False, False, False]]

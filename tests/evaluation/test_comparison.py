@@ -9,8 +9,8 @@ import pytest
 from t5like.errors import UserError
 from t5like.evaluation import comparison
 from t5like.evaluation.comparison import (
-  Answers,
-  Difference,
+  PairedAnswers,
+  ScoreDifference,
   bootstrap_means,
   check_same_questions,
   compare,
@@ -27,7 +27,7 @@ F1 = {"function": "t5like.tasks.metrics:f1_score_with_invalid", "keywords": {}}
 def answers(predictions, targets, metrics=(ACCURACY,)):
   pairs = enumerate(zip(predictions, targets, strict=True))
   rows = [{"inputs": f"q{i}", "prediction": p, "target": t} for i, (p, t) in pairs]
-  return Answers("file", rows, list(metrics))
+  return PairedAnswers("file", rows, list(metrics))
 
 
 def test_resamples_of_two_rows_follow_the_binomial_law():
@@ -95,9 +95,9 @@ def test_resamples_in_parts_are_as_many_and_of_whole_size(monkeypatch):
 
 def test_the_table_of_differences():
   found = [
-    Difference("em", 50.0, 52.0, 0.5, 3.5, 0.99, 10_000),
-    Difference("f1", 60.0, 58.5, -2.0, -1.0, 0.015, 1000),
-    Difference("bleu", 1.0, 1.0, 0.0, 0.0, 0.5, 10),
+    ScoreDifference("em", 50.0, 52.0, 0.5, 3.5, 0.99, 10_000),
+    ScoreDifference("f1", 60.0, 58.5, -2.0, -1.0, 0.015, 1000),
+    ScoreDifference("bleu", 1.0, 1.0, 0.0, 0.0, 0.5, 10),
   ]
   assert differences_table(found, "old", "new").splitlines() == [
     "  metric    old    new  B - A   95 % interval  B better in  resamples",

@@ -85,7 +85,7 @@ def test_mistakes_are_errors_that_a_caller_can_handle(run, token_caches, task, g
 
 
 def test_the_loop_and_a_loaded_model_are_evaluated_alike(run):
-  """The same prompts, lengths and batches, for a fine-tuning and for labelled tasks mixed with text."""
+  """The same prompts, lengths and batches, for a fine-tuning and for labeled tasks mixed with text."""
   model = load_model(run)
   own = EvaluatedModel.of_loaded(model)
   assert own == EvaluatedModel.of(model.model, model.mesh, model.vocabulary, load_experiment(run, ()))
@@ -104,7 +104,7 @@ def test_inputs_are_cut_and_closed_as_in_training(run, token_caches):
   model = load_model(run)
   evaluated = EvaluatedModel.of_loaded(model)
   folder = data.cache_folder(token_caches, "snli", "validation", "tiny", model.vocabulary.fingerprint)
-  cache = data.open_cache(folder, mend="")
+  cache = data.open_cache(folder, rebuild_command="")
   for closing in ("after_trim", "before_trim", "none"):
     cache.manifest["closing"] = {"inputs": closing}
     texts = read_examples(cache, np.arange(cache.examples), Lengths(0, 32, 4), evaluated.special).inputs

@@ -10,7 +10,7 @@ from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.decoding import DecodeSettings
 from t5like.evaluation.answering import rank_answers, write_answers
-from t5like.inference.batching import Shape
+from t5like.inference.batching import BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.prompts import prompt_batch
 from t5like.inference.ranking import CandidateScorer
@@ -66,7 +66,7 @@ def test_answers_equal_a_forward_pass_for_every_token(name):
 
 
 def test_prompts_end_where_the_answer_begins():
-  prompts = prompt_batch("prefix_lm", [[0, 9, 4, 1], [0, 8, 1]], Shape(3, 5))
+  prompts = prompt_batch("prefix_lm", [[0, 9, 4, 1], [0, 8, 1]], BatchShape(3, 5))
   assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0], [0] * 5]
   for name in ("decoder_causal_attention", "decoder_segment_ids"):  # a row that only fills up has one token
     assert prompts[name].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]

@@ -292,42 +292,42 @@ def test_a_cache_whose_sending_failed_is_sent_and_not_built_again(store):
   assert not any("cache.json" in name for name in names(store)), "it is no cache yet"
   store.refused = None
   folder = build_remote(encode=lambda texts: pytest.fail("built again"))
-  assert data.open_cache(folder, mend="").example(3)["targets"].tolist() == [4, 4]
+  assert data.open_cache(folder, rebuild_command="").example(3)["targets"].tolist() == [4, 4]
 
 
 def test_a_token_cache_is_copied_once_and_mapped(store, remote_cache, tmp_path):
   assert str(remote_cache) == f"{ROOT}/tokens/demo/tiny-01234567/train"
   assert (remote_cache / "cache.json").is_file() and not list(remote_cache.parent.glob("*.lock"))
-  cache = data.open_cache(remote_cache, mend="")
+  cache = data.open_cache(remote_cache, rebuild_command="")
   assert cache.examples == 50 and cache.example(7)["targets"].tolist() == [8, 8]
   assert cache.folder.is_relative_to(tmp_path / "mirror")
   for file in cache.folder.iterdir():
     file.unlink()
   fetched = len(store.requests)
-  data.open_cache(remote_cache, mend="")
+  data.open_cache(remote_cache, rebuild_command="")
   again = len(store.requests)
   assert sum("alt=media" in request for request in store.requests[fetched:again]) == 3  # manifest, tokens, index
-  data.open_cache(remote_cache, mend="")
+  data.open_cache(remote_cache, rebuild_command="")
   assert sum("alt=media" in request for request in store.requests[again:]) == 1  # the manifest
 
 
 def test_a_copy_that_is_not_what_the_manifest_says_is_refused_or_fetched_again(store, remote_cache):
-  local = data.open_cache(remote_cache, mend="").folder
+  local = data.open_cache(remote_cache, rebuild_command="").folder
   (local / "cache.json").unlink()
   tokens = (local / "shard-00000.tokens").read_bytes()
   (local / "shard-00000.tokens").write_bytes(bytes(len(tokens)))
-  data.open_cache(remote_cache, mend="")
+  data.open_cache(remote_cache, rebuild_command="")
   assert (local / "shard-00000.tokens").read_bytes() == tokens
   (remote_cache / "shard-00000.tokens").write_bytes(bytes(len(tokens)))
   (local / "shard-00000.tokens").unlink()
   with pytest.raises(UserError, match="not what its manifest says"):
-    data.open_cache(remote_cache, mend="")
+    data.open_cache(remote_cache, rebuild_command="")
   assert not (local / "shard-00000.tokens").exists()
   (remote_cache / "shard-00000.index").unlink()
   with pytest.raises(UserError, match="is missing"):
-    data.describe_cache(remote_cache, mend="")
+    data.describe_cache(remote_cache, rebuild_command="")
   with pytest.raises(UserError, match="no token cache here"):
-    data.open_cache(remote_cache.parent / "test", mend="")
+    data.open_cache(remote_cache.parent / "test", rebuild_command="")
 
 
 def test_a_vocabulary_on_a_store_is_the_same_vocabulary(store):

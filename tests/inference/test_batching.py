@@ -9,7 +9,7 @@ from t5like import parallel
 from t5like.decoding import DecodeSettings, bucket
 from t5like.evaluation.answering import rank_answers, write_answers
 from t5like.inference import room
-from t5like.inference.batching import BatchPlanner, Shape
+from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer
 from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
@@ -53,7 +53,7 @@ def test_rows_divide_over_devices_and_lengths_end_with_the_positions():
   planner = BatchPlanner(20, ways=8, at_most=100)
   assert shapes(planner, [90] * 20) == [(24, 96)]
   assert shapes(planner, [100] * 3) == [(8, 100)]
-  assert planner.smallest(3, 17) == Shape(8, bucket(17))
+  assert planner.smallest(3, 17) == BatchShape(8, bucket(17))
 
 
 def test_batches_are_cut_until_they_fit_and_one_row_alone_is_named():

@@ -9,7 +9,7 @@ import pytest
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.inference.encodings import Embedder, MaskFiller, nearest_rows, planner
+from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:2])
 MASK = 9
@@ -34,21 +34,21 @@ class Known:
 
 @pytest.mark.parametrize("layout", ["encoder", "encoder_decoder", "decoder"])
 def test_the_mean_is_over_the_tokens_of_a_text_and_id_0_may_be_one(layout):
-  found = Embedder(Known(layout), MESH, "mean")({}, [[5, 0, 7], [4], [2, 4]])
+  found = TextEmbedder(Known(layout), MESH, "mean")({}, [[5, 0, 7], [4], [2, 4]])
   assert found.dtype == np.float32 and found.tolist() == [[4, 1], [4, 0], [3, 0.5]]
 
 
 def test_cls_is_the_first_state():
-  assert Embedder(Known(), MESH, "cls")({}, [[5, 6], [7, 8, 9]]).tolist() == [[5, 0], [7, 0]]
+  assert TextEmbedder(Known(), MESH, "cls")({}, [[5, 6], [7, 8, 9]]).tolist() == [[5, 0], [7, 0]]
   with pytest.raises(UserError, match="no pooling 'max'"):
-    Embedder(Known(), MESH, "max")
+    TextEmbedder(Known(), MESH, "max")
   with pytest.raises(UserError, match="has no"):
-    Embedder(Known("encoder_decoder"), MESH, "cls")
+    TextEmbedder(Known("encoder_decoder"), MESH, "cls")
 
 
 def test_masks_are_filled_in_their_order():
   filled = MaskFiller(Known(), MESH, MASK, top=3)({}, [[1, MASK, 2, MASK], [3, 4], [5, 6, 7, 8, MASK]])
-  # At place p the likeliest is p; of its neighbours, which are alike, the smaller id comes first.
+  # At place p the likeliest is p; of its neighbors, which are alike, the smaller id comes first.
   assert [ids.tolist() for _, ids in filled] == [[[1, 0, 2], [3, 2, 4]], [], [[4, 3, 5]]]
   weights = np.exp(-np.abs(np.arange(12) - 3.0))
   np.testing.assert_allclose(filled[0][0][1], (weights / weights.sum())[[3, 2, 4]], rtol=1e-5)

@@ -19,7 +19,7 @@ BEAM = DecodeSettings(method="beam", beams=3, n_best=2, max_length=6)
 
 
 def random_params(model):
-  """By numpy: compiling an initialiser takes longer than the test."""
+  """By numpy: compiling an initializer takes longer than the test."""
   token = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])

@@ -83,12 +83,12 @@ def test_the_start_of_outputs_in_generation_config_counts(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64"])
-def test_quantised_weights_are_not_taken_for_weights(dtype, tmp_path):
-  def quantised(tensors):
+def test_quantized_weights_are_not_taken_for_weights(dtype, tmp_path):
+  def quantized(tensors):
     return {n: (x * 100).astype(dtype) if n.endswith("SelfAttention.q.weight") else x for n, x in tensors.items()}
 
   with pytest.raises(UserError, match="SelfAttention.q.weight .* has dtype"):
-    huggingface.load(rewrite(tmp_path, "t5_1_0", quantised))
+    huggingface.load(rewrite(tmp_path, "t5_1_0", quantized))
 
 
 def exported(case: str, folder: Path, model_type: str | None = None, **changes) -> dict:

@@ -18,7 +18,7 @@ def test_plain():
   np.testing.assert_array_equal(z_part, [0, 0])
 
 
-def test_z_loss_is_the_squared_log_normaliser():
+def test_z_loss_is_the_squared_log_normalizer():
   loss, z_part = cross_entropy(LOGITS, TARGETS, z_loss=0.01)
   np.testing.assert_allclose(z_part, 0.01 * LOG_Z**2, rtol=1e-6)
   np.testing.assert_allclose(loss, LOG_Z - np.array([2.0, 0.5]) + 0.01 * LOG_Z**2, rtol=1e-6)

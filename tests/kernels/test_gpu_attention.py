@@ -14,7 +14,7 @@ from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.gpu import bias_tiles as tiles
 from t5like.kernels.gpu import masks
 from t5like.kernels.gpu.attention import PLANS, Plan, gpu_attention
-from t5like.kernels.gpu.tiles import Blocks, Work
+from t5like.kernels.gpu.tiles import Blocks, TileWork
 
 SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
 # Several tiles in both directions from short rows; sides that differ, either way.
@@ -187,7 +187,7 @@ def test_skipped_tiles_hide_nothing(causal):
   segments = np.sort(rng.integers(1, 6, (3, 192)), axis=1)
   segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is in no order
   mask = Mask(causal, None, jnp.asarray(segments), jnp.asarray(segments), jnp.asarray(segments > 0))
-  blocks, work = Blocks(64, 32, 4, 2), Work(192, 192, causal, False, 1.0, None, True)
+  blocks, work = Blocks(64, 32, 4, 2), TileWork(192, 192, causal, False, 1.0, None, True)
   codes, lengths = masks.mask_operands(mask, 3, 192, 192)
   assert lengths is None
   seen = np.broadcast_to(np.asarray(mask_matrix(mask, 192, 192)), (3, 1, 192, 192))[:, 0]

@@ -12,11 +12,11 @@ from t5like.kernels.platform import compile_for
 EPSILON = 1e-6
 
 
-def arrays(shape, centred):
+def arrays(shape, centered):
   rng = np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
   x = 2.0 * draw(*shape) + draw(*shape[:-1], 1)
-  return x, draw(shape[-1]), draw(shape[-1]) if centred else None, draw(*shape), draw(*shape)
+  return x, draw(shape[-1]), draw(shape[-1]) if centered else None, draw(*shape), draw(*shape)
 
 
 def gradients(run, x, scale, bias, of_y, of_x):
@@ -29,25 +29,25 @@ def gradients(run, x, scale, bias, of_y, of_x):
   return jax.grad(loss, argnums=(0, 1) if bias is None else (0, 1, 2))(x, scale, bias)
 
 
-@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
-def test_plain_norm_by_definition(centred):
-  x, scale, bias, *_ = arrays((3, 5, 48), centred)
-  y = norms.norm(x, scale, bias, epsilon=EPSILON, centred=centred, dtype=jnp.dtype("float32"))
+@pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
+def test_plain_norm_by_definition(centered):
+  x, scale, bias, *_ = arrays((3, 5, 48), centered)
+  y = norms.norm(x, scale, bias, epsilon=EPSILON, centered=centered, dtype=jnp.dtype("float32"))
   exact = np.asarray(x, np.float64)
-  exact = exact - exact.mean(-1, keepdims=True) if centred else exact
+  exact = exact - exact.mean(-1, keepdims=True) if centered else exact
   expected = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + EPSILON) * np.asarray(scale)
-  np.testing.assert_allclose(y, expected + (np.asarray(bias) if centred else 0.0), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(y, expected + (np.asarray(bias) if centered else 0.0), rtol=1e-5, atol=1e-5)
 
 
 # Widths of three pieces, of one, and of one with columns beyond the end; rows that end inside a block, and more blocks
 # than programs.
 @pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64), (5, 100)])
-@pytest.mark.parametrize("centred", [False, True], ids=["rms", "layer"])
+@pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("with_input", [False, True])
-def test_the_gpus_norm_equals_the_plain_one(shape, centred, with_input, monkeypatch):
+def test_the_gpus_norm_equals_the_plain_one(shape, centered, with_input, monkeypatch):
   monkeypatch.setattr(gpu_norm, "_PROGRAMS", 7)
-  given = arrays(shape, centred)
-  settings = EPSILON, centred, jnp.dtype("float32")
+  given = arrays(shape, centered)
+  settings = EPSILON, centered, jnp.dtype("float32")
 
   def kernel(x, scale, bias):
     result = norms._on_gpu(x, scale, bias, *settings, with_input, True)
@@ -62,7 +62,7 @@ def test_the_gpus_norm_equals_the_plain_one(shape, centred, with_input, monkeypa
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_rows_are_normalised_in_float32():
+def test_bfloat16_rows_are_normalized_in_float32():
   x, scale, bias, *_ = arrays((4, 64), True)
   x = x.astype(jnp.bfloat16)
   got = norms._on_gpu(x, scale, bias, EPSILON, True, jnp.dtype("bfloat16"), False, True)

@@ -1,4 +1,4 @@
-"""`launch/local_pod.sh`: real processes, labelled, that stop together and end with the status of the first failure."""
+"""`launch/local_pod.sh`: real processes, labeled, that stop together and end with the status of the first failure."""
 
 import os
 import re

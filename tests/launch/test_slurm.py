@@ -92,7 +92,7 @@ def test_before_time_is_up_the_run_saves_and_the_job_queues_again(job):
 
 
 def test_a_run_that_slurm_stops_is_left_to_slurm(job):
-  """Preempted or cancelled: Slurm itself queues it again, or does not."""
+  """Preempted or canceled: Slurm itself queues it again, or does not."""
   script = job.start("--steps=1000")
   job.wait_for_step()
   for task in (job.folder / "tasks").read_text().split():

@@ -19,7 +19,7 @@ HEADS = dict(num_encoder_layers=2, num_token_types=2, embedding_norm=True, norm_
 class Built:
   """A model with random parameters, biases and norms included; calls are compiled.
 
-  Parameters come from numpy: compiling an initialiser takes longer than any test.
+  Parameters come from numpy: compiling an initializer takes longer than any test.
   """
 
   def __init__(self, model):
@@ -35,7 +35,7 @@ class Built:
 
   @staticmethod
   def jit(function):
-    """Compiled without XLA's slower optimisations: these models run once."""
+    """Compiled without XLA's slower optimizations: these models run once."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
   def __call__(self, batch):

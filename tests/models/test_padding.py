@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from t5like.inference.batching import Shape
+from t5like.inference.batching import BatchShape
 from t5like.inference.prompts import prompt_batch
 from t5like.models.config import TransformerConfig
 from t5like.models.padding import encoder_valid
@@ -30,7 +30,7 @@ def test_prompts_carry_lengths_so_that_a_spelt_padding_token_is_read():
   model = T5(config)
   decoder = {"decoder_input_tokens": np.zeros((2, 1), np.int32)}
   prompts = (
-    prompt_batch("encoder_decoder", [row[:n] for row, n in zip(ROWS, LENGTHS, strict=True)], Shape(2, 7)) | decoder
+    prompt_batch("encoder_decoder", [row[:n] for row, n in zip(ROWS, LENGTHS, strict=True)], BatchShape(2, 7)) | decoder
   )
   variables = jax.jit(model.init)(jax.random.key(0), prompts)
   logits = lambda batch: np.asarray(model.apply(variables, {**batch, **decoder})["logits"])  # noqa: E731

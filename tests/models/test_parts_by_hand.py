@@ -149,7 +149,7 @@ def test_norms_compute_in_float32_and_give_the_compute_dtype():
   np.testing.assert_array_equal(found, jnp.asarray(expected, jnp.bfloat16))
 
 
-def initialised(*inits):
+def initialized(*inits):
   """Parameters from several functions of a key, compiled as one."""
   return jax.jit(lambda key: [nn.unbox(init(key))["params"] for init in inits])(jax.random.key(0, impl="rbg"))
 
@@ -157,12 +157,12 @@ def initialised(*inits):
 WIDE = dict(vocab_size=999, embed_dim=64, mlp_dim=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=4)
 
 
-def test_berts_and_gpts_initialisation():
+def test_berts_and_gpts_initialization():
   """Normal with 0.02; GPT-2's residual products 1 / sqrt(2 layers) of it; biases 0, norms 1."""
   settings = config(**WIDE, initializer="normal", scale_residual_init=True, use_bias=True, norm="layer",
                     num_token_types=300, positions="learned", max_positions=300)  # fmt: skip
   x, tokens = np.ones((1, 1, 64), np.float32), np.zeros((1, 1), np.int32)
-  attention, mlp, tables, output, norm = initialised(
+  attention, mlp, tables, output, norm = initialized(
     lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
     lambda key: MLP(settings).init(key, x, True),
     lambda key: Embedder(settings).init(key, tokens, deterministic=True),
@@ -182,10 +182,10 @@ def test_berts_and_gpts_initialisation():
   assert not norm["bias"].any() and (norm["scale"] == 1).all()
 
 
-def test_t5s_initialisation_of_relative_positions_and_scaled_queries():
+def test_t5s_initialization_of_relative_positions_and_scaled_queries():
   settings = config(**WIDE, scale_attention=True, relative_buckets=512, relative_max_distance=600)
   x = np.ones((1, 1, 64), np.float32)
-  table, attention = initialised(
+  table, attention = initialized(
     lambda key: RelativeBiasTable(settings).init(key, True),
     lambda key: Attention(settings).init(key, x, Context(mask=Mask()), None),
   )

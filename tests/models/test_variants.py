@@ -150,7 +150,7 @@ def test_every_parameter_has_logical_axes(scan_layers):
   assert axes[kernel] == (("layers",) if scan_layers else ()) + ("embed", "heads")
 
 
-def test_t5_initialisation():
+def test_t5_initialization():
   """No 1/sqrt(d) in attention: query kernels start at (embed * head)^-0.5, keys at embed^-0.5, embeddings at 1."""
   config = TransformerConfig(
     vocab_size=1000, embed_dim=64, mlp_dim=128, num_heads=8, head_dim=16, num_encoder_layers=1, num_decoder_layers=1

@@ -39,10 +39,10 @@ def test_infilling_hides_30_percent_in_spans_of_poisson_3():
   for row in range(50):  # the text that is left keeps its order
     left = [t for t in shown(inputs, row) if t not in (MASK, STOP)]
     assert left == sorted(left)
-  # A span of length 0: both its neighbours are shown, and follow each other in the text.
+  # A span of length 0: both its neighbors are shown, and follow each other in the text.
   row = inputs.tokens[:, :300]
   empty = (row[:, 1:-1] == MASK) & (row[:, 2:] == row[:, :-2] + 1) & (row[:, :-2] > 9)
-  assert 1.0 < empty.sum() / 2000 < 3.0  # 0.05 * 51.5 = 2.6, of which neighbours with full stops are not seen here
+  assert 1.0 < empty.sum() / 2000 < 3.0  # 0.05 * 51.5 = 2.6, of which neighbors with full stops are not seen here
 
 
 def test_token_masking_and_deletion():

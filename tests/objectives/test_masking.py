@@ -38,7 +38,7 @@ def test_bert_predicts_15_percent_80_10_10():
     assert abs(found.sum() / total - share) < 0.005
   assert np.array_equal(result.inputs.tokens[~chosen], result.targets[~chosen])
   assert result.inputs.tokens[:, 0].tolist() == [CLS] * 2000 and result.inputs.tokens[0, -1] == SEP
-  assert abs(chosen[:, 1:-1].mean(axis=0) - 77 / 510).max() < 5 * np.sqrt(0.15 * 0.85 / 2000)  # no place is favoured
+  assert abs(chosen[:, 1:-1].mean(axis=0) - 77 / 510).max() < 5 * np.sqrt(0.15 * 0.85 / 2000)  # no place is favored
 
 
 def test_the_128_token_phase_predicts_at_most_20():
@@ -93,7 +93,7 @@ def test_spanbert_predicts_whole_words_in_spans_that_share_a_fate():
   continues = ~SPECIAL.word_starts[text] & ~SPECIAL.reserved[text]
   inner = continues[:, 2:] & ~SPECIAL.reserved[text[:, 1:-1]]
   assert np.array_equal(weights[:, 2:][inner], weights[:, 1:-1][inner])
-  # Neighbours in a span are masked together or not at all.
+  # Neighbors in a span are masked together or not at all.
   both = weights[:, 1:] & weights[:, :-1]
   masked = shown == MASK
   assert np.array_equal(masked[:, 1:][both], masked[:, :-1][both])

@@ -52,7 +52,7 @@ def test_noise_share_and_span_length_are_as_asked(mean, ends_free):
   assert np.all(starts.sum(1) == max(round(85 / mean), 1))
 
 
-def test_the_paper_variant_favours_no_position():
+def test_the_paper_variant_favors_no_position():
   mask = spans_of(20_000, 568, 0.15, 3.0, ends_free=True)
   # Away from the ends, where a span has no room to have begun earlier, noise is everywhere alike.
   inner = mask[:, 20:-20].mean(0)

@@ -35,7 +35,7 @@ INVOLUNTARY = "Involuntary full rematerialization"
 @pytest.mark.parametrize(("name", "preset"), EVERY)
 def test_the_losses_are_those_of_one_device(name, preset):
   expected = losses(name, parallel.MeshAxes(), ONE_DEVICE)
-  assert expected[-1] < expected[0] - 0.05  # something is learnt, so that updates matter too
+  assert expected[-1] < expected[0] - 0.05  # something is learned, so that updates matter too
   np.testing.assert_allclose(losses(name, axes_of(preset)), expected, rtol=0, atol=1e-5)
 
 

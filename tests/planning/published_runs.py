@@ -15,7 +15,7 @@ from t5like.models import GPT
 from t5like.models.config import TransformerConfig
 from t5like.planning import State, Topology, Work, parse_topology
 from t5like.planning.forecast import step_parts
-from t5like.planning.published import MODELS, RUNS, Run, Shape
+from t5like.planning.published import MODELS, RUNS, Run, RunShape
 from t5like.planning.step_time import REACHED, Reached, step_time
 from t5like.training import optimizers
 
@@ -23,7 +23,7 @@ from t5like.training import optimizers
 FITTED = ("product", "attention", "sums", "gathers", "slices", "v6e product")
 
 
-def _config(shape: Shape, **fields: str) -> TransformerConfig:
+def _config(shape: RunShape, **fields: str) -> TransformerConfig:
   return TransformerConfig(
     vocab_size=shape.vocab, embed_dim=shape.width, mlp_dim=shape.mlp, num_heads=shape.heads, head_dim=shape.head_dim,
     num_decoder_layers=shape.layers, gated_mlp=shape.gated, activation="silu" if shape.gated else "relu",
@@ -35,11 +35,11 @@ def _config(shape: Shape, **fields: str) -> TransformerConfig:
 def _parameters(gated: bool):
   """Of a small decoder. Tracing takes a second, and parameters of others differ by the lengths of their axes alone."""
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((1, 8), np.int32)}
-  return jax.eval_shape(GPT(_config(Shape(2, 16, 2, 8, 32, 64, gated))).init, jax.random.key(0), batch)["params"]
+  return jax.eval_shape(GPT(_config(RunShape(2, 16, 2, 8, 32, 64, gated))).init, jax.random.key(0), batch)["params"]
 
 
 @functools.cache
-def _state(shape: Shape, dtype: str) -> State:
+def _state(shape: RunShape, dtype: str) -> State:
   sizes = {"layers": shape.layers, "embed": shape.width, "mlp": shape.mlp, "vocab": shape.vocab}
   sizes["heads"] = shape.heads * shape.head_dim
 

@@ -18,11 +18,11 @@ SIZE = dict(
 )  # fmt: skip
 CASES = {
   "plain": (6, {}, 4.420, 5.568),
-  "rematerialised": (4, dict(remat="full", dropout_rate=0.1), 1.084, 1.189),
+  "rematerialized": (4, dict(remat="full", dropout_rate=0.1), 1.084, 1.189),
 }
 
 
-@pytest.mark.parametrize("case", ["plain", pytest.param("rematerialised", marks=pytest.mark.slow)])  # seconds to trace
+@pytest.mark.parametrize("case", ["plain", pytest.param("rematerialized", marks=pytest.mark.slow)])  # seconds to trace
 def test_stacked_layers_take_the_memory_of_the_program_that_runs(case):
   layers, fields, unrolled, loop = CASES[case]
   config = TransformerConfig(**SIZE | fields | dict(num_encoder_layers=layers, num_decoder_layers=layers))

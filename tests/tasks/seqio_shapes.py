@@ -93,7 +93,7 @@ def with_numbers(example):
 
 
 @seqio.map_over_dataset
-def labelled(example):
+def labeled(example):
   return {"inputs": example["inputs"], "targets": tf.reshape(1 + tf.strings.length(example["targets"]) % 3, [1])}
 
 
@@ -217,7 +217,7 @@ def register(folder, vocabulary):
 
   passed = functools.partial(seqio.Feature, seqio.PassThroughVocabulary(40), add_eos=False)
   add(
-    "labels_as_ids", "tokens", [labelled, TOKENIZE], output_features={"inputs": features["inputs"], "targets": passed()}
+    "labels_as_ids", "tokens", [labeled, TOKENIZE], output_features={"inputs": features["inputs"], "targets": passed()}
   )
   add("all_ids", "tokens", [counted], output_features={"inputs": passed(), "targets": passed()})
   of_bytes = seqio.Feature(seqio.ByteVocabulary(), add_eos=True)

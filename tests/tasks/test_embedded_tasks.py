@@ -65,7 +65,7 @@ def test_the_description_changes_with_the_preprocessor():
   from t5like.tasks.caching.identity import code_identity
 
   def described(name):
-    step = functools.partial(preprocessors.labelled_text, name=name, keys=("premise",), label_key="label")
+    step = functools.partial(preprocessors.labeled_text, name=name, keys=("premise",), label_key="label")
     return code_identity(step)
 
   assert described("a") != described("b") and described("a") == described("a")

@@ -108,7 +108,7 @@ TOKENS = "Rick met Al in New York 😀 .".split()
   ("answer", "tags"),
   [
     ("[ Rick | person ] met Al in [ New York | location ] ⁇ .", "B-person O O O B-location I-location O O"),
-    # Words lost, doubled or misspelt; a type left open; nothing between the brackets; nested brackets.
+    # Words lost, doubled or misspelled; a type left open; nothing between the brackets; nested brackets.
     ("[ Rick | person ] met in [ New York | location ]", "B-person O O O B-location I-location O O"),
     ("[ Rik | person ] met met Al in [ Nw York | location ] .", "B-person O O O B-location I-location O O"),
     ("[ Rick | person met Al", "O O O O O O O O"),

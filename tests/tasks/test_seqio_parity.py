@@ -64,7 +64,7 @@ def cache_of(t5like, name, folder):
   base = data.cache_folder(folder, name, "train", "tiny", TINY.fingerprint)
   record = data.read_record(base)
   found = base if record.kind == "text" else data.finished_folder(base, LENGTHS)
-  return record, (data.open_cache(found, mend="") if record.kind != "stream" else None)
+  return record, (data.open_cache(found, rebuild_command="") if record.kind != "stream" else None)
 
 
 @pytest.mark.parametrize("name", CACHED)
@@ -108,7 +108,7 @@ def test_random_steps_are_drawn_once_to_evaluate_on(t5like, kinds, tmp_path):
   t5like("cache", "shape_random_tokens", "--split=validation", *options)
   base = data.cache_folder(tmp_path, "shape_random_tokens", "validation", "tiny", TINY.fingerprint)
   assert data.read_record(base).kind == "stream"  # training must not take them for the task
-  cache = data.open_cache(data.finished_folder(base, LENGTHS), mend="")
+  cache = data.open_cache(data.finished_folder(base, LENGTHS), rebuild_command="")
   assert cache.examples == len(seqio_shapes.ROWS)
   fields = list(cache.fields())
   assert [example["targets_pretokenized"] for example in fields] == [targets for _, targets in seqio_shapes.ROWS]
@@ -117,11 +117,14 @@ def test_random_steps_are_drawn_once_to_evaluate_on(t5like, kinds, tmp_path):
 def test_members_of_mixtures_are_kept_each_in_its_own_way(t5like, kinds, tmp_path):
   t5like("cache", "shape_nested", "--vocabulary=tiny", f"--out={tmp_path}", "--lengths=inputs=14,targets=6")
   folder = data.cache_folder(tmp_path, "shape_nested", "train", "tiny", TINY.fingerprint)
-  rates = data.read_mixture(folder, mend="")
+  rates = data.read_mixture(folder, rebuild_command="")
   assert rates == {"shape_plain": 0.75, "shape_prefix_lm": 0.25, "shape_filtered": 2.0}
   t5like("cache", "shape_dynamic", "--vocabulary=tiny", f"--out={tmp_path}")
   folder = data.cache_folder(tmp_path, "shape_dynamic", "train", "tiny", TINY.fingerprint)
-  assert data.read_mixture(folder, mend="") == {"shape_plain": 5.0, "shape_mapped": float(len("shape_mapped"))}
+  assert data.read_mixture(folder, rebuild_command="") == {
+    "shape_plain": 5.0,
+    "shape_mapped": float(len("shape_mapped")),
+  }
 
 
 def test_the_vocabulary_of_the_model_takes_the_place_of_the_tasks_own(t5like, kinds, tmp_path):
@@ -140,4 +143,4 @@ def test_the_vocabulary_of_the_model_takes_the_place_of_the_tasks_own(t5like, ki
 def test_a_corpus_with_an_objective_of_ours_is_kept_as_text(t5like, tmp_path):
   t5like("cache", "novels_span_corruption", "--vocabulary=tiny", f"--out={tmp_path}")
   folder = data.cache_folder(tmp_path, "novels_span_corruption", "train", "tiny", TINY.fingerprint)
-  assert data.read_record(folder).kind == "text" and data.open_cache(folder, mend="").is_corpus
+  assert data.read_record(folder).kind == "text" and data.open_cache(folder, rebuild_command="").is_corpus

@@ -30,7 +30,7 @@ def rows(name, count=40):
   return [(text, f"{NUMBERS[i % 10]} {NUMBERS[i // 10]} {name}") for i, text in enumerate(texts)]
 
 
-def labelled(name, steps=(), features=None, count=40):
+def labeled(name, steps=(), features=None, count=40):
   def read(split, shuffle_files):  # takes no seed, as most of such functions do
     inputs, targets = zip(*rows(name, count), strict=True) if count else ([], [])
     return tf.data.Dataset.from_tensor_slices(
@@ -64,7 +64,7 @@ def texts(batch):
 
 @pytest.mark.parametrize("pack", [False, True])
 def test_examples_come_whole_in_the_runs_own_ids(pack):
-  batches = stream(labelled("sum"), pack=pack)
+  batches = stream(labeled("sum"), pack=pack)
   seen = []
   for _ in range(8):
     batch = next(batches)
@@ -93,7 +93,7 @@ def test_packing_keeps_an_id_of_zero():
 
 def test_a_saved_place_gives_the_batches_that_were_to_come(tmp_path):
   def open_(seed):
-    mixture = seqio.Mixture("mixed", [(labelled("sum"), 3.0), (labelled("product"), 1.0)])
+    mixture = seqio.Mixture("mixed", [(labeled("sum"), 3.0), (labeled("product"), 1.0)])
     return stream(mixture, seed, pack=True)
 
   def take(batches, count):
@@ -117,7 +117,7 @@ def test_a_saved_place_gives_the_batches_that_were_to_come(tmp_path):
 def test_hosts_share_the_examples():
   shares = []
   for host in range(2):
-    batches = stream(labelled("sum"), shard=(host, 2))
+    batches = stream(labeled("sum"), shard=(host, 2))
     shares.append({pair for _ in range(30) for pair in texts(next(batches))})
   assert not shares[0] & shares[1] and shares[0] | shares[1] == set(rows("sum"))
 
@@ -127,10 +127,10 @@ def test_what_tf_data_cannot_save_is_named(tmp_path):
   def draw(example):
     return example | {"number": tf.random.uniform([])}
 
-  batches = stream(labelled("sum"))
+  batches = stream(labeled("sum"))
   next(batches)
   assert batches.obstacle() is None
-  batches = stream(labelled("sum", [draw]))
+  batches = stream(labeled("sum", [draw]))
   next(batches)
   assert batches.obstacle() == "RandomUniform is stateful."
   assert batches.save(tmp_path / "state") == "RandomUniform is stateful."
@@ -151,8 +151,8 @@ def test_mistakes_are_told_before_any_batch(tmp_path):
   with pytest.raises(UserError, match="is a corpus: it needs an objective"):
     streaming.with_vocabulary(corpus, "train", TINY, None)
   with pytest.raises(UserError, match="it takes no objective"):
-    streaming.with_vocabulary(labelled("sum"), "train", TINY, objective)
+    streaming.with_vocabulary(labeled("sum"), "train", TINY, objective)
   with pytest.raises(UserError, match="no split 'trian'(.|\n)*nearest +train"):
-    streaming.with_vocabulary(labelled("sum"), "trian", TINY, None)
+    streaming.with_vocabulary(labeled("sum"), "trian", TINY, None)
   with pytest.raises(UserError, match="has no examples"):
-    next(stream(labelled("sum", count=0)))
+    next(stream(labeled("sum", count=0)))

@@ -136,7 +136,7 @@ def test_policies_that_cannot_be_meant_are_refused(given):
     Keep(**given)
 
 
-def test_a_misspelt_metric_is_answered_with_the_nearest():
+def test_a_misspelled_metric_is_answered_with_the_nearest():
   keep = Keep(best=1, metric="eval/snli/acuracy")
   with pytest.raises(UserError, match="eval/snli/accuracy"):
     keep.check_metric(["eval/snli/accuracy", "eval/mnli/accuracy"])

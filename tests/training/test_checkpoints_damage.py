@@ -11,7 +11,7 @@ from checkpoint_states import FINGERPRINT, bits, make_state, save
 from checkpoint_states import parameters as any_parameters
 
 from t5like.errors import UserError
-from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_whole, restore_state
+from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_intact, restore_state
 from t5like.training.checkpoints.integrity import CHECKSUMS, find_damage
 
 # Large enough to lie in data files; smaller arrays lie in the index.
@@ -71,7 +71,7 @@ DAMAGES = {
 def test_the_run_goes_on_from_the_checkpoint_before(run, name):
   harm, words = DAMAGES[name]
   harm(run / "checkpoints/2")
-  newest = newest_whole(run)
+  newest = newest_intact(run)
   assert newest.step == 1 and newest.checkpoint == run / "checkpoints/1"
   (told,) = newest.story
   assert told.startswith("checkpoint 2 is damaged (its ") and words in told
@@ -97,9 +97,9 @@ READABLE_DAMAGES = {
 @pytest.mark.parametrize("name", READABLE_DAMAGES)
 def test_damage_is_found_without_checksums_too(run, name):
   (run / "checkpoints/2" / CHECKSUMS).unlink()
-  assert newest_whole(run).step == 2  # usable all the same
+  assert newest_intact(run).step == 2  # usable all the same
   READABLE_DAMAGES[name](run / "checkpoints/2")
-  newest = newest_whole(run)
+  newest = newest_intact(run)
   assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.story[0]
 
 
@@ -110,16 +110,16 @@ def test_bytes_that_still_unpack_to_numbers_are_not_trusted_without_checksums(ru
   tree = parameters(seed=2)
   tree["embedding"][3, 5] = value
   save(run, make_state(tree, 2)[0])
-  assert newest_whole(run).step == 2  # these bytes are the ones that were written
+  assert newest_intact(run).step == 2  # these bytes are the ones that were written
   (run / "checkpoints/2" / CHECKSUMS).unlink()
-  newest = newest_whole(run)
+  newest = newest_intact(run)
   assert newest.step == 1 and "holds numbers that are not finite, or beyond" in newest.story[0]
 
 
 def test_a_damaged_step_can_be_saved_again(run):
   for expected in ("damaged-2", "damaged-2-2"):
     flip(largest(run / "checkpoints/2/params"))
-    assert newest_whole(run).step == 1
+    assert newest_intact(run).step == 1
     assert (run / "checkpoints" / expected).is_dir()
     state, spec = make_state(parameters(seed=3), 2)
     checkpoints = Checkpoints(run, keep=1)
@@ -134,7 +134,7 @@ def test_a_damaged_step_can_be_saved_again(run):
 
 def test_looking_alone_moves_nothing(run):
   flip(largest(run / "checkpoints/2/params"))
-  newest = newest_whole(run, move=False)
+  newest = newest_intact(run, move=False)
   assert newest.step == 1 and newest.story[0].endswith("): going on from step 1")
   assert checkpoint_steps(run) == [1, 2]
 
@@ -143,10 +143,10 @@ def test_where_none_is_whole_nothing_is_moved_and_no_run_begins_anew(run):
   for step in (1, 2):
     cut(largest(run / f"checkpoints/{step}/params"), 10)
   with pytest.raises(UserError, match="no checkpoint of this run is whole") as error:
-    newest_whole(run)
+    newest_intact(run)
   assert "step 1: its" in str(error.value) and "step 2: its" in str(error.value)
   assert checkpoint_steps(run) == [1, 2]
-  assert newest_whole(run / "elsewhere").step is None
+  assert newest_intact(run / "elsewhere").step is None
 
 
 def test_reading_a_damaged_checkpoint_is_an_error_that_names_it(run):
@@ -186,7 +186,7 @@ def test_what_killed_processes_left_is_no_checkpoint_and_is_cleared(run):
   folder = run / "checkpoints"
   for left in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-1794", "removing-0"):
     shutil.copytree(folder / "2", folder / left)
-  assert checkpoint_steps(run) == [1, 2] and newest_whole(run).step == 2
+  assert checkpoint_steps(run) == [1, 2] and newest_intact(run).step == 2
   checkpoints = Checkpoints(run)
   assert checkpoints.save(make_state(parameters(), step=3)[0].replace(step=jnp.int32(3)), FINGERPRINT)
   checkpoints.close()

@@ -20,7 +20,7 @@ from t5like.training.checkpoints import (
   checkpoint_bytes,
   checkpoint_steps,
   load_parameters,
-  newest_whole,
+  newest_intact,
   restore_state,
 )
 from t5like.training.checkpoints.integrity import find_damage
@@ -142,7 +142,7 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
     process.stderr.close()
   with sole_trainer(tmp_path):  # at once, though a child of the dead trainer lives on
     os.kill(worker, signal.SIGKILL)
-    newest = newest_whole(tmp_path)
+    newest = newest_intact(tmp_path)
     assert newest.step >= 3 and not newest.story
     assert bits(load_parameters(tmp_path, newest.step)) == bits(parameters(seed=newest.step, width=256))
     Checkpoints(tmp_path).close()
@@ -167,5 +167,5 @@ def test_two_hosts_save_what_one_restores(tmp_path):
 
   state, spec = make_state(parameters(seed=2, width=256), 2, axes=dict(data=2, fsdp=4))
   assert checkpoint_steps(tmp_path) == [2, 4] and (tmp_path / "checkpoints/damaged-3").is_dir()
-  restored = restore_state(newest_whole(tmp_path).checkpoint, spec, FINGERPRINT)
+  restored = restore_state(newest_intact(tmp_path).checkpoint, spec, FINGERPRINT)
   assert bits(restored) == bits(state.replace(step=np.int32(4)))

@@ -9,7 +9,7 @@ from checkpoint_states import ADAM, FINGERPRINT, bits, make_state, parameters, s
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import Restore, check_restorable, restore_parameters, restore_state, save_parameters
-from t5like.training.checkpoints.differences import summarise
+from t5like.training.checkpoints.differences import summarize
 from t5like.training.checkpoints.restoring import optimizer_kind
 
 
@@ -55,12 +55,12 @@ def test_another_model_is_refused_variable_by_variable(saved):
 
 
 def test_many_differences_are_grouped():
-  assert summarise({f"encoder/layers_{i}/kernel": "float32[2]" for i in range(12)}) == (
+  assert summarize({f"encoder/layers_{i}/kernel": "float32[2]" for i in range(12)}) == (
     "encoder/layers_*/kernel  float32[2]  (12 variables)"
   )
   blocks = {f"{side}/block{i}/{part}/w": "float32[2]" for side in "ab" for i in range(3) for part in "xyz"}
-  assert summarise(blocks).splitlines() == [f"{side}/block{i}/...  3 variables" for side in "ab" for i in range(3)]
-  assert summarise({f"v{i:02}": "int32[]" for i in range(30)}).splitlines()[-1] == "and 22 more"
+  assert summarize(blocks).splitlines() == [f"{side}/block{i}/...  3 variables" for side in "ab" for i in range(3)]
+  assert summarize({f"v{i:02}": "int32[]" for i in range(30)}).splitlines()[-1] == "and 22 more"
 
 
 def test_another_optimizer_is_named_and_parameters_alone_can_be_taken(saved):

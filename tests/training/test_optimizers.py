@@ -315,7 +315,7 @@ def test_the_moving_average_is_of_visited_parameters(name):
   jax.tree.map(np.testing.assert_array_equal, params, plain)
 
 
-def test_a_long_moving_average_is_normalised_exactly():
+def test_a_long_moving_average_is_normalized_exactly():
   # decay .9999, constant parameters: the average is them at every step, also where 1 - decay^n is tiny.
   optimizer = make("lion", 0.0, ema_decay=0.9999)
   params = {"x": jnp.array([3.0], jnp.bfloat16)}

@@ -73,31 +73,31 @@ def test_muons_table_says_who_updates_what():
   assert method["token_embedder/embedding"] == "adamw by the rest"
 
 
-def initialise(optimizer):
+def initialize(optimizer):
   """As `state_spec` does: shapes only, before anything is compiled."""
   return jax.eval_shape(optimizer.transformation.init, jax.eval_shape(make_params))
 
 
 def test_a_rule_that_matches_nothing_is_answered_with_the_nearest_paths():
   with pytest.raises(UserError, match="adamw.weight_decay decides for no variable") as error:
-    initialise(optimizers.adamw(0.1, weight_decay=[("token_embeder/embedding", 0.0), (".*", 0.1)]))
+    initialize(optimizers.adamw(0.1, weight_decay=[("token_embeder/embedding", 0.0), (".*", 0.1)]))
   assert error.value.lines["nearest"] == "token_embedder/embedding"
   # A part of a path is no path: neither its end nor its beginning.
   for part in ("scale", "encoder/layers_0"):
     with pytest.raises(UserError, match=f"'{part}'") as error:
-      initialise(optimizers.adamw(0.1, weight_decay=[(part, 0.0), (".*", 0.1)]))
+      initialize(optimizers.adamw(0.1, weight_decay=[(part, 0.0), (".*", 0.1)]))
     assert "whole path" in error.value.lines["hint"]
 
 
 def test_a_rule_that_an_earlier_one_hides_is_named():
   with pytest.raises(UserError, match="encoder/layers_0") as error:
-    initialise(optimizers.lion(0.1, learning_rate_multipliers=[(".*", 1.0), ("encoder/layers_0/.*", 0.0)]))
+    initialize(optimizers.lion(0.1, learning_rate_multipliers=[(".*", 1.0), ("encoder/layers_0/.*", 0.0)]))
   assert "'.*'" in error.value.lines["because"]
 
 
 def test_a_variable_without_a_rule_is_an_error():
   with pytest.raises(UserError, match="matches the variable token_embedder/embedding") as error:
-    initialise(optimizers.adafactor(0.1, weight_decay=[("encoder/.*", 0.1)]))
+    initialize(optimizers.adafactor(0.1, weight_decay=[("encoder/.*", 0.1)]))
   assert ".*" in error.value.lines["try"]
 
 
@@ -108,5 +108,5 @@ def test_the_rule_for_the_rest_may_find_nothing_left():
 
 def test_muon_without_matrices_is_an_error():
   with pytest.raises(UserError, match="matches no matrix") as error:
-    initialise(optimizers.muon(0.1, matrices="encoder/layer_0/mlp/wi/kernel"))
+    initialize(optimizers.muon(0.1, matrices="encoder/layer_0/mlp/wi/kernel"))
   assert "encoder/layers_0/mlp/wi/kernel" in error.value.lines["nearest"]

@@ -69,14 +69,14 @@ def test_losses_that_make_no_sense_are_refused(given):
   LossSettings(z_loss=0.0, label_smoothing=0.999, microbatches=1)
 
 
-def test_a_fixed_normaliser_divides_the_sum_and_metrics_stay_sums():
+def test_a_fixed_normalizer_divides_the_sum_and_metrics_stay_sums():
   logits = jnp.log(jnp.array([[[0.5, 0.5], [0.25, 0.75]]]))
   batch = {"decoder_target_tokens": jnp.zeros((1, 2), jnp.int32), "decoder_loss_weights": jnp.ones((1, 2))}
-  loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0, normaliser=16.0))
+  loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0, normalizer=16.0))
   assert loss == pytest.approx(np.log(8) / 16, rel=1e-6)
   assert float(metrics["loss"]) / float(metrics["target_tokens"]) == pytest.approx(np.log(8) / 2, rel=1e-6)
   with pytest.raises(UserError, match="cannot be divided by 0"):
-    LossSettings(normaliser=0.0)
+    LossSettings(normalizer=0.0)
 
 
 def test_next_sentence_prediction_adds_its_own_mean():

@@ -77,7 +77,7 @@ def test_a_finite_gradient_whose_loss_is_not(platform):
     "decoder_target_tokens": np.array([[0, 1]], np.int32),
     "decoder_loss_weights": np.full((1, 2), 3e38, np.float32),
   }
-  state, metrics = update(lambda w: w, LossSettings(normaliser=1.0, z_loss=0.0), start(0.0), batch)
+  state, metrics = update(lambda w: w, LossSettings(normalizer=1.0, z_loss=0.0), start(0.0), batch)
   assert np.isinf(metrics["loss"]) and float(metrics["gradient_norm"]) == 0.0
   assert float(metrics["finite"]) == 0.0
   assert all(int(x) == 3 for x in jax.tree.leaves(state.opt_state) if x.dtype == jnp.int32)

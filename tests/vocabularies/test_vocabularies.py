@@ -110,7 +110,7 @@ def test_words_and_sentences(name, starts, continues, ends):
 
 
 def test_whole_words_of_a_sentence():
-  text = "Unbelievable tokenisation works everywhere"
+  text = "Unbelievable tokenization works everywhere"
   for name in ("t5", "bert_cased", "gpt2", "byte"):
     vocabulary = load_vocabulary(name)
     ids = np.array(vocabulary.encode(text))

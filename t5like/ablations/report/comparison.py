@@ -25,8 +25,8 @@ from t5like.ablations.tables import (
   NO_PRETRAINING,
   NO_PRETRAINING_RECIPE,
   STANDARD_DEVIATION,
-  Row,
   Table,
+  TableRow,
 )
 
 GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "other tasks"}
@@ -109,7 +109,7 @@ class ComparedTable:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class TableComparison:
   data: ReportData
   tables: list[ComparedTable]
   spreads: dict[str, Spread | None]  # by group
@@ -117,7 +117,7 @@ class Comparison:
   correlations: dict[str, RankCorrelation | None]  # over all recipes with scores in the paper, each once
 
 
-def compare(data: ReportData) -> Comparison:
+def compare(data: ReportData) -> TableComparison:
   groups = [group for group in GROUP_NAMES if any(group in result.scores for result in data.results)]
   by_recipe: dict[str, list[Result]] = {}
   for result in data.results:
@@ -127,18 +127,23 @@ def compare(data: ReportData) -> Comparison:
     for group in groups
   }
   tables = [_compare_table(table, data, by_recipe, spreads) for table in _all_tables(data, by_recipe)]
-  return Comparison(data, tables, spreads, groups, _overall(tables, groups))
+  return TableComparison(data, tables, spreads, groups, _overall(tables, groups))
 
 
 def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:
   """Those asked for; Table 1 where its second row was run; and one of whatever else was."""
   tables = list(data.tables)
   if NO_PRETRAINING_RECIPE in by_recipe:
-    rows = Row("Baseline", BASELINE_RECIPE, BASELINE), Row("No pre-training", NO_PRETRAINING_RECIPE, NO_PRETRAINING)
+    rows = (
+      TableRow("Baseline", BASELINE_RECIPE, BASELINE),
+      TableRow("No pre-training", NO_PRETRAINING_RECIPE, NO_PRETRAINING),
+    )
     tables.insert(0, Table(1, "What pre-training gives", rows))
   shown = {row.recipe for table in tables for row in table.rows}
   others = tuple(
-    Row(recipe, recipe, BASELINE if recipe == BASELINE_RECIPE else {}) for recipe in by_recipe if recipe not in shown
+    TableRow(recipe, recipe, BASELINE if recipe == BASELINE_RECIPE else {})
+    for recipe in by_recipe
+    if recipe not in shown
   )
   if {row.recipe for row in others} - {BASELINE_RECIPE}:  # the baseline alone is there to compare with
     tables.append(Table(OTHER_RECIPES, "Recipes that the paper's tables do not have", others))
@@ -153,7 +158,7 @@ def _compare_table(
   listed = list(table.rows)
   has_baseline = any(row.recipe == BASELINE_RECIPE for row in listed)
   if not has_baseline:
-    listed.append(Row("Baseline (of Table 1)", BASELINE_RECIPE, BASELINE))
+    listed.append(TableRow("Baseline (of Table 1)", BASELINE_RECIPE, BASELINE))
   ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in all_groups}
   ties, paper_ties = {}, {}
   for group in all_groups:
@@ -163,7 +168,7 @@ def _compare_table(
     published = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
     paper_ties[group] = ties_with_best(published, STANDARD_DEVIATION.get(group, 0.0))
 
-  def cell(row: Row, group: str) -> Cell:
+  def cell(row: TableRow, group: str) -> Cell:
     base = list(ours[group][BASELINE_RECIPE].values())
     return Cell(
       seeds=ours[group][row.recipe],

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal
 
-from t5like.ablations.report.comparison import Cell, ComparedTable, Comparison
+from t5like.ablations.report.comparison import Cell, ComparedTable, TableComparison
 from t5like.ablations.report.statistics import TIE_DEVIATIONS
-from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modelling
+from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modeling
 
 Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
 _ROUNDING = 1e-9
@@ -60,7 +60,7 @@ class CheckedConclusion:
 
 
 _ED = "encoder_decoder/"
-_LANGUAGE_MODELLING = {name: f"{name}/{language_modelling(name)}" for name in ARCHITECTURES}
+_LANGUAGE_MODELING = {name: f"{name}/{language_modeling(name)}" for name in ARCHITECTURES}
 _DENOISING = {name: f"{name}/iid_replace_spans" for name in ARCHITECTURES}
 
 
@@ -75,18 +75,18 @@ def _all_below(worst: str, table: int) -> tuple[tuple[str, str], ...]:
 CONCLUSIONS = (
   Conclusion(
     2,
-    "Denoising beats language modelling in each architecture",
-    above=tuple((_DENOISING[name], _LANGUAGE_MODELLING[name]) for name in ARCHITECTURES),
+    "Denoising beats language modeling in each architecture",
+    above=tuple((_DENOISING[name], _LANGUAGE_MODELING[name]) for name in ARCHITECTURES),
   ),
   Conclusion(2, "The encoder-decoder with denoising is best", above=_all_above(BASELINE_RECIPE, 2)),
   Conclusion(
     2,
     "The plain language model is the worst architecture, with either objective",
-    above=tuple((by[name], by["lm"]) for by in (_DENOISING, _LANGUAGE_MODELLING) for name in by if name != "lm"),
+    above=tuple((by[name], by["lm"]) for by in (_DENOISING, _LANGUAGE_MODELING) for name in by if name != "lm"),
   ),
   Conclusion(4, "Deshuffling is worst", above=_all_below(_ED + "deshuffling", 4)),
   Conclusion(
-    4, "BERT-style denoising beats prefix language modelling", above=((_ED + "bert_style", _ED + "prefix_lm"),)
+    4, "BERT-style denoising beats prefix language modeling", above=((_ED + "bert_style", _ED + "prefix_lm"),)
   ),
   Conclusion(
     5,
@@ -115,7 +115,7 @@ CONCLUSIONS = (
 )
 
 
-def check_conclusions(comparison: Comparison) -> list[CheckedConclusion]:
+def check_conclusions(comparison: TableComparison) -> list[CheckedConclusion]:
   """Those about the tables of the report."""
   tables = {table.number: table for table in comparison.tables}
   return [

@@ -18,7 +18,7 @@ from t5like.objectives import CATALOGUE, Draws, Objective, Ragged, Rows, Special
 
 TEXT = (
   "Thank you for inviting me to your party last week . The weather was fine , the music was loud , and everybody "
-  "came , even my old neighbour , who danced until midnight and then asked for more cake . I could not stay to the "
+  "came , even my old neighbor , who danced until midnight and then asked for more cake . I could not stay to the "
   "end , since my train left early , but I hope that we will meet again soon ."
 )
 _OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # those that stand in at random

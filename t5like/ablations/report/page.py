@@ -9,21 +9,28 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison, beyond_band
+from t5like.ablations.report.comparison import (
+  GROUP_NAMES,
+  Cell,
+  ComparedRow,
+  ComparedTable,
+  TableComparison,
+  beyond_band,
+)
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.report.plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report.statistics import mean
-from t5like.ablations.report.summary import Summary, p_text, summarise
+from t5like.ablations.report.summary import Summary, p_text, summarize
 from t5like.ablations.report.text import COST_HEADER, conclusion_text, cost_line, csv_text, seeds_text
 from t5like.ablations.tables import BASELINE_TASKS
 
 _SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗", "not run": "–"}
 
 
-def page(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
+def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   title = f"T5 ablations at {comparison.data.scale} scale"
-  sections = [("summary", "In short", _summary(comparison, summarise(comparison)))]
+  sections = [("summary", "In short", _summary(comparison, summarize(comparison)))]
   sections += [(f"table-{table.number}", table.heading, _table_section(table)) for table in comparison.tables]
   sections += [
     ("objectives", "What the objectives do to a text", _examples(comparison)),
@@ -50,7 +57,7 @@ def _link(heading: str) -> str:
 # --- in short --------------------------------------------------------------------------------------------------------
 
 
-def _summary(comparison: Comparison, summary: Summary) -> str:
+def _summary(comparison: TableComparison, summary: Summary) -> str:
   parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.cautions])]
   if summary.conclusions:
     parts += ["<h3>The paper's conclusions, checked</h3>", _conclusions(summary)]
@@ -75,7 +82,7 @@ def _conclusions(summary: Summary) -> str:
   return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
 
 
-def _orders(comparison: Comparison) -> str:
+def _orders(comparison: TableComparison) -> str:
   """Rank correlations of all tables at a glance."""
   above = '<th scope="col" rowspan="2">rows of</th>' + "".join(
     f'<th scope="colgroup" colspan="3" class="group">{GROUP_NAMES[group]}</th>' for group in comparison.groups
@@ -193,7 +200,7 @@ def _legend(table: ComparedTable) -> str:
 # --- objectives, costs, tasks ----------------------------------------------------------------------------------------
 
 
-def _examples(comparison: Comparison) -> str:
+def _examples(comparison: TableComparison) -> str:
   shown = comparison.data.examples
   if not shown:
     return ""
@@ -213,7 +220,7 @@ def _with_sentinels(text: str) -> str:
   return marked or '<span class="faint">nothing</span>'
 
 
-def _costs(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
+def _costs(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   results = comparison.data.results
   lines = [cost_line(cost) for cost in recipe_costs(results, assumptions)]
   rows = [_plain_row(line) for line in lines] + [_plain_row(cost_line(total_cost(results, assumptions)), "total")]
@@ -228,7 +235,7 @@ def _costs(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
   return _scroll("Cost of each recipe", heads, rows, caption) + f'<p class="note">{note}</p>'
 
 
-def _tasks(comparison: Comparison) -> str:
+def _tasks(comparison: TableComparison) -> str:
   """The loss on held-out text and every metric of every task, seeds averaged, with the paper's baseline if known."""
   results = comparison.data.results
   columns = list(
@@ -263,7 +270,7 @@ def _paper_baseline(task: str, metric: str) -> float | None:
 # --- method ----------------------------------------------------------------------------------------------------------
 
 
-def _method(comparison: Comparison) -> str:
+def _method(comparison: TableComparison) -> str:
   data = comparison.data
   spreads = [
     f"{GROUP_NAMES[group]}: {spread.deviation:.3f} points ({spread.degrees_of_freedom} degrees of freedom)"

@@ -1,4 +1,4 @@
-"""The report's plots, as inline SVG: no library, no script; colours come from the page's light or dark style.
+"""The report's plots, as inline SVG: no library, no script; colors come from the page's light or dark style.
 
 Drawn 400 units wide and shown about as wide in pixels, so that letters are as large on a phone as on a desk.
 """
@@ -15,7 +15,7 @@ from t5like.ablations.report.statistics import TIE_DEVIATIONS, mean
 from t5like.ablations.sweep.results import Result
 
 _WIDTH = 400
-_COLOURS = 5  # in the page's style; rows beyond take them again, dashed
+_COLORS = 5  # in the page's style; rows beyond take them again, dashed
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 _LABEL_CHARACTERS = 21
 MISSING = "–"  # never a guess in its place
@@ -127,9 +127,9 @@ _SETTLED = 0.1  # the share of steps after which losses set the frame's height: 
 
 
 def series_style(place: int) -> str:
-  """Attributes of the line of a table's row in that place: colour and dashes."""
-  dash = _DASHES[place // _COLOURS % len(_DASHES)]
-  return f'class="line c{place % _COLOURS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+  """Attributes of the line of a table's row in that place: color and dashes."""
+  dash = _DASHES[place // _COLORS % len(_DASHES)]
+  return f'class="line c{place % _COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
 def loss_plot(table: ComparedTable) -> str:

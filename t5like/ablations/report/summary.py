@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from t5like.ablations.report.comparison import GROUP_NAMES, ComparedRow, ComparedTable, Comparison, beyond_band
+from t5like.ablations.report.comparison import GROUP_NAMES, ComparedRow, ComparedTable, TableComparison, beyond_band
 from t5like.ablations.report.conclusions import CheckedConclusion, check_conclusions
 from t5like.ablations.report.plots import number, pretty
 from t5like.ablations.report.statistics import RankCorrelation
@@ -23,7 +23,7 @@ class Summary:
   cautions: list[str]  # what to keep in mind when reading
 
 
-def summarise(comparison: Comparison) -> Summary:
+def summarize(comparison: TableComparison) -> Summary:
   return Summary(
     _scope(comparison),
     _missing(comparison),
@@ -33,7 +33,7 @@ def summarise(comparison: Comparison) -> Summary:
   )
 
 
-def _scope(comparison: Comparison) -> str:
+def _scope(comparison: TableComparison) -> str:
   data = comparison.data
   recipes = {result.recipe for result in data.results}
   groups = _joined(GROUP_NAMES[group] for group in comparison.groups) or "no task"
@@ -45,7 +45,7 @@ def _scope(comparison: Comparison) -> str:
   return f"{what} at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
 
 
-def _missing(comparison: Comparison) -> list[str]:
+def _missing(comparison: TableComparison) -> list[str]:
   rows = {row.recipe: row for table in comparison.tables for row in table.rows}
   absent = [recipe for recipe, row in rows.items() if not row.results and row.asked_for]
   not_asked = [recipe for recipe, row in rows.items() if not row.results and not row.asked_for]
@@ -68,12 +68,12 @@ def _missing(comparison: Comparison) -> list[str]:
   return lines
 
 
-def _findings(comparison: Comparison) -> list[str]:
+def _findings(comparison: TableComparison) -> list[str]:
   found = (_clear_differences(comparison), _ties(comparison), _reversed_orders(comparison))
   return [line for line in found if line]
 
 
-def _reversed_orders(comparison: Comparison) -> str:
+def _reversed_orders(comparison: TableComparison) -> str:
   reversed_ = [
     f"{_short(table)} in {GROUP_NAMES[group]} ({number(found.spearman, signed=True)}, n = {found.n})"
     for table in comparison.tables
@@ -83,7 +83,7 @@ def _reversed_orders(comparison: Comparison) -> str:
   return f"Rows come out rather against the paper's order (Spearman) in {_joined(reversed_)}." if reversed_ else ""
 
 
-def _compared(comparison: Comparison) -> Iterable[tuple[ComparedTable, ComparedRow, str]]:
+def _compared(comparison: TableComparison) -> Iterable[tuple[ComparedTable, ComparedRow, str]]:
   """Every row and group with a difference from the baseline on both sides; a recipe in two tables counts once."""
   seen = set()
   for table in comparison.tables:
@@ -96,7 +96,7 @@ def _compared(comparison: Comparison) -> Iterable[tuple[ComparedTable, ComparedR
           yield table, row, group
 
 
-def _clear_differences(comparison: Comparison) -> str:
+def _clear_differences(comparison: TableComparison) -> str:
   same, same_clear, against, against_clear = [], [], [], []
   for table, row, group in _compared(comparison):
     cell = row.cells[group]
@@ -118,7 +118,7 @@ def _clear_differences(comparison: Comparison) -> str:
   return text + (f": {_some(against_clear)}." if against_clear else ".")
 
 
-def _ties(comparison: Comparison) -> str:
+def _ties(comparison: TableComparison) -> str:
   tied, differing = 0, []
   for table, row, group in _compared(comparison):
     cell = row.cells[group]
@@ -135,7 +135,7 @@ def _ties(comparison: Comparison) -> str:
   return text + (f"; outside: {_some(differing)}." if differing else ".")
 
 
-def _cautions(comparison: Comparison) -> list[str]:
+def _cautions(comparison: TableComparison) -> list[str]:
   lines = []
   if comparison.data.scale != "paper":
     lines.append(

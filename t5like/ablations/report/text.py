@@ -6,11 +6,11 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
-from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, Comparison
+from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, TableComparison
 from t5like.ablations.report.conclusions import CheckedConclusion
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.plots import MISSING, number, pretty
-from t5like.ablations.report.summary import correlation_text, summarise
+from t5like.ablations.report.summary import correlation_text, summarize
 from t5like.planning.run_card import large
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def conclusion_text(checked: CheckedConclusion) -> str:
 # --- CSV -------------------------------------------------------------------------------------------------------------
 
 
-def csv_text(comparison: Comparison) -> str:
+def csv_text(comparison: TableComparison) -> str:
   """One line for each row of each table in each group, run or not; an empty field is missing."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
@@ -71,8 +71,8 @@ def _field(value: object) -> object:
 # --- Markdown --------------------------------------------------------------------------------------------------------
 
 
-def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
-  summary = summarise(comparison)
+def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
+  summary = summarize(comparison)
   blocks = [f"# T5 ablations at {comparison.data.scale} scale", summary.scope]
   blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
   if summary.conclusions:
@@ -93,7 +93,7 @@ def markdown(comparison: Comparison, assumptions: EnergyAssumptions) -> str:
   return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def readme_table(comparison: Comparison) -> str:
+def readme_table(comparison: TableComparison) -> str:
   """Rows of all tables with ours and the paper's scores, and a line of rank correlations under each."""
   groups = comparison.groups
   header = ["", *(f"{GROUP_NAMES[g]} {side}" for g in groups for side in ("ours", "paper"))]
@@ -158,7 +158,7 @@ def cost_line(cost: RecipeCost) -> list[str]:
 COST_HEADER = ["recipe", "runs", "model FLOPs", "tokens", "pre-train h", "fine-tune h", "total h", "kWh", "kg CO2e"]
 
 
-def _cost_table(comparison: Comparison, assumptions: EnergyAssumptions) -> tuple[list[str], list[list[str]]]:
+def _cost_table(comparison: TableComparison, assumptions: EnergyAssumptions) -> tuple[list[str], list[list[str]]]:
   results = comparison.data.results
   costs = [*recipe_costs(results, assumptions), total_cost(results, assumptions)]
   return COST_HEADER, [cost_line(cost) for cost in costs]

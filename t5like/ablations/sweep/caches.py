@@ -13,7 +13,7 @@ from t5like.vocabularies import load_vocabulary
 
 
 def build_caches(planner: Planner) -> None:
-  """Tokenises the corpus and the tasks, where that is still to be done."""
+  """Tokenizes the corpus and the tasks, where that is still to be done."""
   splits = list(planner.corpus_files) or ["train", "validation"]
   wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
   for lengths in _distinct_lengths(planner):
@@ -39,7 +39,7 @@ def build_caches(planner: Planner) -> None:
 
 
 def cached_sizes(planner: Planner) -> dict[str, int]:
-  """The training examples of the tasks that are tokenised."""
+  """The training examples of the tasks that are tokenized."""
   sizes: dict[str, int] = {}
   for lengths in _distinct_lengths(planner)[:1]:
     caches = _task_caches(planner, lengths, "train")

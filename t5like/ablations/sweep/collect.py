@@ -33,14 +33,14 @@ def is_finished(part: Part) -> bool:
 
 def collect(run: SweepRun, scale: str) -> Result:
   """The result of a run whose parts are finished."""
-  learnt = next((part for part in run.parts if part.name in (PRETRAIN, MIXED)), None)
-  rows = read_metrics(learnt.model_dir) if learnt else []
+  learned = next((part for part in run.parts if part.name in (PRETRAIN, MIXED)), None)
+  rows = read_metrics(learned.model_dir) if learned else []
   held_out = [row["loss"] for row in rows if row["kind"].startswith("eval_loss/") and row.get("loss") is not None]
   tasks = {task: best_scores(part, task) for part in run.parts for task in part.evaluated}
   scores = {task: task_score(task, without_step(metrics)) for task, metrics in tasks.items()}
   costs = {part.name: part_cost(part) for part in run.parts}
-  pretraining = sum((costs[p.name] for p in run.parts if p is learnt), _NOTHING)
-  finetuning = sum((costs[p.name] for p in run.parts if p is not learnt), _NOTHING)
+  pretraining = sum((costs[p.name] for p in run.parts if p is learned), _NOTHING)
+  finetuning = sum((costs[p.name] for p in run.parts if p is not learned), _NOTHING)
   attempts = [a for part in run.parts for a in goodput.read_attempts(part.model_dir / goodput.FILE)]
   return Result(
     recipe=run.recipe,
@@ -55,7 +55,7 @@ def collect(run: SweepRun, scale: str) -> Result:
     finished=_iso(max(a["written"] for a in attempts)),
     version=t5like.__version__,
     commands=[part.command for part in run.parts],
-    example=custom_example(learnt) if learnt and run.recipe not in RECIPES else None,
+    example=custom_example(learned) if learned and run.recipe not in RECIPES else None,
   )
 
 

@@ -136,7 +136,7 @@ class Planner:
     return self.experiment(self.settings.recipes[0]).vocabulary
 
   def task_lengths(self, recipe: str) -> dict[str, int]:
-    """LENGTHS of the runs in which a recipe trains on labelled tasks."""
+    """LENGTHS of the runs in which a recipe trains on labeled tasks."""
     mixed = recipe in RECIPES and RECIPES[recipe].mixing
     return dict(self.experiment(recipe, [] if mixed else [_FINETUNE]).lengths)
 
@@ -210,7 +210,7 @@ def _gin_text(value: Mapping[str, int | str] | Sequence[str]) -> str:
 def _size(task: str, sizes: Mapping[str, int]) -> int:
   if task not in sizes:
     raise UserError(
-      f"how often {task!r} is to be drawn is not known before it is tokenised",
+      f"how often {task!r} is to be drawn is not known before it is tokenized",
       try_="t5like ablate ... --prepare_only",
     )
   return sizes[task]

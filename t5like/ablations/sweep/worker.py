@@ -32,7 +32,7 @@ from t5like.ablations.sweep.results import (
 from t5like.ablations.sweep.settings import record_settings
 from t5like.console import duration, say
 from t5like.errors import UserError
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs import train
 from t5like.training.records.goodput import Goodput
 
@@ -41,14 +41,14 @@ _DONE, _LATER = -1, -2  # no run is left; those left are in the hands of others
 
 
 def prepare_sweep(planner: Planner) -> None:
-  """Builds all token caches, then records the settings: a misspelt task must not bind the command that corrects it."""
+  """Builds all token caches, then records the settings: a misspelled task must not bind the next command."""
 
   def prepare() -> int:
     build_caches(planner)
     record_settings(planner.sweep_dir, planner.requested)
     return 0
 
-  first_process_decides(prepare)
+  run_on_process_zero(prepare)
 
 
 def run_sweep(planner: Planner, end_process: Callable[[int], object] | None = None) -> int:
@@ -86,7 +86,7 @@ class Worker:
   def work(self) -> int:
     """Goes on until every run has ended, by whomever; the exit status."""
     waiting = False
-    while (number := first_process_decides(self._take)) != _DONE:
+    while (number := run_on_process_zero(self._take)) != _DONE:
       if number == _LATER:
         if not waiting:
           say("all runs that are left are in the hands of other workers; waiting for them to end")

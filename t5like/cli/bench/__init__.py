@@ -16,7 +16,7 @@ SUBCOMMANDS = {
   "decode": ("outputs of a model, beside Hugging Face's and the limit of the memory", "cli.bench.decode"),
   "loop": ("what a run costs besides its steps: the loop, and checkpoints", "cli.bench.loop"),
   "startup": ("from the command of a run to its first step: cold, warm and from a checkpoint", "cli.bench.startup"),
-  "data": ("objectives, tokenising, and batches from a token cache", "cli.bench.data"),
+  "data": ("objectives, tokenizing, and batches from a token cache", "cli.bench.data"),
 }
 
 

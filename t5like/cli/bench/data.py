@@ -15,11 +15,11 @@ from t5like.errors import UserError
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--files", nargs="+", default=[], help="JSON lines or text (default: the embedded novels)")
-  parser.add_argument("--threads", type=int, default=2, help="threads that tokenise and make batches (default: 2)")
+  parser.add_argument("--threads", type=int, default=2, help="threads that tokenize and make batches (default: 2)")
   parser.add_argument("--megabytes", type=int, default=20, help="take so much text (default: 20)")
   parser.add_argument("--rows", type=int, default=100_000, help="rows to make from the cache (default: 100,000)")
   parser.add_argument(
-    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labelled tasks are"
+    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labeled tasks are"
   )
   parser.add_argument("--all", action="store_true", help="every objective of the catalogue")
 

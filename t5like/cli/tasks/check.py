@@ -18,7 +18,7 @@ from t5like.console import paint
 from t5like.errors import UserError
 
 if TYPE_CHECKING:
-  from t5like.tasks.checks import Finding, Report
+  from t5like.tasks.checks import CheckReport, Finding
 
 PROBLEMS_FOUND = 1
 _MOST_SCORES = 6
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
   return PROBLEMS_FOUND if problems else 0
 
 
-def print_report(report: Report, vocabulary: str) -> None:
+def print_report(report: CheckReport, vocabulary: str) -> None:
   part = "" if report.whole else "the first "
   print(paint(f"{report.task} ({report.split})", "bold") + f": {part}{report.rows:,} rows, vocabulary {vocabulary}")
   if report.tokens:
@@ -88,8 +88,8 @@ def _short(text: str) -> str:
   return text if len(text) <= 40 else text[:40] + " …"
 
 
-def _print_finding(kind: str, colour: str, finding: Finding) -> None:
-  print(f"  {paint(kind, colour)}  {finding.what}")
+def _print_finding(kind: str, color: str, finding: Finding) -> None:
+  print(f"  {paint(kind, color)}  {finding.what}")
   for label, text in (("such as", finding.example), ("try", finding.remedy)):
     if text:
       print(f"  {'':<{len(kind)}}    {label:<8}{' '.join(text.split())}")

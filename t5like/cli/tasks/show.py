@@ -156,7 +156,7 @@ def _print_corrupted(row: CorruptedRow, vocabulary: Vocabulary) -> None:
 
 
 def _print_wrapped(start: str, indent: int, text: str, further: int = 0) -> None:
-  """The text behind `start`, which takes `indent` + `further` columns of the first line; colours take none."""
+  """The text behind `start`, which takes `indent` + `further` columns of the first line; colors take none."""
   width = max(shutil.get_terminal_size((120, 24)).columns, 60)
   first = " " * (indent + further)
   lines = textwrap.wrap(

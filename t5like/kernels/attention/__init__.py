@@ -95,7 +95,7 @@ def _on_each_device(
 ) -> jax.Array:  # fmt: skip
   """Runs a kernel on every device's own rows and heads: the partitioner cannot look inside one.
 
-  Axes that do not divide the rows or heads (a batch of two while parameters are initialised) are left whole.
+  Axes that do not divide the rows or heads (a batch of two while parameters are initialized) are left whole.
   """
   mesh = jax.sharding.get_abstract_mesh()
   batch, _, heads, _ = query.shape

@@ -28,7 +28,7 @@ def splash_attention(
   block_query, block_key = _block(query_length), _block(key_length)
   more_queries, more_keys = -query_length % block_query, -key_length % block_key
 
-  def laid_out(x, more):
+  def to_batch(x, more):
     return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, more), (0, 0)))  # [batch, heads, length, kv]
 
   segments = _segments(mask, batch, query_length, key_length, more_queries, more_keys)
@@ -36,7 +36,7 @@ def splash_attention(
   kernel = _kernel(heads, shape, (block_query, block_key), mask.causal, interpret)
   # Multiplied before the kernel, which knows no scale: by a power of two for heads of 64, so without rounding.
   scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
-  operands = laid_out(scaled, more_queries), laid_out(key, more_keys), laid_out(value, more_keys)
+  operands = to_batch(scaled, more_queries), to_batch(key, more_keys), to_batch(value, more_keys)
   out = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(*operands, segments)
   return out[:, :, :query_length].swapaxes(1, 2)
 

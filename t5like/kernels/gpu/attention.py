@@ -19,7 +19,7 @@ from t5like.kernels.attention.relative_bias import RelativeBias
 from t5like.kernels.gpu.bias_tiles import Reach, table_gradient
 from t5like.kernels.gpu.gradient import key_gradient, query_gradient
 from t5like.kernels.gpu.masks import Sight, mask_operands, sight_operands
-from t5like.kernels.gpu.tiles import Blocks, Work, load_rows, scores, store_rows, weights_of
+from t5like.kernels.gpu.tiles import Blocks, TileWork, load_rows, scores, store_rows, weights_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +49,7 @@ def gpu_attention(
   """
   batch, query_length = query.shape[:2]
   key_length = key.shape[1]
-  work = Work(
+  work = TileWork(
     query_length, key_length, mask.causal, mask.causal and mask.prefix is not None, scale,
     None if bias is None else Reach.of(bias), interpret,
   )  # fmt: skip
@@ -59,17 +59,17 @@ def gpu_attention(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(query, key, value, table, masks, work: Work, plan: Plan):
+def _attend(query, key, value, table, masks, work: TileWork, plan: Plan):
   return _forward(query, key, value, table, masks, work, plan)[0]
 
 
-def _forward(query, key, value, table, masks, work: Work, plan: Plan):
+def _forward(query, key, value, table, masks, work: TileWork, plan: Plan):
   out, log_sums = kept_results(*_attention(query, key, value, table, masks, work, plan.forward))
   return out, (query, key, value, table, masks, out, log_sums)
 
 
 @functools.partial(jax.jit, static_argnames=("work", "blocks"))  # so that all layers share one traced kernel
-def _attention(query, key, value, table, masks, work: Work, blocks: Blocks):
+def _attention(query, key, value, table, masks, work: TileWork, blocks: Blocks):
   """The result, and the logarithm of each row's sum of weights."""
   batch, query_length, heads, width = query.shape
   tiles, tile_specs = work.bias_operands(table, blocks, query.dtype)
@@ -91,7 +91,7 @@ def _attention(query, key, value, table, masks, work: Work, blocks: Blocks):
 
 
 def _forward_block(
-  query_ref, key_ref, value_ref, tiles_refs, sight_refs, out_ref, log_sums_ref, *, work: Work, blocks: Blocks
+  query_ref, key_ref, value_ref, tiles_refs, sight_refs, out_ref, log_sums_ref, *, work: TileWork, blocks: Blocks
 ):
   """One block of queries of a row and a head, over the keys it may see."""
   sight, tiles_ref = Sight.of(sight_refs, work, blocks), tiles_refs[0] if tiles_refs else None
@@ -122,7 +122,7 @@ def _forward_block(
   triton.store(log_sums_ref.at[at_query], log_sum, mask=at_query < work.query_length)
 
 
-def _backward(work: Work, plan: Plan, kept, gradient):
+def _backward(work: TileWork, plan: Plan, kept, gradient):
   query, key, value, table, masks, out, log_sums = kept
   d_query, delta, sums = query_gradient(
     query, key, value, out, gradient, log_sums, table, masks, work, plan.query_gradient

@@ -13,11 +13,20 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.gpu.bias_tiles import GROUP, add_by_distance, distance_tiles, fold_groups
 from t5like.kernels.gpu.masks import Sight, sight_operands
-from t5like.kernels.gpu.tiles import Blocks, Work, load_numbers, load_rows, load_tile, scores, store_rows, weights_of
+from t5like.kernels.gpu.tiles import (
+  Blocks,
+  TileWork,
+  load_numbers,
+  load_rows,
+  load_tile,
+  scores,
+  store_rows,
+  weights_of,
+)
 
 
 @functools.partial(jax.jit, static_argnames=("work", "blocks"))  # so that all layers share one traced kernel
-def query_gradient(query, key, value, out, gradient, log_sums, table, masks, work: Work, blocks: Blocks):
+def query_gradient(query, key, value, out, gradient, log_sums, table, masks, work: TileWork, blocks: Blocks):
   """The queries' gradient; delta [batch, heads, query], the sum of `out * gradient`; and the scores' gradients summed
   by distance for every block of queries (None without a bias)."""
   batch, query_length, heads, width = query.shape
@@ -52,7 +61,7 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, wor
 
 def _query_block(
   query_ref, key_ref, value_ref, out_ref, gradient_ref, log_sums_ref, tiles_refs, sight_refs, d_query_ref, delta_ref,
-  sums_refs, *, work: Work, blocks: Blocks,
+  sums_refs, *, work: TileWork, blocks: Blocks,
 ):  # fmt: skip
   sight = Sight.of(sight_refs, work, blocks)
   tiles_ref, apart_ref = tiles_refs or (None, None)
@@ -89,7 +98,7 @@ def _query_block(
 
 
 @functools.partial(jax.jit, static_argnames=("work", "blocks"))
-def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, work: Work, blocks: Blocks):
+def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, work: TileWork, blocks: Blocks):
   """The gradients of keys and values."""
   batch, _, heads, width = query.shape
   tiles, tile_specs = work.bias_operands(table, blocks, query.dtype, by_key=True)
@@ -109,7 +118,7 @@ def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, wor
 
 def _key_block(
   query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, sight_refs, d_key_ref, d_value_ref,
-  *, work: Work, blocks: Blocks,
+  *, work: TileWork, blocks: Blocks,
 ):  # fmt: skip
   """Tiles are [key, query] here, so that weights go into their products as they stand in registers."""
   sight, tiles_ref = Sight.of(sight_refs, work, blocks), tiles_refs[0] if tiles_refs else None

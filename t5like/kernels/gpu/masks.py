@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.masks import Codes, Mask, mask_codes, visible
-from t5like.kernels.gpu.tiles import Blocks, Work, load_numbers
+from t5like.kernels.gpu.tiles import Blocks, TileWork, load_numbers
 
 _LARGE = jnp.iinfo(jnp.int32).max
 
@@ -29,7 +29,9 @@ def mask_operands(mask: Mask, batch: int, query_length: int, key_length: int) ->
   return None, jnp.sum(mask.key_valid.astype(bool), axis=1, dtype=jnp.int32)
 
 
-def sight_operands(codes: Codes | None, lengths: jax.Array | None, work: Work, blocks: Blocks, by_key: bool = False):
+def sight_operands(
+  codes: Codes | None, lengths: jax.Array | None, work: TileWork, blocks: Blocks, by_key: bool = False
+):
   """A kernel's operands for `Sight`, and their specs; grids are (block, head, row)."""
   if lengths is not None:
     return [lengths], [pl.BlockSpec(lengths.shape, lambda i, h, b: (0,))]
@@ -40,7 +42,7 @@ def sight_operands(codes: Codes | None, lengths: jax.Array | None, work: Work, b
   return operands, [pl.BlockSpec((None, x.shape[1]), lambda i, h, b: (b, 0)) for x in operands]
 
 
-def _meeting(codes: Codes, work: Work, blocks: Blocks) -> jax.Array:
+def _meeting(codes: Codes, work: TileWork, blocks: Blocks) -> jax.Array:
   """Whether two blocks hold segments in common, judged by the least and the greatest: [batch, queries, keys] blocks."""
   least = jnp.min(jnp.where(codes.key >= 0, codes.key, _LARGE), axis=1, keepdims=True)
   # Queries of a segment that no key is in, those of padding, see nothing.
@@ -72,12 +74,12 @@ class Sight:
   """A mask inside a kernel: the refs of its operands, or the length of the program's row."""
 
   refs: list
-  work: Work
+  work: TileWork
   blocks: Blocks
   length: jax.Array | None
 
   @classmethod
-  def of(cls, refs: list, work: Work, blocks: Blocks) -> "Sight":
+  def of(cls, refs: list, work: TileWork, blocks: Blocks) -> "Sight":
     by_length = len(refs) == 1
     return cls(refs, work, blocks, triton.load(refs[0].at[pl.program_id(2)]) if by_length else None)
 

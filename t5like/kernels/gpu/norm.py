@@ -25,7 +25,7 @@ class NormWork:
   rows: int
   width: int
   epsilon: float
-  centred: bool
+  centered: bool
   interpret: bool
 
   @property
@@ -85,10 +85,10 @@ def forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.d
 def _forward_block(x_ref, scale_ref, *refs, work: NormWork):
   *bias_refs, y_ref = refs
   tiles = _tiles(pl.program_id(0), work)
-  centred, rate = _statistics(_load(x_ref, tiles), tiles, work)
+  centered, rate = _statistics(_load(x_ref, tiles), tiles, work)
   scale, biases = _load_row(scale_ref, work), [_load_row(ref, work) for ref in bias_refs]
   for n, (index, inside) in enumerate(tiles):
-    y = centred[n] * rate * scale[n]
+    y = centered[n] * rate * scale[n]
     for bias in biases:
       y = y + bias[n]
     triton.store(y_ref.at[*index], y.astype(y_ref.dtype), mask=inside)
@@ -113,18 +113,18 @@ def _backward_block(x_ref, scale_ref, gradient_ref, *refs, programs: int, has_re
   def visit(t, sums):
     tiles = _tiles(program + t * programs, work)
     gradient = _load(gradient_ref, tiles)
-    centred, rate = _statistics(_load(x_ref, tiles), tiles, work)
-    normalised = [x * rate for x in centred]
+    centered, rate = _statistics(_load(x_ref, tiles), tiles, work)
+    normalized = [x * rate for x in centered]
     scaled = [g * s for g, s in zip(gradient, scale, strict=True)]
-    along = _mean([s * x for s, x in zip(scaled, normalised, strict=True)], work)
-    middle = _mean(scaled, work) if work.centred else 0.0
+    along = _mean([s * x for s, x in zip(scaled, normalized, strict=True)], work)
+    middle = _mean(scaled, work) if work.centered else 0.0
     residuals = [_load(ref, tiles) for ref in residual_refs]
     for n, (index, inside) in enumerate(tiles):
-      d_x = rate * (scaled[n] - normalised[n] * along - middle)
+      d_x = rate * (scaled[n] - normalized[n] * along - middle)
       for residual in residuals:
         d_x = d_x + residual[n]
       triton.store(d_x_ref.at[*index], d_x.astype(d_x_ref.dtype), mask=inside)
-    new = [g * x for g, x in zip(gradient, normalised, strict=True)], gradient
+    new = [g * x for g, x in zip(gradient, normalized, strict=True)], gradient
     return tuple(
       tuple(total + more for total, more in zip(each, added, strict=True))
       for each, added in zip(sums, new, strict=False)
@@ -165,7 +165,7 @@ def _mean(pieces: list[jax.Array], work: NormWork) -> jax.Array:
 
 def _statistics(pieces: list[jax.Array], tiles: list[tuple], work: NormWork) -> tuple[list[jax.Array], jax.Array]:
   """Rows around their mean, where that is asked for, and 1 / their root mean square."""
-  if work.centred:
+  if work.centered:
     mean = _mean(pieces, work)
     pieces = [jnp.where(inside, x - mean, 0.0) for x, (_, inside) in zip(pieces, tiles, strict=True)]
   return pieces, jax.lax.rsqrt(_mean([x * x for x in pieces], work) + work.epsilon)

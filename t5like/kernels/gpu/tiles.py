@@ -29,7 +29,7 @@ class Blocks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class TileWork:
   """What a kernel is compiled for."""
 
   query_length: int
@@ -92,7 +92,7 @@ def store_rows(ref, at: jax.Array, rows: jax.Array) -> None:
   triton.store(ref.at[at[:, None], jnp.arange(ref.shape[1])[None, :]], rows.astype(ref.dtype), mask=inside)
 
 
-def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, work: Work, by_key: bool = False) -> jax.Array:
+def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, work: TileWork, by_key: bool = False) -> jax.Array:
   """Scores of tile (i, j), [query, key] or, with `by_key`, [key, query]; times `work.unit` in units of log 2."""
   first, second = (key, query) if by_key else (query, key)
   s = triton.dot(first, second.T)
@@ -110,7 +110,7 @@ def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, work: Work, by_key
   )  # fmt: skip
 
 
-def weights_of(s: jax.Array, less: jax.Array, work: Work) -> jax.Array:
+def weights_of(s: jax.Array, less: jax.Array, work: TileWork) -> jax.Array:
   """2 ** (unit * s - less), in instructions that Triton in XLA does not choose by itself.
 
   It would multiply and subtract apart, and care for results below 2 ** -126: a third of the forward pass's time.

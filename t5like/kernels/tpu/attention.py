@@ -24,7 +24,7 @@ _MASKED = -1e30  # finite: a row with nothing to look at comes out as an average
 
 
 @dataclasses.dataclass(frozen=True)
-class Shape:
+class AttentionShape:
   """What a kernel is compiled for."""
 
   query_length: int  # padded to tiles
@@ -56,13 +56,13 @@ def tpu_attention(
   batch, query_length = query.shape[:2]
   key_length = key.shape[1]
   block_query, block_key = _block(query_length), _block(key_length)
-  shape = Shape(
+  shape = AttentionShape(
     _padded_length(query_length, block_query), _padded_length(key_length, block_key), block_query, block_key,
     key_length, mask.causal, mask.causal and mask.prefix is not None, scale, interpret,
   )  # fmt: skip
   more_queries, more_keys = shape.query_length - query_length, shape.key_length - key_length
 
-  def laid_out(x, more):
+  def to_batch(x, more):
     return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, more), (0, 0)))
 
   strip = None
@@ -76,7 +76,7 @@ def tpu_attention(
     query_code = jnp.broadcast_to(query_code[:, :, None], (*query_code.shape, LANES))
     codes = query_code, jnp.broadcast_to(key_code[:, None, :], (batch, 8, shape.key_length))
   out = _attend(
-    laid_out(query, more_queries), laid_out(key, more_keys), laid_out(value, more_keys), strip, codes, shape
+    to_batch(query, more_queries), to_batch(key, more_keys), to_batch(value, more_keys), strip, codes, shape
   )
   return out[:, :, :query_length].swapaxes(1, 2)
 
@@ -91,11 +91,11 @@ def _padded_length(length: int, block: int) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(query, key, value, strip, codes, shape: Shape):
+def _attend(query, key, value, strip, codes, shape: AttentionShape):
   return _forward(query, key, value, strip, codes, shape)[0]
 
 
-def _forward(query, key, value, strip, codes, shape: Shape):
+def _forward(query, key, value, strip, codes, shape: AttentionShape):
   batch, heads, _, width = query.shape
   rows, columns = shape.tiles
   at_query = lambda b, h, i, j: (b, h, i, 0)  # noqa: E731
@@ -134,7 +134,7 @@ def _extra(strip, codes) -> list[jax.Array]:
   return ([] if strip is None else [strip]) + ([] if codes is None else list(codes))
 
 
-def _extra_specs(strip, codes, shape: Shape, place) -> list[pl.BlockSpec]:
+def _extra_specs(strip, codes, shape: AttentionShape, place) -> list[pl.BlockSpec]:
   """Specs of the strip and the codes; `place` turns grid indices into (batch, head, tile row, tile column)."""
   specs = []
   if strip is not None:
@@ -145,13 +145,13 @@ def _extra_specs(strip, codes, shape: Shape, place) -> list[pl.BlockSpec]:
   return specs
 
 
-def window_start(shape: Shape, i: jax.Array, j: jax.Array) -> jax.Array:
+def window_start(shape: AttentionShape, i: jax.Array, j: jax.Array) -> jax.Array:
   """Where the strip's window for tile (i, j) begins: a whole number of registers."""
   start = j * shape.block_key - (i + 1) * shape.block_query + shape.query_length
   return pl.multiple_of(start, LANES)
 
 
-def scores(query, key, strip_ref, code_refs, i, j, shape: Shape) -> jax.Array:
+def scores(query, key, strip_ref, code_refs, i, j, shape: AttentionShape) -> jax.Array:
   """Masked scores of tile (i, j), [block_query, block_key] float32."""
   s = shape.scale * jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
   if strip_ref is not None:
@@ -177,7 +177,7 @@ def split_refs(refs, has_bias: bool, coded: bool):
   return strip_ref, code_refs, refs
 
 
-def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: Shape, has_bias: bool, coded: bool):
+def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: AttentionShape, has_bias: bool, coded: bool):
   strip_ref, code_refs, (out_ref, log_sums_ref, top_ref, sum_ref, mix_ref) = split_refs(refs, has_bias, coded)
   i, j = pl.program_id(2), pl.program_id(3)
 
@@ -204,7 +204,7 @@ def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: Shape, has_bias: 
     log_sums_ref[...] = top_ref[...] + jnp.log(sum_ref[...])
 
 
-def _backward(shape: Shape, kept, gradient):
+def _backward(shape: AttentionShape, kept, gradient):
   query, key, value, strip, codes, out, log_sums = kept
   delta = jnp.einsum("bhqd,bhqd->bhq", out.astype(jnp.float32), gradient.astype(jnp.float32))
   # Columns as wide as a register, from which a kernel can take one.
@@ -218,7 +218,7 @@ def _backward(shape: Shape, kept, gradient):
 _attend.defvjp(_forward, _backward)
 
 
-def _operand_specs(width: int, shape: Shape, place) -> list[pl.BlockSpec]:
+def _operand_specs(width: int, shape: AttentionShape, place) -> list[pl.BlockSpec]:
   """Specs of query, key, value, the output's gradient, logarithms of sums and delta."""
   at_query, at_key = lambda *at: (*place(*at)[:3], 0), lambda *at: (*place(*at)[:2], place(*at)[3], 0)
   by_query = pl.BlockSpec((None, None, shape.block_query, width), at_query)
@@ -227,7 +227,7 @@ def _operand_specs(width: int, shape: Shape, place) -> list[pl.BlockSpec]:
   return [by_query, by_key, by_key, by_query, column, column]
 
 
-def _query_gradient(operands, strip, codes, shape: Shape):
+def _query_gradient(operands, strip, codes, shape: AttentionShape):
   """Heads outermost, rows of the batch next: a head's strip of bias gradients stays on the chip for all of them."""
   batch, heads, _, width = operands[0].shape
   rows, columns = shape.tiles
@@ -263,7 +263,7 @@ def _score_gradient(
   return weights, weights * (of_weights - delta_ref[:, :1])
 
 
-def _query_gradient_tile(*refs, shape: Shape, has_bias: bool, coded: bool):
+def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool):
   operands, refs = refs[:6], refs[6:]
   strip_ref, code_refs, outs = split_refs(refs, has_bias, coded)
   d_query_ref, sum_ref = outs[0], outs[-1]
@@ -293,7 +293,7 @@ def _query_gradient_tile(*refs, shape: Shape, has_bias: bool, coded: bool):
     d_query_ref[...] = sum_ref[...].astype(d_query_ref.dtype)
 
 
-def _key_gradient(operands, strip, codes, shape: Shape):
+def _key_gradient(operands, strip, codes, shape: AttentionShape):
   batch, heads, _, width = operands[0].shape
   rows, columns = shape.tiles
   place = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
@@ -311,7 +311,7 @@ def _key_gradient(operands, strip, codes, shape: Shape):
   )(*operands, *_extra(strip, codes))
 
 
-def _key_gradient_tile(*refs, shape: Shape, has_bias: bool, coded: bool):
+def _key_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool):
   operands, refs = refs[:6], refs[6:]
   strip_ref, code_refs, (d_key_ref, d_value_ref, key_sum_ref, value_sum_ref) = split_refs(refs, has_bias, coded)
   j, i = pl.program_id(2), pl.program_id(3)

@@ -56,7 +56,7 @@ def text_features(task: seqio.Task, split: str) -> list[str]:
 
 
 def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
-  """Examples as plain Python values, before tokenisation, in the source's order."""
+  """Examples as plain Python values, before tokenization, in the source's order."""
   dataset = _text_dataset(task, split)
   if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
     # Handing values over one by one costs more than making them.

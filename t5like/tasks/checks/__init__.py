@@ -27,7 +27,7 @@ DEFAULT_LIMIT = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class CheckReport:
   """What was seen, and what is wrong with it."""
 
   task: str
@@ -71,7 +71,7 @@ def check_task(
   vocabulary: Vocabulary,
   lengths: Mapping[str, int] = TYPICAL_LENGTHS,
   limit: int | None = DEFAULT_LIMIT,
-) -> Report:
+) -> CheckReport:
   """Reads up to `limit` rows of a split and looks for what would spoil training or evaluation.
 
   `lengths` are those of a run, in tokens. A corpus has none: objectives cut its text. A form for
@@ -80,7 +80,7 @@ def check_task(
   if encoder_checks.is_encoder_form(task):
     lengths = {"inputs": lengths["inputs"]}
     count, whole, tokens, labels, findings = encoder_checks.check_tokens(task, split, lengths, limit)
-    return Report(task.name, split, count, whole, tokens, lengths, labels, None, findings)
+    return CheckReport(task.name, split, count, whole, tokens, lengths, labels, None, findings)
   rows, whole = _rows(task, split, vocabulary, lengths, limit)
   findings = list(example_checks.feature_findings(task, rows))
   tokens = example_checks.count_tokens(task, rows, vocabulary)
@@ -94,7 +94,7 @@ def check_task(
     findings += scoring_checks.label_findings(labels, rows, whole)
     scores, found = scoring_checks.score(task, rows, vocabulary)
     findings += found
-  return Report(task.name, split, len(rows), whole, tokens, lengths, labels, scores, findings)
+  return CheckReport(task.name, split, len(rows), whole, tokens, lengths, labels, scores, findings)
 
 
 def check_all(
@@ -104,7 +104,7 @@ def check_all(
   lengths: Mapping[str, int] | None = None,
   limit: int | None = None,
   modules: Sequence[str] = (),
-) -> Iterator[tuple[Report, str]]:
+) -> Iterator[tuple[CheckReport, str]]:
   """Checks a task, or each task of a mixture that has the split; yields reports with the name of the vocabulary.
 
   `lengths` and `limit` are TYPICAL_LENGTHS and DEFAULT_LIMIT where they are not given, the vocabulary is t5 or an

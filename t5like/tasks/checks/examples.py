@@ -17,7 +17,7 @@ from t5like.errors import UserError
 from t5like.tasks import objective_adapter
 from t5like.tasks.caching import text_pipeline
 from t5like.tasks.missing_data import data_explained, first_line, told_by_reader
-from t5like.tasks.preprocessors import UNLABELLED
+from t5like.tasks.preprocessors import UNLABELED
 from t5like.vocabularies import Vocabulary
 
 TEXT_FEATURES = ("inputs", "targets")
@@ -157,7 +157,7 @@ def length_findings(tokens: Mapping[str, Tokens], lengths: Mapping[str, int], ro
 def vocabulary_findings(tokens: Mapping[str, Tokens], rows: Sequence[Row], vocabulary: Vocabulary) -> Iterator[Finding]:
   """Characters that the vocabulary does not have."""
   for name, counted in tokens.items():
-    withheld = name == "targets" and all(row["targets"] == UNLABELLED for row in rows)
+    withheld = name == "targets" and all(row["targets"] == UNLABELED for row in rows)
     if not counted.unknown.any() or withheld:
       continue
     most = int(counted.unknown.argmax())

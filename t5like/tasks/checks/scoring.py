@@ -13,7 +13,7 @@ import seqio
 from t5like.tasks import postprocessors
 from t5like.tasks.checks.examples import Finding, Row, excerpt
 from t5like.tasks.metrics.values import Answers, Metric, compute, tried_rows
-from t5like.tasks.preprocessors import UNLABELLED
+from t5like.tasks.preprocessors import UNLABELED
 from t5like.vocabularies import Vocabulary
 
 # Targets are taken for labels where so few differ, and each comes so often.
@@ -45,13 +45,13 @@ class Scores:
   rows: int  # that were scored
 
 
-def unlabelled(rows: Sequence[Row]) -> list[int]:
-  return [number for number, row in enumerate(rows) if row.get("targets") == UNLABELLED]
+def unlabeled(rows: Sequence[Row]) -> list[int]:
+  return [number for number, row in enumerate(rows) if row.get("targets") == UNLABELED]
 
 
 def find_labels(task: seqio.Task, rows: Sequence[Row]) -> Labels | None:
   """The label set of a classification task; None where targets are free text."""
-  counts = collections.Counter(row["targets"] for row in rows if row["targets"] != UNLABELLED)
+  counts = collections.Counter(row["targets"] for row in rows if row["targets"] != UNLABELED)
   known = _declared_labels(task.postprocessor)
   few = len(counts) <= min(_MOST_LABELS, len(rows) / _LEAST_ROWS_A_LABEL)
   return Labels(counts, known) if counts and (known or (few and task.metric_fns)) else None
@@ -67,7 +67,7 @@ def _declared_labels(postprocessor: Callable | None) -> tuple[str, ...] | None:
 
 
 def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> Iterator[Finding]:
-  without = unlabelled(rows)
+  without = unlabeled(rows)
   if without and len(without) < len(rows):
     yield Finding(
       f"{len(without):,} of {len(rows):,} rows have no label",
@@ -95,7 +95,7 @@ def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> I
 def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tuple[Scores | None, list[Finding]]:
   """Runs postprocessor and metrics over answers that are known to be right, and over the commonest one."""
   rows = rows[: tried_rows(map(_name, task.predict_metric_fns), len(rows))]
-  if not task.predict_metric_fns or not rows or len(unlabelled(rows)) == len(rows):
+  if not task.predict_metric_fns or not rows or len(unlabeled(rows)) == len(rows):
     return None, []
   texts = [row["targets"] for row in rows]
   written = [vocabulary.decode(tokens) for tokens in vocabulary.encode_batch(texts)]

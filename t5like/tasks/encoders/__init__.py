@@ -1,1 +1,1 @@
-"""Labelled tasks in the form encoders with heads take: classes, spans, tags."""
+"""Labeled tasks in the form encoders with heads take: classes, spans, tags."""

@@ -21,7 +21,7 @@ class EncoderFeatureConverter(seqio.FeatureConverter):
   """For `seqio.get_dataset(task, {"inputs": 128}, feature_converter=EncoderFeatureConverter())`.
 
   It takes what features a task has: `labels` of classification (a number), of spans (two) and of
-  regression (a float); `targets` and `weights` of tagging and of masked language modelling. Other
+  regression (a float); `targets` and `weights` of tagging and of masked language modeling. Other
   lengths than that of `inputs` need not be given.
   """
 

@@ -22,7 +22,7 @@ from t5like.vocabularies import Vocabulary
 
 VOCABULARY = "bert_uncased"
 DEFAULT_LENGTH = 512  # as long as BERT's positions reach
-_BATCH = 256  # texts that are tokenised in one call
+_BATCH = 256  # texts that are tokenized in one call
 
 Step = TypeVar("Step", bound=Callable)
 

@@ -66,7 +66,7 @@ def align_tags(
   """Tokens, targets and word numbers of sentences end to end, and the tokens of each.
 
   `words` and `tags` are those of all sentences, `counts` the words of each. A word is encoded by
-  itself, after a space: its tokens do not depend on its neighbours. Some words have no token.
+  itself, after a space: its tokens do not depend on its neighbors. Some words have no token.
   """
   texts = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
   encoded = vocabulary.encode_batch([f" {text}" for text in texts])

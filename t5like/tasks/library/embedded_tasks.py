@@ -1,4 +1,4 @@
-"""The tasks over the data that ships with the package: a corpus and a labelled sample."""
+"""The tasks over the data that ships with the package: a corpus and a labeled sample."""
 
 import functools
 from pathlib import Path
@@ -27,7 +27,7 @@ register_task(
     _files("snli"), ["premise", "hypothesis", "label"], sizes={"train": 30_000, "validation": 2_000}
   ),
   preprocessors=[
-    functools.partial(preprocessors.labelled_text, name="snli", keys=("hypothesis", "premise"), label_key="label"),
+    functools.partial(preprocessors.labeled_text, name="snli", keys=("hypothesis", "premise"), label_key="label"),
     seqio.preprocessors.tokenize,
     seqio.preprocessors.append_eos_after_trim,
   ],

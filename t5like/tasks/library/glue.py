@@ -47,7 +47,7 @@ SPLITS = {
 def glue_text(config: str, labels: Sequence[str]):
   """The step from a GLUE row to text; the diagnostic set and MNLI's halves are all asked as `mnli`."""
   name = "mnli" if config == "ax" or config.startswith("mnli") else config
-  return functools.partial(preprocessors.labelled_text, name=name, label_names=labels, kept=("idx",))
+  return functools.partial(preprocessors.labeled_text, name=name, label_names=labels, kept=("idx",))
 
 
 @seqio.map_over_dataset

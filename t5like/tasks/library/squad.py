@@ -25,7 +25,7 @@ def _single_spaces(text: tf.Tensor) -> tf.Tensor:
 
 @seqio.map_over_dataset
 def squad(
-  example: dict[str, tf.Tensor], include_context: bool = True, no_answer: str = preprocessors.UNLABELLED
+  example: dict[str, tf.Tensor], include_context: bool = True, no_answer: str = preprocessors.UNLABELED
 ) -> dict[str, tf.Tensor]:
   """`question: Q context: C`, or the question alone; the first answer is the target, all are kept.
 

@@ -30,7 +30,7 @@ LABELS = {
 
 def multirc(dataset: tf.data.Dataset) -> tf.data.Dataset:
   """One answer option of a question, true or false; the markup of paragraphs is removed."""
-  dataset = preprocessors.labelled_text(
+  dataset = preprocessors.labeled_text(
     dataset, "multirc", keys=("question", "answer", "paragraph"), label_names=LABELS["multirc"], kept=("idx",)
   )
 
@@ -45,7 +45,7 @@ def axb(dataset: tf.data.Dataset) -> tf.data.Dataset:
   """The broad diagnostic set, asked as RTE: its sentences take the names that RTE gives to them."""
   renamed = {"premise": "sentence1", "hypothesis": "sentence2", "label": "label", "idx": "idx"}
   dataset = seqio.preprocessors.rekey(dataset, renamed)
-  return preprocessors.labelled_text(dataset, "rte", label_names=LABELS["axb"], kept=("idx",))
+  return preprocessors.labeled_text(dataset, "rte", label_names=LABELS["axb"], kept=("idx",))
 
 
 def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -69,7 +69,7 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
   def an_example_each(example):
     answers = example["answers"]
-    targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([preprocessors.UNLABELLED]))
+    targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([preprocessors.UNLABELED]))
     return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**example, "targets": target})
 
   return dataset.map(to_text, num_parallel_calls=tf.data.AUTOTUNE).flat_map(an_example_each)
@@ -136,8 +136,8 @@ def definite_pronouns(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
   }
 
 
-def _labelled(name: str, config: str, keys: tuple[str, ...] | None = None):
-  return functools.partial(preprocessors.labelled_text, name=name, keys=keys, label_names=LABELS[config], kept=("idx",))
+def _labeled(name: str, config: str, keys: tuple[str, ...] | None = None):
+  return functools.partial(preprocessors.labeled_text, name=name, keys=keys, label_names=LABELS[config], kept=("idx",))
 
 
 def _class_id(config: str):
@@ -156,9 +156,9 @@ def _register(config: str, to_text, postprocessor, metric_fns, splits=("train", 
 
 
 for _config in ("boolq", "copa", "rte"):
-  _register(_config, _labelled(_config, _config), _class_id(_config), [metrics.accuracy])
-_register("cb", _labelled("cb", "cb"), _class_id("cb"), [metrics.mean_multiclass_f1(num_classes=3), metrics.accuracy])
-_register("wic", _labelled("wic", "wic", ("sentence1", "sentence2", "word")), _class_id("wic"), [metrics.accuracy])
+  _register(_config, _labeled(_config, _config), _class_id(_config), [metrics.accuracy])
+_register("cb", _labeled("cb", "cb"), _class_id("cb"), [metrics.mean_multiclass_f1(num_classes=3), metrics.accuracy])
+_register("wic", _labeled("wic", "wic", ("sentence1", "sentence2", "word")), _class_id("wic"), [metrics.accuracy])
 _register(
   "multirc",
   multirc,
@@ -168,7 +168,7 @@ _register(
 _register("record", record, postprocessors.record, [metrics.deduplicate_metric(metrics.squad)])
 # The answers of the diagnostic sets are withheld.
 _register("axb", axb, _class_id("axb"), [], splits=("test",))
-_register("axg", _labelled("rte", "axg"), _class_id("axg"), [], splits=("test",))
+_register("axg", _labeled("rte", "axg"), _class_id("axg"), [], splits=("test",))
 
 register_task(
   "super_glue_wsc",

@@ -34,7 +34,7 @@ def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[
 
 
 def trivia_qa(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """TriviaQA: as SQuAD, under its own normalisation."""
+  """TriviaQA: as SQuAD, under its own normalization."""
   return _best_match(targets, predictions, normalize_trivia_qa)
 
 
@@ -148,7 +148,7 @@ def _span_text(context: Sequence[str], span: Sequence[str]) -> str:
 
 
 def coqa_f1(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """CoQA: word F1 against the best of the answers, SQuAD's normalisation."""
+  """CoQA: word F1 against the best of the answers, SQuAD's normalization."""
   check_pairs(targets, predictions)
   scores = []
   for answers, prediction in zip(targets, predictions, strict=True):

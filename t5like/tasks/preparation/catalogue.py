@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 
 from t5like.errors import UserError, nearest
 from t5like.tasks.preparation import conll, glue, members, pronouns, squad, super_glue, translation
-from t5like.tasks.preparation.datasets import Dataset, Split
+from t5like.tasks.preparation.datasets import Dataset, SourceSplit
 from t5like.tasks.preparation.files import Folder
 
 # Names that stand for all their configurations.
@@ -19,7 +19,7 @@ GROUPS = ("glue", "super_glue", "squad")
 # What a data set that TFDS does not know can be made of.
 OWN_FORMATS = ("conll", "text")
 
-_READERS: dict[str, Callable[[Dataset, Folder], list[Split]]] = {
+_READERS: dict[str, Callable[[Dataset, Folder], list[SourceSplit]]] = {
   "glue": glue.find_splits,
   "super_glue": super_glue.find_splits,
   "squad": squad.find_splits,
@@ -61,7 +61,7 @@ def datasets_named(
 
 def find_splits(
   dataset: Dataset, folder: Folder, documents: str = "line", source_language: str | None = None
-) -> list[Split]:
+) -> list[SourceSplit]:
   """The splits of a data set, with those whose files are missing."""
   if reader := _READERS.get(dataset.name):
     return reader(dataset, folder)

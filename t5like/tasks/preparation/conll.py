@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow_datasets as tfds
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
 # The order in which the data set is passed on elsewhere, so that class numbers mean the same.
@@ -47,11 +47,11 @@ def find_files(folder: Folder) -> dict[str, list[OriginalFile]]:
   return files
 
 
-def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   """wnut_17 and files of one's own: the token in the first column, its tag in the last."""
   files = find_files(folder)
   return [
-    Split(
+    SourceSplit(
       split,
       functools.partial(_rows, dataset=dataset, files=files[split]) if split in files else None,
       f"a file with {split!r} in its name that ends in {', '.join(_ENDINGS)}",
@@ -60,13 +60,13 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
   ]
 
 
-def find_conll2003(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_conll2003(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   splits = []
   for split, names in _CONLL_2003_FILES.items():
     given = folder.given.get(split)
     file = given[0] if given else folder.find(*names, *(f"conll2003/{n}" for n in names))
     rows = functools.partial(_rows, dataset=dataset, files=[file], all_columns=True) if file else None
-    splits.append(Split(split, rows, " or ".join(names)))
+    splits.append(SourceSplit(split, rows, " or ".join(names)))
   return splits
 
 
@@ -78,7 +78,9 @@ def tags_of(files: dict[str, list[OriginalFile]]) -> list[str]:
   return ["O", *sorted(found, key=lambda tag: (tag[2:], tag))]
 
 
-def _rows(split: Split, dataset: Dataset, files: list[OriginalFile], all_columns: bool = False) -> Iterator[KeyedRow]:
+def _rows(
+  split: SourceSplit, dataset: Dataset, files: list[OriginalFile], all_columns: bool = False
+) -> Iterator[KeyedRow]:
   del split
   # TFDS lists conll2003's columns in the order of the file.
   names = ("tokens", "pos", "chunks", "ner") if all_columns else ("tokens", "ner")

@@ -41,11 +41,11 @@ class Dataset:
 
 
 @dataclasses.dataclass
-class Split:
+class SourceSplit:
   """One split: its rows, or None where its files are missing, and then what was looked for."""
 
   name: str
-  rows: Callable[[Split], Iterator[KeyedRow]] | None
+  rows: Callable[[SourceSplit], Iterator[KeyedRow]] | None
   sought: str
   # Rows that are left out as the official builder leaves them out: how many, by reason.
   left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 # CoLA's train and dev files are the only ones without a header.
@@ -17,7 +17,7 @@ _COLA_COLUMNS = ("source", "is_acceptable", "note", "sentence")
 _MSR_COLUMNS = ("Quality", "#1 ID", "#2 ID", "#1 String", "#2 String")
 
 
-def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   if dataset.config == "mrpc":
     return _mrpc_splits(folder)
   found = []
@@ -25,7 +25,7 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
     given = folder.given.get(split)
     file = given[0] if given else folder.find(*names)
     rows = functools.partial(_rows, dataset=dataset, file=file) if file else None
-    found.append(Split(split, rows, names[0]))
+    found.append(SourceSplit(split, rows, names[0]))
   return found
 
 
@@ -48,7 +48,7 @@ def _file_names(dataset: Dataset) -> dict[str, tuple[str, ...]]:
   }
 
 
-def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
   config = dataset.builder.builder_config
   headless = dataset.config == "cola" and split.name != "test"
   for index, (line, row) in enumerate(
@@ -67,7 +67,7 @@ def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedR
 
 
 def _table(
-  file: OriginalFile, columns: tuple[str, ...] | None, split: Split, gaps: bool = False
+  file: OriginalFile, columns: tuple[str, ...] | None, split: SourceSplit, gaps: bool = False
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
   """Rows by column name. Quotes mean nothing and empty lines are no rows: so does TFDS read them.
 
@@ -91,7 +91,7 @@ def _table(
       yield line, dict(zip(columns, cells, strict=False))
 
 
-def _label(value: str | None, config: Any, file: OriginalFile, line: int, split: Split) -> Any:
+def _label(value: str | None, config: Any, file: OriginalFile, line: int, split: SourceSplit) -> Any:
   """A class name, a class number or, for STS-B, a score; -1 where the file has no labels."""
   if value is None:
     if split.name == "train" or split.name.startswith("validation"):
@@ -110,7 +110,7 @@ def _label(value: str | None, config: Any, file: OriginalFile, line: int, split:
   raise file.malformed(line, f"a label: {', '.join(config.label_classes)}, or {numbers}", value)
 
 
-def _mrpc_splits(folder: Folder) -> list[Split]:
+def _mrpc_splits(folder: Folder) -> list[SourceSplit]:
   """From Microsoft's own files and GLUE's list of development ids, or from the three files made of them.
 
   TFDS numbers `idx` by the row of Microsoft's training file, which holds train and validation together;
@@ -137,11 +137,11 @@ def _mrpc_splits(folder: Folder) -> list[Split]:
     else:
       file, parted = (whole, ids) if whole and ids else (table, None)
     rows = functools.partial(_mrpc_rows, file=file, development_ids=parted) if file else None
-    splits.append(Split(split, rows, sought))
+    splits.append(SourceSplit(split, rows, sought))
   return splits
 
 
-def _mrpc_rows(split: Split, file: OriginalFile, development_ids: OriginalFile | None) -> Iterator[KeyedRow]:
+def _mrpc_rows(split: SourceSplit, file: OriginalFile, development_ids: OriginalFile | None) -> Iterator[KeyedRow]:
   wanted = None
   if development_ids:
     wanted = {tuple(text.split("\t")[:2]) for _, text in development_ids.lines()}

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, json_objects
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, json_objects
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
 # Members that files in circulation leave out, and what stands there then.
@@ -29,7 +29,7 @@ TEXT_ENDINGS = (".txt", ".text")
 DOCUMENTS = ("line", "paragraph", "file")
 
 
-def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> list[SourceSplit]:
   takes_text = "text" in dataset.features
   endings = JSON_ENDINGS + (TEXT_ENDINGS if takes_text else ())
   by_split: dict[str, list[OriginalFile]] = {split: list(files) for split, files in folder.given.items()}
@@ -41,7 +41,7 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
   sought = f"files with the split in their name that end in {', '.join(endings)} (plain, .gz, .xz, .bz2 or .zip)"
   usual = [s for s in ("train", "validation", "test") if s != "test" or dataset.name not in ("c4", "wikipedia")]
   return [
-    Split(
+    SourceSplit(
       split,
       functools.partial(_rows, dataset=dataset, files=by_split[split], documents=documents)
       if split in by_split
@@ -62,7 +62,7 @@ def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> l
   return []
 
 
-def _rows(split: Split, dataset: Dataset, files: list[OriginalFile], documents: str) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, dataset: Dataset, files: list[OriginalFile], documents: str) -> Iterator[KeyedRow]:
   optional = _OPTIONAL.get(dataset.name, {})
   number = 0
   for file in files:

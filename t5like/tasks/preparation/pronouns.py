@@ -5,22 +5,22 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 
-def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   del dataset
   splits = []
   for split in ("train", "test"):
     name = f"{split}.c.txt"
     given = folder.given.get(split)
     file = given[0] if given else folder.find(name)
-    splits.append(Split(split, functools.partial(_rows, file=file) if file else None, name))
+    splits.append(SourceSplit(split, functools.partial(_rows, file=file) if file else None, name))
   return splits
 
 
-def _rows(split: Split, file: OriginalFile) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, file: OriginalFile) -> Iterator[KeyedRow]:
   del split
   for number, block in enumerate(file.blocks()):
     line = block[0][0]

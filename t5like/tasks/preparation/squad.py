@@ -7,23 +7,23 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, unique
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, unique
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _STEMS = {"train": "train", "validation": "dev"}
 
 
-def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   splits = []
   for split, stem in _STEMS.items():
     name = f"{stem}-{dataset.config}.json"
     given = folder.given.get(split)
     file = given[0] if given else folder.find(name, f"squad/{name}")
-    splits.append(Split(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
+    splits.append(SourceSplit(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
   return splits
 
 
-def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
   del split
   questions = _questions(file, dataset.config)
   if dataset.config == "v1.1":

@@ -18,7 +18,7 @@ from absl import logging
 
 from t5like.errors import UserError
 from t5like.tasks.preparation import catalogue
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder
 from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
 
@@ -45,7 +45,7 @@ class SplitReport:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class PreparationReport:
   """What became of one data set; `folder` is None where no file of it was found."""
 
   title: str
@@ -69,14 +69,18 @@ class Report:
 
 
 def prepare(
-  dataset: Dataset, splits: Sequence[Split], out: str | Path, force: bool = False, progress: Progress | None = None
-) -> Report:
+  dataset: Dataset,
+  splits: Sequence[SourceSplit],
+  out: str | Path,
+  force: bool = False,
+  progress: Progress | None = None,
+) -> PreparationReport:
   """Stores the splits whose files are there under `out`; `force` replaces what was prepared before."""
   out = Path(out).expanduser()
   final = out / dataset.folder
   present = [split for split in splits if split.rows]
   if not present:
-    return Report(dataset.title, None, _absent(dataset, splits))
+    return PreparationReport(dataset.title, None, _absent(dataset, splits))
   if final.exists() and not force:
     raise UserError(f"{dataset.title} is prepared already", folder=final, try_="--force prepares it again")
   with _room_to_work(out) as work:
@@ -94,7 +98,7 @@ def prepare(
         "; ".join(notes) if rows is not None else _looked_for(split),
       )
     )
-  return Report(dataset.title, final, tuple(reports))
+  return PreparationReport(dataset.title, final, tuple(reports))
 
 
 def prepare_all(
@@ -109,7 +113,7 @@ def prepare_all(
   force: bool = False,
   task_modules: Sequence[str] = (),
   progress: Progress | None = None,
-) -> Iterator[Report]:
+) -> Iterator[PreparationReport]:
   """Prepares what `name` stands for; of a group, every data set whose files are found."""
   named = catalogue.datasets_named(name, Folder(source, files), own_format, task_modules)
   if files and len(named) > 1:
@@ -125,7 +129,7 @@ def prepare_all(
     final = Path(out).expanduser() / dataset.folder
     if len(named) > 1 and final.exists() and not force:
       found_any = True
-      yield Report(dataset.title, final, (), kept=True)
+      yield PreparationReport(dataset.title, final, (), kept=True)
       continue
     report = prepare(dataset, splits, out, force, progress)
     found_any = found_any or report.folder is not None
@@ -141,16 +145,16 @@ def prepare_all(
     raise UserError(f"no file of {name} in the folder", folder=folder.root, expected="the layout of its archives")
 
 
-def _looked_for(split: Split) -> str:
+def _looked_for(split: SourceSplit) -> str:
   return f"looked for {split.sought}"
 
 
-def _absent(dataset: Dataset, splits: Sequence[Split]) -> tuple[SplitReport, ...]:
+def _absent(dataset: Dataset, splits: Sequence[SourceSplit]) -> tuple[SplitReport, ...]:
   sizes = OFFICIAL_SIZES.get(dataset.title, {})
   return tuple(SplitReport(s.name, None, sizes.get(s.name), _looked_for(s)) for s in splits)
 
 
-def _store(dataset: Dataset, splits: Sequence[Split], work: Path, progress: Progress | None) -> dict[str, int]:
+def _store(dataset: Dataset, splits: Sequence[SourceSplit], work: Path, progress: Progress | None) -> dict[str, int]:
   """Writes under `work` in TFDS's own order: rows sorted by a hash of split and key, in as many shards as needed."""
   tfds.disable_progress_bar()
   verbosity = logging.get_verbosity()
@@ -173,7 +177,7 @@ def _store(dataset: Dataset, splits: Sequence[Split], work: Path, progress: Prog
   return {name: info.num_examples for name, info in builder.info.splits.items()}
 
 
-def _counted(split: Split, progress: Progress | None) -> Iterator[KeyedRow]:
+def _counted(split: SourceSplit, progress: Progress | None) -> Iterator[KeyedRow]:
   count = 0
   for count, row in enumerate(split.rows(split), 1):
     yield row

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split, checked, json_objects, unique
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, json_objects, unique
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _FOLDERS = {
@@ -28,7 +28,7 @@ _STEMS = {"train": "train", "validation": "val", "test": "test"}
 _SCATTERED_SPANS = ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin")
 
 
-def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
+def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
   top = _FOLDERS[dataset.config]
   if dataset.config in ("axb", "axg"):
     names = {"test": f"{top}/{top}.jsonl"}
@@ -38,11 +38,11 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[Split]:
   for split, name in names.items():
     given = folder.given.get(split)
     file = given[0] if given else folder.find(name)
-    splits.append(Split(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
+    splits.append(SourceSplit(split, functools.partial(_rows, dataset=dataset, file=file) if file else None, name))
   return splits
 
 
-def _rows(split: Split, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
   def placed() -> Iterator[tuple[OriginalFile, int, KeyedRow]]:
     for line, record in json_objects(file):
       try:

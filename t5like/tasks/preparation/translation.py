@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from t5like.errors import UserError
 from t5like.tasks.preparation import members
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, Split
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
 _SOURCE, _TARGET = ("src", "source"), ("tgt", "trg", "target", "ref")
@@ -18,7 +18,7 @@ _SEGMENT = re.compile(r'\s*<seg id="\d+">(.*)</seg>')
 
 def find_splits(
   dataset: Dataset, folder: Folder, source_language: str | None = None, documents: str = "line"
-) -> list[Split]:
+) -> list[SourceSplit]:
   languages = tuple(dataset.features.keys())
   found = folder.all_files()
   if not folder.given and any(f.name.endswith(members.JSON_ENDINGS) for f in found):
@@ -36,7 +36,7 @@ def find_splits(
   for split in dict.fromkeys((*subsets, "train", "validation", "test")):
     rows = functools.partial(_rows, pairs=pairs[split]) if split in pairs else None
     alone = f"; {', '.join(halves[split])} has no partner" if split in halves else ""
-    splits.append(Split(split, rows, f"a pair of files such as {split}.{a} and {split}.{b}{alone}"))
+    splits.append(SourceSplit(split, rows, f"a pair of files such as {split}.{a} and {split}.{b}{alone}"))
   return splits
 
 
@@ -116,7 +116,7 @@ def _split_of(stem: str, subsets: dict[str, list[str]]) -> tuple[str, str]:
   return split_named_by(stem) or "train", stem
 
 
-def _rows(split: Split, pairs: list[tuple[str, dict[str, OriginalFile]]]) -> Iterator[KeyedRow]:
+def _rows(split: SourceSplit, pairs: list[tuple[str, dict[str, OriginalFile]]]) -> Iterator[KeyedRow]:
   for name, files in pairs:
     (first, one), (second, other) = files.items()
     for number, (left, right) in enumerate(itertools.zip_longest(_sentences(one), _sentences(other))):

@@ -7,7 +7,7 @@ from t5like.training.checkpoints.folders import (
   has_training_state,
   read_fingerprint,
 )
-from t5like.training.checkpoints.integrity import newest_whole
+from t5like.training.checkpoints.integrity import newest_intact
 from t5like.training.checkpoints.restoring import Restore, check_restorable, restore_parameters, restore_state
 from t5like.training.checkpoints.retention import Keep
 from t5like.training.checkpoints.saving import (
@@ -32,7 +32,7 @@ __all__ = [
   "find_checkpoint",
   "has_training_state",
   "load_parameters",
-  "newest_whole",
+  "newest_intact",
   "read_fingerprint",
   "restore_parameters",
   "restore_state",

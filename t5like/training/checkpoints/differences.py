@@ -13,7 +13,7 @@ _MOST_LINES = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class StructureDifference:
   missing: dict[str, str]  # the run has them, the checkpoint has not: what they are, by path
   unexpected: dict[str, str]  # the other way round
   other: dict[str, str]  # both have them, in another shape or type
@@ -21,8 +21,8 @@ class Difference:
   def __bool__(self) -> bool:
     return bool(self.missing or self.unexpected or self.other)
 
-  def without(self, missing: Iterable[str], unexpected: Iterable[str]) -> Difference:
-    return Difference(
+  def without(self, missing: Iterable[str], unexpected: Iterable[str]) -> StructureDifference:
+    return StructureDifference(
       {path: text for path, text in self.missing.items() if path not in missing},
       {path: text for path, text in self.unexpected.items() if path not in unexpected},
       self.other,
@@ -31,14 +31,14 @@ class Difference:
   def lines(self) -> dict[str, str]:
     """The parts that are not empty, for an error."""
     parts = {"missing": self.missing, "unexpected": self.unexpected, "other shape": self.other}
-    return {name: summarise(paths) for name, paths in parts.items() if paths}
+    return {name: summarize(paths) for name, paths in parts.items() if paths}
 
 
 def compare(
   stored: Mapping[str, jax.ShapeDtypeStruct], wanted: Mapping[str, jax.ShapeDtypeStruct], widen: bool = False
-) -> Difference:
+) -> StructureDifference:
   """With `widen`, a float type that holds every value of the stored one is no difference."""
-  return Difference(
+  return StructureDifference(
     {path: _text(wanted[path]) for path in wanted if path not in stored},
     {path: _text(stored[path]) for path in stored if path not in wanted},
     {
@@ -49,8 +49,8 @@ def compare(
   )
 
 
-def summarise(paths: Mapping[str, str]) -> str:
-  """'path  what it is' a line; equal layers share one, and where there are many, so do neighbours."""
+def summarize(paths: Mapping[str, str]) -> str:
+  """'path  what it is' a line; equal layers share one, and where there are many, so do neighbors."""
   groups = _group(paths, lambda path: re.sub(r"(?<=layers_)\d+(?=/|$)", "*", path), with_text=True)
   depth = max((key.count("/") for key, _ in groups), default=0)
   while len(groups) > _MOST_LINES and depth > 0:

@@ -21,7 +21,7 @@ from typing import Any
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints.arrays import Unreadable, try_reading
 from t5like.training.checkpoints.folders import (
   FOLDER,
@@ -52,7 +52,7 @@ class Newest:
   story: tuple[str, ...] = ()  # on process 0
 
 
-def newest_whole(model_dir: str | Path, move: bool = True) -> Newest:
+def newest_intact(model_dir: str | Path, move: bool = True) -> Newest:
   """The checkpoint to go on from. Damaged ones that are newer are set aside (`move`) as `damaged-<step>`.
 
   To be called by all processes, in the sole trainer of the directory; process 0 looks and all agree. Where no
@@ -77,7 +77,7 @@ def newest_whole(model_dir: str | Path, move: bool = True) -> Newest:
       )
     return -1
 
-  step = first_process_decides(choose)
+  step = run_on_process_zero(choose)
   return Newest(None, None) if step < 0 else Newest(step, folder / str(step), tuple(story))
 
 

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints import integrity
 from t5like.training.checkpoints.arrays import Unreadable, read_arrays, stored_arrays
-from t5like.training.checkpoints.differences import Difference, compare
+from t5like.training.checkpoints.differences import StructureDifference, compare
 from t5like.training.checkpoints.folders import (
   PARAMS,
   TRAINING,
@@ -86,7 +86,7 @@ def restore_state(
   the files were compared with their checksums just now. To be called by all processes.
   """
   if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
-    first_process_decides(lambda: _refuse_damage(checkpoint))
+    run_on_process_zero(lambda: _refuse_damage(checkpoint))
   plan = _plan(checkpoint, spec, fingerprint, options)
   read = {name: _read(checkpoint, name, reading.wanted) for name, reading in plan.items()}
   initial = None
@@ -153,7 +153,9 @@ def _plan(
   return plan
 
 
-def _allowed(name: str, difference: Difference, options: Restore, fresh: set[str]) -> tuple[set[str], set[str]]:
+def _allowed(
+  name: str, difference: StructureDifference, options: Restore, fresh: set[str]
+) -> tuple[set[str], set[str]]:
   """The missing and the extra variables that the options let pass; with a variable goes its optimizer state."""
   if name == PARAMS:
     return (
@@ -167,7 +169,7 @@ def _allowed(name: str, difference: Difference, options: Restore, fresh: set[str
   )
 
 
-def _check_patterns_match(options: Restore, difference: Difference) -> None:
+def _check_patterns_match(options: Restore, difference: StructureDifference) -> None:
   """An expression that lets nothing pass where something has to is how a typing mistake looks."""
   for name, pattern, paths in (
     ("allow_missing", options.allow_missing, difference.missing),
@@ -184,7 +186,7 @@ def _check_patterns_match(options: Restore, difference: Difference) -> None:
 def _refusal(
   checkpoint: Path | GivenParameters,
   fields: list[str],
-  differences: dict[str, Difference],
+  differences: dict[str, StructureDifference],
   saved: dict[str, Any],
   spec: StateSpec,
 ) -> UserError:

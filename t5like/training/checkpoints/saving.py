@@ -25,7 +25,7 @@ import orbax.checkpoint as ocp
 from t5like.console import byte_size
 from t5like.errors import RunError, UserError
 from t5like.files import storage
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.checkpoints import integrity
 from t5like.training.checkpoints.arrays import Unreadable, cause_of, orbax_path, read_arrays, read_nested, stored_arrays
 from t5like.training.checkpoints.folders import (
@@ -47,7 +47,7 @@ from t5like.training.checkpoints.folders import (
   remove_checkpoint,
   write_scores,
 )
-from t5like.training.checkpoints.integrity import Newest, newest_whole
+from t5like.training.checkpoints.integrity import Newest, newest_intact
 from t5like.training.checkpoints.restoring import (
   EXACTLY,
   Restore,
@@ -77,7 +77,7 @@ __all__ = [
   "fingerprint_differences",
   "has_training_state",
   "load_parameters",
-  "newest_whole",
+  "newest_intact",
   "read_fingerprint",
   "restore_parameters",
   "restore_state",
@@ -109,7 +109,7 @@ class Checkpoints:
     """`keep`: a policy, or a number: so many newest."""
     self.folder = checkpoints_folder(model_dir)
     self._keep = Keep(last=keep) if isinstance(keep, int) else keep
-    first_process_decides(self._prepare_folder)
+    run_on_process_zero(self._prepare_folder)
     self._checkpointer = _checkpointer()
     for name in ("absl", "asyncio"):  # Orbax's
       logging.getLogger(name).addFilter(_SAID_ONCE)
@@ -130,7 +130,7 @@ class Checkpoints:
     """
     self.wait()
     step, needed = int(state.step), checkpoint_bytes(state)
-    if first_process_decides(lambda: self._is_saved_or_has_room(step, needed)):
+    if run_on_process_zero(lambda: self._is_saved_or_has_room(step, needed)):
       return False
     if jax.process_index() == 0:
       scores = read_scores(self.folder)
@@ -186,7 +186,7 @@ class Checkpoints:
     fresh: Callable[[], TrainState] | None = None,
     verified: bool = False,
   ) -> TrainState:
-    """The state of `step` (the newest), as `restore_state` gives it. Damage is an error: see `newest_whole`."""
+    """The state of `step` (the newest), as `restore_state` gives it. Damage is an error: see `newest_intact`."""
     self.wait()
     checkpoint = find_checkpoint(self.folder.parent, step)
     return restore_state(checkpoint, spec, fingerprint, options, fresh, verified)

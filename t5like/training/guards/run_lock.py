@@ -15,7 +15,7 @@ from t5like.files import storage
 from t5like.files.file_lock import FileLock
 from t5like.files.lease import Lease
 from t5like.files.locks import Holder, LockHeld, describe_holder, hold
-from t5like.parallel.process_zero import first_process_decides
+from t5like.parallel.process_zero import run_on_process_zero
 
 LOCK = "trainer.lock"
 _HEARTBEAT = 15.0  # seconds between signs of life
@@ -60,7 +60,7 @@ def sole_trainer(model_dir: str | Path, end_process: Callable[[int], object] | N
   folder = storage.as_path(model_dir).absolute()
   lock = RunLock(folder, end_process)
   with contextlib.ExitStack() as stack:
-    first_process_decides(lambda: _acquire(folder, stack, lock.lose))
+    run_on_process_zero(lambda: _acquire(folder, stack, lock.lose))
     yield lock
 
 

@@ -305,7 +305,7 @@ def _multiply(rules: PathRules) -> optax.GradientTransformation:
 
 
 def _checked(rules: PathRules):
-  """Rules that do not fit the variables are found at initialisation, before anything is compiled."""
+  """Rules that do not fit the variables are found at initialization, before anything is compiled."""
 
   def init(params):
     rules.choose(params)

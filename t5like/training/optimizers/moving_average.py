@@ -24,8 +24,8 @@ class AveragedState(NamedTuple):
 def with_moving_average(transformation: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
   """Follows the parameters after each update: average = decay * average + (1 - decay) * parameters.
 
-  The weights are normalised, (1 - decay) / (1 - decay^n) for the n-th, so the average is of parameters that
-  the run has visited: what they were at initialisation counts for nothing, which matters when a run starts
+  The weights are normalized, (1 - decay) / (1 - decay^n) for the n-th, so the average is of parameters that
+  the run has visited: what they were at initialization counts for nothing, which matters when a run starts
   from another's parameters.
   """
 

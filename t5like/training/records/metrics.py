@@ -24,7 +24,7 @@ GLOSSARY_FILE = "metrics_glossary.md"
 GLOSSARY = {
   # Of training, means over the steps since the row before.
   "loss": "mean cross entropy of a target token (nats); in training z-loss and label smoothing are part of it",
-  "z_loss": "the part of loss that keeps the softmax normaliser near 1",
+  "z_loss": "the part of loss that keeps the softmax normalizer near 1",
   "accuracy": "share of target tokens whose likeliest prediction is right, given the true tokens before",
   "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
   "sentence_accuracy": "share of rows whose second part is rightly told to follow the first or not",

@@ -1,6 +1,6 @@
 """TensorBoard event files without TensorFlow.
 
-An event file is a sequence of TFRecords, each a serialised `Event` protocol buffer. A scalar needs
+An event file is a sequence of TFRecords, each a serialized `Event` protocol buffer. A scalar needs
 five fields of it, encoded here by hand.
 """
 

@@ -1,0 +1,36 @@
+"""Names of earlier versions: they keep working, with a line that names the new one."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from t5like.configuration.statements import Binding, MacroReference, Statement
+
+# Macros, and parameters as `configurable.parameter`.
+RENAMED = {
+  "LOSS_NORMALISER": "LOSS_NORMALIZER",
+  "train.loss_normaliser": "train.loss_normalizer",
+}
+
+
+def with_new_names(statements: Sequence[Statement]) -> list[Statement]:
+  """The statements with today's names. Names that the user typed, or has in a file, are reported once each."""
+  reported: set[str] = set()
+
+  def renamed(statement: Statement) -> Statement:
+    if not isinstance(statement, Binding):
+      return statement
+    if isinstance(statement.value, MacroReference) and statement.value.name in RENAMED:
+      statement = dataclasses.replace(statement, value=MacroReference(RENAMED[statement.value.name]))
+    old = statement.macro_name if statement.is_macro else f"{statement.selector}.{statement.parameter}"
+    if old not in RENAMED:
+      return statement
+    if old not in reported:
+      reported.add(old)
+      print(f"{old} is called {RENAMED[old]} now ({statement.where})", file=sys.stderr)
+    selector, _, parameter = RENAMED[old].partition(".")
+    return dataclasses.replace(statement, selector=selector, parameter=parameter)
+
+  return [renamed(statement) for statement in statements]
