@@ -50,6 +50,12 @@ class ProgressLine:
     self._width = 0
     self._first_host_only = first_host_only
 
+  def __enter__(self) -> ProgressLine:
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self.leave()
+
   def show(self, text: str, final: bool = False) -> None:
     if self._first_host_only and not _is_first_host():
       return

@@ -171,19 +171,19 @@ class _Builder:
         return
       progress = BuildProgress(task.num_input_examples(settings.split))
       workers = usable_cpus() if settings.workers is None else settings.workers
-      data.build_cache(
-        folder,
-        parts,
-        features,
-        encode,
-        vocabulary={"name": settings.vocabulary, "size": vocab_size, "fingerprint": self._vocabulary.fingerprint},
-        description=description,
-        scoring=text_pipeline.scoring(task),
-        workers=0 if encode is None else workers,
-        progress=progress,
-        more=more,
-      )
-      progress.close()
+      with progress:
+        data.build_cache(
+          folder,
+          parts,
+          features,
+          encode,
+          vocabulary={"name": settings.vocabulary, "size": vocab_size, "fingerprint": self._vocabulary.fingerprint},
+          description=description,
+          scoring=text_pipeline.scoring(task),
+          workers=0 if encode is None else workers,
+          progress=progress,
+          more=more,
+        )
     self._report(f"token cache written: {folder}")
 
   def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:
@@ -220,9 +220,13 @@ class BuildProgress:
     self._last = done
     self._line.show(self.text(done, time.monotonic() - self._started))
 
-  def close(self) -> None:
-    if self._last:
+  def __enter__(self) -> BuildProgress:
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
+    if self._last and kind is None:
       self._line.show(self.text(self._last, time.monotonic() - self._started), final=True)
+    self._line.leave()
 
   def text(self, done: CacheProgress, seconds: float) -> str:
     total = f" of {self._total:,}" if self._total else ""

@@ -31,6 +31,7 @@ class Lease:
     self.path, self._stale_after, self._about = path, stale_after_seconds, dict(about or {})
     self._token = uuid.uuid4().hex
     self._generation: str | None = None
+    self._is_lost = False
     self.last_sign = 0.0  # when its holder was last heard of, by the clock of the store
 
   def try_acquire(self) -> dict[str, object] | None:
@@ -56,13 +57,16 @@ class Lease:
         with naming(self.path):
           self._call("PATCH", self._generation, json={"metadata": {"renewed": str(time.time())}})
       elif json.loads(self.path.read_bytes()).get("token") != self._token:
-        raise LeaseLost(str(self.path))
+        raise FileExistsError(str(self.path))
       else:
         self.path.write_bytes(self._content())
-    except (FileNotFoundError, FileExistsError):  # gone, or of another generation
+    except (FileNotFoundError, FileExistsError):  # gone, or of another generation or holder
+      self._is_lost = True
       raise LeaseLost(str(self.path)) from None
 
   def release(self) -> None:
+    if self._is_lost:  # it is somebody else's
+      return
     with contextlib.suppress(OSError):
       self._remove(self._generation)
     self._generation = None
@@ -77,7 +81,7 @@ class Lease:
     except FileExistsError:
       return False
     info = self.path.info()
-    self._generation = info.get("generation")
+    self._generation, self._is_lost = info.get("generation"), False
     return True
 
   def _remove(self, generation: str | None) -> None:

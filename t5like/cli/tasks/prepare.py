@@ -53,23 +53,23 @@ def run(args: argparse.Namespace) -> int:
   print(f"reading {args.source} ...", flush=True)
   from t5like.tasks.preparation import storing
 
-  line = ProgressLine(sys.stderr, eager=False, first_host_only=False)  # C4 takes hours
-  started = time.monotonic()
-  for report in storing.prepare_all(
-    args.name,
-    args.source,
-    out,
-    files=files,
-    own_format=args.format,
-    documents=args.documents,
-    source_language=args.source_language,
-    force=args.force,
-    task_modules=task_modules(args),
-    progress=lambda split, rows: line.show(f"  {split}: {rows:,} rows"),
-  ):
-    line.leave()
-    print(report.text(time.monotonic() - started), flush=True)
+  with ProgressLine(sys.stderr, eager=False, first_host_only=False) as line:  # C4 takes hours
     started = time.monotonic()
+    for report in storing.prepare_all(
+      args.name,
+      args.source,
+      out,
+      files=files,
+      own_format=args.format,
+      documents=args.documents,
+      source_language=args.source_language,
+      force=args.force,
+      task_modules=task_modules(args),
+      progress=lambda split, rows: line.show(f"  {split}: {rows:,} rows"),
+    ):
+      line.leave()
+      print(report.text(time.monotonic() - started), flush=True)
+      started = time.monotonic()
   return 0
 
 
