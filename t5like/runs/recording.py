@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,14 @@ from t5like.experiments.writing import config_text
 from t5like.files import storage
 from t5like.runs.preparing import PreparedRun
 from t5like.training.records import model_dir as directory
-from t5like.training.records.metrics import read_metrics
 from t5like.vocabularies import copy_vocabulary
 
 DATA_SETTINGS = "data_settings.json"
 
 
-def last_metrics(model_dir: Path) -> dict[str, float]:
+def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   """The newest row of training."""
-  rows = [row for row in read_metrics(model_dir) if row["kind"] == "train"]
+  rows = [row for row in rows if row["kind"] == "train"]
   return {name: value for name, value in rows[-1].items() if name not in ("step", "kind")} if rows else {}
 
 

@@ -304,8 +304,9 @@ class Trainer:
     steps, run, number = self._experiment.steps, self._run, None
     interrupted = step < steps and not self._stopped_early
     self._account(step, "interrupted" if interrupted else "finished")
+    rows = read_metrics(run.model_dir)
     if jax.process_index() == 0:
-      plot_loss(run.model_dir)
+      plot_loss(run.model_dir, rows)
       tag = price_tag(self._experiment, run.model_dir, run.phases)
       directory.write_text(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
     say(self._goodput.report(step - self._first_step))
@@ -319,7 +320,7 @@ class Trainer:
     if not interrupted:
       report_files(run.model_dir)
     stopped = "interrupted" if interrupted else "early" if self._stopped_early else "finished"
-    return TrainingResult(run.model_dir, step, last_metrics(run.model_dir), self._scores, stopped, number)
+    return TrainingResult(run.model_dir, step, last_metrics(rows), self._scores, stopped, number)
 
 
 def initialize(run: PreparedRun, start: Start) -> TrainState:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from t5like.training.records.metrics import cannot_write, read_metrics
+from t5like.training.records.metrics import cannot_write
 
 FILE = "loss.png"
 
 
-def plot_loss(model_dir: Path) -> Path | None:
-  """Writes `loss.png` from metrics.jsonl, evaluations as points; None when there is nothing to draw yet."""
+def plot_loss(model_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None:
+  """Writes `loss.png` from the rows of metrics.jsonl, evaluations as points; None where there is nothing to draw."""
   curves: dict[str, list[tuple[int, float]]] = {}
-  for row in read_metrics(model_dir):
+  for row in rows:
     if row.get("loss") is not None:
       curves.setdefault(row["kind"], []).append((row["step"], row["loss"]))
   if "train" not in curves:
