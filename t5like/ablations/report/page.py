@@ -146,7 +146,7 @@ def _scores(table: ComparedTable) -> str:
   above = '<th scope="col" rowspan="2">row</th>' + "".join(
     f'<th scope="colgroup" colspan="5" class="group">{GROUP_NAMES[group]}</th>' for group in table.groups
   )
-  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="deviation over seeds">±</th>'
+  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="SD over seeds">±</th>'
   below += '<th scope="col">paper</th><th scope="col">Δ ours</th><th scope="col">Δ paper</th>'
   heads = f'{above}<th scope="col" rowspan="2" class="first">seeds</th></tr><tr>{below * len(table.groups)}'
   rows = []
