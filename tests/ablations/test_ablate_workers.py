@@ -89,13 +89,13 @@ def test_a_signal_reaches_all_workers_and_none_is_restarted(tmp_path):
 def test_workers_are_for_one_machine():
   check_workers(8, (None, None, None))
   check_workers(1, ("host:1234", 2, 0))
-  with pytest.raises(UserError, match="--workers=0"):
+  with pytest.raises(UserError, match="invalid --workers: 0"):
     check_workers(0, (None,))
   with pytest.raises(UserError, match="one machine"):
     check_workers(2, ("host:1234", None, None))
 
 
-def test_gpu_processes_that_would_take_turns_are_told(tmp_path):
+def test_a_hint_is_printed_if_gpu_processes_would_take_turns(tmp_path):
   assert mps_hint(driver=tmp_path / "none", pipes=tmp_path) == ""
   assert "nvidia-cuda-mps-control -d" in mps_hint(driver=tmp_path, pipes=tmp_path)
   (tmp_path / "control").touch()

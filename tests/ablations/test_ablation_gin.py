@@ -124,7 +124,7 @@ def test_a_header_has_the_commands_the_hours_and_the_papers_scores(name):
   speed = 16 * 275e12 * 0.4 * 3600
   if recipe.objective:
     hours = phase_flops(made.model, 128, made.objective.lengths(512)) * made.steps / speed
-    stated = re.search(r"([\d.]+) h (?:of pre-training|in all)", header)
+    stated = re.search(r"([\d.]+) h (?:of pre-training|in total)", header)
     assert float(stated[1]) == pytest.approx(hours, abs=0.06)
   if not recipe.mixing:
     hours = phase_flops(made.model, 128, Lengths(512, 512, 114)) * 2**18 / speed
