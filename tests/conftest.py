@@ -156,3 +156,13 @@ def old_directories(tmp_path, monkeypatch) -> Path:
     archive.extractall(tmp_path, filter="data")
   monkeypatch.chdir(tmp_path)
   return tmp_path
+
+
+# Folders whose tests depend on the versions of JAX, Flax and Orbax.
+VERSION_SENSITIVE = {"models", "kernels", "training", "parallel"}
+
+
+def pytest_collection_modifyitems(items):
+  for item in items:
+    if VERSION_SENSITIVE & set(item.path.relative_to(REPOSITORY / "tests").parts):
+      item.add_marker(pytest.mark.version_sensitive)

@@ -1,1 +1,1 @@
-"""The T5 paper's tables, the sweep that trains their rows, and the report that compares."""
+"""The T5 paper's tables, the sweep that trains their rows, and the report that compares the results."""

@@ -1,4 +1,4 @@
-"""What is fine-tuned on at once, which task counts in which column, and with which metrics."""
+"""The mixtures of fine-tuning, and the columns of the paper's tables that tasks count in."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from t5like.errors import UserError
 from t5like.tasks.metrics.benchmarks import short_name
 from t5like.tasks.mixing_rates import GLUE, SUPER_GLUE
 
-# Training examples: the weights of tasks that are trained together.
+# Training examples, which are the mixing weights of tasks trained together.
 _GLUE, _SUPER_GLUE = ({task: size for task, size in of.items() if size} for of in (GLUE, SUPER_GLUE))
 SIZES = {**_GLUE, **_SUPER_GLUE, "squad": 87_599, "cnn_dailymail": 287_113}
-# The paper treats each of these as one task made of many (section 2.3).
+# The paper treats each of these as a single task (section 2.3).
 BENCHMARKS = {"glue": tuple(_GLUE), "super_glue": tuple(_SUPER_GLUE)}
-# Tasks that are evaluated under other names than they are trained under; () where only training wants them.
+# Tasks evaluated under other names than they are trained under; () if they are only trained on.
 _EVALUATED = {"glue_mnli": ("glue_mnli_matched", "glue_mnli_mismatched"), "dpr": ()}
 
-OTHER = "other"  # the group of tasks that the paper's tables have no column for
+OTHER = "other"  # the group of tasks without a column in the paper's tables
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
-  """Tasks that one fine-tuning trains on, and those it is scored on."""
+class FinetuningMixture:
+  """The tasks that one fine-tuning job trains on, and those it is scored on."""
 
-  name: str  # as it was asked for: squad, glue, or glue_cola+glue_rte
+  name: str  # as requested: squad, glue, or glue_cola+glue_rte
   trained: tuple[str, ...]
   evaluated: tuple[str, ...]
 
 
-def find_unit(name: str) -> Unit:
-  """A task, a benchmark, or several of them joined by +."""
+def parse_mixture(name: str) -> FinetuningMixture:
+  """Parses the name of a task, a benchmark, or several of them joined by +."""
   parts = [part for part in name.split("+") if part]
   if not parts or "+".join(parts) != name:
-    raise UserError(f"{name!r} names no tasks", expected="a task, glue, super_glue, or several joined by +")
+    raise UserError(f"invalid task name: {name!r}", expected="a task, glue, super_glue, or several joined by +")
   trained = tuple(dict.fromkeys(task for part in parts for task in BENCHMARKS.get(part, (part,))))
   evaluated = tuple(task for each in trained for task in _EVALUATED.get(each, (each,)))
-  return Unit(name, trained, evaluated)
+  return FinetuningMixture(name, trained, evaluated)
 
 
 def group_of(task: str) -> str:
-  """The column of the paper's tables in which a task counts."""
+  """Returns the column of the paper's tables in which a task counts."""
   for prefix, group in (("super_glue_", "superglue"), ("glue_", "glue"), ("cnn_dailymail", "cnndm")):
     if task.startswith(prefix):
       return group
@@ -48,7 +48,7 @@ def group_of(task: str) -> str:
 
 
 def group_scores(scores: Mapping[str, float]) -> dict[str, float]:
-  """The mean over the tasks of each group that were run; the halves of MNLI count as one task."""
+  """Returns the mean over the tasks of each group that were run; both halves of MNLI count as one task."""
   found: dict[str, dict[str, list[float]]] = {}
   for task, score in scores.items():
     short = "mnli" if short_name(task).startswith("mnli") else short_name(task)

@@ -1,4 +1,4 @@
-"""The names that the gin files of ablations/ use."""
+"""Functions and classes that the gin files of ablations/ use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from t5like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """What a sweep needs to know of a scale; the files of scales/ set it through macros."""
+  """The sizes and steps of a sweep; the files of scales/ set them through macros."""
 
   corpus: str  # the task of the pre-training text
-  tasks: tuple[str, ...]  # what is fine-tuned on: tasks, or mixtures of tasks
+  tasks: tuple[str, ...]  # to fine-tune on: tasks, or mixtures of tasks
   seeds: int
   pretrain_steps: int
   pretrain_batch_size: int
@@ -34,9 +34,9 @@ def half_of(number: int) -> int:
 
 
 def tokens_for_repeats(steps: int, batch_size: int, lengths: Mapping[str, int], repeats: int) -> int:
-  """How much text a run of this size sees `repeats` times: 2^35 input tokens in 64 passes are 2^29.
+  """Returns the number of unique tokens that a run of this size sees `repeats` times: 2^35 / 64 = 2^29.
 
-  Two rows at least: a run of a few steps cannot repeat anything a thousand times.
+  At least two rows: a run of a few steps cannot repeat anything a thousand times.
   """
   return max(steps * batch_size * lengths["inputs"] // repeats, 2 * lengths["inputs"])
 
@@ -44,9 +44,9 @@ def tokens_for_repeats(steps: int, batch_size: int, lengths: Mapping[str, int], 
 def mixed_tasks(
   corpus: str, sizes: Mapping[str, int], strategy: str, maximum: int | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-  """Rates of labeled tasks and of the corpus, which counts as larger than any limit."""
+  """Returns the mixing rates of labeled tasks and the corpus, which counts as larger than any limit."""
   if corpus in sizes:
-    raise UserError(f"{corpus!r} is the corpus: it has no size", try_="TASK_SIZES without it")
+    raise UserError(f"TASK_SIZES contains the corpus, {corpus!r}", try_="TASK_SIZES without it")
   largest = maximum or max(sizes.values())
   return mixing_rates({corpus: largest, **sizes}, strategy, maximum, temperature)
 

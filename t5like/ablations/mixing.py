@@ -1,4 +1,4 @@
-"""How often each task is drawn in multi-task training (Raffel et al. 2019, section 3.5.2)."""
+"""Mixing rates of multi-task training (Raffel et al. 2019, section 3.5.2)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ STRATEGIES = ("equal", "proportional", "temperature")
 def mixing_rates(
   sizes: Mapping[str, int], strategy: str, maximum: int | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-  """Rates that sum to 1: all alike, by size up to `maximum`, or those to the power 1 / temperature."""
+  """Returns rates that sum to 1: equal, by size up to `maximum`, or the latter to the power 1 / temperature."""
   if strategy not in STRATEGIES:
-    raise UserError(f"no strategy {strategy!r}", nearest=nearest(strategy, STRATEGIES), known=", ".join(STRATEGIES))
+    raise UserError(
+      f"unknown mixing strategy {strategy!r}", nearest=nearest(strategy, STRATEGIES), known=", ".join(STRATEGIES)
+    )
   if strategy == "equal":
     return {task: 1 / len(sizes) for task in sizes}
   weights = rates_by_size(sizes, maximum, temperature)

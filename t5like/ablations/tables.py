@@ -1,7 +1,7 @@
 """The tables of the T5 paper that the ablations reproduce, as data (Raffel et al. 2019, arXiv 1910.10683).
 
-A recipe is what is trained: an architecture, an objective, its data and how tasks are mixed. A row names a recipe
-in a table with the scores the paper gives it there. Tables share recipes, and a shared one is trained once.
+A recipe defines what is trained: an architecture, an objective, its data and how tasks are mixed. A row of a table
+names a recipe and the paper's scores for it. Tables share recipes, and a shared recipe is trained once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ GROUPS = ("glue", "cnndm", "squad", "superglue")
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-  """What is trained. The gin file of the same name in gin/ablations/recipes/ says how."""
+  """A configuration to train, defined by the gin file of the same name in gin/ablations/recipes/."""
 
   architecture: str
   objective: str | None  # None: no pre-training
   variation: str = ""
-  unique_tokens: int | None = None  # only the first so many tokens of the corpus are used
-  mixing: Mixing | None = None  # tasks and corpus are trained together, and nothing is fine-tuned
+  unique_tokens: int | None = None  # use only this many tokens of the corpus
+  mixing: Mixing | None = None  # train on tasks and corpus together, without fine-tuning
 
   @property
   def name(self) -> str:
@@ -36,10 +36,10 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """How often each task is drawn in multi-task training (section 3.5.2)."""
+  """The mixing rates of multi-task training (section 3.5.2)."""
 
   strategy: str  # "equal", "proportional" or "temperature"
-  maximum: int | None = None  # K: a task counts as if it had no more examples
+  maximum: int | None = None  # K: the size of a task is capped at this many examples
   temperature: float = 1.0  # T
 
 
@@ -49,7 +49,7 @@ class TableRow:
 
   name: str
   recipe: str
-  paper: dict[str, float | None]  # by group; None where the paper's figure is not known here
+  paper: dict[str, float | None]  # by group; None if the paper's score is not known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +68,12 @@ def _scores(*values: float | None) -> dict[str, float | None]:
   return dict(zip(GROUPS, values, strict=True))
 
 
-# Table 1: the baseline, the spread of ten runs of it, and fine-tuning from random parameters.
+# Table 1: the baseline, the standard deviation over ten runs of it, and fine-tuning from random parameters.
 BASELINE = _scores(83.28, 19.24, 80.88, 71.36)
 STANDARD_DEVIATION = _scores(0.235, 0.065, 0.343, 0.416)
 NO_PRETRAINING = _scores(66.22, 17.60, 50.31, 53.04)
 
-# The baseline task by task, metrics as evaluation names them (Table 16).
+# The baseline's scores by task (Table 16), with our metric names.
 BASELINE_TASKS: dict[str, dict[str, float]] = {
   "glue_cola": {"matthews_corrcoef": 53.84},
   "glue_sst2": {"accuracy": 92.68},
@@ -102,7 +102,7 @@ _MIXINGS = {
 
 
 def language_modeling(architecture: str) -> str:
-  """What the paper's "LM" objective is: models that read a prefix are given one (section 3.2.3)."""
+  """Returns the paper's "LM" objective of an architecture: prefix LM for models that read a prefix (section 3.2.3)."""
   return "lm" if architecture == "lm" else "prefix_lm"
 
 
@@ -138,7 +138,7 @@ _DENOISING = (
   (74.70, 17.93, 61.14, 55.02),
   (81.82, 18.61, 78.94, 68.11),
 )
-# The paper gives prefix language modeling of the encoder-decoder other scores here than in Table 4.
+# For the encoder-decoder with prefix LM, the paper has different scores here and in Table 4.
 _LM = (
   (79.56, 18.59, 76.02, 64.29),
   (79.60, 18.13, 76.35, 63.50),
@@ -233,15 +233,15 @@ def find_tables(numbers: Iterable[int]) -> list[Table]:
   found = []
   for number in dict.fromkeys(numbers):
     if number not in TABLES:
-      raise UserError(f"no table {number} to reproduce", known=", ".join(map(str, TABLES)))
+      raise UserError(f"unknown table {number}", known=", ".join(map(str, TABLES)))
     found.append(TABLES[number])
   return found
 
 
 def recipes_of(tables: Iterable[Table], rows: Iterable[str] = ()) -> list[str]:
-  """The recipes of tables in their order, each once; `rows` (names of rows or recipes) leaves only those.
+  """Returns the recipes of tables in order, each once; `rows` (names of rows or recipes) selects a subset.
 
-  A recipe that no table has a row for, as that without pre-training, can be asked for by its name.
+  A recipe without a row in any table, such as the one without pre-training, can be selected by name.
   """
   tables, wanted = list(tables), set(rows)
   known = {name for table in tables for row in table.rows for name in (row.name, row.recipe)}

@@ -1,1 +1,1 @@
-"""Measurements next to peers and limits. Import from the files: peers run by interpreters that may not have jax."""
+"""Benchmarks against peers and hardware limits. Nothing is imported here: peers may run without jax."""

@@ -1,6 +1,6 @@
-"""Rows a second: objectives on one core, from text, and from a token cache.
+"""Rows per second of the data pipeline: objectives on one core, from text, and from a token cache.
 
-Where the original `t5` library is installed, its pipeline is measured on the same text in the same run.
+If the original `t5` library is installed, its pipeline is measured on the same text in the same run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PACKED_TARGETS = 114
 
 @dataclasses.dataclass(frozen=True)
 class DataBench:
-  """What to measure, and on how much text."""
+  """Settings of the benchmark."""
 
   files: Sequence[str] = ()  # JSON lines or text; empty: the embedded novels
   threads: int = 2  # that tokenize and build batches
   megabytes: int = 20  # of text
   rows: int = 100_000  # from the cache
-  packed_tasks: Sequence[str] = ()  # labeled tasks whose packed rows are counted
+  packed_tasks: Sequence[str] = ()  # labeled tasks whose packing efficiency is measured
   all_objectives: bool = False
 
 
@@ -48,17 +48,17 @@ class Rate:
 
 
 def measure_data(settings: DataBench) -> Iterator[Rate | str]:
-  """Yields measurements as they are done, and lines of text: headings and what was found next to them."""
+  """Yields measurements as they finish, with headings and notes as text."""
   load_seqio()
   texts = _texts(settings.files, settings.megabytes * 1_000_000)
   megabytes = sum(map(len, texts)) / 1e6
   yield f"{len(texts):,} documents, {megabytes:.1f} M characters, {os.cpu_count()} cores, {settings.threads} threads\n"
   yield from _objectives(settings.all_objectives)
   with tempfile.TemporaryDirectory(prefix="t5like-bench-") as folder:
-    yield "from text: tokenize, cut, corrupt, pad"
+    yield "from text: tokenize, split, corrupt, pad"
     tokens, ours = _from_text(texts, settings.threads)
     yield from (tokens, ours)
-    yield from _beside_t5(texts, ours)
+    yield from _compare_with_t5(texts, ours)
     yield from _from_cache(texts, Path(folder), settings.threads, settings.rows)
   for task in settings.packed_tasks:
     yield from _packing(task)
@@ -71,7 +71,7 @@ def _texts(files: Sequence[str], characters: int) -> list[str]:
   texts, total = [], 0
   for path in paths:
     for text in sources.read_documents(path, "text", "line"):
-      # Of a whole book t5's pipeline would take one random piece.
+      # t5's pipeline would take only one random piece of a book.
       texts += [text[i : i + _DOCUMENT] for i in range(0, len(text), _DOCUMENT)]
       total += len(text)
       if total >= characters:
@@ -79,8 +79,8 @@ def _texts(files: Sequence[str], characters: int) -> list[str]:
   return texts
 
 
-def _seconds_of(function: Callable[[], object], repeats: int = 5) -> float:
-  """The shortest of several runs: what the machine can do when left alone."""
+def _min_seconds(function: Callable[[], object], repeats: int = 5) -> float:
+  """Returns the shortest of several runs, which is the least disturbed by other processes."""
   function()
   times = []
   for _ in range(repeats):
@@ -90,26 +90,26 @@ def _seconds_of(function: Callable[[], object], repeats: int = 5) -> float:
   return min(times)
 
 
-def _objectives(everything: bool) -> Iterator[Rate | str]:
+def _objectives(all_objectives: bool) -> Iterator[Rate | str]:
   from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
   yield f"objectives, one core, {INPUTS} input tokens, 1,024 rows at a time"
   special = {makes: SpecialTokens.of(load_vocabulary(v)) for makes, v in (("pairs", "t5"), ("masked", "bert_uncased"))}
   rng, count = np.random.default_rng(0), 1024
-  for name in CATALOGUE if everything else ("span_corruption", "bert_mlm"):
+  for name in CATALOGUE if all_objectives else ("span_corruption", "bert_mlm"):
     objective = CATALOGUE[name]
     lengths = objective.lengths(INPUTS)
     ours = special[objective.makes]
     text, other = (ours.drawable[rng.integers(0, len(ours.drawable), (count, lengths.raw))] for _ in range(2))
     rows, draws = Rows(text, np.full(count, lengths.raw), Ragged.full(other)), Draws.of(0, 0, np.arange(count))
-    seconds = _seconds_of(lambda o=objective, r=rows, d=draws, s=ours: o(r, d, s))
+    seconds = _min_seconds(lambda o=objective, r=rows, d=draws, s=ours: o(r, d, s))
     yield Rate(f"{name}, {lengths.raw} tokens of text", count / seconds)
   yield ""
 
 
 def _from_text(texts: Sequence[str], threads: int) -> tuple[Rate, Rate]:
-  """Tokens and span-corruption rows of 512/115 directly from text: tokenize, join, cut, corrupt, pad."""
+  """Measures tokens and span-corruption rows of 512/115 from text: tokenize, join, split, corrupt, pad."""
   from t5like.data.rows import to_batch
   from t5like.objectives import CATALOGUE, Draws, Rows, SpecialTokens
   from t5like.vocabularies import load_vocabulary
@@ -135,8 +135,8 @@ def _from_text(texts: Sequence[str], threads: int) -> tuple[Rate, Rate]:
   return Rate("tokens", tokens / seconds, "tokens/s"), Rate(name, rows / seconds)
 
 
-def _beside_t5(texts: Sequence[str], ours: Rate) -> Iterator[Rate | str]:
-  """The original pipeline: seqio's tokenizer, t5's span corruption, packed batches."""
+def _compare_with_t5(texts: Sequence[str], ours: Rate) -> Iterator[Rate | str]:
+  """Measures the original pipeline: seqio's tokenizer, t5's span corruption, packed batches."""
   try:
     from t5like.tasks import t5_pipeline
   except ImportError:
@@ -145,7 +145,7 @@ def _beside_t5(texts: Sequence[str], ours: Rate) -> Iterator[Rate | str]:
   rows, seconds = t5_pipeline.packed_rows(texts, INPUTS, 114)
   theirs = Rate("t5 + seqio, packed 512/114", rows / seconds)
   yield theirs
-  yield f"  t5like makes {ours.per_second / theirs.per_second:.1f} times as many\n"
+  yield f"  t5like is {ours.per_second / theirs.per_second:.1f} times as fast\n"
 
 
 def _from_cache(texts: Sequence[str], folder: Path, threads: int, rows: int) -> Iterator[Rate | str]:
@@ -193,23 +193,23 @@ def _cache(texts: Sequence[str], folder: Path, name: str, vocabulary, threads: i
 
 
 def _full(batch) -> float:
-  """The share of input positions that hold a token."""
+  """Returns the share of input positions that are not padding."""
   return float(np.mean(batch["encoder_input_tokens"] > 0))
 
 
 def _same_batches(batches) -> str:
-  """Compares the batches of two steps, made in different ways, byte by byte."""
+  """Checks that batches are identical for different numbers of threads and hosts."""
   from t5like import data
 
   for step in (0, 10_000):
-    whole = batches[step]
-    ways = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
+    expected = batches[step]
+    variants = [next(data.read_ahead(batches, step, step + 1, threads)) for threads in (0, 1, 4)]
     for hosts in (2, 4):
       parts = [data.Batches(batches.phases, data.HostShare((host,), hosts))[step] for host in range(hosts)]
-      ways.append({name: np.concatenate([part[name] for part in parts]) for name in whole})
-    if any(way[name].tobytes() != array.tobytes() for way in ways for name, array in whole.items()):
+      variants.append({name: np.concatenate([part[name] for part in parts]) for name in expected})
+    if any(variant[name].tobytes() != array.tobytes() for variant in variants for name, array in expected.items()):
       return f"BATCHES DIFFER at step {step}"
-  return "the same bytes with 1, 2 and 4 hosts and 0, 1 and 4 threads, at steps 0 and 10,000"
+  return "identical bytes with 1, 2 and 4 hosts and 0, 1 and 4 threads, at steps 0 and 10,000"
 
 
 def _packing(task: str) -> Iterator[str]:

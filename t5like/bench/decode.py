@@ -1,8 +1,8 @@
-"""Decoding speed in tokens/s, next to Hugging Face's `generate` and the limit of the memory's bandwidth.
+"""Decoding speed in tokens/s, compared with Hugging Face's `generate` and the memory bandwidth limit.
 
-Weights and prompts are random; no row ends early. The time is that of a complete call: prompts to the device, encoder
-or prompt, all steps, outputs back. A step reads the decoder's weights and the filled part of all caches once: their
-bytes over the bandwidth that a copy reaches here are the limit.
+Weights and prompts are random; no row ends early. Times are those of a complete call: transfer of prompts, encoder or
+prefill, all steps, transfer of outputs. A step reads the decoder's weights and the filled part of all KV caches once:
+the limit is their size over the bandwidth of a copy on this machine.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ _REPEATS = 3
 
 @dataclasses.dataclass(frozen=True)
 class DecodeBench:
-  """What to measure: a model of gin/models and the sizes of a call."""
+  """Settings of the benchmark: a model of gin/models and the sizes of a call."""
 
   model: str  # a file of gin/models, such as t5_1_1/base
   batch_size: int = 64
   inputs: int = 512  # tokens of each prompt
-  outputs: int = 128  # tokens to write after each
+  outputs: int = 128  # tokens to generate for each prompt
   beams: int = 1  # 1: greedy
   dtype: str = "bfloat16"
   backend: str = "auto"  # of attention
-  peer: bool = True  # Hugging Face too, where it is installed
+  peer: bool = True  # measure Hugging Face too, if installed
   peer_python: str | None = None  # an interpreter that has torch; None: this one
 
 
 def measure_decode(settings: DecodeBench) -> list[dict[str, Any]]:
-  """One result for each subject, ours last: {"name", "tokens_per_second", ...}, or {"name", "error"} of a peer."""
+  """Returns a result per subject, ours last: {"name", "tokens_per_second", ...}, or {"name", "error"} of a peer."""
   model = load_model(settings.model, settings.dtype, settings.backend)
   sizes = settings.batch_size, settings.inputs, settings.outputs, settings.beams
   results = []
   if settings.peer and (settings.peer_python or all(map(importlib.util.find_spec, ("torch", "transformers")))):
-    from t5like.bench.peer_decode import measure_in_a_process
+    from t5like.bench.peer_decode import measure_in_subprocess
 
-    # First, and in processes of their own: jax keeps the memory it has once taken.
-    results = [measure_in_a_process(model, *sizes, static, settings.peer_python) for static in (False, True)]
+    # Peers run first, in subprocesses: jax keeps the memory that it has allocated.
+    results = [measure_in_subprocess(model, *sizes, static, settings.peer_python) for static in (False, True)]
   return [*results, measure(model, *sizes)]
 
 
@@ -60,12 +60,12 @@ def load_model(name: str, dtype: str, backend: str) -> nn.Module:
   overrides = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", backend)]
   model = read_model([f"models/{name.removesuffix('.gin')}.gin", "runs/finetune.gin"], overrides).model
   if model.batch_layout == "encoder":
-    raise UserError(f"{name} writes no outputs", try_="--model=t5_1_1/base or --model=gpt2/medium")
+    raise UserError(f"{name} is an encoder and cannot generate", try_="--model=t5_1_1/base or --model=gpt2/medium")
   return model
 
 
 def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int = 1) -> dict[str, Any]:
-  """Times whole calls of what `t5like infer` and `t5like eval` decode with."""
+  """Times complete calls of the generator that `t5like infer` and `t5like eval` use."""
   import jax
 
   from t5like import decoding, parallel
@@ -83,15 +83,15 @@ def measure(model: nn.Module, rows: int, inputs: int, outputs: int, beams: int =
   started = time.perf_counter()
   call(outputs)()
   first = time.perf_counter() - started
-  times = _seconds_of(call(outputs))
-  # Fewer tokens with the same compiled function: the difference is steps alone.
+  times = _time_calls(call(outputs))
+  # Fewer tokens with the same compiled function: the difference is due to the steps alone.
   fewer = next(n for n in range(1, outputs + 1) if decoding.bucket(n) == decoding.bucket(outputs))
   step = None
   if fewer < outputs:
-    step = (statistics.median(times) - statistics.median(_seconds_of(call(fewer)))) / (outputs - fewer)
-    step = step if step > 0.0 else None  # lost in noise
+    step = (statistics.median(times) - statistics.median(_time_calls(call(fewer)))) / (outputs - fewer)
+    step = step if step > 0.0 else None  # within noise
   bandwidth = copy_bandwidth()
-  step_bytes = bytes_of_a_step(model, params, prompts, outputs, beams)
+  step_bytes = bytes_per_step(model, params, prompts, outputs, beams)
   seconds = statistics.median(times)
   limit = rows * bandwidth / step_bytes
   return {
@@ -123,7 +123,7 @@ def _prompts(model: nn.Module, rows: int, length: int) -> dict[str, np.ndarray]:
 
 
 def _random_params(model: nn.Module, mesh: Any) -> Any:
-  """Weights of about the right size; the same numbers again and again, which no product gets faster by."""
+  """Returns weights of realistic magnitude; repeated values do not make matrix products faster."""
   import flax.linen as nn
   import jax
 
@@ -132,12 +132,12 @@ def _random_params(model: nn.Module, mesh: Any) -> Any:
   one = {name: np.ones((1, 2), np.int32) for name in ("encoder_input_tokens", "decoder_input_tokens")}
   boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), one)["params"])
   numbers = 0.02 * np.random.default_rng(0).standard_normal(1_000_003, dtype=np.float32)
-  place = parallel.parameter_shardings(boxed, mesh)
-  made = jax.tree.map(lambda x: np.resize(numbers, x.shape).astype(x.dtype), nn.meta.unbox(boxed))
-  return jax.tree.map(jax.device_put, made, nn.meta.unbox(place))
+  shardings = parallel.parameter_shardings(boxed, mesh)
+  params = jax.tree.map(lambda x: np.resize(numbers, x.shape).astype(x.dtype), nn.meta.unbox(boxed))
+  return jax.tree.map(jax.device_put, params, nn.meta.unbox(shardings))
 
 
-def _seconds_of(function: Callable[[], object]) -> list[float]:
+def _time_calls(function: Callable[[], object]) -> list[float]:
   times = []
   for _ in range(_REPEATS):
     started = time.perf_counter()
@@ -147,7 +147,7 @@ def _seconds_of(function: Callable[[], object]) -> list[float]:
 
 
 def copy_bandwidth() -> float:
-  """Bytes a second that a copy of a large array reads and writes, on all devices together."""
+  """Returns the bytes per second that a copy of a large array reads and writes, over all devices."""
   import jax
   import jax.numpy as jnp
 
@@ -167,10 +167,8 @@ def copy_bandwidth() -> float:
   return devices * 2 * x.nbytes / min(times)
 
 
-def bytes_of_a_step(
-  model: nn.Module, params: Any, prompts: Mapping[str, np.ndarray], outputs: int, beams: int
-) -> float:
-  """Decoder weights, and caches as full as they are on average; each read once."""
+def bytes_per_step(model: nn.Module, params: Any, prompts: Mapping[str, np.ndarray], outputs: int, beams: int) -> float:
+  """Returns the bytes of decoder weights and KV caches (at their average fill), each read once."""
   import jax
 
   from t5like.models.stepping import prepare
@@ -207,17 +205,17 @@ def describe(result: Mapping[str, Any]) -> str:
   if "error" in result:
     return f"{result['name']}: {result['error']}"
   lines = [
-    f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s ({result['seconds']:.3f} s a batch, "
+    f"{result['name']}: {result['tokens_per_second']:,.0f} tokens/s ({result['seconds']:.3f} s per batch, "
     f"spread {result['spread']:.1%})",
     f"  {result['device']}, first call {result['first_call_seconds']:.1f} s",
   ]
   if "limit_tokens_per_second" in result:
     lines.append(
-      f"  limit {result['limit_tokens_per_second']:,.0f} tokens/s: {result['step_bytes'] / 1e9:.3g} GB a step at "
+      f"  limit {result['limit_tokens_per_second']:,.0f} tokens/s: {result['step_bytes'] / 1e9:.3g} GB per step at "
       f"{result['bandwidth'] / 1e12:.3g} TB/s; {result['share_of_limit']:.1%} of it"
     )
   if result.get("step_seconds"):
-    lines.append(f"  {1e3 * result['step_seconds']:.3f} ms a step, {result['step_share_of_limit']:.1%} of the limit")
+    lines.append(f"  {1e3 * result['step_seconds']:.3f} ms per step, {result['step_share_of_limit']:.1%} of the limit")
   return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Which kernels a train step's time goes into, from JAX's own profiler."""
+"""The kernels that dominate a train step's time, from JAX's profiler."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-# A GPU's plane has a line for each stream, a TPU's one for the operations of its programs.
+# A GPU's plane has a line per stream, a TPU's one line of XLA operations.
 _LINES = re.compile(r"Stream #|XLA Ops$")
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-  """Kernels of one name, and what one step spends in them."""
+  """All kernels with one name: calls and seconds per step."""
 
   name: str
   calls: float
@@ -24,10 +24,10 @@ class Kernel:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-  """What one step spends in kernels, the most expensive first, and from its first kernel to its last."""
+  """The kernels of a step, the most expensive first."""
 
   kernels: list[Kernel]
-  seconds: float
+  seconds: float  # from the first kernel to the last
 
   @property
   def busy(self) -> float:
@@ -35,7 +35,7 @@ class Profile:
 
 
 def profile(run: Callable[[int], float], steps: int = 3) -> Profile:
-  """Runs `steps` steps; their kernels on the first device. None on a CPU."""
+  """Runs `steps` steps and returns their kernels on the first device; none on a CPU."""
   import jax
 
   with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def profile(run: Callable[[int], float], steps: int = 3) -> Profile:
 
 
 def summary(events: Sequence[tuple[str, float, float]], steps: int) -> Profile:
-  """Of (name, start, seconds) in several steps; a number that the compiler put behind a name does not part it."""
+  """Aggregates (name, start, seconds) events; kernels that differ only in a numeric suffix are merged."""
   seconds, calls = collections.Counter(), collections.Counter()
   for name, _, duration in events:
     name = re.sub(r"(?:[._]\d+)+$", "", name)
@@ -64,9 +64,9 @@ def summary(events: Sequence[tuple[str, float, float]], steps: int) -> Profile:
 
 
 def table(profile: Profile, count: int) -> str:
-  """The `count` most expensive ones, and all others together."""
+  """Formats the `count` most expensive kernels, and the sum of all others."""
   if not profile.kernels:
-    return "  kernels are known on GPUs and TPUs only"
+    return "  kernels are profiled on GPUs and TPUs only"
   shown, rest = profile.kernels[:count], profile.kernels[count:]
   if rest:
     shown = [*shown, Kernel(f"{len(rest)} others", sum(k.calls for k in rest), sum(k.seconds for k in rest))]

@@ -1,7 +1,7 @@
-"""What a run costs besides its steps: the loop itself, and checkpoints.
+"""The overhead of the train loop and of checkpoints.
 
-The loop's share is the time of a step in it, with the log and a hook, less that of the same compiled step called
-bare; checkpoints' share is how much longer a stretch of steps takes with one save in it.
+The loop's overhead is the time of a step in it, with the log and a hook, minus that of the same compiled step called
+directly. The overhead of a checkpoint is the extra time of a stretch of steps with one save in it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
   from t5like.experiments.experiment import Experiment
 
 _EMPTY_STEPS = 2_000
-_PERIOD = 600.0  # seconds between checkpoints, as CHECKPOINT_MINUTES has it
+_PERIOD = 600.0  # seconds between checkpoints, the default of CHECKPOINT_MINUTES
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopBench:
-  """The model whose checkpoints are saved, and how often."""
+  """Settings of the benchmark: the model whose checkpoints are saved, and the number of steps."""
 
   gin_files: Sequence[str]
   overrides: Sequence[tuple[str, str]] = ()
@@ -44,28 +44,28 @@ class LoopOverhead:
 
   def __str__(self) -> str:
     return (
-      f"an empty step, called bare          {self.bare:8.3f} ms\n"
+      f"an empty step, called directly      {self.bare:8.3f} ms\n"
       f"an empty step, in the train loop    {self.in_loop:8.3f} ms\n"
-      f"the loop's own share of a step      {self.in_loop - self.bare:8.3f} ms\n"
+      f"overhead of the loop per step       {self.in_loop - self.bare:8.3f} ms\n"
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOverhead:
-  """Seconds that a checkpoint takes from a run."""
+  """Seconds that a checkpoint costs a run."""
 
   size: int  # bytes
   steps: int  # during which it is saved
   step_seconds: float
-  blocked: float  # steps wait for it
-  longer: float  # with the save than without
+  blocked: float  # while steps wait
+  longer: float  # extra time with the save
 
   def __str__(self) -> str:
     return (
       f"a checkpoint of {self.size / 1e6:,.1f} MB, saved during {self.steps} steps of "
       f"{1e3 * self.step_seconds:,.1f} ms\n"
-      f"steps stand still for               {self.blocked:8.3f} s\n"
-      f"longer with the save than without   {self.longer:8.3f} s\n"
+      f"steps are blocked for               {self.blocked:8.3f} s\n"
+      f"extra time with the save            {self.longer:8.3f} s\n"
       f"share of a {_PERIOD / 60:.0f}-minute period          {100 * self.longer / _PERIOD:8.3f} %"
     )
 
@@ -85,7 +85,7 @@ def measure_loop(settings: LoopBench) -> Iterator[LoopOverhead | CheckpointOverh
 
 
 def _loop_overhead(folder: Path) -> LoopOverhead:
-  """Of steps that do nothing, which the loop cannot hide behind."""
+  """Measures the loop with empty steps, which cannot hide its overhead."""
   import jax
   import jax.numpy as jnp
 
@@ -93,8 +93,8 @@ def _loop_overhead(folder: Path) -> LoopOverhead:
   step = jax.jit(lambda state, batch: (state + 1, metrics))
   batch = {"decoder_input_tokens": jnp.ones((8, 128), jnp.int32)}
   bare = min(_seconds(lambda: _bare(step, jnp.int32(0), batch, _EMPTY_STEPS)) for _ in range(3))
-  whole = min(_seconds(lambda: _looped(folder, step, batch, _EMPTY_STEPS)) for _ in range(3))
-  return LoopOverhead(1e3 * bare / _EMPTY_STEPS, 1e3 * whole / _EMPTY_STEPS)
+  in_loop = min(_seconds(lambda: _looped(folder, step, batch, _EMPTY_STEPS)) for _ in range(3))
+  return LoopOverhead(1e3 * bare / _EMPTY_STEPS, 1e3 * in_loop / _EMPTY_STEPS)
 
 
 def _bare(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> Any:
@@ -106,7 +106,7 @@ def _bare(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> Any:
 
 
 class _Counter:
-  """As much of a train state as the loop looks at."""
+  """The part of a train state that the loop uses."""
 
   def __init__(self, step: Any):
     self.step = step
@@ -118,14 +118,14 @@ def _looped(folder: Path, step: Callable[..., Any], batch: Any, steps: int) -> N
   from t5like.training.records.metrics import MetricWriter
   from t5like.training.records.train_log import TrainLog
 
-  def counted(state: _Counter, batch: Any) -> tuple[_Counter, Any]:
+  def counting_step(state: _Counter, batch: Any) -> tuple[_Counter, Any]:
     number, metrics = step(state.step, batch)
     return _Counter(number), metrics
 
   shutil.rmtree(folder / "loop", ignore_errors=True)
   writer = MetricWriter(folder / "loop", 0)
   log = TrainLog(writer, ProgressLine(io.StringIO()), period=100, last_step=steps)
-  train_loop(_Counter(0), counted, itertools.repeat(batch), steps, log, [Hook(steps, lambda state: None)])
+  train_loop(_Counter(0), counting_step, itertools.repeat(batch), steps, log, [Hook(steps, lambda state: None)])
   writer.close()
 
 
@@ -152,17 +152,17 @@ def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repea
   plain, saving, blocked = [], [], []
   with Checkpoints(folder, keep=1) as checkpoints:
     for _ in range(repeats):
-      began = time.monotonic()
+      started = time.monotonic()
       state, _ = _bare(step, state, batch, steps)
-      plain.append(time.monotonic() - began)
+      plain.append(time.monotonic() - started)
 
-      began = time.monotonic()
+      started = time.monotonic()
       checkpoints.save(state, {})
-      blocked.append(time.monotonic() - began)
+      blocked.append(time.monotonic() - started)
       state, _ = _bare(step, state, batch, steps)
       checkpoints.wait()
       jax.block_until_ready(state)
-      saving.append(time.monotonic() - began)
+      saving.append(time.monotonic() - started)
   bare = statistics.median(plain)
   return CheckpointOverhead(
     size=checkpoint_bytes(spec.shapes),
@@ -174,6 +174,6 @@ def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repea
 
 
 def _seconds(function: Callable[[], object]) -> float:
-  began = time.perf_counter()
+  started = time.perf_counter()
   function()
-  return time.perf_counter() - began
+  return time.perf_counter() - started

@@ -1,8 +1,8 @@
 """Hugging Face's model of the same sizes on the same device, for `t5like bench train --peer`.
 
-float32 parameters under bfloat16 autocast (or plain float32), no dropout, the fused AdamW that is torch's fastest
-optimizer. It runs in a process of its own, so that neither framework holds memory that the other needs, and by an
-interpreter of its own where torch is not installed beside jax (--peer_python).
+float32 parameters under bfloat16 autocast (or plain float32), no dropout, fused AdamW (torch's fastest optimizer).
+It runs in a subprocess, so that neither framework holds memory that the other needs, and with another interpreter if
+torch is not installed alongside jax (--peer_python).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from t5like.errors import RunError
 if TYPE_CHECKING:
   from t5like.models.config import TransformerConfig
 
-_LIMIT = 900  # seconds; torch.compile of a deep model takes minutes
+_TIMEOUT = 900  # seconds; torch.compile of a deep model takes minutes
 
 
 class PeerStep:
-  """A train step of Hugging Face's model, as step.Subject: the process is told how many steps to do, and answers
-  with the seconds they took."""
+  """A train step of Hugging Face's model, as step.Subject. The subprocess receives numbers of steps and answers with
+  the seconds they took."""
 
   def __init__(
     self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
@@ -48,76 +48,76 @@ class PeerStep:
       [self._python or sys.executable, "-m", "t5like.bench.peer"],
       stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=child_environment(),
     )  # fmt: skip
-    return self._ask(self._task)
+    return self._request(self._task)
 
   def run(self, steps: int) -> float:
-    return self._ask(steps)
+    return self._request(steps)
 
   def close(self) -> dict[str, Any]:
     if self._process is None:
       return {}
     try:
-      return self._ask(None) if self._process.poll() is None else {}
+      return self._request(None) if self._process.poll() is None else {}
     finally:
       self._process.kill()
       self._process.wait()
       self._errors.close()
 
-  def _ask(self, what: Any) -> Any:
-    """Sends a line of JSON and waits for the line that answers it."""
-    late = threading.Timer(_LIMIT, self._process.kill)
-    late.start()
+  def _request(self, message: Any) -> Any:
+    """Sends a line of JSON and returns the answer."""
+    timer = threading.Timer(_TIMEOUT, self._process.kill)
+    timer.start()
     try:
-      self._process.stdin.write(json.dumps(what) + "\n")
+      self._process.stdin.write(json.dumps(message) + "\n")
       self._process.stdin.flush()
       answer = self._process.stdout.readline()
     except BrokenPipeError:
       answer = ""
     finally:
-      in_time = late.is_alive()
-      late.cancel()
+      in_time = timer.is_alive()
+      timer.cancel()
     if answer:
       return json.loads(answer)
     if not in_time:
-      raise RunError(f"not done after {_LIMIT} s")
+      raise RunError(f"timed out after {_TIMEOUT} s")
     self._process.wait()
     self._errors.seek(0)
-    raise RunError(_last_words(self._errors.read()))
+    raise RunError(_last_line(self._errors.read()))
 
 
 def run_peer(
   module: str, name: str, task: Mapping[str, Any], limit: float, python: str | None = None
 ) -> dict[str, Any]:
-  """What `python -m module` prints for a task as JSON, in a process of its own; {"name", "error"} where it fails."""
+  """Returns the JSON that `python -m module` prints for a task; {"name", "error"} if it fails."""
   command = [python or sys.executable, "-m", module]
   try:
     done = subprocess.run(
       command, input=json.dumps(task), capture_output=True, text=True, timeout=limit, env=child_environment()
     )
   except subprocess.TimeoutExpired:
-    return {"name": name, "error": f"not done after {limit} s"}
+    return {"name": name, "error": f"timed out after {limit} s"}
   if done.returncode:
-    return {"name": name, "error": _last_words(done.stderr)}
+    return {"name": name, "error": _last_line(done.stderr)}
   return {"name": name} | json.loads(done.stdout.splitlines()[-1])
 
 
 def child_environment() -> dict[str, str]:
-  """Returns this process's environment with this package on the path: the interpreter need not have it installed."""
+  """Returns this process's environment with this package on the path, for interpreters without it."""
   package = str(Path(__file__).resolve().parents[2])
   return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))}
 
 
-def _last_words(errors: str) -> str:
-  return (errors.strip().splitlines() or ["ended without a word"])[-1]
+def _last_line(errors: str) -> str:
+  return (errors.strip().splitlines() or ["exited without an error message"])[-1]
 
 
 def build(config: Mapping[str, Any], layout: str) -> Any:
-  """A transformers model with the sizes of a TransformerConfig (as a dict), randomly initialized, without dropout."""
+  """Builds a transformers model with the sizes of a TransformerConfig (as a dict), without dropout."""
   import transformers
 
   if layout == "encoder_decoder":
     activation = {"gelu": "gelu_new"}.get(config["activation"], config["activation"])
-    made = transformers.T5ForConditionalGeneration(
+    model = transformers.T5ForConditionalGeneration(
       transformers.T5Config(
         vocab_size=config["vocab_size"], d_model=config["embed_dim"], d_kv=config["head_dim"], d_ff=config["mlp_dim"],
         num_layers=config["num_encoder_layers"], num_decoder_layers=config["num_decoder_layers"],
@@ -127,7 +127,7 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
       )
     )  # fmt: skip
   elif layout == "encoder":
-    made = transformers.BertForMaskedLM(
+    model = transformers.BertForMaskedLM(
       transformers.BertConfig(
         vocab_size=config["vocab_size"], hidden_size=config["embed_dim"], intermediate_size=config["mlp_dim"],
         num_hidden_layers=config["num_encoder_layers"], num_attention_heads=config["num_heads"],
@@ -135,20 +135,20 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
       )
     )  # fmt: skip
   else:
-    made = transformers.GPT2LMHeadModel(
+    model = transformers.GPT2LMHeadModel(
       transformers.GPT2Config(
         vocab_size=config["vocab_size"], n_embd=config["embed_dim"], n_inner=config["mlp_dim"],
         n_layer=config["num_decoder_layers"], n_head=config["num_heads"],
         n_positions=config["max_positions"] or 1024, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
       )
     )  # fmt: skip
-  return made.train()
+  return model.train()
 
 
 def prepare(
   config: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool
 ) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
-  """What is known after the first step, a function that times steps, and one that tells what is known at the end."""
+  """Returns facts known after the first step, a function that times steps, and one that returns facts at the end."""
   import torch
 
   on_gpu = torch.cuda.is_available()
@@ -188,9 +188,9 @@ def prepare(
 
 
 def serve() -> None:
-  """A task on the first line of standard input, then numbers of steps; null ends it."""
+  """Reads a task from the first line of stdin, then numbers of steps; null ends it."""
   answers = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # compilers write to standard output what they like
+  os.dup2(2, 1)  # compilers print to stdout
   known, run, at_end = prepare(**json.loads(sys.stdin.readline()))
   print(json.dumps(known), file=answers, flush=True)
   for line in sys.stdin:

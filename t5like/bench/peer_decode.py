@@ -1,6 +1,6 @@
 """Hugging Face's `generate` with a model of the same sizes on the same device, for `t5like bench decode`.
 
-It runs in a process of its own, so that neither framework holds memory that the other needs.
+It runs in a subprocess, so that neither framework holds memory that the other needs.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
   import flax.linen as nn
 
 _REPEATS = 3
-_LIMIT = 600  # seconds
+_TIMEOUT = 600  # seconds
 
 
-def measure_in_a_process(
+def measure_in_subprocess(
   model: nn.Module, rows: int, inputs: int, outputs: int, beams: int, static: bool, python: str | None = None
 ) -> dict[str, Any]:
-  """{"name", "tokens_per_second", ...}, or {"name", "error"}."""
+  """Returns {"name", "tokens_per_second", ...}, or {"name", "error"}."""
   task = dict(
     config=dataclasses.asdict(model.config), layout=model.batch_layout, rows=rows, inputs=inputs, outputs=outputs,
     beams=beams, static=static,
   )  # fmt: skip
   name = f"Hugging Face, {'static cache and torch.compile' if static else 'plain'}"
-  return run_peer("t5like.bench.peer_decode", name, task, _LIMIT, python)
+  return run_peer("t5like.bench.peer_decode", name, task, _TIMEOUT, python)
 
 
 def measure(
@@ -52,12 +52,12 @@ def measure(
   def generate() -> float:
     started = time.perf_counter()
     with torch.inference_mode():
-      made = model.generate(tokens, **options)
-    made.cpu()
+      generated = model.generate(tokens, **options)
+    generated.cpu()
     return time.perf_counter() - started
 
   first = generate()
-  generate()  # graphs are recorded on the second run
+  generate()  # CUDA graphs are recorded on the second run
   times = [generate() for _ in range(_REPEATS)]
   seconds = statistics.median(times)
   return {

@@ -1,4 +1,4 @@
-"""How cost grows with the work: tokens/s, model FLOP/s and memory for other batches, lengths and numbers of layers."""
+"""Scaling of a train step: tokens/s, model FLOP/s and memory as batch, length and number of layers grow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCHES = (1, 2, 4, 8)  # times an eighth of the requested rows
 LENGTHS = (128, 256, 512, 1024, 2048)
 LAYERS = (6, 12, 24, 48)
 HEADER = (
-  f"{'':8}{'rows':>6}{'inputs':>8}{'targets':>9}{'layers':>8}{'ms a step':>12}{'tokens/s':>12}{'TFLOP/s':>9}"
+  f"{'':8}{'rows':>6}{'inputs':>8}{'targets':>9}{'layers':>8}{'ms/step':>12}{'tokens/s':>12}{'TFLOP/s':>9}"
   f"{'of ceiling':>12}{'GiB':>8}{'compile s':>11}"
 )
 
@@ -41,8 +41,8 @@ class Point:
 
 
 def points(model: nn.Module, lengths: Mapping[str, int], rows: int) -> Iterator[Point]:
-  """One thing changes at a time. The last batch is the requested one; longer rows are fewer, so that a step has as many
-  tokens; deeper models take an eighth of the rows, which leaves room for 48 layers."""
+  """Yields points that vary one dimension at a time. The last batch is the requested one; longer rows are fewer, so
+  that the tokens per step stay the same; deeper models use an eighth of the rows, so that 48 layers fit."""
   lengths = dict(lengths)
   for times in BATCHES:
     yield Point("batch", model, max(1, rows * times // BATCHES[-1]), lengths)

@@ -1,8 +1,8 @@
-"""The time from the command of a run to its first steps, by what it was spent on.
+"""The time from the start of a run to its first step, by category.
 
-`t5like train` runs three times, each for a few steps: with nothing prepared (tokens and programs are built); in another
-directory with tokens and compiled programs available; and in that directory again, from its checkpoint. The seconds are
-those that each run recorded in goodput.jsonl.
+`t5like train` runs three times, each for a few steps: cold (tokens and programs are built); in another directory with
+tokens and compiled programs cached; and in that directory again, from its checkpoint. The times are those that each run
+recorded in goodput.jsonl.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from t5like.bench.peer import child_environment
 from t5like.errors import RunError
 
 _STEPS = 2
-# Everything that a training process imports, as `t5like train` does.
+# Everything that `t5like train` imports.
 _IMPORTS = ("t5like.experiments.experiment", "t5like.runs.preparing", "t5like.runs.trainer")
-# In the order in which a run comes to them; saving and the rest come after its steps.
+# Categories before the first step, in order.
 _BEFORE_STEPS = ("starting up", "preparing", "initializing", "compiling")
 
 
 @dataclasses.dataclass(frozen=True)
 class StartupBench:
-  """The run that is started: span corruption with the model of these files."""
+  """Settings of the benchmark: span corruption with the model of these files."""
 
   gin_files: Sequence[str]
   overrides: Sequence[tuple[str, str]] = ()
@@ -36,7 +36,7 @@ class StartupBench:
 
   @property
   def options(self) -> list[str]:
-    """Of `t5like train`."""
+    """The options of `t5like train`."""
     files = [*self.gin_files, "objectives/span_corruption.gin", "runs/pretrain.gin"]
     return [
       *(f"--gin_file={file}" for file in files),
@@ -46,33 +46,33 @@ class StartupBench:
 
 
 def measure_startup(settings: StartupBench) -> Iterator[tuple[str, dict[str, float]]]:
-  """Yields the name of each of the three starts, and its seconds by what they were spent on."""
+  """Yields the name of each of the three starts, and its seconds by category."""
   with tempfile.TemporaryDirectory(prefix="t5like-startup-") as folder:
     for name, model_dir, steps in (
       ("cold: no tokens, no programs", "a", _STEPS),
-      ("warm: both are kept", "b", _STEPS),
-      ("again: from its checkpoint", "b", 2 * _STEPS),
+      ("warm: both are cached", "b", _STEPS),
+      ("resumed: from its checkpoint", "b", 2 * _STEPS),
     ):
       yield name, start(settings.options, Path(folder), model_dir, steps)
 
 
 def import_seconds() -> float:
-  """Of a process that imports what a training process imports, and ends."""
+  """Returns the seconds of a process that imports what a training process imports, and exits."""
   code = "; ".join(f"import {module}" for module in _IMPORTS)
-  began = time.monotonic()
+  started = time.monotonic()
   subprocess.run([sys.executable, "-c", code], check=True, env=child_environment())
-  return time.monotonic() - began
+  return time.monotonic() - started
 
 
 def start(options: Sequence[str], folder: Path, model_dir: str, steps: int) -> dict[str, float]:
-  """Seconds by what they were spent on, of one `t5like train`."""
+  """Runs one `t5like train` and returns its seconds by category."""
   from t5like.training.records.goodput import FILE, read_attempts
 
   command = [sys.executable, "-m", "t5like", "train", *options, f"--gin.MODEL_DIR={folder / model_dir}"]
   command += [f"--gin.CACHE_DIR={folder / 'cache'}", f"--gin.TRAIN_STEPS={steps}"]
   done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
   if done.returncode:
-    raise RunError("the run that was to be measured failed", said=done.stderr.strip()[-2000:])
+    raise RunError("the benchmarked run failed", stderr=done.stderr.strip()[-2000:])
   return read_attempts(folder / model_dir / FILE)[-1]["spent"]
 
 

@@ -1,7 +1,7 @@
-"""What a benchmark of train steps measures: the step that `t5like train` runs, its memory, and the machine's ceiling.
+"""Measures train steps, their memory, and the machine's matrix-product ceiling.
 
-Subjects are measured in turns, a window of steps each, so that a machine that others use too is as busy for one
-as for the other. A subject that fails says why and leaves the others alone.
+Subjects are measured in turns, a window of steps each, so that load from other processes affects all of them alike.
+A subject that fails reports an error and does not affect the others.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ WINDOWS = 3
 
 
 class Subject(Protocol):
-  """Something that trains: ours, or a peer in a process of its own."""
+  """A benchmarked train step: ours, or a peer's in a subprocess."""
 
   name: str
 
   def start(self) -> dict[str, Any]:
-    """Builds and compiles it and does the first step; {"device", "optimizer", "compile_seconds", ...}."""
+    """Builds, compiles and runs the first step; returns {"device", "optimizer", "compile_seconds", ...}."""
 
   def run(self, steps: int) -> float:
-    """Seconds of so many steps."""
+    """Returns the seconds that `steps` steps take."""
 
   def close(self) -> dict[str, Any]:
-    """What is known at the end, such as {"memory_bytes"}; frees everything."""
+    """Frees everything and returns facts known at the end, such as {"memory_bytes"}."""
 
 
 def measure_in_turns(
   subjects: Sequence[Subject], steps: int, seconds: float, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-  """A result each: {"name", "step_seconds", "spread", ...}, or {"name", "error"}.
+  """Returns a result per subject: {"name", "step_seconds", "spread", ...}, or {"name", "error"}.
 
-  Each has `steps` timed steps in three windows, or fewer where they would take longer than `seconds`.
+  Each runs `steps` timed steps in three windows, or fewer if they would take longer than `seconds`.
   """
   results: dict[str, dict[str, Any]] = {}
   times: dict[str, list[float]] = {}
@@ -69,7 +69,7 @@ def measure_in_turns(
   def window(subject: Subject) -> None:
     count = counts[subject.name]
     times[subject.name].append(subject.run(count) / count)
-    say(f"{subject.name}: {1e3 * times[subject.name][-1]:,.1f} ms a step over {count}")
+    say(f"{subject.name}: {1e3 * times[subject.name][-1]:,.1f} ms per step over {count}")
 
   for subject in subjects:
     attempt(subject, lambda subject=subject: start(subject))
@@ -86,7 +86,7 @@ def measure_in_turns(
 
 
 class OurStep:
-  """The step that `t5like train` compiles, on all devices here, with random parameters."""
+  """The step that `t5like train` compiles, on all local devices, with random parameters."""
 
   name = "t5like"
 
@@ -98,7 +98,7 @@ class OurStep:
     profiled: bool = False,
     deterministic: bool = True,
   ):
-    """With `profiled`, its last steps are run under JAX's profiler."""
+    """profiled: run the last steps under JAX's profiler."""
     self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
     self._deterministic = deterministic
 
@@ -172,7 +172,7 @@ def _sides(batch: Mapping[str, Any]) -> list[str]:
 
 
 def _memory(step: Any) -> int | None:
-  """Arguments, results that do not reuse them, and temporaries of the compiled step on one device."""
+  """Returns the bytes of arguments, unaliased results and temporaries of the compiled step on one device."""
   analysis = step.memory_analysis()
   if analysis is None:
     return None
@@ -181,7 +181,7 @@ def _memory(step: Any) -> int | None:
 
 
 def matrix_ceiling(dtype: str) -> float:
-  """FLOP/s of one large product of random matrices, on all devices together."""
+  """Returns the FLOP/s of a large product of random matrices, over all devices."""
   import jax
   import jax.numpy as jnp
 

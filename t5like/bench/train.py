@@ -30,28 +30,28 @@ _CPU_ROWS = 8  # a step of T5's 128 rows of 512 tokens takes minutes there
 
 @dataclasses.dataclass(frozen=True)
 class TrainBench:
-  """What to measure: the model of gin files, and the sizes of a step."""
+  """Settings of the benchmark: the model of gin files, and the sizes of a step."""
 
   gin_files: Sequence[str]  # a file of gin/models, and others after it
   overrides: Sequence[tuple[str, str]] = ()
   search_paths: Sequence[str] = ()
-  batch_size: int | None = None  # None: as the files have it, on a CPU at most 8
-  inputs: int | None = None  # tokens of a row; None: as the files have it
-  targets: int | None = None  # of an encoder-decoder; None: as span corruption has them
-  packed: bool = False  # rows of several examples, kept apart by segment ids
-  dtype: str | None = None  # of the computation; None: bfloat16, on a CPU float32
+  batch_size: int | None = None  # None: from the gin files, at most 8 on a CPU
+  inputs: int | None = None  # tokens per row; None: from the gin files
+  targets: int | None = None  # of an encoder-decoder; None: those of span corruption
+  packed: bool = False  # rows of several examples, separated by segment ids
+  dtype: str | None = None  # of the computation; None: bfloat16, or float32 on a CPU
   backend: str = "auto"  # of attention
   optimizer: str = "adafactor"
   steps: int = 30
-  seconds: float = 60.0  # fewer steps where they would take longer
-  peer: bool = False  # Hugging Face's model too, eager and compiled
+  seconds: float = 60.0  # run fewer steps if they would take longer
+  peer: bool = False  # measure Hugging Face's model too, eager and compiled
   peer_python: str | None = None  # an interpreter that has torch and transformers; None: this one
   profiled: bool = False  # the last steps run under JAX's profiler
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """A model and the rows of its train step, as the settings and the gin files have them."""
+  """A model and the batch sizes of its train step."""
 
   model: nn.Module
   rows: int
@@ -61,15 +61,15 @@ class Workload:
 
 
 def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-  """One result for each subject, ours last: {"name", "step_seconds", "tokens_per_second", ...} or {"name", "error"}.
+  """Returns a result per subject, ours last: {"name", "step_seconds", "tokens_per_second", ...} or {"name", "error"}.
 
-  `say` receives lines about the progress.
+  say: receives lines of progress.
   """
   work = read_workload(settings)
   batch = make_batch(work.model, work.rows, work.lengths, settings.packed)
   ours = OurStep(work.model, optimizer(settings.optimizer), batch, settings.profiled, work.deterministic)
   subjects = [*(_peers(settings.peer_python, work) if settings.peer else ()), ours]
-  # On a CPU in turns. On other devices one after the other, ours last: jax keeps the memory it has once taken.
+  # In turns on a CPU. Elsewhere one after the other, ours last: jax keeps the memory that it has allocated.
   groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
   results = [result for group in groups for result in measure_in_turns(group, settings.steps, settings.seconds, say)]
   ceiling = matrix_ceiling(work.dtype)
@@ -89,26 +89,26 @@ def _peers(python: str | None, work: Workload) -> list[Subject]:
 
 
 def _on_cpu() -> bool:
-  """Whether there is no accelerator. jax is not asked: it would take the memory that a peer needs first."""
+  """Returns whether there is no accelerator, without jax, which would allocate the memory that a peer needs."""
   if os.environ.get("JAX_PLATFORMS") == "cpu":
     return True
   return not any(Path(device).exists() for device in _ACCELERATORS)
 
 
 def read_workload(settings: TrainBench) -> Workload:
-  """Reads the model of the gin files; settings that are None get their values."""
+  """Reads the model from the gin files, which also provide settings that are None."""
   from t5like.experiments.reading import read_model
   from t5like.objectives import CATALOGUE
 
   dtype = settings.dtype or ("float32" if _on_cpu() else "bfloat16")
-  # A run file binds the model; what else it configures has no part in a measurement.
+  # A run file binds the model; its other settings do not matter here.
   fixed = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", settings.backend)]
   overrides = [("train.objective", "@span_corruption()"), *fixed, *settings.overrides]
   experiment = read_model(["runs/pretrain.gin", *settings.gin_files], overrides, settings.search_paths)
   lengths = {"inputs": experiment.lengths["inputs"] if settings.inputs is None else settings.inputs}
   if experiment.model.batch_layout == "encoder_decoder":
-    wanted = CATALOGUE["span_corruption"].lengths(max(lengths["inputs"], 1)).targets
-    lengths["targets"] = wanted if settings.targets is None else settings.targets
+    default = CATALOGUE["span_corruption"].lengths(max(lengths["inputs"], 1)).targets
+    lengths["targets"] = default if settings.targets is None else settings.targets
   model = experiment.model
   if model.batch_layout == "encoder":
     model = model.clone(predicted_share=_PREDICTED_SHARE)
@@ -116,12 +116,12 @@ def read_workload(settings: TrainBench) -> Workload:
   rows = rows if settings.batch_size is None else settings.batch_size
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
-      raise UserError(f"--{name}={value} cannot work", expected="a whole number of at least 1")
+      raise UserError(f"invalid --{name}: {value}", expected="at least 1")
   return Workload(model, rows, lengths, dtype, experiment.deterministic)
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:
-  """The tokens of a row in each stack; 0 where the model has none."""
+  """Returns the tokens of a row in each stack; 0 for a stack that the model lacks."""
   if layout == "encoder_decoder":
     return {"encoder_length": lengths["inputs"], "decoder_length": lengths["targets"]}
   side = "encoder" if layout == "encoder" else "decoder"
@@ -129,7 +129,7 @@ def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:
 
 
 def make_batch(model: nn.Module, rows: int, lengths: Mapping[str, int], packed: bool = False) -> dict[str, np.ndarray]:
-  """Random tokens without padding; packed rows hold four examples."""
+  """Returns a batch of random tokens without padding; packed rows contain four examples."""
   rng = np.random.default_rng(0)
   layout = model.batch_layout
 
@@ -179,19 +179,19 @@ def rates(model: nn.Module, rows: int, lengths: Mapping[str, int], seconds: floa
 
 
 def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
-  """Returns a result as a few lines of text, with the `kernels` most expensive kernels where it was profiled."""
+  """Formats a result, with the `kernels` most expensive kernels if it was profiled."""
   from t5like.console import memory_size
 
   if "error" in result:
     return f"{result['name']}: {result['error']}"
   lines = [
-    f"{result['name']}: {1e3 * result['step_seconds']:.1f} ms a step (spread {result['spread']:.1%}), "
+    f"{result['name']}: {1e3 * result['step_seconds']:.1f} ms per step (spread {result['spread']:.1%}), "
     f"{result['tokens_per_second']:,.0f} tokens/s, {result['model_flops_per_second'] / 1e12:.4g} model TFLOP/s, "
     f"{result['share_of_ceiling']:.1%} of {result['ceiling_flops_per_second'] / 1e12:.4g}",
     f"  {result['device']}, {result['optimizer']}",
   ]
   if result["memory_bytes"]:
-    lines.append(f"  memory {memory_size(result['memory_bytes'])} a device")
+    lines.append(f"  memory {memory_size(result['memory_bytes'])} per device")
   lines.append(f"  compiled in {result['compile_seconds']:.1f} s")
   if "attention" in result:
     lines.append("  attention " + result["attention"].replace("\n", "\n            "))

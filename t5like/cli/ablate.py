@@ -5,13 +5,13 @@
       --sweep_dir=~/sweep
   t5like ablate --report --sweep_dir=~/sweep
 
-The same command goes on where a stopped sweep left off, and finished runs are not run twice. Given again elsewhere
-(other machines that share the directory) it adds workers; --workers=8 starts as many on one machine whose GPU one
-small model would not fill. --list prints the `t5like train` commands of all runs; what was trained by hand counts too.
-Without --table a sweep goes on as it was begun, with --table or --rows a worker does those alone.
+The same command resumes a stopped sweep; finished runs are not repeated. Run it on other machines that share the
+directory to add workers; --workers=8 starts eight on one machine if a small model does not saturate its GPU. --list
+prints the `t5like train` commands of all runs; runs that you train manually count too. Without --table the sweep
+resumes with its original settings; with --table or --rows a worker only runs those.
 
-Exit status: 0 all runs are finished; 1 some failed, and the others are finished; 2 bad input, nothing begun; 75 the
-device was lost, 130 and 143 interrupted: to be started again.
+Exit status: 0 all runs finished; 1 some failed, the others finished; 2 invalid input, nothing started; 75 device lost,
+130 and 143 interrupted: run the command again.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from t5like.files import storage
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
-  group = parser.add_argument_group("what is run")
+  group = parser.add_argument_group("experiments")
   group.add_argument("--table", type=int, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9 or 11")
-  group.add_argument("--rows", action="append", default=[], help="only these rows or recipes; repeat it")
+  group.add_argument("--rows", action="append", default=[], help="only this row or recipe; may be repeated")
   group.add_argument(
-    "--recipe", action="append", default=[], metavar="FILE", help="a recipe of your own: a gin file; repeat it"
+    "--recipe", action="append", default=[], metavar="FILE", help="a custom recipe: a gin file; may be repeated"
   )
   group.add_argument("--scale", choices=SCALES, help="sizes and steps (default: paper)")
-  group.add_argument("--seeds", type=int, metavar="N", help="runs of each recipe (default: as the scale has it)")
+  group.add_argument("--seeds", type=int, metavar="N", help="runs of each recipe (default: set by the scale)")
   group.add_argument(
-    "--tasks", action="append", default=[], help="to fine-tune on, with commas between; a+b: on both at once"
+    "--tasks", action="append", default=[], help="tasks to fine-tune on, comma-separated; a+b: both in one mixture"
   )
-  group.add_argument("--corpus", metavar="FILES", help="text to pre-train on, JSON lines or plain")
+  group.add_argument("--corpus", metavar="FILES", help="pre-training text, JSON lines or plain text")
   group.add_argument("--validation_corpus", metavar="FILES", help="held-out text")
-  group.add_argument("--task_modules", action="append", default=[], metavar="MODULE", help="a module to import")
-  group = parser.add_argument_group("how")
-  group.add_argument("--sweep_dir", metavar="DIR", help="where everything is kept; workers share it")
+  group.add_argument("--task_modules", action="append", default=[], metavar="MODULE", help="module that defines tasks")
+  group = parser.add_argument_group("execution")
+  group.add_argument("--sweep_dir", metavar="DIR", help="directory of the sweep, shared by its workers")
   group.add_argument(
     "--workers", type=int, default=1, metavar="N", help="processes that share this machine's GPU (default: 1)"
   )
-  group.add_argument("--list", action="store_true", help="print the commands of all runs, then stop")
-  group.add_argument("--prepare_only", action="store_true", help="build all token caches, then stop")
-  group.add_argument("--gin.NAME", dest="_", metavar="VALUE", help="for every run, such as --gin.PRETRAIN_STEPS=100")
+  group.add_argument("--list", action="store_true", help="print the commands of all runs and exit")
+  group.add_argument("--prepare_only", action="store_true", help="build all token caches and exit")
+  group.add_argument(
+    "--gin.NAME", dest="_", metavar="VALUE", help="override for every run, such as --gin.PRETRAIN_STEPS=100"
+  )
   add_host_arguments(parser)
   ablate_report.configure(parser)
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
   if args.report:
     return ablate_report.run(args)
   if not args.sweep_dir:
-    raise UserError("a sweep needs a directory", try_="--sweep_dir=~/sweep")
+    raise UserError("--sweep_dir is required", try_="--sweep_dir=~/sweep")
   sweep_dir = storage.local_path(args.sweep_dir, "--sweep_dir").absolute()
   planner = plan_sweep(sweep_dir, sweep_settings(args), args.rows)
   if args.list:
@@ -77,45 +79,45 @@ def run(args: argparse.Namespace) -> int:
   meet_other_hosts(args, str(planner.requested))
   prepare_sweep(planner)
   if args.prepare_only:
-    print(f"all token caches are there: {planner.cache_dir}")
+    print(f"all token caches are built: {planner.cache_dir}")
     return 0
   return run_sweep(planner, end_process=os._exit)
 
 
 def sweep_settings(args: argparse.Namespace) -> SweepSettings:
-  """The settings that the options give; what they leave out is empty."""
+  """Returns the settings of the command line; options that were not given are empty."""
   if args.validation_corpus and not args.corpus:
-    raise UserError("--validation_corpus is held out of --corpus, which is not given")
+    raise UserError("--validation_corpus requires --corpus")
   if args.seeds is not None and args.seeds < 1:
-    raise UserError(f"--seeds={args.seeds}", expected="1 or more")
+    raise UserError(f"invalid --seeds: {args.seeds}", expected="at least 1")
   return SweepSettings(
     tables=args.table,
     recipes=[],  # plan_sweep finds those of --rows in the tables
     scale=args.scale or "",
     seeds=args.seeds or 0,
-    tasks=_listed(args.tasks),
+    tasks=_split_commas(args.tasks),
     corpus=[_absolute(file) for file in (args.corpus, args.validation_corpus) if file],
     custom_recipes=custom_recipes(args.recipe),
-    task_modules=_listed(args.task_modules),
+    task_modules=_split_commas(args.task_modules),
     gin=[list(pair) for pair in args.gin_overrides],
   )
 
 
-def _listed(given: Sequence[str]) -> list[str]:
+def _split_commas(given: Sequence[str]) -> list[str]:
   return [name for text in given for name in text.split(",") if name]
 
 
 def show(planner: Planner) -> int:
-  """Prints the commands of every run, each line one, to be spread over machines by any launcher."""
+  """Prints the commands of all runs, one per line, for any launcher."""
   from t5like.ablations.sweep.caches import cached_sizes
 
   for sweep_run in planner.runs(cached_sizes(planner)):
     print(f"# {sweep_run.recipe}, seed {sweep_run.seed}")
-    for part in sweep_run.parts:
-      print(part.command)
+    for job in sweep_run.jobs:
+      print(job.command)
   return 0
 
 
 def _absolute(files: str) -> str:
-  """A pattern of files as any working directory understands it; gs:// stays as it is."""
+  """Makes a pattern of files absolute; gs:// stays as it is."""
   return files if storage.is_remote(files) else str(storage.as_path(files).absolute())

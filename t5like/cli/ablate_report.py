@@ -1,9 +1,9 @@
-"""`t5like ablate --report`: what a sweep found beside the paper's tables.
+"""`t5like ablate --report`: compares the results of a sweep with the paper's tables.
 
 t5like ablate --report --sweep_dir=DIR                     writes DIR/report/: report.html, .md, .csv, and table.md
-t5like ablate --report --sweep_dir=DIR --export=FILE.json  one small file with all that the report shows
-t5like ablate --report --from=FILE.json --output=DIR       the report again, from that file
-t5like ablate --report --from=mini --output=DIR            what we measured at that scale on one H200
+t5like ablate --report --sweep_dir=DIR --export=FILE.json  writes one small file with all data of the report
+t5like ablate --report --from=FILE.json --output=DIR       writes the report from that file
+t5like ablate --report --from=mini --output=DIR            writes the report of our sweep at mini scale on one H200
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from t5like.files import storage
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  """The options of a report; --sweep_dir is the sweep's own."""
+  """Adds the options of a report; --sweep_dir is shared with the sweep."""
   group = parser.add_argument_group("report")
   group.add_argument("--report", action="store_true", help="write the report of a sweep, finished or not")
-  group.add_argument("--from", dest="report_from", metavar="FILE.json", help="report this exported sweep; mini: ours")
-  group.add_argument("--output", metavar="DIR", help="where the report goes (default: SWEEP_DIR/report)")
+  group.add_argument("--from", dest="report_from", metavar="FILE.json", help="exported sweep to report; mini: ours")
+  group.add_argument("--output", metavar="DIR", help="output directory (default: SWEEP_DIR/report)")
   group.add_argument("--export", metavar="FILE.json", help="write the results into one small file, to keep or commit")
-  group.add_argument("--device_watts", type=float, help="power of one device at work (default: by its kind)")
-  group.add_argument("--pue", type=float, help="energy drawn for each unit that reaches a machine")
-  group.add_argument("--co2e", type=float, help="kg of CO2e a kWh")
+  group.add_argument("--device_watts", type=float, help="power of one busy device (default: by device kind)")
+  group.add_argument("--pue", type=float, help="power usage effectiveness of the data center (default: 1.1)")
+  group.add_argument("--co2e", type=float, help="kg of CO2e per kWh (default: 0.373, the US average)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,18 +36,18 @@ def run(args: argparse.Namespace) -> int:
   from t5like.configuration.statements import import_module
 
   if bool(args.report_from) == bool(args.sweep_dir):
-    raise UserError("a report is of one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an exported one")
+    raise UserError("a report needs exactly one sweep", expected="--sweep_dir=DIR, or --from=FILE.json of an export")
   assumptions = _assumptions(args)
   sweep_dir, exported = _path(args.sweep_dir, "--sweep_dir"), _path(args.report_from, "--from")
   output, export = _path(args.output, "--output"), _path(args.export, "--export")
-  for module in task_modules(args):  # what a sweep itself names is not imported: it may be somebody else's
+  for module in task_modules(args):  # modules named in sweep.json are not imported: they may be untrusted
     import_module(module, "--task_modules")
   data = read_export(exported) if exported else read_sweep(sweep_dir)
   if export:
     write_export(export, data)
     print(f"exported {len(data.results)} runs to {export}")
   if exported and not output and not export:
-    raise UserError("a report of an exported sweep needs a folder", try_="--output=DIR")
+    raise UserError("--from requires --output", try_="--output=DIR")
   output = output or (sweep_dir / "report" if sweep_dir else None)
   if output:
     summary = summarize(compare(data))
@@ -66,5 +66,5 @@ def _assumptions(args: argparse.Namespace):
   given = {"watts": args.device_watts, "pue": args.pue, "co2e": args.co2e}
   for flag, value, least in (("device_watts", args.device_watts, 0), ("pue", args.pue, 1), ("co2e", args.co2e, 0)):
     if value is not None and not value >= least:
-      raise UserError(f"--{flag} is at least {least}, not {value:g}")
+      raise UserError(f"invalid --{flag}: {value:g} (expected at least {least})")
   return EnergyAssumptions(**{name: value for name, value in given.items() if value is not None})

@@ -1,20 +1,20 @@
-"""What a run would take, before it runs: memory, network, time, money. Nothing is allocated, no accelerator needed.
+"""Forecast memory, communication, time and cost of a run. Nothing is allocated and no accelerator is needed.
 
   t5like plan --gin_file=models/t5_1_1/xxl.gin --gin_file=objectives/span_corruption.gin \\
       --gin_file=runs/pretrain.gin --gin.BATCH_SIZE=2048 --gin_file=meshes/fsdp.gin --topology=v5p-512
   t5like plan ... --topology=h100x8 --search
 
-The configuration is that of `t5like train`, with the same options; MODEL_DIR is not needed. Machines:
+The configuration and its options are those of `t5like train`; MODEL_DIR is not needed. Machines:
 
-  v5p-512      a TPU slice: v4 and v5p by TensorCores (two a chip), v5e and v6e by chips
+  v5p-512      a TPU slice: v4 and v5p by TensorCores (two per chip), v5e and v6e by chips
   4xv5p-128    four slices, with the data center's network between them
   h100x8       a machine of eight GPUs (a100, h100, h200, b200; h200 alone is one)
   2xh100x8     two such machines, with InfiniBand between them
   local        this machine
 
---search tries meshes, batch sizes, parts and rematerialization, and shows the fastest that fit.
+--search tries meshes, batch sizes, microbatches and rematerialization, and prints the fastest that fit.
 
-On TPUs step times, prices and shares of the peak come with a range, from the error on published runs.
+On TPUs step times, prices and MFU come with a range, from the error on published runs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from t5like.errors import UserError
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
-  parser.add_argument("--topology", default="local", help="the machine, as above (default: local)")
-  parser.add_argument("--search", action="store_true", help="find the fastest way that fits")
+  parser.add_argument("--topology", default="local", help="machine, as above (default: local)")
+  parser.add_argument("--search", action="store_true", help="find the fastest configuration that fits")
   parser.add_argument(
     "--batch_sizes",
     metavar="N,N,...",
-    help="that a search tries (default: the configuration's, twice and four times it)",
+    help="batch sizes of a search (default: the configured one, twice and four times it)",
   )
-  parser.add_argument("--price", type=float, metavar="DOLLARS", help="of a device for an hour (default: a list price)")
-  parser.add_argument("--pue", type=float, help="power of the data center for each watt of its machines (default: 1.1)")
-  parser.add_argument("--co2e", type=float, metavar="KG", help="of a kWh where the machine is (default: 0.373, the US)")
-  parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+  parser.add_argument("--price", type=float, metavar="DOLLARS", help="per device-hour (default: a list price)")
+  parser.add_argument("--pue", type=float, help="power usage effectiveness of the data center (default: 1.1)")
+  parser.add_argument("--co2e", type=float, metavar="KG", help="CO2e per kWh (default: 0.373, the US average)")
+  parser.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,5 +68,5 @@ def _batch_sizes(text: str | None) -> list[int]:
   except ValueError:
     sizes = [0]
   if min(sizes) < 1:
-    raise UserError(f"--batch_sizes={text} cannot work", expected="whole numbers, such as 128,256,512")
+    raise UserError(f"invalid --batch_sizes: {text}", expected="positive integers, such as 128,256,512")
   return sizes

@@ -1,10 +1,10 @@
-"""Verbs with subcommands, each in a module of this folder with `configure(parser)` and `run(args)`."""
+"""Commands with subcommands, each a module of this folder with `configure(parser)` and `run(args)`."""
 
 import argparse
 import importlib
 from collections.abc import Mapping
 
-# The name of a subcommand: what it does, and its module.
+# Summary and module by name of the subcommand.
 Table = Mapping[str, tuple[str, str]]
 
 

@@ -1,4 +1,4 @@
-"""What a run costs, before it runs."""
+"""Forecasts of memory, time and cost of a run."""
 
 from t5like.planning.devices import peak_flops
 from t5like.planning.flops import train_step_flops

@@ -1,4 +1,4 @@
-"""How far forecasts of TPU steps are off, as measured on published ones; tests compute these figures again."""
+"""The error of forecasts of TPU steps, measured on published runs; tests recompute these constants."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from t5like.planning.topology import Chip
 
 
 class Accuracy(NamedTuple):
-  """Of step times that were forecast with constants fitted to the other runs: those of other models or chips.
+  """The cross-validated error of step times: constants are fitted to runs of other models or chips.
 
-  runs             published steps
-  median, largest  error, as a share of the published time
+  runs             number of published runs
+  median, largest  error relative to the published time
   least, most      nine of ten published times are between these multiples of their forecast
-  best             the largest share of the peak that a run reached; no range goes beyond it
+  best             the highest published MFU, which limits every range
   """
 
   runs: int
@@ -24,7 +24,7 @@ class Accuracy(NamedTuple):
   best: float
 
   def step_range(self, seconds: float, peak_share: float) -> tuple[float, float]:
-    """Of a forecast step: the shortest and the longest time to expect."""
+    """Returns the shortest and the longest time to expect for a forecast."""
     shortest = seconds * max(self.least, min(peak_share / self.best, 1.0))
     return shortest, seconds * self.most
 
@@ -40,5 +40,5 @@ CALIBRATED = ("v4", "v5e", "v5p", "v6e")
 
 
 def accuracy_of(chip: Chip) -> Accuracy | None:
-  """None where it was not measured on published runs: other TPUs, GPUs and CPUs."""
+  """Returns the accuracy of forecasts; None for chips without published runs: other TPUs, GPUs and CPUs."""
   return TPU if chip.name in CALIBRATED else None

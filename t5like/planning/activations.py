@@ -1,7 +1,7 @@
-"""Activations of a train step on one device, from the traced model and the mesh: bytes a row of the batch takes.
+"""Activation memory of a train step on one device, in bytes per row, from the traced model and the mesh.
 
-One or two layers are traced and the rest follow by arithmetic: layers of a stack are alike. A device that has 1/n of
-the heads, of the MLP and of the vocabulary holds what a model of that width would.
+One or two layers are traced and the rest is extrapolated, as the layers of a stack are identical. A device with 1/n of
+the heads, the MLP and the vocabulary needs as much as a model of that width.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from t5like.kernels.attention import Case, choose_backend, compile_for
 from t5like.models.bert import predictions_of_a_row
 from t5like.models.config import TransformerConfig
 from t5like.models.stack import choose_layer_loop
-from t5like.planning.residuals import Kept, kept_arrays, row_bytes, with_rows
+from t5like.planning.residuals import Residual, row_bytes, saved_residuals, with_rows
 
 Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Activations:
-  """Bytes a row, on one device.
+  """Bytes per row on one device.
 
-  kept        from the forward to the backward pass, of all layers
-  recomputed  of the largest layer, where layers are rematerialized: those of its own activations that are made again
-  working     of the largest layer: gradients on their way through it
-  logits      scores, and their gradient in the type of the products
+  saved       residuals of all layers, from the forward to the backward pass
+  recomputed  activations of the largest layer that rematerialization computes again
+  working     gradients inside the largest layer
+  logits      logits, and their gradient in the compute dtype
   """
 
-  kept: float
+  saved: float
   recomputed: float
   working: float
   logits: float
@@ -44,11 +44,12 @@ class Activations:
 def count_activations(
   model: nn.Module, batch: Mapping[str, Any], tensor: int = 1, platform: str | None = None, by_position: bool = False
 ) -> Activations:
-  """`batch` holds arrays or shapes [rows, ...]; the rows do not matter.
+  """Counts the activations of a train step.
 
-  tensor       devices that share every layer's width
-  platform     whose attention back end is counted: "cpu", "gpu" or "tpu"; None: this machine's
-  by_position  what lies between heads and MLPs is split over them too (the preset `sequence`)
+  batch        arrays or shapes [rows, ...]; the number of rows does not matter
+  tensor       size of the tensor axis
+  platform     selects the attention backend: "cpu", "gpu" or "tpu"; None: this machine's
+  by_position  the residual stream is split over the tensor axis too (the preset `sequence`)
   """
   shapes = tuple((name, tuple(x.shape[1:]), jnp.dtype(x.dtype).name) for name, x in sorted(batch.items()))
   return _count(_narrowed(model, tensor), shapes, tensor if by_position else 1, platform)
@@ -62,20 +63,20 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
   lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
   recomputed = 0.0
   if config.remat == "none" and choose_layer_loop(config, platform)[0] == "unrolled":
-    kept, _ = _of_all_layers(plain, functools.partial(trace, positions=positions, fused=True))
-    kept += _put_off(config, **lengths) if (platform or jax.default_backend()) == "cpu" else 0.0
+    saved, _ = _extrapolate_layers(plain, functools.partial(trace, positions=positions, fused=True))
+    saved += _deferred_gradients(config, **lengths) if (platform or jax.default_backend()) == "cpu" else 0.0
   else:
-    # A loop of any length is one trace; rematerialized layers keep the same without it.
+    # A loop of any length is traced once; rematerialized layers save the same without a loop.
     looped = model.clone(config=dataclasses.replace(config, scan_layers=True, layer_loop="loop"))
-    kept = trace(looped, positions=positions, fused=False)
+    saved = trace(looped, positions=positions, fused=False)
   if config.remat != "none":
-    # At work on a layer, a device has gathered what is split by position.
-    whole, largest = _of_all_layers(plain, functools.partial(trace, positions=1, fused=True))
-    recomputed = largest * max(1.0 - kept / whole, 0.0)
+    # While it computes a layer, a device has gathered what is split by position.
+    total, largest = _extrapolate_layers(plain, functools.partial(trace, positions=1, fused=True))
+    recomputed = largest * max(1.0 - saved / total, 0.0)
   working = _mlp_gradients(config, max(lengths.values()))
-  if not recomputed:  # by the time they come to the scores, as much of what was recomputed is free again
+  if not recomputed:  # otherwise as much recomputed memory is free again when the scores' gradients are computed
     working = max(working, _score_gradients(config, platform, **lengths))
-  return Activations(kept, recomputed, working, _logits(model, lengths))
+  return Activations(saved, recomputed, working, _logits(model, lengths))
 
 
 def _row_bytes(model: nn.Module, shapes: Shapes, positions: int, platform: str | None, fused: bool) -> float:
@@ -87,19 +88,19 @@ def _row_bytes(model: nn.Module, shapes: Shapes, positions: int, platform: str |
 
   with compile_for(platform) if platform else contextlib.nullcontext():
     params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
-    arrays = kept_arrays(logits, params, batch, fused)
+    arrays = saved_residuals(logits, params, batch, fused)
   if positions == 1:
     return row_bytes(arrays)
-  return sum(array.row_bytes / (positions if _is_whole_width(array, model.config) else 1) for array in arrays)
+  return sum(array.row_bytes / (positions if _has_full_width(array, model.config) else 1) for array in arrays)
 
 
-def _is_whole_width(array: Kept, config: TransformerConfig) -> bool:
-  """Of the residual stream: its width is the model's, not the part of a device."""
+def _has_full_width(array: Residual, config: TransformerConfig) -> bool:
+  """Returns whether an array belongs to the residual stream, whose width is not split over the tensor axis."""
   return array.shape[-1:] in ((1,), (config.embed_dim,))
 
 
-def _of_all_layers(model: nn.Module, trace: Callable[[nn.Module], float]) -> tuple[float, float]:
-  """Bytes of an unrolled model, and of the largest of its layers, from models of one and two layers."""
+def _extrapolate_layers(model: nn.Module, trace: Callable[[nn.Module], float]) -> tuple[float, float]:
+  """Returns the bytes of an unrolled model and of its largest layer, from traces of one and two layers."""
   config = model.config
 
   def depth(encoder: int, decoder: int) -> float:
@@ -120,28 +121,28 @@ def _length(shapes: Shapes, side: str) -> int:
   return next((shape[0] for name, shape, _ in shapes if name == f"{side}_input_tokens"), 0)
 
 
-def _put_off(config: TransformerConfig, encoder: int, decoder: int) -> float:
-  """A CPU's scheduler wants work for many cores and puts off gradients of weights: of every unrolled layer, the
-  gradient of the MLP's inner array waits for its."""
+def _deferred_gradients(config: TransformerConfig, encoder: int, decoder: int) -> float:
+  """Returns the gradients of MLP activations that are alive on a CPU, whose scheduler defers the gradients of weights
+  in unrolled layers."""
   tokens = encoder * config.num_encoder_layers + decoder * config.num_decoder_layers
   return tokens * config.mlp_dim * config.dtype.itemsize
 
 
 def _mlp_gradients(config: TransformerConfig, length: int) -> float:
-  """Of an MLP's inner arrays, and of what goes in and comes out."""
+  """Returns the gradients of an MLP's inner arrays, inputs and outputs."""
   inner = 3 if config.gated_mlp else 2
   return length * config.dtype.itemsize * (inner * config.mlp_dim + 2 * config.embed_dim)
 
 
 def _score_gradients(config: TransformerConfig, platform: str | None, encoder: int, decoder: int) -> float:
-  """Of attention scores in float32 and of the softmax that they are made of, where a back end writes them."""
+  """Returns the gradients of attention scores and softmax in float32, for backends that materialize them."""
   pairs = [(encoder, encoder), (decoder, decoder), (decoder, encoder)]
   written = [queries * keys for queries, keys in pairs if writes_scores(config, queries, keys, platform)]
   return 2 * 4 * config.num_heads * max(written, default=0)
 
 
 def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: str | None) -> bool:
-  """Whether a train step's attention over these lengths puts its scores into memory."""
+  """Returns whether a train step's attention materializes its scores."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
   case = Case(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
   with compile_for(platform) if platform else contextlib.nullcontext():
@@ -149,7 +150,7 @@ def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: 
 
 
 def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
-  """Scores, and their gradient in the type of the products that read it."""
+  """Returns the bytes of the logits, and of their gradient in the compute dtype."""
   config = model.config
   if not lengths["decoder"] and not config.mlm_head:
     return 0.0
@@ -158,7 +159,7 @@ def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
 
 
 def predicted_positions(model: nn.Module, length: int) -> int:
-  """How many of a row's positions an encoder computes scores for in training."""
+  """Returns the number of positions per row for which an encoder computes logits in training."""
   share = getattr(model, "predicted_share", 1.0)
   return length if share >= 1.0 else predictions_of_a_row(share, length)
 

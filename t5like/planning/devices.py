@@ -1,15 +1,14 @@
-"""What devices can do, by the name that JAX gives them: published peaks, for one JAX device.
+"""Published peak performance by JAX's `device_kind`, for one JAX device.
 
-Where a chip shows itself as two devices (TPU v2, v3, 7x, and the AMD MI250X) a device has half of its figures.
+If a chip appears as two devices (TPU v2, v3, 7x, and the AMD MI250X), a device has half of its numbers.
 
-`flops` is the peak of dense matrix products in bfloat16 with float32 sums, without structured sparsity. Chips
-before bfloat16 (V100, T4) have their float16 peak here. A run in float32 is measured against the same figure: TPUs
-and, by default, recent NVIDIA GPUs multiply float32 in narrower formats at up to this peak, so that its share says
-how much more a run in bfloat16 could reach.
+`flops` is the peak of dense matrix products in bfloat16 with float32 accumulation, without structured sparsity. Chips
+without bfloat16 (V100, T4) have their float16 peak. A run in float32 is compared with the same peak: TPUs and, by
+default, recent NVIDIA GPUs multiply float32 in narrower formats, so its MFU shows the gain that bfloat16 could bring.
 
-Sources: Google's "System architecture" page of each TPU version; NVIDIA's and AMD's data sheets. NVIDIA prints
-products with sparsity for many of them; those are halved here. GeForce cards: the appendices of NVIDIA's Ampere, Ada
-and Blackwell white papers, which tell products with float32 sums apart.
+Sources: Google's "System architecture" page of each TPU version; NVIDIA's and AMD's data sheets. NVIDIA often states
+peaks with sparsity, which are halved here. GeForce cards: the appendices of NVIDIA's Ampere, Ada and Blackwell white
+papers, which list products with float32 accumulation separately.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class DeviceSpec:
-  flops: float  # a second
+  flops: float  # per second
   memory: float  # bytes
-  bandwidth: float  # of the memory, bytes a second
+  bandwidth: float  # of the memory, bytes per second
 
 
 def _spec(teraflops: float, gigabytes: float, gigabytes_per_second: float) -> DeviceSpec:
@@ -30,11 +29,11 @@ def _spec(teraflops: float, gigabytes: float, gigabytes_per_second: float) -> De
 
 
 def _tpu(teraflops: float, gibibytes: float, gigabytes_per_second: float) -> DeviceSpec:
-  """Google counts memory in GiB."""
+  """Builds the spec of a TPU, whose memory Google states in GiB."""
   return DeviceSpec(teraflops * 1e12, gibibytes * 2**30, gigabytes_per_second * 1e9)
 
 
-# Regular expressions over the whole name: the first that matches counts.
+# Regular expressions for the full name; the first match counts.
 _DEVICES: dict[str, DeviceSpec] = {
   r"TPU v2": _tpu(22.5, 8, 350),
   r"TPU v3": _tpu(61.5, 16, 450),
@@ -81,11 +80,11 @@ _DEVICES: dict[str, DeviceSpec] = {
 
 
 def device_spec(device_kind: str) -> DeviceSpec | None:
-  """Of `jax.Device.device_kind`; None for CPUs and what is not in the table."""
+  """Returns the spec of a `jax.Device.device_kind`; None for CPUs and unknown devices."""
   return next((spec for pattern, spec in _DEVICES.items() if re.fullmatch(pattern, device_kind)), None)
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Dense bfloat16 FLOP/s of one device; None where a share of the peak cannot be told."""
+  """Returns the dense bfloat16 FLOP/s of one device; None if unknown."""
   spec = device_spec(device_kind)
   return spec.flops if spec else None

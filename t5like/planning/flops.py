@@ -1,7 +1,7 @@
-"""Model FLOPs by formula: matrix products only, attention in full, no rematerialization.
+"""Analytic model FLOPs: matrix products only, attention in full, no rematerialization.
 
-A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K where keys come from another
-stack), embed d, inner width a = heads * head_dim, mlp f, vocab V, a forward pass is
+A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K for keys of another stack), embed d, inner width
+a = heads * head_dim, mlp f, vocab V, a forward pass is
 
     self-attention    8 B L d a  +  4 B L L a          query, key, value, output; scores and mixing
     cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
@@ -9,9 +9,9 @@ stack), embed d, inner width a = heads * head_dim, mlp f, vocab V, a forward pas
     output            2 B L d V
     BERT's heads      2 B L d d  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
 
-and a train step three times that: the backward pass has two products for each of the forward pass. Attention counts
-in full where it is causal or rows are packed, and every position counts in the output where only masked ones are
-predicted: it is the model's work, not a kernel's, so that kernels which skip some of it show as faster.
+and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
+and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
+that skip some of this work show as faster.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from t5like.models.config import TransformerConfig
 def forward_flops_by_part(
   config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0
 ) -> dict[str, int]:
-  """One forward pass; a length of 0 means that the model has no such stack."""
+  """Returns the FLOPs of a forward pass by part; a length of 0 means that the model lacks that stack."""
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
   parts = {}
   stacks = (
@@ -59,12 +59,12 @@ def train_step_flops(config: TransformerConfig, rows: int, encoder_length: int =
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:
-  """Of the matrix products in any function of arrays or shapes: an optimizer's, for example."""
+  """Returns the FLOPs of the matrix products in a function of arrays or shapes, such as an optimizer's update."""
   with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
-    return _products_of(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return _product_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
-def _products_of(jaxpr: Any) -> int:
+def _product_flops(jaxpr: Any) -> int:
   total = 0
   for eqn in jaxpr.eqns:
     if eqn.primitive.name == "dot_general":
@@ -75,5 +75,5 @@ def _products_of(jaxpr: Any) -> int:
     for value in eqn.params.values():
       inner_jaxpr = getattr(value, "jaxpr", value)
       if hasattr(inner_jaxpr, "eqns"):
-        total += repeats * _products_of(inner_jaxpr)
+        total += repeats * _product_flops(inner_jaxpr)
   return total

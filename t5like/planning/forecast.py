@@ -1,4 +1,4 @@
-"""The forecast of a run: what a step takes of every device, how long it is, and what the whole run costs."""
+"""The forecast of a run: memory, collectives and time of a step, and the time of all steps."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
 from t5like.planning.flops import forward_flops_by_part
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
-from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
-from t5like.planning.step_time import StepTime, reached_by, step_time
+from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
+from t5like.planning.step_time import StepTime, efficiency_of, step_time
 from t5like.planning.topology import Topology
 
-# Of a device's memory that a program may have; the rest is the runtime's own and lost between arrays.
+# Share of a device's memory that is usable; the rest goes to the runtime and to fragmentation.
 USABLE = 0.92
 
 
 class State:
-  """The shapes of a state: parameters with their logical axes, and the optimizer's part.
+  """The shapes of a train state: parameters with their logical axes, and the optimizer's state.
 
-  update_flops  of the matrix products in one update; 0 for all optimizers but those like Muon
+  update_flops  of the matrix products in one update; 0 except for optimizers like Muon
   """
 
   def __init__(self, boxed: Any, opt_state: Any, update_flops: int = 0):
     self.boxed, self.params, self.opt_state = boxed, nn.meta.unbox(boxed), opt_state
     self.update_flops = update_flops
 
-  @functools.cache  # noqa: B019 - a plan has one state, and asks for few meshes many times
+  @functools.cache  # noqa: B019 - a plan has one state, and few meshes that are used many times
   def on(self, axes: parallel.MeshAxes, devices: int, dtype: str) -> StateBytes:
-    """What it takes of a device."""
+    """Returns the bytes per device on a mesh."""
     mesh = parallel.abstract_mesh(axes, devices)
     with parallel.use_preset(axes.preset):
       shardings = parallel.parameter_shardings(self.boxed, mesh)
@@ -45,7 +45,7 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """What is trained, as far as a plan depends on it; shapes only. `steps` have batches of this shape."""
+  """The work of a run that a plan depends on, as shapes: `steps` batches of one shape."""
 
   model: nn.Module
   state: State
@@ -59,23 +59,23 @@ class Work:
 
   @property
   def lengths(self) -> dict[str, int]:
-    """Tokens of a row in each stack; 0 where the model has none."""
+    """The tokens of a row in each stack; 0 for a stack that the model lacks."""
     tokens = {side: self.batch.get(f"{side}_input_tokens") for side in ("encoder", "decoder")}
     return {f"{side}_length": 0 if x is None else x.shape[1] for side, x in tokens.items()}
 
   @property
   def tokens(self) -> int:
-    """Of one step."""
+    """The tokens of one step."""
     return self.rows * sum(self.lengths.values())
 
   def flops_by_part(self) -> dict[str, int]:
-    """Model FLOPs of a train step."""
+    """Returns the model FLOPs of a train step by part of the model."""
     return {part: 3 * n for part, n in forward_flops_by_part(self.model.config, self.rows, **self.lengths).items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """A step of some work on a mesh of some machine; `memory` None: not asked for."""
+  """The forecast of a train step on a machine; `memory` is None if it was not requested."""
 
   work: Work
   topology: Topology
@@ -99,23 +99,23 @@ class Forecast:
 
   @property
   def peak_share(self) -> float:
-    """Model FLOPs a second as a share of the devices' peak (MFU)."""
+    """The model FLOPs utilization (MFU)."""
     return self.flops / self.time.seconds / (self.topology.devices * self.topology.chip.spec.flops)
 
   @property
   def step_range(self) -> tuple[float, float] | None:
-    """Shortest and longest seconds of a step; None where the accuracy of a forecast is not known."""
+    """The shortest and the longest time of a step; None if the accuracy of the forecast is unknown."""
     accuracy = accuracy_of(self.topology.chip)
     return accuracy and accuracy.step_range(self.time.seconds, self.peak_share)
 
   @property
   def seconds(self) -> float:
-    """Of all steps; checkpoints, evaluation and restarts come on top."""
+    """The time of all steps, without checkpoints, evaluation and restarts."""
     return self.work.steps * self.time.seconds
 
 
 def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memory: bool = True) -> Forecast:
-  """Raises UserError where the mesh does not fit the devices or the batch."""
+  """Forecasts a step; raises UserError if the mesh does not fit the devices or the batch."""
   mesh = parallel.abstract_mesh(axes, topology.devices)
   parallel.check_batch(work.rows, mesh)
   config, platform = work.model.config, topology.chip.platform
@@ -126,18 +126,18 @@ def forecast(work: Work, topology: Topology, axes: parallel.MeshAxes, with_memor
     memory = estimate_memory(work.model, work.batch, state, mesh.shape, work.microbatches, by_position, platform)
   operations, collectives = step_parts(work, topology, axes)
   slices = topology.groups if platform == "tpu" else 1
-  reached, float32 = reached_by(platform, topology.chip.name), config.compute_dtype == "float32"
-  time = step_time(operations, collectives, topology.chip.spec, reached, float32, slices)
+  efficiency, float32 = efficiency_of(platform, topology.chip.name), config.compute_dtype == "float32"
+  time = step_time(operations, collectives, topology.chip.spec, efficiency, float32, slices)
   return Forecast(work, topology, axes, dict(mesh.shape), memory, collectives, time)
 
 
 def step_parts(
   work: Work, topology: Topology, axes: parallel.MeshAxes, score_bytes: int = 4
 ) -> tuple[Sequence[Operation], Sequence[Collective]]:
-  """What every device does in a step, and what they send each other; `score_bytes` as in Share."""
+  """Returns the operations of each device in a step, and the collectives; `score_bytes` as in DeviceShare."""
   mesh, config = parallel.abstract_mesh(axes, topology.devices), work.model.config
   state = work.state.on(axes, topology.devices, config.compute_dtype)
-  share = Share(
+  share = DeviceShare(
     rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
     **work.lengths,
     tensor=mesh.shape["tensor"],
@@ -153,13 +153,13 @@ def step_parts(
   operations += optimizer_operations(state.parameters, state.optimizer, state.variables, work.microbatches)
   if work.state.update_flops:
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
-    # In float32, at half the peak's speed.
+    # In float32, at half the peak.
     operations.append(Operation("optimizer", "product", 2 * work.state.update_flops / split, 0, config.embed_dim))
   return operations, step_collectives(config, share, mesh.shape, state, work.microbatches, topology)
 
 
 def parameters_by_part(params: Any) -> dict[str, int]:
-  """Numbers by part of the model: embeddings, attention, MLPs and the rest, of each stack."""
+  """Returns the number of parameters by part: embeddings, attention, MLPs and the rest, of each stack."""
   parts: dict[str, int] = {}
   for path, leaf in jax.tree.leaves_with_path(params):
     names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")

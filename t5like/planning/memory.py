@@ -1,9 +1,9 @@
-"""Bytes that a device holds during a train step: the state exactly, the activations from the traced model.
+"""Memory of a device during a train step: the state exactly, activations from the traced model.
 
-What lies in memory beside the state changes in the course of a step. Activations pile up on the way forward, then
-scores and their gradient take their place at the loss; on the way back gradients of parameters take the place of
-activations, layer by layer. The peak is the largest of these moments. Layers in a loop, and batches taken in parts,
-have the gradients of all parameters from the start.
+Memory other than the state changes during a step: activations accumulate in the forward pass, logits and their gradient
+follow at the loss, and in the backward pass gradients of parameters replace activations, layer by layer. The peak is
+the largest of these moments. With a loop over layers, or microbatches, the gradients of all parameters exist from the
+start.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from t5like.planning.activations import count_activations
 
 @dataclasses.dataclass(frozen=True)
 class MemoryEstimate:
-  """Bytes on one device. Gradients, activations and temporaries are not all there at one time: see `peak`.
+  """Bytes on one device. Gradients, activations and temporaries do not all exist at the same time: see `peak`.
 
-  parameters, optimizer  the state, there all the time
+  parameters, optimizer  the state, always present
   gradients              of the parameters
-  activations            kept from the forward to the backward pass
-  temporaries            the largest working set beside these: scores of the vocabulary, a layer's gradients and, where
-                         it is rematerialized, its activations; weights gathered or in the type of the computation
-  peak                   of all that is not state at its largest moment
-  moment                 which one that is
+  activations            saved from the forward to the backward pass
+  temporaries            the largest other working set: logits, or a layer's gradients and recomputed activations; and
+                         weights that are gathered or converted to the compute dtype
+  peak                   maximum of everything except the state
+  moment                 when that is
   """
 
   parameters: int
@@ -50,11 +50,11 @@ class MemoryEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class StateBytes:
-  """What the state takes of one device.
+  """Bytes of the train state on one device.
 
-  weights, layer_weights  matrices in the type they are computed in, whole but for tensor parallelism, as when `fsdp`
-                          has gathered them: of all, and of the largest layer
-  variables               arrays of parameters
+  weights, layer_weights  matrices in the compute dtype after `fsdp` has gathered them, split by tensor parallelism
+                          only: of all layers, and of the largest layer
+  variables               number of parameter arrays
   """
 
   parameters: int
@@ -65,7 +65,7 @@ class StateBytes:
 
 
 def device_bytes(shapes: Any, shardings: Any) -> int:
-  """Bytes of a sharded tree on one device."""
+  """Returns the bytes of a sharded tree on one device."""
   return sum(
     math.prod(sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
     for leaf, sharding in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
@@ -73,7 +73,7 @@ def device_bytes(shapes: Any, shardings: Any) -> int:
 
 
 def state_bytes(params: Any, param_shardings: Any, opt_state: Any, opt_shardings: Any, dtype: str) -> StateBytes:
-  """`dtype` is that of the computation."""
+  """Returns the bytes of a state on one device; `dtype` is the compute dtype."""
   return StateBytes(
     device_bytes(params, param_shardings),
     device_bytes(opt_state, opt_shardings),
@@ -91,12 +91,12 @@ def estimate_memory(
   by_position: bool = False,
   platform: str | None = None,
 ) -> MemoryEstimate:
-  """`batch` is of all devices together, as arrays or shapes; the rest as `count_activations` takes it."""
+  """Estimates the memory of a train step; `batch` is global (arrays or shapes), the rest as in `count_activations`."""
   config = model.config
   rows = next(iter(batch.values())).shape[0] / (mesh["data"] * mesh["fsdp"] * microbatches)
   counted = count_activations(model, batch, mesh["tensor"], platform, by_position)
-  kept = rows * counted.kept
-  # Unrolled layers share what the forward pass gathered or converted with the backward pass: all of it stays.
+  saved = rows * counted.saved
+  # Unrolled layers keep gathered or converted weights from the forward to the backward pass.
   loops = choose_layer_loop(config, platform)[0] == "loop"
   held = state.layer_weights if loops or config.remat != "none" else state.weights
   if config.compute_dtype == config.param_dtype and mesh["fsdp"] == 1:
@@ -104,8 +104,8 @@ def estimate_memory(
   layer = rows * (counted.recomputed + counted.working)
   early = state.parameters if loops or microbatches > 1 else 0
   moments = {
-    "at the loss": kept + held + rows * counted.logits + (early if microbatches > 1 else 0),
-    "in the last layer's gradients": kept + held + layer + early,
+    "at the loss": saved + held + rows * counted.logits + (early if microbatches > 1 else 0),
+    "in the last layer's gradients": saved + held + layer + early,
     "in the first layer's gradients": state.parameters + held + layer,
   }
   moment = max(moments, key=moments.get)
@@ -113,7 +113,7 @@ def estimate_memory(
     parameters=state.parameters,
     optimizer=state.optimizer,
     gradients=state.parameters,
-    activations=round(kept),
+    activations=round(saved),
     temporaries=round(held + max(rows * counted.logits, layer)),
     peak=round(moments[moment]),
     moment=moment,
@@ -121,7 +121,7 @@ def estimate_memory(
 
 
 def _computed_weights(params: Any, shardings: Any, width: int) -> tuple[int, int]:
-  """Of all matrices and of one layer's; what is outside of layers (embeddings) counts as a layer of its own."""
+  """Returns the bytes of all matrices and of the largest layer; embeddings count as a layer."""
   total, layers = 0, {}
   for (path, leaf), sharding in zip(jax.tree.leaves_with_path(params), jax.tree.leaves(shardings), strict=True):
     if leaf.ndim < 2:
@@ -136,7 +136,7 @@ def _computed_weights(params: Any, shardings: Any, width: int) -> tuple[int, int
 
 
 def _without(sharding: NamedSharding, axis: str) -> NamedSharding:
-  """The same sharding as if the mesh had no such axis."""
+  """Returns the sharding without a mesh axis."""
 
   def rest(axes: Any) -> Any:
     return tuple(a for a in ((axes,) if isinstance(axes, str) else axes or ()) if a != axis) or None

@@ -1,9 +1,9 @@
-"""What one device does in a train step, operation by operation: products with their shapes, attention, memory traffic.
+"""The operations of one device in a train step: matrix products, attention, memory traffic.
 
-Products come three for each weight: forward, and backward for its input and for the weight. What is not a product is
-bound by memory: each entry below says how many arrays it reads and writes, as XLA fuses it. Rematerialization does
-norms and activations twice; "dots" attention too, "full" all of a layer but its last product, whose result no gradient
-reads.
+Each weight has three products: forward, and backward for its input and for the weight. Everything else is bound by
+memory: each operation below counts the arrays that it reads and writes after XLA's fusion. Rematerialization computes
+norms and activations twice, "dots" attention too, and "full" everything in a layer except its last product, which no
+gradient needs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from t5like.planning.activations import predicted_positions, writes_scores
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-  """`count` times the same.
+  """An operation that is repeated `count` times.
 
   kind     "product", "attention" or "memory"
-  inner    the axis that a product sums over; that attention walks along
+  inner    length of the axis that a product sums over, or that attention iterates over
   entries  of a product's result; 0: too many to matter
-  kernels  programs that the device starts for it
+  kernels  number of kernel launches
   """
 
   part: str
@@ -39,11 +39,11 @@ class Operation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-  """A device's share of the work: rows of one microbatch, and parts of every layer's width.
+class DeviceShare:
+  """A device's share of the work: rows of one microbatch, and a part of every layer's width.
 
-  fsdp         devices that each weight is split over; it is converted before it is gathered
-  score_bytes  of a score in memory, where attention writes them: ours are float32
+  fsdp         devices that each weight is split over; weights are converted before they are gathered
+  score_bytes  per attention score, if attention materializes them: ours are float32
   """
 
   rows: float
@@ -56,8 +56,8 @@ class Share:
   score_bytes: int = 4
 
 
-def layer_operations(model: nn.Module, share: Share) -> Iterator[Operation]:
-  """Forward and backward through all layers, the embedding and the output."""
+def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
+  """Yields the operations of all layers, the embedding and the output, forward and backward."""
   config = model.config
   stacks = (
     ("encoder", share.encoder_length, config.num_encoder_layers),
@@ -75,7 +75,7 @@ def layer_operations(model: nn.Module, share: Share) -> Iterator[Operation]:
   yield from _output(model, share)
 
 
-def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> Iterator[Operation]:
+def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: int) -> Iterator[Operation]:
   d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
   tokens, part = share.rows * length, f"{stack} attention"
   for _ in range(3):
@@ -92,7 +92,7 @@ def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> 
     yield from _product(config, share, part, tokens, a, d)
     yield from _attention(config, share, part, length, share.encoder_length, False, False)
     yield from _residual(config, share, part, tokens)
-    yield _memory(config, part, keys * d * 2)  # the encoder's gradient is the sum of all layers'
+    yield _memory(config, part, keys * d * 2)  # the encoder's gradient is summed over all layers
   part = f"{stack} MLP"
   for _ in range(2 if config.gated_mlp else 1):
     yield from _product(config, share, part, tokens, d, f)
@@ -102,11 +102,11 @@ def _layer(config: TransformerConfig, share: Share, stack: str, length: int) -> 
 
 
 def _product(
-  config: TransformerConfig, share: Share, part: str, m: float, k: int, n: int, is_last: bool = False
+  config: TransformerConfig, share: DeviceShare, part: str, m: float, k: int, n: int, is_last: bool = False
 ) -> Iterator[Operation]:
-  """[m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens.
+  """Yields [m, k] x [k, n] and its two backward products; the weight's gradient is summed over the m tokens.
 
-  is_last  of a layer: its result is added to the stream, and XLA leaves it out of a recomputation
+  is_last  in its layer: its result is added to the residual stream, and XLA does not recompute it
   """
   width = config.dtype.itemsize
   flops, read = 2.0 * m * k * n, width * (m * k + k * n + m * n)
@@ -114,15 +114,15 @@ def _product(
   yield Operation(part, "product", flops, read, k, m * n, forward)
   yield Operation(part, "product", flops, read, n, m * k)
   yield Operation(part, "product", flops, read, m, k * n)
-  if config.param_dtype != config.compute_dtype:  # the weight is converted forward, its gradient backward
+  if config.param_dtype != config.compute_dtype:  # converts the weight forward, its gradient backward
     both = width + jnp.dtype(config.param_dtype).itemsize
     yield Operation(part, "memory", 0, 2 * k * n * both / share.fsdp, kernels=2)
   if config.use_bias:
-    yield _memory(config, part, m * n)  # the bias's gradient reads what it is a sum of
+    yield _memory(config, part, m * n)  # the sum for the bias's gradient
 
 
 def _attention(
-  config: TransformerConfig, share: Share, part: str, queries: int, keys: int, has_bias: bool, is_causal: bool
+  config: TransformerConfig, share: DeviceShare, part: str, queries: int, keys: int, has_bias: bool, is_causal: bool
 ) -> Iterator[Operation]:
   heads = config.num_heads / share.tensor
   pairs = share.rows * heads * queries * keys
@@ -130,30 +130,30 @@ def _attention(
   ends = share.rows * heads * config.head_dim * (queries + keys) * width
   again = config.remat in ("dots", "full")
   if not writes_scores(config, queries, keys, share.platform):
-    # Two products forward, along the keys; five backward, along the queries. What lies above the diagonal is skipped.
+    # Two products forward, along the keys; five backward, along the queries. Causal attention skips half of them.
     seen = 0.5 if is_causal else 1.0
     products = 4.0 * pairs * config.head_dim * seen
     yield Operation(part, "attention", products, 2 * ends, keys * seen, count=1 + again)
     yield Operation(part, "attention", 2.5 * products, 4 * ends, queries * seen, kernels=3)
-    if has_bias:  # made inside and its gradient summed there, which takes as long as the forward products again
+    if has_bias:  # computed in the kernel, like its gradient; costs as much as the forward products
       yield Operation(part, "attention", products, 0, queries * seen, kernels=5)
     return
   inner = {"scores": config.head_dim, "mixing": keys}
   for size in inner.values():
     moved = ends + share.score_bytes * pairs
     yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
-  # Bias and mask are added, the largest, the sum and the quotient are taken; backward as much.
+  # Adds bias and mask, takes maximum, sum and quotient; the same backward.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
   moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)
   yield Operation(part, "memory", 0, moved, count=2 + again, kernels=3)
 
 
-def _residual(config: TransformerConfig, share: Share, part: str, tokens: float) -> Iterator[Operation]:
-  """x + f(norm(x)) around a sublayer.
+def _residual(config: TransformerConfig, share: DeviceShare, part: str, tokens: float) -> Iterator[Operation]:
+  """Yields x + f(norm(x)) around a sublayer.
 
-  Forward one fusion: reads the stream and f, writes the stream and its norm. Backward three: the sums over each row
-  and the gradient of the stream (six arrays), and the scale's gradient (two).
-  The kernels for one GPU read less and stream more slowly: on an H200 they take as long, 8 ms of T5 base's step.
+  Forward is one fusion: it reads the stream and f, writes the stream and its norm. Backward has three: row sums and the
+  gradient of the stream (six arrays), and the scale's gradient (two).
+  Our GPU kernels read less but stream more slowly: on an H200 they take as long, 8 ms of T5 base's step.
   """
   split = share.tensor if share.by_position else 1
   size = tokens * config.embed_dim / split
@@ -163,7 +163,10 @@ def _residual(config: TransformerConfig, share: Share, part: str, tokens: float)
 
 
 def _activation(config: TransformerConfig, part: str, size: float) -> Operation:
-  """Forward: reads one or two arrays, writes the result. Backward: reads them and its gradient, writes theirs."""
+  """Returns the memory traffic of an MLP's activation.
+
+  Forward reads one or two arrays and writes the result; backward reads them and its gradient and writes theirs.
+  """
   forward, backward = (3, 5) if config.gated_mlp else (2, 3)
   forward *= 2 if config.remat != "none" else 1
   dropped = 1 if _dropout_rate(config, config.mlp_dropout_rate) else 0
@@ -178,8 +181,8 @@ def _dropout_rate(config: TransformerConfig, own: float | None) -> float:
   return config.dropout_rate if own is None else own
 
 
-def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
-  """Scores of the vocabulary and the cross entropy over them."""
+def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
+  """Yields the operations of logits and cross entropy."""
   config = model.config
   if not share.decoder_length and not config.mlm_head:
     return
@@ -190,8 +193,8 @@ def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
   if not share.decoder_length:
     yield from _product(config, share, "heads", tokens, config.embed_dim, config.embed_dim)
   size = jnp.dtype(config.logits_dtype).itemsize
-  # Written; read for the largest, for the sum, for the accuracy and for the gradient, which is written in the type of
-  # the products; copied to a padded array for those of a GPU.
+  # Logits are written; read for maximum, sum, accuracy and gradient. The gradient is written in the compute dtype, and
+  # copied to a padded array for products on a GPU.
   gradient = config.dtype.itemsize * (3 if config.vocab_size % 8 else 1)
   yield Operation("output", "memory", 0, tokens * vocab * (5 * size + gradient), kernels=6)
 
@@ -199,12 +202,12 @@ def _output(model: nn.Module, share: Share) -> Iterator[Operation]:
 def optimizer_operations(
   parameter_bytes: float, optimizer_bytes: float, variables: int, microbatches: int = 1
 ) -> Iterator[Operation]:
-  """The reads and writes of an update, on one device.
+  """Yields the memory traffic of an update on one device.
 
   Gradients are written, read for their norm and read for the update; parameters are read, written, and read for their
-  norm. The optimizer's own state is read and written. What looks at a variable as a whole (the RMS of an update, of a
-  parameter) reads gradient and parameter once more. Each variable has its own sums and its own update: small ones cost
-  what starting six programs costs. Parts of a batch add their gradients up.
+  norm. The optimizer state is read and written. The RMS of an update or a parameter reads gradient and parameter once
+  more. Each variable has separate sums and updates: small ones cost six kernel launches. Microbatches accumulate
+  gradients.
   """
   yield Operation("optimizer", "memory", 0, 8 * parameter_bytes + 2 * optimizer_bytes, kernels=6 * variables)
   if microbatches > 1:

@@ -1,4 +1,4 @@
-"""A plan for people: aligned tables, and bars for memory."""
+"""Plans as text: aligned tables, and bars for memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from t5like.models.stack import describe_layer_loop
 from t5like.planning.forecast import Forecast, parameters_by_part
 from t5like.planning.price import Price
 from t5like.planning.run_card import large
-from t5like.planning.step_time import reached_by
+from t5like.planning.step_time import efficiency_of
 
 _BAR = 40
 _WIDTH = 110
-# In the order that data goes through them.
+# In the order of the data flow.
 _PARTS = (
   "embedding", "encoder attention", "encoder MLP", "encoder norms and positions", "decoder attention",
   "cross-attention", "decoder MLP", "decoder norms and positions", "shared attention", "shared MLP",
@@ -25,7 +25,7 @@ _PARTS = (
 
 
 def render_plan(forecasts: Sequence[Forecast], price: Price, assumptions: Sequence[str]) -> str:
-  """Of a run whose phases have a forecast each; the last is shown in detail."""
+  """Formats the plan of a run with a forecast for each phase; the last is shown in detail."""
   last = forecasts[-1]
   sections = {
     "machine": _machine(last),
@@ -45,7 +45,7 @@ def _section(name: str, lines: Sequence[str]) -> str:
 
 
 def numbers_table(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Returns the lines of a table whose first column is text, and the others numbers."""
+  """Returns the lines of a table whose first column is text and whose other columns are numbers."""
   return table(rows, right=range(1, len(rows[0]))).split("\n")
 
 
@@ -60,7 +60,7 @@ def _parts(forecast: Forecast) -> list[str]:
   work, config = forecast.work, forecast.work.model.config
   numbers, flops = parameters_by_part(work.state.params), work.flops_by_part()
   seconds = forecast.time.by_part
-  rows = [("part", "parameters", "FLOPs a step", "of them", "time")]
+  rows = [("part", "parameters", "FLOPs/step", "share", "time")]
   for part in (part for part in _PARTS if part in {**numbers, **flops, **seconds}):
     share = f"{flops[part] / forecast.flops:.1%}" if part in flops else ""
     rows.append(
@@ -73,9 +73,9 @@ def _parts(forecast: Forecast) -> list[str]:
       )
     )
   total = sum(numbers.values())
-  rows.append(("all", f"{total:,}", large(forecast.flops, "FLOP"), "", milliseconds(forecast.time.seconds)))
+  rows.append(("total", f"{total:,}", large(forecast.flops, "FLOP"), "", milliseconds(forecast.time.seconds)))
   lengths = " + ".join(str(n) for n in work.lengths.values() if n)
-  parts = f" in {work.microbatches} parts" if work.microbatches > 1 else ""
+  parts = f" in {work.microbatches} microbatches" if work.microbatches > 1 else ""
   head = f"{type(work.model).__name__}, batches of {work.rows} x ({lengths}) tokens{parts}, remat {config.remat}"
   attention = [f"attention {line}" for line in attention_backends(forecast).split("\n")]
   layers = f"layers {describe_layer_loop(config, forecast.topology.chip.platform)}"
@@ -83,7 +83,7 @@ def _parts(forecast: Forecast) -> list[str]:
 
 
 def attention_backends(forecast: Forecast) -> str:
-  """Which back end the planned machine would use, and why."""
+  """Describes the attention backends that the planned machine would use, and why."""
   with compile_for(forecast.topology.chip.platform):
     return describe_backend(forecast.work.model.config, **forecast.work.lengths)
 
@@ -95,28 +95,28 @@ def _memory(forecast: Forecast) -> list[str]:
     size = getattr(memory, part)
     rows.append((part, memory_size(size), _bar(size, capacity)))
   verdict = "fits" if forecast.fits else "DOES NOT FIT"
-  rows.append(("largest", memory_size(memory.total), _bar(memory.total, capacity)))
+  rows.append(("peak", memory_size(memory.total), _bar(memory.total, capacity)))
   return [
-    f"of one device, {memory_size(capacity)} of {memory_size(forecast.topology.chip.spec.memory)} usable: {verdict}",
+    f"per device, {memory_size(capacity)} of {memory_size(forecast.topology.chip.spec.memory)} usable: {verdict}",
     *table(rows, right=(1,)).split("\n"),
-    f"largest {memory.moment}; gradients take the place of activations as these are used up",
+    f"peak {memory.moment}; gradients replace activations during the backward pass",
   ]
 
 
 def _bar(size: float, capacity: float) -> str:
-  filled = max(round(_BAR * min(size / capacity, 1.0)), int(size > 0))  # what is there is seen
+  filled = max(round(_BAR * min(size / capacity, 1.0)), int(size > 0))  # at least one mark
   return f"|{'#' * filled}{'.' * (_BAR - filled)}| {size / capacity:.1%}"
 
 
 def _network(forecast: Forecast) -> list[str]:
   if not forecast.collectives:
-    return ["one device: nothing is sent"] if forecast.topology.devices == 1 else ["nothing is sent"]
-  rows = [("collective", "axis", "devices", "link", "bytes a device", "time", "")]
+    return ["no communication (one device)"] if forecast.topology.devices == 1 else ["no communication"]
+  rows = [("collective", "axis", "devices", "link", "bytes/device", "time", "")]
   chip = forecast.topology.chip
   for c in forecast.collectives:
-    waited = reached_by(chip.platform, chip.name).waited(c)
-    how = {0.0: "beside the computation", 1.0: "the step waits"}.get(waited, f"the step waits for {waited:.0%} of it")
-    rows.append((c.name, c.axis, str(c.devices), c.link, memory_size(c.bytes), milliseconds(c.seconds), how))
+    exposed = efficiency_of(chip.platform, chip.name).exposed_share(c)
+    overlap = {0.0: "overlapped", 1.0: "exposed"}.get(exposed, f"{exposed:.0%} exposed")
+    rows.append((c.name, c.axis, str(c.devices), c.link, memory_size(c.bytes), milliseconds(c.seconds), overlap))
   return numbers_table(rows)
 
 
@@ -135,9 +135,8 @@ def _step(forecast: Forecast) -> list[str]:
   skips = time.spent["attention"] and any(name.endswith("segment_ids") for name in forecast.work.batch)
   return [
     f"{milliseconds(time.seconds)}{seconds}, bound by {time.bound} ({spent})",
-    *(["at most: with attention between the examples of a packed row, which kernels may skip"] if skips else []),
-    f"{forecast.peak_share:.1%} of the peak in model FLOPs{shares}, {rate:,.0f} tokens/s{rates}, "
-    f"{large(86_400 * rate)} tokens a day",
+    *(["upper bound: counts attention between the examples of a packed row, which kernels may skip"] if skips else []),
+    f"{forecast.peak_share:.1%} MFU{shares}, {rate:,.0f} tokens/s{rates}, {large(86_400 * rate)} tokens/day",
   ]
 
 
@@ -150,11 +149,11 @@ def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
   times = f" ({' to '.join(days(end) for end in ends)})" if ends else ""
   lines = [
     f"{steps:,} steps, {large(tokens)} tokens, {large(flops, 'FLOP')}: {days(seconds)}{times}",
-    "(steps alone; compiling, checkpoints, evaluation and restarts come on top)",
+    "(steps only; without compilation, checkpoints, evaluation and restarts)",
     price_text(price, [end / seconds for end in ends] if ends else None),
   ]
   if len(forecasts) > 1:
-    rows = [("phase", "steps", "batch", "a step", "in all")]
+    rows = [("phase", "steps", "batch", "step", "total")]
     for number, f in enumerate(forecasts, 1):
       lengths = "+".join(str(n) for n in f.work.lengths.values() if n)
       rows.append(
@@ -165,7 +164,7 @@ def _run(forecasts: Sequence[Forecast], price: Price) -> list[str]:
 
 
 def run_range(forecasts: Sequence[Forecast]) -> tuple[float, float] | None:
-  """Shortest and longest seconds of all steps; None where a forecast has no range."""
+  """Returns the shortest and the longest time of all steps; None if a forecast has no range."""
   ranges = [f.step_range for f in forecasts]
   if None in ranges:
     return None
@@ -174,7 +173,7 @@ def run_range(forecasts: Sequence[Forecast]) -> tuple[float, float] | None:
 
 
 def price_text(price: Price, factors: Sequence[float] | None = None) -> str:
-  """`factors`: of the least and the most that the run may take, where that is known."""
+  """Formats a price; `factors` are the multiples of it for the shortest and the longest run, if known."""
   parts = [f"{_number(price.device_hours)} device-hours"]
   if price.dollars is not None:
     ends = " to ".join(f"${_number(price.dollars * factor)}" for factor in factors or ())
@@ -201,8 +200,8 @@ def days(seconds: float) -> str:
 
 
 def candidates_table(found: Sequence[Forecast]) -> list[str]:
-  """One line for each way of doing it."""
-  rows = [("mesh", "batch", "parts", "remat", "step", "tokens/s", "of the peak", "memory", "bound by")]
+  """Returns a table with a line for each candidate."""
+  rows = [("mesh", "batch", "microbatches", "remat", "step", "tokens/s", "MFU", "memory", "bound by")]
   for f in found:
     axes = {"slices": f.axes.slices, "data": f.axes.data, "fsdp": f.axes.fsdp, "tensor": f.axes.tensor}
     shown = " ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
@@ -216,7 +215,7 @@ def candidates_table(found: Sequence[Forecast]) -> list[str]:
 
 
 def as_dict(forecast: Forecast) -> dict[str, object]:
-  """For programs: plain numbers in bytes, seconds and FLOPs."""
+  """Returns a forecast in bytes, seconds and FLOPs, for JSON."""
   work, topology, memory = forecast.work, forecast.topology, forecast.memory
   result: dict[str, object] = {
     "topology": topology.name,

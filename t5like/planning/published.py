@@ -1,19 +1,19 @@
-"""Step times that others published for TPUs: what the forecast of a TPU step is calibrated on.
+"""Published TPU step times, on which forecasts of TPU steps are calibrated.
 
-Every row was read in its source, at the commit that is given: MaxText's tables for v4 and v5p, and 1, 8 and 32 slices
-of the one for v5e; Google's tpu-recipes for Llama, Mistral and GPT-3 in bfloat16; AXLearn's Fuji. Left out is what a
-plan does not have: int8, fp8, experts, local attention (Gemma 3), `fsdp` across slices (Llama 3.1 405B on v6e), and
-chips that topology.py has no figures of (Levanter on v3, Ironwood). So are runs whose batch, script or attention is not
+Every row was taken from its source at the given commit: MaxText's tables for v4 and v5p, and 1, 8 and 32 slices of the
+one for v5e; Google's tpu-recipes for Llama, Mistral and GPT-3 in bfloat16; AXLearn's Fuji. Left out are features that
+plans do not model: int8, fp8, experts, local attention (Gemma 3), `fsdp` across slices (Llama 3.1 405B on v6e), and
+chips that are not in topology.py (Levanter on v3, Ironwood). So are runs whose batch, script or attention is not
 stated: MaxText's 22B on eight slices of v4, Fuji 70B on two of v5e, AXLearn's Gala and Honeycrisp.
 
-Where a plan differs from a run:
+Differences between plans and runs:
 
-  grouped heads       a plan has a key and a value for every head; its time is scaled by the model FLOPs of both
-  kept products       a run that keeps some of a layer's products is between `remat` "dots" and "full"; those kept in
-                      the memory of the host cost nothing
-  plain attention     writes its scores in bfloat16; ours in float32
-  AXLearn             attention is fused from August 2024 on: before, fuji.py has none, and later its models have no
-                      memory for scores. The source does not say so
+  grouped heads       a plan has a key and a value for every head; its time is scaled by the ratio of model FLOPs
+  kept products       a run that keeps some of a layer's products is between `remat` "dots" and "full"; offloading them
+                      to the host is assumed to be free
+  plain attention     materializes its scores in bfloat16; ours in float32
+  AXLearn             attention is assumed to be fused from August 2024 on: earlier versions of fuji.py have no fused
+                      attention, and later models would not have enough memory for scores
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AXLEARN = "github.com/apple/axlearn, axlearn/experiments/text/gpt/fuji.py at {}
 
 
 class RunShape(NamedTuple):
-  """A decoder. `kv_heads` of the published model: a plan has a key and a value for every head."""
+  """The sizes of a decoder. `kv_heads`: of the published model; a plan has a key and a value for every head."""
 
   layers: int
   width: int
@@ -47,27 +47,27 @@ class RunShape(NamedTuple):
     return {name: self.width * size for name, size in products.items()}
 
   def recomputed(self, kept: str) -> float:
-    """Of a layer's products in the forward pass, the share that is run again; the last never is."""
+    """Returns the share of a layer's forward products that are recomputed; the last never is."""
     if kept == "all":
       return 0.0
     again = {name: size for name, size in self.layer_weights.items() if name != "MLP's output"}
     return 1.0 - sum(size for name, size in again.items() if name in kept) / sum(again.values())
 
   def flops(self, tokens: float, length: int, attention: float = 1.0) -> float:
-    """Model FLOPs of a step; `attention`: the share of it that is counted."""
+    """Returns the model FLOPs of a step; `attention`: the share of attention's FLOPs that is counted."""
     weights = self.layers * sum(self.layer_weights.values()) + self.vocab * self.width
     return tokens * (6 * weights + attention * 12 * self.layers * self.heads * self.head_dim * length)
 
 
 class Run(NamedTuple):
-  """A published step.
+  """A published run.
 
   fsdp, tensor  devices of a slice along these axes; `data` is the rest
-  rows          of the batch, a chip
-  kept          products whose results are kept for the backward pass, of those in RunShape.layer_weights; "all": as
-                `remat` "dots"; "": as "full". Kept on the chip or its host
-  reported      seconds a step, or TFLOP/s a chip where `attention` is given: the share of attention's FLOPs in them
-  score_bytes   of a score in memory where attention writes them; 0: fused attention
+  rows          of the batch, per chip
+  kept          products of RunShape.layer_weights that are saved for the backward pass, on the chip or its host;
+                "all": like `remat` "dots"; "": like "full"
+  reported      seconds per step, or TFLOP/s per chip if `attention` is given: the counted share of attention's FLOPs
+  score_bytes   per attention score, if they are materialized; 0: fused attention
   """
 
   model: str
@@ -115,7 +115,7 @@ def _maxtext(model: str, topology: str, fsdp: int, tensor: int, rows: int, kept:
 
 
 def _v4(model: str, topology: str, fsdp: int, rows: int, teraflops: float, script: str) -> Run:
-  """Before fused attention; its FLOPs are not counted."""
+  """Returns a run without fused attention, whose FLOPs are not counted."""
   source = _MAXTEXT_V4.format(script)
   return Run(model, topology, fsdp, 1, rows, 1024, "", teraflops, source, attention=0.0, score_bytes=2)
 

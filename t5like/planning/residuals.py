@@ -1,10 +1,10 @@
-"""What a backward pass keeps of its forward pass, counted in the traced model: no array is made.
+"""The residuals that a backward pass needs from its forward pass, counted in the traced model without allocation.
 
-JAX itself says which values the derivative of a function needs. Layers in a loop keep exactly these, and so do
-rematerialized ones. In unrolled layers XLA keeps less: a value that follows from others by cheap operations alone is
-computed again inside the fusion that uses it. What has to lie in memory are the results of matrix products, kernels,
-sums and expensive functions, and the operands of products. (XLA never repeats an expensive operation to save memory:
-see `HloInstruction::IsExpensive` and its fusion passes.)
+JAX determines which values the derivative of a function needs. Layers in a loop save exactly these, and so do
+rematerialized ones. In unrolled layers XLA saves less: it recomputes values that follow from others by cheap operations
+inside the fusion that uses them. Saved are the results of matrix products, kernels, sums and expensive functions, and
+the operands of products. (XLA never repeats an expensive operation to save memory: see
+`HloInstruction::IsExpensive` and its fusion passes.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-# A number of rows that no other size of a model is a multiple of: it marks what grows with the batch.
+# A prime number of rows that divides no other size of a model: it marks arrays that grow with the batch.
 ROWS = 1009
 
 _LAYOUT = {
@@ -30,72 +30,72 @@ _CHEAP = _LAYOUT | {
   "gt", "ge", "and", "or", "not", "iota", "pad", "concatenate", "is_finite", "clamp", "add_any", "div",
 }  # fmt: skip
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
-_OF_RANDOM_BITS = _CHEAP | {"shift_right_logical", "bitcast_convert_type", "while"}
+_RANDOM_OPERATIONS = _CHEAP | {"shift_right_logical", "bitcast_convert_type", "while"}
 _PRODUCTS = {"dot_general", "pallas_call", "shard_map"}
 _CALLS = {"pjit", "jit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept:
-  """An array that lives from the forward to the backward pass; its shape is that of `ROWS` rows."""
+class Residual:
+  """An array that is saved from the forward to the backward pass; its shape is for `ROWS` rows."""
 
   shape: tuple[int, ...]
   itemsize: int
 
   @property
   def row_bytes(self) -> float:
-    """Of one row of the batch; 0 for what does not grow with it (weights, tables, constants)."""
+    """The bytes per row of the batch; 0 for arrays that do not grow with it (weights, tables, constants)."""
     if not any(size % ROWS == 0 for size in self.shape):
       return 0.0
     return math.prod(self.shape) * self.itemsize / ROWS
 
 
-def kept_arrays(function: Callable[..., Any], weights: Any, inputs: Any, fused: bool) -> list[Kept]:
-  """Of the derivative of `function(weights, inputs)` by the weights.
+def saved_residuals(function: Callable[..., Any], weights: Any, inputs: Any, fused: bool) -> list[Residual]:
+  """Returns the residuals of the derivative of `function(weights, inputs)` with respect to the weights.
 
-  fused  what XLA keeps where it may fuse as it likes: unrolled layers. Otherwise all that JAX asks for.
+  fused  count what XLA saves in unrolled layers, where it fuses freely; otherwise all that JAX requests
   """
 
   def residuals(weights, inputs):
     return jax.tree.leaves(jax.vjp(lambda w: function(w, inputs), weights)[1])
 
   if not fused:
-    return [_kept(leaf) for leaf in jax.eval_shape(residuals, weights, inputs)]
+    return [_residual(leaf) for leaf in jax.eval_shape(residuals, weights, inputs)]
   jaxpr = jax.make_jaxpr(residuals)(weights, inputs).jaxpr
   values = _values_of(jaxpr, [_Value(var.aval) for var in jaxpr.invars])
-  return [_kept(value.aval) for value in _in_memory(values)]
+  return [_residual(value.aval) for value in _in_memory(values)]
 
 
-def row_bytes(arrays: Iterable[Kept]) -> float:
+def row_bytes(arrays: Iterable[Residual]) -> float:
   return sum(array.row_bytes for array in arrays)
 
 
 def with_rows(batch: Mapping[str, Any], rows: int = ROWS) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes of a batch with another number of rows."""
+  """Returns the shapes of a batch with another number of rows."""
   return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype) for name, x in batch.items()}
 
 
-def _kept(aval: Any) -> Kept:
+def _residual(aval: Any) -> Residual:
   is_key = jnp.issubdtype(aval.dtype, jax.dtypes.prng_key)
-  return Kept(tuple(aval.shape), 4 if is_key else jnp.dtype(aval.dtype).itemsize)
+  return Residual(tuple(aval.shape), 4 if is_key else jnp.dtype(aval.dtype).itemsize)
 
 
 class _Value:
-  """A value of the traced function: how it is made, and of what. Inputs and constants are made by nothing."""
+  """A value of the traced function: its primitive and operands, which inputs and constants lack."""
 
   def __init__(self, aval: Any, primitive: str = "", operands: Sequence[_Value] = ()):
     self.aval, self.primitive, self.operands = aval, primitive, operands
     self.feeds_a_product = False
-    kept = _kept(aval)
-    self.bytes = math.prod(kept.shape) * kept.itemsize
-    self.grows = kept.row_bytes > 0
+    residual = _residual(aval)
+    self.bytes = math.prod(residual.shape) * residual.itemsize
+    self.grows = residual.row_bytes > 0
     self.is_random = primitive.startswith(("random_", "threefry")) or (
-      primitive in _OF_RANDOM_BITS and any(x.is_random for x in operands)
+      primitive in _RANDOM_OPERATIONS and any(x.is_random for x in operands)
     )
 
   @property
   def root(self) -> _Value:
-    """The same numbers before changes of layout and of type, unless these made them fewer bytes."""
+    """The value before changes of layout and dtype, unless these reduced its size."""
     value = self
     while value.primitive in _LAYOUT and value.operands:
       before = value.operands[0]
@@ -106,13 +106,13 @@ class _Value:
 
   @property
   def is_anchor(self) -> bool:
-    """Whether it lies in memory, if it is needed at all."""
+    """Whether the value is materialized if it is needed."""
     if self.primitive in _COMPARISONS:
       return self.is_random
     return bool(self.primitive) and ((self.feeds_a_product and self.grows) or self.primitive not in _CHEAP)
 
   def sources(self) -> list[_Value]:
-    """The anchors that it follows from by cheap operations."""
+    """Returns the anchors from which the value follows by cheap operations."""
     found, seen, pending = [], set(), list(self.operands)
     while pending:
       value = pending.pop().root
@@ -127,7 +127,7 @@ class _Value:
 
 
 def _values_of(jaxpr: Any, arguments: Sequence[_Value]) -> list[_Value]:
-  """The results of a traced function, the functions that it calls opened."""
+  """Returns the results of a traced function, with calls inlined."""
   values = dict(zip(jaxpr.invars, arguments, strict=True))
   values |= {var: _Value(var.aval) for var in jaxpr.constvars}
 
@@ -156,7 +156,7 @@ def _called(eqn: Any) -> Any:
 
 
 def _in_memory(residuals: Iterable[_Value]) -> list[_Value]:
-  """What to keep so that all residuals are at hand or cheap to make again."""
+  """Returns the values to save so that all residuals are available or cheap to recompute."""
   wanted = {id(value.root): value.root for value in residuals}
   kept = {key: value for key, value in wanted.items() if value.is_anchor}
   for key, value in wanted.items():
@@ -164,6 +164,6 @@ def _in_memory(residuals: Iterable[_Value]) -> list[_Value]:
       continue
     missing = {id(source): source for source in value.sources() if id(source) not in kept}
     large = [x for x in missing.values() if 8 * x.bytes > value.bytes]  # not the sums of its rows
-    # XLA fuses what is cheap into whatever uses it. A value that joins several others is kept in their place.
+    # XLA fuses cheap operations into their users. A value that combines several others is saved instead of them.
     kept |= missing if len(large) < 2 or sum(x.bytes for x in large) <= value.bytes else {key: value}
   return list(kept.values())

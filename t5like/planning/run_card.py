@@ -1,4 +1,4 @@
-"""The run card: everything that matters about a run, on one screen, before it starts."""
+"""The run card: a one-screen summary of a run, printed before it starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def devices(mesh: jax.sharding.Mesh) -> str:
 
 
 def large(number: float, unit: str = "") -> str:
-  """1,234 as it is, larger ones as 12.3 M, 4.56 G."""
+  """Formats a number: 1,234 as it is, larger ones as 12.3 M or 4.56 G."""
   for size, letter in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
     if abs(number) >= size:
       return f"{number / size:.3g} {letter}{unit}"
@@ -36,7 +36,7 @@ def large(number: float, unit: str = "") -> str:
 
 
 def render_run_card(entries: Mapping[str, str]) -> str:
-  """Aligned `label  text` lines between rules; texts of several lines are indented."""
+  """Formats aligned `label  text` lines between rules; texts of several lines are indented."""
   width = max(map(len, entries))
   lines = []
   for label, text in entries.items():

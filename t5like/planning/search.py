@@ -1,4 +1,4 @@
-"""Which mesh, rematerialization and number of parts are fastest, of those that fit."""
+"""Searches for the fastest mesh, rematerialization and number of microbatches that fit."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from t5like.planning.residuals import with_rows
 from t5like.planning.topology import Topology
 
 REMATS = CHOICES["remat"]
-_PARTS = (1, 2, 4, 8, 16, 32)
-# Tensor parallelism waits for its sums: beyond a machine's eight, nothing is gained.
-_MOST_TENSOR = 8
+_MICROBATCHES = (1, 2, 4, 8, 16, 32)
+# Tensor parallelism waits for its sums: more than a machine's eight devices gain nothing.
+_MAX_TENSOR = 8
 
 
 def candidates(
   work: Work, topology: Topology, batch_sizes: Sequence[int], remats: Sequence[str] = REMATS
 ) -> list[Forecast]:
-  """All that could be run, without their memory, the most tokens a second first."""
+  """Returns forecasts of all candidates without memory, sorted by tokens per second."""
   found = [
     forecast(variant, topology, axes, with_memory=False)
     for axes in meshes(work, topology)
@@ -32,18 +32,18 @@ def candidates(
 
 
 def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
-  """Every split into data, fsdp and tensor whose widths divide; slices are the machine's own."""
+  """Yields all meshes of data, fsdp and tensor that divide the model's widths; slices are the machine's."""
   config = work.model.config
   slices = topology.groups if topology.chip.platform == "tpu" else 1
   devices = topology.devices // slices
   for tensor in _divisors(devices):
-    if tensor > min(_MOST_TENSOR, topology.size):
+    if tensor > min(_MAX_TENSOR, topology.size):
       continue
     if any(width % tensor for width in (config.num_heads, config.mlp_dim, config.vocab_size)):
       continue
     for fsdp in _divisors(devices // tensor):
       if config.embed_dim % fsdp == 0:
-        # Named, so that it takes the place of any that is configured.
+        # Explicit, so that it overrides a configured preset.
         preset = "fsdp_tensor" if fsdp * tensor > 1 else "data_parallel"
         yield parallel.MeshAxes(devices // tensor // fsdp, fsdp, tensor, slices, preset)
 
@@ -51,33 +51,33 @@ def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
 def variants(
   work: Work, axes: parallel.MeshAxes, topology: Topology, batch_sizes: Iterable[int], remats: Sequence[str]
 ) -> Iterator[Work]:
-  """The same training in other batches, parts and with other rematerialization."""
+  """Yields the same work with other batch sizes, microbatches and rematerialization."""
   sizes = axes.sizes(topology.devices)
   for rows in batch_sizes:
-    for parts in _PARTS:
-      if rows % (sizes["data"] * sizes["fsdp"] * parts):
+    for microbatches in _MICROBATCHES:
+      if rows % (sizes["data"] * sizes["fsdp"] * microbatches):
         continue
       for remat in remats:
         yield dataclasses.replace(
-          work, model=_with_remat(work.model, remat), batch=with_rows(work.batch, rows), microbatches=parts,
+          work, model=_with_remat(work.model, remat), batch=with_rows(work.batch, rows), microbatches=microbatches,
           steps=-(-work.steps * work.rows // rows),
         )  # fmt: skip
 
 
-def fastest_that_fits(found: Iterable[Forecast], most: int = 1) -> list[Forecast]:
-  """The first `most` of them whose memory fits; memory is only counted as far as that takes."""
+def fastest_that_fits(found: Iterable[Forecast], count: int = 1) -> list[Forecast]:
+  """Returns the first `count` candidates that fit in memory, which is estimated only as far as needed."""
   fitting = []
   for each in found:
-    whole = forecast(each.work, each.topology, each.axes)
-    if whole.fits:
-      fitting.append(whole)
-      if len(fitting) == most:
+    complete = forecast(each.work, each.topology, each.axes)
+    if complete.fits:
+      fitting.append(complete)
+      if len(fitting) == count:
         break
   return fitting
 
 
 def nearest_that_fits(work: Work, topology: Topology) -> Forecast | None:
-  """The fastest way for the same batch on the same machine; else on the smallest of the same chips that has room."""
+  """Returns the fastest forecast for the same batch on this machine, or else on the smallest larger one that fits."""
   for size in _machines(topology):
     fitting = fastest_that_fits(candidates(work, size, [work.rows]))
     if fitting:
@@ -86,13 +86,13 @@ def nearest_that_fits(work: Work, topology: Topology) -> Forecast | None:
 
 
 def _machines(topology: Topology) -> Iterator[Topology]:
-  """The given one and, where chips of its kind can be had, larger ones."""
+  """Yields the given machine and, unless it is the local one, larger ones with the same chips."""
   yield topology
   if topology.name == "local":
     return
   size, groups = topology.size, topology.groups
   for _ in range(6):
-    size, groups = (2 * size, groups) if 2 * size <= topology.chip.most else (size, 2 * groups)
+    size, groups = (2 * size, groups) if 2 * size <= topology.chip.max_size else (size, 2 * groups)
     yield dataclasses.replace(topology, name=machine_name(topology, size, groups), size=size, groups=groups)
 
 
@@ -112,13 +112,13 @@ def _divisors(number: int) -> list[int]:
 
 
 def options_text(each: Forecast, given: Work) -> str:
-  """What differs from `given`, as options of the command line."""
+  """Returns the command line options by which a forecast differs from `given`."""
   axes = each.axes
   options = [f"--gin.MESH.{name}={getattr(axes, name)}" for name in ("data", "fsdp", "tensor")]
   options += [f"--gin.MESH.slices={axes.slices}"] if axes.slices > 1 else []
   options += [f"--gin.MESH.preset={axes.preset}"] if axes.preset else []
   remat = each.work.model.config.remat
-  options += ["--gin.REMAT=\"'none'\"" if remat == "none" else f"--gin.REMAT={remat}"]  # a bare none is gin's None
+  options += ["--gin.REMAT=\"'none'\"" if remat == "none" else f"--gin.REMAT={remat}"]  # unquoted none is gin's None
   options += [f"--gin.MICROBATCHES={each.work.microbatches}"] if each.work.microbatches != given.microbatches else []
   if each.work.rows != given.rows:
     options += [f"--gin.BATCH_SIZE={each.work.rows}", f"--gin.TRAIN_STEPS={each.work.steps}"]
@@ -126,12 +126,12 @@ def options_text(each: Forecast, given: Work) -> str:
 
 
 def with_slices(axes: parallel.MeshAxes, topology: Topology) -> parallel.MeshAxes:
-  """The configured mesh with the machine's slices, which are no choice on TPUs."""
+  """Returns the configured mesh with the machine's slices, which are fixed on TPUs."""
   if topology.chip.platform != "tpu" or axes.slices == topology.groups:
     return axes
   if axes.slices != 1:
     raise UserError(
-      f"{topology.name} has {topology.groups} slice(s), the mesh says {axes.slices}",
+      f"{topology.name} has {topology.groups} slice(s), but the mesh has {axes.slices}",
       try_=f"--gin.MESH.slices={topology.groups}",
     )
   return dataclasses.replace(axes, slices=topology.groups)

@@ -1,4 +1,4 @@
-"""What a device that no data sheet knows can do: a product and a copy, timed."""
+"""Measures devices without a data sheet by timing a matrix product and a copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIZE = 1024  # of the matrices; larger than any cache of one core
 
 
 def measured_spec(devices: int) -> DeviceSpec:
-  """Of one of so many devices. CPU devices share the cores and the memory that are timed."""
+  """Returns the measured spec of one of `devices` devices; CPU devices share the cores and the memory."""
   x = jnp.ones((_SIZE, _SIZE), jnp.float32)
   flops = 2 * _SIZE**3 / _fastest(jax.jit(lambda x: x @ x), x)
   long = jnp.ones((16 * _SIZE * _SIZE,), jnp.float32)

@@ -1,6 +1,6 @@
-"""Machines by name: what a chip can do, how chips are linked, what an hour of one costs.
+"""Machines by name: performance, links and prices of their chips.
 
-v5p-512      one slice. v2, v3, v4 and v5p are named by TensorCores, two a chip: 256 chips. v5e, v6e by chips
+v5p-512      one slice. v2, v3, v4 and v5p are named by TensorCores, two per chip: 256 chips. v5e, v6e by chips
 4xv5p-128    four slices, linked by the data center's network
 h100x8       a machine of eight GPUs; h100 is one GPU
 2xh100x8     two such machines, linked by InfiniBand
@@ -22,7 +22,7 @@ from t5like.planning.this_machine import measured_spec
 
 @dataclasses.dataclass(frozen=True)
 class Link:
-  """A kind of network; bytes a second of one device, one way."""
+  """A kind of network; bytes per second of one device in one direction."""
 
   name: str
   bandwidth: float
@@ -30,13 +30,13 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """One JAX device and what belongs to it.
+  """One JAX device, its links, power and price.
 
-  inside, between  the links of a slice or machine, and those between them
-  torus            axes of a TPU slice's network; 0: every device reaches every other directly (NVLink)
-  wraps_from       chips of a slice from which on its axes are rings; shorter ones are lines of half the speed
-  watts            at most, of the chip alone; `watts_source` says who says so
-  price            US dollars an hour; `price_source` says where
+  inside, between  links within a slice or machine, and between them
+  torus            number of axes of a TPU slice's network; 0: all devices are connected directly (NVLink)
+  wraps_from       smallest slice (in chips) with wraparound links; axes of smaller ones have half the speed
+  watts            maximum of the chip alone, from `watts_source`
+  price            US dollars per hour, from `price_source`
   """
 
   name: str
@@ -47,43 +47,43 @@ class Chip:
   between: Link
   torus: int = 0
   wraps_from: int = 1
-  cores: int = 1  # that a slice's name counts
-  most: int = 8  # devices of a slice or machine
+  cores: int = 1  # per chip, in names of slices
+  max_size: int = 8  # devices of a slice or machine
   watts: float = 0.0
   watts_source: str = ""
   price: float = 0.0
   price_source: str = ""
 
 
-def _tpu(name: str, kind: str, ici: float, dcn: float, torus: int, wraps: int, cores: int, most: int, **rest) -> Chip:
-  """ici: Google's bidirectional GB/s a chip; dcn: Gbit/s a chip."""
+def _tpu(name: str, kind: str, ici: float, dcn: float, torus: int, wraps: int, cores: int, size: int, **rest) -> Chip:
+  """Builds a TPU; ici: Google's bidirectional GB/s per chip; dcn: Gbit/s per chip; size: of the largest slice."""
   links = Link("ICI", ici / 2 * 1e9), Link("DCN", dcn / 8 * 1e9)
-  return Chip(name, kind, "tpu", device_spec(kind), *links, torus, wraps, cores, most, **rest)
+  return Chip(name, kind, "tpu", device_spec(kind), *links, torus, wraps, cores, size, **rest)
 
 
 def _gpu(name: str, kind: str, nvlink: float, **rest) -> Chip:
-  """nvlink: NVIDIA's GB/s both ways together; 400 Gbit/s of InfiniBand for each GPU, as in DGX and HGX machines."""
+  """Builds a GPU; nvlink: NVIDIA's bidirectional GB/s. InfiniBand: 400 Gbit/s per GPU, as in DGX and HGX machines."""
   links = Link("NVLink", nvlink / 2 * 1e9), Link("InfiniBand", 400 / 8 * 1e9)
   return Chip(name, kind, "gpu", device_spec(kind), *links, **rest)
 
 
-_LIST = "Google Cloud's list price of 2025, on demand, US, {} a chip-hour"
+_LIST = "Google Cloud's list price of 2025, on demand, US, {} per chip-hour"
 _AWS = "AWS's list price of 2025, on demand, {}, an eighth of the machine"
-_NOT_SAID = "an estimate: Google does not publish it"
+_ESTIMATE = "an estimate: not published by Google"
 _NVIDIA = "NVIDIA's data sheet"
 
-# ICI, DCN and slice sizes: Google's page of each version (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e); where it
-# gives a NIC of a host, a chip has its share. v4 names no DCN figure: v5p's is taken. NVLink, watts: data sheets.
+# ICI, DCN and slice sizes: Google's page of each version (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e), with the
+# NIC of a host divided among its chips. v4 has no DCN bandwidth there: v5p's is used. NVLink, watts: data sheets.
 CHIPS = {
   chip.name: chip
   for chip in (
     _tpu("v4", "TPU v4", 600, 50, 3, 64, 2, 4096, watts=192, watts_source="Google's page of v4, largest measured",
          price=3.22, price_source=_LIST.format("$3.22")),
-    _tpu("v5e", "TPU v5e", 400, 25, 2, 256, 1, 256, watts=175, watts_source=_NOT_SAID,
+    _tpu("v5e", "TPU v5e", 400, 25, 2, 256, 1, 256, watts=175, watts_source=_ESTIMATE,
          price=1.20, price_source=_LIST.format("$1.20")),
-    _tpu("v5p", "TPU v5p", 1200, 50, 3, 64, 2, 6144, watts=400, watts_source=_NOT_SAID,
+    _tpu("v5p", "TPU v5p", 1200, 50, 3, 64, 2, 6144, watts=400, watts_source=_ESTIMATE,
          price=4.20, price_source=_LIST.format("$4.20")),
-    _tpu("v6e", "TPU v6e", 800, 100, 2, 256, 1, 256, watts=300, watts_source=_NOT_SAID,
+    _tpu("v6e", "TPU v6e", 800, 100, 2, 256, 1, 256, watts=300, watts_source=_ESTIMATE,
          price=2.70, price_source=_LIST.format("$2.70")),
     _gpu("a100", "NVIDIA A100-SXM4-80GB", 600, watts=400, watts_source=_NVIDIA,
          price=3.43, price_source=_AWS.format("p4de.24xlarge")),
@@ -117,10 +117,10 @@ class Topology:
     return f"{self.devices} x {self.chip.device_kind}{groups}"
 
   def bandwidth(self, devices: int, span: int) -> tuple[Link, float]:
-    """The link that a collective over `devices` devices is limited by, and bytes a second of one of them.
+    """Returns the link that limits a collective over `devices` devices, and the bytes per second of one of them.
 
-    span  devices from the first to the last of the group that takes part, in the order of the mesh. A torus gives a
-          mesh axis as many of its own axes as the axis needs, each with links in both directions.
+    span  distance from the first to the last device of a group, in mesh order. A mesh axis uses as many axes of a
+          torus as it needs, each with links in both directions.
     """
     if span > self.size:
       return self.chip.between, self.chip.between.bandwidth
@@ -134,14 +134,14 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-  """The machine that a name of the form above stands for."""
+  """Returns the machine with a name of the form above."""
   text = name.strip().lower()
   if text == "local":
     return local_topology()
   found = re.fullmatch(r"(?:(\d+)x)?([a-z]\d+[a-z]*)(?:-(\d+)|x(\d+))?", text)
   if not found or found[2] not in CHIPS:
     raise UserError(
-      f"no machine is called {name!r}",
+      f"unknown machine {name!r}",
       nearest=nearest(found[2] if found else text, CHIPS),
       chips=", ".join(CHIPS),
       try_=f"--topology=X, such as {EXAMPLES}",
@@ -150,26 +150,26 @@ def parse_topology(name: str) -> Topology:
   is_tpu = chip.platform == "tpu"
   if bool(found[3]) != is_tpu:  # 'v5p-8' is a slice, 'h100x8' or 'h100' a machine
     form = f"{chip.name}-{8 * chip.cores}" if is_tpu else f"{chip.name}x8"
-    raise UserError(f"{name!r} is no name of {chip.device_kind}s", try_=f"--topology={form}")
+    raise UserError(f"invalid name for a machine of {chip.device_kind}s: {name!r}", try_=f"--topology={form}")
   count = int(found[3] or found[4] or 1)
   if count < 1 or groups < 1 or count % chip.cores:
     raise UserError(
-      f"{name!r} has {count} cores",
-      expected=f"a multiple of {chip.cores}: {chip.name} slices are named by TensorCores, {chip.cores} a chip",
+      f"invalid size of {name!r}: {count}",
+      expected=f"a multiple of {chip.cores}: {chip.name} slices are named by TensorCores, {chip.cores} per chip",
     )
   size = count // chip.cores
-  if size > chip.most:
+  if size > chip.max_size:
     unit = "slice" if is_tpu else "machine"
-    smaller = f"{-(-size // chip.most)}x{chip.name}{'-' if is_tpu else 'x'}{chip.most * chip.cores}"
+    smaller = f"{-(-size // chip.max_size)}x{chip.name}{'-' if is_tpu else 'x'}{chip.max_size * chip.cores}"
     raise UserError(
-      f"{name!r}: a {unit} of {chip.device_kind}s has {chip.most} chips at most, not {size}",
+      f"{name!r}: a {unit} of {chip.device_kind}s has at most {chip.max_size} chips, not {size}",
       try_=f"--topology={smaller}",
     )
   return Topology(name, chip, size, groups)
 
 
 def local_chip() -> Chip:
-  """That of this machine's devices; one that is not in the table is known by its name alone."""
+  """Returns the chip of this machine's devices; the spec of an unknown one is zero."""
   kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
   spec = device_spec(kind)
   known = next((chip for chip in CHIPS.values() if chip.spec == spec), None)
@@ -177,11 +177,11 @@ def local_chip() -> Chip:
     return known
   spec = spec or DeviceSpec(0.0, 0.0, 0.0)
   memory = Link("this machine's memory", spec.bandwidth)
-  return Chip(kind, kind, "gpu" if platform == "cuda" else platform, spec, memory, memory, most=jax.device_count())
+  return Chip(kind, kind, "gpu" if platform == "cuda" else platform, spec, memory, memory, max_size=jax.device_count())
 
 
 def known_local_topology(slices: int = 1) -> Topology | None:
-  """This run's devices; None where the table has no figures of them."""
+  """Returns the topology of this run's devices; None for unknown devices."""
   chip, devices = local_chip(), jax.device_count()
   if not chip.spec.flops:
     return None
@@ -190,7 +190,7 @@ def known_local_topology(slices: int = 1) -> Topology | None:
 
 
 def local_topology() -> Topology:
-  """The devices that JAX has here. What a CPU can do is measured, in about a second."""
+  """Returns the topology of JAX's devices here; a CPU is measured, in about a second."""
   chip, devices = local_chip(), jax.device_count()
   if not chip.spec.flops:
     spec = measured_spec(devices)

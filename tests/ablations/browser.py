@@ -1,4 +1,4 @@
-"""A real Chromium, headless, driven through its DevTools protocol over a pipe: no package, no port, no network."""
+"""Headless Chromium, driven over the DevTools protocol through a pipe: no package, no port, no network."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# The protocol's commands come in on descriptor 3, answers go out on 4.
+# Chromium reads commands from descriptor 3 and writes answers to 4.
 _WITH_PIPES = """
 import fcntl, os, sys
 commands, answers = (fcntl.fcntl(int(pipe), fcntl.F_DUPFD, 10) for pipe in sys.argv[1:3])
@@ -26,7 +26,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-  """One page. `requests` are the addresses that it asked for, `errors` what it complained about."""
+  """One page. `requests` are the URLs it fetched, `errors` its log entries and exceptions."""
 
   def __init__(self, timeout: float = 30.0):
     self.requests: list[str] = []
@@ -74,7 +74,7 @@ class Browser:
     self._profile.cleanup()
 
   def show(self, page: Path, width: int, height: int = 900, dark: bool = False) -> None:
-    """Opens a file on a screen of this size (a phone's below 600 pixels), and waits until it is there."""
+    """Opens a file on a screen of this size (a phone below 600 pixels) and waits until it is loaded."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     self.command("Emulation.setDeviceMetricsOverride", size)
     scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -90,9 +90,9 @@ class Browser:
     assert "exceptionDetails" not in answer, answer["exceptionDetails"]
     return answer["result"].get("value")
 
-  def screenshot(self, file: Path, whole: bool = False) -> None:
-    options = {"format": "png", "captureBeyondViewport": whole}
-    if whole:
+  def screenshot(self, file: Path, full_page: bool = False) -> None:
+    options = {"format": "png", "captureBeyondViewport": full_page}
+    if full_page:
       size = self.command("Page.getLayoutMetrics")["cssContentSize"]
       options["clip"] = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
     file.write_bytes(base64.b64decode(self.command("Page.captureScreenshot", options)["data"]))
@@ -114,9 +114,9 @@ class Browser:
         return answer["result"]
 
   def _receive(self, end: float) -> dict[str, Any]:
-    """The next message; events are noted."""
+    """Returns the next message and records events."""
     while b"\0" not in self._rest:
-      assert time.monotonic() < end, "the browser does not answer"
+      assert time.monotonic() < end, "the browser does not respond"
       try:
         self._rest += os.read(self._from_browser, 1 << 20)
       except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A worker that claims and works on for ever, to be killed: `python claim_process.py FOLDER NAME`."""
+"""A worker that holds a claim until it is killed: `python claim_process.py FOLDER NAME`."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Sweeps as a mini scale would leave them, made up: scores follow the paper's from afar, seeds scatter around them."""
+"""Synthetic sweeps at mini scale: scores loosely follow the paper's, with noise over seeds."""
 
 import dataclasses
 import math
@@ -16,14 +16,14 @@ TASKS = {
   "cnndm": {"cnn_dailymail": "rouge2"},
   "superglue": {"super_glue_copa": "accuracy"},
 }
-# Of one run; and our score where the paper has its baseline's, with our share of its differences.
+# The standard deviation of one run; our baseline score, and the factor on the paper's differences.
 SPREAD = {"glue": 0.6, "squad": 0.9, "cnndm": 0.1, "superglue": 1.2}
 _LEVELS = {"glue": (55.0, 0.9), "squad": (30.0, 0.4), "cnndm": (9.0, 0.5), "superglue": (50.0, 0.5)}
 _OFFSETS = {"glue_cola": -20.0, "glue_sst2": 25.0, "glue_rte": -5.0}  # their mean is 0
 
 
 def made_result(recipe: str, seed: int, scale: str = "mini", groups=("glue", "squad"), **changes) -> Result:
-  """The same for the same recipe and seed, everywhere."""
+  """Returns a result that depends only on recipe and seed."""
   paper = next((row.paper for table in TABLES.values() for row in table.rows if row.recipe == recipe), BASELINE)
   draw = np.random.default_rng([zlib.crc32(recipe.encode()), seed])
   scores, tasks = {}, {}
@@ -58,7 +58,7 @@ def made_result(recipe: str, seed: int, scale: str = "mini", groups=("glue", "sq
 def write_sweep(
   folder: Path, tables=(2, 4, 5, 6, 7), seeds=2, without=(), failed=(), scale: str = "mini", groups=("glue", "squad")
 ) -> Path:
-  """A sweep directory; `without` and `failed` are pairs (recipe, seed) that are not there."""
+  """Writes a sweep directory; `without` and `failed` are pairs (recipe, seed) that have no result."""
   recipes = recipes_of(find_tables(tables))
   sweep = {
     "tables": list(tables),

@@ -1,4 +1,4 @@
-"""The token caches of a sweep: tasks whose finished tokens depend on the lengths of rows."""
+"""The token caches of a sweep, for tasks whose tokens depend on the lengths of rows."""
 
 import sys
 
@@ -65,7 +65,7 @@ def cached_inputs(split, lengths):
 
 
 def test_finished_tokens_are_cached_for_the_lengths_of_every_recipe(folder, t5like):
-  """Fine-tuning has its own, multi-task training those of the corpus: half of either is kept, by the task's step."""
+  """Multi-task training uses the lengths of the corpus, fine-tuning its own; the task's step keeps half of either."""
   t5like("ablate", "--table=7", "--table=11", "--rows=3", "--rows=Equal", *SMALL, "--prepare_only")
   ids = TINY.encode("the 0 old men and the 1 seas and ships")
   assert len(ids) > 8

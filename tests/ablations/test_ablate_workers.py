@@ -1,4 +1,4 @@
-"""Several workers of one machine: what they share, who is started again, and what their end means. Real processes."""
+"""Several worker processes on one machine: shared devices, restarts and exit statuses."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from t5like.ablations.sweep import local_workers as ablate_workers
 from t5like.ablations.sweep.local_workers import DEVICE_LOST, check_workers, mps_hint, run_workers
 from t5like.errors import UserError
 
-# A worker that notes how it was started, and then does what it is told.
+# A worker that records its environment and then behaves as requested.
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
@@ -50,7 +50,7 @@ def starts(folder: Path) -> list[str]:
   return [path.read_text() for path in sorted(folder.glob("started-*"))]
 
 
-def test_workers_share_device_and_memory_and_say_who_speaks(tmp_path, capfd):
+def test_workers_share_device_and_memory_and_prefix_their_output(tmp_path, capfd):
   assert run_workers(command(tmp_path, "finishes"), 4) == 0
   assert starts(tmp_path) == ["0.25 0.225"] * 4
   assert sorted(capfd.readouterr().out.splitlines()) == [f"[{number}] at work" for number in (1, 2, 3, 4)]
@@ -61,16 +61,16 @@ def test_workers_share_device_and_memory_and_say_who_speaks(tmp_path, capfd):
   [
     ("killed once", 0, 3),
     ("lost", DEVICE_LOST, 2 * (1 + ablate_workers._RESTARTS)),
-    ("failures", 1, 2),  # of runs: a new worker would try them again and again
+    ("failures", 1, 2),  # of runs: a restarted worker would retry them forever
     ("no data", 2, 0),
   ],
 )
-def test_what_a_new_process_mends_is_started_again(tmp_path, behavior, status, started):
+def test_workers_are_restarted_after_recoverable_failures(tmp_path, behavior, status, started):
   assert run_workers(command(tmp_path, behavior), 2) == status
   assert len(starts(tmp_path)) == started
 
 
-def test_a_signal_reaches_all_workers_and_none_is_started_again(tmp_path):
+def test_a_signal_reaches_all_workers_and_none_is_restarted(tmp_path):
   call = f"run_workers({command(tmp_path, 'waits')}, 2)"
   code = f"import sys; from t5like.ablations.sweep.local_workers import run_workers; sys.exit({call})"
   process = subprocess.Popen([sys.executable, "-c", code])
@@ -86,16 +86,16 @@ def test_a_signal_reaches_all_workers_and_none_is_started_again(tmp_path):
       os.kill(int(path.name.removeprefix("ready-")), 0)
 
 
-def test_workers_are_of_one_machine():
+def test_workers_are_for_one_machine():
   check_workers(8, (None, None, None))
   check_workers(1, ("host:1234", 2, 0))
-  with pytest.raises(UserError, match="--workers=0"):
+  with pytest.raises(UserError, match="invalid --workers: 0"):
     check_workers(0, (None,))
   with pytest.raises(UserError, match="one machine"):
     check_workers(2, ("host:1234", None, None))
 
 
-def test_gpu_processes_that_would_take_turns_are_told(tmp_path):
+def test_a_hint_is_printed_if_gpu_processes_would_take_turns(tmp_path):
   assert mps_hint(driver=tmp_path / "none", pipes=tmp_path) == ""
   assert "nvidia-cuda-mps-control -d" in mps_hint(driver=tmp_path, pipes=tmp_path)
   (tmp_path / "control").touch()

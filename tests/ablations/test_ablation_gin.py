@@ -1,4 +1,4 @@
-"""Every recipe at every scale: it loads, builds, and trains what the paper's tables say."""
+"""Every recipe at every scale loads, builds, and matches the paper's tables."""
 
 import functools
 import re
@@ -16,13 +16,13 @@ from t5like.objectives import CATALOGUE, Lengths
 GIN = Path(__file__).resolve().parents[2] / "gin"
 SCALES = ("paper", "small", "mini", "smoke")
 
-# T5 paper, by way of the original code: tokens of inputs and targets at 512 (end-of-sequence counted on both sides).
+# Target tokens for 512 input tokens in the original T5 code (EOS counted on both sides).
 TARGETS = {
   "prefix_lm": 512, "deshuffling": 512, "bert_style": 512, "mass_style": 512, "iid_replace_spans": 192,
   "iid_drop_tokens": 104, "iid_replace_spans_25_percent": 256,
   "iid_replace_spans_50_percent": 512, "span_corruption_2": 126, "span_corruption": 114, "span_corruption_5": 105,
   "span_corruption_10": 99,
-  # The original code's 103 cuts a third of its targets: 137 leaves room for all but one in 700.
+  # The original code's 103 truncates a third of its targets: 137 fits all but one in 700.
   "iid_replace_spans_10_percent": 137,
 }  # fmt: skip
 LAYERS = {"encoder_decoder": (12, 12), "shared": (12, 12), "six_layers": (6, 6), "lm": (0, 12), "prefix_lm": (0, 12)}
@@ -41,7 +41,7 @@ def build(*files, **macros):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_the_papers(name):
+def test_a_recipe_matches_the_paper(name):
   recipe = RECIPES[name]
   made = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
   config = made.model.config
@@ -59,7 +59,7 @@ def test_a_recipe_is_the_papers(name):
   lengths = made.objective.lengths(512)
   if recipe.objective == "lm":
     assert (lengths.inputs, lengths.targets) == (0, 512)
-  else:  # our variant of the paper closes random spans with one more sentinel than the original code does
+  else:  # unlike the original code, ours ends the targets of span corruption with one more sentinel
     one_more = recipe.objective.startswith("span_corruption")
     assert (lengths.inputs, lengths.targets) == (512, TARGETS[recipe.objective] + one_more)
   assert made.unique_tokens == recipe.unique_tokens
@@ -68,7 +68,7 @@ def test_a_recipe_is_the_papers(name):
 
 
 def test_mixed_recipes_have_the_papers_rates():
-  """Equal: 20 tasks, the corpus among them. K = 2^16: QQP and MNLI are no more than the corpus. T = 2: square roots."""
+  """Equal: 20 tasks including the corpus. K = 2^16: QQP and MNLI are capped like the corpus. T = 2: square roots."""
   name = "encoder_decoder/iid_replace_spans/mixed_{}".format
   equal = build(RECIPES[name("equal")].gin_file)
   assert equal.mix == pytest.approx(dict.fromkeys(equal.mix, 1 / 20)) and len(equal.mix) == 20 and "c4" in equal.mix
@@ -83,7 +83,7 @@ def test_mixed_recipes_have_the_papers_rates():
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_scales_change_sizes_and_steps_only(scale):
-  """Architecture and objective stay those of the recipe; half the depth is half of whatever the scale has."""
+  """Architecture and objective stay those of the recipe; "six layers" is half the depth of the scale."""
   file = f"ablations/scales/{scale}.gin"
   base = build(RECIPES["encoder_decoder/span_corruption_5"].gin_file, file)
   halved = build(RECIPES["six_layers/prefix_lm"].gin_file, file)
@@ -94,7 +94,7 @@ def test_scales_change_sizes_and_steps_only(scale):
   assert base.objective == CATALOGUE["span_corruption_5"]
   repeated = build(RECIPES["encoder_decoder/iid_replace_spans/unique_2_27"].gin_file, file)
   seen = repeated.steps * repeated.batch_size * repeated.lengths["inputs"]
-  assert seen / repeated.unique_tokens == (256 if scale != "smoke" else 32)  # two rows of 64 rows at least
+  assert seen / repeated.unique_tokens == (256 if scale != "smoke" else 32)  # at least two of its 64 rows
   tuned = build(
     RECIPES["encoder_decoder/iid_replace_spans/unique_2_27"].gin_file, "ablations/finetune.gin", file,
     TASK="squad", INIT_FROM="somewhere",
@@ -102,8 +102,8 @@ def test_scales_change_sizes_and_steps_only(scale):
   assert tuned.objective is None and tuned.unique_tokens is None and tuned.packs
   assert tuned.model == base.model and tuned.eval_period > 0
   configuration.load([RECIPES["lm/lm"].gin_file, file], [("MODEL_DIR", "unused")])
-  told = configuration.build("scale")
-  assert (told.pretrain_steps, told.finetune_steps) == (base.steps, tuned.steps)
+  built = configuration.build("scale")
+  assert (built.pretrain_steps, built.finetune_steps) == (base.steps, tuned.steps)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -124,8 +124,8 @@ def test_a_header_has_the_commands_the_hours_and_the_papers_scores(name):
   speed = 16 * 275e12 * 0.4 * 3600
   if recipe.objective:
     hours = phase_flops(made.model, 128, made.objective.lengths(512)) * made.steps / speed
-    said = re.search(r"([\d.]+) h (?:of pre-training|in all)", header)
-    assert float(said[1]) == pytest.approx(hours, abs=0.06)
+    stated = re.search(r"([\d.]+) h (?:of pre-training|in total)", header)
+    assert float(stated[1]) == pytest.approx(hours, abs=0.06)
   if not recipe.mixing:
     hours = phase_flops(made.model, 128, Lengths(512, 512, 114)) * 2**18 / speed
     assert float(re.search(r"([\d.]+) h of fine-tuning", header)[1]) == pytest.approx(hours, abs=0.06)
@@ -147,11 +147,11 @@ def test_no_recipe_file_is_left_over():
     ({"UNIQUE_TOKENS": "2.5"}, "a whole number or None"),
   ],
 )
-def test_mixtures_and_limits_that_cannot_work_are_refused(macros, message):
+def test_invalid_mixtures_and_limits_are_rejected(macros, message):
   with pytest.raises(UserError, match=message):
     build(RECIPES["encoder_decoder/iid_replace_spans"].gin_file, **macros)
 
 
-def test_unique_tokens_are_for_a_corpus():
+def test_unique_tokens_require_a_corpus():
   with pytest.raises(UserError, match="this run has no objective"):
     build(RECIPES["encoder_decoder/no_pretraining"].gin_file, TASK="squad", UNIQUE_TOKENS=100)

@@ -1,15 +1,15 @@
-"""Which tasks are trained together, and what counts in which column."""
+"""Fine-tuning mixtures, and the columns of the paper's tables."""
 
 import pytest
 
-from t5like.ablations.benchmarks import find_unit, group_of, group_scores
+from t5like.ablations.benchmarks import group_of, group_scores, parse_mixture
 from t5like.ablations.tables import BASELINE, BASELINE_TASKS
 from t5like.errors import UserError
 from t5like.tasks.metrics.benchmarks import task_score
 
 
 def test_the_papers_own_scores_average_to_its_own_glue_column():
-  """Table 16's baseline, task by task, gives the 83.28 and 80.88 of Table 1."""
+  """Table 16's scores of the baseline average to the 83.28 and 80.88 of Table 1."""
   scores = {task: task_score(task, metrics) for task, metrics in BASELINE_TASKS.items()}
   groups = group_scores(scores)
   assert groups["glue"] == pytest.approx(BASELINE["glue"], abs=0.01)
@@ -26,12 +26,12 @@ def test_groups_and_metrics():
   assert task_score("snli", {"accuracy": 60.0}) == 60.0
 
 
-def test_units_are_tasks_benchmarks_or_both():
-  glue = find_unit("glue")
+def test_mixtures_are_tasks_benchmarks_or_both():
+  glue = parse_mixture("glue")
   assert len(glue.trained) == 8 and "glue_mnli" in glue.trained
   assert len(glue.evaluated) == 9 and {"glue_mnli_matched", "glue_mnli_mismatched"} <= set(glue.evaluated)
-  more = find_unit("super_glue+squad")
+  more = parse_mixture("super_glue+squad")
   assert "dpr" in more.trained and "dpr" not in more.evaluated and "squad" in more.evaluated
-  assert find_unit("snli").trained == find_unit("snli").evaluated == ("snli",)
+  assert parse_mixture("snli").trained == parse_mixture("snli").evaluated == ("snli",)
   with pytest.raises(UserError):
-    find_unit("squad+")
+    parse_mixture("squad+")

@@ -1,4 +1,4 @@
-"""One worker for each piece of work, whoever dies when."""
+"""A run has at most one worker, whichever process dies when."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def start(folder, name):
   )
 
 
-def test_a_killed_worker_is_replaced_and_one_that_lives_is_not(tmp_path):
+def test_a_killed_worker_is_replaced_and_a_live_one_is_not(tmp_path):
   worker = start(tmp_path, "run")
   assert worker.stdout.readline() == "taken\n"
   claims = Claims(tmp_path)
@@ -35,13 +35,13 @@ def test_a_killed_worker_is_replaced_and_one_that_lives_is_not(tmp_path):
   worker.send_signal(signal.SIGKILL)
   worker.wait()
   assert claims.holder("run") is None
-  with claims.take("run") as claim:  # at once: the process is known to be gone
+  with claims.take("run") as claim:  # immediately: the process is known to be gone
     assert claim.is_ours
     assert claims.take("run") is None
   assert claims.take("run") is not None  # released
 
 
-def test_only_one_of_many_gets_a_dead_claim(tmp_path):
+def test_only_one_of_many_takes_over_a_stale_claim(tmp_path):
   (tmp_path / "run.1").write_text(json.dumps({"place": "elsewhere", "pid": 1, "began": 1}))
   os.utime(tmp_path / "run.1", (time.time() - 1000,) * 2)
   taken, barrier = [], threading.Barrier(8)
@@ -59,14 +59,14 @@ def test_only_one_of_many_gets_a_dead_claim(tmp_path):
   assert len(taken) == 1
 
 
-def test_a_worker_of_another_machine_is_dead_when_it_is_silent(tmp_path):
+def test_a_claim_from_another_machine_is_stale_without_heartbeats(tmp_path):
   claims = Claims(tmp_path, stale_after_seconds=30.0)
   (tmp_path / "run.1").write_text(json.dumps({"place": "elsewhere", "pid": os.getpid(), "began": 1}))
   assert claims.take("run") is None
   os.utime(tmp_path / "run.1", (time.time() - 31,) * 2)
   second = claims.take("run")
   assert second is not None
-  # The first was only slow: what it finishes now must not be written down.
+  # If the first worker was only slow, it must not write its result any more.
   from t5like.ablations.sweep.claims import Claim
 
   assert not Claim(claims, "run", 1, tmp_path / "run.1", 1.0).is_ours and second.is_ours
@@ -77,7 +77,7 @@ def test_a_heartbeat_keeps_a_claim_alive(tmp_path):
   with claims.take("run"):
     path = tmp_path / "run.1"
     holder = json.loads(path.read_text())
-    path.write_text(json.dumps({**holder, "place": "elsewhere"}))  # as others see it
+    path.write_text(json.dumps({**holder, "place": "elsewhere"}))  # as seen from another machine
     os.utime(path, (time.time() - 100,) * 2)
     deadline = time.monotonic() + 10
     while claims.holder("run") is None and time.monotonic() < deadline:
@@ -86,6 +86,6 @@ def test_a_heartbeat_keeps_a_claim_alive(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
-def test_a_claim_that_is_just_being_written_is_respected(tmp_path, text):
+def test_a_claim_that_is_being_written_is_respected(tmp_path, text):
   (tmp_path / "run.1").write_text(text)
   assert Claims(tmp_path).take("run") is None

@@ -1,4 +1,4 @@
-"""The examples of objectives that a user's module registers, in the report of a sweep."""
+"""Examples of objectives from a user's module, in the report of a sweep."""
 
 import sys
 
@@ -7,9 +7,9 @@ from report_sweeps import made_result, write_sweep
 
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.sweep.collect import custom_example
-from t5like.ablations.sweep.plan import Planner, Settings
+from t5like.ablations.sweep.plan import plan_sweep
 from t5like.ablations.sweep.results import write_result
-from t5like.experiments.reading import register_configurables
+from t5like.ablations.sweep.settings import SweepSettings
 from t5like.objectives import CATALOGUE
 from t5like.objectives.span_corruption import SpanCorruption
 
@@ -39,19 +39,17 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", ["by_task", "by_name"])
-def test_a_recipe_is_known_by_the_objective_that_it_trains_with(folder, recipe):
-  register_configurables()
-  own = {f"own/{recipe}": str(folder / f"{recipe}.gin")}
-  settings = Settings([], list(own), "smoke", 1, ["snli"], [], own)
-  (run,) = Planner(folder / "sweep", settings).runs(list(own), 1)
-  found = custom_example(run.parts[0])
+def test_the_example_shows_the_objective_that_a_recipe_trains_with(folder, recipe):
+  custom = {f"own/{recipe}": str(folder / f"{recipe}.gin")}
+  (run,) = plan_sweep(folder / "sweep", SweepSettings([], [], "smoke", 1, ["snli"], [], custom)).runs({})
+  found = custom_example(run.jobs[0])
   assert found["objective"] == "half_corruption"
   hidden = len(found["targets"].split()) - len([word for word in found["targets"].split() if word.startswith("<")])
   assert hidden == pytest.approx(0.5 * len(TEXT.split()), abs=1)
 
 
-def test_older_results_take_the_name_of_the_recipe_from_modules_that_the_command_names(folder, t5like):
-  """Their runs wrote nothing down; code that only the sweep itself names is not run."""
+def test_examples_of_older_results_need_the_modules_on_the_command_line(folder, t5like):
+  """Their runs recorded no example, and a report does not run code that only the sweep names."""
   write_sweep(folder, tables=(6,), seeds=1)
   write_result(folder, made_result("own/half_corruption", 0))
   command = ["ablate", "--report", f"--sweep_dir={folder}", f"--output={folder / 'report'}"]

@@ -1,4 +1,4 @@
-"""What we measured and show: the file in the package, the table in the README and the scale agree."""
+"""The measured results in the package agree with the tables in the READMEs and with the scale."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,14 @@ import pytest
 from t5like import configuration
 from t5like.ablations.report.comparison import compare
 from t5like.ablations.report.data import read_export
-from t5like.ablations.report.text import readme_table
+from t5like.ablations.report.text import readme_table, score
 from t5like.ablations.tables import RECIPES, TABLES
 from t5like.cli.main import main
 from t5like.experiments.reading import register_configurables
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 README = (REPOSITORY / "README.md").read_text()
+ABLATIONS_README = (REPOSITORY / "gin/ablations/README.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +30,10 @@ def test_every_row_of_the_five_tables_was_run_with_two_seeds(measured):
   assert runs == {(recipe, seed) for number in tables for recipe in TABLES[number].recipes for seed in (0, 1)}
 
 
-def test_the_readme_shows_it(measured):
+def test_the_readme_of_the_ablations_has_all_rows(measured):
   comparison = compare(measured)
-  assert readme_table(comparison) in README
-  section = " ".join(README.split("## The paper's tables at mini scale")[1].split("\n## ")[0].split())
+  assert readme_table(comparison) in ABLATIONS_README
+  section = " ".join(ABLATIONS_README.split("## Results at mini scale")[1].split("\n## ")[0].split())
   spreads = {group: f"{spread.deviation:.2f}" for group, spread in comparison.spreads.items()}
   assert f"(GLUE {spreads['glue']}, SQuAD {spreads['squad']}, over all rows)" in section
   squad, glue = (comparison.correlations[group] for group in ("squad", "glue"))
@@ -40,8 +41,20 @@ def test_the_readme_shows_it(measured):
   assert f"({glue.spearman:+.2f}, p = {glue.spearman_p:.2f})" in section
 
 
-def test_the_scale_is_still_what_it_was(measured):
-  """Other steps or sizes would need other results."""
+def test_the_readme_has_an_excerpt(measured):
+  comparison = compare(measured)
+  section = README.split("## Ablations\n")[1].split("\n## ")[0]
+  header, _, *rows, last = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")]
+  assert header[0].startswith("SQuAD") and rows
+  cells = {row.name: row.cells["squad"] for table in comparison.tables for row in table.own_rows}
+  for name, ours, paper in rows:
+    assert (ours, paper) == (score(cells[name]), f"{cells[name].paper:.2f}")
+  squad = comparison.correlations["squad"]
+  assert f"{squad.spearman:+.2f}, p = {squad.spearman_p:.3f}" in last[1]
+
+
+def test_the_scale_has_not_changed(measured):
+  """Other steps or sizes would need new results."""
   register_configurables()
   for result in measured.results:
     configuration.load(
@@ -57,13 +70,13 @@ def test_the_scale_is_still_what_it_was(measured):
     assert result.cost["pretraining"].tokens == tokens
 
 
-def test_it_names_no_machine(measured):
+def test_the_file_is_small_and_contains_no_paths(measured):
   text = (REPOSITORY / "t5like/ablations/measured/mini.json").read_text()
   assert not re.search(r'"[^"]*(/home|/root|/tmp|/work)', text)
   assert len(text) < 100_000
 
 
-def test_its_report_is_a_command(tmp_path, capsys):
+def test_the_report_can_be_written_from_the_file(tmp_path, capsys):
   assert main(["ablate", "--report", "--from=mini", f"--output={tmp_path}"]) == 0
   assert "42 finished runs of 21 recipes" in capsys.readouterr().out
   assert (tmp_path / "report.html").is_file()

@@ -1,4 +1,4 @@
-"""The paper's numbers, typed in a second time from the paper: both must agree."""
+"""The paper's scores, transcribed a second time: both copies must agree."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ PAPER = """
 """  # noqa: E501
 
 
-def test_the_scores_are_the_papers():
+def test_the_scores_match_the_paper():
   expected: dict[int, list[float]] = {}
   for line in PAPER.strip().splitlines():
     number, *values = line.split()
@@ -40,10 +40,10 @@ def test_every_row_has_a_recipe_and_the_baseline_is_one():
   shared = [t.number for t in TABLES.values() if tables.BASELINE_RECIPE in t.recipes]
   assert shared == [2, 5, 6, 7, 9, 11]
   assert recipes_of(find_tables([5, 6])).count(tables.BASELINE_RECIPE) == 1
-  assert len(recipes_of(find_tables([2, 4, 5, 6, 7]))) == 10 + 2 + 2 + 3 + 4  # each row that no table before it has
+  assert len(recipes_of(find_tables([2, 4, 5, 6, 7]))) == 10 + 2 + 2 + 3 + 4  # rows that are not in an earlier table
 
 
-def test_rows_are_chosen_by_name_or_recipe():
+def test_rows_are_selected_by_name_or_recipe():
   chosen = recipes_of(find_tables([7]), ["3", "encoder_decoder/span_corruption_10"])
   assert chosen == ["encoder_decoder/span_corruption", "encoder_decoder/span_corruption_10"]
   assert recipes_of(find_tables([7]), [tables.NO_PRETRAINING_RECIPE]) == [tables.NO_PRETRAINING_RECIPE]
@@ -54,7 +54,7 @@ def test_rows_are_chosen_by_name_or_recipe():
 
 
 def test_rates_follow_the_papers_formulas():
-  """By hand: 4 tasks of 1, 4, 16 and 100 examples."""
+  """Computed by hand for 4 tasks of 1, 4, 16 and 100 examples."""
   sizes = {"a": 1, "b": 4, "c": 16, "d": 100}
   assert mixing_rates(sizes, "equal") == {"a": 0.25, "b": 0.25, "c": 0.25, "d": 0.25}
   limited = mixing_rates(sizes, "proportional", maximum=19)

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: differences, ties, orders and claims of small sweeps that can be counted by hand."""
+"""Comparison with the paper: differences, ties, rankings and conclusions of small sweeps, computed by hand."""
 
 import csv
 import dataclasses
@@ -21,7 +21,7 @@ from t5like.ablations.tables import BASELINE_RECIPE, GROUPS, STANDARD_DEVIATION,
 from t5like.errors import UserError
 
 ED = "encoder_decoder/"
-# Of Table 7, by recipe: the scores of two seeds.
+# The scores of up to two seeds of the recipes in Table 7.
 GLUE = {
   BASELINE_RECIPE: (50.0, 52.0),
   ED + "span_corruption_2": (54.0, 56.0),
@@ -56,23 +56,23 @@ def test_differences_and_ties_of_a_table():
   assert table.groups == ["glue"] and table.not_run == ["cnndm", "squad", "superglue"]
 
 
-def test_the_order_of_rows_against_the_papers():
+def test_the_ranking_of_rows_against_the_papers():
   [table] = compare(by_hand()).tables
-  found = table.correlations["glue"]  # only "3" and "5" have changed places
+  found = table.correlations["glue"]  # only "3" and "5" are swapped
   assert (found.n, found.spearman, found.kendall) == (5, pytest.approx(0.9), pytest.approx(0.8))
   assert found.spearman_p == found.kendall_p == pytest.approx(5 / 120)
 
 
-def test_claims_are_counted():
+def test_conclusions_are_counted():
   spans, ten, iid = check_conclusions(compare(by_hand()))
   assert (spans.ours.holds, spans.ours.of, spans.verdict) == (0, 1, "disagrees")  # 55 - 52 is more than two spreads
   assert (ten.ours.holds, ten.ours.of, ten.ours.holds_clearly, ten.verdict) == (3, 3, 3, "agrees")
   assert (iid.ours.holds, iid.ours.holds_clearly, iid.verdict) == (1, 0, "undecided")  # 52 - 51 may be chance
-  # The paper's own: CNN/DM of length 3 is apart; 10 is not below 3 in SQuAD (81.84 both) nor 5 in CNN/DM.
+  # The paper's own: length 3 is no tie in CNN/DM; 10 is not below 3 in SQuAD (both 81.84) nor below 5 in CNN/DM.
   assert [(c.paper.holds, c.paper.of) for c in (spans, ten, iid)] == [(3, 4), (10, 12), (4, 4)]
 
 
-def test_a_sweep_that_finds_what_the_paper_found_says_so():
+def test_a_sweep_with_the_papers_scores_agrees_with_it():
   results = []
   tables = (5, 6, 7, 9, 11)
   for recipe, paper in {row.recipe: row.paper for number in tables for row in TABLES[number].rows}.items():
@@ -86,7 +86,7 @@ def test_a_sweep_that_finds_what_the_paper_found_says_so():
         assert cell.in_spreads == pytest.approx(cell.paper_in_spreads, abs=1e-6) and cell.tie == cell.paper_tie
     for found in table.correlations.values():
       assert found.spearman == found.kendall == pytest.approx(1)
-  # All orders of Table 11's seven rows in GLUE but its own are worse.
+  # Only the paper's own ranking of Table 11's seven rows agrees as well.
   assert comparison.tables[-1].correlations["glue"].spearman_p == pytest.approx(1 / math.factorial(7))
   assert all(checked.ours == checked.paper for checked in check_conclusions(comparison))
   summary = summarize(comparison)
@@ -96,18 +96,19 @@ def test_a_sweep_that_finds_what_the_paper_found_says_so():
     for cell in cells.values()
   )
   assert f"{clear} clear differences" in summary.findings[0]
-  assert f"same way in {clear}, beyond our own band in {clear}; the other way in 0" in summary.findings[0]
+  expected = f"same sign in {clear}, {clear} of them beyond our own band, and the opposite sign in 0"
+  assert expected in summary.findings[0]
   assert not summary.missing and not summary.cautions
 
 
-def test_every_claim_holds_in_most_of_the_papers_own_comparisons():
+def test_every_conclusion_holds_in_most_of_the_papers_own_comparisons():
   data = ReportData({"tables": list(TABLES), "scale": "mini", "seeds": 2}, [made_result(BASELINE_RECIPE, 0)], [])
   checked = check_conclusions(compare(data))
   assert len(checked) == len(CONCLUSIONS)
   assert all(claim.paper.holds >= 0.75 * claim.paper.of > 0 for claim in checked)
 
 
-def test_a_table_without_the_baseline_is_compared_to_it_still():
+def test_a_table_without_the_baseline_is_still_compared_to_it():
   scores = {ED + "prefix_lm": (40.0, 42.0), ED + "deshuffling": (30.0, 32.0), BASELINE_RECIPE: (49.0, 51.0)}
   comparison = compare(by_hand(scores, tables=(4,)))
   [table] = comparison.tables
@@ -115,7 +116,7 @@ def test_a_table_without_the_baseline_is_compared_to_it_still():
   assert reference.reference and reference.recipe == BASELINE_RECIPE and not reference.cells["glue"].tie
   assert own[0].cells["glue"].difference == -9 and own[0].cells["glue"].tie
   assert own[1].results == [] and own[1].cells["glue"].mean is None  # BERT-style was not run
-  assert table.correlations["glue"] is None  # two rows have no order to speak of
+  assert table.correlations["glue"] is None  # two rows are too few
 
 
 def test_one_seed_has_no_spread_and_no_ties():
@@ -124,13 +125,13 @@ def test_one_seed_has_no_spread_and_no_ties():
   cells = [row.cells["glue"] for row in comparison.tables[0].rows]
   assert comparison.spreads["glue"] is None
   assert all(cell.in_spreads is None and not cell.tie and cell.difference is not None for cell in cells)
-  assert any("spread of seeds is not known" in text for text in summarize(comparison).cautions)
-  assert check_conclusions(comparison)[0].verdict == "not run"  # ties cannot be told without a spread
+  assert any("standard deviation over seeds is unknown" in text for text in summarize(comparison).cautions)
+  assert check_conclusions(comparison)[0].verdict == "not run"  # ties need a standard deviation
 
 
-def test_what_is_missing_is_said(tmp_path):
-  gone = [(ED + "mass_style", 0), (ED + "mass_style", 1), (ED + "iid_drop_tokens", 1)]
-  folder = write_sweep(tmp_path, tables=(5,), without=gone, failed=[(ED + "bert_style", 1)])
+def test_missing_runs_are_reported(tmp_path):
+  missing = [(ED + "mass_style", 0), (ED + "mass_style", 1), (ED + "iid_drop_tokens", 1)]
+  folder = write_sweep(tmp_path, tables=(5,), without=missing, failed=[(ED + "bert_style", 1)])
   data = read_sweep(folder)
   text = "\n".join(summarize(compare(data)).missing)
   assert f"Not run: {ED}mass_style." in text and f"{ED}iid_drop_tokens (seed 1)" in text
@@ -140,7 +141,7 @@ def test_what_is_missing_is_said(tmp_path):
   assert rows == ["| MASS-style | – | 82.32 | – | −4.1 | – | 80.10 | – | −2.3 | not run |"]
 
 
-def test_runs_of_another_scale_or_of_other_tasks_are_left_out(tmp_path):
+def test_runs_at_another_scale_or_on_other_tasks_are_left_out(tmp_path):
   folder = write_sweep(tmp_path, tables=(7,))
   write_result(folder, made_result(ED + "span_corruption_2", 0, scale="small"))
   other = made_result(ED + "span_corruption_5", 1)
@@ -158,7 +159,7 @@ def test_runs_of_another_scale_or_of_other_tasks_are_left_out(tmp_path):
   )
 
 
-def test_recipes_of_ones_own_and_tasks_of_ones_own_are_shown():
+def test_custom_recipes_and_tasks_are_shown():
   scores = {**GLUE, "own/emoji_noise": (58.0, 60.0), ED + "no_pretraining": (30.0, 31.0)}
   first, seventh, own = compare(by_hand(scores)).tables
   assert [row.name for row in first.rows] == ["Baseline", "No pre-training"] and seventh.number == 7
@@ -170,7 +171,7 @@ def test_recipes_of_ones_own_and_tasks_of_ones_own_are_shown():
   assert "| row | other tasks ours |" in markdown(compare(by_hand(group="other")), EnergyAssumptions())
 
 
-def test_export_gives_the_same_report_and_names_no_folder(tmp_path):
+def test_an_export_gives_the_same_report_and_contains_no_paths(tmp_path):
   data = read_sweep(write_sweep(tmp_path / "sweep", tables=(5, 7), failed=[(ED + "mass_style", 0)]))
   file = tmp_path / "measured" / "mini.json"
   write_export(file, data)
@@ -189,24 +190,27 @@ def test_export_gives_the_same_report_and_names_no_folder(tmp_path):
   [
     ("{", "cannot read"),
     ("[]", "expected a JSON object"),
-    ('{"format": 9, "sweep": {}}', "no exported sweep of format 1"),
-    ('{"format": 1, "sweep": {"scale": "mini"}, "results": []}', "does not say the sweep's tables"),
-    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": [{"recipe": "x"}]}', "no result of a sweep"),
-    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": 7}', "something else than runs"),
-    ('{"format": 1, "sweep": {"scale": "mini", "tables": 7}, "results": []}', "does not say the sweep's tables"),
-    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": []}', "no finished run of scale mini"),
+    ('{"format": 9, "sweep": {}}', "not an exported sweep of format 1"),
+    ('{"format": 1, "sweep": {"scale": "mini"}, "results": []}', "no 'tables' of the sweep"),
+    (
+      '{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": [{"recipe": "x"}]}',
+      "not a result file of a sweep",
+    ),
+    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": 7}', "invalid runs"),
+    ('{"format": 1, "sweep": {"scale": "mini", "tables": 7}, "results": []}', "no 'tables' of the sweep"),
+    ('{"format": 1, "sweep": {"scale": "mini", "tables": [7]}, "results": []}', "no finished runs at mini scale"),
   ],
 )
-def test_a_file_that_is_no_export_is_refused(tmp_path, text, message):
+def test_an_invalid_export_is_rejected(tmp_path, text, message):
   (tmp_path / "x.json").write_text(text)
   with pytest.raises(UserError, match=message):
     read_export(tmp_path / "x.json")
 
 
-def test_a_run_that_is_there_twice_is_refused(tmp_path):
+def test_duplicate_runs_are_rejected(tmp_path):
   data = by_hand()
   write_export(tmp_path / "x.json", dataclasses.replace(data, results=[*data.results, data.results[0]]))
-  with pytest.raises(UserError, match="there twice"):
+  with pytest.raises(UserError, match="duplicate runs"):
     read_export(tmp_path / "x.json")
 
 
@@ -234,7 +238,7 @@ def test_the_table_for_a_readme():
   ]
 
 
-def test_costs_are_summed_once_a_recipe():
+def test_costs_are_summed_once_per_recipe():
   cost = {
     "pretraining": Cost("NVIDIA H200", 1, 3000.0, 4e15, 6000),
     "finetuning": Cost("NVIDIA H200", 1, 600.0, 1e15, 170),
@@ -244,10 +248,10 @@ def test_costs_are_summed_once_a_recipe():
   assumptions = EnergyAssumptions(watts=500.0, pue=1.2, co2e=0.4)
   [one] = recipe_costs(results, assumptions)
   assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 12_340)
-  assert cost_line(one)[1:4] == ["2", "10 P", "12,340"]  # as run cards write them
+  assert cost_line(one)[1:4] == ["2", "10 P", "12,340"]  # formatted as in run cards
   assert one.hours("pretraining") == pytest.approx(6000 / 3600) and one.hours("total") == pytest.approx(2)
   assert one.kilowatt_hours == pytest.approx(2 * 0.5 * 1.2) and one.kilograms == pytest.approx(2 * 0.5 * 1.2 * 0.4)
-  # A data sheet's 700 W of an H200, 85% of it drawn, 35% more for the machine; a building's 1.1.
+  # 700 W of an H200 (data sheet), 85% of it drawn, 35% more for the host; PUE 1.1.
   [by_kind] = recipe_costs(results, EnergyAssumptions())
   assert by_kind.kilowatt_hours == pytest.approx(2 * 0.7 * 0.85 * 1.35 * 1.1)
   on_cpu = {part: dataclasses.replace(of_part, device="cpu") for part, of_part in cost.items()}
@@ -255,7 +259,7 @@ def test_costs_are_summed_once_a_recipe():
   unknown = total_cost(results, EnergyAssumptions())
   assert unknown.runs == 3 and unknown.kilowatt_hours is None and unknown.kilograms is None
   text = assumptions_text(results, EnergyAssumptions())
-  assert "803 W for NVIDIA H200" in text and "The power of cpu is not known" in text
+  assert "803 W for NVIDIA H200" in text and "The power of cpu is unknown" in text
 
 
 def test_examples_show_what_objectives_do():
@@ -284,10 +288,10 @@ def test_examples_show_what_objectives_do():
     assert text == TEXT
 
 
-def test_json_of_a_sweep_directory_that_is_none(tmp_path):
+def test_an_invalid_sweep_directory_is_rejected(tmp_path):
   with pytest.raises(UserError, match="no sweep in"):
     read_sweep(tmp_path)
   (tmp_path / "sweep.json").write_text(json.dumps({"tables": [8], "scale": "mini"}))
   write_result(tmp_path, made_result(BASELINE_RECIPE, 0))
-  with pytest.raises(UserError, match="no table 8"):
+  with pytest.raises(UserError, match="unknown table 8"):
     compare(read_sweep(tmp_path))

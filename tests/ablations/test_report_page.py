@@ -1,4 +1,4 @@
-"""The page itself: in a real browser, and by what is written in it."""
+"""The HTML page, in a real browser and as text."""
 
 import re
 import xml.etree.ElementTree as ElementTree
@@ -65,9 +65,9 @@ def from_css(color: str) -> tuple[float, ...]:
   return tuple(map(float, re.findall(r"[\d.]+", color)[:3]))
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["light", "dark"])
-def test_letters_and_marks_stand_out_from_their_ground(report, place):
-  style = re.findall(r":root\s*{(.*?)}", (report / PAGE).read_text(), re.DOTALL)[place]
+@pytest.mark.parametrize("index", [0, 1], ids=["light", "dark"])
+def test_text_and_marks_have_enough_contrast(report, index):
+  style = re.findall(r":root\s*{(.*?)}", (report / PAGE).read_text(), re.DOTALL)[index]
   colors = dict(re.findall(r"--(\w+):(#\w{6});", style))
   assert contrast((255, 255, 255), (0, 0, 0)) == pytest.approx(21)
   for ground in ("ground", "panel", "band"):
@@ -77,13 +77,13 @@ def test_letters_and_marks_stand_out_from_their_ground(report, place):
     assert contrast(from_hex(colors[mark]), from_hex(colors["ground"])) >= 3, mark
 
 
-@pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["phone, dark", "desk, light"])
-def test_in_a_browser(report, browser, width, dark):
+@pytest.mark.parametrize("width, dark", [(390, True), (1280, False)], ids=["phone, dark", "desktop, light"])
+def test_the_page_renders_in_a_browser(report, browser, width, dark):
   browser.requests.clear()
   browser.errors.clear()
   browser.show(report / PAGE, width, dark=dark)
 
-  # The page does not scroll sideways; its tables do, in boxes that a keyboard reaches.
+  # The page does not scroll sideways; its tables do, in boxes reachable by keyboard.
   assert browser.evaluate("[innerWidth, document.documentElement.scrollWidth]") == [width, width]
   overflowing = browser.evaluate(
     "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, pre, svg')"
@@ -96,7 +96,7 @@ def test_in_a_browser(report, browser, width, dark):
   assert len(boxes) >= len(TABLES_RUN) + 3 and all(tab == 0 for tab, _, _ in boxes)
   assert (width == 1280) or any(inner > outer for _, inner, outer in boxes)
 
-  # Every row of every table is there to be seen, under a heading of its own.
+  # Every row of every table is visible, with a row header.
   for number in TABLES_RUN:
     names = browser.evaluate(
       f"[...document.querySelectorAll('#table-{number} tr[data-recipe] th[scope=row]')]"
@@ -117,7 +117,7 @@ def test_in_a_browser(report, browser, width, dark):
   )
   assert letters > 10  # pixels
 
-  # Light or dark as asked for, and nothing is fetched or complained about.
+  # Light or dark as requested; nothing is fetched, no errors are logged.
   ground, text = (
     from_css(browser.evaluate(f"getComputedStyle(document.body).{name}")) for name in ("backgroundColor", "color")
   )
@@ -126,7 +126,7 @@ def test_in_a_browser(report, browser, width, dark):
   assert browser.evaluate("document.scripts.length + document.querySelectorAll('b script').length") == 0
 
 
-def test_what_the_files_say(report):
+def test_the_files_are_complete_and_escaped(report):
   page = (report / PAGE).read_text()
   assert "own/<wbr>&lt;script&gt;alert(1)&lt;/<wbr>script&gt;" in page and "<script" not in page
   assert "out of memory &lt;b&gt;&amp; more&lt;/b&gt;" in page
@@ -170,20 +170,20 @@ def test_ticks_are_round():
 
 def test_the_command(sweep, tmp_path, t5like):
   exported = tmp_path / "small.json"
-  said = t5like("ablate", "--report", f"--sweep_dir={sweep}", f"--output={tmp_path / 'one'}", f"--export={exported}")
+  done = t5like("ablate", "--report", f"--sweep_dir={sweep}", f"--output={tmp_path / 'one'}", f"--export={exported}")
   assert (
-    "Tables 2, 4, 7 and 11 of the T5 paper at mini scale" in said.stdout and "Not run: shared/prefix_lm" in said.stdout
+    "Tables 2, 4, 7 and 11 of the T5 paper at mini scale" in done.stdout and "Not run: shared/prefix_lm" in done.stdout
   )
   t5like("ablate", "--report", f"--from={exported}", f"--output={tmp_path / 'two'}", "--device_watts=650")
   for name in (CSV, README_TABLE):
     assert (tmp_path / "one" / name).read_text() == (tmp_path / "two" / name).read_text()
   assert "650 W" in (tmp_path / "two" / MARKDOWN).read_text()
   for flags, message in (
-    ([], "of one sweep"),
-    ([f"--sweep_dir={sweep}", f"--from={exported}"], "of one sweep"),
-    ([f"--from={exported}"], "needs a folder"),
-    ([f"--sweep_dir={sweep}", "--pue=0.5"], "--pue is at least 1"),
-    ([f"--sweep_dir={sweep}", "--co2e=-3"], "--co2e is at least 0"),
+    ([], "exactly one sweep"),
+    ([f"--sweep_dir={sweep}", f"--from={exported}"], "exactly one sweep"),
+    ([f"--from={exported}"], "--from requires --output"),
+    ([f"--sweep_dir={sweep}", "--pue=0.5"], "invalid --pue: 0.5 (expected at least 1)"),
+    ([f"--sweep_dir={sweep}", "--co2e=-3"], "invalid --co2e: -3 (expected at least 0)"),
     ([f"--sweep_dir={tmp_path}"], "no sweep in"),
   ):
     assert message in t5like("ablate", "--report", *flags, status=2).stderr

@@ -1,4 +1,4 @@
-"""A sweep from end to end at the smallest scale: without TensorFlow, by hand, again, and by two workers."""
+"""Sweeps end to end at the smallest scale: without TensorFlow, manually, resumed, and with two workers."""
 
 import datetime
 import json
@@ -18,7 +18,7 @@ import pytest
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.sweep import local_workers as ablate_workers
 from t5like.ablations.sweep import worker as ablate_run
-from t5like.ablations.sweep.plan import Part, SweepRun
+from t5like.ablations.sweep.plan import SweepRun, TrainJob
 from t5like.ablations.sweep.results import read_failures, read_results, run_name
 from t5like.cli.main import main
 from t5like.training.records.goodput import read_attempts
@@ -32,7 +32,7 @@ SMALL = [
 ]  # fmt: skip
 SPANS = "encoder_decoder/span_corruption"
 
-# As on a machine where these were never installed.
+# Simulates a machine without these packages.
 WITHOUT_TENSORFLOW = """
 import sys
 class Absent:
@@ -51,7 +51,7 @@ def environment(**more):
 
 @pytest.fixture(scope="module")
 def caches(token_caches, tmp_path_factory):
-  """What --prepare_only would build, in a folder of its own."""
+  """Returns a folder with the token caches that --prepare_only would build."""
   folder = tmp_path_factory.mktemp("held_out")
   assert main(["cache", "novels", "--split=validation", "--vocabulary=tiny", f"--out={folder}"]) == 0
   (vocabulary,) = (folder / "novels").iterdir()
@@ -67,17 +67,17 @@ def sweep_folder(folder, caches):
   return folder
 
 
-def blocks_of_the_page() -> tuple[str, str, list[str]]:
-  """The module, the recipe and the command that the page gives."""
+def readme_example() -> tuple[str, str, list[str]]:
+  """Returns the module, the recipe and the command of the README's example."""
   module, recipe, command = re.findall(r"```(?:python)?\n(.*?)```", PAGE.read_text(), re.DOTALL)
   return module, recipe, shlex.split(command)
 
 
 @pytest.fixture(scope="module")
 def swept(caches, tmp_path_factory):
-  """The page's own example with its command, a row of a table, and a recipe that cannot work, without TensorFlow."""
+  """Runs the README's example, a row of a table and a broken recipe, without TensorFlow."""
   home = tmp_path_factory.mktemp("home")
-  module, recipe, command = blocks_of_the_page()
+  module, recipe, command = readme_example()
   (home / "my_objectives.py").write_text(module)
   (home / "reversal.gin").write_text(recipe)
   (home / "broken.gin").write_text(recipe + "TransformerConfig.positions = 'none of them'\n")
@@ -93,19 +93,19 @@ def swept(caches, tmp_path_factory):
   return home, folder, arguments, done
 
 
-def test_every_row_ends_in_a_result_or_a_failure(swept):
+def test_every_run_ends_with_a_result_or_a_failure(swept):
   _, folder, _, done = swept
   assert done.returncode == 1, done.stdout + done.stderr
   results = {result.recipe: result for result in read_results(folder)}
   assert set(results) == {SPANS, "own/reversal"}
   (failure,) = read_failures(folder)
   assert failure.recipe == "own/broken" and "Traceback" in failure.traceback
-  assert "2 of 3 runs are finished" in done.stdout and "failed: own/broken, seed 0" in done.stdout
+  assert "2 of 3 runs finished" in done.stdout and "failed: own/broken, seed 0" in done.stdout
   settings = json.loads((folder / "sweep.json").read_text())
   assert (settings["tables"], settings["seeds"], settings["tasks"]) == ([7], 1, ["snli"])
 
 
-def test_a_result_is_what_its_runs_recorded(swept):
+def test_a_result_matches_the_records_of_its_run(swept):
   _, folder, _, _ = swept
   result = next(r for r in read_results(folder) if r.recipe == SPANS)
   runs = folder / "runs/encoder_decoder.span_corruption-seed0"
@@ -117,7 +117,7 @@ def test_a_result_is_what_its_runs_recorded(swept):
   assert result.curve == [(row["step"], row["loss"]) for row in losses]
   held_out = [row["loss"] for row in read_metrics(runs / "pretrain") if row["kind"] == "eval_loss/novels"]
   assert result.validation_loss == held_out[-1]
-  # By hand: 4 steps of 8 rows; span corruption of 32 inputs has 9 targets (5 tokens, 2 sentinels, 1 more, the end).
+  # 4 steps of 8 rows; span corruption of 32 inputs has 9 targets (5 tokens, 2 sentinels, a final one, EOS).
   assert result.cost["pretraining"].tokens == 4 * 8 * (32 + 9)
   assert result.cost["finetuning"].tokens == 4 * 8 * (48 + 4)
   assert result.cost["total"].device == "cpu" and result.cost["total"].devices == 1
@@ -127,21 +127,20 @@ def test_a_result_is_what_its_runs_recorded(swept):
 
 
 def test_the_objective_of_a_custom_recipe_is_in_the_report(swept, t5like, tmp_path, monkeypatch):
-  """Known by what the run was trained with, not by a name, and reported where its module cannot be imported."""
+  """The run records the example, so that a report does not need the module."""
   _, folder, _, _ = swept
   monkeypatch.chdir(tmp_path)
   exported = tmp_path / "sweep.json"
   t5like("ablate", "--report", f"--sweep_dir={folder}", f"--output={tmp_path / 'one'}", f"--export={exported}")
   t5like("ablate", "--report", f"--from={exported}", f"--output={tmp_path / 'two'}")
-  turned = " ".join(reversed(TEXT.split()))
+  reversed_text = " ".join(reversed(TEXT.split()))
   for page in ("one", "two"):
-    assert f"| reversal | {turned} | {TEXT} |" in (tmp_path / page / "report.md").read_text()
-    assert turned in (tmp_path / page / "report.html").read_text()
+    assert f"| reversal | {reversed_text} | {TEXT} |" in (tmp_path / page / "report.md").read_text()
+    assert reversed_text in (tmp_path / page / "report.html").read_text()
   assert "my_objectives" not in sys.modules
 
 
-def test_the_objective_of_the_page_does_what_it_says(swept):
-  """Its first rows, from the batches that its run was trained on: inputs are the targets from last to first."""
+def test_the_objective_of_the_readme_reverses_its_inputs(swept):
   home, _, _, _ = swept
   script = """
 from t5like.objectives import Draws, Rows
@@ -154,7 +153,7 @@ assert made.targets.tokens[0, :3].tolist() == [5, 6, 7] and made.inputs.lengths.
   subprocess.run([sys.executable, "-c", script], cwd=home, env=environment(), check=True)
 
 
-def test_finished_runs_are_not_run_twice_and_what_was_trained_by_hand_is_picked_up(swept, t5like, monkeypatch):
+def test_finished_runs_are_not_repeated_and_manual_runs_are_picked_up(swept, t5like, monkeypatch):
   home, folder, arguments, _ = swept
   monkeypatch.chdir(home)
   before = next(r for r in read_results(folder) if r.recipe == SPANS)
@@ -164,52 +163,52 @@ def test_finished_runs_are_not_run_twice_and_what_was_trained_by_hand_is_picked_
   untouched = folder / "results/own.reversal-seed0.json"
   written = untouched.stat().st_mtime_ns
   lines = t5like(*arguments, "--list").stdout.splitlines()
-  by_hand = next(line for line in lines if f"{name}/snli" in line)
-  assert by_hand.startswith("t5like train ") and f"# {SPANS}, seed 0" in lines
-  t5like(*shlex.split(by_hand)[1:])
+  manual = next(line for line in lines if f"{name}/snli" in line)
+  assert manual.startswith("t5like train ") and f"# {SPANS}, seed 0" in lines
+  t5like(*shlex.split(manual)[1:])
   out = t5like("ablate", f"--sweep_dir={folder}", status=1).stdout
-  assert "pretrain: finished before" in out and "snli: finished before" in out
+  assert "pretrain: already finished" in out and "snli: already finished" in out
   assert untouched.stat().st_mtime_ns == written
   after = next(r for r in read_results(folder) if r.recipe == SPANS)
   assert (after.tasks, after.curve, after.commands) == (before.tasks, before.curve, before.commands)
 
 
-def test_a_sweep_keeps_what_it_was_begun_with(swept, t5like):
+def test_the_settings_of_a_sweep_cannot_change(swept, t5like):
   _, folder, _, _ = swept
-  refused = t5like("ablate", "--table=7", "--scale=mini", f"--sweep_dir={folder}", status=2)
-  assert "another scale" in refused.stderr
-  refused = t5like("ablate", "--table=7", "--rows=4", f"--sweep_dir={folder}", status=2)
-  assert "no row '4'" in refused.stderr
+  rejected = t5like("ablate", "--table=7", "--scale=mini", f"--sweep_dir={folder}", status=2)
+  assert "a different scale" in rejected.stderr
+  rejected = t5like("ablate", "--table=7", "--rows=4", f"--sweep_dir={folder}", status=2)
+  assert "no row '4'" in rejected.stderr
 
 
-def test_missing_data_are_named_before_anything_is_trained(caches, tmp_path, t5like, capfd):
+def test_missing_data_are_reported_before_training(caches, tmp_path, t5like, capfd):
   folder = sweep_folder(tmp_path / "sweep", caches)
-  refused = t5like(
+  rejected = t5like(
     "ablate", "--table=7", "--rows=3", *SMALL, "--tasks=snli,no_such_task", f"--sweep_dir={folder}", status=2
   )
-  assert "nothing was trained: no_such_task (train)\n" in refused.stderr
-  assert "no task 'no_such_task'" in refused.stderr + capfd.readouterr().err  # the builder's own words
+  assert "(nothing was trained): no_such_task (train)\n" in rejected.stderr
+  assert "no task 'no_such_task'" in rejected.stderr + capfd.readouterr().err  # printed by the builder
   assert not (folder / "runs").exists()
-  assert not (folder / "sweep.json").exists()  # the command with the right task is no other sweep
+  assert not (folder / "sweep.json").exists()  # so that the corrected command does not conflict
 
 
-def test_a_sweep_whose_settings_were_edited_says_what_is_wrong_with_them(t5like, tmp_path):
-  whole = {"tables": [7], "recipes": ["encoder_decoder/span_corruption"], "scale": "smoke", "seeds": 1, "tasks": [],
+def test_invalid_settings_of_a_sweep_are_named(t5like, tmp_path):
+  valid = {"tables": [7], "recipes": ["encoder_decoder/span_corruption"], "scale": "smoke", "seeds": 1, "tasks": [],
            "corpus": []}  # fmt: skip
   for change, because in [
-    ({"recipes": None}, "recipes is None"),
+    ({"recipes": None}, "invalid recipes: None"),
     ({"recipes": []}, "no recipes"),
-    ({"recipes": ["spans"]}, "no recipe called 'spans'"),
-    ({"seeds": "two"}, "seeds is 'two'"),
-    ({"gin": 5}, "gin is 5"),
+    ({"recipes": ["spans"]}, "unknown recipe 'spans'"),
+    ({"seeds": "two"}, "invalid seeds: 'two'"),
+    ({"gin": 5}, "invalid gin: 5"),
     ({"color": 1}, "color"),
   ]:
-    (tmp_path / "sweep.json").write_text(json.dumps(whole | change))
+    (tmp_path / "sweep.json").write_text(json.dumps(valid | change))
     message = t5like("ablate", f"--sweep_dir={tmp_path}", status=2).stderr
-    assert "is no sweep" in message and because in message, message
+    assert "not a sweep directory" in message and because in message, message
 
 
-def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
+def test_multi_task_training_mixes_tasks_and_corpus(caches, tmp_path, t5like):
   """Table 11: half of the rows are text, half are labeled examples, which are scored."""
   folder = sweep_folder(tmp_path / "sweep", caches)
   t5like(
@@ -224,14 +223,14 @@ def test_tasks_and_corpus_are_mixed_in_one_training(caches, tmp_path, t5like):
 
 
 def holder(folder, run) -> dict:
-  """Who has taken a run, and where it is in the middle of it; {} otherwise."""
+  """Returns the claim on a run that is being trained; {} otherwise."""
   path = folder / f"claims/{run}.1"
   found = json.loads(path.read_text() or "{}") if path.is_file() else {}
   return found if not found.get("released") and read_metrics(folder / "runs" / run / "pretrain") else {}
 
 
 def wait_for(process, folder, pid=None) -> tuple[str, int]:
-  """A run that is being trained, by a process of that number or by any, and the process."""
+  """Waits for a run that is being trained by process `pid` or by any; returns the run and the process id."""
   deadline = time.monotonic() + 240
   while True:
     assert time.monotonic() < deadline and process.poll() is None
@@ -254,15 +253,15 @@ def start(folder, *more):
   )
 
 
-@pytest.mark.slow  # two workers, each with its own jax, and a third that takes over
-def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
+@pytest.mark.slow  # three processes with jax
+def test_an_interrupted_worker_stops_and_a_killed_one_is_replaced(caches, tmp_path):
   folder = sweep_folder(tmp_path / "sweep", caches)
   stopped = start(folder, "--gin.PRETRAIN_STEPS=100000")
   wait_for(stopped, folder, stopped.pid)
   stopped.send_signal(signal.SIGTERM)
   out = stopped.communicate(timeout=240)[0]
   assert stopped.returncode == 128 + signal.SIGTERM, out
-  assert "goes on from there" in out and not read_results(folder) and not read_failures(folder)
+  assert "run the same command to resume" in out and not read_results(folder) and not read_failures(folder)
   shutil.rmtree(folder / "claims")
   shutil.rmtree(folder / "runs")
   (folder / "sweep.json").unlink()
@@ -273,15 +272,15 @@ def test_a_worker_stops_when_told_and_of_two_one_is_killed(caches, tmp_path):
   victim.wait()
   out = survivor.communicate(timeout=300)[0]
   assert survivor.returncode == 0, out
-  assert "3 of 3 runs are finished" in out
+  assert "3 of 3 runs finished" in out
   assert len(read_results(folder)) == 3 and not read_failures(folder)
   assert (folder / f"claims/{held}.2").is_file()  # taken over
   taken = [path.name for path in (folder / "claims").iterdir() if path.name.endswith(".1")]
-  assert len(taken) == 3  # and nothing was begun twice by workers that live
+  assert len(taken) == 3  # no run was started twice by live workers
 
 
 @pytest.mark.slow  # three processes with jax
-def test_of_two_workers_of_one_command_the_killed_one_is_started_again(caches, tmp_path):
+def test_a_killed_local_worker_is_restarted(caches, tmp_path):
   folder = sweep_folder(tmp_path / "sweep", caches)
   process = start(folder, "--workers=2")
   _, victim = wait_for(process, folder)
@@ -289,18 +288,18 @@ def test_of_two_workers_of_one_command_the_killed_one_is_started_again(caches, t
   os.kill(victim, signal.SIGKILL)
   out = process.communicate(timeout=300)[0]
   assert process.returncode == 0, out
-  assert "ended with status -9; started again" in out and "3 of 3 runs are finished" in out
+  assert "exited with status -9; restarting" in out and "3 of 3 runs finished" in out
   assert {line[:4] for line in out.splitlines() if line.startswith("[")} == {"[1] ", "[2] "}
   for result in read_results(folder):
-    for part in ("pretrain", "snli"):
-      attempts = read_attempts(folder / "runs" / run_name(result.recipe, result.seed) / part / "goodput.jsonl")
+    for job in ("pretrain", "snli"):
+      attempts = read_attempts(folder / "runs" / run_name(result.recipe, result.seed) / job / "goodput.jsonl")
       assert {attempt["device_share"] for attempt in attempts} == {0.5}
     began, ended = map(datetime.datetime.fromisoformat, (result.started, result.finished))
     assert result.cost["total"].device_seconds <= (ended - began).total_seconds() / 2 + 1
 
 
 def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, monkeypatch):
-  """As a GPU does after some errors: whatever the process computes next fails too."""
+  """After some GPU errors, everything that the process computes next fails too."""
 
   def lost(*_):
     raise jax.errors.JaxRuntimeError("INTERNAL: the device is lost")
@@ -308,7 +307,7 @@ def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, mon
   monkeypatch.setattr(ablate_run, "train_here", lost)
   monkeypatch.setattr(ablate_run.jnp, "ones", lost)
   runs = [
-    SweepRun(recipe, 0, [Part("pretrain", [], [], tmp_path / "runs" / recipe / "pretrain", 1, ())])
+    SweepRun(recipe, 0, [TrainJob("pretrain", [], [], tmp_path / "runs" / recipe / "pretrain", 1, ())])
     for recipe in ("lm/lm", "shared/prefix_lm")
   ]
   assert ablate_run.Worker(tmp_path, "smoke", runs).work() == ablate_workers.DEVICE_LOST

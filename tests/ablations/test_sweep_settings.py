@@ -1,4 +1,4 @@
-"""A sweep's settings as a command gives them, as sweep.json keeps them, and what runs record of their devices."""
+"""Settings of a sweep, from the command line and sweep.json, and the devices that runs record."""
 
 import json
 
@@ -17,8 +17,8 @@ EARLIER = {
 NOTHING = SweepSettings([], [], "", 0, [], [])
 
 
-def test_a_sweep_of_an_earlier_version_is_continued(tmp_path):
-  """Recipes and seeds are added; the file keeps its names, and is left alone where nothing is new."""
+def test_a_sweep_of_an_earlier_version_is_resumed(tmp_path):
+  """Recipes and seeds are added; the file keeps its keys, and is not rewritten if nothing is new."""
   (tmp_path / "sweep.json").write_text(json.dumps(EARLIER))
   found = read_settings(tmp_path)
   assert found.custom_recipes == EARLIER["own"] and found.gin == [["LAYERS", "1"]]
@@ -33,19 +33,19 @@ def test_a_sweep_of_an_earlier_version_is_continued(tmp_path):
   }  # fmt: skip
 
 
-def test_a_plan_takes_from_the_scale_what_a_command_leaves_out(tmp_path):
+def test_a_plan_takes_defaults_from_the_scale(tmp_path):
   planner = plan_sweep(tmp_path, SweepSettings([7], [], "smoke", 0, [], []), ["3"])
   assert (planner.requested.recipes, planner.requested.seeds, planner.requested.tasks) == ([SPANS], 1, ["snli"])
   (run,) = planner.runs({})
-  assert [part.name for part in run.parts] == ["pretrain", "snli"]
-  assert [part.steps for part in run.parts] == [planner.scale.pretrain_steps, planner.scale.finetune_steps]
+  assert [job.name for job in run.jobs] == ["pretrain", "snli"]
+  assert [job.steps for job in run.jobs] == [planner.scale.pretrain_steps, planner.scale.finetune_steps]
   assert planner.vocabulary == "tiny" and not list(tmp_path.iterdir())
   with pytest.raises(UserError, match="no table to reproduce"):
     plan_sweep(tmp_path, NOTHING)
 
 
-def test_a_recipe_that_cannot_be_built_is_planned_for_a_sweep_that_has_others(tmp_path):
-  """It fails as a run, not as the command: what all recipes share is read from the sweep's first one."""
+def test_an_invalid_recipe_can_be_added_to_a_sweep(tmp_path):
+  """It fails as a run, not as the command: shared settings are read from the sweep's first recipe."""
   (tmp_path / "sweep.json").write_text(json.dumps(EARLIER | {"recipes": [SPANS], "own": {}}))
   broken = tmp_path / "broken.gin"
   broken.write_text(f"include 'ablations/recipes/{SPANS}.gin'\nTransformerConfig.positions = 'none of them'\n")

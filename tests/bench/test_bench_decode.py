@@ -1,4 +1,4 @@
-"""What `t5like bench decode` takes for the least that a step must read; how fast it is here says nothing."""
+"""The bytes that a decoding step must read, for `t5like bench decode`."""
 
 import json
 
@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5like.bench.decode import bytes_of_a_step
+from t5like.bench.decode import bytes_per_step
 from t5like.models import GPT, T5, TransformerConfig
 
 SIZE = dict(
@@ -16,14 +16,14 @@ SIZE = dict(
 
 
 def step_bytes(model, name: str, beams: int = 1) -> float:
-  """4 prompts of 10 tokens, 5 tokens to write."""
+  """Returns the bytes per step for 4 prompts of 10 tokens and 5 generated tokens."""
   token = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   params = nn.meta.unbox(jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"]))
-  return bytes_of_a_step(model, params, {name: np.ones((4, 10), np.int32)}, 5, beams)
+  return bytes_per_step(model, params, {name: np.ones((4, 10), np.int32)}, 5, beams)
 
 
-def test_a_decoder_reads_its_weights_its_prompts_and_half_of_what_it_will_write():
+def test_a_decoder_reads_its_weights_its_prompts_and_half_of_its_outputs():
   layer = 2 * (4 * 16 * 16 + 2 * 16 * 32) + 4 * 2 * 16  # kernels in bfloat16, two norms in float32
   weights = 3 * layer + 4 * 16 + 2 * 100 * 16 + 4 * 2 * 32  # and the final norm, tied embedding, relative positions
   token = 3 * 2 * 2 * 16  # key and value of one position in all layers
@@ -39,12 +39,12 @@ def test_an_encoder_decoder_reads_its_inputs_once_for_all_beams():
 COMMAND = ["bench", "decode", "--batch_size=8", "--inputs=4", "--no_peer"]
 
 
-@pytest.mark.slow  # compiles the decoding of a whole model
+@pytest.mark.slow  # compiles the decoding loop of a model
 def test_bench_decode(t5like):
   out = t5like(*COMMAND, "--model=t5/tiny", "--outputs=20", "--json").stdout
   result = json.loads(out.splitlines()[-1])
   assert result["tokens_per_second"] > 0 and result["limit_tokens_per_second"] > 0 and result["step_bytes"] > 0
 
 
-def test_models_that_write_nothing_are_refused(t5like):
-  assert "writes no outputs" in t5like(*COMMAND, "--model=bert/tiny", status=2).stderr
+def test_encoders_are_rejected(t5like):
+  assert "cannot generate" in t5like(*COMMAND, "--model=bert/tiny", status=2).stderr

@@ -1,4 +1,4 @@
-"""The published TPU steps as the planner forecasts them, and the constants that follow from them."""
+"""Forecasts of the published TPU runs, and the constants fitted to them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from t5like.models.config import TransformerConfig
 from t5like.planning import State, Topology, Work, parse_topology
 from t5like.planning.forecast import step_parts
 from t5like.planning.published import MODELS, RUNS, Run, RunShape
-from t5like.planning.step_time import REACHED, Reached, step_time
+from t5like.planning.step_time import EFFICIENCIES, Efficiency, step_time
 from t5like.training import optimizers
 
-# Of REACHED["tpu"]; last the product of v6e, which shares the rest with the others.
+# Constants of EFFICIENCIES["tpu"], and the product of v6e, which shares the rest with the others.
 FITTED = ("product", "attention", "sums", "gathers", "slices", "v6e product")
 
 
@@ -33,7 +33,7 @@ def _config(shape: RunShape, **fields: str) -> TransformerConfig:
 
 @functools.cache
 def _parameters(gated: bool):
-  """Of a small decoder. Tracing takes a second, and parameters of others differ by the lengths of their axes alone."""
+  """Returns the parameters of a small decoder: tracing takes a second, and those of others differ only in size."""
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((1, 8), np.int32)}
   return jax.eval_shape(GPT(_config(RunShape(2, 16, 2, 8, 32, 64, gated))).init, jax.random.key(0), batch)["params"]
 
@@ -72,10 +72,10 @@ def published_seconds(run: Run) -> float:
   return MODELS[run.model].flops(tokens, run.length, run.attention) / (1e12 * run.reported)
 
 
-def predicted_seconds(run: Run, reached: Mapping[str, Reached] = REACHED) -> float:
-  """Between `remat` "dots" and "full" where a run keeps some products; as much less as grouped heads save FLOPs."""
+def predicted_seconds(run: Run, efficiency: Mapping[str, Efficiency] = EFFICIENCIES) -> float:
+  """Interpolates between `remat` "dots" and "full" by the kept products, and scales by the FLOPs of grouped heads."""
   topology, shape = parse_topology(run.topology), MODELS[run.model]
-  speed = reached.get(topology.chip.name, reached["tpu"])
+  speed = efficiency.get(topology.chip.name, efficiency["tpu"])
   again = shape.recomputed(run.kept)
   times = {
     remat: step_time(*_step(run, remat), topology.chip.spec, speed, False, topology.groups).seconds
@@ -86,35 +86,35 @@ def predicted_seconds(run: Run, reached: Mapping[str, Reached] = REACHED) -> flo
   return seconds * shape.flops(1, run.length) / shape._replace(kv_heads=None).flops(1, run.length)
 
 
-def errors(runs: Sequence[Run] = RUNS, reached: Mapping[str, Reached] = REACHED) -> np.ndarray:
-  """Logarithms of predicted over published seconds."""
-  return np.log([predicted_seconds(run, reached) / published_seconds(run) for run in runs])
+def errors(runs: Sequence[Run] = RUNS, efficiency: Mapping[str, Efficiency] = EFFICIENCIES) -> np.ndarray:
+  """Returns the logarithms of predicted over published seconds."""
+  return np.log([predicted_seconds(run, efficiency) / published_seconds(run) for run in runs])
 
 
 def constants() -> np.ndarray:
-  return np.array([*(getattr(REACHED["tpu"], name) for name in FITTED[:-1]), REACHED["v6e"].product])
+  return np.array([*(getattr(EFFICIENCIES["tpu"], name) for name in FITTED[:-1]), EFFICIENCIES["v6e"].product])
 
 
-def with_constants(values: Sequence[float]) -> dict[str, Reached]:
-  tpu = dataclasses.replace(REACHED["tpu"], **dict(zip(FITTED[:-1], values[:-1], strict=True)))
-  return {"tpu": tpu, "v6e": dataclasses.replace(tpu, ramp=REACHED["v6e"].ramp, product=values[-1])}
+def with_constants(values: Sequence[float]) -> dict[str, Efficiency]:
+  tpu = dataclasses.replace(EFFICIENCIES["tpu"], **dict(zip(FITTED[:-1], values[:-1], strict=True)))
+  return {"tpu": tpu, "v6e": dataclasses.replace(tpu, ramp=EFFICIENCIES["v6e"].ramp, product=values[-1])}
 
 
 @functools.cache
 def slopes() -> np.ndarray:
-  """[runs, constants]: by how much each error grows with each constant, at the planner's constants."""
+  """Returns the derivatives of the errors by the constants, [runs, constants]."""
   here, step = constants(), 1e-3
-  moved = [errors(reached=with_constants(here + step * unit)) for unit in np.eye(len(here))]
+  moved = [errors(efficiency=with_constants(here + step * unit)) for unit in np.eye(len(here))]
   return (np.stack(moved, axis=1) - errors()[:, None]) / step
 
 
 def least_squares(chosen: np.ndarray) -> np.ndarray:
-  """What the constants would have to change by to fit the chosen runs best."""
+  """Returns the change of the constants that fits the chosen runs best."""
   return np.linalg.lstsq(slopes()[chosen], -errors()[chosen], rcond=None)[0]
 
 
 def left_out_errors() -> np.ndarray:
-  """Of every run with constants fitted without it, and without other runs of its model on the same chip."""
+  """Returns the error of each run with constants fitted without all runs of its model on the same chip."""
   families = [(run.model, parse_topology(run.topology).chip.name) for run in RUNS]
   found = errors()
   for family in set(families):

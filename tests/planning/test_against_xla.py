@@ -1,14 +1,14 @@
-"""Planned memory and FLOPs against what XLA says of the compiled train step, on fake CPU devices.
+"""Planned memory and FLOPs against XLA's analysis of the compiled train step, on fake CPU devices.
 
-In float32: a CPU widens bfloat16 products, which no accelerator does. State within 10%, activations within 25%,
-FLOPs within 2%.
+In float32, as CPUs widen bfloat16 products, unlike accelerators. State within 10%, activations within 25%, FLOPs
+within 2%.
 """
 
 import pytest
 from train_steps import AS_T5_1_1, Step, bert, gpt, t5
 
 from t5like.planning import train_step_flops
-from t5like.planning.operations import Share, layer_operations
+from t5like.planning.operations import DeviceShare, layer_operations
 
 
 def check(step: Step) -> None:
@@ -30,14 +30,14 @@ def test_gpt_unrolled_on_one_device():
   check(Step(gpt(2), rows=16))
 
 
-def test_gpt_scanned_and_rematerialised_over_fsdp_and_tensor():
+def test_gpt_scanned_and_rematerialized_over_fsdp_and_tensor():
   check(Step(gpt(4, scan_layers=True, remat="dots"), rows=32, mesh=(1, 4, 2), optimizer="adamw"))
 
 
 @pytest.mark.slow
-def test_xla_leaves_the_last_product_of_a_layer_out_of_a_recomputation():
+def test_xla_does_not_recompute_the_last_product_of_a_layer():
   step = Step(gpt(2, remat="full"), rows=8)
-  planned = sum(o.count * o.flops for o in layer_operations(step.model, Share(8, **step.lengths, platform="cpu")))
+  planned = sum(o.count * o.flops for o in layer_operations(step.model, DeviceShare(8, **step.lengths, platform="cpu")))
   assert step.compiled_and_planned()[0].cost_analysis()["flops"] == pytest.approx(planned, rel=0.02)
 
 
@@ -51,7 +51,7 @@ SLOW = {
   "t5 scanned, full, data and fsdp": Step(t5(4, scan_layers=True, remat="full"), rows=32, mesh=(2, 4, 1)),
   "gpt scanned, elementwise": Step(gpt(4, scan_layers=True, remat="elementwise"), rows=32, mesh=(2, 1, 1)),
   "gpt unrolled, data": Step(gpt(4), rows=64, mesh=(8, 1, 1)),
-  "gpt scanned, in parts": Step(gpt(3, scan_layers=True), rows=64, mesh=(2, 1, 1), microbatches=4),
+  "gpt scanned, microbatches": Step(gpt(3, scan_layers=True), rows=64, mesh=(2, 1, 1), microbatches=4),
   "bert scanned, all axes": Step(bert(4, scan_layers=True), rows=32, mesh=(2, 2, 2), optimizer="adamw"),
   "bert unrolled, fsdp": Step(bert(3), rows=64, mesh=(1, 8, 1), optimizer="adamw"),
 }

@@ -1,4 +1,4 @@
-"""Forecasts of TPU steps against published ones: constants, stated error and range follow from the table."""
+"""Forecasts of TPU steps against published runs: constants, stated error and range follow from the table."""
 
 import numpy as np
 import published_runs
@@ -16,7 +16,7 @@ def run_of(name: str):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_has_the_parameters_that_its_name_says(model):
+def test_a_model_has_the_parameters_of_its_name(model):
   shape = MODELS[model]
   billions = float(model.split("B")[0].split()[-1])
   untied = 2 if model.startswith(("Llama", "Mistral")) else 1
@@ -34,21 +34,21 @@ def test_a_model_has_the_parameters_that_its_name_says(model):
     ("GPT-3 175B on v6e-256", 357.580),
     ("Llama 3.1 405B on v5p-1024", 124.618),
   ],
-)  # of a chip, from the same lines of the logs as the seconds
-def test_rows_and_seconds_are_those_of_the_logs(name, tokens_per_second):
+)  # per chip, from the same lines of the logs as the seconds
+def test_rows_and_seconds_match_the_logs(name, tokens_per_second):
   run = run_of(name)
   assert run.rows * run.length / run.reported == pytest.approx(tokens_per_second, rel=1e-3)
 
 
 def test_seconds_of_a_published_speed_by_hand():
-  # 8 rows of 2,048 tokens a chip. MaxText counts six FLOPs a weight and token, and half of attention's: 32 layers of
-  # 10,240 x (4 x 8,192 + 2 x 32,768) weights and the embedding; 12 x 8,192 x 2,048 / 2 a layer and token.
+  # 8 rows of 2,048 tokens per chip. MaxText counts six FLOPs per weight and token, and half of attention's: 32 layers
+  # of 10,240 x (4 x 8,192 + 2 x 32,768) weights and the embedding; 12 x 8,192 x 2,048 / 2 per layer and token.
   weights = 32 * 10240 * (4 * 8192 + 2 * 32768) + 32768 * 10240
   flops = 8 * 2048 * (6 * weights + 32 * 6 * 8192 * 2048)
   assert published_seconds(run_of("MaxText 32B on v5p-128")) == pytest.approx(flops / 328e12)
 
 
-def test_the_table_covers_the_chips_that_are_called_calibrated():
+def test_the_table_covers_the_calibrated_chips():
   found = {parse_topology(run.topology).chip.name for run in RUNS}
   assert found == set(accuracy.CALIBRATED)
   assert len(RUNS) == accuracy.TPU.runs and all(" at " in run.source for run in RUNS)
@@ -58,14 +58,14 @@ def test_the_table_covers_the_chips_that_are_called_calibrated():
     assert parse_topology(run.topology).size % (run.fsdp * run.tensor) == 0
 
 
-def test_the_constants_are_those_of_a_least_squares_fit():
+def test_the_constants_are_a_least_squares_fit():
   assert published_runs.least_squares(np.ones(len(RUNS), bool)) == pytest.approx(0.0, abs=0.006)
 
 
 def test_the_stated_error_is_that_of_runs_left_out_of_the_fit():
   stated, found = accuracy.TPU, np.abs(np.expm1(left_out_errors()))
   assert (stated.median, stated.largest) == (round(np.median(found), 2), round(found.max(), 2))
-  # Left out, a run is further off than with its own help.
+  # The error is larger than that of a fit that includes the run.
   assert np.median(found) > np.median(np.abs(np.expm1(errors())))
 
 
@@ -73,11 +73,11 @@ def test_nine_of_ten_published_steps_are_within_the_range():
   ratios = np.exp(-left_out_errors())
   stated = accuracy.TPU
   assert np.mean((stated.least <= ratios) & (ratios <= stated.most)) >= 0.9
-  # And it is no wider than that takes.
+  # And the range is not wider than necessary.
   assert (stated.least, stated.most) == pytest.approx(tuple(np.quantile(ratios, [0.05, 0.95])), abs=0.012)
 
 
-def test_no_range_goes_beyond_the_largest_published_share_of_the_peak():
+def test_no_range_exceeds_the_highest_published_mfu():
   peaks = [parse_topology(run.topology).chip.spec.flops for run in RUNS]
   flops = [MODELS[run.model].flops(run.rows * run.length, run.length) for run in RUNS]
   shares = [n / published_seconds(run) / peak for run, n, peak in zip(RUNS, flops, peaks, strict=True)]

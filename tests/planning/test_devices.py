@@ -1,4 +1,4 @@
-"""Peaks of devices against data sheets and JAX's own table; FLOPs a token against measured pairs of speeds."""
+"""Peaks of devices against data sheets and JAX's table; FLOPs per token against measured speeds."""
 
 import jax
 import pytest
@@ -8,7 +8,7 @@ from t5like.planning import train_step_flops
 from t5like.planning.devices import device_spec, peak_flops
 
 
-# Names as drivers and JAX report them; dense bfloat16 TFLOP/s and memory in GB from the data sheets.
+# Names reported by drivers and JAX; dense bfloat16 TFLOP/s and memory in GB from the data sheets.
 @pytest.mark.parametrize(
   "kind, teraflops, gigabytes",
   [
@@ -39,7 +39,7 @@ def test_peaks_of_one_device(kind, teraflops, gigabytes):
   assert device_spec(kind).memory == pytest.approx(gigabytes * 1e9, rel=0.01)
 
 
-def test_what_is_not_known_has_no_peak():
+def test_unknown_devices_have_no_peak():
   assert peak_flops(jax.devices("cpu")[0].device_kind) is None
   for kind in ("", "NVIDIA H9000", "TPU v99", "NVIDIA GeForce RTX 4090 Laptop GPU"):
     assert peak_flops(kind) is None
@@ -51,7 +51,7 @@ def test_tpus_agree_with_jaxs_own_table(kind):
   if not hasattr(table, "_get_tpu_info_impl"):
     pytest.skip("this JAX keeps its table elsewhere")
   version = table.chip_version_from_device_kind(kind)
-  cores = 2 if version.supports_megacore else 1  # of a device; the table counts by core
+  cores = 2 if version.supports_megacore else 1  # per device; the table is per core
   info = table._get_tpu_info_impl(version, cores)
   assert peak_flops(kind) == pytest.approx(info.bf16_ops_per_second * cores, rel=0.03)
   assert device_spec(kind).memory == pytest.approx(info.hbm_capacity_bytes * cores, rel=0.08)
@@ -68,7 +68,7 @@ SIZES = {
 }  # fmt: skip
 
 
-# Tokens a second and TFLOP/s that were measured together on an H200, each rounded to three digits.
+# Tokens per second and TFLOP/s, measured together on an H200 and rounded to three digits.
 @pytest.mark.parametrize(
   "name, rows, encoder_length, decoder_length, tokens_per_second, teraflops",
   [
@@ -78,23 +78,23 @@ SIZES = {
     ("BERT large", 64, 512, 0, 190_400, 411),
   ],
 )
-def test_flops_of_a_token(name, rows, encoder_length, decoder_length, tokens_per_second, teraflops):
+def test_flops_per_token(name, rows, encoder_length, decoder_length, tokens_per_second, teraflops):
   flops = train_step_flops(TransformerConfig(**SIZES[name]), rows, encoder_length, decoder_length)
-  a_token = flops / (rows * (encoder_length + decoder_length))
-  assert a_token == pytest.approx(teraflops * 1e12 / tokens_per_second, rel=0.003)
+  per_token = flops / (rows * (encoder_length + decoder_length))
+  assert per_token == pytest.approx(teraflops * 1e12 / tokens_per_second, rel=0.003)
 
 
 def test_gpt_2_medium_by_hand():
-  # 24 layers: 4 products of 1024 x 1024 and 2 of 1024 x 4096 a token, scores and mixing over 1,024 positions.
+  # 24 layers: 4 products of 1024 x 1024 and 2 of 1024 x 4096 per token, scores and mixing over 1,024 positions.
   layer = 2 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 2 * 2 * 1024 * 1024
-  a_token = 3 * (24 * layer + 2 * 1024 * 50257)
-  assert train_step_flops(TransformerConfig(**SIZES["GPT-2 medium"]), 32, 0, 1024) == 32 * 1024 * a_token
+  per_token = 3 * (24 * layer + 2 * 1024 * 50257)
+  assert train_step_flops(TransformerConfig(**SIZES["GPT-2 medium"]), 32, 0, 1024) == 32 * 1024 * per_token
 
 
 def test_berts_heads_by_hand():
   with_heads = TransformerConfig(**SIZES["BERT large"])
   without = TransformerConfig(**{**SIZES["BERT large"], "mlm_head": False, "pooler": False, "nsp_head": False})
-  # The transform and the output at 512 positions; the pooler and two classes once a row.
-  a_row = 512 * 2 * 1024 * (1024 + 30522) + 2 * 1024 * 1024 + 2 * 1024 * 2
+  # The transform and the output at 512 positions; the pooler and two classes once per row.
+  per_row = 512 * 2 * 1024 * (1024 + 30522) + 2 * 1024 * 1024 + 2 * 1024 * 2
   difference = train_step_flops(with_heads, 64, 512, 0) - train_step_flops(without, 64, 512, 0)
-  assert difference == 3 * 64 * a_row
+  assert difference == 3 * 64 * per_row

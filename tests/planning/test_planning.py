@@ -1,4 +1,4 @@
-"""FLOPs by hand and against the products in the traced model; memory against arithmetic."""
+"""FLOPs, manually and against the products in the traced model; exact state memory; formatting."""
 
 import dataclasses
 
@@ -36,7 +36,7 @@ def test_a_forward_pass_by_hand():
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_formula_counts_the_products_of_the_traced_model(gated):
-  # Without the position bias, whose one-hot product is bookkeeping and not counted.
+  # Without the position bias, whose one-hot product is not counted.
   settings = config(gated_mlp=gated, positions="none")
   batch = blank("encoder_decoder", Lengths(0, 5, 3), 2, packed=False, shifted=False)
   model = T5(settings)
@@ -47,14 +47,14 @@ def test_the_formula_counts_the_products_of_the_traced_model(gated):
 def test_the_products_of_any_function():
   x, y = jax.ShapeDtypeStruct((3, 4), "float32"), jax.ShapeDtypeStruct((4, 5), "float32")
   assert traced_flops(lambda x, y: x @ y, x, y) == 2 * 3 * 4 * 5
-  # Muon on one kernel of 64 x 128: each of five steps multiplies it with itself, that with itself, and both.
+  # Muon on a kernel X of 64 x 128: each of five steps computes A = X X^T, A A, and the product of that with X.
   params = {"decoder": {"layers_0": {"kernel": jax.ShapeDtypeStruct((64, 128), "float32")}}}
   update = optimizers.muon(1e-3).transformation
   flops = traced_flops(update.update, params, jax.eval_shape(update.init, params), params)
   assert flops == 5 * (2 * 64 * 128 * 64 + 2 * 64**3 + 2 * 64 * 64 * 128)
 
 
-def test_t5_base_at_the_papers_batch_is_about_six_flops_a_parameter_and_token():
+def test_t5_base_has_about_six_flops_per_parameter_and_token():
   base = TransformerConfig(
     vocab_size=32128, embed_dim=768, mlp_dim=3072, num_heads=12, num_encoder_layers=12, num_decoder_layers=12
   )
@@ -79,11 +79,11 @@ def test_state_memory_is_exact_and_split_by_the_mesh():
   assert found[1].optimizer == 2 * 4 * count + 2 * 4  # two moments, and two step counts
   # All but the position tables (2 x 32 x 2 floats) has an embed axis of 8, split 8 ways.
   assert found[8].parameters == (4 * count - 512) // 8 + 512
-  # Gathered, it is all there: the matrices, which are all but the norms' scales (15 of them, 8 wide).
+  # Gathered weights are all matrices: everything except the norms' scales (15 of them, 8 wide).
   assert found[8].weights == found[1].weights == 4 * (count - 15 * 8)
 
 
-def test_numbers_for_people():
+def test_large_numbers_are_abbreviated():
   assert [large(n) for n in (999, 12_345, 1.2e6, 3.456e9, 7e13)] == ["999", "12,345", "1.2 M", "3.46 G", "70 T"]
   assert large(2.5e12, "FLOP") == "2.5 TFLOP" and large(1.4e21, "FLOP") == "1.4 ZFLOP"
 
@@ -96,8 +96,8 @@ def test_the_card_is_aligned():
 @pytest.mark.parametrize(
   ("packed", "dropout", "skips"), [(True, 0.0, True), (False, 0.0, False), (True, 0.1, False)]
 )  # fmt: skip
-def test_a_plan_says_that_packed_rows_may_be_faster(packed, dropout, skips):
-  model = gpt(1, compute_dtype="bfloat16", dropout_rate=dropout)  # dropout on weights keeps fused attention away
+def test_a_plan_notes_that_packed_rows_may_be_faster(packed, dropout, skips):
+  model = gpt(1, compute_dtype="bfloat16", dropout_rate=dropout)  # attention dropout disables fused attention
   names = ["decoder_input_tokens", *(["decoder_segment_ids", "decoder_positions"] if packed else [])]
   batch = {name: jax.ShapeDtypeStruct((8, 128), np.int32) for name in names}
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]

@@ -1,4 +1,4 @@
-"""Predicted step times and memory against what was measured on an H200."""
+"""Predicted step times and memory against measurements on an H200."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,8 +14,8 @@ from t5like.models.config import TransformerConfig
 from t5like.planning import MemoryEstimate, StateBytes, estimate_memory
 from t5like.planning.collectives import Collective
 from t5like.planning.devices import device_spec
-from t5like.planning.operations import Operation, Share, layer_operations, optimizer_operations
-from t5like.planning.step_time import REACHED, StepTime, step_time
+from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
+from t5like.planning.step_time import EFFICIENCIES, StepTime, step_time
 
 H200 = device_spec("NVIDIA H200")
 LARGE = dict(embed_dim=1024, mlp_dim=4096, num_heads=16, compute_dtype="bfloat16")
@@ -34,7 +34,7 @@ MESH = {"data": 1, "fsdp": 1, "tensor": 1}
 
 
 class Measured(NamedTuple):
-  """A train step as `t5like bench train` ran it. Parameters: the published counts; variables: arrays of them."""
+  """A train step measured by `t5like bench train`. Parameters: published counts; variables: number of arrays."""
 
   model: nn.Module
   rows: int
@@ -46,8 +46,8 @@ class Measured(NamedTuple):
 
   def forecast(self) -> StepTime:
     update = optimizer_operations(4 * self.parameters, 0, self.variables)
-    operations = [*layer_operations(self.model, Share(self.rows, *self.lengths)), *update]
-    return step_time(operations, [], H200, REACHED["gpu"], float32=False)
+    operations = [*layer_operations(self.model, DeviceShare(self.rows, *self.lengths)), *update]
+    return step_time(operations, [], H200, EFFICIENCIES["gpu"], float32=False)
 
   def memory(self, platform: str = "gpu") -> MemoryEstimate:
     sides = zip(("encoder", "decoder"), self.lengths, strict=True)
@@ -60,15 +60,15 @@ class Measured(NamedTuple):
 
 
 def stacked(rows: int, inputs: int, targets: int, milliseconds: float, gibibytes: float, layers: int = 12) -> Measured:
-  """T5 1.1 base, or half of its layers, in arrays for all layers: 23 variables, beside seven of no layer."""
+  """Returns T5 1.1 base, or half of its layers, with stacked layers: 23 variables, and seven outside of layers."""
   sizes = dict(num_encoder_layers=layers, num_decoder_layers=layers, scan_layers=True)
   parameters = T5_TABLES + (T5_PARAMETERS - T5_TABLES) * layers // 12
   model = T5(dataclasses.replace(T5_BASE, **sizes))
   return Measured(model, rows, (inputs, targets), parameters, 30, milliseconds, gibibytes)
 
 
-# One H200, jax 0.11.2, November 2026: Adafactor, bfloat16, no dropout. Variables: nine an encoder layer and fourteen a
-# decoder layer of T5, sixteen of the others.
+# One H200, jax 0.11.2, November 2026: Adafactor, bfloat16, no dropout. Variables: nine per encoder layer and fourteen
+# per decoder layer of T5, sixteen of the others.
 MEASURED = {
   "T5 1.1 base": Measured(T5(T5_BASE), 128, (512, 114), T5_PARAMETERS, 12 * 23 + 6, 134.9, 29.9),
   "T5 1.1 large": Measured(T5(T5_LARGE), 64, (512, 114), 783_150_080, 24 * 23 + 6, 216.4, 40.5),
@@ -100,8 +100,8 @@ def test_steps_on_an_h200(name):
 
 
 def test_packed_rows_take_no_longer_than_planned():
-  # Four examples in each row of T5 1.1 base, on the same H200: 121.6 ms. Our attention skips what lies between them; a
-  # plan does not know how many there are and counts whole rows.
+  # Four examples in each row of T5 1.1 base, on the same H200: 121.6 ms. Our attention skips pairs of different
+  # examples; a plan does not know their number and counts full rows.
   planned = 1e3 * MEASURED["T5 1.1 base"].forecast().seconds
   assert 121.6 < planned < 1.2 * 121.6
 
@@ -118,73 +118,73 @@ def test_memory_on_an_h200(name):
 def test_activations_of_gpt_2_medium_by_hand():
   measured = MEASURED["GPT-2 medium"]
   planned, on_a_cpu = measured.memory(), measured.memory("cpu")
-  # A layer and token: stream, norm, query, key, value, attention, stream, norm: 8 x 1,024; what goes into the MLP's
-  # activation and comes out of it: 2 x 4,096. All in bfloat16.
+  # Per layer and token: stream, norm, query, key, value, attention, stream, norm: 8 x 1,024; input and output of the
+  # MLP's activation: 2 x 4,096. All in bfloat16.
   layers = 24 * 32 * 1024 * 2 * (8 * 1024 + 2 * 4096)
   assert planned.activations == pytest.approx(layers, rel=0.02)
-  # Plain attention keeps the softmax in float32 and its result in bfloat16; a CPU puts off the gradients of weights.
-  scores, put_off = 24 * 32 * 16 * 1024 * 1024 * (4 + 2), 24 * 32 * 1024 * 4096 * 2
-  assert on_a_cpu.activations - planned.activations == pytest.approx(scores + put_off, rel=0.05)
+  # Plain attention saves the softmax in float32 and its result in bfloat16; a CPU defers the gradients of weights.
+  scores, deferred = 24 * 32 * 16 * 1024 * 1024 * (4 + 2), 24 * 32 * 1024 * 4096 * 2
+  assert on_a_cpu.activations - planned.activations == pytest.approx(scores + deferred, rel=0.05)
 
 
 def test_a_roofline_by_hand():
-  reached = REACHED["gpu"]
+  efficiency = EFFICIENCIES["gpu"]
   product = Operation("a", "product", flops=1e12, bytes=1e6, inner=1_000_000)
   traffic = Operation("b", "memory", flops=0, bytes=4.8e9)
-  time = step_time([product, traffic], [], H200, REACHED["gpu"], float32=False)
-  by_hand = 1e12 / (989.4e12 * reached.product) * (1 + reached.ramp / 1e6) + 1e-3 / reached.bandwidth
-  assert time.seconds == pytest.approx(by_hand + 2 * reached.launch, rel=1e-6)
-  assert step_time([product], [], H200, REACHED["gpu"], float32=True).seconds > 1.9 * time.by_part["a"]
+  time = step_time([product, traffic], [], H200, EFFICIENCIES["gpu"], float32=False)
+  by_hand = 1e12 / (989.4e12 * efficiency.product) * (1 + efficiency.ramp / 1e6) + 1e-3 / efficiency.bandwidth
+  assert time.seconds == pytest.approx(by_hand + 2 * efficiency.launch, rel=1e-6)
+  assert step_time([product], [], H200, EFFICIENCIES["gpu"], float32=True).seconds > 1.9 * time.by_part["a"]
   # A product of the same work with a short inner axis is slower, one of little work is bound by memory.
   short = Operation("a", "product", flops=1e12, bytes=1e6, inner=64)
-  assert step_time([short], [], H200, REACHED["gpu"], False).seconds > 3.9 * time.by_part["a"]
+  assert step_time([short], [], H200, EFFICIENCIES["gpu"], False).seconds > 3.9 * time.by_part["a"]
   thin = Operation("a", "product", flops=1e9, bytes=4.8e9, inner=4096)
-  assert step_time([thin], [], H200, REACHED["gpu"], False).bound == "memory traffic"
+  assert step_time([thin], [], H200, EFFICIENCIES["gpu"], False).bound == "memory traffic"
 
 
-def test_what_a_tpu_waits_for_by_hand():
-  reached, v5p = REACHED["tpu"], device_spec("TPU v5p")
-  traffic = Operation("a", "memory", flops=0, bytes=v5p.bandwidth * reached.bandwidth, kernels=0)  # one second
+def test_exposed_communication_of_a_tpu_by_hand():
+  efficiency, v5p = EFFICIENCIES["tpu"], device_spec("TPU v5p")
+  traffic = Operation("a", "memory", flops=0, bytes=v5p.bandwidth * efficiency.bandwidth, kernels=0)  # one second
   gather, sums, after = (
     Collective("", axis, 8, 0, "ICI", 0.5, waits) for axis, waits in (("fsdp", False), ("tensor", True), ("data", True))
   )
 
-  def waited(*collectives, slices=1):
-    return step_time([traffic], collectives, v5p, reached, False, slices).seconds - 1.0
+  def exposed(*collectives, slices=1):
+    return step_time([traffic], collectives, v5p, efficiency, False, slices).seconds - 1.0
 
-  assert waited(gather) == pytest.approx(0.5 * reached.gathers)
-  assert waited(gather, gather, gather, gather) == pytest.approx(2 * reached.gathers)
-  assert waited(sums) == pytest.approx(0.5 * reached.sums) and waited(after) == pytest.approx(0.5)
-  assert waited(slices=4) == pytest.approx(2 * reached.slices)
-  # What is longer than the computation cannot be hidden behind it.
-  assert waited(dataclasses.replace(gather, seconds=5.0)) == pytest.approx(4.0)
-  # A GPU hides all that it can, and nothing of what its next product needs.
-  assert step_time([traffic], [gather], v5p, REACHED["gpu"], False).seconds == pytest.approx(1.0, rel=1e-6)
-  assert step_time([traffic], [sums], v5p, REACHED["gpu"], False).seconds == pytest.approx(1.5, rel=1e-6)
+  assert exposed(gather) == pytest.approx(0.5 * efficiency.gathers)
+  assert exposed(gather, gather, gather, gather) == pytest.approx(2 * efficiency.gathers)
+  assert exposed(sums) == pytest.approx(0.5 * efficiency.sums) and exposed(after) == pytest.approx(0.5)
+  assert exposed(slices=4) == pytest.approx(2 * efficiency.slices)
+  # Communication that is longer than the computation cannot be hidden.
+  assert exposed(dataclasses.replace(gather, seconds=5.0)) == pytest.approx(4.0)
+  # A GPU hides everything except results that its next product needs.
+  assert step_time([traffic], [gather], v5p, EFFICIENCIES["gpu"], False).seconds == pytest.approx(1.0, rel=1e-6)
+  assert step_time([traffic], [sums], v5p, EFFICIENCIES["gpu"], False).seconds == pytest.approx(1.5, rel=1e-6)
 
 
 @pytest.mark.parametrize("position, last", [("pre", 0), ("post", 1)])
-def test_recomputation_leaves_out_the_last_product_of_a_layer(position, last):
+def test_the_last_product_of_a_layer_is_not_recomputed(position, last):
   def products(remat):
     config = dataclasses.replace(GPT_2_MEDIUM, norm_position=position, remat=remat)
-    found = layer_operations(GPT(config), Share(2, 0, 1024))
+    found = layer_operations(GPT(config), DeviceShare(2, 0, 1024))
     return sum(operation.count * operation.flops for operation in found if operation.kind == "product")
 
-  # Query, key, value and output; the MLP's first product, and its second where a norm follows: its gradient reads it.
+  # Query, key, value and output; the MLP's first product, and its second if a norm follows, whose gradient needs it.
   again = 24 * 2 * 2 * 1024 * (4 * 1024 * 1024 + (1 + last) * 1024 * 4096)
   assert products("full") - products("dots") == again
 
 
-def test_products_that_leave_cores_without_work():
+def test_products_that_leave_cores_idle():
   def seconds(inner, entries):
     product = Operation("a", "product", flops=2.0 * inner * entries, bytes=0, inner=inner, entries=entries, kernels=0)
-    return step_time([product], [], H200, REACHED["gpu"], float32=False).seconds
+    return step_time([product], [], H200, EFFICIENCIES["gpu"], float32=False).seconds
 
-  peak, reached = 989.4e12, REACHED["gpu"]
+  peak, efficiency = 989.4e12, EFFICIENCIES["gpu"]
   # One wave of 132 tiles; half of another is lost.
   wave = 132 * 128 * 256
-  ideal = 2.0 * 512 * wave / (peak * reached.product)
-  assert seconds(512, wave) / ideal == pytest.approx(1.5 + reached.ramp / 512)
-  # A weight's gradient has few entries and a long inner axis: it is cut, and nearly as fast as a large product.
-  ideal = 2.0 * 65536 * 768 * 768 / (peak * reached.product)
+  ideal = 2.0 * 512 * wave / (peak * efficiency.product)
+  assert seconds(512, wave) / ideal == pytest.approx(1.5 + efficiency.ramp / 512)
+  # A weight's gradient has few entries and a long inner axis: it is split, and nearly as fast as a large product.
+  ideal = 2.0 * 65536 * 768 * 768 / (peak * efficiency.product)
   assert 1.0 < seconds(65536, 768 * 768) / ideal < 1.1

@@ -1,12 +1,12 @@
-"""Names of machines against Google's and NVIDIA's pages, and what is sent over their links by hand."""
+"""Names of machines against Google's and NVIDIA's pages, and collectives computed by hand."""
 
 import pytest
 from train_steps import gpt
 
 from t5like.errors import UserError
 from t5like.planning import StateBytes, parse_topology, price_of
-from t5like.planning.collectives import REACHED, step_collectives
-from t5like.planning.operations import Share
+from t5like.planning.collectives import LINK_EFFICIENCY, step_collectives
+from t5like.planning.operations import DeviceShare
 from t5like.planning.topology import CHIPS, local_chip
 
 
@@ -30,7 +30,7 @@ def test_machines_by_name(name, kind, devices, groups):
 
 
 @pytest.mark.parametrize(
-  "name, answer",
+  "name, message",
   [
     ("v5q-8", "v5p"),
     ("v5p-511", "multiple of 2"),
@@ -42,10 +42,10 @@ def test_machines_by_name(name, kind, devices, groups):
     ("a laptop", "local"),
   ],
 )
-def test_names_that_mean_nothing_are_answered(name, answer):
+def test_invalid_names_are_rejected(name, message):
   with pytest.raises(UserError) as error:
     parse_topology(name)
-  assert answer in error.value.render()
+  assert message in error.value.render()
 
 
 def test_this_machine_is_measured():
@@ -58,8 +58,8 @@ def test_this_machine_is_measured():
 
 def test_links_by_hand():
   # Google's pages: v5p 1,200 GB/s both ways over six links; a ring along one of its three axes has two of them.
-  whole = parse_topology("v5p-512")
-  assert whole.bandwidth(256, 256)[1] == 600e9 and whole.bandwidth(4, 4)[1] == 200e9
+  pod = parse_topology("v5p-512")
+  assert pod.bandwidth(256, 256)[1] == 600e9 and pod.bandwidth(4, 4)[1] == 200e9
   # A v6e-16 is a 4x4 mesh without wraparound links: half of 400 GB/s.
   assert parse_topology("v6e-16").bandwidth(16, 16)[1] == 200e9
   assert parse_topology("2xh100x8").bandwidth(8, 8)[0].name == "NVLink"
@@ -71,7 +71,7 @@ STATE = StateBytes(parameters=800, optimizer=0, weights=400, layer_weights=100, 
 
 def collectives(topology: str, mesh: tuple[int, int, int], **fields):
   model = gpt(2, compute_dtype="bfloat16", **fields)
-  share = Share(rows=2, encoder_length=0, decoder_length=64, tensor=mesh[2])
+  share = DeviceShare(rows=2, encoder_length=0, decoder_length=64, tensor=mesh[2])
   sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
   return step_collectives(model.config, share, sizes, STATE, 1, parse_topology(topology))
 
@@ -82,18 +82,18 @@ def test_a_data_parallel_step_sums_its_gradients():
   assert (only.link, only.bytes, only.waits) == ("NVLink", 1400, False)
 
 
-def test_between_slices_only_a_part_of_the_gradients_travels():
+def test_only_a_shard_of_the_gradients_is_sent_between_slices():
   inside, between = collectives("4xv5e-16", (64, 1, 1))
   assert (inside.link, inside.devices, inside.bytes) == ("ICI", 16, 2 * 800 * 15 / 16)
-  # After the slice has summed up, each of its sixteen chips exchanges its sixteenth with three others.
+  # After the sum within a slice, each of its sixteen chips exchanges its sixteenth with three others.
   assert (between.link, between.devices, between.bytes) == ("DCN", 4, 2 * 800 / 16 * 3 / 4)
-  # Layers in a loop leave their gradients to be summed after it.
+  # Gradients of layers in a loop are summed after the loop.
   assert not between.waits and all(c.waits for c in collectives("4xv5e-16", (64, 1, 1), scan_layers=True))
-  # 25 Gbit/s a chip.
-  assert between.seconds == pytest.approx(75 / (25e9 / 8 * REACHED) + 8 * 100e-6)
+  # 25 Gbit/s per chip.
+  assert between.seconds == pytest.approx(75 / (25e9 / 8 * LINK_EFFICIENCY) + 8 * 100e-6)
 
 
-def test_fsdp_gathers_weights_again_for_a_loop_over_layers():
+def test_fsdp_gathers_weights_twice_for_a_loop_over_layers():
   gathered, scattered = collectives("h100x8", (1, 8, 1))
   assert (gathered.bytes, scattered.bytes) == (350, 350)
   assert collectives("h100x8", (1, 8, 1), scan_layers=True, layer_loop="loop")[0].bytes == 700
@@ -102,23 +102,23 @@ def test_fsdp_gathers_weights_again_for_a_loop_over_layers():
   assert collectives("h100x8", (1, 8, 1), scan_layers=True)[0].bytes == 350
 
 
-def test_tensor_parallelism_sums_two_results_a_layer_and_pass():
+def test_tensor_parallelism_sums_two_results_per_layer_and_pass():
   layers, embedding, output = collectives("h100x8", (1, 1, 8))
   stream = 2 * 64 * 256 * 2  # rows x positions x width x bfloat16
   assert layers.bytes == 2 * stream * 7 / 8 * 2 * 2 * 2 and layers.waits  # layers, sublayers, forward and backward
   assert embedding.bytes == output.bytes == 2 * stream * 7 / 8
-  # Recomputed, a layer sums its attention's result once more; its last result is not computed again.
+  # Rematerialization sums attention's result once more; the last result of a layer is not recomputed.
   recomputed = collectives("h100x8", (1, 1, 8), remat="full")[0]
   assert recomputed.bytes == pytest.approx(layers.bytes * 5 / 4)
 
 
 def test_a_price_by_hand():
-  price = price_of(100.0, CHIPS["h100"], dollars_an_hour=2.0, pue=1.2, co2e=0.5)
+  price = price_of(100.0, CHIPS["h100"], dollars_per_hour=2.0, pue=1.2, co2e=0.5)
   energy = 100 * 0.700 * 0.85 * 1.35 * 1.2
   assert price.dollars == 200 and price.kilowatt_hours == pytest.approx(energy)
   assert price.kilograms == pytest.approx(0.5 * energy)
-  # Eight GPUs at work are below the 10.2 kW that a DGX H100 is rated for.
+  # Eight busy GPUs are below the 10.2 kW that a DGX H100 is rated for.
   assert 5.6 < 8 * 0.700 * 0.85 * 1.35 < 10.2
   assert price_of(1.0, CHIPS["v5e"]).dollars == 1.20
-  nothing_known = price_of(1.0, local_chip())
-  assert nothing_known.dollars is None and nothing_known.kilowatt_hours is None
+  unknown = price_of(1.0, local_chip())
+  assert unknown.dollars is None and unknown.kilowatt_hours is None

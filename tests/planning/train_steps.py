@@ -1,4 +1,4 @@
-"""Small models of every family, their compiled train steps, and what is planned for them."""
+"""Small models of every family, their compiled train steps, and their plans."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def bert(layers: int = 2, **fields: Any) -> nn.Module:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """A train step of a model: rows of 128 tokens, and 32 targets where there is an encoder and a decoder."""
+  """A train step of a model: rows of 128 tokens, and 32 targets for an encoder-decoder."""
 
   model: nn.Module
   rows: int

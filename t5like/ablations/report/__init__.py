@@ -1,4 +1,4 @@
-"""The report of a sweep: one HTML page, Markdown and CSV, from results and the paper's tables alone."""
+"""The report of a sweep as an HTML page, Markdown and CSV, from its results and the paper's tables."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from t5like.ablations.report.page import page
 from t5like.ablations.report.text import csv_text, markdown, readme_table
 
 PAGE, MARKDOWN, CSV = "report.html", "report.md", "report.csv"
-README_TABLE = "table.md"  # the short table, to be shown in a README
+README_TABLE = "table.md"  # the short table, for a README
 
 
 def write_report(data: ReportData, folder: str | Path, assumptions: EnergyAssumptions | None = None) -> list[Path]:
-  """Writes the files into `folder`. The same results give the same bytes."""
+  """Writes the files into `folder` and returns their paths. The same results give the same bytes."""
   folder = Path(folder).expanduser()
   folder.mkdir(parents=True, exist_ok=True)
   assumptions = assumptions or EnergyAssumptions()

@@ -1,4 +1,4 @@
-"""Ours beside the paper's: every row of every table, in points and in units of the seeds' spread."""
+"""Compares our scores with the paper's, row by row, in points and in standard deviations over seeds."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from t5like.ablations.tables import (
 )
 
 GROUP_NAMES = {"glue": "GLUE", "cnndm": "CNN/DM", "squad": "SQuAD", "superglue": "SuperGLUE", OTHER: "other tasks"}
-OTHER_RECIPES = 0  # the number of the table of recipes that the paper does not have
+OTHER_RECIPES = 0  # the number of the table of recipes that are not in the paper
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One row in one group. None is missing: not run, or nothing to compare with."""
+  """One row in one group. None means missing: not run, or nothing to compare with."""
 
   seeds: dict[int, float]
   paper: float | None
@@ -52,12 +52,12 @@ class Cell:
 
   @property
   def deviation(self) -> float | None:
-    """Of these seeds alone."""
+    """The standard deviation of these seeds alone."""
     return standard_deviation(list(self.seeds.values()))
 
   @property
   def difference(self) -> float | None:
-    """From the baseline, in points."""
+    """The difference from the baseline, in points."""
     return None if self.mean is None or self.baseline is None else self.mean - self.baseline
 
   @property
@@ -66,7 +66,7 @@ class Cell:
 
   @property
   def in_spreads(self) -> float | None:
-    """The difference in units of the seeds' spread."""
+    """The difference in standard deviations over seeds."""
     return None if self.difference is None or not self.spread else self.difference / self.spread
 
   @property
@@ -81,9 +81,9 @@ class ComparedRow:
   cells: dict[str, Cell]  # by group
   results: list[Result]
   missing_seeds: list[int]
-  asked_for: bool = True
+  requested: bool = True
   error: str = ""  # of a failed run
-  reference: bool = False  # the baseline, shown in a table that does not have it; it takes no part in order and ties
+  reference: bool = False  # the baseline, added to a table without it; ignored in rank correlations and ties
 
   @property
   def is_baseline(self) -> bool:
@@ -97,7 +97,7 @@ class ComparedTable:
   rows: list[ComparedRow]
   groups: list[str]  # those that were run
   not_run: list[str]
-  correlations: dict[str, RankCorrelation | None]  # by group: our order of rows against the paper's
+  correlations: dict[str, RankCorrelation | None]  # by group: our ranking of the rows against the paper's
 
   @property
   def own_rows(self) -> list[ComparedRow]:
@@ -131,22 +131,22 @@ def compare(data: ReportData) -> TableComparison:
 
 
 def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:
-  """Those asked for; Table 1 where its second row was run; and one of whatever else was."""
+  """Returns the requested tables, Table 1 if its second row was run, and a table of all other recipes."""
   tables = list(data.tables)
   if NO_PRETRAINING_RECIPE in by_recipe:
     rows = (
       TableRow("Baseline", BASELINE_RECIPE, BASELINE),
       TableRow("No pre-training", NO_PRETRAINING_RECIPE, NO_PRETRAINING),
     )
-    tables.insert(0, Table(1, "What pre-training gives", rows))
+    tables.insert(0, Table(1, "The gain from pre-training", rows))
   shown = {row.recipe for table in tables for row in table.rows}
   others = tuple(
     TableRow(recipe, recipe, BASELINE if recipe == BASELINE_RECIPE else {})
     for recipe in by_recipe
     if recipe not in shown
   )
-  if {row.recipe for row in others} - {BASELINE_RECIPE}:  # the baseline alone is there to compare with
-    tables.append(Table(OTHER_RECIPES, "Recipes that the paper's tables do not have", others))
+  if {row.recipe for row in others} - {BASELINE_RECIPE}:  # the baseline alone needs no table
+    tables.append(Table(OTHER_RECIPES, "Recipes that are not in the paper's tables", others))
   return tables
 
 
@@ -190,7 +190,7 @@ def _compare_table(
         name=row.name,
         recipe=row.recipe,
         cells={group: cell(row, group) for group in all_groups},
-        asked_for=data.asked_for(row.recipe),
+        requested=data.requested(row.recipe),
         results=runs,
         missing_seeds=[seed for seed in data.seeds if seed not in {run.seed for run in runs}],
         error=errors[0] if errors else "",
@@ -213,7 +213,7 @@ def _correlation(cells: Sequence[Cell]) -> RankCorrelation | None:
 
 
 def _overall(tables: Sequence[ComparedTable], groups: Sequence[str]) -> dict[str, RankCorrelation | None]:
-  """A recipe in several tables counts once, with the score of the first (the paper has two for one of them)."""
+  """Correlates over all recipes, each with its score in the first table (the paper has two scores for one of them)."""
   found = {}
   for group in groups:
     cells = {}

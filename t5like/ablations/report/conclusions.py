@@ -1,4 +1,4 @@
-"""What the paper concludes from its tables, put as comparisons of rows that a sweep can confirm or not."""
+"""The paper's conclusions from its tables, as comparisons of rows that a sweep can confirm or not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABL
 
 Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
 _ROUNDING = 1e-9
-_MOST = 0.75  # of comparisons, for "agrees"
+_AGREEING_SHARE = 0.75  # of comparisons, for "agrees"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Conclusion:
 
 @dataclasses.dataclass(frozen=True)
 class Count:
-  """Over pairs of rows and groups: how often a conclusion holds."""
+  """The number of comparisons (pairs of rows in a group) in which a conclusion holds."""
 
   holds: int
   of: int
@@ -45,9 +45,9 @@ class CheckedConclusion:
 
   @property
   def verdict(self) -> Verdict:
-    """ "agrees" where most comparisons do and none is clearly against it, "disagrees" where fewer than half do.
+    """ "agrees" if most comparisons do and none is clearly against it, "disagrees" if fewer than half do.
 
-    "undecided" where a difference was claimed, and none is clear: whichever way they go, it may be chance.
+    "undecided" if the claim is a difference, but no difference is clear: either sign may be chance.
     """
     ours = self.ours
     if not ours.of:
@@ -56,7 +56,7 @@ class CheckedConclusion:
       return "undecided"
     if ours.holds < 0.5 * ours.of:
       return "disagrees"
-    return "agrees" if ours.holds >= _MOST * ours.of and not ours.fails_clearly else "mixed"
+    return "agrees" if ours.holds >= _AGREEING_SHARE * ours.of and not ours.fails_clearly else "mixed"
 
 
 _ED = "encoder_decoder/"
@@ -90,7 +90,7 @@ CONCLUSIONS = (
   ),
   Conclusion(
     5,
-    "Replacing spans, with short targets, loses nothing against predicting the whole text",
+    "Replacing spans, with short targets, is no worse than predicting the full text",
     not_below=((BASELINE_RECIPE, _ED + "bert_style"), (BASELINE_RECIPE, _ED + "mass_style")),
   ),
   Conclusion(6, "Corrupting 50% is worse than 15%", above=((BASELINE_RECIPE, _ED + "iid_replace_spans_50_percent"),)),
@@ -116,7 +116,7 @@ CONCLUSIONS = (
 
 
 def check_conclusions(comparison: TableComparison) -> list[CheckedConclusion]:
-  """Those about the tables of the report."""
+  """Checks the conclusions about the tables of the report."""
   tables = {table.number: table for table in comparison.tables}
   return [
     CheckedConclusion(
@@ -130,7 +130,7 @@ def check_conclusions(comparison: TableComparison) -> list[CheckedConclusion]:
 
 
 def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:
-  """The paper is counted over all its groups, ours over those that were run."""
+  """Counts comparisons: the paper's over all groups, ours over those that were run."""
   cells = {row.recipe: row.cells for row in table.own_rows}
   counts = []
   for group in (group for group in (*table.groups, *table.not_run) if group in GROUPS):
@@ -140,8 +140,8 @@ def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:
       counts.append(_not_below(cells[better][group], cells[worse][group], paper))
     if conclusion.tied:
       counts.append(_tied([cells[recipe][group] for recipe in conclusion.tied], paper))
-  told = [count for count in counts if count is not None]
-  return Count(*(sum(getattr(c, f.name) for c in told) for f in dataclasses.fields(Count)))
+  known = [count for count in counts if count is not None]
+  return Count(*(sum(getattr(c, f.name) for c in known) for f in dataclasses.fields(Count)))
 
 
 def _score(cell: Cell, paper: bool) -> float | None:

@@ -1,4 +1,4 @@
-"""What each recipe cost: FLOPs of the mathematics, device-hours, and estimates of energy and CO2e."""
+"""The cost of each recipe: model FLOPs, device-hours, and estimates of energy and CO2e."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from t5like.planning.topology import CHIPS, Chip
 
 @dataclasses.dataclass(frozen=True)
 class EnergyAssumptions:
-  """What turns device-hours into energy and emissions. Estimates: nobody metered the runs."""
+  """Factors that convert device-hours to energy and emissions. Estimates: the runs were not metered."""
 
-  watts: float | None = None  # of one device at work, its share of the machine included; None: by its kind
-  pue: float = PUE  # energy that the building draws for each unit that reaches a machine
-  co2e: float = CO2E  # kg a kWh
+  watts: float | None = None  # of one busy device, including its share of the host; None: by device kind
+  pue: float = PUE  # power usage effectiveness of the data center
+  co2e: float = CO2E  # kg per kWh
 
   def watts_of(self, device: str) -> float | None:
     chip = _chip(device)
@@ -34,7 +34,7 @@ class EnergyAssumptions:
 
 
 def _chip(device: str) -> Chip | None:
-  """What is known of a kind of device, as JAX names it."""
+  """Returns the chip with JAX's device kind `device`, if it is known."""
   spec = device_spec(device)
   return next((chip for chip in CHIPS.values() if spec is not None and chip.spec == spec), None)
 
@@ -42,23 +42,23 @@ def _chip(device: str) -> Chip | None:
 def assumptions_text(results: Sequence[Result], assumptions: EnergyAssumptions) -> str:
   devices = sorted({result.cost["total"].device for result in results})
   known = {device: assumptions.watts_of(device) for device in devices}
-  unknown = [device or "a device without a name" for device in devices if known[device] is None]
+  unknown = [device or "an unnamed device" for device in devices if known[device] is None]
   lines = []
   if len(unknown) < len(devices):
     drawn = ", ".join(f"{watts:.0f} W for {device}" for device, watts in known.items() if watts is not None)
-    given = "as given" if assumptions.watts is not None else "of chip and machine at work, from data sheets"
+    given = "as given" if assumptions.watts is not None else "busy chip and host, from data sheets"
     lines.append(
       f"Energy and CO2e are estimates, not metered: {drawn} ({given}), times {assumptions.pue:g} for cooling and "
-      f"losses (PUE), and {assumptions.co2e:g} kg CO2e a kWh{' (US average)' * (assumptions.co2e == CO2E)}."
+      f"losses (PUE), and {assumptions.co2e:g} kg CO2e per kWh{' (US average)' * (assumptions.co2e == CO2E)}."
     )
   if unknown:
-    lines.append(f"The power of {', '.join(unknown)} is not known: its energy and CO2e need --device_watts.")
+    lines.append(f"The power of {', '.join(unknown)} is unknown: use --device_watts to estimate energy and CO2e.")
   return " ".join(lines)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecipeCost:
-  """All runs of a recipe together."""
+  """The total cost of all runs of a recipe."""
 
   recipe: str
   runs: int
@@ -75,18 +75,18 @@ class RecipeCost:
 
 
 def recipe_costs(results: Sequence[Result], assumptions: EnergyAssumptions) -> list[RecipeCost]:
-  """A recipe that stands in several tables is counted once: it was run once."""
+  """Returns the cost of each recipe; one in several tables is counted once, as it was run once."""
   by_recipe: dict[str, list[Result]] = {}
   for result in results:
     by_recipe.setdefault(result.recipe, []).append(result)
-  return [_summed(recipe, runs, assumptions) for recipe, runs in by_recipe.items()]
+  return [_sum_costs(recipe, runs, assumptions) for recipe, runs in by_recipe.items()]
 
 
 def total_cost(results: Sequence[Result], assumptions: EnergyAssumptions) -> RecipeCost:
-  return _summed("All runs", results, assumptions)
+  return _sum_costs("All runs", results, assumptions)
 
 
-def _summed(recipe: str, runs: Sequence[Result], assumptions: EnergyAssumptions) -> RecipeCost:
+def _sum_costs(recipe: str, runs: Sequence[Result], assumptions: EnergyAssumptions) -> RecipeCost:
   parts = {}
   for part in ("pretraining", "finetuning", "total"):
     costs = [run.cost[part] for run in runs if part in run.cost]

@@ -1,4 +1,4 @@
-"""What a report is made of: a sweep directory, or the one small file that it was exported to."""
+"""The input of a report: a sweep directory, or the small file that it was exported to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from t5like.errors import UserError
 from t5like.files import storage
 
 _FORMAT = 1
-_MEASURED = Path(__file__).parents[1] / "measured"  # sweeps of ours, as they were exported
+_MEASURED = Path(__file__).parents[1] / "measured"  # exports of our own sweeps
 _EXPORTED_POINTS = 50  # of a loss curve: enough for a plot, small enough to commit
 
 
@@ -38,7 +38,7 @@ class ReportData:
   sweep: dict[str, Any]
   results: list[Result]
   failures: list[Failure]
-  left_out: list[str] = dataclasses.field(default_factory=list)  # what was found and is not used, and why
+  left_out: list[str] = dataclasses.field(default_factory=list)  # excluded results, with reasons
 
   @property
   def scale(self) -> str:
@@ -48,19 +48,19 @@ class ReportData:
   def tables(self) -> list[Table]:
     return find_tables(self.sweep["tables"])
 
-  def asked_for(self, recipe: str) -> bool:
-    """A sweep may be of some rows of its tables only."""
+  def requested(self, recipe: str) -> bool:
+    """Returns whether the sweep includes a recipe: it may cover only some rows of its tables."""
     return recipe in self.sweep.get("recipes", [recipe])
 
   @property
   def examples(self) -> list[Example]:
-    """What the objectives of the runs do to a text."""
+    """Examples of the runs' objectives."""
     recorded = {result.recipe: result.example for result in self.results if result.example}
     return examples(dict.fromkeys(result.recipe for result in self.results), recorded)
 
   @property
   def seeds(self) -> list[int]:
-    """Those asked for."""
+    """The requested seeds."""
     seeds = self.sweep.get("seeds", [])
     return list(range(seeds)) if isinstance(seeds, int) else list(seeds)
 
@@ -72,11 +72,11 @@ def read_sweep(sweep_dir: str | Path) -> ReportData:
     raise UserError(
       f"no sweep in {folder}", missing=SWEEP, try_="t5like ablate --table=7 --sweep_dir=DIR, or --from=FILE.json"
     )
-  return _checked(_loaded(file), read_results(folder), read_failures(folder), file)
+  return _validate(_load_json(file), read_results(folder), read_failures(folder), file)
 
 
 def read_export(file: str | Path) -> ReportData:
-  """An exported sweep: a file, or the name of one that the package has."""
+  """Reads an exported sweep: a file, or the name of one in the package."""
   file = Path(file).expanduser()
   ours = {path.stem: path for path in _MEASURED.glob("*.json")}
   if not file.is_file() and str(file) in ours:
@@ -87,10 +87,10 @@ def read_export(file: str | Path) -> ReportData:
       known=", ".join(ours),
       try_="t5like ablate --report --sweep_dir=DIR --export=FILE.json writes one",
     )
-  content = _loaded(file)
+  content = _load_json(file)
   if content.get("format") != _FORMAT or not isinstance(content.get("sweep"), dict):
     raise UserError(
-      f"{file} holds no exported sweep of format {_FORMAT}",
+      f"not an exported sweep of format {_FORMAT}: {file}",
       found=", ".join(list(content)[:8]),
       expected="a file that t5like ablate --report --export wrote",
     )
@@ -98,15 +98,15 @@ def read_export(file: str | Path) -> ReportData:
     results = [from_json(fields, file) for fields in content.get("results", [])]
     failures = [Failure(**fields) for fields in content.get("failures", [])]
   except TypeError as error:
-    raise UserError(f"{file} holds something else than runs", because=error) from None
-  return _checked(content["sweep"], results, failures, file)
+    raise UserError(f"invalid runs in {file}", because=error) from None
+  return _validate(content["sweep"], results, failures, file)
 
 
 def write_export(file: str | Path, data: ReportData) -> None:
-  """One file with all that a report shows. Commands, tracebacks and folders stay behind: they name this machine."""
+  """Writes all that a report needs into one file, without commands, tracebacks and folders of this machine."""
   sweep = _without_folders(data.sweep)
   results = [
-    to_json(dataclasses.replace(result, commands=[], curve=_thinned(result.curve, _EXPORTED_POINTS)))
+    to_json(dataclasses.replace(result, commands=[], curve=_downsample(result.curve, _EXPORTED_POINTS)))
     for result in data.results
   ]
   failures = [dataclasses.asdict(dataclasses.replace(f, command="", traceback="")) for f in data.failures]
@@ -119,46 +119,46 @@ def write_export(file: str | Path, data: ReportData) -> None:
   )
 
 
-def _loaded(file: Path) -> dict[str, Any]:
+def _load_json(file: Path) -> dict[str, Any]:
   try:
     return storage.read_json(file)
   except (ValueError, OSError) as error:
     raise UserError(f"cannot read {file}", because=error) from None
 
 
-def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Failure], source: Path) -> ReportData:
-  """Only runs of the sweep's own scale are compared; a number that is none is no score."""
+def _validate(sweep: dict[str, Any], found: Sequence[Result], failures: list[Failure], source: Path) -> ReportData:
+  """Returns the data of a report; leaves out runs of other scales and scores that are not finite."""
   for field, kind in (("scale", str), ("tables", list)):
     if not isinstance(sweep.get(field), kind):
-      raise UserError(f"{source} does not say the sweep's {field}", found=", ".join(sweep))
+      raise UserError(f"no {field!r} of the sweep in {source}", found=", ".join(sweep))
   for result in found:
     if not (isinstance(result.scores, dict) and isinstance(result.tasks, dict) and "total" in result.cost):
       raise UserError(
-        "a result is not whole", file=source, run=run_name(result.recipe, result.seed), expected="scores, tasks, cost"
+        "incomplete result", file=source, run=run_name(result.recipe, result.seed), expected="scores, tasks, cost"
       )
   twice = [name for name, times in Counter(run_name(r.recipe, r.seed) for r in found).items() if times > 1]
   if twice:
-    raise UserError("a run is there twice", file=source, runs=", ".join(twice))
+    raise UserError("duplicate runs", file=source, runs=", ".join(twice))
   left_out, kept = [], []
   usual = _usual_tasks([result for result in found if result.scale == sweep["scale"]])
   for result in found:
     name = run_name(result.recipe, result.seed)
     if result.scale != sweep["scale"]:
-      left_out.append(f"{name}: of scale {result.scale}, and this report is of {sweep['scale']}")
+      left_out.append(f"{name}: run at {result.scale} scale, but this report is for {sweep['scale']}")
       continue
     scores, others = {}, _tasks_by_group(result)
     for group, score in result.scores.items():
       if score is None or not math.isfinite(score):
         left_out.append(f"{name}: its {group} score is not a number")
-      elif others.get(group) != usual.get(group):  # a mean over other tasks is another score
+      elif others.get(group) != usual.get(group):  # means over different tasks are not comparable
         tasks = [", ".join(sorted(side.get(group, ()))) or "no task" for side in (others, usual)]
-        left_out.append(f"{name}: its {group} score is of {tasks[0]}, and that of most runs of {tasks[1]}")
+        left_out.append(f"{name}: its {group} score is over {tasks[0]}, that of most runs over {tasks[1]}")
       else:
         scores[group] = score
     kept.append(dataclasses.replace(result, scores=scores))
   if not kept:
     raise UserError(
-      f"no finished run of scale {sweep['scale']} to report",
+      f"no finished runs at {sweep['scale']} scale",
       file=source,
       found="\n".join(left_out),
       failed=", ".join(run_name(f.recipe, f.seed) for f in failures),
@@ -170,7 +170,7 @@ def _checked(sweep: dict[str, Any], found: Sequence[Result], failures: list[Fail
 
 
 def _usual_tasks(results: Sequence[Result]) -> dict[str, frozenset[str]]:
-  """By group, the tasks that most runs were scored on; the larger set where two are as frequent."""
+  """Returns, by group, the tasks that most runs were scored on; the larger set in a draw."""
   found: dict[str, Counter[frozenset[str]]] = {}
   for result in results:
     for group, tasks in _tasks_by_group(result).items():
@@ -183,8 +183,8 @@ def _tasks_by_group(result: Result) -> dict[str, frozenset[str]]:
   return {group: frozenset(task for task in result.tasks if group_of(task) == group) for group in groups}
 
 
-def _thinned(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int, float]]:
-  """Evenly spaced points of a curve with losses of five digits: more cannot be seen."""
+def _downsample(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int, float]]:
+  """Returns evenly spaced points of a curve, with losses of five digits: more is not visible."""
   finite = [(step, float(f"{loss:.5g}")) for step, loss in curve if math.isfinite(loss)]
   if len(finite) <= points:
     return finite
@@ -192,7 +192,7 @@ def _thinned(curve: Sequence[tuple[int, float]], points: int) -> list[tuple[int,
 
 
 def _without_folders(value: Any) -> Any:
-  """Absolute paths become their last part."""
+  """Replaces absolute paths by their last component."""
   if isinstance(value, dict):
     return {key: _without_folders(part) for key, part in value.items()}
   if isinstance(value, list | tuple):
@@ -201,7 +201,7 @@ def _without_folders(value: Any) -> Any:
 
 
 def _one_a_line(items: Sequence[dict[str, Any]]) -> str:
-  """A run is a line: small, and a later commit shows which runs changed."""
+  """Formats one run per line, so that diffs of commits show which runs changed."""
   return "[\n" + ",\n".join(map(_compact, items)) + "\n]" if items else "[]"
 
 

@@ -1,7 +1,6 @@
-"""What each objective does to a sentence, word by word, as in the paper's Table 3.
+"""Examples of what each objective does to a text, as in the paper's Table 3.
 
-Words stand for tokens here so that a reader sees the text and not its pieces; `t5like tasks objective NAME` shows the
-same with a real vocabulary.
+Words serve as tokens, for readability; `t5like tasks objective NAME` shows the same with a real vocabulary.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ TEXT = (
   "came , even my old neighbor , who danced until midnight and then asked for more cake . I could not stay to the "
   "end , since my train left early , but I hope that we will meet again soon ."
 )
-_OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # those that stand in at random
+_OTHER_WORDS = "apple river seven green walks slowly under bridge".split()  # random replacements
 _SENTINELS = tuple(f"<{letter}>" for letter in "XYZABCDEFGHIJKLNOPQRSTUVW")
 _MASK = "<M>"
-_SEED = 26  # one whose noise shows what an objective is about
+_SEED = 26  # chosen so that the noise is illustrative
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Example:
 
 
 class _Words:
-  """Ids of words: padding and end, the text, other words, the mask, then sentinels from the top down, as in T5."""
+  """A vocabulary of words: padding, EOS, the text, other words, the mask, then sentinels in descending order."""
 
   def __init__(self, text: str):
     words = list(dict.fromkeys([*text.split(), *_OTHER_WORDS]))
@@ -61,19 +60,19 @@ class _Words:
 
 
 def show(objective: Objective, text: str = TEXT, seed: int = _SEED) -> tuple[str, str]:
-  """Inputs and targets of an objective for encoder-decoders and decoders."""
+  """Returns inputs and targets of an objective for encoder-decoders and decoders."""
   words = _Words(text)
   row = words.rows(text)
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # about sentinels of rows far longer than this
+    warnings.simplefilter("ignore")  # too few sentinels for much longer rows
     pairs = objective(Rows(row.tokens, row.lengths, row), Draws.of(seed, 0, np.zeros(1, int)), words.special)
   return words.text(pairs.inputs), words.text(pairs.targets)
 
 
 def examples(recipes: Iterable[str], recorded: Mapping[str, Mapping[str, str]] | None = None) -> list[Example]:
-  """One for each objective of the recipes, in their order, where words can show what it does.
+  """Returns an example of each objective of the recipes, in order, if words can illustrate it.
 
-  recorded: by custom recipe, what its run wrote down of its objective (see `recorded_example`).
+  recorded: by custom recipe, the example that its run recorded (see `recorded_example`).
   """
   recorded, used, texts = recorded or {}, {}, {}
   for name in recipes:
@@ -89,7 +88,7 @@ def examples(recipes: Iterable[str], recorded: Mapping[str, Mapping[str, str]] |
 
 
 def recorded_example(objective: Objective | None) -> dict[str, str] | None:
-  """What a result keeps of the objective that its run was pre-trained with, registered or not."""
+  """Returns the example that a result stores of its pre-training objective, registered or not."""
   if (texts := _shown(objective)) is None:
     return None
   name = next((name for name, known in CATALOGUE.items() if known == objective), objective.name)
@@ -101,10 +100,10 @@ def _shown(objective: Objective | None) -> tuple[str, str] | None:
     return None
   try:
     return show(objective)
-  except UserError:  # needs more of a vocabulary than words have
+  except UserError:  # needs special tokens that this vocabulary lacks
     return None
 
 
 def _objective_in(recipe: str) -> str | None:
-  """A recipe of one's own is named as ours are: architecture/objective."""
+  """Returns the objective in the name of a custom recipe: architecture/objective."""
   return next((part for part in recipe.split("/")[1:] if part in CATALOGUE), None)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no network, no script, no font."""
+"""The report as one self-contained HTML page: no network, no script, no font."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗",
 
 def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   title = f"T5 ablations at {comparison.data.scale} scale"
-  sections = [("summary", "In short", _summary(comparison, summarize(comparison)))]
+  sections = [("summary", "Summary", _summary(comparison, summarize(comparison)))]
   sections += [(f"table-{table.number}", table.heading, _table_section(table)) for table in comparison.tables]
   sections += [
-    ("objectives", "What the objectives do to a text", _examples(comparison)),
+    ("objectives", "Examples of the objectives", _examples(comparison)),
     ("cost", "Cost", _costs(comparison, assumptions)),
-    ("tasks", "Task by task", _tasks(comparison)),
-    ("method", "How to read this, and how it was made", _method(comparison)),
+    ("tasks", "Scores by task", _tasks(comparison)),
+    ("method", "Method, and how to read this", _method(comparison)),
   ]
   sections = [section for section in sections if section[2]]
   links = "".join(f'<li><a href="#{name}">{_escaped(_link(heading))}</a></li>' for name, heading, _ in sections)
@@ -45,7 +45,7 @@ def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
     "</section>\n"
     for name, heading, content in sections
   )
-  # The policy in the page's head holds the browser to what the page promises: nothing is fetched, nothing runs.
+  # The content security policy in the page's head enforces it: nothing is fetched, nothing runs.
   skeleton, style = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("page.html", "page.css"))
   return string.Template(skeleton).substitute(title=_escaped(title), style=style, links=links, sections=body)
 
@@ -54,16 +54,16 @@ def _link(heading: str) -> str:
   return heading.partition(":")[0] if heading.startswith("Table ") else heading.partition(",")[0]
 
 
-# --- in short --------------------------------------------------------------------------------------------------------
+# --- summary ---------------------------------------------------------------------------------------------------------
 
 
 def _summary(comparison: TableComparison, summary: Summary) -> str:
   parts = [f'<p class="lead">{_escaped(summary.scope)}</p>', _list([*summary.findings, *summary.cautions])]
   if summary.conclusions:
     parts += ["<h3>The paper's conclusions, checked</h3>", _conclusions(summary)]
-  parts += ["<h3>The paper's order of rows, checked</h3>", _orders(comparison)]
+  parts += ["<h3>The paper's ranking of rows, checked</h3>", _rankings(comparison)]
   if summary.missing:
-    parts += ["<h3>What is missing</h3>", _list(summary.missing)]
+    parts += ["<h3>Missing runs</h3>", _list(summary.missing)]
   return "".join(parts)
 
 
@@ -82,8 +82,8 @@ def _conclusions(summary: Summary) -> str:
   return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
 
 
-def _orders(comparison: TableComparison) -> str:
-  """Rank correlations of all tables at a glance."""
+def _rankings(comparison: TableComparison) -> str:
+  """Returns a table of the rank correlations of all tables."""
   above = '<th scope="col" rowspan="2">rows of</th>' + "".join(
     f'<th scope="colgroup" colspan="3" class="group">{GROUP_NAMES[group]}</th>' for group in comparison.groups
   )
@@ -104,9 +104,9 @@ def _orders(comparison: TableComparison) -> str:
       ]
     rows.append(f"<tr>{''.join(cells)}</tr>")
   caption = (
-    "1 is the paper's own order, −1 its reverse. p is the share of all orders of the n rows that agree as well or "
-    "better (one-sided; counted up to ten rows, from drawn orders beyond). With three or four rows p cannot "
-    "be small: 1 in 6 or 1 in 24 at best."
+    "1 is the paper's own ranking, −1 its reverse. p is the share of all permutations of the n rows that agree at "
+    "least as well (one-sided; exact up to ten rows, from random permutations beyond). With three or four rows p "
+    "cannot be small: 1 in 6 or 1 in 24 at best."
   )
   heads = f"{above}</tr><tr>{below * len(comparison.groups)}"
   kind = "dense" if len(comparison.groups) > 2 else ""
@@ -122,7 +122,7 @@ def _table_section(table: ComparedTable) -> str:
   drawn = [f"<div><h4>{GROUP_NAMES[group]}</h4>{plot}</div>" for group, plot in plots if plot]
   if drawn:
     parts.append(
-      f'<figure><div class="plots">{"".join(drawn)}</div><figcaption class="key">{_KEY_OURS} ours, with a stroke for '
+      f'<figure><div class="plots">{"".join(drawn)}</div><figcaption class="key">{_KEY_OURS} ours, with a tick for '
       f"each seed; {_KEY_PAPER} the paper's. Shaded: within two standard deviations of the baseline. The axis is "
       "linear around 0 and logarithmic beyond.</figcaption></figure>"
     )
@@ -130,8 +130,8 @@ def _table_section(table: ComparedTable) -> str:
   if curves:
     parts.append(
       f'<figure><h3>Training loss</h3><div class="curves">{curves}{_legend(table)}</div><figcaption>Bold: the mean of '
-      "the seeds, thin: each seed; the number is where the mean ends. Losses of objectives with other targets are not "
-      "comparable: each predicts something else.</figcaption></figure>"
+      "the seeds, thin: each seed; the number is the final mean. Losses of objectives with different targets are not "
+      "comparable.</figcaption></figure>"
     )
   return "".join(parts)
 
@@ -146,7 +146,7 @@ def _scores(table: ComparedTable) -> str:
   above = '<th scope="col" rowspan="2">row</th>' + "".join(
     f'<th scope="colgroup" colspan="5" class="group">{GROUP_NAMES[group]}</th>' for group in table.groups
   )
-  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="deviation of seeds">±</th>'
+  below = '<th scope="col" class="first">ours</th><th scope="col" class="seeds" aria-label="SD over seeds">±</th>'
   below += '<th scope="col">paper</th><th scope="col">Δ ours</th><th scope="col">Δ paper</th>'
   heads = f'{above}<th scope="col" rowspan="2" class="first">seeds</th></tr><tr>{below * len(table.groups)}'
   rows = []
@@ -162,8 +162,7 @@ def _scores(table: ComparedTable) -> str:
   missing = [GROUP_NAMES[group] for group in table.not_run]
   caption = (
     "Bold: within two standard deviations of the best in its column (a tie with the best). ±: standard deviation of "
-    "the row's own seeds. Δ: difference from the "
-    "baseline in standard deviations; bold where it is more than two."
+    "the row's own seeds. Δ: difference from the baseline in standard deviations; bold if more than two."
   )
   caption += f" Not run: {', '.join(missing)}." if missing else ""
   return _scroll(table.heading, heads, rows, caption, "dense" if len(table.groups) > 2 else "")
@@ -210,7 +209,7 @@ def _examples(comparison: TableComparison) -> str:
     for example in shown
   ]
   return (
-    f"<p>Each word is a token here, to be readable; models see word pieces. The text: “{_escaped(TEXT)}”</p>"
+    f"<p>For readability each word is a token; models see word pieces. The text: “{_escaped(TEXT)}”</p>"
     f'<div class="examples">{"".join(boxes)}</div>'
   )
 
@@ -228,7 +227,7 @@ def _costs(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
   devices = sorted({(cost.device, cost.devices) for result in results for cost in (result.cost["total"],)})
   caption = (
     f"All seeds together; a recipe in several tables counts once. Hours are device-hours, on "
-    f"{_escaped(', '.join(f'{count} × {device}' for device, count in devices))}. FLOPs are those of the mathematics, "
+    f"{_escaped(', '.join(f'{count} × {device}' for device, count in devices))}. FLOPs are model FLOPs, "
     "forward and backward."
   )
   note = _escaped(assumptions_text(results, assumptions))
@@ -236,7 +235,7 @@ def _costs(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
 
 
 def _tasks(comparison: TableComparison) -> str:
-  """The loss on held-out text and every metric of every task, seeds averaged, with the paper's baseline if known."""
+  """Returns a table of validation losses and all metrics, averaged over seeds, with the paper's baseline if known."""
   results = comparison.data.results
   columns = list(
     dict.fromkeys((t, m) for r in results for t, metrics in r.tasks.items() for m in metrics if m != "best_step")
@@ -253,7 +252,9 @@ def _tasks(comparison: TableComparison) -> str:
   known = [_paper_baseline(task, metric) for task, metric in columns]
   if any(value is not None for value in known):
     rows.append(_plain_row(["The paper's baseline", MISSING, *map(number, known)], "reference"))
-  caption = "Metrics at each task's best checkpoint; means over seeds. Losses of other objectives are not comparable."
+  caption = (
+    "Metrics at each task's best checkpoint; means over seeds. Losses of different objectives are not comparable."
+  )
   return _scroll("Scores of each task", heads, rows, caption)
 
 
@@ -263,7 +264,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _paper_baseline(task: str, metric: str) -> float | None:
-  """Tasks carry versions (glue_cola_v002), and mixtures the parts of one (mnli)."""
+  """Returns the paper's score of its baseline on a task; versions (glue_cola_v002) are ignored."""
   return BASELINE_TASKS.get(re.sub(r"_v\d+$", "", task), {}).get(metric)
 
 
@@ -277,16 +278,16 @@ def _method(comparison: TableComparison) -> str:
     for group, spread in comparison.spreads.items()
     if spread
   ]
-  said = {key: value for key, value in data.sweep.items() if value and key != "recipes"}
+  settings = {key: value for key, value in data.sweep.items() if value and key != "recipes"}
   facts = [
-    "Standard deviations of ours are pooled: squared distances of seeds from their own recipe's mean, over all "
-    f"recipes with two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten "
-    "runs of its baseline.",
-    "A tie is a score within two standard deviations of the best of its column, as in the paper. They are those of one "
-    "run; a mean of several seeds scatters less, so that the band is on the safe side.",
+    "Our standard deviations are pooled: squared distances of seeds from their recipe's mean, over all recipes with "
+    f"two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten runs of its "
+    "baseline.",
+    "A tie is a score within two standard deviations of the best in its column, as in the paper. The standard "
+    "deviation is that of one run; a mean of several seeds varies less, so the band is conservative.",
     f"Versions of t5like: {', '.join(sorted({r.version for r in data.results}))}. Runs finished from "
     f"{min(r.finished for r in data.results)} to {max(r.finished for r in data.results)}.",
-    "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in said.items()) + ".",
+    "The sweep: " + "; ".join(f"{key} {_plain(value)}" for key, value in settings.items()) + ".",
   ]
   parts = [_list(facts)]
   commands = [command for result in data.results for command in result.commands]
@@ -321,7 +322,7 @@ def _list(lines: Iterable[str]) -> str:
 
 def _plain_row(fields: Sequence[str], kind: str = "") -> str:
   first, *rest = map(_escaped, fields)
-  first = re.sub(r"([/_])", r"\1<wbr>", first)  # names of recipes are long: they may break there
+  first = re.sub(r"([/_])", r"\1<wbr>", first)  # allow line breaks in the long names of recipes
   attribute = f' class="{kind}"' if kind else ""
   return (
     f'<tr{attribute}><th scope="row" class="recipe">{first}</th>{"".join(f"<td>{field}</td>" for field in rest)}</tr>'
@@ -329,7 +330,7 @@ def _plain_row(fields: Sequence[str], kind: str = "") -> str:
 
 
 def _scroll(label: str, heads: str, rows: Sequence[str], caption: str, kind: str = "") -> str:
-  """A table in a box of its own that scrolls, by keyboard too, so that the page never does."""
+  """Returns a table in a box that scrolls (also by keyboard), so that the page does not scroll sideways."""
   table = f'<table class="{kind}" aria-label="{_escaped(label)}">'
   return (
     f'<figure><div class="scroll" tabindex="0" role="region" aria-label="{_escaped(label)}">'

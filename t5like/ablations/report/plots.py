@@ -1,6 +1,6 @@
 """The report's plots, as inline SVG: no library, no script; colors come from the page's light or dark style.
 
-Drawn 400 units wide and shown about as wide in pixels, so that letters are as large on a phone as on a desk.
+Plots are 400 units wide and about as many pixels, so that text has the same size on phones and desktops.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from t5like.ablations.report.statistics import TIE_DEVIATIONS, mean
 from t5like.ablations.sweep.results import Result
 
 _WIDTH = 400
-_COLORS = 5  # in the page's style; rows beyond take them again, dashed
+_COLORS = 5  # in the page's style; further rows reuse them with dashes
 _DASHES = ("", "6 3", "2 3", "8 3 2 3")
 _LABEL_CHARACTERS = 21
-MISSING = "–"  # never a guess in its place
+MISSING = "–"
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def number(value: float | None, digits: int = 2, signed: bool = False) -> str:
-  """With a reader's minus; `signed`, with a plus before what is above 0."""
+  """Formats a number with a typographic minus and, if `signed`, a plus for positive values."""
   if value is None:
     return MISSING
   value = round(value, digits) + 0.0  # no -0.00
@@ -32,7 +32,7 @@ def number(value: float | None, digits: int = 2, signed: bool = False) -> str:
 
 
 def pretty(name: str) -> str:
-  """Powers as a reader writes them: 2^29 is 2²⁹."""
+  """Formats powers with superscripts: 2^29 becomes 2²⁹."""
   return re.sub(r"\^(\d+)", lambda power: power[1].translate(_SUPERSCRIPTS), name)
 
 
@@ -43,9 +43,9 @@ _TICKS = (2, 10, 50, 200, 1000)
 
 
 def difference_plot(table: ComparedTable, group: str) -> str:
-  """Each row's distance from the baseline in standard deviations, ours and the paper's; '' where neither is known.
+  """Plots each row's distance from the baseline in standard deviations, ours and the paper's; '' if ours are unknown.
 
-  Distances run from a tenth of a deviation to fifty: the axis is linear near 0 and logarithmic far out (arcsinh).
+  Distances range from a tenth to fifty: the axis is linear near 0 and logarithmic beyond (arcsinh).
   """
   rows = [row for row in table.rows if not row.is_baseline]
   known = [distance for row in rows for distance in _distances(row.cells[group])]
@@ -66,20 +66,20 @@ def difference_plot(table: ComparedTable, group: str) -> str:
     parts.append(f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{_TOP}" y2="{bottom}"/>')
     parts.append(_text(x(tick), bottom + 14, number(tick, 0, signed=True), "middle"))
   parts.append(_text(_LABELS + width / 2, bottom + 31, "standard deviations from the baseline", "middle"))
-  for place, row in enumerate(rows):
-    parts += _difference_marks(row, row.cells[group], x, _TOP + _ROW * (place + 0.5))
+  for index, row in enumerate(rows):
+    parts += _difference_marks(row, row.cells[group], x, _TOP + _ROW * (index + 0.5))
   name = f"t{table.number}-{group}"
   title = f"{table.heading}: {GROUP_NAMES[group]}, differences from the baseline"
-  return _svg(name, height, title, "; ".join(_in_words(row, group) for row in rows), parts)
+  return _svg(name, height, title, "; ".join(_describe_row(row, group) for row in rows), parts)
 
 
 def _distances(cell: Cell) -> list[float]:
-  """All that is drawn of a row."""
+  """Returns all distances that are drawn for a row."""
   known = [cell.paper_in_spreads] if cell.paper_in_spreads is not None else []
-  return known + [_of_seed(cell, score) for score in cell.seeds.values() if cell.in_spreads is not None]
+  return known + [_seed_distance(cell, score) for score in cell.seeds.values() if cell.in_spreads is not None]
 
 
-def _of_seed(cell: Cell, score: float) -> float:
+def _seed_distance(cell: Cell, score: float) -> float:
   return (score - cell.baseline) / cell.spread
 
 
@@ -91,7 +91,7 @@ def _difference_marks(row: ComparedRow, cell: Cell, x, y: float) -> list[str]:
   parts = _label(pretty(row.name), y)
   if cell.in_spreads is not None:
     for score in cell.seeds.values():
-      at = x(_of_seed(cell, score))
+      at = x(_seed_distance(cell, score))
       parts.append(f'<line class="seed" x1="{at:.1f}" x2="{at:.1f}" y1="{y - 6:.1f}" y2="{y + 6:.1f}"/>')
     parts.append(f'<circle class="ours" cx="{x(cell.in_spreads):.1f}" cy="{y:.1f}" r="4.5"/>')
   else:
@@ -103,17 +103,17 @@ def _difference_marks(row: ComparedRow, cell: Cell, x, y: float) -> list[str]:
 
 
 def _label(name: str, y: float) -> list[str]:
-  """At most two lines, to the left of the plot."""
+  """Returns the label of a row, in at most two lines, left of the plot."""
   lines = [name]
   if len(name) > _LABEL_CHARACTERS and " " in name:
     cuts = [match.start() for match in re.finditer(" ", name)]
-    cut = min(cuts, key=lambda at: abs(at - len(name) / 2) - 6 * (name[at - 1] == ","))  # rather behind a comma
+    cut = min(cuts, key=lambda at: abs(at - len(name) / 2) - 6 * (name[at - 1] == ","))  # preferably after a comma
     lines = [name[:cut], name[cut + 1 :]]
   first = y + 4 - 6 * (len(lines) - 1)
   return [_text(_LABELS - 10, first + 12 * i, line, "end") for i, line in enumerate(lines)]
 
 
-def _in_words(row: ComparedRow, group: str) -> str:
+def _describe_row(row: ComparedRow, group: str) -> str:
   cell = row.cells[group]
   ours = "missing" if cell.in_spreads is None else f"{cell.in_spreads:+.1f}"
   paper = "not given" if cell.paper_in_spreads is None else f"{cell.paper_in_spreads:+.1f}"
@@ -123,18 +123,18 @@ def _in_words(row: ComparedRow, group: str) -> str:
 # --- loss curves -----------------------------------------------------------------------------------------------------
 
 _LEFT, _PLOT_HEIGHT, _LOSS_AXIS = 40, 220, 38
-_SETTLED = 0.1  # the share of steps after which losses set the frame's height: they fall steeply before
+_SETTLED = 0.1  # share of steps that the y range ignores: losses fall steeply there
 
 
-def series_style(place: int) -> str:
-  """Attributes of the line of a table's row in that place: color and dashes."""
-  dash = _DASHES[place // _COLORS % len(_DASHES)]
-  return f'class="line c{place % _COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+def series_style(index: int) -> str:
+  """Returns the attributes (color and dashes) of the line of a table's row."""
+  dash = _DASHES[index // _COLORS % len(_DASHES)]
+  return f'class="line c{index % _COLORS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
 
 
 def loss_plot(table: ComparedTable) -> str:
-  """Training loss by step, a bold line for each row's mean and a thin one for each seed; '' without any curve."""
-  rows = [(place, row) for place, row in enumerate(table.rows) if any(run.curve for run in row.results)]
+  """Plots training loss by step: bold for each row's mean, thin for each seed; '' without any curve."""
+  rows = [(index, row) for index, row in enumerate(table.rows) if any(run.curve for run in row.results)]
   points = [point for _, row in rows for run in row.results for point in run.curve if math.isfinite(point[1])]
   if not points:
     return ""
@@ -155,8 +155,8 @@ def loss_plot(table: ComparedTable) -> str:
   name = f"t{table.number}-loss"
   parts.append(f'<clipPath id="{name}-frame"><rect x="{_LEFT}" y="{_TOP}" width="{width}" height="{_PLOT_HEIGHT}"/>')
   parts.append(f'</clipPath><g clip-path="url(#{name}-frame)">')
-  for place, row in rows:
-    style = series_style(place)
+  for index, row in rows:
+    style = series_style(index)
     if len(row.results) > 1:
       parts += [f'<path {style} data-seed="{r.seed}" d="{_path(r.curve, x, y)}"/>' for r in row.results if r.curve]
     parts.append(f'<path {style} data-mean="1" d="{_path(mean_curve(row.results), x, y)}"/>')
@@ -167,7 +167,7 @@ def loss_plot(table: ComparedTable) -> str:
 
 
 def mean_curve(results: Sequence[Result]) -> list[tuple[int, float]]:
-  """Of seeds over the steps that all of them have; that of the first where they share none."""
+  """Returns the mean over seeds at the steps that all of them have; the first seed's curve if they share none."""
   curves = [dict(run.curve) for run in results if run.curve]
   if not curves:
     return []
@@ -189,7 +189,7 @@ def _loss_axes(x, y, last: int, low: float, high: float, bottom: float) -> str:
 
 
 def _path(curve: Sequence[tuple[int, float]], x, y) -> str:
-  """A gap where a loss is no number."""
+  """Returns the path of a curve, with gaps at losses that are not finite."""
   drawn, pen = [], "M"
   for step, loss in curve:
     if not math.isfinite(loss):
@@ -201,7 +201,7 @@ def _path(curve: Sequence[tuple[int, float]], x, y) -> str:
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-  """About `count` round numbers from low to high."""
+  """Returns about `count` round numbers from low to high."""
   raw = (high - low) / count if high > low else 1.0
   power = 10.0 ** math.floor(math.log10(raw))
   step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * (1 - 1e-9))

@@ -1,7 +1,6 @@
-"""What a few seeds can say: their spread, ties with the best, and whether two orders agree.
+"""Statistics of a few seeds: standard deviation, ties with the best, and rank correlation.
 
-Everything is counted exactly where that is possible: with four to ten rows a table, approximations for large samples
-would be wrong where they matter.
+Statistics are exact where possible: with four to ten rows per table, large-sample approximations would be wrong.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from statistics import fmean as mean
 import numpy as np
 from scipy import stats
 
-TIE_DEVIATIONS = 2.0  # results this many standard deviations below the best are ties (Raffel et al. 2019, section 3.1)
-_EXACT_ROWS = 10  # up to here every order is counted; beyond, orders are drawn
-DRAWN_ORDERS = 20_000
+TIE_DEVIATIONS = 2.0  # scores at most this far below the best are ties (Raffel et al. 2019, section 3.1)
+_EXACT_ROWS = 10  # beyond, permutations are sampled instead of enumerated
+SAMPLED_PERMUTATIONS = 20_000
 _ROUNDING = 1e-9  # scores have two decimals: 83.28 - 2 x 0.235 must equal 82.81
 
 
 def standard_deviation(values: Sequence[float]) -> float | None:
-  """Of a sample (n - 1); None for a single value, which has no spread that could be known."""
+  """Returns the standard deviation of a sample (n - 1); None for a single value."""
   return statistics.stdev(values) if len(values) > 1 else None
 
 
@@ -37,9 +36,9 @@ class Spread:
 
 
 def pooled_spread(samples: Sequence[Sequence[float]]) -> Spread | None:
-  """Squared deviations from each recipe's own mean, over all recipes: two seeds of each say little, all together more.
+  """Pools the squared deviations from each recipe's mean over all recipes, as two seeds alone are not informative.
 
-  None where no recipe has two seeds, or where all seeds agree to the last digit: nothing can be measured in it.
+  None if no recipe has two seeds, or if all seeds are identical.
   """
   repeated = [sample for sample in samples if len(sample) > 1]
   degrees = sum(len(sample) - 1 for sample in repeated)
@@ -50,7 +49,7 @@ def pooled_spread(samples: Sequence[Sequence[float]]) -> Spread | None:
 
 
 def ties_with_best(scores: Mapping[str, float], deviation: float) -> set[str]:
-  """The names within two standard deviations of the highest score: those the paper prints in bold."""
+  """Returns the names within two standard deviations of the highest score, which the paper prints in bold."""
   if not scores:
     return set()
   limit = max(scores.values()) - TIE_DEVIATIONS * deviation - _ROUNDING
@@ -59,10 +58,10 @@ def ties_with_best(scores: Mapping[str, float], deviation: float) -> set[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RankCorrelation:
-  """How well two orders of n rows agree: 1 is the same order, -1 the reverse.
+  """The agreement of two rankings of n rows: 1 is the same ranking, -1 the reverse.
 
-  `*_p` is the share of all orders that agree at least as well (one-sided): of chance, were there no connection.
-  None where one side has no order, all its scores being equal.
+  `*_p` is the share of all permutations that agree at least as well (one-sided p-value).
+  None if all scores of one side are equal.
   """
 
   n: int
@@ -70,28 +69,30 @@ class RankCorrelation:
   kendall: float | None
   spearman_p: float | None
   kendall_p: float | None
-  exact: bool  # whether every order was counted for p, or a sample of them
+  exact: bool  # whether p is over all permutations, or a sample of them
 
 
 def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> RankCorrelation | None:
-  """Spearman's rho and Kendall's tau-b, ties allowed; None below three rows, where any order would do."""
+  """Returns Spearman's rho and Kendall's tau-b, with ties; None for fewer than three rows."""
   n = len(ours)
   if n < 3:
     return None
   if len(set(ours)) == 1 or len(set(theirs)) == 1:
     return RankCorrelation(n, None, None, None, None, exact=True)
   rho, tau = stats.spearmanr(ours, theirs).statistic, stats.kendalltau(ours, theirs).statistic
-  return RankCorrelation(n, float(rho), float(tau), *_shares_of_orders(ours, theirs), exact=n <= _EXACT_ROWS)
+  return RankCorrelation(n, float(rho), float(tau), *_permutation_p_values(ours, theirs), exact=n <= _EXACT_ROWS)
 
 
-def _shares_of_orders(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-  """One-sided p of Spearman's and Kendall's statistic over the orders in which theirs can be paired with ours.
+def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+  """Returns the one-sided p-values of Spearman's and Kendall's statistic over permutations of theirs.
 
-  Not by scipy's permutation_test: with kendalltau as its statistic eight rows took 78 s on two busy cores, and it draws
-  other orders than earlier reports. Where orders are drawn, the observed one counts as one of them.
+  scipy's permutation_test with kendalltau takes 78 s for eight rows on two busy cores, and samples other permutations
+  than earlier reports. A sample includes the observed permutation.
   """
-  a, b = (np.round(2 * stats.rankdata(side)).astype(np.int32) for side in (ours, theirs))  # shared ranks are halves
-  shuffled = b[_orders(len(a))]  # [n, orders]
+  a, b = (
+    np.round(2 * stats.rankdata(side)).astype(np.int32) for side in (ours, theirs)
+  )  # shared ranks are multiples of 1/2
+  shuffled = b[_permutations(len(a))]  # [n, permutations]
   products, concordance, observed = a @ shuffled, np.zeros(shuffled.shape[1], np.int32), 0
   for i, j in itertools.combinations(range(len(a)), 2):
     concordance += np.sign(a[i] - a[j]) * np.sign(shuffled[i] - shuffled[j])
@@ -102,10 +103,10 @@ def _shares_of_orders(ours: Sequence[float], theirs: Sequence[float]) -> tuple[f
 
 
 @functools.cache
-def _orders(n: int) -> np.ndarray:
-  """Orders of n rows, [n, orders]: all of them, or a sample that is the same in every report."""
+def _permutations(n: int) -> np.ndarray:
+  """Returns permutations of n rows, [n, permutations]: all of them, or a fixed sample."""
   if n > _EXACT_ROWS:
-    drawn = np.random.default_rng(0).permuted(np.tile(np.arange(n), (DRAWN_ORDERS, 1)), axis=1)
+    drawn = np.random.default_rng(0).permuted(np.tile(np.arange(n), (SAMPLED_PERMUTATIONS, 1)), axis=1)
     return np.ascontiguousarray(drawn.T)
   each = itertools.chain.from_iterable(itertools.permutations(range(n)))
   return np.ascontiguousarray(np.fromiter(each, np.int8, math.factorial(n) * n).reshape(-1, n).T)

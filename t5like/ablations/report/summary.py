@@ -1,4 +1,4 @@
-"""What agrees with the paper and what does not, in sentences that are computed from the numbers."""
+"""Sentences, computed from the scores, about what agrees with the paper and what does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from t5like.ablations.report.plots import number, pretty
 from t5like.ablations.report.statistics import RankCorrelation
 from t5like.ablations.tables import BASELINE_RECIPE
 
-_NAMED = 6  # of a list that may be long
+_NAMED = 6  # items of a long list that are printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Summary:
   missing: list[str]
   findings: list[str]
   conclusions: list[CheckedConclusion]
-  cautions: list[str]  # what to keep in mind when reading
+  cautions: list[str]
 
 
 def summarize(comparison: TableComparison) -> Summary:
@@ -40,24 +40,24 @@ def _scope(comparison: TableComparison) -> str:
   tasks = sorted({task for result in data.results for task in result.tasks})
   scored = f"scored on {groups}" + (f" ({', '.join(tasks)})" if tasks else "")
   numbers = [str(table.number) for table in comparison.tables if table.number]
-  what = f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of the T5 paper" if numbers else "Recipes of one's own"
+  what = f"Table{'s' * (len(numbers) > 1)} {_joined(numbers)} of the T5 paper" if numbers else "Custom recipes"
   runs = _count(len(data.results), "finished run")
   return f"{what} at {data.scale} scale: {runs} of {_count(len(recipes), 'recipe')}, {scored}."
 
 
 def _missing(comparison: TableComparison) -> list[str]:
   rows = {row.recipe: row for table in comparison.tables for row in table.rows}
-  absent = [recipe for recipe, row in rows.items() if not row.results and row.asked_for]
-  not_asked = [recipe for recipe, row in rows.items() if not row.results and not row.asked_for]
+  absent = [recipe for recipe, row in rows.items() if not row.results and row.requested]
+  excluded = [recipe for recipe, row in rows.items() if not row.results and not row.requested]
   partly = [row for row in rows.values() if row.results and row.missing_seeds]
   lines = []
   if absent:
     lines.append(f"Not run: {_some(absent)}.")
-  if not_asked:
-    lines.append(f"Not part of this sweep: {_some(not_asked)}.")
+  if excluded:
+    lines.append(f"Not part of this sweep: {_some(excluded)}.")
   if partly:
     seeds = [f"{row.recipe} (seed {_joined(map(str, row.missing_seeds))})" for row in partly]
-    lines.append(f"Seeds missing: {_some(seeds)}.")
+    lines.append(f"Missing seeds: {_some(seeds)}.")
   for failure in comparison.data.failures:
     lines.append(f"Failed: {failure.recipe}, seed {failure.seed}: {failure.error.splitlines()[0][:200]}")
   not_run = {group for table in comparison.tables for group in table.not_run} - set(comparison.groups)
@@ -69,22 +69,22 @@ def _missing(comparison: TableComparison) -> list[str]:
 
 
 def _findings(comparison: TableComparison) -> list[str]:
-  found = (_clear_differences(comparison), _ties(comparison), _reversed_orders(comparison))
+  found = (_clear_differences(comparison), _ties(comparison), _reversed_rankings(comparison))
   return [line for line in found if line]
 
 
-def _reversed_orders(comparison: TableComparison) -> str:
+def _reversed_rankings(comparison: TableComparison) -> str:
   reversed_ = [
     f"{_short(table)} in {GROUP_NAMES[group]} ({number(found.spearman, signed=True)}, n = {found.n})"
     for table in comparison.tables
     for group, found in table.correlations.items()
     if found is not None and found.spearman is not None and found.spearman < 0
   ]
-  return f"Rows come out rather against the paper's order (Spearman) in {_joined(reversed_)}." if reversed_ else ""
+  return f"The ranking of rows tends to reverse the paper's (Spearman) in {_joined(reversed_)}." if reversed_ else ""
 
 
 def _compared(comparison: TableComparison) -> Iterable[tuple[ComparedTable, ComparedRow, str]]:
-  """Every row and group with a difference from the baseline on both sides; a recipe in two tables counts once."""
+  """Yields rows and groups with a known difference from the baseline on both sides; each recipe once."""
   seen = set()
   for table in comparison.tables:
     for row in table.own_rows:
@@ -112,8 +112,8 @@ def _clear_differences(comparison: TableComparison) -> str:
     return ""
   text = (
     f"The paper has {_count(total, 'clear difference')} from the baseline here (more than two of its standard "
-    f"deviations). Ours go the same way in {len(same)}, beyond our own band in {len(same_clear)}; the other way in "
-    f"{len(against)}, beyond our band in {len(against_clear)}"
+    f"deviations). Ours have the same sign in {len(same)}, {len(same_clear)} of them beyond our own band, and the "
+    f"opposite sign in {len(against)}, {len(against_clear)} of them beyond our band"
   )
   return text + (f": {_some(against_clear)}." if against_clear else ".")
 
@@ -140,17 +140,17 @@ def _cautions(comparison: TableComparison) -> list[str]:
   if comparison.data.scale != "paper":
     lines.append(
       f"At {comparison.data.scale} scale models are smaller and trained for fewer steps than the paper's: compare "
-      "orders and differences, not the scores themselves."
+      "rankings and differences, not absolute scores."
     )
   if not any(result.recipe == BASELINE_RECIPE for result in comparison.data.results):
-    lines.append(f"The baseline ({BASELINE_RECIPE}) was not run: there is nothing to take differences from.")
+    lines.append(f"The baseline ({BASELINE_RECIPE}) was not run: no differences can be computed.")
   for group, spread in comparison.spreads.items():
     name = GROUP_NAMES[group]
     if spread is None:
-      lines.append(f"{name}: the spread of seeds is not known, so that no difference can be told from chance.")
+      lines.append(f"{name}: the standard deviation over seeds is unknown, so any difference may be chance.")
     elif spread.degrees_of_freedom < 5:
       lines.append(
-        f"{name}: the spread of {spread.deviation:.2f} comes from few repeated runs "
+        f"{name}: the standard deviation of {spread.deviation:.2f} comes from few repeated runs "
         f"({_count(spread.degrees_of_freedom, 'degree')} of freedom) and may be far off."
       )
   return lines
@@ -160,8 +160,8 @@ def correlation_text(found: RankCorrelation | None) -> str:
   if found is None:
     return "fewer than three rows"
   if found.spearman is None:
-    return f"no order: all scores are equal (n = {found.n})"
-  about = "" if found.exact else ", from drawn orders"
+    return f"undefined: all scores are equal (n = {found.n})"
+  about = "" if found.exact else ", from sampled permutations"
   return (
     f"Spearman {number(found.spearman, signed=True)} (p {p_text(found.spearman_p)}), "
     f"Kendall {number(found.kendall, signed=True)} (p {p_text(found.kendall_p)}), n = {found.n}{about}"

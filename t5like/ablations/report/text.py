@@ -17,19 +17,19 @@ from t5like.planning.run_card import large
 
 
 def score(cell: Cell) -> str:
-  """The mean of the seeds and their own standard deviation."""
+  """Formats the mean over seeds and their standard deviation."""
   return number(cell.mean) + (f" ± {cell.deviation:.2f}" if cell.deviation is not None else "")
 
 
 def seeds_text(row: ComparedRow) -> str:
   if not row.results:
-    return "failed" if row.error else "not run" if row.asked_for else "not asked for"
+    return "failed" if row.error else "not run" if row.requested else "not requested"
   done = len(row.results)
   return f"{done} of {done + len(row.missing_seeds)}" if row.missing_seeds else str(done)
 
 
 def conclusion_text(checked: CheckedConclusion) -> str:
-  """In how many comparisons a conclusion holds, ours and the paper's own."""
+  """Describes in how many comparisons a conclusion holds, in our results and in the paper's own."""
   ours, paper = checked.ours, checked.paper
   if not ours.of:
     return f"not run (the paper's own: {paper.holds} of {paper.of})"
@@ -42,7 +42,7 @@ def conclusion_text(checked: CheckedConclusion) -> str:
 
 
 def csv_text(comparison: TableComparison) -> str:
-  """One line for each row of each table in each group, run or not; an empty field is missing."""
+  """Returns one line for each row of each table in each group, run or not; empty fields are missing values."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
   writer.writerow(
@@ -77,24 +77,24 @@ def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str
   blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
   if summary.conclusions:
     rows = [[c.conclusion.table, c.conclusion.text, c.verdict, conclusion_text(c)] for c in summary.conclusions]
-    blocks += ["## What the paper concludes", _table(["table", "claim", "here", "comparisons"], rows)]
+    blocks += ["## The paper's conclusions, checked", _table(["table", "claim", "verdict", "comparisons"], rows)]
   blocks += [
     "Bold: within two standard deviations of the best in its column, as in the paper. Δ: difference from the "
-    "baseline in standard deviations, ours in those of our seeds, the paper's in its own."
+    "baseline in standard deviations: of our seeds for ours, of the paper's runs for the paper's."
   ]
   for table in comparison.tables:
     blocks += [f"## {table.heading}", _table(*_score_table(table), left=1), _bullets(_correlations(table))]
   shown = comparison.data.examples
   if shown:
     rows = [[example.objective, example.inputs, example.targets] for example in shown]
-    blocks += ["## What the objectives do to a text", _table(["objective", "inputs", "targets"], rows)]
+    blocks += ["## Examples of the objectives", _table(["objective", "inputs", "targets"], rows)]
   blocks += ["## Cost", _table(*_cost_table(comparison, assumptions), left=1)]
   blocks.append(assumptions_text(comparison.data.results, assumptions))
   return "\n\n".join(block for block in blocks if block) + "\n"
 
 
 def readme_table(comparison: TableComparison) -> str:
-  """Rows of all tables with ours and the paper's scores, and a line of rank correlations under each."""
+  """Returns the rows of all tables with our scores and the paper's, and a line of rank correlations after each."""
   groups = comparison.groups
   header = ["", *(f"{GROUP_NAMES[g]} {side}" for g in groups for side in ("ours", "paper"))]
   rows = []
@@ -134,7 +134,7 @@ def _score_table(table: ComparedTable) -> tuple[list[str], list[list[str]]]:
 
 def _correlations(table: ComparedTable) -> list[str]:
   return [
-    f"Order of the rows, {GROUP_NAMES[group]}: {correlation_text(found)}."
+    f"Rank correlation, {GROUP_NAMES[group]}: {correlation_text(found)}."
     for group, found in table.correlations.items()
     if table.number
   ]
@@ -154,7 +154,7 @@ def cost_line(cost: RecipeCost) -> list[str]:
   ]
 
 
-# Hours are those of one device.
+# Hours are device-hours.
 COST_HEADER = ["recipe", "runs", "model FLOPs", "tokens", "pre-train h", "fine-tune h", "total h", "kWh", "kg CO2e"]
 
 
@@ -173,7 +173,7 @@ def _bullets(lines: Iterable[str]) -> str:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 99) -> str:
-  """The first `left` columns are text, the others numbers."""
+  """Formats a Markdown table; the first `left` columns are text, the others numbers."""
   rules = [":---" if column < left else "---:" for column in range(len(header))]
   lines = [header, rules, *rows]
   return "\n".join(f"| {' | '.join(str(field).replace('|', chr(92) + '|') for field in line)} |" for line in lines)

@@ -1,1 +1,1 @@
-"""Runs the recipes of a table: what is left to do, who does it, and what came out."""
+"""Runs the recipes of a table: planning, workers, claims and results."""

@@ -1,4 +1,4 @@
-"""The token caches of a sweep, all built before anything is trained; what is missing is named at once."""
+"""The token caches of a sweep, all built before training starts; missing data are reported together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from t5like.vocabularies import load_vocabulary
 
 
 def build_caches(planner: Planner) -> None:
-  """Tokenizes the corpus and the tasks, where that is still to be done."""
+  """Tokenizes the corpus and the tasks unless their caches exist."""
   splits = list(planner.corpus_files) or ["train", "validation"]
   wanted = [(_corpus_caches(planner), planner.corpus_task, split) for split in splits]
   for lengths in _distinct_lengths(planner):
@@ -21,16 +21,16 @@ def build_caches(planner: Planner) -> None:
     wanted += [(opened[split], task, split) for task, split in planner.task_splits()]
   missing = []
   for caches, task, split in wanted:
-    if task in {missed for missed, *_ in missing}:  # a second look would find no more
+    if task in {missed for missed, *_ in missing}:  # one report per task is enough
       continue
     try:
       caches.open_or_build(task, split)
-    except UserError as error:  # the builder has said why
+    except UserError as error:  # the builder has printed the reason
       missing.append((task, split, shlex.join(caches.command(task, split)), error))
   if missing:
     raise UserError(
-      "data are missing, and nothing was trained: " + ", ".join(f"{task} ({split})" for task, split, *_ in missing),
-      because="the lines above say why" if any(isinstance(e, NotBuilt) for *_, e in missing) else missing[0][3].what,
+      "missing data (nothing was trained): " + ", ".join(f"{task} ({split})" for task, split, *_ in missing),
+      because="see the lines above" if any(isinstance(e, NotBuilt) for *_, e in missing) else missing[0][3].what,
       try_="\n".join(
         ["t5like tasks prepare, --tasks without them, or on a machine with TensorFlow"]
         + [command for *_, command, _ in missing]
@@ -39,7 +39,7 @@ def build_caches(planner: Planner) -> None:
 
 
 def cached_sizes(planner: Planner) -> dict[str, int]:
-  """The training examples of the tasks that are tokenized."""
+  """Returns the number of training examples of each tokenized task."""
   sizes: dict[str, int] = {}
   for lengths in _distinct_lengths(planner)[:1]:
     caches = _task_caches(planner, lengths, "train")
@@ -51,9 +51,9 @@ def cached_sizes(planner: Planner) -> dict[str, int]:
 
 
 def _distinct_lengths(planner: Planner) -> list[dict[str, int]]:
-  """LENGTHS with which recipes train on the tasks, each once: finished tokens depend on them."""
+  """Returns the distinct LENGTHS with which recipes train on the tasks: cached tokens depend on them."""
   found: list[dict[str, int]] = []
-  failed: list[Exception] = []  # a recipe that cannot be built fails as a run, which records why
+  failed: list[Exception] = []  # an invalid recipe fails later as a run, which records the error
   for recipe in planner.settings.recipes:
     try:
       lengths = planner.task_lengths(recipe)
@@ -71,12 +71,12 @@ def _corpus_caches(planner: Planner) -> TokenCaches:
 
 
 def _task_caches(planner: Planner, lengths: Mapping[str, int], split: str) -> TokenCaches:
-  """As `t5like train` opens them: with LENGTHS, and what is evaluated on is kept in any case."""
+  """Opens caches the way `t5like train` does: with LENGTHS, and keeping all examples of evaluation splits."""
   return _token_caches(planner, lengths=lengths, evaluation=split != "train")
 
 
 def _token_caches(planner: Planner, files: Mapping[str, str] | None = None, **more: Any) -> TokenCaches:
-  """With the vocabulary that all recipes have at this scale."""
+  """Opens caches with the vocabulary that all recipes share at this scale."""
   name = planner.vocabulary
   modules = planner.settings.task_modules
   return TokenCaches(str(planner.cache_dir), name, load_vocabulary(name), modules, files, **more)

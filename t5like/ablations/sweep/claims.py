@@ -1,9 +1,9 @@
-"""Who is at work on what, among workers that share nothing but a directory.
+"""Claims on runs, for workers that share nothing but a directory.
 
-A claim is a file that only one process can create (O_EXCL), and that its holder touches as it works. The claim of a
-holder that has died is taken over by creating the file of the next number, which again only one can: nothing is ever
-deleted or replaced under a worker that lives. The highest number counts. Not `files.locks.hold`: a sweep also asks who
-has a run without taking it, and a worker that was taken over must find out before it writes its result.
+A claim is a file that only one process can create (O_EXCL) and that its holder touches as a heartbeat. A stale claim is
+taken over by creating the file with the next number, which again only one process can: nothing is ever deleted or
+replaced under a live worker. The highest number counts. `files.locks.hold` does not fit: a sweep also looks up the
+holder of a run without taking it, and a worker must notice that it was taken over before it writes its result.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from t5like.files import storage
 from t5like.files.heartbeat import beating
 from t5like.files.process_identity import is_gone, own_identity
 
-HEARTBEAT = 10.0  # seconds between signs of life
-STALE_AFTER_SECONDS = 180.0  # without one; disks over a network show a touch up to a minute late
+HEARTBEAT = 10.0  # seconds
+STALE_AFTER_SECONDS = 180.0  # network file systems show a touch up to a minute late
 
 
 class Claims:
-  """The claims of a sweep, in a folder of their own."""
+  """The claims of a sweep, stored in one folder."""
 
   def __init__(self, folder: Path, heartbeat: float = HEARTBEAT, stale_after_seconds: float = STALE_AFTER_SECONDS):
     self._folder, self._heartbeat, self._stale_after = folder, heartbeat, stale_after_seconds
 
   def take(self, name: str) -> Claim | None:
-    """The claim on `name`, None while somebody else who lives has it."""
+    """Returns the claim on `name`, or None while another live process holds it."""
     self._folder.mkdir(parents=True, exist_ok=True)
     number, holder = self._newest(name)
     if holder is not None and not self._is_dead(holder):
@@ -41,13 +41,13 @@ class Claims:
     try:
       file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:
-      return None  # somebody was faster
+      return None  # another process was faster
     with os.fdopen(file, "w", encoding="utf-8") as out:
       out.write(json.dumps(own_identity()))
     return Claim(self, name, number + 1, path, self._heartbeat)
 
   def holder(self, name: str) -> dict[str, Any] | None:
-    """Who has it, where somebody does."""
+    """Returns the identity of the live holder of `name`, or None."""
     path = self._newest(name)[1]
     return None if path is None or self._is_dead(path) else _read(path)
 
@@ -61,17 +61,17 @@ class Claims:
 
   def _is_dead(self, path: Path) -> bool:
     try:
-      silent = time.time() - path.stat().st_mtime
+      age = time.time() - path.stat().st_mtime
     except FileNotFoundError:
-      return True  # its holder has just ended
+      return True  # the holder has just exited
     holder = _read(path)
-    if holder.get("released") or silent > self._stale_after:
+    if holder.get("released") or age > self._stale_after:
       return True
-    return bool(is_gone(holder))  # of another machine we only hear heartbeats
+    return bool(is_gone(holder))  # a process on another machine is judged by its heartbeat alone
 
 
 class Claim:
-  """Held while the block runs: `with claim: ...`."""
+  """A context manager that holds a claim: `with claim: ...`."""
 
   def __init__(self, claims: Claims, name: str, number: int, path: Path, heartbeat: float):
     self._claims, self._name, self._number, self._path = claims, name, number, path
@@ -79,7 +79,7 @@ class Claim:
 
   @property
   def is_ours(self) -> bool:
-    """False once another has taken over, believing us dead: our work must not be written down then."""
+    """False once another process has taken over a claim it considered stale: do not write the result then."""
     return self._claims.is_newest(self._name, self._number)
 
   def __enter__(self) -> Claim:
@@ -88,12 +88,12 @@ class Claim:
 
   def __exit__(self, *failure: Any) -> None:
     self._alive.__exit__(*failure)
-    # It stays, marked as free: were it deleted, two workers could hold the same number at a time.
+    # Released claims stay: if they were deleted, two workers could hold the same number at once.
     storage.write_whole(self._path, json.dumps({**own_identity(), "released": True}))
 
 
 def _read(path: Path) -> dict[str, Any]:
-  """What a claim says; nothing while it is being written."""
+  """Returns the content of a claim; {} while it is being written."""
   try:
     return storage.read_json(path)
   except (OSError, ValueError):
@@ -102,7 +102,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def held(claim: Claim | None) -> Iterator[Claim | None]:
-  """A claim that may be none, as on the hosts of a pod whose first one holds it for all."""
+  """Holds an optional claim: on a pod, only process 0 has one."""
   if claim is None:
     yield None
   else:

@@ -1,7 +1,7 @@
-"""`t5like ablate --workers=N`: several workers on one machine that share its devices, each a process of its own.
+"""`t5like ablate --workers=N`: several worker processes that share the devices of one machine.
 
-Small models leave most of an accelerator idle. A worker gets its part of a GPU's memory, and its part of the device's
-time is what its runs cost. One that is killed, or whose device is lost, is started again.
+Small models leave most of an accelerator idle. Each worker gets a share of the GPU's memory and is charged its share of
+the device time. A worker that is killed, or that loses its device, is restarted.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import TextIO
 from t5like.errors import UserError
 from t5like.files.child_processes import Children, as_shell
 
-DEVICE_LOST = 75  # exit status of a worker, as EX_TEMPFAIL: a new process may go on
+DEVICE_LOST = 75  # exit status of a worker (EX_TEMPFAIL): a new process may succeed
 _SHARE = "T5LIKE_DEVICE_SHARE"
 _MEMORY = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 _RESTARTS = 3  # of each worker
-_LOOK = 0.2  # seconds between looks at the workers
+_POLL_SECONDS = 0.2
 
 
 def device_share() -> float:
-  """What this process has of its devices."""
+  """Returns this process's share of its devices."""
   return float(os.environ.get(_SHARE, "1"))
 
 
 def run_workers(command: Sequence[str], workers: int) -> int:
-  """Runs `command` as often as that, after one that prepares the data for all; the exit status of a sweep."""
+  """Prepares the data, then runs `workers` processes of `command`; returns the exit status of the sweep."""
   with Children() as children:
     preparing = children.start([*command, "--prepare_only"])
     status = preparing.wait()
@@ -43,17 +43,17 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     environment = {_MEMORY: f"{0.9 / workers:.3f}", **os.environ, _SHARE: str(1 / workers)}
     team = [_Worker(number, children, command, environment) for number in range(1, workers + 1)]
     while any(worker.status is None for worker in team):
-      time.sleep(_LOOK)
+      time.sleep(_POLL_SECONDS)
       for worker in team:
-        worker.look()
+        worker.poll()
     statuses = [worker.status for worker in team]
-    if 0 in statuses:  # it saw every run finished
+    if 0 in statuses:  # that worker saw every run finish
       return 0
     return 128 + children.got if children.got is not None else max(map(as_shell, statuses))
 
 
 class _Worker:
-  """A child, started again where that helps. `status` is None until it is not to be."""
+  """A child process that is restarted after a recoverable failure. `status` is None until it ends for good."""
 
   def __init__(self, number: int, children: Children, command: Sequence[str], environment: dict[str, str]):
     self.status: int | None = None
@@ -61,15 +61,15 @@ class _Worker:
     self._restarts = _RESTARTS
     self._start()
 
-  def look(self) -> None:
+  def poll(self) -> None:
     if self.status is not None or (status := self._child.poll()) is None:
       return
     self._children.ended(self._child)
-    self._printer.join(timeout=10)  # something that it started might hold its output open
-    mendable = (status < 0 or status == DEVICE_LOST) and self._children.got is None
-    if mendable and self._restarts:
+    self._printer.join(timeout=10)  # a grandchild might hold the output open
+    recoverable = (status < 0 or status == DEVICE_LOST) and self._children.got is None
+    if recoverable and self._restarts:
       self._restarts -= 1
-      print(f"[{self._number}] ended with status {status}; started again", flush=True)
+      print(f"[{self._number}] exited with status {status}; restarting", flush=True)
       self._start()
     else:
       self.status = status
@@ -82,22 +82,22 @@ class _Worker:
     self._printer.start()
 
 
-def _print_lines(start: str, lines: TextIO) -> None:
+def _print_lines(prefix: str, lines: TextIO) -> None:
   for line in lines:
-    sys.stdout.write(start + line)
+    sys.stdout.write(prefix + line)
     sys.stdout.flush()
 
 
 def mps_hint(driver: Path = Path("/proc/driver/nvidia"), pipes: Path | None = None) -> str:
-  """Without NVIDIA's MPS the processes on a GPU take turns, and gain little by being several; '' where all is well."""
+  """Returns a hint to start NVIDIA's MPS, without which processes on a GPU take turns; '' if not needed."""
   pipes = pipes or Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
   if not driver.exists() or (pipes / "control").exists():
     return ""
-  return "workers that share a GPU run at the same time only with NVIDIA's MPS: nvidia-cuda-mps-control -d"
+  return "hint: workers that share a GPU run concurrently only with NVIDIA's MPS: nvidia-cuda-mps-control -d"
 
 
 def check_workers(workers: int, hosts: Sequence[object]) -> None:
   if workers < 1:
-    raise UserError(f"--workers={workers}", expected="1 or more")
+    raise UserError(f"invalid --workers: {workers}", expected="at least 1")
   if workers > 1 and any(host is not None for host in hosts):
-    raise UserError("--workers is for one machine, --coordinator and --processes for several", try_="one of the two")
+    raise UserError("--workers is for one machine, --coordinator and --processes for several", try_="only one of them")

@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: one small JSON file for each finished run, one for each failure, and sweep.json."""
+"""The files of a sweep: a small JSON file for each finished run, one for each failure, and sweep.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CURVE_POINTS = 200
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What a run used; model FLOPs are those of the mathematics, forward and backward."""
+  """Device time, FLOPs and tokens of a run; model FLOPs cover forward and backward, without rematerialization."""
 
   device: str
   devices: int
@@ -51,8 +51,8 @@ class Result:
   finished: str
   version: str  # of t5like
   commands: list[str]
-  # What the objective of a custom recipe makes of a text, recorded where its code is there: "objective", its name,
-  # "inputs" and "targets". A report runs no code of a sweep's.
+  # An example of a custom recipe's objective: "objective" (its name), "inputs" and "targets". It is recorded here
+  # because a report does not run user code.
   example: dict[str, str] | None = None
 
 
@@ -65,7 +65,7 @@ class Failure:
   scale: str
   error: str
   when: str
-  command: str  # the part that failed
+  command: str  # of the job that failed
   traceback: str = ""
 
 
@@ -82,7 +82,7 @@ def failure_path(sweep_dir: Path, recipe: str, seed: int) -> Path:
 
 
 def write_result(sweep_dir: Path, result: Result) -> Path:
-  """Writes the file in one step; a failure of an earlier attempt is forgotten."""
+  """Writes the file atomically and deletes the failure of an earlier attempt."""
   path = result_path(sweep_dir, result.recipe, result.seed)
   write_json(path, to_json(result))
   failure_path(sweep_dir, result.recipe, result.seed).unlink(missing_ok=True)
@@ -96,7 +96,7 @@ def write_failure(sweep_dir: Path, failure: Failure) -> Path:
 
 
 def read_results(sweep_dir: Path) -> list[Result]:
-  """All finished runs, by file name."""
+  """Returns all finished runs, sorted by file name."""
   return [from_json(_read(path), path) for path in sorted((Path(sweep_dir) / RESULTS).glob("*.json"))]
 
 
@@ -108,7 +108,7 @@ def _failure(path: Path) -> Failure:
   try:
     return Failure(**_read(path))
   except TypeError as error:
-    raise UserError("this is no failure of a sweep", file=path, because=error) from None
+    raise UserError("not a failure file of a sweep", file=path, because=error) from None
 
 
 def to_json(result: Result) -> dict[str, Any]:
@@ -116,19 +116,19 @@ def to_json(result: Result) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any], source: object = "") -> Result:
-  """A result as `to_json` gave it; `source` is named where it is none."""
+  """Returns the result that `to_json` serialized; errors name `source`."""
   try:
     cost = {part: Cost(**values) for part, values in fields["cost"].items()}
     curve = [(int(step), float(loss)) for step, loss in fields["curve"]]
     if fields.get("example") is not None and set(fields["example"]) != {"objective", "inputs", "targets"}:
-      raise ValueError(f"example is {fields['example']!r}")
+      raise ValueError(f"invalid example: {fields['example']!r}")
     return Result(**{**fields, "cost": cost, "curve": curve})
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise UserError("this is no result of a sweep", file=source, because=error) from error
+    raise UserError("not a result file of a sweep", file=source, because=error) from error
 
 
 def write_json(path: Path, content: Any) -> None:
-  """Replaces a file in one step, so that readers on any machine see all of it or the one before."""
+  """Replaces a file atomically: readers on any machine see the old or the new content."""
   storage.write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
@@ -137,8 +137,8 @@ def _read(path: Path) -> dict[str, Any]:
     return storage.read_json(path)
   except ValueError as error:
     raise UserError(
-      "a file of the sweep cannot be read",
+      "cannot read a file of the sweep",
       file=path,
       because=error,
-      try_=f"rm {path}, and the command of the sweep again",
+      try_=f"rm {path}, then run the sweep's command again",
     ) from None

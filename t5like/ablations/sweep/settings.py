@@ -1,4 +1,4 @@
-"""The settings of a sweep: those of a command, completed by the sweep that it continues, and kept in sweep.json."""
+"""The settings of a sweep: those of a command, completed by the sweep that it resumes, and stored in sweep.json."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from t5like.errors import UserError
 from t5like.files import storage
 
 SCALES = ("paper", "small", "mini", "smoke")
-# What may not change between two starts of a sweep: results would not compare.
+# Fixed when a sweep is created: results would not be comparable otherwise.
 _FIXED = ("scale", "tasks", "corpus", "task_modules", "gin")
-_KEYS = {"custom_recipes": "own"}  # fields with another name in sweep.json
+_KEYS = {"custom_recipes": "own"}  # fields with a different key in sweep.json
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings:
-  """What a sweep runs. In a command's own settings, what is empty (or 0) was not given."""
+  """The settings of a sweep. In those of a command, empty (or 0) means not given."""
 
   tables: list[int]
   recipes: list[str]
   scale: str
   seeds: int  # runs of each recipe
   tasks: list[str]  # to fine-tune on: tasks, benchmarks, or several joined by +
-  corpus: list[str]  # files of training text, and of held-out text; []: the task that the scale names
-  custom_recipes: dict[str, str] = dataclasses.field(default_factory=dict)  # gin files of recipes not in the paper
+  corpus: list[str]  # files of training text, and of held-out text; []: the scale's corpus task
+  custom_recipes: dict[str, str] = dataclasses.field(default_factory=dict)  # gin files by name
   task_modules: list[str] = dataclasses.field(default_factory=list)
   gin: list[list[str]] = dataclasses.field(default_factory=list)  # overrides: pairs of name and text
   created: str = ""
 
 
 def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> SweepSettings:
-  """Completes a command's settings with those of the sweep in the directory, where there is one.
+  """Completes a command's settings with those of an existing sweep in the directory.
 
-  rows: names of rows or recipes, of the given tables or of the sweep's; []: all. Seeds and tasks stay empty where
-  nobody gave them: the scale has its own.
+  rows: names of rows or recipes, of the given tables or of the sweep's; []: all. Seeds and tasks that nobody gave stay
+  empty: the scale has defaults.
   """
   started = (sweep_dir / SWEEP).is_file()
   previous = read_settings(sweep_dir) if started else SweepSettings([], [], "paper", 0, [], [])
@@ -61,17 +61,17 @@ def complete_settings(sweep_dir: Path, given: SweepSettings, rows: Sequence[str]
 
 
 def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
-  """The settings of the sweep once `requested` is part of it: recipes and seeds may be added, nothing else changes."""
+  """Returns the sweep's settings with `requested` added: only recipes and seeds may be added."""
   if not (sweep_dir / SWEEP).is_file():
     return dataclasses.replace(requested, created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
   found = read_settings(sweep_dir)
   for name in _FIXED:
     if getattr(found, name) != getattr(requested, name):
       raise UserError(
-        f"{sweep_dir} holds a sweep with another {name}",
+        f"{sweep_dir} contains a sweep with a different {name}",
         found=getattr(found, name),
-        asked=getattr(requested, name),
-        try_="another --sweep_dir, or the options it was begun with",
+        requested=getattr(requested, name),
+        try_="another --sweep_dir, or the original options",
       )
   return dataclasses.replace(
     found,
@@ -83,7 +83,7 @@ def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
 
 
 def record_settings(sweep_dir: Path, requested: SweepSettings) -> None:
-  """Makes `requested` part of the sweep in the directory."""
+  """Adds `requested` to the sweep in the directory."""
   merged, path = merge_settings(sweep_dir, requested), sweep_dir / SWEEP
   if not path.is_file() or merged != read_settings(sweep_dir):
     write_json(path, {_KEYS.get(name, name): value for name, value in dataclasses.asdict(merged).items()})
@@ -96,27 +96,27 @@ def read_settings(sweep_dir: Path) -> SweepSettings:
     settings = SweepSettings(**{fields.get(key, key): value for key, value in dict(storage.read_json(path)).items()})
     _check_fields(settings)
   except (OSError, ValueError, TypeError) as error:
-    raise UserError(f"{sweep_dir} is no sweep", file=path, because=error) from None
+    raise UserError(f"not a sweep directory: {sweep_dir}", file=path, because=error) from None
   return settings
 
 
 def _check_fields(settings: SweepSettings) -> None:
-  """Raises where a file edited by hand does not hold what the annotations of `SweepSettings` say."""
+  """Raises if a hand-edited file does not match the annotations of `SweepSettings`."""
   for name, kind in typing.get_type_hints(SweepSettings).items():
     value = getattr(settings, name)
     if not isinstance(value, typing.get_origin(kind) or kind):
-      raise TypeError(f"{_KEYS.get(name, name)} is {value!r}")
+      raise TypeError(f"invalid {_KEYS.get(name, name)}: {value!r}")
   unknown = [recipe for recipe in settings.recipes if recipe not in RECIPES and recipe not in settings.custom_recipes]
   if unknown or not settings.recipes:
-    raise ValueError(f"it has no recipe called {unknown[0]!r}" if unknown else "it has no recipes")
+    raise ValueError(f"unknown recipe {unknown[0]!r}" if unknown else "no recipes")
 
 
 def custom_recipes(files: Sequence[str]) -> dict[str, str]:
-  """The user's recipes, gin files by name: own/NAME for NAME.gin."""
+  """Returns the gin files of custom recipes by name: own/NAME for NAME.gin."""
   found: dict[str, str] = {}
   for file in files:
     name = f"own/{Path(file).stem}"
     if name in found:
-      raise UserError(f"two recipes are called {name}", files=f"{found[name]}\n{file}")
+      raise UserError(f"two recipes are named {name}", files=f"{found[name]}\n{file}")
     found[name] = str(Path(file).expanduser().absolute()) if Path(file).expanduser().is_file() else file
   return found

@@ -1,4 +1,4 @@
-"""A worker of a sweep: takes runs that nobody else has, trains their parts in this process, writes results down."""
+"""A worker of a sweep: claims runs, trains their jobs in this process and writes the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from t5like.ablations.sweep.caches import build_caches, cached_sizes
 from t5like.ablations.sweep.claims import Claim, Claims, held
 from t5like.ablations.sweep.collect import collect, is_finished
 from t5like.ablations.sweep.local_workers import DEVICE_LOST, device_share
-from t5like.ablations.sweep.plan import Part, Planner, SweepRun, load_part
+from t5like.ablations.sweep.plan import Planner, SweepRun, TrainJob, job_experiment
 from t5like.ablations.sweep.results import (
   Failure,
   failure_path,
@@ -36,12 +36,12 @@ from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs import train
 from t5like.training.records.goodput import Goodput
 
-_WAIT = 2.0  # seconds between looks at what other workers hold
-_DONE, _LATER = -1, -2  # no run is left; those left are in the hands of others
+_POLL_SECONDS = 2.0  # while other workers hold the remaining runs
+_DONE, _LATER = -1, -2  # no run is left; other workers hold those that are
 
 
 def prepare_sweep(planner: Planner) -> None:
-  """Builds all token caches, then records the settings: a misspelled task must not bind the next command."""
+  """Builds all token caches, then records the settings: a misspelled task must not end up in sweep.json."""
 
   def prepare() -> int:
     build_caches(planner)
@@ -52,13 +52,13 @@ def prepare_sweep(planner: Planner) -> None:
 
 
 def run_sweep(planner: Planner, end_process: Callable[[int], object] | None = None) -> int:
-  """Does all runs of a prepared sweep that nobody else does; the exit status. `end_process` as in `runs.train`."""
+  """Works on a prepared sweep and returns the exit status. `end_process`: see `runs.train`."""
   runs = planner.runs(cached_sizes(planner))
   return Worker(planner.sweep_dir, planner.settings.scale, runs, end_process=end_process).work()
 
 
 class Interrupted(BaseException):
-  """A signal ended a part, which has saved what it had. As KeyboardInterrupt, it is no failure."""
+  """Raised when a signal ended a job after a checkpoint. Like KeyboardInterrupt, it is not a failure."""
 
   def __init__(self, status: int):
     super().__init__(status)
@@ -66,7 +66,7 @@ class Interrupted(BaseException):
 
 
 class Worker:
-  """On several hosts the first one decides and writes for all."""
+  """Trains the runs of a sweep; with several hosts, process 0 decides and writes for all."""
 
   def __init__(
     self,
@@ -76,22 +76,22 @@ class Worker:
     claims: Claims | None = None,
     end_process: Callable[[int], object] | None = None,
   ):
-    """Takes `end_process`, as `os._exit`, for runs that stand still: see `train_experiment`."""
+    """`end_process`, such as `os._exit`, ends runs that hang: see `train_experiment`."""
     self._dir, self._scale, self._runs = sweep_dir, scale, list(runs)
     self._claims = claims or Claims(sweep_dir / "claims")
-    self._began = time.time()
+    self._started = time.time()
     self._claim: Claim | None = None
     self._end_process = end_process
 
   def work(self) -> int:
-    """Goes on until every run has ended, by whomever; the exit status."""
+    """Works until every run has ended, in this or another worker; returns the exit status."""
     waiting = False
     while (number := run_on_process_zero(self._take)) != _DONE:
       if number == _LATER:
         if not waiting:
-          say("all runs that are left are in the hands of other workers; waiting for them to end")
+          say("other workers hold all remaining runs; waiting for them to finish")
         waiting = True
-        time.sleep(_WAIT)
+        time.sleep(_POLL_SECONDS)
         continue
       waiting = False
       claim, self._claim = self._claim, None
@@ -99,15 +99,15 @@ class Worker:
         try:
           finished = self._do(self._runs[number], claim)
         except Interrupted as interruption:
-          say(f"interrupted in {self._runs[number].name}; the same command goes on from there")
+          say(f"interrupted in {self._runs[number].name}; run the same command to resume")
           return interruption.status
         if not finished and not device_answers():
-          say("the device no longer answers this process: it leaves the other runs alone. The same command goes on.")
+          say("the device no longer responds; exiting with the other runs untouched. Run the same command to resume.")
           return DEVICE_LOST
     return self._report()
 
   def _take(self) -> int:
-    """The number of a run that is now ours."""
+    """Claims a run and returns its number, or _DONE or _LATER."""
     left = _DONE
     for number, run in enumerate(self._runs):
       if self._is_over(run):
@@ -116,7 +116,7 @@ class Worker:
       claim = self._claims.take(run.name)
       if claim is None:
         continue
-      if self._is_over(run):  # its last holder ended between the two looks
+      if self._is_over(run):  # its last holder finished between the two checks
         with claim:
           continue
       self._claim = claim
@@ -124,23 +124,23 @@ class Worker:
     return left
 
   def _is_over(self, run: SweepRun) -> bool:
-    """Finished, or failed since this worker began: what failed before is tried again."""
+    """Returns whether a run is finished, or failed since this worker started: earlier failures are retried."""
     if result_path(self._dir, run.recipe, run.seed).is_file():
       return True
     failed = failure_path(self._dir, run.recipe, run.seed)
-    return failed.is_file() and failed.stat().st_mtime >= self._began
+    return failed.is_file() and failed.stat().st_mtime >= self._started
 
   def _do(self, run: SweepRun, claim: Claim | None) -> bool:
-    """Whether it ended in a result."""
+    """Trains a run and returns whether it produced a result."""
     done = sum(result_path(self._dir, r.recipe, r.seed).is_file() for r in self._runs)
     say(f"[{done + 1}/{len(self._runs)}] {run.recipe}, seed {run.seed}")
-    part = run.parts[0]
+    job = run.jobs[0]
     try:
-      for part in run.parts:
-        self._train(part)
+      for job in run.jobs:
+        self._train(job)
       result = collect(run, self._scale)
     except (Exception, SystemExit) as error:
-      self._fail(run, part, error)
+      self._fail(run, job, error)
       return False
     if jax.process_index() == 0 and (claim is None or claim.is_ours):
       write_result(self._dir, result)
@@ -149,50 +149,50 @@ class Worker:
     say(f"  {scores or 'no scores'}; {duration(result.cost['total'].device_seconds)} of device time")
     return True
 
-  def _train(self, part: Part) -> None:
-    if is_finished(part):
-      say(f"  {part.name}: finished before")
+  def _train(self, job: TrainJob) -> None:
+    if is_finished(job):
+      say(f"  {job.name}: already finished")
       return
     started = time.monotonic()
-    log = part.model_dir.with_name(f"{part.name}.log")
+    log = job.model_dir.with_name(f"{job.name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
-      print(part.command)
-      train_here(part, self._end_process)
-    say(f"  {part.name}: {duration(time.monotonic() - started)}")
+      print(job.command)
+      train_here(job, self._end_process)
+    say(f"  {job.name}: {duration(time.monotonic() - started)}")
 
-  def _fail(self, run: SweepRun, part: Part, error: BaseException) -> None:
-    """Writes down what happened; the other runs go on."""
+  def _fail(self, run: SweepRun, job: TrainJob, error: BaseException) -> None:
+    """Records the failure; the other runs continue."""
     text = error.render() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     if jax.process_index() == 0:
       lines = traceback.format_exc()
-      write_failure(self._dir, Failure(run.recipe, run.seed, self._scale, text, now, part.command, lines))
-    say(f"  {part.name} failed: {text}")
+      write_failure(self._dir, Failure(run.recipe, run.seed, self._scale, text, now, job.command, lines))
+    say(f"  {job.name} failed: {text}")
 
   def _report(self) -> int:
     names = {run.name for run in self._runs}
     failures = [f for f in read_failures(self._dir) if run_name(f.recipe, f.seed) in names]
     finished = sum(result_path(self._dir, run.recipe, run.seed).is_file() for run in self._runs)
-    say(f"{finished} of {len(self._runs)} runs are finished: {self._dir / 'results'}")
+    say(f"{finished} of {len(self._runs)} runs finished: {self._dir / 'results'}")
     for failure in failures:
       say(f"  failed: {failure.recipe}, seed {failure.seed}: {failure.error.splitlines()[0]}")
     return 1 if failures else 0
 
 
 def device_answers() -> bool:
-  """Whether this process can still compute. After some errors of a GPU nothing that it starts succeeds any more."""
+  """Returns whether this process can still compute: some GPU errors are permanent until a restart."""
   try:
     return float(jnp.ones(2).sum()) == 2.0
   except jax.errors.JaxRuntimeError:
     return False
 
 
-def train_here(part: Part, end_process: Callable[[int], object] | None = None) -> None:
-  """What `t5like train` does with this part's command, in this process; programs of earlier parts are let go."""
+def train_here(job: TrainJob, end_process: Callable[[int], object] | None = None) -> None:
+  """Runs a job in this process as `t5like train` would, and frees its compiled programs."""
   goodput = Goodput(from_now=True, device_share=device_share())
   try:
-    result = train(load_part(part), signals=parallel.stop_signals(), goodput=goodput, end_process=end_process)
+    result = train(job_experiment(job), signals=parallel.stop_signals(), goodput=goodput, end_process=end_process)
     if result.signal is not None:
       raise Interrupted(128 + result.signal)
   finally:

@@ -1,9 +1,9 @@
-"""How many rows a second: objectives on one core, from text, and from a token cache.
+"""Benchmark the data pipeline in rows per second: objectives on one core, from text, and from a token cache.
 
 t5like bench data
 t5like bench data --files ~/corpus/*.jsonl.gz --threads=2
 
-Where the original `t5` library is installed, its pipeline is measured on the same text in the same run.
+If the original `t5` library is installed, its pipeline is measured on the same text in the same run.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from t5like.errors import UserError
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--files", nargs="+", default=[], help="JSON lines or text (default: the embedded novels)")
-  parser.add_argument("--threads", type=int, default=2, help="threads that tokenize and make batches (default: 2)")
-  parser.add_argument("--megabytes", type=int, default=20, help="take so much text (default: 20)")
-  parser.add_argument("--rows", type=int, default=100_000, help="rows to make from the cache (default: 100,000)")
+  parser.add_argument("--threads", type=int, default=2, help="threads that tokenize and build batches (default: 2)")
+  parser.add_argument("--megabytes", type=int, default=20, help="megabytes of text (default: 20)")
+  parser.add_argument("--rows", type=int, default=100_000, help="rows to read from the cache (default: 100,000)")
   parser.add_argument(
-    "--pack", nargs="+", default=[], metavar="TASK", help="tell how full packed rows of these labeled tasks are"
+    "--pack", nargs="+", default=[], metavar="TASK", help="measure the packing efficiency of these labeled tasks"
   )
-  parser.add_argument("--all", action="store_true", help="every objective of the catalogue")
+  parser.add_argument("--all", action="store_true", help="measure every objective of the catalogue")
 
 
 def run(args: argparse.Namespace) -> int:
   for name in ("threads", "megabytes", "rows"):
     if getattr(args, name) < 1:
-      raise UserError(f"--{name}={getattr(args, name)}", expected="1 or more")
+      raise UserError(f"invalid --{name}: {getattr(args, name)}", expected="at least 1")
   from t5like.bench.data import DataBench, measure_data
 
   settings = DataBench(args.files, args.threads, args.megabytes, args.rows, args.pack, args.all)

@@ -1,10 +1,10 @@
-"""What a run costs besides its steps: the loop itself, and checkpoints.
+"""Benchmark the overhead of the train loop and of checkpoints.
 
 t5like bench loop
 t5like bench loop --gin_file=models/t5/small.gin --gin.BATCH_SIZE=8
 
-The loop's share is the time of a step in it, with the log and a hook, less that of the same compiled step called
-bare; checkpoints' share is how much longer a stretch of steps takes with one save in it.
+The loop's overhead is the time of a step in it, with the log and a hook, minus that of the same compiled step called
+directly. The overhead of a checkpoint is the extra time of a stretch of steps with one save in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from t5like.cli.options import add_gin_arguments, gin_search_paths
 
 def configure(parser: argparse.ArgumentParser) -> None:
   add_gin_arguments(parser)
-  parser.add_argument("--steps", type=int, default=10, help="of the model, in each stretch (default: 10)")
+  parser.add_argument("--steps", type=int, default=10, help="train steps in each stretch (default: 10)")
   parser.add_argument("--repeats", type=int, default=3, help="stretches with and without a save (default: 3)")
 
 

@@ -1,11 +1,11 @@
-"""How long a run takes from its command to its first steps, and with what.
+"""Benchmark the time from the start of a run to its first step, by category.
 
 t5like bench startup
 t5like bench startup --gin_file=models/t5_1_1/base.gin --gin.BATCH_SIZE=64
 
-`t5like train` is started three times, each for a few steps: with nothing prepared (tokens and programs are made anew);
-in another directory with tokens and compiled programs there; and in that directory again, from its checkpoint. Where
-the time went is what each run wrote itself into goodput.jsonl.
+`t5like train` runs three times, each for a few steps: cold (tokens and programs are built); in another directory with
+tokens and compiled programs cached; and in that directory again, from its checkpoint. The times are those that each run
+recorded in goodput.jsonl.
 """
 
 from __future__ import annotations
