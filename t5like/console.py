@@ -1,4 +1,4 @@
-"""Text for people: lines, progress, tables, durations, sizes and colors. JAX is only loaded to find the first host."""
+"""Console output: lines, progress, tables, durations, sizes and colors. JAX is only imported to find the first host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _COLORS = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 
 
 def say(text: str) -> None:
-  """Prints a line; on several hosts only the first one prints."""
+  """Prints a line, on the first host only."""
   if text and _is_first_host():
     print(text, flush=True)
 
 
 def warn(text: str) -> None:
-  """Prints a line to standard error, on the first host: standard output may be the result of a command."""
+  """Prints a line to stderr, on the first host only; stdout may carry the result of a command."""
   if _is_first_host():
     print(text, file=sys.stderr, flush=True)
 
@@ -30,18 +30,18 @@ def _is_first_host() -> bool:
 
 
 class ProgressLine:
-  """Shows `step 120/500  loss 4.312  ...`: one line that is rewritten in a terminal, some lines in a log."""
+  """Shows `step 120/500  loss 4.312  ...`: one line that is rewritten in a terminal, occasional lines in a log."""
 
   def __init__(
     self, out: TextIO | None = None, log_every: float = 10.0, eager: bool = True, first_host_only: bool = True
   ):
-    """Shows at most one line in `log_every` seconds in a log.
+    """Creates a progress line.
 
     Args:
-      out: standard output by default.
-      log_every: seconds between two lines in a log.
-      eager: a log has the first line at once; otherwise after `log_every` seconds.
-      first_host_only: False where JAX must not look for devices, as in the process that builds a token cache.
+      out: stdout by default.
+      log_every: minimum number of seconds between two lines in a log.
+      eager: whether a log gets its first line immediately, instead of after `log_every` seconds.
+      first_host_only: must be False if JAX must not initialize devices, as in the process that builds a token cache.
     """
     self._out = sys.stdout if out is None else out
     self._live = self._out.isatty()
@@ -69,7 +69,7 @@ class ProgressLine:
       self._last = now
     self._out.flush()
 
-  def leave(self) -> None:
+  def end_line(self) -> None:
     """Ends the live line, so that other output starts on a new line."""
     if self._live and self._width:
       self._out.write("\n")
@@ -77,7 +77,7 @@ class ProgressLine:
 
 
 def table(rows: Sequence[Sequence[str]], right: Container[int] = (), indent: str = "") -> str:
-  """Returns rows of cells as aligned columns, a line each; the columns in `right` are aligned to the right."""
+  """Formats rows of cells as aligned columns, one line per row; the columns in `right` are right-aligned."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = (
     "  ".join(f"{cell:>{widths[i]}}" if i in right else f"{cell:<{widths[i]}}" for i, cell in enumerate(row))
@@ -87,7 +87,7 @@ def table(rows: Sequence[Sequence[str]], right: Container[int] = (), indent: str
 
 
 def duration(seconds: float, spelled: bool = False) -> str:
-  """Returns 1h02m, 3m20s or 12s; spelled: 1 h 02 min, 3 min 20 s or 12 s."""
+  """Formats a duration as 1h02m, 3m20s or 12s; if `spelled`, as 1 h 02 min, 3 min 20 s or 12 s."""
   hour, minute, second = (" h ", " min ", " s") if spelled else ("h", "m", "s")
   minutes, rest = divmod(int(max(seconds, 0)), 60)
   if minutes >= 60:
@@ -96,12 +96,12 @@ def duration(seconds: float, spelled: bool = False) -> str:
 
 
 def byte_size(count: int) -> str:
-  """Returns a number of bytes as disks count them: 1.5 GB."""
+  """Formats a number of bytes in decimal units: 1.5 GB."""
   return _scaled(count, {"GB": 1e9, "MB": 1e6, "kB": 1e3}) or f"{count} bytes"
 
 
 def memory_size(count: float) -> str:
-  """Returns a number of bytes as memory is counted: 1.5 GiB."""
+  """Formats a number of bytes in binary units: 1.5 GiB."""
   return _scaled(count, {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20}) or f"{count / 1024:.1f} KiB"
 
 
@@ -110,7 +110,7 @@ def _scaled(count: float, units: Mapping[str, float]) -> str:
 
 
 def in_color() -> bool:
-  """Returns whether standard output is a terminal, and NO_COLOR is not set (no-color.org)."""
+  """Returns whether stdout is a terminal and NO_COLOR is not set (no-color.org)."""
   return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 

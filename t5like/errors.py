@@ -1,14 +1,14 @@
-"""Errors a user can rebuild_command: one readable block, an exit status, no traceback."""
+"""Errors that a user can fix: one readable block and an exit status, without a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(Exception):
-  """Something the user gave cannot work.
+  """An error in what the user provided.
 
-  `what` is the headline; each keyword is one aligned line under it. A trailing
-  underscore lets a label be a Python keyword:
+  `what` is the headline; each keyword argument becomes an aligned line below it. A trailing
+  underscore allows labels that are Python keywords:
 
       raise UserError("24 heads cannot be split over 16 devices",
                       mesh="data=4 tensor=16", try_="--gin.MESH.tensor=8")
@@ -20,7 +20,7 @@ class UserError(Exception):
         try    --gin.MESH.tensor=8
   """
 
-  status = 2  # of the command that ends with it: nothing was begun
+  status = 2  # exit status of the command: nothing was started
 
   def __init__(self, what: str, **lines: object):
     super().__init__(what)
@@ -28,7 +28,7 @@ class UserError(Exception):
     self.lines = {k.rstrip("_"): str(v) for k, v in lines.items() if v not in (None, "")}
 
   def render(self) -> str:
-    """The whole message, without what gin appends to str() of errors that pass through it."""
+    """Returns the full message, without what gin appends to str() of errors that pass through it."""
     width = max((len(label) for label in self.lines), default=0)
     rows = [self.what]
     for label, text in self.lines.items():
@@ -41,7 +41,7 @@ class UserError(Exception):
 
 
 class RunError(UserError):
-  """A run that was going well could not go on. What it had saved is still there."""
+  """A running job failed. Its checkpoints are kept."""
 
   status = 1
 
@@ -50,19 +50,19 @@ class InvalidSetting(UserError):
   """A setting has an invalid value. The message starts with the setting's name."""
 
   def as_option(self) -> UserError:
-    """The same error for a command line, where the setting is an option."""
+    """Returns the same error with the setting as a command-line option."""
     return UserError(f"--{self.what}", **self.lines)
 
 
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> str:
-  """The valid names closest to `name`, joined for an error line; '' when none is close."""
+  """Returns the valid names closest to `name`, joined for an error line; '' if none is close."""
   by_folded = {c.casefold(): c for c in candidates}
   close = difflib.get_close_matches(name.casefold(), by_folded, n=count, cutoff=0.6)
   return ", ".join(by_folded[c] for c in close)
 
 
 def in_columns(names: Iterable[str], width: int = 100) -> str:
-  """Many names in lines of even columns, read from left to right."""
+  """Formats names in aligned columns, from left to right."""
   names = list(names)
   column = max(map(len, names), default=0) + 2
   each = max(width // column, 1)

@@ -1,11 +1,11 @@
-"""Changes the source one small step at a time, and lists the changes that no test notices.
+"""Mutation testing: changes the source in one place at a time and lists the changes that no test catches.
 
   python tests/mutate.py t5like/decoding --tests=tests/decoding --count=20
 
-A mutation is one operator, constant, condition or argument changed, as a slip of the hand would: `<` to `<=`, `and` to
-`or`, a condition that always holds, an argument left out, two branches exchanged. Each is made in a copy of the
-repository and the tests run there until one fails. The same --seed draws the same mutations. Some survivors change
-nothing that can be seen (a larger buffer, a check that comes twice): look at each.
+A mutation changes one operator, constant, condition or argument, like a typo: `<` to `<=`, `and` to `or`, a condition
+that is always true, a missing argument, swapped branches. Each is applied to a copy of the repository, where the tests
+run until one fails. The same --seed samples the same mutations. Some survivors are equivalent (a larger buffer, a
+redundant check): look at each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "minimum": "max
 
 @dataclasses.dataclass(frozen=True)
 class Mutation:
-  """The characters from `start` to `end` of a file become `new`."""
+  """Replaces the characters from `start` to `end` of a file with `new`."""
 
   path: Path
   line: int
@@ -48,7 +48,7 @@ class Mutation:
 
 
 class _Finder(ast.NodeVisitor):
-  """Collects what may be changed in one file; annotations, messages and imports stay as they are."""
+  """Collects the possible mutations of a file, except in annotations, messages and imports."""
 
   def __init__(self, path: Path, text: str):
     self._path, self._text = path, text
@@ -57,14 +57,14 @@ class _Finder(ast.NodeVisitor):
       self._starts.append(self._starts[-1] + len(line))
     self.found: list[Mutation] = []
 
-  def _place(self, line: int, column: int) -> int:
-    """ast counts bytes, strings are of characters."""
+  def _offset(self, line: int, column: int) -> int:
+    """Returns the character offset of a position of ast, whose columns are bytes."""
     start = self._starts[line - 1]
     content = self._text[start : self._starts[line]].encode()
     return start + len(content[:column].decode())
 
   def _span(self, node: ast.AST) -> tuple[int, int]:
-    return self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset)
+    return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
 
   def _source(self, node: ast.AST) -> str:
     start, end = self._span(node)
@@ -75,7 +75,7 @@ class _Finder(ast.NodeVisitor):
     self.found.append(Mutation(self._path, node.lineno, start, end, new))
 
   def _between(self, left: ast.AST, right: ast.AST, new: str) -> None:
-    """Replaces the operator between two operands, with the spaces and brackets beside it."""
+    """Replaces the operator between two operands, keeping the spaces and brackets around it."""
     start, end = self._span(left)[1], self._span(right)[0]
     gap = self._text[start:end]
     closing = gap[: len(gap) - len(gap.lstrip(" )\n"))]
@@ -142,7 +142,7 @@ class _Finder(ast.NodeVisitor):
     self.generic_visit(node)
 
   def visit_Raise(self, node: ast.Raise) -> None:
-    del node  # the condition before it is changed
+    del node  # the condition before it is mutated
 
   def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
     if node.value is not None:
@@ -162,7 +162,7 @@ class _Finder(ast.NodeVisitor):
 
 
 def mutations_of(path: Path) -> Iterator[Mutation]:
-  """Every mutation of a file that still is Python."""
+  """Yields every mutation of a file that is valid Python."""
   text = path.read_text(encoding="utf-8")
   finder = _Finder(path, text)
   finder.visit(ast.parse(text))
@@ -175,19 +175,19 @@ def mutations_of(path: Path) -> Iterator[Mutation]:
       pass
 
 
-def drawn(paths: list[Path], count: int, seed: int) -> list[Mutation]:
-  """`count` mutations, at most one a line, evenly over all lines that have any."""
+def sample_mutations(paths: list[Path], count: int, seed: int) -> list[Mutation]:
+  """Samples `count` mutations, at most one per line, uniformly over all lines that have any."""
   lines: dict[tuple[Path, int], list[Mutation]] = {}
   for path in paths:
     for mutation in mutations_of(path):
       lines.setdefault((path, mutation.line), []).append(mutation)
   random_ = random.Random(seed)
   chosen = random_.sample(sorted(lines), min(count, len(lines)))
-  return [random_.choice(lines[place]) for place in chosen]
+  return [random_.choice(lines[line]) for line in chosen]
 
 
 def is_caught(copy: Path, tests: list[str], options: list[str], seconds: float) -> bool:
-  """Whether a test fails, or nothing ends in time, in the copy as it is now."""
+  """Returns whether a test fails, or times out, in the current copy."""
   command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *options, *tests]
   environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
   try:
@@ -195,18 +195,18 @@ def is_caught(copy: Path, tests: list[str], options: list[str], seconds: float) 
   except subprocess.TimeoutExpired:
     return True
   if done.returncode not in (0, 1, 2):
-    raise SystemExit(f"pytest itself failed:\n{done.stdout.decode()}\n{done.stderr.decode()}")
+    raise SystemExit(f"pytest failed:\n{done.stdout.decode()}\n{done.stderr.decode()}")
   return done.returncode != 0
 
 
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("sources", nargs="+", help="files or folders of t5like/")
-  parser.add_argument("--tests", required=True, help="files or folders of tests/, separated by commas; the fast first")
+  parser.add_argument("sources", nargs="+", help="files or folders in t5like/")
+  parser.add_argument("--tests", required=True, help="files or folders in tests/, separated by commas, fast ones first")
   parser.add_argument("--count", type=int, default=20)
   parser.add_argument("--seed", type=int, default=0)
-  parser.add_argument("--seconds", type=float, default=900.0, help="a run that takes longer counts as caught")
-  parser.add_argument("--options", default="", help="of pytest, for example '-n 2'")
+  parser.add_argument("--seconds", type=float, default=900.0, help="timeout of a test run; a timeout counts as caught")
+  parser.add_argument("--options", default="", help="options for pytest, such as '-n 2'")
   options = parser.parse_args()
   paths = []
   for source in map(Path, options.sources):
@@ -217,9 +217,9 @@ def main() -> int:
     copy = Path(folder) / "copy"
     shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(*NOT_COPIED))
     if is_caught(copy, tests, options.options.split(), options.seconds):
-      raise SystemExit("the tests fail without any mutation, or take longer than --seconds")
+      raise SystemExit("the tests fail without a mutation, or take longer than --seconds")
     os.chdir(REPOSITORY)
-    mutations = drawn(paths, options.count, options.seed)
+    mutations = sample_mutations(paths, options.count, options.seed)
     survivors = 0
     for number, mutation in enumerate(mutations, 1):
       text = (REPOSITORY / mutation.path).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The rules of the house: which room may import which, no cycles, names that say something."""
+"""Architecture rules: which package may import which, no import cycles, descriptive names."""
 
 import ast
 import functools
@@ -10,8 +10,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 PACKAGE = REPOSITORY / "t5like"
-# From the bottom to the top; none imports another of its own floor (errors apart).
-FLOORS = [
+# From the bottom to the top; packages in one layer do not import each other.
+LAYERS = [
   {"errors"},
   {"console", "files"},
   {"kernels", "objectives", "decoding", "parallel", "vocabularies", "configuration"},
@@ -24,7 +24,7 @@ FLOORS = [
   {"ablations", "bench"},
   {"cli"},
 ]
-FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {
   ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES
@@ -32,14 +32,14 @@ MODULES = {
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
-  """Every module that is imported anywhere in a file, in functions too; what is only for type checkers is not."""
+  """Yields every module imported in a file, also within functions, but not under TYPE_CHECKING."""
   for node in ast.iter_child_nodes(tree):
     if isinstance(node, ast.Import):
       yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
       for alias in node.names:
-        whole = f"{node.module}.{alias.name}"
-        yield whole if whole in MODULES else node.module
+        name = f"{node.module}.{alias.name}"
+        yield name if name in MODULES else node.module
     elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
       yield from imported(node)
 
@@ -49,7 +49,7 @@ def imports(path: Path) -> frozenset[str]:
   return frozenset(imported(ast.parse(path.read_text())))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
   return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -58,41 +58,41 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_point_down_the_floors(path):
-  room = room_of(path)
-  if room not in FLOOR:  # the door and __main__ may open everything
+def test_packages_only_import_from_lower_layers(path):
+  package = package_of(path)
+  if package not in LAYER:  # t5like/__init__.py and __main__.py may import everything
     return
   for name in imports(path):
     parts = name.split(".")
-    if parts[0] == "t5like" and len(parts) > 1 and parts[1] in FLOOR and parts[1] != room:
-      assert FLOOR[parts[1]] < FLOOR[room], f"{path} imports {name}: not a floor below"
+    if parts[0] == "t5like" and len(parts) > 1 and parts[1] in LAYER and parts[1] != package:
+      assert LAYER[parts[1]] < LAYER[package], f"{path} imports {name}, which is not in a lower layer"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_only_tasks_imports_tensorflow_and_only_configurables_import_gin(path):
   libraries = {name.split(".")[0] for name in imports(path)}
-  if room_of(path) != "tasks":
+  if package_of(path) != "tasks":
     assert not libraries & {"tensorflow", "seqio", "tensorflow_datasets", "tensorflow_text"}
   if "gin" in libraries:
-    assert path.name in ("configurables.py", "experiment.py") or room_of(path) == "configuration"
+    assert path.name in ("configurables.py", "experiment.py") or package_of(path) == "configuration"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_below_the_command_line_functions_take_values_and_raise(path):
-  """No options of a parser, no exit of the process: a notebook calls what the command line calls."""
-  if room_of(path) in ("cli", "__main__"):
+def test_only_cli_parses_arguments_and_exits(path):
+  """Functions below cli can be called from a notebook: they take values and raise errors."""
+  if package_of(path) in ("cli", "__main__"):
     return
   text = path.read_text().partition('if __name__ == "__main__"')[0]
   assert "argparse" not in {name.split(".")[0] for name in imports(path)} and "argparse." not in text
-  # The process that streams is one of its own.
+  # The streaming process is a separate one.
   assert "os._exit" not in text.replace("`os._exit`", "") or name_of(path) == "experiments/streaming.py"
   assert "sys.exit(" not in text and "SystemExit(" not in text, "raise an error that a caller can handle"
 
 
-def test_files_do_not_import_each_other_in_a_circle():
-  """Imports in functions count: they hide a circle, they do not open it."""
+def test_there_are_no_import_cycles():
+  """Imports within functions count, too: they only hide a cycle."""
   below = {module: imports(path) & set(MODULES) - {module} for module, path in MODULES.items()}
-  # The door of a package shows what its files hold: an import through it is not one of the door by the file.
+  # A package's __init__ re-exports its files: importing a name through it is not an import of __init__ by the file.
   state: dict[str, int] = {}
   trail: list[str] = []
 
@@ -111,7 +111,7 @@ def test_files_do_not_import_each_other_in_a_circle():
       visit(module)
 
 
-def test_names_say_something():
+def test_file_names_are_descriptive():
   assert not {p.name for p in FILES} & {"utils.py", "util.py", "common.py", "misc.py", "helpers.py"}
   assert not (REPOSITORY / "gin/__init__.py").exists()
 

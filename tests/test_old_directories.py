@@ -1,4 +1,4 @@
-"""Model directories, checkpoints, token caches and sweeps of earlier commits keep loading, with the same numbers."""
+"""Model directories, checkpoints, token caches and sweeps of earlier commits load and give the same numbers."""
 
 import csv
 import json
@@ -18,29 +18,29 @@ def scores(t5like, *command: str) -> list[float]:
 
 @pytest.fixture
 def rows(old_directories):
-  """What was scored with the commit that wrote the directories."""
+  """The rows that were scored with the commit that wrote the directories."""
   lines = [{"inputs": "the cat purrs", "targets": "cat"}, {"inputs": "a dog", "targets": "dog"}]
   (old_directories / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_an_old_run_answers_as_it_did(t5like, rows):
+def test_an_old_run_has_the_same_scores(t5like, rows):
   assert scores(t5like, "--model=finetuned") == pytest.approx([-18.014665603637695, -17.000225067138672], abs=1e-4)
 
 
-def test_an_old_converted_directory_answers_as_it_did(t5like, rows):
-  """Its vocabulary was not copied into it then, and the file it names is gone."""
+def test_an_old_converted_directory_has_the_same_scores(t5like, rows):
+  """Its vocabulary was not copied into the directory at the time, and the original file is missing."""
   refused = t5like("infer", "--model=converted", "--input=rows.jsonl", "--score", status=2).stderr
-  assert "no vocabulary '/tmp/old/hf/spiece.model'" in refused and "--vocabulary" in refused
+  assert "vocabulary not found: '/tmp/old/hf/spiece.model'" in refused and "--vocabulary" in refused
   found = scores(t5like, "--model=converted", "--vocabulary=tiny")
   assert found == pytest.approx([-18.223209381103516, -17.148895263671875], abs=1e-4)
 
 
-def test_a_vocabulary_that_the_user_names_is_taken_with_a_warning(t5like, rows):
+def test_the_users_vocabulary_is_used_with_a_warning(t5like, rows):
   out = t5like("infer", "--model=converted", "--input=rows.jsonl", "--score", "--vocabulary=byte")
   assert "is not the vocabulary that the model was trained with" in out.stderr and len(out.stdout.splitlines()) == 2
 
 
-def test_an_old_evaluation_is_known_and_its_cache_is_read(t5like, old_directories):
+def test_an_old_evaluation_is_recognized_and_its_cache_is_read(t5like, old_directories):
   command = ["eval", "--model_dir=finetuned", "--task=pets", "--cache_dir=tokens"]
   assert "was evaluated at step 4 already: accuracy 0.00" in t5like(*command).stdout
   before = (old_directories / "finetuned/predictions/pets-validation-4.jsonl").read_text()
@@ -49,7 +49,7 @@ def test_an_old_evaluation_is_known_and_its_cache_is_read(t5like, old_directorie
 
 
 def test_an_old_run_resumes_with_the_same_batches(t5like_process, old_directories):
-  """Losses of steps 5 and 6 as that commit continued to them."""
+  """Losses of steps 5 and 6 equal those of that commit."""
   t5like_process(
     "train", *SMALL, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=opening",
     "--gin.CORPUS_FILES={'train': 'corpus.jsonl'}", "--gin.LENGTHS={'inputs': 16}", "--gin.CACHE_DIR=tokens",
@@ -61,7 +61,7 @@ def test_an_old_run_resumes_with_the_same_batches(t5like_process, old_directorie
   assert [losses[5], losses[6]] == pytest.approx([8.575382232666016, 8.678059895833334], abs=1e-4)
 
 
-def test_an_old_sweep_is_reported(t5like, old_directories):
+def test_a_report_of_an_old_sweep_can_be_written(t5like, old_directories):
   t5like("ablate", "--report", "--sweep_dir=sweep", "--output=report")
   with (old_directories / "report/report.csv").open() as file:
     rows = [row for row in csv.DictReader(file) if row["seeds"] == "1"]

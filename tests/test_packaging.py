@@ -1,4 +1,4 @@
-"""A wheel of this checkout works on its own: gin files, embedded data and the command are in it."""
+"""A wheel of this checkout is self-contained: it includes gin files, embedded data and the command."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def wheel(tmp_path_factory):
   return next(folder.glob("t5like-*.whl"))
 
 
-def test_everything_that_is_not_code_is_in_the_wheel(wheel):
+def test_the_wheel_contains_all_data_files(wheel):
   names = set(zipfile.ZipFile(wheel).namelist())
   for path in (REPOSITORY / "gin").rglob("*.gin"):
     assert f"t5like/gin/{path.relative_to(REPOSITORY / 'gin')}" in names

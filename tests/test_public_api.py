@@ -257,5 +257,5 @@ def test_bad_input_is_an_error_before_anything_is_written(settings, tmp_path):
   with pytest.raises(t5like.UserError, match="MODEL_DIR|batch"):
     t5like.train(t5like.Experiment(**settings | {"batch_size": 7}))
   assert not Path(settings["model_dir"]).exists()
-  with pytest.raises(t5like.UserError, match="is no value of a gin file"):
+  with pytest.raises(t5like.UserError, match="invalid MODEL_DIR: <object object"):
     t5like.read_experiment(["runs/pretrain.gin"], MODEL_DIR=object())

@@ -101,7 +101,9 @@ def _objectives(all_objectives: bool) -> Iterator[Rate | str]:
     objective = CATALOGUE[name]
     lengths = objective.lengths(INPUTS)
     ours = special[objective.makes]
-    text, other = (ours.drawable[rng.integers(0, len(ours.drawable), (count, lengths.raw))] for _ in range(2))
+    text, other = (
+      ours.replacement_ids[rng.integers(0, len(ours.replacement_ids), (count, lengths.raw))] for _ in range(2)
+    )
     rows, draws = Rows(text, np.full(count, lengths.raw), Ragged.full(other)), Draws.of(0, 0, np.arange(count))
     seconds = _min_seconds(lambda o=objective, r=rows, d=draws, s=ours: o(r, d, s))
     yield Rate(f"{name}, {lengths.raw} tokens of text", count / seconds)

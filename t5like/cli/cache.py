@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from t5like.cli.options import add_task_modules, parse_lengths, task_modules
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.child_processes import end_with_asking_parent
+from t5like.files.child_processes import exit_with_parent
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks.quiet_start import load_seqio
 
@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  end_with_asking_parent()
+  exit_with_parent()
   if args.workers is not None and args.workers < 0:
     raise UserError(f"--workers={args.workers}", expected="0 or more")
   storage.check_reachable(args.out, "--out")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.files.child_processes import Children, as_shell
+from t5like.files.child_processes import Children, shell_status
 from t5like.training.guards.step_file import VARIABLE, read_step_file
 
 LOG = "supervisor"  # .jsonl; training/model_dir.py lets it stand alone
@@ -129,19 +129,19 @@ def supervise(command: Sequence[str], restarts: int, first_wait: float = 5.0) ->
       decision = policy.decide(ending)
       _log(model_dir, attempt, ending, decision)
       if decision.restart and children.sleep(decision.wait):
-        decision = Decision(False, f"{signal.Signals(children.got).name} came before the next start")
-        ending = dataclasses.replace(ending, status=128 + children.got, asked=children.got)
+        decision = Decision(False, f"{signal.Signals(children.received_signal).name} came before the next start")
+        ending = dataclasses.replace(ending, status=128 + children.received_signal, asked=children.received_signal)
         _log(model_dir, attempt, ending, decision)
       if not decision.restart:
-        return as_shell(ending.status)
+        return shell_status(ending.status)
 
 
 def _run_once(command: Sequence[str], step_file: Path, children: Children) -> tuple[Ending, str]:
   child = children.start(command, env={**os.environ, VARIABLE: str(step_file)})
   status = child.wait()
-  children.ended(child)
+  children.reap(child)
   step, model_dir = read_step_file(step_file)
-  return Ending(status, step, children.got), model_dir
+  return Ending(status, step, children.received_signal), model_dir
 
 
 def _log(model_dir: str, attempt: int, ending: Ending, decision: Decision) -> None:

@@ -1,4 +1,4 @@
-"""gin at the edge: files, overrides, helpful errors and the operative config."""
+"""Gin configuration: files, overrides, helpful errors and the operative config."""
 
 from t5like.configuration.checks import names_by_target
 from t5like.configuration.loading import build, load, load_data, operative_config, resolved_config

@@ -1,4 +1,4 @@
-"""What can be wrong in a configuration, found before anything is built."""
+"""Checks a configuration before anything is built."""
 
 import collections
 import inspect
@@ -14,7 +14,7 @@ from t5like.files.module_files import is_inside
 
 
 def registered() -> dict[str, object]:
-  """Configurables by the shortest name a gin file can use."""
+  """Returns configurables by the shortest name that a gin file can use."""
   registry = gin.config._REGISTRY  # gin has no public listing
   return {
     registry.minimal_selector(selector): configurable.wrapped
@@ -24,12 +24,12 @@ def registered() -> dict[str, object]:
 
 
 def names_by_target() -> dict[Any, str]:
-  """The name that a gin file uses for each registered function and class."""
+  """Returns the gin name of each registered function and class."""
   return {target: name for name, target in registered().items() if isinstance(target, Hashable)}
 
 
 def check_names(bindings: Sequence[Binding]) -> None:
-  """Every `name.parameter` and every `@name` exists."""
+  """Checks that every `name.parameter` and every `@name` exists."""
   known = registered()
   for binding in bindings:
     if not binding.is_macro:
@@ -41,7 +41,7 @@ def check_names(bindings: Sequence[Binding]) -> None:
 
 
 def check_own_names(bindings: Sequence[Binding], modules: Sequence[str]) -> None:
-  """Every configurable that a model directory names is t5like's own, or one of the modules that the user named."""
+  """Checks that a model directory only uses configurables of t5like, or of modules that the user named."""
   trusted = {"t5like", *modules}
   for binding in bindings:
     names = [r.name for r in binding.references() if isinstance(r, ConfigurableReference)]
@@ -50,10 +50,10 @@ def check_own_names(bindings: Sequence[Binding], modules: Sequence[str]) -> None
         module = getattr(gin.config._REGISTRY[selector].wrapped, "__module__", "")
         if not is_inside(module, trusted):
           raise UserError(
-            f"the model directory's configuration uses {name!r}, which is not t5like's",
+            f"the model directory's configuration uses {name!r}, which is not part of t5like",
             file=binding.where,
             defined=module,
-            try_=f"--task_modules={module}, if you know and trust that module",
+            try_=f"--task_modules={module}, if you trust that module",
           )
 
 
@@ -62,12 +62,12 @@ def _check_configurable(name: str, where: str, known: dict[str, object], paramet
   if name in known or len(matching) == 1:
     return
   if matching:
-    raise UserError(f"{name!r} could mean several configurables", file=where, known=", ".join(sorted(matching)))
+    raise UserError(f"ambiguous configurable: {name!r}", file=where, known=", ".join(sorted(matching)))
   raise (
     explain_name(f"{name}.{parameter}", where)
     or explain_configurable(name, where)
     or UserError(
-      f"no configurable called {name!r}",
+      f"unknown configurable: {name!r}",
       file=where,
       nearest=nearest(name, known),
       known=", ".join(sorted(known)),
@@ -90,11 +90,11 @@ def _check_parameter(binding: Binding, known: dict[str, object]) -> None:
   )
 
 
-def without_open_macros(statements: Sequence[Statement]) -> list[Statement]:
-  """Leaves out `name.parameter = %MACRO` where nothing sets the macro and the parameter has a default of its own.
+def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
+  """Drops `name.parameter = %MACRO` if nothing sets the macro and the parameter has a default.
 
-  So a file can offer a macro without repeating the default that the code has. A macro that several values use must be
-  set: their parameters may have different defaults.
+  This lets a file offer a macro without repeating the default in the code. A macro with several uses must be set, as
+  their parameters may have different defaults.
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
   known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
@@ -103,7 +103,7 @@ def without_open_macros(statements: Sequence[Statement]) -> list[Statement]:
     for reference in b.references():
       users[reference.name].add((b.scope, b.selector, b.parameter))
 
-  def is_open(binding: Statement) -> bool:
+  def is_unset(binding: Statement) -> bool:
     if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
       return False
     name, target = binding.value.name, known.get(binding.selector)
@@ -112,11 +112,11 @@ def without_open_macros(statements: Sequence[Statement]) -> list[Statement]:
     parameter = inspect.signature(target).parameters.get(binding.parameter)
     return parameter is not None and parameter.default is not parameter.empty
 
-  return [statement for statement in statements if not is_open(statement)]
+  return [statement for statement in statements if not is_unset(statement)]
 
 
 def check_macros(bindings: Sequence[Binding]) -> None:
-  """Every macro that is set is used, every macro that is used is set, and no required one is open."""
+  """Checks that every macro that is set is used and vice versa, and that all required ones are set."""
   settings = {b.macro_name: b for b in bindings if b.is_macro}
   uses: dict[str, str] = {}
   for binding in bindings:
@@ -126,14 +126,14 @@ def check_macros(bindings: Sequence[Binding]) -> None:
 
   has_run_file = any(binding.selector == "train" for binding in bindings if not binding.is_macro)
   for name, binding in settings.items():
-    # A shipped run file may set what a model bound directly does not use: DROPOUT_RATE for a converted model.
+    # A shipped run file may set a macro that a converted model does not use, such as DROPOUT_RATE.
     if name not in uses and not (binding.shipped and has_run_file):
       raise explain_name(name, binding.where) or UserError(
-        f"nothing uses the macro {name}",
+        f"unused macro: {name}",
         file=binding.where,
         nearest=(close := nearest(name, uses)),
         in_use="" if close else in_columns(sorted(uses)),
-        hint="" if uses else "no run file was given: add --gin_file=runs/pretrain.gin or another",
+        hint="" if uses else "no run file: add --gin_file=runs/pretrain.gin or another one",
       )
 
   missing = {name: where for name, where in uses.items() if name not in settings}
@@ -144,7 +144,7 @@ def check_macros(bindings: Sequence[Binding]) -> None:
   if missing:
     width = max(map(len, missing))
     raise UserError(
-      "the configuration is not complete: " + ", ".join(missing),
-      required="\n".join(f"{name:<{width}}  asked for by {where}" for name, where in missing.items()),
+      "missing required values: " + ", ".join(missing),
+      required="\n".join(f"{name:<{width}}  used in {where}" for name, where in missing.items()),
       try_=" ".join(f"--gin.{name}=..." for name in missing),
     )

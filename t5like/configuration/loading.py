@@ -1,4 +1,4 @@
-"""Loads gin files and command-line overrides into gin, or says what is wrong with them."""
+"""Checks gin files and command-line overrides and loads them into gin."""
 
 import inspect
 import re
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import gin
 
-from t5like.configuration.checks import check_macros, check_names, check_own_names, registered, without_open_macros
-from t5like.configuration.renamed import with_new_names
+from t5like.configuration.checks import check_macros, check_names, check_own_names, drop_unset_macros, registered
+from t5like.configuration.renamed import replace_old_names
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import (
   Binding,
@@ -28,14 +28,13 @@ def load(
   overrides: Sequence[tuple[str, str]] = (),
   search_paths: Sequence[str] = (),
 ) -> None:
-  """Makes `files` and then `overrides` (pairs of name and text) the current gin configuration.
+  """Makes `files`, then `overrides` (pairs of name and text), the current gin configuration.
 
-  The rooms whose names the files use must have been registered (their `configurables` modules
-  imported). Raises UserError for a missing file, an unknown name, an unused or missing macro, a value that cannot
-  be what its parameter takes.
+  The `configurables` modules with the names that the files use must be imported before. Raises UserError for a missing
+  file, an unknown name, an unused or missing macro, or a value of the wrong type.
   """
   permissions = Permissions(search_path(search_paths))
-  with gin.unlock_config():  # what files import may register more names, after a configuration before this one too
+  with gin.unlock_config():  # imports in files may register more names, even after an earlier configuration was loaded
     statements = [s for name in files for s in read_file(name, permissions)]
     for name, text in overrides:
       statements += read_text(f"{name} = {parse_override_value(text)}", f"--gin.{name}", permissions)
@@ -45,10 +44,10 @@ def load(
 def load_data(config: Path, modules: Sequence[str] = ()) -> None:
   """Makes the config.gin of a model directory the current gin configuration.
 
-  Unlike `load`, it takes the file for data that somebody else may have written: it runs no code but that of
-  `modules`, which the user named (see `Permissions`).
+  Unlike `load`, it treats the file as untrusted data: it runs no code except `modules`, which the user named (see
+  `Permissions`).
   """
-  permissions = Permissions.of_data(modules)
+  permissions = Permissions.for_data(modules)
   with gin.unlock_config():
     statements = read_file(str(config), permissions)
   check_own_names([s for s in statements if isinstance(s, Binding)], modules)
@@ -56,10 +55,10 @@ def load_data(config: Path, modules: Sequence[str] = ()) -> None:
 
 
 def _activate(statements: Sequence[Statement]) -> None:
-  statements = with_new_names(statements)
+  statements = replace_old_names(statements)
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_names(bindings)
-  statements = without_open_macros(statements)
+  statements = drop_unset_macros(statements)
   bindings = [s for s in statements if isinstance(s, Binding)]
   check_macros(bindings)
   check_values(bindings, registered())
@@ -70,7 +69,7 @@ def _activate(statements: Sequence[Statement]) -> None:
 
 
 def build(name: str) -> object:
-  """Calls the configurable `name` with the parameters the configuration gives it."""
+  """Calls the configurable `name` with its configured parameters."""
   target = registered()[name]
   bound = gin.get_bindings(name, resolve_references=False)
   missing = [
@@ -80,25 +79,25 @@ def build(name: str) -> object:
   ]
   if missing:
     raise UserError(
-      f"{name!r} is not configured: nothing sets {', '.join(missing)}",
-      try_="--gin_file=runs/pretrain.gin (or another file of gin/runs) binds them",
+      f"{name!r} is not configured: {', '.join(missing)} missing",
+      try_="--gin_file=runs/pretrain.gin, or another file in gin/runs",
     )
   try:
     return gin.get_configurable(name)()
-  except (TypeError, ValueError) as error:  # building only puts together what was configured
-    what, *called = str(error).strip().split("\n")  # gin adds who was called
+  except (TypeError, ValueError) as error:  # building only assembles what was configured
+    what, *called = str(error).strip().split("\n")  # gin appends the configurable
     raise UserError(
-      f"the configuration cannot be built: {what}",
+      f"invalid configuration: {what}",
       where=re.sub(r" \(<.*?>\)", "", called[-1]).strip() if called else None,
-      try_="--verbose, which shows the line; what an optimizer or a schedule needs is bound in its file of gin/",
+      try_="--verbose to see the line; the parameters of an optimizer or schedule are set in its file in gin/",
     ) from error
 
 
 def resolved_config() -> str:
-  """All bindings as given, macros included."""
+  """Returns all bindings as given, macros included."""
   return gin.config_str(max_line_length=100)
 
 
 def operative_config() -> str:
-  """What was really used, defaults included: enough to run again without the files it came from."""
+  """Returns the values in use, defaults included: enough to rerun without the original files."""
   return gin.operative_config_str(max_line_length=100)

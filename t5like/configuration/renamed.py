@@ -1,4 +1,4 @@
-"""Names of earlier versions: they keep working, with a line that names the new one."""
+"""Old names of macros and parameters, which keep working with a notice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ RENAMED = {
 }
 
 
-def with_new_names(statements: Sequence[Statement]) -> list[Statement]:
-  """The statements with today's names. Names that the user typed, or has in a file, are reported once each."""
+def replace_old_names(statements: Sequence[Statement]) -> list[Statement]:
+  """Replaces old names in statements with the current ones; prints a notice once for each."""
   reported: set[str] = set()
 
   def renamed(statement: Statement) -> Statement:
@@ -29,7 +29,7 @@ def with_new_names(statements: Sequence[Statement]) -> list[Statement]:
       return statement
     if old not in reported:
       reported.add(old)
-      print(f"{old} is called {RENAMED[old]} now ({statement.where})", file=sys.stderr)
+      print(f"{old} has been renamed to {RENAMED[old]} ({statement.where})", file=sys.stderr)
     selector, _, parameter = RENAMED[old].partition(".")
     return dataclasses.replace(statement, selector=selector, parameter=parameter)
 

@@ -1,7 +1,7 @@
-"""Reads gin files into a flat list of statements, so they can be checked before gin acts on them.
+"""Reads gin files into a flat list of statements, so that they can be checked before gin executes them.
 
-gin itself stops at the first mistake and accepts any macro name. Reading first lets us name every
-missing value at once, with the file that asks for it, and find misspelled macros.
+Gin stops at the first mistake and accepts any macro name. Checking first reports all missing values
+at once, with the file that uses each, and finds misspelled macros.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from t5like.files import storage
 from t5like.files.module_files import is_inside
 
 REQUIRED = "gin.REQUIRED"
-_LARGEST_FILE = 1 << 20  # bytes; config.gin has a few thousand
+_MAX_FILE_BYTES = 1 << 20  # config.gin has a few thousand
 
 
 @dataclasses.dataclass(frozen=True)
 class Permissions:
-  """What a gin file may do besides setting values.
+  """What a gin file may include and import.
 
   Files that the user names may import any module and include any file on the search path. The config.gin of a model
-  directory is data, perhaps somebody else's: it may include shipped files only, and import only t5like's own
-  `configurables` and the modules that the user named.
+  directory is untrusted data: it may only include shipped files, and only import t5like's `configurables` and the
+  modules that the user named.
   """
 
-  folders: Sequence[Path]  # where included files are looked for
+  folders: Sequence[Path]  # search path of included files
   modules: Sequence[str] | None = None  # the modules that may be imported; None: any
 
   @classmethod
-  def of_data(cls, modules: Sequence[str] = ()) -> Permissions:
+  def for_data(cls, modules: Sequence[str] = ()) -> Permissions:
     return cls([shipped_folder()], tuple(modules))
 
   def check_include(self, name: str, where: str) -> None:
     if self.modules is not None and (Path(name).is_absolute() or "://" in name or ".." in Path(name).parts):
       raise UserError(
-        f"a model directory may only include gin files that ship with t5like, not {name!r}",
+        f"the model directory's configuration includes {name!r}, which is not one of t5like's gin files",
         file=where,
-        try_="remove that line, if the directory is yours; otherwise do not use it",
+        try_="remove that line if the directory is yours; otherwise do not use it",
       )
 
   def check_import(self, module: str, where: str) -> None:
@@ -58,7 +58,7 @@ class Permissions:
     raise UserError(
       f"the model directory's configuration imports {module!r}, which would run its code",
       file=where,
-      try_=f"--task_modules={module}, if you know and trust that module",
+      try_=f"--task_modules={module}, if you trust that module",
     )
 
 
@@ -74,7 +74,7 @@ class ConfigurableReference:
 
 
 class Recorder(config_parser.ParserDelegate):
-  """Turns `%NAME` and `@name()` into plain records."""
+  """Parses `%NAME` and `@name()` as plain records."""
 
   def macro(self, macro_name: str) -> MacroReference:
     return MacroReference(macro_name)
@@ -93,7 +93,7 @@ class Binding:
   value: Any
   where: str  # "models/t5/tiny.gin:12" or "--gin.BATCH_SIZE"
   scope: str = ""
-  shipped: bool = False  # comes from a file of t5like's own gin folder
+  shipped: bool = False  # from a file in t5like's gin folder
 
   @property
   def is_macro(self) -> bool:
@@ -117,7 +117,7 @@ class Binding:
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-  """An import statement, carried out already."""
+  """An import statement that has been executed."""
 
   source: str
 
@@ -128,7 +128,7 @@ Statement = Binding | Import
 def read_text(
   text: str, where: str, permissions: Permissions, seen: tuple[str, ...] = (), shipped: bool = False
 ) -> list[Statement]:
-  """Statements of one piece of gin text in order, included files expanded in place."""
+  """Returns the statements of a gin text in order, with included files expanded in place."""
   found = []
   for statement, line in parsed(text, where):
     if isinstance(statement, config_parser.BindingStatement):
@@ -136,7 +136,7 @@ def read_text(
       found.append(Binding(selector, parameter, value, line, scope, shipped))
     elif isinstance(statement, config_parser.IncludeStatement):
       permissions.check_include(statement.filename, line)
-      found.extend(read_file(statement.filename, permissions, asked_by=line, seen=seen))
+      found.extend(read_file(statement.filename, permissions, requested_by=line, seen=seen))
     elif isinstance(statement, config_parser.ImportStatement):
       permissions.check_import(statement.module, line)
       if error := explain_import(statement.module, line):
@@ -147,7 +147,7 @@ def read_text(
 
 
 def parsed(text: str, where: str) -> Iterator[tuple[Any, str]]:
-  """Gin's own statements, each with the place that a message names."""
+  """Yields gin's statements, each with its location for messages."""
   try:
     for statement in config_parser.ConfigParser(io.StringIO(text), Recorder()):
       location = getattr(statement, "location", None)
@@ -155,35 +155,40 @@ def parsed(text: str, where: str) -> Iterator[tuple[Any, str]]:
   except SyntaxError as error:
     message = str(error.msg).strip().split("\n")[0]
     raise UserError(
-      "gin cannot read this line", file=f"{where}:{error.lineno}", line=(error.text or "").strip(), because=message
+      "gin syntax error", file=f"{where}:{error.lineno}", line=(error.text or "").strip(), because=message
     ) from None
-  except (tokenize.TokenError, ValueError, RecursionError, MemoryError) as error:  # brackets that never close, or nest
-    raise UserError(f"gin cannot read {where}", because=str(error) or type(error).__name__) from None
+  except (
+    tokenize.TokenError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+  ) as error:  # unbalanced or deeply nested brackets
+    raise UserError(f"gin cannot parse {where}", because=str(error) or type(error).__name__) from None
 
 
 def read_file(
-  name: str, permissions: Permissions, asked_by: str = "--gin_file", seen: tuple[str, ...] = ()
+  name: str, permissions: Permissions, requested_by: str = "--gin_file", seen: tuple[str, ...] = ()
 ) -> list[Statement]:
-  path = find(name, permissions.folders, asked_by)
+  path = find(name, permissions.folders, requested_by)
   if str(path) in seen:
-    raise UserError("gin files include each other in a circle", files=" -> ".join([*seen, str(path)]))
+    raise UserError("circular include of gin files", files=" -> ".join([*seen, str(path)]))
   shipped = not storage.is_remote(path) and path.resolve().is_relative_to(shipped_folder())
   return read_text(file_text(path), name, permissions, (*seen, str(path)), shipped)
 
 
 def file_text(path: Path) -> str:
-  """The text of a gin file."""
+  """Returns the text of a gin file."""
   try:
     size = path.stat().st_size
-    if size > _LARGEST_FILE:
-      raise UserError(f"the gin file {path} is too large: {size:,} bytes", expected=f"at most {_LARGEST_FILE:,}")
+    if size > _MAX_FILE_BYTES:
+      raise UserError(f"the gin file {path} is too large: {size:,} bytes", expected=f"at most {_MAX_FILE_BYTES:,}")
     return path.read_text(encoding="utf-8")
   except (OSError, UnicodeDecodeError) as error:
     raise UserError(f"cannot read the gin file {path}", because=error) from None
 
 
 def gin_source(statements: Sequence[Statement]) -> str:
-  """Gin text that says the same, without includes. Gin itself would log an error for every folder it searches."""
+  """Returns equivalent gin text without includes, for which gin would log an error per searched folder."""
   return "\n".join(s.source if isinstance(s, Import) else binding_source(s) for s in statements)
 
 
@@ -203,23 +208,23 @@ def value_source(value: Any) -> str:
   if isinstance(value, list | tuple):
     inner = ", ".join(map(value_source, value))
     return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' if len(value) == 1 else ''})"
-  return {"inf": "1e999", "-inf": "-1e999"}.get(repr(value), repr(value))  # gin reads no bare `inf`
+  return {"inf": "1e999", "-inf": "-1e999"}.get(repr(value), repr(value))  # gin cannot parse a bare `inf`
 
 
 def import_module(module: str, where: str) -> None:
-  """Imports a module that a gin file or an option names: it may register the names that the next lines use."""
+  """Imports a module named in a gin file or option; it may register names for the following lines."""
   try:
     importlib.import_module(module)
   except ImportError as error:
     raise UserError(
-      f"cannot import {module!r}", file=where, because=error, try_="run from its folder, or put it on PYTHONPATH"
+      f"cannot import {module!r}", file=where, because=error, try_="run from its folder, or add that to PYTHONPATH"
     ) from None
   except (Exception, SystemExit) as error:
-    raise UserError(f"importing {module!r} fails", file=where, because=f"{type(error).__name__}: {error}") from error
+    raise UserError(f"importing {module!r} failed", file=where, because=f"{type(error).__name__}: {error}") from error
 
 
 def parse_override_value(text: str) -> str:
-  """The gin source of a value typed on the command line; what is no literal is taken as a string.
+  """Returns the gin source of a command-line value; anything but a literal becomes a string.
 
   `--gin.TASK=snli` and `--gin.MODEL_DIR=~/runs/x` need no inner quotes; numbers, lists, dicts,
   `@references()`, `%MACROS` and quoted strings keep their gin meaning.

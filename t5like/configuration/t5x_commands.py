@@ -1,4 +1,4 @@
-"""T5X's gin files as ours; its eval.py and infer.py configurations as commands: here these are options, not gin."""
+"""Translates T5X's gin files: training to gin, eval.py and infer.py to commands, whose settings are options here."""
 
 from __future__ import annotations
 
@@ -9,48 +9,55 @@ from typing import Any
 
 from t5like.configuration.t5x_defaults import our_task
 from t5like.configuration.t5x_files import T5XConfiguration, read_t5x_file
-from t5like.configuration.t5x_translation import leftovers, model_partitions, task_modules, translate_training
+from t5like.configuration.t5x_translation import model_partitions, task_modules, translate_training, untranslated_lines
 from t5like.errors import UserError
 
-# What a command's shell line has where the file leaves a value open.
+# Placeholders for values that the file does not set.
 _CHECKPOINT, _MODEL_DIR = "CHECKPOINT_PATH", "MODEL_DIR"
 
 
 def translate_file(
   path: Path, overrides: Sequence[tuple[str, str]], folders: Sequence[Path], name: str
 ) -> tuple[str, list[str]]:
-  """Returns the text of a gin file, or of the commands in its place, and the lines that could not be translated.
+  """Translates a T5X gin file.
 
-  overrides: values of T5X's macros. folders: where included files are searched. name: of the new file, in its header.
+  Args:
+    path: the T5X file.
+    overrides: values of T5X's macros.
+    folders: search path of included files.
+    name: of the new file, for its header.
+
+  Returns:
+    The text of a gin file, or of the equivalent commands, and the lines that could not be translated.
   """
   source = read_t5x_file(path, overrides, folders)
   if not source.settings and not source.unread:
-    raise UserError(f"{path} sets nothing", expected="a gin file of T5X")
+    raise UserError(f"no settings in {path}", expected="a T5X gin file")
   origin = f"Translated from {path.name} by `t5like convert gin`."
   kind = command_kind(source)
   if kind == "train":
     result = translate_training(source)
     header = f"{origin}\n\n  t5like train --gin_file={name} --gin.MODEL_DIR=..."
-    return result.gin_text(header), result.left_out
-  commands, left_out = translate_command(source, kind)
+    return result.gin_text(header), result.untranslated
+  commands, untranslated = translate_command(source, kind)
   lines = [f"# {origin} In t5like this is a command, not a gin file.", *commands]
-  if left_out:
-    lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in left_out)]
-  return "\n".join(lines) + "\n", left_out
+  if untranslated:
+    lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in untranslated)]
+  return "\n".join(lines) + "\n", untranslated
 
 
 def command_kind(source: T5XConfiguration) -> str:
-  """'train', 'eval' or 'infer', by the run file or else by the script that the file configures."""
+  """Returns 'train', 'eval' or 'infer', from the run file or the script that the file configures."""
   if source.run is not None:
     return "train" if source.run in ("pretrain", "finetune") else source.run
   scripts = {key.split("/")[-1].split(".")[0] for key in source.settings}
   if "save" in scripts:
-    raise UserError("T5X's export has no counterpart here", try_="t5like convert to_hf, for Hugging Face's libraries")
+    raise UserError("T5X's export is not supported", try_="t5like convert to_hf, for Hugging Face's libraries")
   return "eval" if "evaluate" in scripts else "infer" if "infer" in scripts else "train"
 
 
 def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], list[str]]:
-  """Lines for a shell, and what was left out."""
+  """Returns the shell commands, and the lines that could not be translated."""
   path = source.first("CHECKPOINT_PATH", "RestoreCheckpointConfig.path", "INITIAL_CHECKPOINT_PATH", default=_CHECKPOINT)
   source.get("RestoreCheckpointConfig.path")
   path = str(path[0] if isinstance(path, list | tuple) and path else path)
@@ -80,10 +87,10 @@ def translate_command(source: T5XConfiguration, kind: str) -> tuple[list[str], l
   partitions = model_partitions(source)
   if kind == "infer" and partitions > 1:
     words.append(f"--mesh=data=-1,tensor={partitions}")
-  left_out = leftovers(_without_training(source))
+  untranslated = untranslated_lines(_without_training(source))
   if kind == "eval" and partitions > 1:
-    left_out.append(f"PjitPartitioner.num_partitions = {partitions}  (eval takes the mesh of the model directory)")
-  return [*lines, f"t5like {kind} " + " \\\n    ".join(words)], left_out
+    untranslated.append(f"PjitPartitioner.num_partitions = {partitions}  (eval uses the mesh of the model directory)")
+  return [*lines, f"t5like {kind} " + " \\\n    ".join(words)], untranslated
 
 
 def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:
@@ -95,7 +102,7 @@ def _output(source: T5XConfiguration, kind: str) -> dict[str, str]:
 
 
 def _without_training(source: T5XConfiguration) -> T5XConfiguration:
-  """Settings that eval.py and infer.py need and do not use count as translated."""
+  """Marks settings that eval.py and infer.py require but do not use as translated."""
   for name in ("DROPOUT_RATE", "DatasetConfig.shuffle", "DatasetConfig.seed", "DatasetConfig.use_cached",
                "DatasetConfig.pack", "DatasetConfig.module", "DatasetConfig.use_custom_packing_ops"):  # fmt: skip
     source.get(name)

@@ -1,4 +1,4 @@
-"""T5X's own gin files: which file of ours takes their place, and the values that they set."""
+"""T5X's own gin files: their t5like equivalents, and the values that they set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TINY = {
   "emb_dim": 8, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "head_dim": 3, "mlp_dim": 16,
 }  # fmt: skip
 
-# What T5X's run files set, by the names of t5x_names.py; a scope stands before them.
+# Values set by T5X's run files, by the names of t5x_names.py with an optional scope.
 RUN_VALUES: dict[str, dict[str, Any]] = {
   "pretrain": {
     "BATCH_SIZE": 128,
@@ -49,7 +49,7 @@ RUN_VALUES: dict[str, dict[str, Any]] = {
   "infer": {"DatasetConfig.split": "test", "DatasetConfig.batch_size": 32},
 }
 
-# Tasks and mixtures of the `t5` package that are the same here.
+# Equivalents of tasks and mixtures of the `t5` package.
 _TASKS = (
   (r"c4_v\d+_(span_corruption|prefix_lm)", r"c4_\1"),
   (r"(glue_(?:cola|mnli|mrpc|qnli|qqp|rte|sst2|stsb|wnli|ax))_v002", r"\1"),
@@ -62,31 +62,31 @@ _TASKS = (
   (r"wmt15_enfr_v003", "wmt_en_fr"),
   (r"wmt16_enro_v003", "wmt_en_ro"),
 )
-# Parts of the paths of SentencePiece models, and our names of these vocabularies.
+# Our vocabularies, by a part of the path of a SentencePiece model.
 VOCABULARIES = {"cc_all.32000": "t5", "mc4.250000": "mt5"}
 
 
 def model_file(included: str) -> str | None:
-  """Our file for one of T5X's models; its tiny ones, for tests, are ours in another size."""
+  """Returns our file for a T5X model file, or None; its tiny models are our small ones with other sizes."""
   match = _MODEL_FILE.fullmatch(included)
   return f"models/{_FAMILIES[match[2]]}/{_SIZES.get(match[3], match[3])}.gin" if match else None
 
 
 def model_values(included: str) -> dict[str, Any]:
-  """What a model file of T5X sets and ours does not."""
+  """Returns the values that a T5X model file sets and ours does not."""
   match = _MODEL_FILE.fullmatch(included)
   values = {f"T5Config.{field}": size for field, size in _TINY.items()} if match[3] == "tiny" else {}
   return values | ({"T5Config.scan_layers": True} if match[1] == "scalable_t5" else {})
 
 
 def run_kind(included: str) -> str | None:
-  """'pretrain', 'finetune', 'eval' or 'infer', for a run file of T5X."""
+  """Returns 'pretrain', 'finetune', 'eval' or 'infer' for a T5X run file, else None."""
   match = _RUN_FILE.fullmatch(included)
   return match[1] if match else None
 
 
 def our_task(name: str) -> str | None:
-  """Our name of a task of the `t5` package; None where we have none."""
+  """Returns our name of a task of the `t5` package, or None."""
   for pattern, ours in _TASKS:
     if re.fullmatch(pattern, name):
       return re.sub(pattern, ours, name)

@@ -1,19 +1,19 @@
-"""Errors for those who come from T5X: its name is answered with ours."""
+"""Errors for T5X users: a T5X name is answered with its t5like equivalent."""
 
 from __future__ import annotations
 
 from t5like.configuration.t5x_defaults import model_file, run_kind
-from t5like.configuration.t5x_names import lookup, of_configurable
+from t5like.configuration.t5x_names import entries_of_configurable, lookup
 from t5like.errors import UserError
 
-_CONVERT = "t5like convert gin FILE, which translates a T5X gin file"
+_CONVERT = "t5like convert gin FILE translates a T5X gin file"
 _PAGE = "gin/README.md, Coming from T5X"
-# Modules that T5X's gin files import: nothing of them is needed in a gin file here.
+# Modules that T5X's gin files import, and that are not needed in a gin file here.
 _T5X_MODULES = ("t5x", "flaxformer", "seqio", "t5")
 
 
 def explain_name(name: str, where: str) -> UserError | None:
-  """The error for a name that T5X has and t5like does not; None for any other name."""
+  """Returns the error for a name of T5X that t5like does not have; None for any other name."""
   entry = lookup(name)
   if entry is None or entry.ours == name:
     return None
@@ -29,13 +29,13 @@ def explain_name(name: str, where: str) -> UserError | None:
 
 
 def explain_configurable(name: str, where: str) -> UserError | None:
-  """The error for a configurable of T5X, such as `utils.DatasetConfig`."""
-  entries = of_configurable(name)
+  """Returns the error for a configurable of T5X, such as `utils.DatasetConfig`, or None."""
+  entries = entries_of_configurable(name)
   if not entries:
     return None
   pairs = [f"{entry.theirs.split('.')[1]} -> {entry.ours}" for entry in entries if entry.ours]
   return UserError(
-    f"{name!r} is T5X's: its parameters have other names here",
+    f"{name!r} is a T5X configurable: its parameters have different names here",
     file=where,
     names=", ".join(pairs),
     see=f"{_PAGE}; {_CONVERT}",
@@ -43,10 +43,10 @@ def explain_configurable(name: str, where: str) -> UserError | None:
 
 
 def explain_import(module: str, where: str) -> UserError | None:
-  """The error for an import line that T5X's gin files have; None for a module of the user's."""
+  """Returns the error for an import of T5X's gin files; None for the user's modules."""
   if module.startswith("__gin__"):
     return UserError(
-      "`from __gin__ import dynamic_registration` is T5X's: it lets the imports of a gin file name its configurables",
+      "`from __gin__ import dynamic_registration` is T5X's way to register configurables",
       file=where,
       here="t5like registers its names itself: remove this line and the imports of t5x, seqio and __main__",
       try_=_CONVERT,
@@ -55,9 +55,9 @@ def explain_import(module: str, where: str) -> UserError | None:
   if module == "__main__" or module.split(".")[0] in _T5X_MODULES:
     tasks = module.startswith("t5.")
     return UserError(
-      f"the gin file imports {module!r}, as T5X's files do: t5like needs no such import",
+      f"the gin file imports {module!r}, as in T5X: t5like does not need this import",
       file=where,
-      here=f"tasks of yours are named in TASK_MODULES = [{module!r}]" if tasks else "remove the line",
+      here=f"register your tasks with TASK_MODULES = [{module!r}]" if tasks else "remove the line",
       try_=_CONVERT,
       see=_PAGE,
     )
@@ -65,7 +65,7 @@ def explain_import(module: str, where: str) -> UserError | None:
 
 
 def explain_include(name: str) -> str:
-  """What to include in place of a file of T5X; '' for any other file."""
+  """Returns what to include instead of a T5X file; '' for any other file."""
   if ours := model_file(name):
     return f"T5X's {name} is {ours} here"
   kind = run_kind(name) if name.startswith("t5x/") else None

@@ -1,4 +1,4 @@
-"""Reads a T5X gin file as data: nothing that it names is imported or built."""
+"""Reads a T5X gin file as data, without importing or building anything."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from t5like.configuration.statements import (
 )
 from t5like.configuration.t5x_defaults import RUN_VALUES, model_file, model_values, run_kind
 
-_NOT_GIVEN = object()
+_MISSING = object()
 
 
-class _Open(Exception):
+class _Unset(Exception):
   """A macro without a value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """A value, and the line that set it; None for a default of T5X's run and model files."""
+  """A value, and the binding that set it (None for a default of T5X's run and model files)."""
 
   value: Any
   binding: Binding | None = None
@@ -40,7 +40,7 @@ class Setting:
 
 @dataclasses.dataclass
 class T5XConfiguration:
-  """The values of a T5X gin file by `scope/Configurable.parameter` or `MACRO`, the last one counting."""
+  """The values of a T5X gin file by `scope/Configurable.parameter` or `MACRO`; the last one wins."""
 
   settings: dict[str, Setting] = dataclasses.field(default_factory=dict)
   model: str | None = None  # our model file
@@ -50,33 +50,33 @@ class T5XConfiguration:
   used: set[str] = dataclasses.field(default_factory=set)
 
   def has(self, name: str) -> bool:
-    """Whether a value was given, by the file or by T5X's defaults."""
-    return self.get(name, _NOT_GIVEN) is not _NOT_GIVEN
+    """Returns whether a value is set, by the file or by T5X's defaults."""
+    return self.get(name, _MISSING) is not _MISSING
 
   def get(self, name: str, default: Any = None) -> Any:
-    """The value with its macros resolved; `default` where none is given. The line counts as translated."""
-    key = name if name in self.settings else name.split("/")[-1]  # no scope: for all scopes
+    """Returns the value with macros resolved, or `default`, and marks the line as translated."""
+    key = name if name in self.settings else name.split("/")[-1]  # without a scope, it applies to all
     if key not in self.settings:
       return default
     self.used.add(key)
     try:
       return self._resolved(self.settings[key].value, ())
-    except _Open:
+    except _Unset:
       return default
 
   def first(self, *names: str, default: Any = None) -> Any:
-    """The value of the first of several names that has one."""
-    values = [self.get(name, _NOT_GIVEN) for name in names]
-    return next((value for value in values if value is not _NOT_GIVEN), default)
+    """Returns the value of the first name that is set."""
+    values = [self.get(name, _MISSING) for name in names]
+    return next((value for value in values if value is not _MISSING), default)
 
   def left(self) -> Iterator[tuple[str, Setting]]:
-    """The lines of the file that nothing has asked for."""
+    """Yields the settings of the file that have not been read."""
     return ((key, s) for key, s in self.settings.items() if s.binding is not None and key not in self.used)
 
   def _resolved(self, value: Any, passed: tuple[str, ...]) -> Any:
     if isinstance(value, MacroReference):
       if value.name == REQUIRED or value.name not in self.settings or value.name in passed:
-        raise _Open
+        raise _Unset
       self.used.add(value.name)
       return self._resolved(self.settings[value.name].value, (*passed, value.name))
     if isinstance(value, dict):
@@ -89,10 +89,10 @@ class T5XConfiguration:
 def read_t5x_file(
   path: Path, overrides: Sequence[tuple[str, str]] = (), folders: Sequence[Path] = ()
 ) -> T5XConfiguration:
-  """The file with its includes; then `overrides`, pairs of T5X's name and text.
+  """Reads the file with its includes, then `overrides`, pairs of T5X's name and text.
 
-  T5X's own model and run files are known and not read. Others are looked for in `folders` and in the folders above
-  the file, as a checkout of T5X has them.
+  T5X's own model and run files are known and not read. Others are searched in `folders` and in the folders above the
+  file, as in a checkout of T5X.
   """
   configuration = T5XConfiguration()
   _read(file_text(path), str(path), configuration, [*folders, *path.absolute().parents], ())

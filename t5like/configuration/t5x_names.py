@@ -1,4 +1,4 @@
-"""T5X's gin names and ours: one table for error messages, `t5like convert gin` and the page gin/README.md."""
+"""T5X's gin names and ours: one table for error messages, `t5like convert gin` and gin/README.md."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class T5XName:
   """A macro, or a parameter as `Configurable.parameter`, without the modules before it."""
 
   theirs: str
-  ours: str  # a gin name or an option of a command; "" where there is nothing to set
+  ours: str  # a gin name or an option of a command; "" if there is no equivalent
   note: str = ""
 
   @property
   def answer(self) -> str:
-    """One line for an error."""
+    """The headline of an error."""
     if not self.ours:
-      return f"T5X's {self.theirs} has no counterpart here: {self.note}"
+      return f"T5X's {self.theirs} has no equivalent here: {self.note}"
     if self.ours.startswith("--"):
       return f"T5X's {self.theirs} is the option {self.ours} here"
     return f"T5X's {self.theirs} is {self.ours} here"
@@ -30,8 +30,8 @@ class T5XName:
 _INIT_FROM = "a model directory, a T5X checkpoint or a Hugging Face folder; the optimizer starts fresh"
 _STEPS = "counts the steps of this run only. T5X adds those of pre-training: its 1,020,000 after 1,000,000 is 20,000"
 _CACHED = "token caches are built automatically; STREAM = True reads without one"
-_SHUFFLED = "training data are always shuffled, by SEED"
-_MESH = "with MESH.data = -1, which takes the other devices"
+_SHUFFLED = "training data is always shuffled, with SEED"
+_MESH = "with MESH.data = -1, which uses the remaining devices"
 _RATE = "LEARNING_RATE = @constant_rate() or @inverse_square_root(), with @warmup() around it for linear_warmup"
 
 MACROS = (
@@ -40,8 +40,8 @@ MACROS = (
   T5XName("TASK_FEATURE_LENGTHS", "LENGTHS", "an objective needs only {'inputs': 512}"),
   T5XName("INITIAL_CHECKPOINT_PATH", "INIT_FROM", _INIT_FROM),
   T5XName("TRAIN_STEPS", "TRAIN_STEPS", _STEPS),
-  T5XName("TRAIN_STEPS_RELATIVE", "TRAIN_STEPS", "ours are always relative: the steps of this run"),
-  T5XName("BATCH_SIZE", "BATCH_SIZE", "rows of a step over all devices, as in T5X"),
+  T5XName("TRAIN_STEPS_RELATIVE", "TRAIN_STEPS", "always relative: the steps of this run"),
+  T5XName("BATCH_SIZE", "BATCH_SIZE", "rows per step over all devices, as in T5X"),
   T5XName("DROPOUT_RATE", "DROPOUT_RATE", "required in T5X; here 0.1 in runs/finetune.gin, else the model file's"),
   T5XName("MODEL_DIR", "MODEL_DIR"),
   T5XName("MODEL", "MODEL", "a file of gin/models sets it: --gin_file=models/t5_1_1/base.gin"),
@@ -53,7 +53,7 @@ MACROS = (
   T5XName("SHUFFLE_TRAIN_EXAMPLES", "", _SHUFFLED),
   T5XName("EVAL_PERIOD", "EVAL_PERIOD", "by decoding; EVAL_LOSS_PERIOD is the period of the loss, both on EVAL_SPLIT"),
   T5XName("EVAL_STEPS", "EVAL_LOSS_BATCHES", "of a corpus; a labeled task's split is evaluated completely"),
-  T5XName("EVALUATOR_NUM_EXAMPLES", "EVAL_EXAMPLES", "0 in place of None: all"),
+  T5XName("EVALUATOR_NUM_EXAMPLES", "EVAL_EXAMPLES", "0 instead of None: all"),
   T5XName("EVALUATOR_USE_MEMORY_CACHE", "", "evaluation reads a token cache"),
   T5XName("JSON_WRITE_N_RESULTS", "", "all answers are written to MODEL_DIR/predictions"),
   T5XName("Z_LOSS", "Z_LOSS"),
@@ -73,7 +73,7 @@ PARAMETERS = (
   T5XName("train.random_seed", "SEED"),
   T5XName("train.use_hardware_rng", "", "random numbers are the same on every device"),
   T5XName("train.gc_period", "", "not needed"),
-  T5XName("train.actions", "EARLY_STOPPING.metric", "with EARLY_STOPPING.patience; NONFINITE says what follows a NaN"),
+  T5XName("train.actions", "EARLY_STOPPING.metric", "with EARLY_STOPPING.patience; NONFINITE is the policy for NaNs"),
   T5XName("train.inference_evaluator_cls", "EVAL_SPLIT", "the split to evaluate; '' for none"),
   T5XName("DatasetConfig.mixture_or_task_name", "TASK"),
   T5XName("DatasetConfig.task_feature_lengths", "LENGTHS"),
@@ -91,17 +91,17 @@ PARAMETERS = (
   T5XName("ModelBasedPjitPartitioner.num_partitions", "MESH.tensor", _MESH),
   T5XName("ModelBasedPjitPartitioner.model_parallel_submesh", "MESH.tensor", "the product of the submesh"),
   T5XName("SaveCheckpointConfig.period", "CHECKPOINT_PERIOD", "CHECKPOINT_MINUTES saves by the clock as well"),
-  T5XName("SaveCheckpointConfig.keep", "CHECKPOINTS_KEPT", "in place of None: KEEP.every = CHECKPOINT_PERIOD"),
+  T5XName("SaveCheckpointConfig.keep", "CHECKPOINTS_KEPT", "instead of None: KEEP.every = CHECKPOINT_PERIOD"),
   T5XName("SaveCheckpointConfig.dtype", "PARAM_DTYPE", "checkpoints have the types of the parameters"),
-  T5XName("SaveCheckpointConfig.save_dataset", "", "batches are a function of seed and step: nothing is to be saved"),
+  T5XName("SaveCheckpointConfig.save_dataset", "", "batches are a function of seed and step: nothing to save"),
   T5XName("RestoreCheckpointConfig.path", "INIT_FROM", "or RESTORE_FROM, for the optimizer and the step too"),
-  T5XName("RestoreCheckpointConfig.mode", "", "a model directory's newest checkpoint is taken, or the one named"),
+  T5XName("RestoreCheckpointConfig.mode", "", "uses a model directory's newest checkpoint, or the one named"),
   T5XName("RestoreCheckpointConfig.dtype", "PARAM_DTYPE", "narrower floats are widened"),
   T5XName("RestoreCheckpointConfig.strict", "RESTORE.allow_missing", "and RESTORE.ignore_extra: expressions"),
   T5XName("RestoreCheckpointConfig.assignment_map", "RESTORE.allow_missing", "variables cannot be renamed"),
   T5XName("CheckpointConfig.restore", "INIT_FROM", "None: random parameters"),
   T5XName("CheckpointConfig.save", "CHECKPOINT_PERIOD"),
-  T5XName("Trainer.num_microbatches", "MICROBATCHES", "1 in place of None"),
+  T5XName("Trainer.num_microbatches", "MICROBATCHES", "1 instead of None"),
   T5XName("Trainer.learning_rate_fn", "LEARNING_RATE", _RATE),
   T5XName("create_learning_rate_scheduler.factors", "LEARNING_RATE", _RATE),
   T5XName("create_learning_rate_scheduler.base_learning_rate", "FINETUNE_LEARNING_RATE", "inverse_square_root.scale"),
@@ -118,7 +118,7 @@ PARAMETERS = (
   T5XName("EncoderDecoderModel.label_smoothing", "LABEL_SMOOTHING"),
   T5XName("EncoderDecoderModel.loss_normalizing_factor", "LOSS_NORMALIZER"),
   T5XName("predict_batch_with_aux.num_decodes", "--beams", "of eval and infer; evaluation in training is greedy"),
-  T5XName("Evaluator.num_examples", "EVAL_EXAMPLES", "0 in place of None: all"),
+  T5XName("Evaluator.num_examples", "EVAL_EXAMPLES", "0 instead of None: all"),
   T5XName("Evaluator.logger_cls", "", "scores go to TensorBoard, metrics.jsonl and MODEL_DIR/predictions"),
   T5XName("Evaluator.use_memory_cache", "", "evaluation reads a token cache"),
   T5XName("JSONLogger.write_n_results", "", "all answers are written"),
@@ -139,7 +139,7 @@ PARAMETERS = (
   T5XName("evaluate.output_dir", "--out", "of t5like eval"),
   T5XName("infer.mode", "--score", "of t5like infer, for 'score'; 'predict' is the default"),
   T5XName("infer.output_dir", "--output", "of t5like infer"),
-  T5XName("infer.checkpoint_period", "", "a killed t5like infer continues when it is started again"),
+  T5XName("infer.checkpoint_period", "", "a killed t5like infer resumes when started again"),
   T5XName("infer.num_shards", "", "start t5like infer on several hosts, or on parts of the input"),
   T5XName("infer.shard_id", "", "start t5like infer on several hosts, or on parts of the input"),
 )
@@ -147,18 +147,18 @@ TABLE = {entry.theirs: entry for entry in (*MACROS, *PARAMETERS)}
 
 
 def lookup(name: str) -> T5XName | None:
-  """The entry for a macro, or for `module.Configurable.parameter`, with or without modules and scopes."""
+  """Returns the entry for a macro, or for `module.Configurable.parameter` with or without modules and scopes."""
   parts = name.split("/")[-1].split(".")
   return TABLE.get(".".join(parts[-2:])) if len(parts) > 1 else TABLE.get(name)
 
 
-def of_configurable(name: str) -> list[T5XName]:
-  """What the table has about a configurable of T5X."""
+def entries_of_configurable(name: str) -> list[T5XName]:
+  """Returns the entries for the parameters of a T5X configurable."""
   last = name.split("/")[-1].split(".")[-1]
   return [entry for entry in PARAMETERS if entry.theirs.split(".")[0] == last]
 
 
 def markdown_table() -> str:
-  """The table of the page, a line for each name."""
+  """Returns the table of gin/README.md, with one line per name."""
   rows = [f"| `{e.theirs}` | {f'`{e.ours}`' if e.ours else '-'} | {e.note} |" for e in TABLE.values()]
   return "\n".join(["| T5X | t5like | |", "|---|---|---|", *rows])

@@ -1,4 +1,4 @@
-"""T5X's optimizers of optax, and its schedules beyond `rsqrt_decay`, as those of t5like; others have to be given."""
+"""Translates T5X's optax optimizers, and its schedules beyond `rsqrt_decay`; unsupported ones become required."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from t5like.configuration.t5x_files import T5XConfiguration
 if TYPE_CHECKING:
   from t5like.configuration.t5x_translation import Translation
 
-_NOT_GIVEN = object()
-# optax's optimizers: ours, the decay that they have where none is given, and the parameters that are the same.
+_MISSING = object()
+# By optax's optimizer: ours, its default weight decay, and the parameters that are the same.
 _OPTIMIZERS = {
   "adamw": ("adamw", 1e-4, ("b1", "b2", "eps")),
   "adam": ("adamw", 0.0, ("b1", "b2", "eps")),
   "lion": ("lion", 1e-3, ("b1", "b2")),
 }
-# optax's schedules: ours, the names of their parameters here, and those that must be as they are by default.
+# By optax's schedule: ours, our names of its parameters, and parameters that must have their defaults.
 _SCHEDULES = {
   "constant_schedule": ("constant_rate", {"value": "value"}, {}),
   "linear_schedule": (
@@ -43,18 +43,18 @@ def call(name: str) -> ConfigurableReference:
 
 
 def translate_optimizer(source: T5XConfiguration, result: Translation) -> Any:
-  """Sets OPTIMIZER and its parameters; returns the learning rate that the file gives it, None where it has none.
+  """Sets OPTIMIZER and its parameters; returns its learning rate, or None if it has none.
 
-  Adafactor, T5X's default, gets the rate of `create_learning_rate_scheduler`; an optimizer of optax has its own.
+  Adafactor, T5X's default, uses `create_learning_rate_scheduler`; an optax optimizer has its own learning rate.
   """
   given = source.settings.get("OPTIMIZER")
   if given is None or "Adafactor" in _last_name(source.get("OPTIMIZER")):
     return None
   theirs, clipping = _parts(source)
   if theirs is None:
-    comment = "give --gin_file=optimizers/adamw.gin, or another of gin/optimizers, after this"
+    comment = "add --gin_file=optimizers/adamw.gin, or another file in gin/optimizers, after this one"
     result.set("OPTIMIZER", MacroReference(REQUIRED), comment)
-    result.left_out.append(f"{given.source()}  (OPTIMIZER has to be given)")
+    result.untranslated.append(f"{given.source()}  (OPTIMIZER is required)")
     return None
   ours, decay, same = _OPTIMIZERS[theirs]
   result.set("OPTIMIZER", call(ours))
@@ -68,7 +68,7 @@ def translate_optimizer(source: T5XConfiguration, result: Translation) -> Any:
   result.set(f"{ours}.clip_norm", _number(source, result, "clip_by_global_norm.max_norm") if norm else None)
   if "clip" in clipping:
     delta = source.get("clip.max_delta")
-    result.left_out.append(f"optax.clip.max_delta = {delta}  ({ours}.clip_norm here clips gradients by their norm)")
+    result.untranslated.append(f"optax.clip.max_delta = {delta}  ({ours}.clip_norm clips gradients by their norm)")
   dtype = source.get(f"{theirs}.mu_dtype")
   if dtype is not None:
     result.set(f"{ours}.momentum_dtype", getattr(dtype, "name", str(dtype)).split(".")[-1])
@@ -76,7 +76,7 @@ def translate_optimizer(source: T5XConfiguration, result: Translation) -> Any:
 
 
 def _parts(source: T5XConfiguration) -> tuple[str | None, list[str]]:
-  """The optimizer among those that we have, and what clips gradients before it; None for anything else."""
+  """Returns the optimizer and the gradient clipping before it; None if it is not supported."""
   given = source.get("OPTIMIZER")
   name = _last_name(given)
   if name == "chain":
@@ -93,23 +93,23 @@ def _last_name(value: Any) -> str:
 
 
 def _number(source: T5XConfiguration, result: Translation, key: str) -> float | None:
-  """A number of the file's; anything else is listed."""
+  """Returns a number from the file; anything else is listed as not translated."""
   value = source.get(key)
   if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
     return value
-  result.left_out.append(f"{source.settings[key].source()}  (a number here)")
+  result.untranslated.append(f"{source.settings[key].source()}  (a number here)")
   return None
 
 
 def translate_own_rate(rate: Any, source: T5XConfiguration, result: Translation, finetune: bool) -> None:
-  """LEARNING_RATE of an optimizer of optax: a number, or a schedule of optax's."""
+  """Sets LEARNING_RATE from that of an optax optimizer: a number, or an optax schedule."""
   name = _last_name(rate)
   if isinstance(rate, int | float):
     set_constant(result, rate, finetune)
     result.set("LEARNING_RATE", call("constant_rate"))
   elif name not in _SCHEDULES or (values := _schedule_values(source, name)) is None:
-    result.set("LEARNING_RATE", MacroReference(REQUIRED), "choose a schedule of t5like: " + SCHEDULE_NAMES)
-    result.left_out.append(f"learning_rate = {getattr(rate, 'source', rate)}  (LEARNING_RATE has to be given)")
+    result.set("LEARNING_RATE", MacroReference(REQUIRED), "choose a t5like schedule: " + SCHEDULE_NAMES)
+    result.untranslated.append(f"learning_rate = {getattr(rate, 'source', rate)}  (LEARNING_RATE is required)")
   else:
     result.set("LEARNING_RATE", call(_SCHEDULES[name][0]))
     for parameter, value in values.items():
@@ -120,11 +120,11 @@ SCHEDULE_NAMES = "warmup_linear, warmup_cosine, linear, cosine, chain"
 
 
 def _schedule_values(source: T5XConfiguration, theirs: str) -> dict[str, Any] | None:
-  """Our parameters of a schedule of optax's; None where one is missing, or where ours has no such parameter."""
+  """Returns our parameters of an optax schedule; None if one is missing or not supported."""
   ours, names, fixed = _SCHEDULES[theirs]
   values = {}
   for name, our_name in names.items():
-    value = source.get(f"{theirs}.{name}", _OPTIONAL.get(name, _NOT_GIVEN))
+    value = source.get(f"{theirs}.{name}", _OPTIONAL.get(name, _MISSING))
     if not isinstance(value, int | float):
       return None
     values[f"{ours}.{our_name}"] = value
@@ -142,13 +142,13 @@ def set_constant(result: Translation, rate: float, finetune: bool) -> None:
 def translate_decay(
   kinds: list[str], rate: float, warmup: int, source: T5XConfiguration, result: Translation, finetune: bool
 ) -> bool:
-  """LEARNING_RATE for the factors `linear_decay` and `cosine_decay`; False where ours differ from what T5X computes."""
+  """Sets LEARNING_RATE for `linear_decay` and `cosine_decay`; returns False if the result would differ from T5X."""
   name = "create_learning_rate_scheduler"
-  if kinds in (["linear_decay"], ["constant", "linear_decay"]):  # it warms up itself, and has the base rate in it
+  if kinds in (["linear_decay"], ["constant", "linear_decay"]):  # it includes the warmup and the base rate
     slope = source.get(f"{name}.decay_factor", 0.5)
     if not isinstance(slope, int | float) or slope <= 0:
       return False
-    comment = "T5X: the square of base_learning_rate, which linear_decay has in it already" if len(kinds) == 2 else ""
+    comment = "T5X: the square of base_learning_rate, which linear_decay already includes" if len(kinds) == 2 else ""
     result.set("LEARNING_RATE", call("warmup_linear"))
     result.set("warmup_linear.peak", rate ** len(kinds), comment)
     result.set("warmup_linear.warmup_steps", warmup)
@@ -158,14 +158,14 @@ def translate_decay(
     return False
   cycle = source.get(f"{name}.steps_per_cycle", 100_000)
   steps = result.values.get("TRAIN_STEPS")
-  if isinstance(steps, int) and steps > warmup + cycle:  # the cosine starts again before the end
+  if isinstance(steps, int) and steps > warmup + cycle:  # the cosine would restart before the end
     return False
   _cosine(rate if "constant" in kinds else 1.0, warmup, cycle, "linear_warmup" in kinds, result, finetune)
   return True
 
 
 def _cosine(rate: float, warmup: int, cycle: int, warm: bool, result: Translation, finetune: bool) -> None:
-  comment = f"T5X starts the cosine again every {cycle} steps, here it stays at its end"
+  comment = f"T5X restarts the cosine every {cycle} steps, here it stays at its final value"
   if warm:
     result.set("LEARNING_RATE", call("warmup_cosine"), comment)
     result.set("warmup_cosine.peak", rate)
@@ -173,7 +173,7 @@ def _cosine(rate: float, warmup: int, cycle: int, warm: bool, result: Translatio
     result.set("warmup_cosine.total_steps", warmup + cycle)
     return
   result.set("LEARNING_RATE", call("chain" if warmup else "cosine"), comment)
-  if warmup:  # flat until then
+  if warmup:  # constant until then
     set_constant(result, rate, finetune)
     result.set("chain.schedules", [call("constant_rate"), call("cosine")])
     result.set("chain.boundaries", [warmup])

@@ -1,4 +1,4 @@
-"""A T5X training configuration as a t5like gin file."""
+"""Translates a T5X training configuration to a t5like gin file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from t5like.configuration.t5x_optimizers import (
 )
 
 _REQUIRED = MacroReference(REQUIRED)
-# Modules that hold T5X's configurables; what else a file imports registers tasks.
+# Modules with T5X's configurables; other imports of a file register tasks.
 _PLUMBING_MODULES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "flaxformer", "clu", "typing")
 # Parameters that only wire T5X's objects together.
 _PLUMBING = {
@@ -45,18 +45,18 @@ _STRAIGHT = (
   "train.stats_period",
 )  # fmt: skip
 _REMAT = {"minimal": "dots", "full": "full", "none": "none", None: "none"}
-_CONTINUES = "T5X continues at the step of the checkpoint, here the schedule starts at 0"
+_CONTINUES = "T5X continues at the checkpoint's step, here the schedule starts at 0"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
 @dataclasses.dataclass
 class Translation:
-  """Our values in the order they are written, a comment for some, and what was left out."""
+  """Our values in output order, comments for some of them, and the lines that could not be translated."""
 
   include: list[str]
   values: dict[str, Any] = dataclasses.field(default_factory=dict)
   comments: dict[str, str] = dataclasses.field(default_factory=dict)
-  left_out: list[str] = dataclasses.field(default_factory=list)
+  untranslated: list[str] = dataclasses.field(default_factory=list)
 
   def set(self, name: str, value: Any, comment: str = "") -> None:
     self.values[name] = value
@@ -72,13 +72,13 @@ class Translation:
       if name in self.comments:
         lines.append(f"# {self.comments[name]}")
       lines.append(f"{name} = {value_source(value)}")
-    if self.left_out:
-      lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in self.left_out)]
+    if self.untranslated:
+      lines += ["", "# Not translated:", *(f"#   {' '.join(line.split())}" for line in self.untranslated)]
     return "\n".join(lines) + "\n"
 
 
 def translate_training(source: T5XConfiguration) -> Translation:
-  """The gin file of `t5like train` for a configuration of T5X's train.py."""
+  """Translates a configuration of T5X's train.py to a gin file for `t5like train`."""
   finetune = source.run == "finetune" or (source.run is None and source.has("INITIAL_CHECKPOINT_PATH"))
   run = "finetune" if finetune else "pretrain"
   result = Translation([source.model or _like_model(source), f"runs/{run}.gin"])
@@ -86,7 +86,7 @@ def translate_training(source: T5XConfiguration) -> Translation:
   _data(source, result, finetune)
   _steps(source, result, start)
   if finetune and start is None and not _restores_nothing(source):
-    result.set("INIT_FROM", _REQUIRED, "T5X's INITIAL_CHECKPOINT_PATH, which the file does not give")
+    result.set("INIT_FROM", _REQUIRED, "T5X's INITIAL_CHECKPOINT_PATH, which the file does not set")
   elif start is not None or finetune:
     result.set("INIT_FROM", start)
   _model(source, result)
@@ -102,21 +102,21 @@ def translate_training(source: T5XConfiguration) -> Translation:
   for name in _STRAIGHT:
     if source.has(name) and _is_plain(value := source.get(name)):
       result.set(lookup(name).ours, value)
-  result.left_out += leftovers(source)
+  result.untranslated += untranslated_lines(source)
   return result
 
 
-def leftovers(source: T5XConfiguration) -> list[str]:
-  """Every line that nothing has translated, with the reason."""
+def untranslated_lines(source: T5XConfiguration) -> list[str]:
+  """Returns the lines that were not translated, with the reason."""
   lines = [f"{text}: the file was not found" for text in source.unread]
   for key, setting in source.left():
     plain = key.split("/")[-1]
     if plain in _PLUMBING or setting.value == _REQUIRED:
       continue
     entry = lookup(plain)
-    reason = "t5like has no such name"
+    reason = "no equivalent in t5like"
     if key.startswith(("train_eval/", "infer_eval/")):
-      reason = "evaluation has the rows, lengths and tasks of training"
+      reason = "evaluation uses the batch size, lengths and tasks of training"
     elif entry is not None:
       reason = f"{entry.ours} here; {entry.note}".rstrip("; ") if entry.ours else entry.note
     lines.append(f"{setting.source()}  ({reason})")
@@ -124,7 +124,7 @@ def leftovers(source: T5XConfiguration) -> list[str]:
 
 
 def task_modules(source: T5XConfiguration, task_is_ours: bool) -> list[str]:
-  """The modules that register the file's tasks; those of the `t5` package only for tasks that are not ours."""
+  """Returns the modules that register the file's tasks; those of the `t5` package only for tasks that are not ours."""
   given = source.first("MIXTURE_OR_TASK_MODULE", "train/DatasetConfig.module", "DatasetConfig.module")
   modules = [*source.modules, *([given] if isinstance(given, str) else [])]
   modules = [m for m in modules if m.split(".")[0] not in _PLUMBING_MODULES]
@@ -136,7 +136,7 @@ def _data(source: T5XConfiguration, result: Translation, finetune: bool) -> None
   ours = our_task(task) if isinstance(task, str) else None
   comment = f"T5X: {task}" if ours else ""
   if isinstance(task, str) and not ours:
-    comment = "a task of yours or of the t5 package: TASK_MODULES registers it; `t5like tasks list` has ours"
+    comment = "your own task, or one of the t5 package: TASK_MODULES registers it; `t5like tasks list` shows ours"
   result.set("TASK", ours or task, " ".join(comment.split()))
   if modules := task_modules(source, bool(ours)):
     result.set("TASK_MODULES", modules)
@@ -182,9 +182,11 @@ def _steps(source: T5XConfiguration, result: Translation, start: str | None) -> 
     result.set("TRAIN_STEPS", relative)
   elif isinstance(steps, int) and before and steps > int(before[1]):
     own = steps - int(before[1])
-    result.set("TRAIN_STEPS", own, f"T5X: {steps}, which counts the {before[1]} steps of pre-training as well")
+    result.set("TRAIN_STEPS", own, f"T5X: {steps}, which includes the {before[1]} steps of pre-training")
   elif isinstance(steps, int) and start:
-    result.set("TRAIN_STEPS", steps, "the steps of this run: T5X counts those of the checkpoint as well, take them off")
+    result.set(
+      "TRAIN_STEPS", steps, "the steps of this run: T5X's number includes those of the checkpoint, subtract them"
+    )
   else:
     result.set("TRAIN_STEPS", steps)
 
@@ -211,7 +213,7 @@ def _model(source: T5XConfiguration, result: Translation) -> None:
 
 
 def _like_model(source: T5XConfiguration) -> str:
-  """A model file of the same kind, for a file that describes its model itself."""
+  """Returns a similar model file, for a configuration that defines its own model."""
   return "models/t5/base.gin" if source.get("T5Config.logits_via_embedding") else "models/t5_1_1/base.gin"
 
 
@@ -224,7 +226,7 @@ def _loss(source: T5XConfiguration, result: Translation) -> None:
   if isinstance(factor, int | float):
     result.set("LOSS_NORMALIZER", factor)
   elif isinstance(factor, str) and "NUM_REAL_TARGET_TOKENS" not in factor:
-    result.left_out.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALIZER is a number or None here)")
+    result.untranslated.append(f"loss_normalizing_factor = {factor!r}  (LOSS_NORMALIZER is a number or None here)")
 
 
 def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool) -> None:
@@ -250,9 +252,9 @@ def _learning_rate(source: T5XConfiguration, result: Translation, finetune: bool
     if scale != 1.0:
       result.set("inverse_square_root.scale", scale)
   else:
-    choice = f"choose a schedule of t5like: {SCHEDULE_NAMES}"
+    choice = f"choose a t5like schedule: {SCHEDULE_NAMES}"
     result.set("LEARNING_RATE", _REQUIRED, f"T5X: factors = {factors!r}; {choice}")
-    result.left_out.append(f"{name}.factors = {factors!r}  (LEARNING_RATE has to be given)")
+    result.untranslated.append(f"{name}.factors = {factors!r}  (LEARNING_RATE is required)")
     return
   if warm:
     result.set("LEARNING_RATE", call("warmup"))
@@ -307,7 +309,7 @@ def _devices(source: T5XConfiguration, result: Translation) -> None:
 
 
 def model_partitions(source: T5XConfiguration) -> int:
-  """Over how many devices T5X splits the model."""
+  """Returns the number of devices over which T5X splits the model."""
   for partitioner in ("PjitPartitioner", "ModelBasedPjitPartitioner"):
     submesh = source.get(f"{partitioner}.model_parallel_submesh")
     count = source.get(f"{partitioner}.num_partitions")

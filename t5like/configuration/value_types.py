@@ -1,4 +1,4 @@
-"""Does a value fit the parameter it is bound to? Answered from the parameter's annotation, before anything is built."""
+"""Checks the types of bound values against the parameters' annotations, before anything is built."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ from typing import Any
 from t5like.configuration.statements import Binding, ConfigurableReference, MacroReference
 from t5like.errors import UserError
 
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None"}
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None"}
 _CONTAINERS = (list, tuple, dict)
 
 
 def check_values(bindings: Sequence[Binding], known: Mapping[str, object]) -> None:
-  """Numbers where numbers belong. What a room's own classes say of lists and dicts they say better themselves."""
+  """Raises UserError for a value of the wrong type; the content of lists and dicts is left to the classes."""
   macros = {b.macro_name: b for b in bindings if b.is_macro}
   last = {(b.scope, b.selector, b.parameter): b for b in bindings if not b.is_macro}
   for binding in last.values():
     kinds = _kinds(known.get(binding.selector), binding.parameter)
-    given = _meant(binding, macros)
+    given = _resolved(binding, macros)
     if not _fits(given.value, kinds):
       name = given.macro_name if given.is_macro else f"{given.selector}.{given.parameter}"
       raise UserError(
-        f"{name} = {given.value!r} cannot work",
+        f"invalid {name}: {given.value!r}",
         file=None if given.where.startswith("--") else given.where,
         expected=_describe(kinds),
         try_=f"--gin.{name}={_suggest(given.value, kinds)}",
       )
 
 
-def _meant(binding: Binding, macros: Mapping[str, Binding]) -> Binding:
-  """The binding at the end of a chain of macros, where a value stands."""
+def _resolved(binding: Binding, macros: Mapping[str, Binding]) -> Binding:
+  """Follows a chain of macros to the binding with the value."""
   passed = []
   while isinstance(binding.value, MacroReference) and binding.value.name in macros:
     name = binding.value.name
     if name in passed:
-      raise UserError(
-        "macros stand for each other in a circle", macros=" -> ".join([*passed, name]), file=binding.where
-      )
+      raise UserError("circular macros", macros=" -> ".join([*passed, name]), file=binding.where)
     passed.append(name)
     binding = macros[name]
   return binding
 
 
 def _kinds(target: object, parameter: str) -> tuple[Any, ...]:
-  """What the annotation of a parameter allows; () where it cannot be read."""
+  """Returns the types that a parameter's annotation allows; () if it cannot be evaluated."""
   hint = _hints(target).get(parameter)
   if hint is None:
     return ()
@@ -59,7 +57,7 @@ def _kinds(target: object, parameter: str) -> tuple[Any, ...]:
 def _hints(target: object) -> dict[str, Any]:
   try:
     return typing.get_type_hints(target.__init__ if inspect.isclass(target) else target)
-  except (NameError, TypeError):  # names that only a type checker sees
+  except (NameError, TypeError):  # names under TYPE_CHECKING
     return {}
 
 
@@ -92,7 +90,7 @@ def _describe(kinds: tuple[Any, ...]) -> str:
 
 
 def _suggest(value: Any, kinds: tuple[Any, ...]) -> str:
-  """The value that was probably meant: 10000 for 1e4, 4 for '4', '5' for 5."""
+  """Returns the value that was probably intended: 10000 for 1e4, 4 for '4', '5' for 5."""
   if str in kinds and isinstance(value, int | float):
     return f'''"'{value}'"'''
   for kind in (int, float):

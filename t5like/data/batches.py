@@ -1,7 +1,6 @@
-"""Batches as a pure function of (seed, step), and the order they are read in.
+"""Batches as a pure function of (seed, step).
 
-`Batches` answers `batches[step]` with the batch of that step, whatever was asked before. Grain
-reads ahead in it.
+`batches[step]` is random access: it does not depend on earlier reads. Grain prefetches from it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from t5like.data.rows import RowSource
 
 @dataclasses.dataclass(frozen=True)
 class HostShare:
-  """Which rows of every global batch this host makes: those of some of its equal parts."""
+  """The rows of every global batch that this host reads: parts `held` out of `parts` equal ones."""
 
   held: tuple[int, ...] = (0,)
   parts: int = 1
@@ -29,7 +28,7 @@ class HostShare:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseRows:
-  """Some steps with one kind of rows and one batch size; `steps` None: all that follow."""
+  """A phase with one row source and one batch size; it lasts `steps` steps, or to the end of the run if None."""
 
   source: RowSource
   batch_size: int
@@ -38,15 +37,15 @@ class PhaseRows:
 
 @dataclasses.dataclass(frozen=True)
 class Batches:
-  """The batches of a run: one phase, or several, such as BERT's 128 tokens and then 512."""
+  """The batches of a run, in one or more phases (such as BERT's 128 tokens, then 512)."""
 
   phases: Sequence[PhaseRows]
   share: HostShare = HostShare()
 
   def phase(self, step: int) -> tuple[PhaseRows, int]:
-    """The phase of a step, and how many rows of its source were used before it.
+    """Returns the phase of a step, and the number of rows of its source consumed before that step.
 
-    Stages that go on with the same source (a batch that grows) go on in it.
+    Phases that share a source (such as a batch size ramp) continue where the previous phase stopped.
     """
     used: dict[int, int] = {}
     for phase in self.phases:
@@ -55,7 +54,7 @@ class Batches:
         return phase, rows + step * phase.batch_size
       used[id(phase.source)] = rows + phase.steps * phase.batch_size
       step -= phase.steps
-    raise IndexError("the last phase of a run goes on for ever")
+    raise IndexError("step is past the last phase")
 
   def __getitem__(self, step: int) -> Batch:
     phase, used = self.phase(int(step))
@@ -65,12 +64,14 @@ class Batches:
 def read_ahead(
   batches: Batches, first_step: int, last_step: int, threads: int = 1, processes: int = 0
 ) -> Iterator[Batch]:
-  """The batches of steps first_step .. last_step - 1 in order, made in background threads, or none with 0.
+  """Yields the batches of steps [first_step, last_step) in order, prefetched in background threads.
 
-  With `processes` they are made there, each by its own threads: for batches that cost more than one
-  interpreter can give, as a process starts slowly and its batches are copied.
+  Args:
+    threads: number of prefetching threads (of each process); 0 reads in the caller's thread.
+    processes: number of worker processes. Use them only if one interpreter is too slow: a process takes long to
+      start, and its batches are copied.
   """
-  import grain  # loads jax, which those who only write a cache do not need
+  import grain  # imports jax, which writing a cache does not need
   from absl import flags
 
   if not threads:
@@ -79,6 +80,6 @@ def read_ahead(
   ahead = steps.to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(2, 2 * threads)))
   if processes:
     if not flags.FLAGS.is_parsed():
-      flags.FLAGS.mark_as_parsed()  # Grain asks absl, whose flags nobody uses here
+      flags.FLAGS.mark_as_parsed()  # Grain reads absl flags, which t5like does not use
     ahead = ahead.mp_prefetch(grain.MultiprocessingOptions(num_workers=processes, per_worker_buffer_size=2))
   return iter(ahead)

@@ -12,17 +12,18 @@ from t5like.files import storage
 from t5like.files.locks import Holder, describe_holder, hold
 
 _STALE_AFTER_SECONDS = 600.0
-_HEARTBEAT = 60.0  # seconds between signs of life
-_LOOK = 5.0  # seconds between looks at a lease that others hold: each is some requests
+_HEARTBEAT_SECONDS = 60.0
+_REMOTE_POLL_SECONDS = 5.0  # polling a lease costs a few requests
 
 
 @contextlib.contextmanager
 def sole_builder(
-  folder: Path, waiting: Callable[[str], None] = lambda holder: None, poll: float = 0.5
+  folder: Path, waiting: Callable[[str], None] = lambda holder: None, poll_seconds: float = 0.5
 ) -> Iterator[None]:
-  """Waits until nobody else builds the cache of `folder`; `waiting` is called once with a text that says who does.
+  """Waits until no other process builds the cache in `folder`, then holds its lock.
 
-  Who loses a lease goes on: both build the same bytes.
+  `waiting` is called once with a description of the current holder. A process that loses its lease continues: both
+  build the same bytes.
   """
   known: list[Holder] = []
 
@@ -31,12 +32,21 @@ def sole_builder(
       known.append(holder)
       waiting(describe_holder(holder))
 
-  path, look_every = folder.with_name(f"{folder.name}.lock"), max(poll, _LOOK) if storage.is_remote(folder) else poll
+  path = folder.with_name(f"{folder.name}.lock")
+  if storage.is_remote(folder):
+    poll_seconds = max(poll_seconds, _REMOTE_POLL_SECONDS)
   with contextlib.ExitStack() as stack:
     try:
       stack.enter_context(
-        hold(path, _STALE_AFTER_SECONDS, wait=math.inf, look_every=look_every, heartbeat=_HEARTBEAT, on_wait=on_wait)
+        hold(
+          path,
+          _STALE_AFTER_SECONDS,
+          wait=math.inf,
+          poll_seconds=poll_seconds,
+          heartbeat=_HEARTBEAT_SECONDS,
+          on_wait=on_wait,
+        )
       )
     except OSError as error:
-      raise UserError("the token cache cannot be written", folder=folder, because=error.strerror or error) from None
+      raise UserError("cannot write the token cache", folder=folder, because=error.strerror or error) from None
     yield

@@ -1,7 +1,7 @@
 """A token cache: written once by `cache_builder`, read by any number of runs.
 
-The folder holds shards and `cache.json`, the manifest: a folder without it is not a cache. Nothing
-here knows seqio or TensorFlow.
+The folder holds shards and `cache.json`, the manifest: a folder without it is not a cache. This
+module needs neither seqio nor TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from t5like.data.mirror import MANIFEST, check_remote, mirrored
+from t5like.data.mirror import MANIFEST, check_remote, copy_to_mirror
 from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
 from t5like.files import storage
@@ -26,7 +26,7 @@ _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as
 
 
 def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocabulary_fingerprint: str) -> Path:
-  """Where the cache of a task lives under `root`: one folder for each vocabulary and split."""
+  """Returns the folder of a task's cache under `root`, one per vocabulary and split."""
   for what, given in (("task", task), ("split", split)):
     check_name(what, given)
   name = f"{Path(vocabulary).stem}-{vocabulary_fingerprint[:8]}"
@@ -34,18 +34,18 @@ def cache_folder(root: str | Path, task: str, split: str, vocabulary: str, vocab
 
 
 def finished_folder(folder: Path, lengths: Mapping[str, int]) -> Path:
-  """Where the finished tokens of a task are: beside `folder`, its cache of text, with the lengths in the name."""
+  """Returns the folder of a task's finished tokens: next to `folder`, its text cache, with the lengths in the name."""
   return folder.with_name(".".join([folder.name, *(f"{name}{length}" for name, length in sorted(lengths.items()))]))
 
 
 def check_name(what: str, name: str) -> None:
-  """Refuses names of tasks and splits that would lead out of the folder of token caches."""
+  """Raises UserError if a task or split name would escape the folder of token caches."""
   if not name or not all(map(storage.is_plain_name, name.split("/"))):
     raise UserError(f"invalid {what} name: {name[:60]!r}", expected="a registered name, without '..', '//' or NUL")
 
 
 class _Shard:
-  """The files of one shard, mapped when first needed."""
+  """The files of one shard, memory-mapped on first use."""
 
   def __init__(self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str):
     self.files = {
@@ -55,12 +55,12 @@ class _Shard:
 
   @functools.cached_property
   def tokens(self) -> np.ndarray:
-    """[tokens], unchecked."""
+    """Token ids [tokens], not yet verified."""
     return self.files["tokens"].data.view(self._dtype)
 
   @functools.cached_property
   def index(self) -> np.ndarray:
-    """[examples * features + 1]"""
+    """Offsets into `tokens`: [examples * features + 1]."""
     return np.frombuffer(self.files["index"].read(), "<i8")
 
   def check(self, start: int, stop: int) -> None:
@@ -69,7 +69,7 @@ class _Shard:
 
 
 class TokenCache:
-  """An opened cache. Numbers of examples and tokens count through all shards."""
+  """An open token cache. Example and token numbers run through all shards."""
 
   def __init__(
     self, folder: Path, manifest: Mapping[str, Any], rebuild_command: str, scoring: Mapping[str, Any] | None = None
@@ -80,11 +80,11 @@ class TokenCache:
     self._shards = [_Shard(folder, entry, dtype, rebuild_command) for entry in manifest["shards"]]
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
-    self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are checked to the last
+    self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are all verified
     self._lengths: dict[str, np.ndarray] = {}
 
   def __reduce__(self):
-    return open_cache, (self.folder, self._rebuild_command)  # maps cannot go to another process
+    return open_cache, (self.folder, self._rebuild_command)  # memory maps cannot be pickled
 
   @property
   def examples(self) -> int:
@@ -100,20 +100,20 @@ class TokenCache:
 
   @property
   def is_corpus(self) -> bool:
-    """Running text to corrupt, not examples with inputs and targets."""
+    """Whether this is running text to corrupt, not examples with inputs and targets."""
     return self.features == ["targets"] and not self.is_finished
 
   @property
   def is_finished(self) -> bool:
-    """Its examples have gone through all steps of their task: nothing is cut, and nothing appended."""
+    """Whether the examples are fully preprocessed: nothing is trimmed or appended when they are read."""
     return self.manifest.get("finished", False)
 
-  def closing(self, feature: str) -> str:
-    """When end-of-sequence is appended to a feature: "after_trim", "before_trim" or "none"."""
+  def eos_placement(self, feature: str) -> str:
+    """Returns when end-of-sequence is appended to a feature: "after_trim", "before_trim" or "none"."""
     return "none" if self.is_finished else self.manifest.get("closing", {}).get(feature, "after_trim")
 
   def example(self, number: int) -> dict[str, np.ndarray]:
-    """The tokens of one example by feature."""
+    """Returns the tokens of one example by feature."""
     at = int(np.searchsorted(self._first, number, side="right")) - 1
     shard, width = self._shards[at], len(self.features)
     row = (number - int(self._first[at])) * width
@@ -125,7 +125,7 @@ class TokenCache:
     }
 
   def stream(self, start: int, length: int) -> np.ndarray:
-    """`length` tokens of the whole cache read end to end, from token number `start`."""
+    """Returns `length` tokens from token number `start`, with all examples read end to end."""
     out = np.empty(length, np.int32)
     filled = 0
     while filled < length:
@@ -139,7 +139,7 @@ class TokenCache:
     return out
 
   def stream_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-    """`stream` of many rows at once: [rows] to int32 [rows, length]."""
+    """Like `stream` for many rows at once: [rows] to int32 [rows, length]."""
     starts = np.asarray(starts, np.int64)
     if len(starts) and (starts.min() < 0 or starts.max() + length > self.tokens):
       raise IndexError(f"rows of {length} tokens from {starts.min()} to {starts.max()} of {self.tokens}")
@@ -159,20 +159,20 @@ class TokenCache:
     return out
 
   def documents(self) -> np.ndarray:
-    """[examples + 1] int64: the token numbers at which the documents of a corpus begin, and the end of the last."""
+    """Returns the token numbers at which the documents of a corpus start, and the end: int64 [examples + 1]."""
     if len(self.features) != 1:
       raise ValueError(f"examples of {', '.join(self.features)} are not documents")
     return self._bounds
 
   def lengths(self, feature: str) -> np.ndarray:
-    """[examples] int32: the tokens of a feature in each example."""
+    """Returns the number of tokens of a feature in each example: int32 [examples]."""
     if feature not in self._lengths:
       per_example = np.diff(self._bounds).reshape(-1, len(self.features))
       self._lengths[feature] = per_example[:, self.features.index(feature)].astype(np.int32)
     return self._lengths[feature]
 
   def texts(self, feature: str, numbers: np.ndarray) -> Ragged:
-    """The tokens of a feature in some examples."""
+    """Returns the tokens of a feature in the given examples."""
     first = np.asarray(numbers, np.int64) * len(self.features) + self.features.index(feature)
     starts, stops = self._bounds[first], self._bounds[first + 1]
     shards = self._shards_of(starts)
@@ -186,20 +186,20 @@ class TokenCache:
     return Ragged(out, lengths)
 
   def fields(self) -> Iterator[dict[str, Any]]:
-    """The raw fields of every example in order."""
+    """Yields the raw fields of every example in order."""
     for shard in self._shards:
       if "fields" not in shard.files:
-        raise UserError("this token cache holds no raw fields: nobody scores its task", folder=self.folder)
+        raise UserError("this token cache has no raw fields, because its task has no metrics", folder=self.folder)
       yield from map(json.loads, shard.files["fields"].read().splitlines())
 
   @functools.cached_property
   def _bounds(self) -> np.ndarray:
-    """[examples * features + 1] token numbers, as the index of one shard but over all."""
+    """The index over all shards: token numbers [examples * features + 1]."""
     starts = [shard.index[:-1] + first for shard, first in zip(self._shards, self._first_token, strict=False)]
     return np.concatenate([*starts, self._first_token[-1:]])
 
   def _shards_of(self, tokens: np.ndarray) -> np.ndarray:
-    """[tokens] the shards that hold tokens of these numbers; what is empty at the very end counts to the last."""
+    """Returns the shard of each token number [tokens]; an empty example at the very end belongs to the last shard."""
     return np.minimum(np.searchsorted(self._first_token, tokens, side="right") - 1, len(self._shards) - 1)
 
   def _check_rows(self, shards: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
@@ -208,10 +208,10 @@ class TokenCache:
 
   def _check(self, at: int, start: int, stop: int) -> None:
     self._shards[at].check(start, stop)
-    self._checked[at] = self._shards[at].files["tokens"].wholly_checked
+    self._checked[at] = self._shards[at].files["tokens"].fully_checked
 
   def check_all(self) -> None:
-    """Reads every byte; damage is a UserError that names the file."""
+    """Verifies every byte; raises UserError naming the first damaged file."""
     for at, shard in enumerate(self._shards):
       for file in shard.files.values():
         file.check(0, file.bytes)
@@ -219,17 +219,19 @@ class TokenCache:
 
 
 def open_cache(folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | None = None) -> TokenCache:
-  """Opens a cache; `rebuild_command` is the command that builds it anew, for error messages.
+  """Opens a cache; a remote one is copied to this machine first.
 
-  `scoring` takes the place of what the manifest says of postprocessor and metrics.
+  Missing and truncated files are detected here, corrupt ones here too if the cache is small, otherwise on first read.
 
-  Missing and truncated files are found here; altered ones here too if the cache is small, otherwise
-  when they are first read. One on a store is copied to this machine first.
+  Args:
+    folder: the cache, local or remote.
+    rebuild_command: the command that rebuilds it, for error messages.
+    scoring: overrides the postprocessor and metrics in the manifest.
   """
   manifest, text = _read_manifest(folder, rebuild_command)
   if storage.is_remote(folder):
-    folder = mirrored(folder, manifest, text)
-    rebuild_command = f"rm -r {folder}, and it is copied again; if it is damaged there, too: {rebuild_command}"
+    folder = copy_to_mirror(folder, manifest, text)
+    rebuild_command = f"rm -r {folder} to copy it again; if the remote cache is damaged too: {rebuild_command}"
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, rebuild_command, scoring)
   if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
@@ -238,16 +240,16 @@ def open_cache(folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | 
 
 
 def _allow_open_files(count: int) -> None:
-  """Files whose tokens are read stay open: a cache of 100 GB has more of them than a process may open by default."""
+  """Raises the limit on open files: token files stay open, and a 100 GB cache has more than the default limit."""
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-  wanted = count + 1024
-  if soft != resource.RLIM_INFINITY and soft < wanted:
-    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+  needed = count + 1024
+  if soft != resource.RLIM_INFINITY and soft < needed:
+    limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def describe_cache(folder: Path, rebuild_command: str) -> dict[str, Any]:
-  """What a cache was made from, once all its files are found; one on a store is not copied for that."""
+  """Returns the description of what a cache was built from, after checking its files; a remote one is not copied."""
   if not storage.is_remote(folder):
     return open_cache(folder, rebuild_command).manifest["description"]
   manifest, _ = _read_manifest(folder, rebuild_command)
@@ -262,7 +264,7 @@ def _read_manifest(folder: Path, rebuild_command: str) -> tuple[dict[str, Any], 
     manifest = storage.parse_json(text)
     if manifest["format"] != FORMAT:
       raise UserError(
-        "the token cache was written in another format",
+        "the token cache has a different format version",
         file=path,
         found=manifest["format"],
         expected=FORMAT,
@@ -271,33 +273,33 @@ def _read_manifest(folder: Path, rebuild_command: str) -> tuple[dict[str, Any], 
     _check_manifest(manifest)
     return manifest, text
   except OSError as error:
-    raise UserError("no token cache here", folder=folder, because=error.strerror, try_=rebuild_command) from None
+    raise UserError("no token cache found", folder=folder, because=error.strerror, try_=rebuild_command) from None
   except (ValueError, KeyError, TypeError, AttributeError):
     raise UserError("the manifest of the token cache is corrupt", file=path, try_=rebuild_command) from None
 
 
 def _check_manifest(manifest: Mapping[str, Any]) -> None:
-  """Raises ValueError or TypeError where a manifest is not as `build_cache` writes it, or leaves its folder."""
+  """Raises ValueError or TypeError if a manifest is not one of `build_cache`, or points outside its folder."""
   for shard in manifest["shards"]:
     if not all(map(storage.is_plain_name, [shard["name"], *shard["files"]])):
-      raise ValueError("a shard's name leaves the folder")
+      raise ValueError("a shard's name points outside the folder")
     counts = [shard["examples"], shard["tokens"], *(file["bytes"] for file in shard["files"].values())]
     if not all(isinstance(count, int) and count >= 0 for count in counts):
-      raise ValueError("a shard's counts are not whole numbers")
+      raise ValueError("a shard's counts are not non-negative integers")
   for name, kind in (("examples", int), ("tokens", int), ("features", list), ("description", dict), ("scoring", dict)):
     if not isinstance(manifest[name], kind):
-      raise TypeError(f"{name} is {manifest[name]!r}")
+      raise TypeError(f"invalid {name}: {manifest[name]!r}")
 
 
 def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str:
-  """Why the cache no longer fits what it was made from; '' when it does, as far as can be seen here.
+  """Returns why the cache is stale, or '' if no change is detected.
 
-  What needs TensorFlow to look at (the preprocessors) is compared by `t5like cache`.
+  Changes that only TensorFlow can detect (in the preprocessors) are left to `t5like cache`.
   """
   if cache.manifest["vocabulary"]["fingerprint"] != vocabulary_fingerprint:
     return "the vocabulary has changed"
   if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
-    return "it does not say which vocabulary its answers are written in"
+    return "it does not record the vocabulary of its targets"
   for source in cache.manifest["description"]["source_files"]:
     path = storage.as_path(source["path"])
     if path.is_file() and path.stat().st_size != source["bytes"]:
@@ -306,7 +308,7 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
 
 
 def _has_two_vocabularies(cache: TokenCache) -> bool:
-  """Whether inputs and targets were made with two vocabularies, as the description of their features shows."""
+  """Returns whether inputs and targets have different vocabularies, according to the features' descriptions."""
   features = cache.manifest["description"].get("features", {})
   kinds = {str(features[name]).partition(" add_eos=")[0] for name in ("inputs", "targets") if name in features}
   return len(kinds) == 2 and not any(kind.startswith("PassThroughVocabulary") for kind in kinds)

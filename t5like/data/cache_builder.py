@@ -1,14 +1,14 @@
-"""Builds a token cache with several processes, and goes on where a killed build stopped.
+"""Builds a token cache with several processes, and resumes a killed build.
 
-The examples of each part of the source are cut into pieces by rules that know nothing of workers:
-a piece becomes one shard, whoever makes it. A shard is written whole, then its entry; the manifest comes
-last. What is built, by one worker or ten, at once or in eleven attempts, is the same to the byte.
+The examples of each part of the source are cut into pieces independently of the number of workers, and
+each piece becomes one shard. A shard is written atomically, then its entry; the manifest comes last.
+The result is the same to the byte with any number of workers and interruptions.
 
-    <folder>.lock                      who builds; gone when nobody does
-    <folder>.building/plan.json        what is built: another plan starts over
-    <folder>.building/cache/           the shards, moved to <folder> when all are there
-    <folder>.building/entries/         their entries of the manifest, and which parts are complete
-    <folder>.unsent                    the plan of a whole cache that is on its way to a store (mirror.py)
+    <folder>.lock                      the process that builds; removed at the end
+    <folder>.building/plan.json        what is built: a different plan starts over
+    <folder>.building/cache/           the shards, moved to <folder> when all are complete
+    <folder>.building/entries/         their manifest entries, and which parts are complete
+    <folder>.unsent                    the plan of a complete cache that is being uploaded (mirror.py)
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from t5like.data.builder_lock import sole_builder
 from t5like.data.cache import FORMAT, MANIFEST
 from t5like.data.mirror import publish
 from t5like.data.piece_workers import PieceWorkers
-from t5like.data.shards import CheckedFile, token_dtype, write_shard, write_whole
+from t5like.data.shards import CheckedFile, token_dtype, write_atomic, write_shard
 from t5like.errors import UserError
 from t5like.files import storage
 
 Example = Mapping[str, Any]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclasses.dataclass(frozen=True)
 class PieceLimits:
-  """A piece ends at either: seconds of work, which is what a kill can cost each worker."""
+  """A piece ends at either limit: a few seconds of work, which is what a kill can cost each worker."""
 
   examples: int = 16_384
   characters: int = 1 << 24
@@ -52,7 +52,7 @@ DEFAULT_LIMITS = PieceLimits()
 
 @dataclasses.dataclass(frozen=True)
 class CacheProgress:
-  """How far a build is, and how much of that an earlier attempt had done."""
+  """The progress of a build, and how much of it comes from an earlier attempt."""
 
   examples: int
   tokens: int
@@ -70,12 +70,12 @@ def write_cache(
   scoring: Mapping[str, Any],
   progress: Callable[[int, int], None] = lambda examples, tokens: None,
 ) -> None:
-  """Tokenizes `features` of every example here and now; a build that fails leaves nothing behind.
+  """Tokenizes `features` of every example in this process; a failed build leaves nothing behind.
 
-  Other members of the examples are kept as raw fields. `progress` is told examples and tokens so far.
+  The examples' other fields are kept as raw fields. `progress` is called with the examples and tokens so far.
   """
   with sole_builder(folder):
-    shutil.rmtree(_building(_made_in(folder)), ignore_errors=True)
+    shutil.rmtree(_building(_local_folder(folder)), ignore_errors=True)
     try:
       build_cache(
         folder,
@@ -88,7 +88,7 @@ def write_cache(
         progress=lambda done: progress(done.examples, done.tokens),
       )
     finally:
-      shutil.rmtree(_building(_made_in(folder)), ignore_errors=True)
+      shutil.rmtree(_building(_local_folder(folder)), ignore_errors=True)
 
 
 def build_cache(
@@ -105,15 +105,24 @@ def build_cache(
   progress: Callable[[CacheProgress], None] = lambda done: None,
   more: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> None:
-  """Builds or goes on building the cache; call it inside `sole_builder(folder)`.
+  """Builds the cache, or resumes building it; call it inside `sole_builder(folder)`.
 
-  Each of `parts` gives its examples in an order that never changes. `encode` turns texts into ids, None where features
-  are ids already; with `workers` processes besides this one it must be picklable. `description` says all that the text
-  depends on; `more` goes into the manifest.
+  Args:
+    folder: the cache, local or remote.
+    parts: functions that return the examples of each part of the source, always in the same order.
+    features: the features to tokenize.
+    encode: turns texts into ids; None if the features are ids already. Must be picklable if there are workers.
+    vocabulary: name, size and fingerprint, for the manifest.
+    description: everything that the text depends on.
+    scoring: the postprocessor and metrics.
+    workers: number of worker processes, in addition to this one.
+    limits: the size of a piece.
+    progress: called after each piece.
+    more: further entries of the manifest.
   """
-  made_in = _made_in(folder)
-  building = _building(made_in)
-  # A corpus is a single feature that nobody scores: its text need not be kept beside its tokens.
+  local = _local_folder(folder)
+  building = _building(local)
+  # A corpus is a single feature without metrics: its text need not be kept in addition to its tokens.
   keep_fields = len(features) > 1 or bool(scoring["metrics"])
   plan = {
     "format": FORMAT,
@@ -124,25 +133,25 @@ def build_cache(
     "scoring": dict(scoring),
     **more,
   }
-  unsent = made_in.with_name(f"{made_in.name}.unsent")
+  unsent = local.with_name(f"{local.name}.unsent")
   try:
-    if storage.is_remote(folder) and _holds(unsent, plan):
-      _send(made_in, folder, unsent)
+    if storage.is_remote(folder) and _is_awaiting_upload(unsent, plan):
+      _upload(local, folder, unsent)
       return
     _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
-    maker = PieceMaker(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields)
-    shards = _make_all(maker, parts, limits, workers, progress)
-    _finish(made_in, building, plan, shards)
+    builder = PieceBuilder(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields)
+    shards = _build_shards(builder, parts, limits, workers, progress)
+    _finish(local, building, plan, shards)
     if storage.is_remote(folder):
-      storage.write_whole(unsent, json.dumps(plan, sort_keys=True))
-      _send(made_in, folder, unsent)
+      storage.write_atomic(unsent, json.dumps(plan, sort_keys=True))
+      _upload(local, folder, unsent)
   except OSError as error:
     raise _cannot_write(folder, error) from error
 
 
 @dataclasses.dataclass(frozen=True)
-class PieceMaker:
-  """What a worker knows: from the examples of a piece to its shard."""
+class PieceBuilder:
+  """Tokenizes the examples of a piece and writes its shard; sent to each worker."""
 
   building: Path
   features: tuple[str, ...]
@@ -151,7 +160,7 @@ class PieceMaker:
   keep_fields: bool
 
   def needed(self, example: Example) -> Example:
-    """Without what is not stored, which need not travel to a worker."""
+    """Drops fields that are not stored, so that they are not sent to a worker."""
     return example if self.keep_fields else {name: example.get(name) for name in self.features}
 
   def __call__(self, name: str, examples: Sequence[Example]) -> dict[str, Any]:
@@ -162,17 +171,17 @@ class PieceMaker:
     fields = [self._fields(example) for example in examples] if self.keep_fields else None
     temporary = self.building / "temporary"
     entry = write_shard(self.building / "cache", name, encoded, fields, self.dtype, temporary)
-    write_whole(self.building / "entries" / f"{name}.json", json.dumps(entry).encode(), temporary)
+    write_atomic(self.building / "entries" / f"{name}.json", json.dumps(entry).encode(), temporary)
     return entry
 
   def _fields(self, example: Example) -> dict[str, Any]:
-    """Raw members, the text of features under seqio's name for it; ids are in the tokens."""
+    """Returns the raw fields; the text of features gets seqio's name for it, ids are stored as tokens."""
     if self.encode is None:
       return {name: value for name, value in example.items() if name not in self.features}
     return {f"{name}_pretokenized" if name in self.features else name: value for name, value in example.items()}
 
-  def made_before(self, name: str, examples: int | None = None) -> dict[str, Any] | None:
-    """The entry of a shard that an earlier attempt wrote, if every byte of it is right."""
+  def intact_entry(self, name: str, examples: int | None = None) -> dict[str, Any] | None:
+    """Returns the entry of a shard from an earlier attempt if the shard is intact, else None."""
     try:
       entry = json.loads((self.building / "entries" / f"{name}.json").read_bytes())
       for kind, expected in entry["files"].items():
@@ -182,18 +191,18 @@ class PieceMaker:
     return entry if examples in (None, entry["examples"]) else None
 
 
-def _made_in(folder: Path) -> Path:
-  """A cache for a store is built in this machine's copy of it."""
+def _local_folder(folder: Path) -> Path:
+  """Returns where a cache is built: a remote one in its local mirror."""
   return storage.mirror_folder(folder) if storage.is_remote(folder) else folder
 
 
-def _holds(unsent: Path, plan: Mapping[str, Any]) -> bool:
-  """Whether an earlier attempt at this plan has built everything, and was stopped while it sent."""
+def _is_awaiting_upload(unsent: Path, plan: Mapping[str, Any]) -> bool:
+  """Returns whether an earlier attempt at this plan was complete and stopped during the upload."""
   return unsent.is_file() and unsent.read_text(encoding="utf-8") == json.dumps(plan, sort_keys=True)
 
 
-def _send(made_in: Path, folder: Path, unsent: Path) -> None:
-  publish(made_in, folder)
+def _upload(local: Path, folder: Path, unsent: Path) -> None:
+  publish(local, folder)
   unsent.unlink()
 
 
@@ -202,7 +211,7 @@ def _building(folder: Path) -> Path:
 
 
 def _start(building: Path, plan: Mapping[str, Any]) -> None:
-  """Keeps what an earlier attempt at the same plan has made; anything else is cleared away."""
+  """Keeps the shards of an earlier attempt at the same plan; removes anything else."""
   path, text = building / "plan.json", json.dumps(plan, sort_keys=True).encode()
   try:
     same = path.read_bytes() == text
@@ -213,79 +222,81 @@ def _start(building: Path, plan: Mapping[str, Any]) -> None:
   shutil.rmtree(building / "temporary", ignore_errors=True)
   for name in ("cache", "entries", "temporary"):
     (building / name).mkdir(parents=True, exist_ok=True)
-  write_whole(path, text, building / "temporary")
+  write_atomic(path, text, building / "temporary")
 
 
-def _make_all(
-  maker: PieceMaker,
+def _build_shards(
+  builder: PieceBuilder,
   parts: Sequence[Callable[[], Iterable[Example]]],
   limits: PieceLimits,
   workers: int,
   progress: Callable[[CacheProgress], None],
 ) -> list[dict[str, Any]]:
-  """The entries of all shards, in the order of the source."""
-  made = _Entries(maker, progress)
-  with PieceWorkers(maker, workers) as pool:
+  """Writes all missing shards; returns the entries of all, in the order of the source."""
+  entries = _Entries(builder, progress)
+  with PieceWorkers(builder, workers) as pool:
     for part, open_part in enumerate(parts):
-      if (complete := _complete_part(maker, part, len(parts))) is not None:
+      if (complete := _complete_part(builder, part, len(parts))) is not None:
         for number, entry in enumerate(complete):
-          made.add((part, number), entry, made_before=True)
+          entries.add((part, number), entry, resumed=True)
         continue
       number = -1
-      for number, (examples, characters) in enumerate(_pieces(open_part(), maker, limits)):
+      for number, (examples, characters) in enumerate(_pieces(open_part(), builder, limits)):
         name = _name(part, number, len(parts))
-        if entry := maker.made_before(name, len(examples)):
-          made.add((part, number), entry, made_before=True)
+        if entry := builder.intact_entry(name, len(examples)):
+          entries.add((part, number), entry, resumed=True)
         else:
-          for ready in pool.make((part, number), name, examples, characters):
-            made.add(*ready)
-      made.close(part, number + 1)
+          for ready in pool.submit((part, number), name, examples, characters):
+            entries.add(*ready)
+      entries.close(part, number + 1)
     for ready in pool.finish():
-      made.add(*ready)
-  return made.in_order()
+      entries.add(*ready)
+  return entries.in_order()
 
 
 class _Entries:
-  """The entries of shards as they come, in any order; notes which parts are complete."""
+  """Collects the entries of shards in any order and records which parts are complete."""
 
-  def __init__(self, maker: PieceMaker, progress: Callable[[CacheProgress], None]):
-    self._maker, self._progress = maker, progress
+  def __init__(self, builder: PieceBuilder, progress: Callable[[CacheProgress], None]):
+    self._builder, self._progress = builder, progress
     self._entries: dict[tuple[int, int], dict[str, Any]] = {}
     self._done = CacheProgress(0, 0, 0, 0)
-    self._missing: collections.Counter[int] = collections.Counter()  # of each part, below 0 until it is closed
+    self._missing: collections.Counter[int] = collections.Counter()  # by part; negative until the part is closed
     self._pieces: dict[int, int] = {}
 
-  def add(self, place: tuple[int, int], entry: dict[str, Any], made_before: bool = False) -> None:
-    self._entries[place] = entry
+  def add(self, piece: tuple[int, int], entry: dict[str, Any], resumed: bool = False) -> None:
+    self._entries[piece] = entry
     counts = (entry["examples"], entry["tokens"])
-    added = (*counts, *(counts if made_before else (0, 0)))
+    added = (*counts, *(counts if resumed else (0, 0)))
     self._done = CacheProgress(*(a + b for a, b in zip(dataclasses.astuple(self._done), added, strict=True)))
     self._progress(self._done)
-    self._missing[place[0]] -= 1
-    self._note(place[0])
+    self._missing[piece[0]] -= 1
+    self._record_if_complete(piece[0])
 
   def close(self, part: int, pieces: int) -> None:
-    """The part is read to its end; some of its pieces may still be with a worker."""
+    """Marks a part as read to its end; workers may still be writing some of its pieces."""
     self._pieces[part] = pieces
     self._missing[part] += pieces
-    self._note(part)
+    self._record_if_complete(part)
 
   def in_order(self) -> list[dict[str, Any]]:
-    return [self._entries[place] for place in sorted(self._entries)]
+    return [self._entries[piece] for piece in sorted(self._entries)]
 
-  def _note(self, part: int) -> None:
+  def _record_if_complete(self, part: int) -> None:
     if part in self._pieces and not self._missing[part]:
-      path = self._maker.building / "entries" / f"part-{part:05d}"
-      write_whole(path, str(self._pieces[part]).encode(), self._maker.building / "temporary")
+      path = self._builder.building / "entries" / f"part-{part:05d}"
+      write_atomic(path, str(self._pieces[part]).encode(), self._builder.building / "temporary")
 
 
-def _pieces(examples: Iterable[Example], maker: PieceMaker, limits: PieceLimits) -> Iterator[tuple[list[Example], int]]:
-  """Examples in pieces, and the characters of each."""
+def _pieces(
+  examples: Iterable[Example], builder: PieceBuilder, limits: PieceLimits
+) -> Iterator[tuple[list[Example], int]]:
+  """Yields the pieces and the number of characters of each."""
   piece: list[Example] = []
   characters = 0
   for example in examples:
-    piece.append(maker.needed(example))
-    texts = (example[name] if maker.encode is None else _text(example, name) for name in maker.features)
+    piece.append(builder.needed(example))
+    texts = (example[name] if builder.encode is None else _text(example, name) for name in builder.features)
     characters += sum(map(len, texts))
     if len(piece) == limits.examples or characters >= limits.characters:
       yield piece, characters
@@ -298,13 +309,13 @@ def _name(part: int, number: int, parts: int) -> str:
   return f"shard-{number:05d}" if parts == 1 else f"shard-{part:05d}-{number:05d}"
 
 
-def _complete_part(maker: PieceMaker, part: int, parts: int) -> list[dict[str, Any]] | None:
-  """The entries of a part that an earlier attempt has done wholly: its source need not be read again."""
+def _complete_part(builder: PieceBuilder, part: int, parts: int) -> list[dict[str, Any]] | None:
+  """Returns the entries of a part that an earlier attempt completed (its source need not be read again), else None."""
   try:
-    pieces = int((maker.building / "entries" / f"part-{part:05d}").read_text())
+    pieces = int((builder.building / "entries" / f"part-{part:05d}").read_text())
   except (OSError, ValueError):
     return None
-  entries = [maker.made_before(_name(part, number, parts)) for number in range(pieces)]
+  entries = [builder.intact_entry(_name(part, number, parts)) for number in range(pieces)]
   return None if None in entries else entries
 
 
@@ -312,32 +323,32 @@ def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[
   totals = {count: sum(shard[count] for shard in shards) for count in ("examples", "tokens")}
   if not totals["tokens"]:
     description = plan["description"]
-    raise UserError(f"task {description['task']!r} gave no text in split {description['split']!r}")
-  made = building / "cache"
+    raise UserError(f"task {description['task']!r} has no text in split {description['split']!r}")
+  cache = building / "cache"
   manifest = {**plan, **totals, "shards": shards}
-  write_whole(made / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode(), building / "temporary")
-  wanted = {MANIFEST, *(f"{shard['name']}.{kind}" for shard in shards for kind in shard["files"])}
-  for path in made.iterdir():
-    if path.name not in wanted:
+  write_atomic(cache / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode(), building / "temporary")
+  expected = {MANIFEST, *(f"{shard['name']}.{kind}" for shard in shards for kind in shard["files"])}
+  for path in cache.iterdir():
+    if path.name not in expected:
       path.unlink()
   if folder.exists():
     folder.rename(building / "replaced")
-  made.rename(folder)
+  cache.rename(folder)
   shutil.rmtree(building, ignore_errors=True)
 
 
 def _cannot_write(folder: Path, error: OSError) -> UserError:
-  if error.errno in _NO_ROOM:
-    place = _made_in(folder).parent
-    free = shutil.disk_usage(place).free if place.exists() else 0
+  if error.errno in _DISK_FULL:
+    parent = _local_folder(folder).parent
+    free = shutil.disk_usage(parent).free if parent.exists() else 0
     return UserError(
-      "there is no room left for the token cache",
+      "not enough disk space for the token cache",
       folder=folder,
       because=os.strerror(error.errno),
       free=f"{free / 1e9:.2f} GB",
-      try_="make room and give the same command: it goes on where it stopped",
+      try_="free some space and run the same command again: it resumes",
     )
-  return UserError("the token cache could not be written", folder=folder, because=error.strerror or error)
+  return UserError("cannot write the token cache", folder=folder, because=error.strerror or error)
 
 
 def _text(example: Example, feature: str) -> str:

@@ -1,4 +1,4 @@
-"""How a corpus is cut into rows: across documents, inside them, or at the ends of sentences."""
+"""Cuts a corpus into rows: across documents, within them, or at sentence ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RowPlan(Protocol):
   rows: int
 
   def read(self, rows: np.ndarray) -> Ragged:
-    """The tokens of some rows."""
+    """Returns the tokens of the given rows."""
 
-  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """For each row another, drawn with its key, of another document where there is one."""
+  def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Samples another row for each row with its key, from another document if there is one."""
 
 
 def plan_rows(cache: Corpus, objective: Objective, raw: int, special: SpecialTokens) -> RowPlan:
@@ -37,11 +37,11 @@ def plan_rows(cache: Corpus, objective: Objective, raw: int, special: SpecialTok
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-  """Documents end to end, with a separator behind each where one is given."""
+  """Documents end to end, each followed by the separator if there is one."""
 
   cache: Corpus
   separator: int | None
-  starts: np.ndarray  # [documents + 1] where each document begins, separators counted
+  starts: np.ndarray  # [documents + 1] where each document starts, separators included
 
   @classmethod
   def of(cls, cache: Corpus, separator: int | None) -> _Stream:
@@ -53,10 +53,10 @@ class _Stream:
     return int(self.starts[-1])
 
   def read(self, begin: np.ndarray, length: int) -> np.ndarray:
-    """[rows, length] from each `begin`; what is behind the end of the corpus is 0."""
+    """Returns the tokens [rows, length] from each `begin`; those past the end of the corpus are 0."""
     if self.separator is None:
       return self._tokens(begin, length)
-    # Document d ends with the separator at starts[d + 1] - 1; before position p stand as many as documents ended.
+    # Document d ends with the separator at starts[d + 1] - 1, so position p is preceded by one per document that ended.
     ends = self.starts[1:] - 1
     before = np.searchsorted(ends, begin)
     counts = np.searchsorted(ends, begin + length) - before
@@ -73,18 +73,18 @@ class _Stream:
     if not overrun.any():
       return self.cache.stream_rows(begin, length)
     if length > self.cache.tokens:
-      whole = self.cache.stream_rows(np.zeros(1, np.int64), self.cache.tokens)
-      whole = np.pad(whole, ((0, 0), (0, 2 * length)))
-      return np.stack([whole[0, b : b + length] for b in begin.tolist()])
+      corpus = self.cache.stream_rows(np.zeros(1, np.int64), self.cache.tokens)
+      corpus = np.pad(corpus, ((0, 0), (0, 2 * length)))
+      return np.stack([corpus[0, b : b + length] for b in begin.tolist()])
     # Read so that the row ends where the corpus does, then move it to the front.
     tokens = self.cache.stream_rows(begin - overrun, length)
-    places = np.arange(length)[None, :] + overrun[:, None]
-    moved = np.take_along_axis(tokens, np.minimum(places, length - 1), axis=1)
-    return np.where(places < length, moved, 0).astype(np.int32)
+    columns = np.arange(length)[None, :] + overrun[:, None]
+    moved = np.take_along_axis(tokens, np.minimum(columns, length - 1), axis=1)
+    return np.where(columns < length, moved, 0).astype(np.int32)
 
 
 class StreamRows:
-  """Rows of `raw` tokens whatever the documents; what is left at the end of the corpus is not used."""
+  """Rows of `raw` tokens, regardless of document boundaries; a shorter rest at the end of the corpus is dropped."""
 
   def __init__(self, cache: Corpus, raw: int, separator: int | None):
     self._raw = raw
@@ -98,12 +98,12 @@ class StreamRows:
       self._stream.read(begin, self._raw) if self._stream else self._cache.stream_rows(begin, self._raw)
     )
 
-  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+  def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return _another(rows, self.rows, keys)
 
 
 class DocumentRows:
-  """Pieces of at most `raw` tokens of one document."""
+  """Rows of at most `raw` tokens, each from one document."""
 
   def __init__(self, cache: Corpus, raw: int):
     self._raw = raw
@@ -119,8 +119,8 @@ class DocumentRows:
     tokens = self._stream.read(begin, int(lengths.max(initial=0)))
     return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
 
-  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Drawn from the rows of all other documents: rows are numbered on from the end of one's own."""
+  def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Samples from the rows of all other documents, numbered from the end of the row's own document."""
     document = self._document(rows)
     own = self._pieces[document + 1] - self._pieces[document]
     foreign = self.rows - own
@@ -134,7 +134,7 @@ class DocumentRows:
 
 
 class SentenceRows:
-  """As many whole sentences as `raw` tokens hold, over the ends of documents."""
+  """Rows of as many complete sentences as fit into `raw` tokens, across document boundaries."""
 
   def __init__(self, stream: _Stream, starts: np.ndarray, lengths: np.ndarray):
     self._stream, self._starts, self._lengths = stream, starts, lengths
@@ -159,11 +159,11 @@ class SentenceRows:
     tokens = self._stream.read(self._starts[rows], int(lengths.max(initial=0)))
     return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
 
-  def of_other_documents(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+  def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return _another(rows, self.rows, keys)
 
 
 def _another(rows: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-  """Any other row; the same where there is only one."""
+  """Samples another row for each row; the same one if there is only one."""
   drawn = ((keys >> np.uint64(32)) * np.uint64(max(count - 1, 1)) >> np.uint64(32)).astype(np.int64)
   return (rows + 1 + drawn) % count

@@ -1,4 +1,4 @@
-"""The beginning of a corpus as if it were all of it: what repeated data does to training (T5 paper, section 3.4.2)."""
+"""A corpus truncated to its first tokens, to study repeated data (T5 paper, section 3.4.2)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from t5like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class FirstTokens:
-  """A corpus of the first `tokens` tokens of a token cache; the document they end in is cut there."""
+  """The first `tokens` tokens of a token cache as a corpus; the last document is truncated."""
 
   cache: TokenCache
   tokens: int
 
   def __post_init__(self):
     if not self.cache.is_corpus:
-      raise UserError("only a corpus has first tokens, not labeled examples", cache=self.cache.folder)
+      raise UserError("UNIQUE_TOKENS needs a corpus, not labeled examples", cache=self.cache.folder)
     if self.tokens > self.cache.tokens:
       raise UserError(
-        f"the corpus has {self.cache.tokens:,} tokens: its first {self.tokens:,} are more than all",
+        f"invalid UNIQUE_TOKENS: {self.tokens:,} (the corpus has {self.cache.tokens:,} tokens)",
         cache=self.cache.folder,
-        try_="--gin.UNIQUE_TOKENS=None, for all of it",
+        try_="--gin.UNIQUE_TOKENS=None to use all of it",
       )
 
   @property
@@ -39,11 +39,11 @@ class FirstTokens:
     return np.append(starts[: np.searchsorted(starts, self.tokens)], self.tokens)
 
   def documents(self) -> np.ndarray:
-    """[documents + 1] int64: where the documents begin, and the end of the last."""
+    """Returns where the documents start, and the end of the last: int64 [documents + 1]."""
     return self._documents
 
   def stream_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
-    """[rows] to int32 [rows, length]: the tokens from each of `starts`."""
+    """Returns the tokens from each of `starts`: [rows] to int32 [rows, length]."""
     starts = np.asarray(starts, np.int64)
     if len(starts) and starts.max() + length > self.tokens:
       raise IndexError(f"rows of {length} tokens from {starts.max()} of {self.tokens}")

@@ -1,4 +1,4 @@
-"""From token rows to the batch a model takes (names as in seqio and T5X)."""
+"""Converts token rows to model batches (feature names as in seqio and T5X)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Batch = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Inputs and targets, closed by end-of-sequence where they are to be, and the row that each stands in."""
+  """Inputs and targets, with any end-of-sequence already appended, and the row of each example."""
 
   inputs: Ragged
   targets: Ragged
   rows: int
-  row: np.ndarray | None = None  # [examples] in ascending order; None: one a row, not packed
+  row: np.ndarray | None = None  # [examples] in ascending order; None: one example per row, not packed
 
   @classmethod
   def from_padded(cls, inputs: np.ndarray, targets: np.ndarray) -> Examples:
-    """One a row from [rows, length] arrays padded with 0, which then is no token."""
+    """Builds one example per row from [rows, length] arrays padded with 0 (so 0 cannot be a token)."""
     inputs, targets = (Ragged(rows, np.count_nonzero(rows, axis=1)) for rows in (inputs, targets))
     return cls(inputs, targets, len(inputs.lengths))
 
 
-def closed(texts: Ragged, length: int, eos: int) -> Ragged:
-  """Trimmed so that end-of-sequence still fits into `length`, and closed by it."""
+def trim_and_append_eos(texts: Ragged, length: int, eos: int) -> Ragged:
+  """Trims texts to `length - 1` tokens and appends end-of-sequence."""
   kept = np.minimum(texts.lengths, length - 1)
   width = min(texts.tokens.shape[1], length - 1)
   out = np.zeros((len(kept), width + 1), np.int32)
@@ -39,8 +39,8 @@ def closed(texts: Ragged, length: int, eos: int) -> Ragged:
   return Ragged(out, kept + 1)
 
 
-def counting(batch: Batch, real: np.ndarray) -> Batch:
-  """The batch in which only the rows that are `real` [rows] weigh anything: the others fill it up."""
+def zero_loss_on_filler_rows(batch: Batch, real: np.ndarray) -> Batch:
+  """Sets the loss weights to 0 in the rows that are not `real` [rows] and only fill up the batch."""
   return {
     name: np.where(real[:, None], array, np.zeros((), array.dtype)) if name.endswith("_loss_weights") else array
     for name, array in batch.items()
@@ -48,7 +48,7 @@ def counting(batch: Batch, real: np.ndarray) -> Batch:
 
 
 def padded(texts: Ragged, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """One text a row, cut or padded with 0 to [rows, length]; and True where there is text."""
+  """Trims or pads texts to [rows, length], one per row; also returns a mask that is True on text."""
   out = np.zeros((len(texts.lengths), length), np.int32)
   width = min(texts.tokens.shape[1], length)
   out[:, :width] = texts.tokens[:, :width]
@@ -56,44 +56,44 @@ def padded(texts: Ragged, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placed:
-  """Texts one behind the other in rows [rows, length]."""
+class PackedRows:
+  """Texts packed into rows [rows, length]."""
 
   tokens: np.ndarray
   segment_ids: np.ndarray  # 1, 2, ... for the texts of a row, 0 on padding
   positions: np.ndarray  # from 0 in every text
 
 
-def placed(texts: Ragged, row: np.ndarray, rows: int, length: int) -> Placed:
-  """Packs texts into the rows they belong to; they must fit."""
+def pack_rows(texts: Ragged, row: np.ndarray, rows: int, length: int) -> PackedRows:
+  """Packs texts into their rows; raises ValueError if they do not fit."""
   counts = np.bincount(row, minlength=rows)
   before = np.cumsum(texts.lengths) - texts.lengths
   first = np.minimum(np.cumsum(counts) - counts, max(len(row) - 1, 0))  # the first text of each row
   begin = before - before[first][row] if len(row) else before
   if len(row) and int((begin + texts.lengths).max()) > length:
     raise ValueError("packed texts are longer than their row")
-  places = np.repeat(row * length + begin, texts.lengths) + numbered(texts.lengths)
+  indices = np.repeat(row * length + begin, texts.lengths) + numbered(texts.lengths)
   out = np.zeros((3, rows * length), np.int32)
-  out[0, places] = texts.tokens[texts.valid]
-  out[1, places] = np.repeat(numbered(counts) + 1, texts.lengths)
-  out[2, places] = numbered(texts.lengths)
-  return Placed(*out.reshape(3, rows, length))
+  out[0, indices] = texts.tokens[texts.valid]
+  out[1, indices] = np.repeat(numbered(counts) + 1, texts.lengths)
+  out[2, indices] = numbered(texts.lengths)
+  return PackedRows(*out.reshape(3, rows, length))
 
 
 def encoder_decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
-  """Inputs to the encoder, targets to the decoder."""
+  """Builds a batch with inputs for the encoder and targets for the decoder."""
   if examples.row is None:
     inputs, _ = padded(examples.inputs, lengths.inputs)
     targets, real = padded(examples.targets, lengths.targets)
-    # Under a padded target the shifted row still shows end-of-sequence; weight 0 takes it out of the loss.
+    # The first padded target still has end-of-sequence as its input; weight 0 excludes it from the loss.
     return {
       "encoder_input_tokens": inputs,
       "decoder_input_tokens": _shifted(targets, start),
       "decoder_target_tokens": targets,
       "decoder_loss_weights": real.astype(np.float32),
     }
-  inputs = placed(examples.inputs, examples.row, examples.rows, lengths.inputs)
-  targets = placed(examples.targets, examples.row, examples.rows, lengths.targets)
+  inputs = pack_rows(examples.inputs, examples.row, examples.rows, lengths.inputs)
+  targets = pack_rows(examples.targets, examples.row, examples.rows, lengths.targets)
   return {
     "encoder_input_tokens": inputs.tokens,
     "encoder_segment_ids": inputs.segment_ids,
@@ -107,47 +107,47 @@ def encoder_decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Bat
 
 
 def decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
-  """Inputs and targets end to end in rows of [inputs + targets]; only targets count in the loss."""
+  """Builds a batch with inputs and targets concatenated, [rows, inputs + targets]; the loss is on targets only."""
   return _decoder(examples, lengths, start)[0]
 
 
 def prefix_lm(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
-  """As `decoder`, with the positions marked that see one another in both directions.
+  """Like `decoder`, with a mask of the positions that attend to one another in both directions.
 
-  These are the inputs and one position more: the decoder is fed rows shifted by one, so the last
-  input stands where the first target is predicted.
+  These are the inputs and one more position: the decoder's input is shifted by one, so the last
+  input token is at the position that predicts the first target.
   """
   batch, prefix = _decoder(examples, lengths, start)
   return batch | {"decoder_causal_attention": prefix.astype(np.int32)}
 
 
 def _decoder(examples: Examples, lengths: Lengths, start: int) -> tuple[Batch, np.ndarray]:
-  """The batch, and True on the inputs and one position more."""
+  """Returns the batch, and a mask that is True on the inputs and one more position."""
   length = lengths.inputs + lengths.targets
   inputs, targets = (_cut(t, n) for t, n in ((examples.inputs, lengths.inputs), (examples.targets, lengths.targets)))
   joined = _joined(inputs, targets)
   if examples.row is None:
     tokens, real = padded(joined, length)
-    place = np.broadcast_to(np.arange(length, dtype=np.int32)[None, :], tokens.shape)
+    position = np.broadcast_to(np.arange(length, dtype=np.int32)[None, :], tokens.shape)
     prefix_length = inputs.lengths[:, None]
     packing: Batch = {}
     shifted = _shifted(tokens, start)
   else:
-    packed = placed(joined, examples.row, examples.rows, length)
-    tokens, real, place = packed.tokens, packed.segment_ids > 0, packed.positions
-    prefix_length = _of_segments(inputs.lengths, examples.row, packed)
+    packed = pack_rows(joined, examples.row, examples.rows, length)
+    tokens, real, position = packed.tokens, packed.segment_ids > 0, packed.positions
+    prefix_length = _expand_to_segments(inputs.lengths, examples.row, packed)
     packing = {"decoder_segment_ids": packed.segment_ids, "decoder_positions": packed.positions}
     shifted = _shifted(tokens, start, packed)
   batch = {
     "decoder_input_tokens": shifted,
     "decoder_target_tokens": tokens,
-    "decoder_loss_weights": (real & (place >= prefix_length)).astype(np.float32),
+    "decoder_loss_weights": (real & (position >= prefix_length)).astype(np.float32),
   }
-  return batch | packing, (place <= prefix_length) & (real | (place == prefix_length))
+  return batch | packing, (position <= prefix_length) & (real | (position == prefix_length))
 
 
 def causal(texts: Ragged, lengths: Lengths) -> Batch:
-  """Each token predicts the next, the first of a row is given: rows of one token more than are predicted."""
+  """Builds a batch in which each token predicts the next; rows have one more token than is predicted."""
   tokens, real = padded(texts, lengths.targets + 1)
   return {
     "decoder_input_tokens": tokens[:, :-1],
@@ -157,7 +157,7 @@ def causal(texts: Ragged, lengths: Lengths) -> Batch:
 
 
 def encoder(masked: Masked, length: int) -> Batch:
-  """What an encoder reads and fills in; rows [rows, length]."""
+  """Builds the batch [rows, length] of a masked-token encoder."""
   inputs, real = padded(masked.inputs, length)
 
   def wide(array: np.ndarray, dtype: type) -> np.ndarray:
@@ -178,7 +178,7 @@ def encoder(masked: Masked, length: int) -> Batch:
 
 
 def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool) -> Batch:
-  """A batch without text, of the shapes that batches have."""
+  """Builds a batch without text, in the shapes of real batches."""
   nothing = Ragged(np.zeros((rows, 0), np.int32), np.zeros(rows, np.int64))
   if layout == "encoder":
     empty = np.zeros((rows, 0), np.int32)
@@ -188,7 +188,7 @@ def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool)
   return LAYOUTS[layout](Examples(nothing, nothing, rows, np.arange(rows) if packed else None), lengths, 0)
 
 
-# By the name that a model's `batch_layout` gives: inputs and targets to a training batch.
+# From inputs and targets to a training batch, by a model's `batch_layout`.
 LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
   "encoder_decoder": encoder_decoder,
   "decoder": decoder,
@@ -196,8 +196,8 @@ LAYOUTS: dict[str, Callable[[Examples, Lengths, int], Batch]] = {
 }
 
 
-def _shifted(tokens: np.ndarray, start: int, packed: Placed | None = None) -> np.ndarray:
-  """Moved right by one; every text begins with the start token."""
+def _shifted(tokens: np.ndarray, start: int, packed: PackedRows | None = None) -> np.ndarray:
+  """Shifts tokens right by one; every text begins with the start token."""
   shifted = np.empty_like(tokens)
   shifted[:, 0] = start
   shifted[:, 1:] = tokens[:, :-1]
@@ -212,13 +212,13 @@ def _cut(texts: Ragged, length: int) -> Ragged:
 
 
 def _joined(first: Ragged, second: Ragged) -> Ragged:
-  """Each second text behind its first."""
+  """Appends each second text to its first."""
   both = np.concatenate([first.tokens, second.tokens], axis=1)
   return Ragged.gather(both, np.concatenate([first.valid, second.valid], axis=1))
 
 
-def _of_segments(values: np.ndarray, row: np.ndarray, packed: Placed) -> np.ndarray:
-  """[rows, length]: the value of the text that stands there; -1 on padding."""
+def _expand_to_segments(values: np.ndarray, row: np.ndarray, packed: PackedRows) -> np.ndarray:
+  """Returns the value of each position's text, -1 on padding: [rows, length]."""
   counts = np.bincount(row, minlength=len(packed.tokens))
   table = np.full((len(counts), int(counts.max(initial=0)) + 1), -1, np.int64)
   table[row, numbered(counts) + 1] = values

@@ -1,7 +1,7 @@
-"""The local copy of a token cache that lies on a store such as gs://: what is read a million times is mapped memory.
+"""The local mirror of a remote token cache (such as gs://), so that tokens can be memory-mapped.
 
-Every host copies the shards once, below ~/.cache/t5like/mirror (storage.py), each checked against the manifest before
-it gets its name. What is built is built there, too, and sent when it is whole, the manifest last.
+Every host copies the shards once, below ~/.cache/t5like/mirror (storage.py); each is checked against the manifest
+before it gets its name. Remote caches are also built there and uploaded when complete, the manifest last.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ MANIFEST = "cache.json"
 _TRANSFERS = 8
 
 
-def mirrored(folder: RemotePath, manifest: Mapping[str, Any], text: bytes) -> Path:
-  """The local folder, with all files of the cache whose manifest reads `text`."""
+def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes) -> Path:
+  """Copies missing files of a cache to this machine and returns the local folder; `text` is the raw manifest."""
   local = storage.mirror_folder(folder)
   files = _files(manifest)
-  # Files that were compared with this very manifest are known by their size; damage is found as they are read.
+  # Files already checked against this manifest are compared by size only; damage is detected as they are read.
   known = (local / MANIFEST).is_file() and (local / MANIFEST).read_bytes() == text
-  wanted = {name: about for name, about in files.items() if not _is_there(local / name, about, trust=known)}
-  _check_room(local, sum(about["bytes"] for about in wanted.values()))
-  if wanted:
-    size = sum(about["bytes"] for about in wanted.values()) / 1e9
-    print(f"copying the token cache {folder}: {len(wanted)} files, {size:.2f} GB, to {local}", flush=True)
+  missing = {name: about for name, about in files.items() if not _is_intact(local / name, about, trust=known)}
+  size = sum(about["bytes"] for about in missing.values())
+  _check_disk_space(local, size)
+  if missing:
+    print(f"copying token cache {folder} to {local} ({len(missing)} files, {size / 1e9:.2f} GB)", flush=True)
   with ThreadPoolExecutor(_TRANSFERS, "mirror") as pool:
-    for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name]), wanted):
+    for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name]), missing):
       del name
   if not known:
     local.mkdir(parents=True, exist_ok=True)
-    storage.write_whole(local / MANIFEST, text)
+    storage.write_atomic(local / MANIFEST, text)
   return local
 
 
 def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_command: str) -> None:
-  """Compares the sizes of all files with the manifest, by one listing; nothing is copied."""
+  """Compares the sizes of all files with the manifest in one listing; copies nothing."""
   present = folder.files()
   for name, about in _files(manifest).items():
     found = present[name]["size"] if name in present else None
@@ -56,11 +56,11 @@ def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_comman
 
 
 def publish(local: Path, folder: RemotePath) -> None:
-  """Sends a cache that was built here. Without its manifest a folder is no cache: that goes first and comes last."""
+  """Uploads a cache. Its manifest, without which a folder is not a cache, is removed first and uploaded last."""
   (folder / MANIFEST).unlink(missing_ok=True)
   storage.upload_tree(local, folder, last=MANIFEST)
-  wanted = {MANIFEST, *_files(json.loads((local / MANIFEST).read_bytes()))}
-  for name in set(folder.files()) - wanted:
+  expected = {MANIFEST, *_files(json.loads((local / MANIFEST).read_bytes()))}
+  for name in set(folder.files()) - expected:
     (folder / name).unlink(missing_ok=True)
 
 
@@ -68,7 +68,7 @@ def _files(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
   return {f"{s['name']}.{kind}": about for s in manifest["shards"] for kind, about in s["files"].items()}
 
 
-def _is_there(path: Path, about: Mapping[str, Any], trust: bool) -> bool:
+def _is_intact(path: Path, about: Mapping[str, Any], trust: bool) -> bool:
   if not path.is_file() or path.stat().st_size != about["bytes"]:
     return False
   return trust or _first_bad_block(path, about) is None
@@ -84,30 +84,28 @@ def _fetch(remote: RemotePath, local: Path, about: Mapping[str, Any]) -> None:
     size, bad = copy.stat().st_size, _first_bad_block(copy, about)
     if size != about["bytes"] or bad is not None:
       raise UserError(
-        "a file of the token cache is not what its manifest says",
+        "a file of the token cache does not match its manifest",
         file=remote,
-        found=f"{size:,} of {about['bytes']:,} bytes" if size != about["bytes"] else f"other bytes in block {bad}",
-        try_="t5like cache ... --force builds it anew",
+        found=f"{size:,} of {about['bytes']:,} bytes" if size != about["bytes"] else f"wrong checksum of block {bad}",
+        try_="t5like cache ... --force to rebuild it",
       )
 
   try:
     storage.fetch(remote, local, check)
   except OSError as error:
-    raise UserError(
-      "a file of the token cache cannot be copied", file=remote, because=error.strerror or error
-    ) from None
+    raise UserError("cannot copy a file of the token cache", file=remote, because=error.strerror or error) from None
 
 
-def _check_room(local: Path, needed: int) -> None:
+def _check_disk_space(local: Path, needed: int) -> None:
   existing = local
   while not existing.exists():
     existing = existing.parent
   free = shutil.disk_usage(existing).free
   if free < needed:
     raise UserError(
-      "this machine has no room for its copy of the token cache",
+      "not enough disk space for the local copy of the token cache",
       folder=local,
       free=f"{free / 1e9:.2f} GB",
       needed=f"{needed / 1e9:.2f} GB",
-      try_=f"make room, or another disk: {storage.MIRROR_VARIABLE}=FOLDER in the environment",
+      try_=f"free some space, or set {storage.MIRROR_VARIABLE}=FOLDER to use another disk",
     )

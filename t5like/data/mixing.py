@@ -1,4 +1,4 @@
-"""Which task each row of a mixture comes from: spread evenly at the rates asked for."""
+"""Assigns the rows of a mixture to its tasks, spread evenly at the given rates."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LOW = np.uint64(2**32 - 1)
 
 
 def mixture_rows(numbers: np.ndarray, rates: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-  """For row numbers of a mixture: the task [rows], and the number of the row among those of its task.
+  """Returns the task of each mixture row [rows], and the row's number within that task.
 
-  Task after task takes its share of the rows that the ones before it left, as evenly as whole rows
-  allow: of the first n rows it has its rate times n, give or take one for each task before it.
-  Nothing is counted from the beginning, so any row is answered at once.
+  Each task in turn takes its share of the rows left by the previous ones, spread evenly: of the first
+  n rows it gets its rate times n, plus or minus one for each task before it. Access is random: the cost
+  does not depend on the row number.
   """
   rates = np.asarray(rates, np.float64)
   if rates.ndim != 1 or not len(rates) or np.any(rates < 0) or not rates.sum() > 0:
-    raise ValueError(f"rates must not be negative, and not all 0: {rates.tolist()}")
+    raise ValueError(f"invalid rates: {rates.tolist()} (expected non-negative numbers, not all 0)")
   task = np.full(len(numbers), -1, np.int64)
   number = np.zeros(len(numbers), np.int64)
-  left = np.asarray(numbers).astype(np.uint64)  # the row's number among those left
+  left = np.asarray(numbers).astype(np.uint64)  # the row's number among the remaining rows
   remaining = np.cumsum(rates[::-1])[::-1]
   last = int(np.flatnonzero(rates > 0)[-1])
   open_rows = np.arange(len(numbers))
@@ -42,5 +42,5 @@ def mixture_rows(numbers: np.ndarray, rates: Sequence[float]) -> tuple[np.ndarra
 
 
 def _share_of(count: np.ndarray, share: np.uint64) -> np.ndarray:
-  """floor(count * share / 2^32), exactly."""
+  """Returns floor(count * share / 2^32), computed exactly."""
   return (count >> _BITS) * share + (((count & _LOW) * share) >> _BITS)

@@ -1,4 +1,4 @@
-"""What a mixture is made of, written beside the token caches of its tasks so that training needs no registry."""
+"""The tasks and rates of a mixture, stored next to the tasks' token caches so that training needs no registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FILE = "mixture.json"
 
 
 def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
-  """Records the rates of a mixture's tasks, replacing what was there in one step."""
+  """Writes the rates of a mixture's tasks atomically."""
   text = json.dumps({"rates": dict(rates)}, indent=1) + "\n"
   try:
     if storage.is_remote(folder):
@@ -25,15 +25,15 @@ def write_mixture(folder: Path, rates: Mapping[str, float]) -> None:
     unfinished.write_text(text, encoding="utf-8")
     unfinished.replace(folder / FILE)
   except OSError as error:
-    raise UserError("the mixture could not be written", folder=folder, because=error.strerror) from error
+    raise UserError("cannot write the mixture", folder=folder, because=error.strerror) from error
 
 
 def read_mixture(folder: Path, rebuild_command: str) -> dict[str, float] | None:
-  """Returns the rates of the tasks, None where the folder is not of a mixture; `rebuild_command` is for errors."""
+  """Returns the rates of the tasks, or None if the folder is not a mixture's; `rebuild_command` is for errors."""
   path = folder / FILE
   if not path.is_file():
     return None
   try:
     return {str(task): float(rate) for task, rate in storage.read_json(path)["rates"].items()}
   except (ValueError, KeyError, TypeError, AttributeError):
-    raise UserError("the record of a mixture is corrupt", file=path, try_=rebuild_command) from None
+    raise UserError("the mixture file is corrupt", file=path, try_=rebuild_command) from None

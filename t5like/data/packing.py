@@ -1,9 +1,8 @@
-"""Which examples share a row: planned once from their lengths, filled anew every epoch.
+"""Packs examples into rows: planned once from their lengths, filled again every epoch.
 
-The plan is made of lengths, not of examples: a row of the plan says "one of the examples with 37
-inputs and 2 targets, one with 12 and 1, ...". Each epoch deals the examples of every length out
-afresh. So all epochs have the same number of rows, and any row of any epoch is found without
-planning the ones before it.
+The plan holds lengths, not examples: a row of the plan is "one of the examples with 37 inputs and
+2 targets, one with 12 and 1, ...". Each epoch shuffles the examples of equal lengths among their
+slots. So all epochs have the same number of rows, with random access to any row of any epoch.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from t5like.objectives.randomness import combine, permute
 
 @dataclasses.dataclass(frozen=True)
 class PackingPlan:
-  """Rows of slots; a slot takes an example of one class, a class is all examples of equal lengths."""
+  """Rows of slots. A slot holds an example of one class; a class is all examples of equal lengths."""
 
   first_slot: np.ndarray  # [rows + 1]
   slot_class: np.ndarray  # [slots]
-  slot_number: np.ndarray  # [slots], which of its class's slots it is
+  slot_number: np.ndarray  # [slots], the slot's number within its class
   class_begin: np.ndarray  # [classes + 1], into `examples`
   examples: np.ndarray  # [slots], example numbers sorted by class
 
@@ -31,7 +30,7 @@ class PackingPlan:
     return len(self.first_slot) - 1
 
   def fill(self, rows: np.ndarray, epochs: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The examples of some rows of some epochs, and for each the index into `rows` it belongs to."""
+    """Returns the examples of the given rows and epochs, and each example's index into `rows`."""
     counts = self.first_slot[rows + 1] - self.first_slot[rows]
     slots = np.repeat(self.first_slot[rows], counts) + numbered(counts)
     row = np.repeat(np.arange(len(rows)), counts)
@@ -43,11 +42,11 @@ class PackingPlan:
 
 
 def plan_packing(lengths: np.ndarray, room: np.ndarray) -> PackingPlan:
-  """Packs examples of `lengths` [examples, sides] into rows with `room` [sides] on each side.
+  """Packs examples of `lengths` [examples, sides] into rows of capacity `room` [sides].
 
-  All examples of equal lengths are placed at a time, each into the row that it fills best. Longest
-  first is best where few share a row. Where many do, it leaves short examples for the end, which
-  may run out of room on the other side; then all lengths are placed in turns.
+  Best fit, all examples of equal lengths at a time. Longest first is best where few examples share a
+  row. Where many do, it leaves the short ones for the end, where rows may be full on the other side;
+  then all lengths are placed in turns.
   """
   if np.any(lengths > room) or np.any(lengths < 0):
     raise ValueError("an example is longer than a row")
@@ -56,7 +55,7 @@ def plan_packing(lengths: np.ndarray, room: np.ndarray) -> PackingPlan:
   sizes = np.bincount(class_of, minlength=len(classes))
   longest_first = np.arange(len(classes))[::-1]  # np.unique sorts by the first side, then the next
   filling = _filled(classes, room, longest_first, sizes[longest_first])
-  if filling.rows > _WORTH_ANOTHER_TRY * (lengths.sum(axis=0) / room).max():
+  if filling.rows > _RETRY_ABOVE * (lengths.sum(axis=0) / room).max():
     filling = min(filling, _filled(classes, room, *_in_turns(sizes)), key=lambda f: f.rows)
   row, slot_class = filling.slots()
   order = np.argsort(row, kind="stable")
@@ -68,12 +67,12 @@ def plan_packing(lengths: np.ndarray, room: np.ndarray) -> PackingPlan:
   return PackingPlan(first_slot, slot_class, slot_number, class_begin, np.argsort(class_of, kind="stable"))
 
 
-_WORTH_ANOTHER_TRY = 1.02  # rows, against the fewest that could do
+_RETRY_ABOVE = 1.02  # rows, relative to the lower bound
 _TURNS = 16
 
 
 def _in_turns(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Classes and counts: about a 16th of each class a turn, in an order drawn once and for all."""
+  """Returns classes and counts: about 1/16 of each class per turn, in a fixed random order."""
   order = np.random.default_rng(0)
   classes, counts = [], []
   for turn in range(_TURNS):
@@ -92,12 +91,12 @@ def _filled(classes: np.ndarray, room: np.ndarray, order: np.ndarray, counts: np
 
 
 class _Filling:
-  """Rows begun, by the room they have left."""
+  """Rows by the room left in them."""
 
   def __init__(self, room: np.ndarray):
     self.room = room
     self.rows = 0
-    self._left: dict[tuple[int, ...], list[np.ndarray]] = {}  # room left on each side: row numbers
+    self._left: dict[tuple[int, ...], list[np.ndarray]] = {}  # row numbers by room left on each side
     self._counts = np.zeros(room + 1, np.int64)  # rows with that room left
     self._placed: list[tuple[np.ndarray, int]] = []
 
@@ -136,6 +135,6 @@ class _Filling:
     self._counts[cell] += len(rows)
 
   def slots(self) -> tuple[np.ndarray, np.ndarray]:
-    """The row and the class of every slot."""
+    """Returns the row and the class of every slot."""
     rows = [rows for rows, _ in self._placed]
     return np.concatenate(rows), np.repeat([number for _, number in self._placed], [len(r) for r in rows])

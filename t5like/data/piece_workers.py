@@ -1,7 +1,6 @@
-"""Processes that make pieces of a token cache.
+"""Worker processes that build pieces of a token cache.
 
-Each has a pipe of its own to the builder, and ends when the builder's end of it closes: a builder that is
-killed leaves no orphans behind.
+Each exits when the builder's end of its pipe closes: a killed builder leaves no orphans behind.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from typing import Any
 
 from t5like.errors import UserError
 
-Place = tuple[int, int]
-Made = tuple[Place, dict[str, Any]]
+PieceId = tuple[int, int]  # part, piece
+Result = tuple[PieceId, dict[str, Any]]  # with the entry of the shard
 
-# A process takes seconds to start; tasks of so many characters are done before.
-_WORTH_A_PROCESS = 1 << 23
+# A process takes seconds to start; fewer characters are done sooner without one.
+_MIN_CHARACTERS_FOR_WORKERS = 1 << 23
 
 
 class PieceWorkers:
-  """Gives pieces to idle workers; the first small ones, and all where there are no workers, are made here."""
+  """Distributes pieces to idle workers; builds the first few, or all if there are no workers, in this process."""
 
   def __init__(self, make: Callable[[str, Sequence[Any]], dict[str, Any]], count: int):
     self._make, self._count = make, count
     self._characters = 0
     self._workers: list[tuple[multiprocessing.process.BaseProcess, Connection]] = []
-    self._busy: dict[Connection, Place] = {}
+    self._busy: dict[Connection, PieceId] = {}
 
   def __enter__(self) -> PieceWorkers:
     return self
@@ -40,22 +39,22 @@ class PieceWorkers:
     for process, _ in self._workers:
       process.join()
 
-  def make(self, place: Place, name: str, examples: Sequence[Any], characters: int) -> Iterator[Made]:
-    """Has a piece made; yields those that are ready meanwhile."""
+  def submit(self, piece: PieceId, name: str, examples: Sequence[Any], characters: int) -> Iterator[Result]:
+    """Submits a piece; yields the results that are ready."""
     self._characters += characters
-    if not self._count or (self._characters < _WORTH_A_PROCESS and not self._workers):
-      yield place, self._make(name, examples)
+    if not self._count or (self._characters < _MIN_CHARACTERS_FOR_WORKERS and not self._workers):
+      yield piece, self._make(name, examples)
       return
     yield from self._ready(block=len(self._busy) == self._count)
     idle = next((c for _, c in self._workers if c not in self._busy), None) or self._start_one()
-    self._busy[idle] = place
+    self._busy[idle] = piece
     try:
       idle.send((name, examples))
     except BrokenPipeError:
       raise self._died(idle) from None
 
-  def finish(self) -> Iterator[Made]:
-    """Those not yet yielded."""
+  def finish(self) -> Iterator[Result]:
+    """Yields the remaining results."""
     while self._busy:
       yield from self._ready(block=True)
 
@@ -68,8 +67,8 @@ class PieceWorkers:
     self._workers.append((process, ours))
     return ours
 
-  def _ready(self, block: bool) -> list[Made]:
-    made = []
+  def _ready(self, block: bool) -> list[Result]:
+    ready = []
     for connection in wait(list(self._busy), timeout=None if block else 0):
       try:
         result = connection.recv()
@@ -77,8 +76,8 @@ class PieceWorkers:
         raise self._died(connection) from None
       if isinstance(result, BaseException):
         raise result
-      made.append((self._busy.pop(connection), result))
-    return made
+      ready.append((self._busy.pop(connection), result))
+    return ready
 
   def _died(self, connection: Connection) -> UserError:
     process = next(p for p, c in self._workers if c is connection)
@@ -86,9 +85,9 @@ class PieceWorkers:
     status = process.exitcode
     how = signal.Signals(-status).name if status and status < 0 else f"status {status}"
     return UserError(
-      "a worker of the token cache ended unexpectedly",
-      because=f"{how}, perhaps for lack of memory" if how == "SIGKILL" else how,
-      try_="the same command goes on where it stopped; fewer --workers need less memory",
+      "a token cache worker died",
+      because=f"{how}, possibly out of memory" if how == "SIGKILL" else how,
+      try_="run the same command again to resume; fewer --workers need less memory",
     )
 
 

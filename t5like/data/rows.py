@@ -1,8 +1,7 @@
-"""Rows by number: any row of any epoch is a function of the seed and its number.
+"""Row sources with random access: any row of any epoch is a function of the seed and its number.
 
-A source has `rows_per_epoch` rows and answers `rows(numbers)`; numbers count on over all epochs.
-Nothing is remembered between calls, so there is nothing to save, and hosts, threads and restarts
-all see the same rows.
+A source has `rows_per_epoch` rows and returns a batch for `rows(numbers)`; numbers run through all
+epochs. Sources are stateless: there is nothing to save, and hosts, threads and restarts see the same rows.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import numpy as np
 from t5like.data.cache import TokenCache
 from t5like.data.document_plans import RowPlan, plan_rows
 from t5like.data.first_tokens import FirstTokens
-from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, closed, encoder
+from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, encoder, trim_and_append_eos
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
 from t5like.errors import UserError
 from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, Rows, SpecialTokens
 from t5like.objectives.randomness import combine, permute
 
-_ORDER = 0x5487FF1E  # what a random number is for: the order of rows ...
-_OTHER = 0x07E2  # ... or the row of another document
+_ORDER = 0x5487FF1E  # random streams: the order of rows ...
+_OTHER = 0x07E2  # ... and rows of other documents
 
 
 class RowSource(Protocol):
@@ -36,14 +35,14 @@ class RowSource(Protocol):
 
 
 def shuffled(numbers: np.ndarray, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-  """Epochs and rows of running numbers; an epoch visits every row exactly once, in an order of its own."""
+  """Returns the epoch and the row of running numbers; each epoch is a different permutation of all rows."""
   epochs = numbers // rows
   return epochs, permute(numbers % rows, rows, combine(seed, epochs, _ORDER))
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusRows:
-  """A corpus in rows of `lengths.raw` tokens, corrupted afresh every epoch."""
+  """A corpus in rows of `lengths.raw` tokens, corrupted differently every epoch."""
 
   cache: TokenCache | FirstTokens
   objective: Objective
@@ -51,15 +50,15 @@ class CorpusRows:
   special: SpecialTokens
   seed: int
   layout: str = "encoder_decoder"
-  # Marked as rows of one example each, so that they can stand in a batch with packed ones.
+  # Adds segment ids (one example per row), so that the rows can be in one batch with packed ones.
   as_packed: bool = False
 
   def __post_init__(self):
     if self.rows_per_epoch < 1:
       raise UserError(
-        f"the corpus has {self.cache.tokens} tokens, fewer than one row of {self.lengths.raw}",
+        f"the corpus is shorter than one row: {self.cache.tokens} tokens (expected at least {self.lengths.raw})",
         cache=self.cache.folder,
-        try_="a shorter LENGTHS['inputs'], or more text",
+        try_="reduce LENGTHS['inputs'], or add text",
       )
 
   @cached_property
@@ -75,36 +74,36 @@ class CorpusRows:
     text = self.plan.read(rows)
     others = None
     if self.objective.needs_others:
-      others = self.plan.read(self.plan.of_other_documents(rows, combine(self.seed, epochs, rows, _OTHER)))
+      others = self.plan.read(self.plan.sample_other_rows(rows, combine(self.seed, epochs, rows, _OTHER)))
     draws = Draws.of(self.seed, epochs, rows)
     result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
     return to_batch(result, self.objective, self.lengths, self.special, self.layout, self.as_packed)
 
 
 def to_batch(
-  made: Pairs | Masked,
+  corrupted: Pairs | Masked,
   objective: Objective,
   lengths: Lengths,
   special: SpecialTokens,
   layout: str,
   as_packed: bool = False,
 ) -> Batch:
-  """The batch of what an objective made, for a model of this layout."""
+  """Arranges the output of an objective into a batch for a model of this layout."""
   if objective.makes == "masked":
-    return encoder(made, lengths.inputs)
+    return encoder(corrupted, lengths.inputs)
   if objective.shifted:
-    return causal(made.targets, lengths)
-  inputs, targets = made.inputs, made.targets
+    return causal(corrupted.targets, lengths)
+  inputs, targets = corrupted.inputs, corrupted.targets
   if objective.closed:
-    inputs = closed(inputs, lengths.inputs, special.eos) if lengths.inputs else inputs
-    targets = closed(targets, lengths.targets, special.eos)
+    inputs = trim_and_append_eos(inputs, lengths.inputs, special.eos) if lengths.inputs else inputs
+    targets = trim_and_append_eos(targets, lengths.targets, special.eos)
   row = np.arange(len(targets.lengths)) if as_packed else None
   return LAYOUTS[layout](Examples(inputs, targets, len(targets.lengths), row), lengths, special.start)
 
 
 @dataclasses.dataclass(frozen=True)
 class ExampleRows:
-  """Labeled examples, one a row or packed, shuffled every epoch."""
+  """Labeled examples, one per row or packed, shuffled every epoch."""
 
   cache: TokenCache
   lengths: Lengths
@@ -115,7 +114,7 @@ class ExampleRows:
 
   @cached_property
   def plan(self) -> PackingPlan:
-    """Which examples share a row; lengths are those after cutting, end-of-sequence included."""
+    """The packing plan, from lengths after trimming and with end-of-sequence."""
     room = np.array([self.lengths.inputs, self.lengths.targets])
     sides = [example_lengths(self.cache, feature) for feature in ("inputs", "targets")]
     return plan_packing(np.minimum(np.stack(sides, axis=1), room), room)
@@ -126,7 +125,7 @@ class ExampleRows:
 
   @property
   def efficiency(self) -> float:
-    """The share of input tokens that are no padding."""
+    """The fraction of input tokens that are not padding."""
     tokens = np.minimum(example_lengths(self.cache, "inputs"), self.lengths.inputs).sum()
     return float(tokens / (self.rows_per_epoch * self.lengths.inputs))
 
@@ -142,7 +141,7 @@ class ExampleRows:
 
 
 def read_examples(cache: TokenCache, numbers: np.ndarray, lengths: Lengths, special: SpecialTokens) -> Examples:
-  """Inputs and targets of some examples, cut and closed by end-of-sequence as their task has it."""
+  """Returns inputs and targets of the given examples, trimmed and with end-of-sequence as their task defines it."""
   inputs, targets = (
     _read(cache, feature, numbers, length, special.eos)
     for feature, length in (("inputs", lengths.inputs), ("targets", lengths.targets))
@@ -151,33 +150,33 @@ def read_examples(cache: TokenCache, numbers: np.ndarray, lengths: Lengths, spec
 
 
 def _read(cache: TokenCache, feature: str, numbers: np.ndarray, length: int, eos: int) -> Ragged:
-  if feature not in cache.features:  # a decoder reads targets alone, too
+  if feature not in cache.features:  # a decoder may have targets only
     return Ragged(np.zeros((len(numbers), 0), np.int32), np.zeros(len(numbers), np.int64))
-  texts, closing = cache.texts(feature, numbers), cache.closing(feature)
-  if closing == "after_trim":
-    return closed(texts, length, eos)
-  if closing == "before_trim":
-    texts = closed(texts, texts.tokens.shape[1] + 1, eos)
+  texts, eos_placement = cache.texts(feature, numbers), cache.eos_placement(feature)
+  if eos_placement == "after_trim":
+    return trim_and_append_eos(texts, length, eos)
+  if eos_placement == "before_trim":
+    texts = trim_and_append_eos(texts, texts.tokens.shape[1] + 1, eos)
   return Ragged(texts.tokens[:, :length], np.minimum(texts.lengths, length))
 
 
 def example_lengths(cache: TokenCache, feature: str) -> np.ndarray:
-  """[examples] the tokens of a feature, with end-of-sequence where there is one; not cut."""
+  """Returns the untrimmed length of a feature in each example, including any end-of-sequence: [examples]."""
   if feature not in cache.features:
     return np.zeros(cache.examples, np.int64)
-  return cache.lengths(feature) + (cache.closing(feature) != "none")
+  return cache.lengths(feature) + (cache.eos_placement(feature) != "none")
 
 
 @dataclasses.dataclass(frozen=True)
 class MixtureRows:
-  """Rows of several sources at given rates; each source goes through its own epochs."""
+  """Rows of several sources at given rates; each source has its own epochs."""
 
   sources: Sequence[RowSource]
   rates: Sequence[float]
 
   @property
   def rows_per_epoch(self) -> int:
-    """All rows of all sources."""
+    """The rows of all sources."""
     return sum(source.rows_per_epoch for source in self.sources)
 
   def rows(self, numbers: np.ndarray) -> Batch:

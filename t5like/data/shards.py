@@ -1,14 +1,14 @@
-"""The files of a token cache: ids of all examples end to end, an index of where each begins.
+"""The files of a token cache: the ids of all examples end to end, and an index of where each starts.
 
 A shard `shard-00000` is three files:
 
     .tokens   ids of every feature of every example, uint16 or uint32, little-endian
     .index    int64 [examples * features + 1], offsets into .tokens: feature f of example e is
               tokens[index[e * features + f] : index[e * features + f + 1]]
-    .fields   one JSON object a line: what metrics and people need (only for labeled examples)
+    .fields   JSON lines with the raw fields, for metrics and people (only for labeled examples)
 
-The cache's manifest holds their sizes and the CRC-32 of each block of 256 KiB, so that damage is found
-where it is read, without reading everything first.
+The cache's manifest holds their sizes and the CRC-32 of each block of 256 KiB, so that damage is detected
+as blocks are read, without reading everything first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write_shard(
   dtype: np.dtype,
   temporary: Path,
 ) -> dict[str, Any]:
-  """Writes one shard from the ids of each feature of each example; returns its entry of the manifest."""
+  """Writes one shard from the ids of each feature of each example; returns its manifest entry."""
   rows = list(itertools.chain.from_iterable(zip(*features, strict=True)))
   offsets = np.zeros(len(rows) + 1, "<i8")
   np.cumsum([len(row) for row in rows], out=offsets[1:])
@@ -51,7 +51,7 @@ def write_shard(
   if fields is not None:
     contents["fields"] = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in fields).encode(errors="replace")
   for kind, data in contents.items():
-    write_whole(folder / f"{name}.{kind}", data, temporary)
+    write_atomic(folder / f"{name}.{kind}", data, temporary)
   return {
     "name": name,
     "examples": len(features[0]),
@@ -60,9 +60,9 @@ def write_shard(
   }
 
 
-def write_whole(path: Path, data: bytes, temporary: Path) -> None:
-  """A file that is there with all its bytes, on the disk and not only in memory, or not there at all."""
-  with storage.replacing(path, temporary, sync=True) as fresh:
+def write_atomic(path: Path, data: bytes, temporary: Path) -> None:
+  """Writes and syncs a file atomically: after a crash it is either complete or missing."""
+  with storage.atomic_replace(path, temporary, sync=True) as fresh:
     fresh.write_bytes(data)
 
 
@@ -72,7 +72,7 @@ def block_sums(data: bytes | memoryview) -> list[int]:
 
 
 class CheckedFile:
-  """A file of the cache, whose blocks are checked when they are first read."""
+  """A file of the cache whose blocks are verified on first read."""
 
   def __init__(self, path: Path, expected: Mapping[str, Any], rebuild_command: str):
     self.path, self._sums, self._rebuild_command = path, expected["crc32"], rebuild_command
@@ -94,34 +94,34 @@ class CheckedFile:
 
   @property
   def data(self) -> np.ndarray:
-    """[bytes] uint8, unchecked; the file stays open."""
+    """The content as uint8 [bytes], not verified; the file stays open."""
     if self._data is None:
-      # A plain array over the map: slicing np.memmap itself costs microseconds.
+      # A plain array over the map: slicing np.memmap takes microseconds.
       self._data = np.asarray(np.memmap(self.path, np.uint8, mode="r")) if self.bytes else np.zeros(0, np.uint8)
     return self._data
 
   def check(self, start: int, stop: int) -> None:
-    """Compares the blocks from byte `start` to `stop` with their sums, those that were not yet."""
+    """Verifies the checksums of the blocks from byte `start` to `stop` that were not verified before."""
     first, last = start // BLOCK, -(-stop // BLOCK)
     if self._unread[first:last].any():
       for block in first + np.flatnonzero(self._unread[first:last]):
         self._compare(int(block), self.data[block * BLOCK : (block + 1) * BLOCK])
 
   def read(self) -> bytes:
-    """All of the file, checked, without keeping it open."""
+    """Returns the verified content without keeping the file open."""
     content = self.path.read_bytes()
     for block in range(len(self._sums)):
       self._compare(block, content[block * BLOCK : (block + 1) * BLOCK])
     return content
 
   @property
-  def wholly_checked(self) -> bool:
+  def fully_checked(self) -> bool:
     return not self._unread.any()
 
   def _compare(self, block: int, content: bytes | np.ndarray) -> None:
     if zlib.crc32(content) != self._sums[block]:
       raise UserError(
-        "a file of the token cache is corrupt: its checksum differs",
+        "a file of the token cache is corrupt (wrong checksum)",
         file=self.path,
         bytes=f"{block * BLOCK:,} to {min((block + 1) * BLOCK, self.bytes):,}",
         try_=self._rebuild_command,

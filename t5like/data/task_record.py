@@ -1,6 +1,6 @@
-"""What a task was when its token cache was written, beside the cache: is it still the same?
+"""A record of a task's code and scoring, stored next to its token cache to detect changes.
 
-Nothing here knows seqio: a run looks at the files of the modules, and only where one has changed is seqio asked.
+Needs no seqio: a run compares the modules' files, and loads seqio only if one has changed.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ KINDS = ("text", "tokens", "stream", "mixture")
 
 @dataclasses.dataclass(frozen=True)
 class TaskRecord:
-  kind: str  # what is kept of the task: see t5like/tasks/caching/cache_kind.py
-  why: str  # the text alone does not do; empty where it does
-  modules: Mapping[str, str]  # the hash of each module that the task is made of, by name
-  libraries: Mapping[str, str]  # their versions
+  kind: str  # what is cached: see t5like/tasks/caching/cache_kind.py
+  why: str  # why caching the text is not enough, or ''
+  modules: Mapping[str, str]  # the hash of each module the task uses, by name
+  libraries: Mapping[str, str]  # versions by name
   scoring: Mapping[str, Any]  # postprocessor and metrics
 
   def write(self, folder: Path) -> None:
     text = json.dumps(dataclasses.asdict(self), indent=1) + "\n"
     try:
       folder.mkdir(parents=True, exist_ok=True)
-      storage.write_whole(folder / FILE, text)
+      storage.write_atomic(folder / FILE, text)
     except OSError as error:
-      raise UserError("the record of a task could not be written", folder=folder, because=error.strerror) from error
+      raise UserError("cannot write the task record", folder=folder, because=error.strerror) from error
 
 
 def read_record(folder: Path) -> TaskRecord | None:
-  """None where there is none, as beside caches of earlier versions, or where it cannot be read."""
+  """Returns the record of a cache, or None if it is missing (older versions wrote none) or invalid."""
   path = folder / FILE
   try:
     found = storage.read_json(path)
     record = TaskRecord(**{field.name: found[field.name] for field in dataclasses.fields(TaskRecord)})
-    sound = record.kind in KINDS and isinstance(record.why, str) and isinstance(record.scoring, Mapping)
-    sound = sound and all(isinstance(part, Mapping) for part in (record.modules, record.libraries))
-    return record if sound else None
+    valid = record.kind in KINDS and isinstance(record.why, str) and isinstance(record.scoring, Mapping)
+    valid = valid and all(isinstance(part, Mapping) for part in (record.modules, record.libraries))
+    return record if valid else None
   except (OSError, ValueError, KeyError, TypeError, UserError):
     return None
 
 
 def changed_code(record: TaskRecord) -> str:
-  """What of a task's code is not as it was; '' where nothing is, as far as it is found on this machine."""
+  """Returns which module or library of a task has changed, or ''; those not installed here are skipped."""
   for module, known in record.modules.items():
     path = module_file(module)
     if path is not None and file_hash(path) != known:
@@ -62,5 +62,5 @@ def changed_code(record: TaskRecord) -> str:
     except metadata.PackageNotFoundError:
       continue  # training needs none of them
     if found != known:
-      return f"{library} {known} has become {found}"
+      return f"the version of {library} has changed from {known} to {found}"
   return ""

@@ -167,7 +167,7 @@ class PromptBuilder:
     self, task: str, cache: data.TokenCache, fields: Sequence[Fields], room: int | None
   ) -> tuple[list[list[int]], str]:
     """Inputs as in training: cut, and closed as the model and the task have it."""
-    form, closing = self._model.form, cache.closing("inputs")
+    form, closing = self._model.form, cache.eos_placement("inputs")
     start = form.start is not None
     length = self._settings.inputs_length or self._model.inputs + start
     length = length if room is None else min(length, room)

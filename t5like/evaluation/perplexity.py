@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from t5like import decoding, parallel
-from t5like.data.layouts import Batch, counting
+from t5like.data.layouts import Batch, zero_loss_on_filler_rows
 from t5like.data.rows import to_batch
 from t5like.errors import UserError
 from t5like.evaluation.loss_sums import add_up
@@ -192,7 +192,7 @@ def _denoising_batch(
     counts[row] = len(rows[number])
     tokens[row, : counts[row]] = rows[number]
   made = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
-  return counting(to_batch(made, objective, lengths, special, _layout(objective)), real)
+  return zero_loss_on_filler_rows(to_batch(made, objective, lengths, special, _layout(objective)), real)
 
 
 def _layout(objective: Objective) -> str:

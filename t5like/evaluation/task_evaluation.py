@@ -60,11 +60,11 @@ class TaskEvaluation:
     def progress(done: int) -> None:
       line.show(f"{evaluation_set.task}: {done:,}/{total:,}")
       if jax.process_count() == 1 and stopped():
-        line.leave()
+        line.end_line()
         raise EvaluationStopped
 
     result = self._evaluator(params, evaluation_set, progress)
-    line.leave()
+    line.end_line()
     for note in result.notes:
       say(note)
     return result

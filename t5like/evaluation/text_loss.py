@@ -77,7 +77,7 @@ def _measurement(corpus: Corpus, metric: LossMetric, settings: TextLossSettings)
   def measure(params: Any, blank: Record) -> Record:
     line = ProgressLine()
     loss = metric.measure(params, lambda done, total: line.show(f"{corpus.name}: {done:,}/{total:,} rows"))
-    line.leave()
+    line.end_line()
     return dataclasses.replace(blank, scores=loss.scores())
 
   size = len(corpus.texts)

@@ -1,1 +1,1 @@
-"""What a training run is: its settings, their checks, its token caches."""
+"""Experiments: the settings of a training run, their checks, and its token caches."""

@@ -1,4 +1,4 @@
-"""Builds the token cache of a task or mixture. Imports TensorFlow: training has it done in a process of its own."""
+"""Builds the token cache of a task or mixture. Imports TensorFlow, so training runs it in a separate process."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from t5like.vocabularies import load_vocabulary
 if TYPE_CHECKING:
   import seqio
 
-_LOG_EVERY = 2.0  # seconds between lines of progress in a log
+_LOG_EVERY = 2.0  # seconds between progress lines in a log
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheSettings:
-  """What is tokenized, and where the tokens go.
+  """The settings of a token cache.
 
   Attributes:
     task: a registered task or mixture.
     vocabulary: a vocabulary's name or file.
     root: the folder of all caches.
-    workers: processes that tokenize, besides the one that reads; None: one for each CPU; 0: all is done in one.
+    workers: worker processes that tokenize; None: one per CPU; 0: tokenize in the process that reads.
     task_modules: modules to import, which register tasks.
-    files: by split: registers `task` as a corpus of these JSON-lines or text files.
-    lengths: of a row, for tasks whose own steps depend on them or work on tokens.
-    evaluation: random steps are drawn once, to evaluate on; otherwise such a task is streamed, and nothing is kept.
-    force: build again even if an up-to-date cache is there.
+    files: JSON Lines or text files by split; registers `task` as a corpus of these.
+    lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
+    evaluation: cache a task with random preprocessors (sampled once) for evaluation; otherwise it must be streamed.
+    force: rebuild even if there is an up-to-date cache.
   """
 
   task: str
@@ -58,7 +58,7 @@ class CacheSettings:
 
 
 def build_token_cache(settings: CacheSettings, report: Callable[[str], object] = print) -> Path:
-  """Builds what is missing or not current; `report` gets lines that say so. Returns the folder of the task."""
+  """Builds missing and stale caches; `report` is called with messages. Returns the folder of the task."""
   if settings.files:
     register_corpus(settings.task, settings.files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
@@ -93,12 +93,12 @@ class _Builder:
       if kind.name == "text":
         self._build_text(task, folder, {} if kind.is_closed_as_usual else {"closing": dict(kind.closing)})
       elif kind.name == "stream" and not settings.evaluation:
-        self._report(f"task {task.name!r} is streamed, nothing is kept of it: {kind.why}")
+        self._report(f"task {task.name!r} must be streamed, nothing is cached: {kind.why}")
       elif settings.lengths:
         self._build_tokens(task, folder, kind.why)
       else:
         raise UserError(
-          f"what is kept of task {task.name!r} depends on the lengths of rows",
+          f"the token cache of task {task.name!r} depends on the lengths of rows",
           because=kind.why,
           try_="--lengths=inputs=512,targets=114",
         )
@@ -132,20 +132,20 @@ class _Builder:
     )
 
   def _build_tokens(self, task: seqio.Task, folder: Path, why: str) -> None:
-    """The whole source is one part: steps may join examples."""
+    """Builds finished tokens, with the source as a single part, as preprocessors may join examples."""
     split, lengths = self._settings.split, self._settings.lengths
-    made = finished_tokens.for_model(task, self._vocabulary)
-    size = finished_tokens.size(made, self._vocabulary)
-    targets = finished_tokens.targets_vocabulary(made, self._vocabulary)
+    adapted = finished_tokens.for_model(task, self._vocabulary)
+    size = finished_tokens.size(adapted, self._vocabulary)
+    targets = finished_tokens.targets_vocabulary(adapted, self._vocabulary)
     self._build(
       task,
       data.finished_folder(folder, lengths),
-      text_pipeline.describe_tokens(made, split, lengths) | ({"targets_vocabulary": targets} if targets else {}),
-      [functools.partial(finished_tokens.token_examples, made, split, lengths, size)],
-      finished_tokens.features(made, split, lengths),
+      text_pipeline.describe_tokens(adapted, split, lengths) | ({"targets_vocabulary": targets} if targets else {}),
+      [functools.partial(finished_tokens.token_examples, adapted, split, lengths, size)],
+      finished_tokens.features(adapted, split, lengths),
       None,
       size,
-      {"finished": True, "why": why, "answers": finished_tokens.answers_are(made), "targets_vocabulary": targets},
+      {"finished": True, "why": why, "answers": finished_tokens.answers_are(adapted), "targets_vocabulary": targets},
     )
 
   def _build(
@@ -162,12 +162,12 @@ class _Builder:
     settings = self._settings
 
     def waiting(holder: str) -> None:
-      self._report(f"waiting for {holder}, which builds it ...")
+      self._report(f"waiting for {holder}, which is building this cache ...")
 
     if self._is_current(folder, description):
       return
     with data.sole_builder(folder, waiting):
-      if self._is_current(folder, description):  # another process has built it meanwhile
+      if self._is_current(folder, description):  # another process has built it in the meantime
         return
       progress = BuildProgress(task.num_input_examples(settings.split))
       workers = usable_cpus() if settings.workers is None else settings.workers
@@ -187,16 +187,16 @@ class _Builder:
     self._report(f"token cache written: {folder}")
 
   def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:
-    """Whether a cache of that description is there, and need not be built again; reports it."""
+    """Returns whether there is an up-to-date cache with this description, and reports it."""
     if self._settings.force:
       return False
     try:
       written = data.describe_cache(folder, rebuild_command="")
     except UserError as error:
       if folder.exists():
-        print(f"the token cache is built anew: {error.what}", file=sys.stderr)
+        print(f"rebuilding the token cache: {error.what}", file=sys.stderr)
       return False
-    # Caches of before do not say which other code the task uses.
+    # Older caches do not record which other code the task uses.
     current = written == {name: value for name, value in description.items() if name in written or name != "uses"}
     if current:
       self._report(f"up to date: {folder}")
@@ -208,7 +208,7 @@ def usable_cpus() -> int:
 
 
 class BuildProgress:
-  """Shows examples, tokens, tokens/s and, where the number of examples is known, the time left."""
+  """Shows examples, tokens, tokens/s and, if the number of examples is known, the time left."""
 
   def __init__(self, total: int | None):
     self._total = total
@@ -226,7 +226,7 @@ class BuildProgress:
   def __exit__(self, kind: type[BaseException] | None, *unused: object) -> None:
     if self._last and kind is None:
       self._line.show(self.text(self._last, time.monotonic() - self._started), final=True)
-    self._line.leave()
+    self._line.end_line()
 
   def text(self, done: CacheProgress, seconds: float) -> str:
     total = f" of {self._total:,}" if self._total else ""
@@ -237,5 +237,5 @@ class BuildProgress:
       left = duration((self._total - done.examples) * seconds / fresh, spelled=True)
       parts.append(f"about {left} left")
     if done.resumed_tokens:
-      parts.append(f"{done.resumed_tokens:,} tokens were there from an earlier attempt")
+      parts.append(f"{done.resumed_tokens:,} tokens resumed from an earlier attempt")
     return "  " + ", ".join(parts)

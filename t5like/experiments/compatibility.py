@@ -1,4 +1,4 @@
-"""Do a model, a vocabulary, a task and a checkpoint fit together?"""
+"""Checks that a model, a vocabulary, a task and a checkpoint are compatible."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from t5like.models.embedder import check_length
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.vocabularies import Vocabulary
 
-# A checkpoint may be used under other values of these: they change how a step is computed or how
-# parameters first came to be, not what the parameters are.
+# A checkpoint may be used with different values of these: they affect how a step is computed or how
+# parameters are initialized, not what the parameters mean.
 _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
@@ -28,7 +28,7 @@ _FREE_FIELDS = {
 
 
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
-  """What a checkpoint's parameters mean: the model's structure and the vocabulary, None if it is not known."""
+  """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
@@ -36,26 +36,26 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
 def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabulary) -> None:
   if vocabulary.vocab_size > config.vocab_size:
     raise UserError(
-      f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, the model's embedding {config.vocab_size} rows",
-      try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the vocabulary the model was made for",
+      f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, but the model's embedding {config.vocab_size} rows",
+      try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the model's own vocabulary",
     )
 
 
 def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
-  """Every width that the mesh splits must divide by it."""
+  """Checks that every width sharded by the mesh is divisible by the axis size."""
   splits = {"num_heads": "tensor", "mlp_dim": "tensor", "vocab_size": "tensor", "embed_dim": "fsdp"}
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:
       raise parallel.MeshError(
-        f"{field} = {width} cannot be split over the {axis!r} axis of size {size}",
+        f"{field} = {width} is not divisible by the size {size} of the {axis!r} axis",
         [{"data": -1, axis: math.gcd(width, size)}],
         mesh=parallel.describe_mesh(mesh),
       )
 
 
 def check_layout(model: nn.Module, objective: Objective | None) -> None:
-  """An encoder fills in masked text; the others read inputs and write targets."""
+  """Checks that the model supports the objective: encoders need masked text, others inputs and targets."""
   name = type(model).__name__
   if model.batch_layout == "encoder":
     if objective is None:
@@ -64,24 +64,24 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
         expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
       )
     if objective.makes != "masked":
-      raise UserError(f"{name} is an encoder, {objective.name} needs a decoder", try_=_objectives("masked", False))
+      raise UserError(f"{name} is an encoder, but {objective.name} needs a decoder", try_=_objectives("masked", False))
   elif objective is not None and objective.makes == "masked":
-    raise UserError(f"{objective.name} is for encoders, {name} has a decoder", try_=_objectives("pairs", True))
+    raise UserError(f"{objective.name} is for encoders, but {name} has a decoder", try_=_objectives("pairs", True))
   elif objective is not None and model.batch_layout == "encoder_decoder" and not objective.lengths(512).inputs:
     raise UserError(
-      f"{objective.name} leaves nothing for the encoder to read",
+      f"{objective.name} has no inputs for the encoder",
       try_="--gin_file=objectives/prefix_lm.gin, or a decoder: --gin_file=models/t5/architectures/lm.gin",
     )
 
 
 def _objectives(makes: str, with_inputs: bool) -> str:
-  """Files of objectives that would fit."""
-  fitting = [n for n, o in CATALOGUE.items() if o.makes == makes and (o.lengths(512).inputs > 0 or not with_inputs)]
-  return "--gin_file=objectives/X.gin with X one of " + ", ".join(fitting)
+  """Suggests gin files of compatible objectives."""
+  names = [n for n, o in CATALOGUE.items() if o.makes == makes and (o.lengths(512).inputs > 0 or not with_inputs)]
+  return "--gin_file=objectives/X.gin with X one of " + ", ".join(names)
 
 
 def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
-  """Tokens of a row in each of the model's stacks; 0 where it has none."""
+  """Returns the tokens of a row in the model's encoder and decoder; 0 for one it does not have."""
   if model.batch_layout == "encoder_decoder":
     return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
   if model.batch_layout == "encoder":
@@ -90,19 +90,19 @@ def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
 
 
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
-  """Model FLOPs of a train step."""
+  """Returns the model FLOPs of a train step."""
   return planning.train_step_flops(model.config, batch_size, **stack_lengths(model, lengths))
 
 
 def row_lengths(experiment: Experiment, given: Mapping[str, int], special: SpecialTokens) -> Lengths:
-  """Lengths of a batch's rows: an objective computes its own targets' length."""
+  """Returns the lengths of a batch's rows; an objective computes its targets' length."""
   inputs, targets = given["inputs"], given.get("targets")
   if experiment.objective is None:
     lengths = Lengths(raw=inputs, inputs=inputs, targets=targets)
   else:
     lengths = experiment.objective.lengths(inputs)
     if targets is not None:
-      lengths = dataclasses.replace(lengths, targets=targets)  # as the paper cut or padded some rows
+      lengths = dataclasses.replace(lengths, targets=targets)  # as in some of the paper's runs
     experiment.objective.check(lengths, special)
   for length in stack_lengths(experiment.model, lengths).values():
     check_length(experiment.model.config, length)
@@ -110,24 +110,24 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
 
 
 def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
-  """A corpus needs an objective, labeled examples have their own targets."""
+  """Checks that a task fits the experiment: a corpus needs an objective, labeled examples have their own targets."""
   task = cache.manifest["description"]["task"]
   if cache.is_corpus and experiment.objective is None:
     raise UserError(
-      f"task {task!r} is a corpus: it needs an objective",
+      f"task {task!r} is a corpus and needs an objective",
       try_=f"--gin.TASK={task}_span_corruption, or --gin_file=objectives/span_corruption.gin",
     )
   size = cache.manifest["vocabulary"]["size"]
   if cache.is_finished and size > experiment.model.config.vocab_size:
     raise UserError(
-      f"the ids of task {task!r} go up to {size - 1:,}, the model's embedding has "
+      f"the ids of task {task!r} go up to {size - 1:,}, but the model's embedding has "
       f"{experiment.model.config.vocab_size:,} rows",
       try_=f"--gin.VOCAB_SIZE={-(-size // 128) * 128}",
     )
   if experiment.model.batch_layout == "encoder_decoder" and "inputs" not in cache.features and not cache.is_corpus:
-    raise UserError(f"task {task!r} has no inputs for the encoder to read", try_="a decoder, such as models/gpt2")
+    raise UserError(f"task {task!r} has no inputs for the encoder", try_="a decoder, such as models/gpt2")
   if not cache.is_corpus and experiment.objective is not None and not experiment.mix:
     raise UserError(
-      f"task {task!r} has inputs and targets of its own: it takes no objective",
+      f"task {task!r} has its own inputs and targets and takes no objective",
       try_="--gin_file=runs/finetune.gin",
     )

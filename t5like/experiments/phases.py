@@ -16,7 +16,7 @@ from t5like.objectives import Lengths, SpecialTokens
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """Steps with batches of one shape; `steps` None: to the end of the run."""
+  """A phase with batches of one shape; `steps` None: to the end of the run."""
 
   lengths: Lengths
   batch_size: int
@@ -24,7 +24,7 @@ class Phase:
 
 
 def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
-  """The phases of PHASES, then what LENGTHS and BATCH_SIZE say."""
+  """Returns the phases of PHASES, then the one of LENGTHS and BATCH_SIZE."""
   given = [*experiment.phases, {}]
   phases = [
     Phase(
@@ -42,7 +42,7 @@ def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
 
 
 def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
-  """Those that a run beginning at `first_step` still meets."""
+  """Returns the phases that are left for a run starting at `first_step`."""
   left, end = [], 0
   for phase in phases:
     end = None if phase.steps is None else end + phase.steps
@@ -58,13 +58,13 @@ def make_batches(
   special: SpecialTokens,
   parts: parallel.BatchParts,
 ) -> data.Batches:
-  """All batches of a run, of which this process makes `parts`; phases of the same lengths continue in the same rows."""
+  """Returns the batches of a run, of which this process reads `parts`; phases of equal lengths share a row source."""
   for member in members:
     check_kind(experiment, member.cache)
   sources: dict[Lengths, data.RowSource] = {}
   for number, phase in enumerate(phases):
     if phase.lengths not in sources:
-      # Another seed for each kind of rows, or a second phase would begin with the text of the first.
+      # A different seed per row source, or a second phase would start with the text of the first.
       seed = experiment.seed + (number << 32)
       sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
   rows = [data.PhaseRows(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
@@ -90,12 +90,12 @@ def _source(
 
 
 def is_packed(experiment: Experiment) -> bool:
-  """Whether several examples share a row: labeled ones can."""
+  """Returns whether rows contain several (labeled) examples."""
   return experiment.packs and (experiment.objective is None or bool(experiment.mix))
 
 
 def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
-  """A batch of the shapes that this phase has."""
+  """Returns an empty batch in the shapes of a phase."""
   objective = experiment.objective
   batch = blank(
     experiment.model.batch_layout,

@@ -1,4 +1,4 @@
-"""From gin files to an Experiment."""
+"""Reads experiments from gin files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from t5like.errors import UserError
 if TYPE_CHECKING:  # help and the supervisor must not wait for jax
   from t5like.experiments.experiment import Experiment
 
-# Importing these tells gin the names that files may use. None of them imports TensorFlow.
+# Importing these registers names with gin. None of them imports TensorFlow.
 _CONFIGURABLES = (
   "t5like.models.configurables",
   "t5like.objectives.configurables",
@@ -43,7 +43,7 @@ def load_files(
 
 
 def build_experiment() -> Experiment:
-  """The run of the files that were loaded last. It carries their text, and has no need of gin any more."""
+  """Builds the experiment from the files that were loaded last, with their text; it does not depend on gin."""
   from t5like import configuration
 
   experiment = configuration.build("train")
@@ -60,26 +60,26 @@ def read_experiment(
   """Reads a training run from gin files.
 
   Args:
-    files: gin files, of t5like's own gin folder (`models/t5/tiny.gin`) or yours; later ones win.
-    overrides: pairs of a name and its value as gin text, as `--gin.NAME=VALUE` of the command line has them.
-    search_paths: other folders to look for files in.
+    files: gin files, from t5like's gin folder (`models/t5/tiny.gin`) or your own; later ones win.
+    overrides: pairs of a name and its value as gin text, as in `--gin.NAME=VALUE` on the command line.
+    search_paths: additional folders to search for files.
     **settings: macros and parameters by name, with Python values: `TRAIN_STEPS=50`, `**{"MESH.fsdp": 8}`.
 
   Returns:
-    The experiment, which carries its own complete text: other experiments of this process do not change it.
+    The experiment with its complete gin text, independent of other experiments in this process.
 
   Raises:
-    UserError: a file, a name or a value is wrong, or something required is missing.
+    UserError: a file, a name or a value is invalid, or a required one is missing.
   """
   for name, value in settings.items():
     if not is_literal(value):
-      raise UserError(f"{name} = {value!r} is no value of a gin file", expected="numbers, texts, lists, dicts of them")
+      raise UserError(f"invalid {name}: {value!r}", expected="a number, string, list or dict, as in a gin file")
   load_files(files, [*overrides, *((name, repr(value)) for name, value in settings.items())], search_paths)
   return build_experiment()
 
 
 def is_literal(value: Any) -> bool:
-  """Whether gin text can hold the value as Python writes it."""
+  """Returns whether the value's repr is valid gin text."""
   try:
     return ast.literal_eval(repr(value)) == value
   except (ValueError, SyntaxError):
@@ -89,7 +89,7 @@ def is_literal(value: Any) -> bool:
 def read_configurable(
   name: str, files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
 ) -> Any:
-  """What gin files configure under another name than `train`, such as the `scale` of a sweep."""
+  """Reads a configurable other than `train` from gin files, such as the `scale` of a sweep."""
   from t5like import configuration
 
   load_files(files, overrides, search_paths)
@@ -99,16 +99,16 @@ def read_configurable(
 def read_model(
   files: Sequence[str], overrides: Sequence[tuple[str, str]] = (), search_paths: Sequence[str] = ()
 ) -> Experiment:
-  """As `read_experiment`, of files that need not say where to write and what to train on."""
+  """Like `read_experiment`, but the files need not set MODEL_DIR and TASK."""
   given = {name for name, _ in overrides}
   unused = [("MODEL_DIR", "unused"), ("TASK", "''"), ("INIT_FROM", "None")]
   return read_experiment(files, [*(pair for pair in unused if pair[0] not in given), *overrides], search_paths)
 
 
 def load_experiment(model_dir: Path, modules: Sequence[str] = ()) -> Experiment:
-  """The run that a model directory's config.gin describes.
+  """Loads the experiment from a model directory's config.gin.
 
-  The directory may be somebody else's: its configuration is data, and runs no code but that of `modules`, which the
+  The directory may be untrusted: its configuration is treated as data and runs no code except `modules`, which the
   user named.
   """
   from t5like import configuration
@@ -117,7 +117,7 @@ def load_experiment(model_dir: Path, modules: Sequence[str] = ()) -> Experiment:
   config = model_dir / CONFIG
   if not config.is_file():
     raise UserError(
-      f"{model_dir} is no model directory", missing=CONFIG, expected="the directory of a run or a conversion"
+      f"{model_dir} is not a model directory", missing=CONFIG, expected="the directory of a run or a conversion"
     )
   register_configurables()
   configuration.load_data(config, modules)

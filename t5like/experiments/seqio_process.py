@@ -1,4 +1,4 @@
-"""What only seqio knows of a task, asked of a process of its own: evaluation itself runs without TensorFlow.
+"""Queries seqio about tasks in a separate process, so that evaluation runs without TensorFlow.
 
 python -m t5like.experiments.seqio_process '{"ask": "members", "task": "glue", "split": "validation", "modules": []}'
 """
@@ -19,27 +19,27 @@ from t5like.tasks.quiet_start import load_seqio
 
 
 def members(task: str, split: str, modules: Sequence[str] = ()) -> list[str]:
-  """The tasks of a mixture that have this split, also those it never draws for training; a task is its own."""
-  return _ask({"ask": "members", "task": task, "split": split, "modules": list(modules)})
+  """Returns the tasks of a mixture that have this split, even those with rate 0; for a task, itself."""
+  return _query({"ask": "members", "task": task, "split": split, "modules": list(modules)})
 
 
 def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, float, int | None]]:
-  """Of a mixture each task, its share of 1 and its size, None where it is not known; of a task itself alone."""
-  return [tuple(row) for row in _ask({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
+  """Returns each task of a mixture, its fraction and its size (None if unknown); for a task, only itself."""
+  return [tuple(row) for row in _query({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
 
 
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
-  """By task: the documents of a corpus as they are before tokenization, None for labeled examples; 0: no limit."""
-  return _ask({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
+  """Returns the untokenized documents of a corpus by task, None for labeled examples; `limit` 0: all."""
+  return _query({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
 
 
-def _ask(request: dict[str, Any]) -> Any:
+def _query(request: dict[str, Any]) -> Any:
   with tempfile.TemporaryDirectory() as folder:
     answer = Path(folder) / "answer.json"
     line = [sys.executable, "-m", "t5like.experiments.seqio_process", json.dumps(request | {"answer": str(answer)})]
     status = subprocess.run(line).returncode
     if status or not answer.is_file():
-      raise UserError(f"seqio could not be asked about task {request['task']!r} (status {status})")
+      raise UserError(f"seqio failed to load task {request['task']!r} (status {status})")
     found = json.loads(answer.read_text(encoding="utf-8"))
   if "error" in found:
     raise UserError(found["error"], **found["lines"])
@@ -57,7 +57,7 @@ def _members(request: dict[str, Any]) -> list[str]:
   names = [task.name for task in found.tasks if split in task.splits]
   if not names:
     known = sorted({known for task in found.tasks for known in task.splits})
-    raise UserError(f"no task of the mixture {found.name!r} has a split {split!r}", known=", ".join(known))
+    raise UserError(f"no task of the mixture {found.name!r} has split {split!r}", known=", ".join(known))
   return names
 
 
@@ -90,7 +90,7 @@ def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
 
 def _main(request: dict[str, Any]) -> int:
   load_seqio()
-  sys.path.append(os.getcwd())  # for the user's own task modules
+  sys.path.append(os.getcwd())  # for the user's task modules
   try:
     found = {"answer": {"members": _members, "shares": _shares, "texts": _texts}[request["ask"]](request)}
   except UserError as error:

@@ -1,6 +1,6 @@
-"""Opens the token caches of a task or mixture, and has them built where they are missing.
+"""Opens the token caches of a task or mixture and builds missing ones.
 
-Building needs TensorFlow, training must not: it happens in a process of its own.
+Building needs TensorFlow, which training must not import: it runs in a separate process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from t5like import data
 from t5like.errors import UserError
-from t5like.files.child_processes import bound_to_this_process
+from t5like.files.child_processes import bound_environment
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
@@ -30,15 +30,15 @@ class CachedTask:
 
 
 class MustStream(UserError):
-  """A task of which nothing can be kept: its steps draw random numbers."""
+  """A task cannot be cached, because its preprocessors are random."""
 
   def __init__(self, task: str, why: str):
-    super().__init__(f"task {task!r} can only be streamed", because=why, try_="--gin.STREAM=True, in training")
+    super().__init__(f"task {task!r} can only be streamed", because=why, try_="--gin.STREAM=True (in training)")
     self.why = why
 
 
-class NotBuilt(UserError):
-  """The process that was to build a cache has printed what is wrong."""
+class CacheBuildFailed(UserError):
+  """The process that builds a cache failed and has printed the error."""
 
 
 class TokenCaches:
@@ -55,14 +55,21 @@ class TokenCaches:
     lengths: Mapping[str, int] | None = None,
     evaluation: bool = False,
   ):
-    """`hint` is printed where a cache must be built: how it, or the task, may be found elsewhere.
+    """Sets up caches, without opening any.
 
-    lengths: of a row, for tasks whose finished tokens depend on them.
-    evaluation: random steps are drawn once and kept; in training such tasks are streamed.
+    Args:
+      root: the folder of all caches.
+      name: the vocabulary's name or file.
+      vocabulary: the vocabulary.
+      task_modules: modules to import, which register tasks.
+      corpus_files: files of a corpus by split.
+      hint: printed if a cache must be built: where else it, or the task, may be found.
+      lengths: of a row, for tasks whose finished tokens depend on them.
+      evaluation: cache tasks with random preprocessors, sampled once; in training such tasks are streamed.
     """
     self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
-    self._built: set[tuple[str, str]] = set()  # tasks and splits that were built here, and so are current
+    self._built: set[tuple[str, str]] = set()  # tasks and splits built by this object, which are up to date
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
 
   def folder(self, task: str, split: str) -> Path:
@@ -82,9 +89,11 @@ class TokenCaches:
     )
 
   def open(self, task: str, split: str) -> list[CachedTask] | None:
-    """What is there and current, None if something must be built; a damaged cache is an error.
+    """Returns the caches of a task's members, or None if one must be built.
 
-    Raises MustStream for a task that is not kept.
+    Raises:
+      MustStream: the task cannot be cached.
+      UserError: a cache is damaged.
     """
     rates = data.read_mixture(
       self.folder(task, split), rebuild_command=shlex.join(self.command(task, split, force=True))
@@ -99,7 +108,7 @@ class TokenCaches:
   def _open_task(self, task: str, split: str) -> data.TokenCache | None:
     folder = self.folder(task, split)
     record = data.read_record(folder)
-    if self._is_changed(task, record) or (record is None and self._is_to_be_checked(task, split)):
+    if self._is_changed(task, record) or (record is None and self._must_check(task, split)):
       return None
     if record and record.kind == "stream" and not self._evaluation:
       raise MustStream(task, record.why)
@@ -116,21 +125,21 @@ class TokenCaches:
     return cache
 
   def _is_changed(self, task: str, record: data.TaskRecord | None) -> bool:
-    """Whether the code of a task or mixture differs from when its cache was written; says so."""
+    """Returns whether the code of a task or mixture has changed since its cache was written, and reports it."""
     changed = data.changed_code(record) if record else ""
     if not changed:
       return False
     own = [module for module in record.modules if not module.startswith("t5like.")]
     if own and not self._task_modules:
       raise UserError(
-        f"the token cache of task {task!r} is not current: {changed}",
-        try_=f"--task_modules={own[0]}, or in training --gin.TASK_MODULES: the module that registers the task",
+        f"the token cache of task {task!r} is stale: {changed}",
+        try_=f"--task_modules={own[0]} (in training: --gin.TASK_MODULES), the module that registers the task",
       )
     print(f"task {task!r}: {changed} since its token cache was written", flush=True)
-    return can_build()  # without TensorFlow the caches of shipped tasks are used as they are
+    return can_build()  # without TensorFlow, caches of shipped tasks are used as they are
 
-  def _is_to_be_checked(self, task: str, split: str) -> bool:
-    """Whether a cache of an earlier version, without a record of its task, is checked: tasks of the user's are."""
+  def _must_check(self, task: str, split: str) -> bool:
+    """Returns whether to check a cache of an older version, without a task record: only for the user's tasks."""
     return bool(self._task_modules) and (task, split) not in self._built and can_build()
 
   def open_or_build(self, task: str, split: str) -> list[CachedTask]:
@@ -138,16 +147,16 @@ class TokenCaches:
     if members is not None:
       return members
     line = self.command(task, split)
-    print(f"no current token cache of {task!r} ({split}): {shlex.join(line)}", flush=True)
+    print(f"building the token cache of {task!r} ({split}): {shlex.join(line)}", flush=True)
     if self._hint:
       print(f"  ({self._hint})", flush=True)
-    status = subprocess.run([sys.executable, "-m", *line], env=bound_to_this_process()).returncode
+    status = subprocess.run([sys.executable, "-m", *line], env=bound_environment()).returncode
     if status == UserError.status:
-      raise NotBuilt(f"no token cache of task {task!r} ({split})", because="its builder was refused, as printed above")
+      raise CacheBuildFailed(f"cannot build the token cache of task {task!r} ({split})", because="see the error above")
     self._built |= {(task, split)} | {(name, split) for name in data.read_mixture(self.folder(task, split), "") or ()}
     members = self.open(task, split) if status == 0 else None
     if members is None:
-      raise UserError(f"the token cache could not be built (status {status})", try_=shlex.join(line))
+      raise UserError(f"building the token cache failed (status {status})", try_=shlex.join(line))
     return members
 
 
@@ -162,7 +171,7 @@ def token_cache(
   lengths: Mapping[str, int] | None = None,
   evaluation: bool = False,
 ) -> data.TokenCache:
-  """Opens the token cache of a task; one that is missing or not current is built first, in a process of its own.
+  """Opens the token cache of a task; builds a missing or stale one first, in a separate process.
 
   Args:
     task: a registered task; with `files`, the name of a corpus.
@@ -170,15 +179,15 @@ def token_cache(
     split: the split of the task.
     root: the folder of all caches.
     task_modules: modules to import, which register tasks.
-    files: by split: JSON-lines or text files that become the corpus `task`.
-    lengths: of a row, for tasks whose own steps depend on them or work on tokens.
-    evaluation: random steps are drawn once and kept; otherwise a task that has them can only be streamed.
+    files: JSON Lines or text files by split, which become the corpus `task`.
+    lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
+    evaluation: cache a task with random preprocessors, sampled once; otherwise it can only be streamed.
 
   Returns:
     The cache: `cache.examples`, `cache.tokens`, `cache.example(number)`.
 
   Raises:
-    UserError: there is no such task, its data are missing, it is a mixture, or it can only be streamed.
+    UserError: the task is unknown, its data is missing, it is a mixture, or it can only be streamed.
   """
   caches = TokenCaches(
     root,
@@ -192,12 +201,12 @@ def token_cache(
   members = caches.open_or_build(task, split)
   if len(members) > 1 or members[0].task != task:
     names = ", ".join(member.task for member in members)
-    raise UserError(f"{task!r} is a mixture: each of its tasks has a cache", tasks=names)
+    raise UserError(f"{task!r} is a mixture: open the caches of its tasks", tasks=names)
   return members[0].cache
 
 
 def can_build() -> bool:
-  """Whether TensorFlow is installed, which training itself does not need."""
+  """Returns whether TensorFlow, which training does not need, is installed."""
   return importlib.util.find_spec("tensorflow") is not None
 
 
@@ -212,7 +221,7 @@ def cache_command(
   lengths: Mapping[str, int] | None = None,
   evaluation: bool = False,
 ) -> list[str]:
-  """The command line that builds this cache."""
+  """Returns the command line that builds a cache."""
   line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
   line += [f"--task_modules={m}" for m in task_modules]
   line += [f"--files={name}={pattern}" for name, pattern in (files or {}).items()]

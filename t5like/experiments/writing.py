@@ -1,4 +1,4 @@
-"""The gin text of an experiment, complete enough to read it back; whether it came from gin or from Python."""
+"""Writes an experiment from gin or Python as gin text that can be read back."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from t5like.experiments.reading import is_literal, register_configurables
 from t5like.objectives import CATALOGUE, Objective
 from t5like.training.optimizers import Optimizer
 
-_OF_FLAX = ("parent", "name")  # fields of every module
+_FLAX_FIELDS = ("parent", "name")  # of every module
 
 
 def config_text(experiment: Experiment) -> str:
-  """The text that an experiment was read from, or one made from its fields."""
+  """Returns the gin text that an experiment was read from, or one generated from its fields."""
   if experiment.config_text:
     return experiment.config_text
   register_configurables()
@@ -32,24 +32,24 @@ def config_text(experiment: Experiment) -> str:
 
 
 def _named_objective(task: str, objective: Objective) -> dict[str, str]:
-  """A registered objective that gin does not know, as the task's name has it."""
+  """Returns fields for a registered objective that gin does not know: it becomes part of the task's name."""
   name = next((name for name, known in CATALOGUE.items() if known == objective), None)
   return {"task": f"{task}_{name}", "objective": "task"} if name else {"objective": objective}
 
 
 class _Writer:
-  """Collects bindings. What a configuration cannot build is written as a call that says so when it is used."""
+  """Collects bindings. Objects that gin cannot build become calls of `python_only`, which raises."""
 
   def __init__(self):
     self.lines: list[str] = []
     self._names = configuration.names_by_target()
-    self._written: dict[str, list[tuple[str, ...]]] = {}  # by name: the bindings of each scope
+    self._written: dict[str, list[tuple[str, ...]]] = {}  # the bindings of each scope, by name
 
   def knows(self, target: Any) -> bool:
     return target in self._names
 
   def bind(self, name: str, arguments: Mapping[str, Any]) -> str:
-    """Writes the arguments of a configurable; returns how a reference calls it with them."""
+    """Writes the arguments of a configurable; returns a reference that calls it with them."""
     bindings = tuple(f"{name}.{key} = {self._source(value)}" for key, value in arguments.items())
     before = self._written.setdefault(name, [])
     if bindings not in before:
@@ -75,19 +75,19 @@ class _Writer:
       return self.bind(self._names[type(value)], _arguments(value))
     if self.knows(value):
       return f"@{self._names[value]}"
-    return self.bind("python_only", {"what": _described(value)})
+    return self.bind("python_only", {"what": _qualified_name(value)})
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-  """What a dataclass was made of; defaults that gin text cannot hold are left to the class."""
+  """Returns the fields of a dataclass, without defaults that cannot be written as gin text."""
   fields = [f for f in dataclasses.fields(value) if f.init]
   if isinstance(value, nn.Module):
-    fields = [f for f in fields if f.name not in _OF_FLAX]
+    fields = [f for f in fields if f.name not in _FLAX_FIELDS]
   given = {f.name: getattr(value, f.name) for f in fields}
   left = {f.name for f in fields if not is_literal(given[f.name]) and given[f.name] == f.default}
   return {name: v for name, v in given.items() if name not in left}
 
 
-def _described(value: Any) -> str:
+def _qualified_name(value: Any) -> str:
   kind = value if isinstance(value, type) or callable(value) and hasattr(value, "__qualname__") else type(value)
   return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,7 +1,7 @@
-"""A file that one process at a time holds, on this machine or on another that shares the disk.
+"""A lock file for processes on this machine, or on others that share the disk.
 
-The operating system frees the lock of a process that is killed. Its locks may not reach other machines: there a
-holder counts as alive while it touches the file. See locks.py for `hold`, which takes one and renews it.
+The operating system releases the lock of a killed process. It may not see locks of other machines: there a holder
+is considered alive while it touches the file. See locks.py for `hold`, which acquires and renews a lock.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ _held: set[int] = set()
 
 
 class FileLock:
-  """`try_acquire` until it gives None; `touch` now and then while held; `release` at the end."""
+  """A lock: call `try_acquire` until it returns None, `touch` regularly while holding it, then `release`."""
 
   def __init__(self, path: Path, stale_after_seconds: float, about: Mapping[str, object] | None = None):
-    """A holder on another machine counts as dead after that time without a touch. `about` is for others to read."""
+    """Creates a lock that is not yet held.
+
+    Args:
+      path: the lock file.
+      stale_after_seconds: a holder on another machine is considered dead after this time without a `touch`.
+      about: information about this process for others to read.
+    """
     self.path, self._stale_after, self._about = path, stale_after_seconds, dict(about or {})
     self._file: int | None = None
 
   def try_acquire(self) -> dict[str, object] | None:
-    """None where the lock is ours now, else what is known of its holder (nothing while it is being taken)."""
+    """Returns None if the lock was acquired, else its holder (empty while it is being acquired)."""
     file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-    if self._is_free(file) and self._is_still(file):
+    if self._is_free(file) and self._is_current(file):
       os.ftruncate(file, 0)
       os.pwrite(file, json.dumps({"host": socket.gethostname(), "pid": os.getpid(), **self._about}).encode(), 0)
       self._file = file
@@ -43,7 +49,7 @@ class FileLock:
     os.utime(self._file)
 
   def release(self) -> None:
-    self.path.unlink(missing_ok=True)  # before the lock is free: nobody else can have taken it over
+    self.path.unlink(missing_ok=True)  # before the lock is free, so it cannot be another holder's
     _held.discard(self._file)
     os.close(self._file)
     self._file = None
@@ -55,11 +61,11 @@ class FileLock:
       return False
     holder = _holder(file)
     if not holder or holder.get("host") == socket.gethostname():
-      return True  # nobody, or a process of this machine that no longer lives
+      return True  # no holder, or a dead process of this machine
     return time.time() - os.fstat(file).st_mtime > self._stale_after
 
-  def _is_still(self, file: int) -> bool:
-    """Whether the path is the file that was locked: its last holder may have removed it meanwhile."""
+  def _is_current(self, file: int) -> bool:
+    """Returns whether the path still is the locked file: its last holder may have removed it in the meantime."""
     try:
       return os.path.samestat(os.fstat(file), os.stat(self.path))
     except FileNotFoundError:
@@ -74,7 +80,7 @@ def _holder(file: int) -> dict[str, object]:
 
 
 def _forget_in_child() -> None:
-  """A forked child, such as a loader's worker, must not keep the lock alive when its parent is killed."""
+  """Closes the lock files: a forked child, such as a loader's worker, must not keep the lock of a killed parent."""
   for file in _held:
     with contextlib.suppress(OSError):
       os.close(file)

@@ -1,4 +1,4 @@
-"""Signs of life that a holder gives while it works, so that others do not take over what it holds."""
+"""A heartbeat that renews a lock while its holder works."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from t5like.files.lease import LeaseLost
 
 
 @contextlib.contextmanager
-def beating(touch: Callable[[], None], seconds: float, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
-  """Has a thread call `touch` every so many seconds while the block runs.
+def keep_alive(touch: Callable[[], None], seconds: float, on_lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+  """Calls `touch` from a thread every `seconds` seconds while the block runs.
 
-  A disk or store that is away for a moment is tried again at the next beat. `lost` is called, and the beats end, when
-  somebody else has taken over. A touch that hangs holds up the end of the block by one interval at most; what it
-  finds out afterwards is about a lock that was given back, and does not count.
+  If the disk or store is unavailable, it is tried again at the next heartbeat. If another process has taken over,
+  `on_lost` is called and the heartbeat stops. A `touch` that hangs delays the end of the block by one interval at
+  most; its result is then ignored, as the lock has been released.
   """
   ended = threading.Event()
 
-  def beat() -> None:
+  def run() -> None:
     while not ended.wait(seconds):
       try:
         touch()
@@ -27,10 +27,10 @@ def beating(touch: Callable[[], None], seconds: float, lost: Callable[[], None] 
         continue
       except LeaseLost:
         if not ended.is_set():
-          lost()
+          on_lost()
         return
 
-  thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
+  thread = threading.Thread(target=run, name="heartbeat", daemon=True)
   thread.start()
   try:
     yield

@@ -1,4 +1,4 @@
-"""Python modules by name: in which package one is, where its file is, whether that has changed. Nothing is imported."""
+"""The package, file and hash of Python modules, by name and without importing them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def module_file(module: str) -> Path | None:
-  """Where Python would find a module, which is not imported for that."""
+  """Returns the file of a module without importing it, or None."""
   names = module.split(".")
   if not all(name.isidentifier() for name in names):
     return None
@@ -26,5 +26,5 @@ def file_hash(path: Path) -> str:
 
 
 def is_inside(module: str, packages: Iterable[str]) -> bool:
-  """Whether a module is one of these packages, or in one."""
+  """Returns whether a module is one of these packages, or inside one."""
   return any(module == package or module.startswith(f"{package}.") for package in packages)

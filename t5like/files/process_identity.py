@@ -1,4 +1,4 @@
-"""Who holds something, told so that others can see whether it still lives."""
+"""Identifies processes, so that others can check whether the holder of a lock is alive."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 
 def own_identity() -> dict[str, Any]:
-  """This process: where its number means something, and when it began, since numbers are used again."""
+  """Returns the identity of this process; the pid alone is not enough, as it is local and reused."""
   pid = os.getpid()
-  return {"host": socket.gethostname(), "place": _place(), "pid": pid, "began": _began(pid)}
+  return {"host": socket.gethostname(), "place": _pid_namespace(), "pid": pid, "began": _start_time(pid)}
 
 
 def is_gone(identity: Mapping[str, Any]) -> bool | None:
-  """Whether that process has ended; None where it is of another machine, or not known at all."""
-  if "place" not in identity or identity["place"] != _place():
+  """Returns whether the process has exited; None if it is on another machine or not identified."""
+  if "place" not in identity or identity["place"] != _pid_namespace():
     return None
-  return _began(identity["pid"]) != identity["began"]
+  return _start_time(identity["pid"]) != identity["began"]
 
 
-def _place() -> str:
-  """The machine since it was last started, and the container in it."""
+def _pid_namespace() -> str:
+  """Returns the host, its boot and its container, within which a pid is valid."""
   parts = [socket.gethostname()]
   with contextlib.suppress(OSError):
     parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -32,8 +32,8 @@ def _place() -> str:
   return " ".join(parts)
 
 
-def _began(pid: int) -> int | None:
-  """When a process of this machine began, in ticks since the machine did; None where there is no such process."""
+def _start_time(pid: int) -> int | None:
+  """Returns when a process started, in clock ticks since boot; None if there is no such process."""
   try:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])

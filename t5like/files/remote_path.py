@@ -1,4 +1,4 @@
-"""An object of a store such as gs://, with the methods of pathlib. What differs from a file: storage.py."""
+"""An object on a store such as gs://, with the methods of pathlib. See storage.py for differences from files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RemotePath(os.PathLike):
     if found is None:
       raise ValueError(f"{uri!r} has no scheme")
     self.scheme = found[1].lower()
-    # A leading slash keeps '..' and the like inside of the bucket.
+    # A leading slash keeps '..' inside the bucket.
     self.key = posixpath.normpath("/" + uri[found.end() :]).strip("/")
 
   def _at(self, key: str) -> RemotePath:
@@ -106,12 +106,12 @@ class RemotePath(os.PathLike):
 
   @property
   def fs(self) -> Any:
-    """The fsspec file system; a UserError says what is missing."""
+    """The fsspec file system; raises UserError if its package is missing."""
     return _file_system(self.scheme, str(self))
 
   def info(self) -> dict[str, Any]:
-    """What the store says of an object: size, type, and more that depends on the store."""
-    with naming(self):
+    """Returns an object's metadata: size, type, and more that depends on the store."""
+    with as_os_errors(self):
       return self.fs.info(str(self))
 
   def exists(self) -> bool:
@@ -134,7 +134,7 @@ class RemotePath(os.PathLike):
       return None
 
   def stat(self) -> SimpleNamespace:
-    """`st_size` and `st_mtime`, the latter 0 where the store does not tell."""
+    """Returns `st_size` and `st_mtime`, the latter 0 if the store does not provide it."""
     found = self.info()
     changed = found.get("mtime") or found.get("LastModified") or found.get("created")
     return SimpleNamespace(
@@ -146,13 +146,13 @@ class RemotePath(os.PathLike):
       yield self / entry
 
   def _entries(self) -> list[str]:
-    with naming(self):
+    with as_os_errors(self):
       found = self.fs.ls(str(self), detail=False)
     names = {posixpath.basename(entry.rstrip("/")) for entry in found if entry.strip("/") != self.key}
     return sorted(names)
 
   def glob(self, pattern: str) -> Iterator[RemotePath]:
-    """`*` and `?` in each part of the pattern; no `**`."""
+    """Yields matching paths; supports `*` and `?` in each part of the pattern, but not `**`."""
     first, _, rest = pattern.partition("/")
     try:
       names = fnmatch.filter(self._entries(), first)
@@ -165,8 +165,8 @@ class RemotePath(os.PathLike):
         yield self / name
 
   def files(self) -> dict[str, dict[str, Any]]:
-    """All objects below, by relative path, and what the store says of each: one listing."""
-    with naming(self):
+    """Returns the metadata of all objects below, by relative path, from one listing."""
+    with as_os_errors(self):
       found = self.fs.find(str(self), detail=True)
     inside = {key.strip("/").removeprefix(f"{self.key}/"): info for key, info in found.items()}
     return {name: info for name, info in sorted(inside.items()) if info["type"] == "file" and name != self.key}
@@ -179,54 +179,54 @@ class RemotePath(os.PathLike):
   def open(
     self, mode: str = "r", buffering: int = -1, encoding: str | None = None, errors: str | None = None
   ) -> IO[Any]:
-    """Reads and writes; what is written is there when the file is closed. See `appending` for the mode 'a'."""
+    """Opens the object; written data appears on the store on close. For mode 'a', see `storage.open_append`."""
     if "a" in mode:
-      raise ValueError(f"{self}: nothing can be appended to an object")
-    with naming(self):
+      raise ValueError(f"{self}: cannot append to an object")
+    with as_os_errors(self):
       raw = self.fs.open(str(self), mode.replace("t", "").replace("b", "") + "b")
     return raw if "b" in mode else io.TextIOWrapper(raw, encoding or "utf-8", errors)
 
   def read_bytes(self) -> bytes:
-    with naming(self):
+    with as_os_errors(self):
       return self.fs.cat_file(str(self))
 
   def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
     return self.read_bytes().decode(encoding, errors)
 
   def write_bytes(self, data: bytes) -> None:
-    with naming(self):
+    with as_os_errors(self):
       self.fs.pipe_file(str(self), bytes(data))
 
   def write_text(self, text: str, encoding: str = "utf-8") -> None:
     self.write_bytes(text.encode(encoding))
 
   def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
-    """Folders come with the objects in them."""
+    """Does nothing: folders exist as long as they contain objects."""
 
   rmdir = mkdir
 
   def unlink(self, missing_ok: bool = False) -> None:
     try:
-      with naming(self):
+      with as_os_errors(self):
         self.fs.rm_file(str(self))
     except FileNotFoundError:
       if not missing_ok:
         raise
 
   def rename(self, target: RemotePath) -> RemotePath:
-    """Copies every object and removes the old ones: slow, and not in one step."""
-    with naming(self):
+    """Copies every object and removes the old ones: slow, and not atomic."""
+    with as_os_errors(self):
       self.fs.mv(str(self), str(target), recursive=self.is_dir())
     return target
 
   replace = rename
 
   def upload(self, local: Path) -> None:
-    with naming(self):
+    with as_os_errors(self):
       self.fs.put_file(str(local), str(self))
 
   def download(self, local: Path) -> None:
-    with naming(self):
+    with as_os_errors(self):
       self.fs.get_file(str(self), str(local))
 
 
@@ -234,7 +234,7 @@ def _file_system(scheme: str, uri: str) -> Any:
   import fsspec
 
   logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it prints the traceback of every error that it raises
-  # Other processes write there too: what was listed before says nothing of now. Orbax asks through the same settings.
+  # Other processes write there too, so a cached listing may be stale. Orbax uses the same settings.
   for name in (scheme, "gcs" if scheme == "gs" else scheme):
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
   try:
@@ -242,15 +242,17 @@ def _file_system(scheme: str, uri: str) -> Any:
   except ImportError as error:
     package = _PACKAGES.get(scheme, "")
     raise UserError(
-      f"{scheme}:// needs a package that is not installed: {error}", path=uri, try_=package and f"pip install {package}"
+      f"{scheme}:// requires a package that is not installed: {error}",
+      path=uri,
+      try_=package and f"pip install {package}",
     ) from None
   except ValueError:
-    raise UserError(f"nothing is known of {scheme}://", path=uri, expected="a local path, gs://BUCKET/...") from None
+    raise UserError(f"unknown scheme: {scheme}://", path=uri, expected="a local path, or gs://BUCKET/...") from None
 
 
 @contextlib.contextmanager
-def naming(path: RemotePath) -> Iterator[None]:
-  """Errors of stores and their libraries, of many types, as OSErrors that name the path."""
+def as_os_errors(path: RemotePath) -> Iterator[None]:
+  """Converts errors of stores and their libraries to OSErrors that name the path."""
   try:
     yield
   except (UserError, FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError):

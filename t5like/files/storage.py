@@ -1,14 +1,13 @@
-"""Files wherever they are: on this machine, or objects of a store such as gs://.
+"""Files on this machine, or objects on a store such as gs://.
 
-`as_path` gives a plain pathlib.Path for a local path, so that nothing changes and nothing costs there, and a
-RemotePath, with pathlib's methods, for anything with a scheme that fsspec knows. What differs on a store:
+`as_path` returns a plain pathlib.Path for a local path, without overhead, and a RemotePath with pathlib's methods for
+any scheme that fsspec supports. Differences on a store:
 
-- Objects are whole or not there: a write needs no temporary name. There are no folders: they exist as far as objects
-  lie below them, and `mkdir` does nothing.
-- A rename copies every object, which is neither fast nor atomic. Code that counts on a rename asks `is_remote`.
-- Nothing can be appended to: `appending` keeps the file here and sends all of it now and then.
-- Nothing can be mapped into memory: `mirror_folder` is where a local copy belongs.
-- There is no flock: see file_lock.py for the lease that takes its place.
+- Writes are atomic and need no temporary name. There are no folders, only objects: `mkdir` does nothing.
+- A rename copies every object, which is neither fast nor atomic. Code that relies on renames checks `is_remote`.
+- Objects cannot be appended to: `open_append` keeps the file locally and uploads all of it periodically.
+- Objects cannot be memory-mapped: `mirror_folder` is the place for a local copy.
+- There is no flock: lease.py replaces it.
 """
 
 from __future__ import annotations
@@ -27,28 +26,27 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from t5like.errors import UserError
-from t5like.files.remote_path import SCHEME, RemotePath, naming
+from t5like.files.remote_path import SCHEME, RemotePath, as_os_errors
 
 # Orbax and JAX reach gs:// through etils, which would import TensorFlow into the trainer wherever it is installed.
 os.environ.setdefault("EPATH_USE_TF", "0")
 
-DEFAULT_ROOT = "~/.cache/t5like"  # of token caches, and of what is downloaded
+DEFAULT_ROOT = "~/.cache/t5like"  # of token caches and downloads
 MIRROR_VARIABLE = "T5LIKE_MIRROR_DIR"
 _DEFAULT_MIRROR = f"{DEFAULT_ROOT}/mirror"
 _TRANSFERS = 8  # objects at a time
-_LONGEST, _LONGEST_NAME = 4095, 255  # bytes of a path, and of a name in it
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4095, 255
 
 
 def as_path(given: str | os.PathLike[str]) -> Path | RemotePath:
-  """The path that a user gave: `~` is the home folder, and a URI stays one."""
+  """Returns a path from user input: expands `~`, and turns a URI into a RemotePath."""
   if isinstance(given, RemotePath):
     return given
   text = os.fspath(given)
   coded = text.encode("utf-8", "surrogatepass")
-  if b"\0" in coded or len(coded) > _LONGEST or any(len(name) > _LONGEST_NAME for name in coded.split(b"/")):
-    raise UserError(
-      f"no file can have the path {text[:60]!r}{'...' * (len(text) > 60)}", length=f"{len(coded):,} bytes"
-    )
+  names = coded.split(b"/")
+  if b"\0" in coded or len(coded) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in names):
+    raise UserError(f"invalid path: {text[:60]!r}{'...' * (len(text) > 60)}", length=f"{len(coded):,} bytes")
   return RemotePath(text) if SCHEME.match(text) else Path(text).expanduser()
 
 
@@ -57,46 +55,46 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def local_path(given: str | os.PathLike[str], what: str) -> Path:
-  """A path that has to be on this machine; pathlib would take 'gs://x' for a folder called 'gs:'."""
+  """Returns a path that must be local; pathlib would read 'gs://x' as a folder called 'gs:'."""
   if is_remote(given):
-    raise UserError(f"{what} = {given!s} is no local path", expected="a path of this machine")
+    raise UserError(f"invalid {what}: {given!s} (expected a local path)")
   return as_path(given)
 
 
 def check_reachable(path: str | os.PathLike[str], what: str) -> None:
-  """Refuses a store that cannot be asked: no package, no credentials, no such bucket. Local paths pass.
+  """Raises UserError if a store is not accessible (no package, credentials or bucket). Local paths always pass.
 
-  To be called before any work starts; `what` is the user's name for the path.
+  Call it before any work starts; `what` is the user's name for the path.
   """
   if not is_remote(path):
     return
   remote = as_path(path)
   if not remote.bucket:
-    raise UserError(f"{what} = {path!s} names no bucket", expected="gs://BUCKET/FOLDER")
+    raise UserError(f"invalid {what}: {path!s} (no bucket)", expected="gs://BUCKET/FOLDER")
   try:
-    with naming(remote):
+    with as_os_errors(remote):
       if remote.scheme in ("gs", "gcs"):
-        # A listing needs no more rights than training does, and tells a missing bucket from an empty one.
+        # A listing needs no more permissions than training does, and distinguishes a missing bucket from an empty one.
         remote.fs.call("GET", "b/{}/o", remote.bucket, maxResults=1, prefix=remote.key.partition("/")[2])
       else:
         remote.fs.exists(str(remote))
   except FileNotFoundError:
     raise UserError(
-      f"{what} = {path!s}: there is no bucket {remote.bucket!r}",
-      try_=f"gcloud storage buckets create gs://{remote.bucket} --location=..., near the machines that train",
+      f"bucket not found: {remote.bucket!r} ({what}={path!s})",
+      try_=f"gcloud storage buckets create gs://{remote.bucket} --location=... (near the training machines)",
     ) from None
   except PermissionError as error:
-    raise denied(what, path, error) from None
+    raise access_denied(what, path, error) from None
   except OSError as error:
-    raise UserError(f"{what} = {path!s} cannot be reached", because=error.strerror or error) from None
+    raise UserError(f"cannot reach {what}: {path!s}", because=error.strerror or error) from None
 
 
-def denied(what: str, path: object, error: OSError) -> UserError:
+def access_denied(what: str, path: object, error: OSError) -> UserError:
   return UserError(
-    f"{what} = {path!s}: access is denied",
+    f"access denied: {path!s} ({what})",
     because=error.strerror or error,
-    try_="gcloud auth application-default login; on a cloud machine, give its service account "
-    "the role Storage Object User on the bucket, and the machine the scope cloud-platform",
+    try_="gcloud auth application-default login; on a cloud VM, grant its service account the role "
+    "Storage Object User on the bucket, and the VM the scope cloud-platform",
   )
 
 
@@ -104,16 +102,16 @@ _JSON_NAMES = {dict: "object", list: "array", str: "string", bool: "boolean", ty
 
 
 def read_json(path: Path | RemotePath, kind: type = dict) -> Any:
-  """The content of a JSON file. Raises ValueError where it is not JSON, or not of `kind`; OSError as reading does."""
+  """Reads a JSON file. Raises ValueError if it is not JSON or not of `kind`, OSError if it cannot be read."""
   return parse_json(path.read_bytes(), kind)
 
 
 def parse_json(text: bytes | str, kind: type = dict) -> Any:
-  """Parses JSON that may be somebody else's: whatever is wrong with it is a ValueError."""
+  """Parses untrusted JSON; raises ValueError for anything wrong with it."""
   try:
     found = json.loads(text)
   except RecursionError:
-    raise ValueError("its brackets are nested too deeply") from None
+    raise ValueError("nested too deeply") from None
   if not isinstance(found, kind):
     given, expected = (_JSON_NAMES.get(k, "number") for k in (type(found), kind))
     raise ValueError(f"expected a JSON {expected}, got {given}")
@@ -121,30 +119,30 @@ def parse_json(text: bytes | str, kind: type = dict) -> Any:
 
 
 def is_plain_name(name: Any) -> bool:
-  """Whether it can name a file, and only a file of the folder it is looked for in."""
+  """Returns whether `name` is a file name that cannot escape its folder."""
   return isinstance(name, str) and 0 < len(name) <= 255 and name not in (".", "..") and not set("/\\\0") & set(name)
 
 
-def write_whole(path: Path | RemotePath, data: bytes | str, sync: bool = False) -> None:
-  """Replaces a file in one step: a reader sees the old or the new content, never half of it.
+def write_atomic(path: Path | RemotePath, data: bytes | str, sync: bool = False) -> None:
+  """Replaces a file atomically: a reader sees the old or the new content, never a partial one.
 
-  `sync` has it on the disk, not only with the system, when this returns.
+  With `sync`, the content is on the disk when this returns.
   """
   content = data.encode() if isinstance(data, str) else data
   if is_remote(path):
     path.write_bytes(content)
     return
   path.parent.mkdir(parents=True, exist_ok=True)
-  with replacing(path, sync=sync) as fresh:
+  with atomic_replace(path, sync=sync) as fresh:
     fresh.write_bytes(content)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, folder: Path | None = None, sync: bool = False) -> Iterator[Path]:
-  """A new file to fill, that takes the place of a local one in one step when the block has ended well.
+def atomic_replace(path: Path, folder: Path | None = None, sync: bool = False) -> Iterator[Path]:
+  """Yields a temporary file that atomically replaces `path` if the block succeeds.
 
-  Its name is nobody else's: threads and processes of any machine may replace the same file at once, and the last one's
-  content stays, whole. It waits beside the file, or in `folder`, which must be on the same disk.
+  Its name is unique: threads and processes on any machine may replace the same file concurrently, and the last one
+  wins. It is created next to `path`, or in `folder`, which must be on the same disk.
   """
   fresh = (folder or path.parent) / f"{path.name}.{uuid.uuid4().hex[:12]}.tmp"
   fresh.touch(exist_ok=False)
@@ -160,7 +158,7 @@ def replacing(path: Path, folder: Path | None = None, sync: bool = False) -> Ite
 
 
 def append_text(path: Path | RemotePath, text: str) -> None:
-  """Adds to a small file. On a store that is a rewrite, so that only one process may do it."""
+  """Appends to a small file. On a store this rewrites the object, so only one process may do it."""
   if is_remote(path):
     try:
       before = path.read_bytes()
@@ -177,32 +175,32 @@ def remove_tree(path: Path | RemotePath, ignore_errors: bool = False) -> None:
     shutil.rmtree(path, ignore_errors=ignore_errors)
     return
   try:
-    with naming(path):
+    with as_os_errors(path):
       path.fs.rm(str(path), recursive=True)
   except OSError:
     if not ignore_errors:
       raise
 
 
-def appending(path: Path | RemotePath, content: bytes | None = None) -> IO[bytes] | AppendedObject:
-  """A file to append bytes to, that lasts: with the system after each write, or soon on the store.
+def open_append(path: Path | RemotePath, content: bytes | None = None) -> IO[bytes] | AppendedObject:
+  """Opens an unbuffered file to append bytes to; on a store, writes are uploaded periodically.
 
-  `content` is what the file holds, where the caller knows: a store is not asked for it then.
+  `content` is the current content, if the caller knows it, which saves a read from the store.
   """
   return AppendedObject(path, content) if is_remote(path) else path.open("ab", buffering=0)
 
 
-def send(file: IO[bytes] | AppendedObject) -> None:
-  """Has all that was written to what `appending` gave on the store; on a disk it is there."""
+def upload_pending(file: IO[bytes] | AppendedObject) -> None:
+  """Uploads all writes to a file from `open_append`; does nothing for a local file."""
   if isinstance(file, AppendedObject):
     file.send()
 
 
 class AppendedObject:
-  """A file that grows here and is sent whole, in the background, every half minute, and at `send` and `close`.
+  """A file that grows locally and is uploaded in the background every 30 seconds, and on `send` and `close`.
 
-  The larger it is the more seldom, so that little of the time goes by sending. A killed process loses what it wrote
-  since: a run sends along with its checkpoints, and goes on from one of those.
+  Large files are uploaded less often, to limit the traffic. A killed process loses what it wrote since the last
+  upload: a run uploads with its checkpoints and resumes from one of those.
   """
 
   _SECONDS = 30.0
@@ -231,7 +229,7 @@ class AppendedObject:
     return count
 
   def flush(self) -> None:
-    """Nothing: sending all of it after every write would take ever longer. See `send`."""
+    """Does nothing: uploading the complete file after every write would be too slow. See `send`."""
 
   def truncate(self, size: int) -> None:
     with self._lock:
@@ -239,7 +237,7 @@ class AppendedObject:
       self._file.seek(size)
 
   def send(self) -> None:
-    """Returns when all that was written is on the store."""
+    """Uploads everything written so far, and waits for it."""
     if self._thread is not None:
       self._thread.join()
     self._send()
@@ -270,7 +268,7 @@ class AppendedObject:
 
 
 def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
-  """All files below `local`, the one called `last` after the others."""
+  """Uploads all files below `local`, the one called `last` after the others."""
   names = [str(path.relative_to(local)) for path in sorted(local.rglob("*")) if path.is_file()]
   with ThreadPoolExecutor(_TRANSFERS, "upload") as pool:
     list(pool.map(lambda name: (remote / name).upload(local / name), [name for name in names if name != last]))
@@ -279,10 +277,10 @@ def upload_tree(local: Path, remote: RemotePath, last: str = "") -> None:
 
 
 def download_tree(remote: RemotePath, local: Path) -> Path:
-  """All objects below `remote`; those that are there in the same size are not fetched again."""
+  """Downloads all objects below `remote`, except those that already exist with the same size."""
   files = {name: info["size"] for name, info in remote.files().items()}
   if outside := [name for name in files if ".." in PurePosixPath(name).parts or name.startswith("/")]:
-    raise UserError(f"{remote} holds an object whose name leaves its folder", object=outside[0])
+    raise UserError(f"an object's name points outside its folder: {remote}", object=outside[0])
   missing = [n for n, size in files.items() if not (local / n).is_file() or (local / n).stat().st_size != size]
   with ThreadPoolExecutor(_TRANSFERS, "download") as pool:
     list(pool.map(lambda name: fetch(remote / name, local / name), missing))
@@ -290,22 +288,22 @@ def download_tree(remote: RemotePath, local: Path) -> Path:
 
 
 def mirror_folder(remote: RemotePath) -> Path:
-  """Where the local copy of a remote folder or file belongs: below ~/.cache/t5like/mirror, or T5LIKE_MIRROR_DIR."""
+  """Returns the path for a local copy of a remote file or folder, below ~/.cache/t5like/mirror or T5LIKE_MIRROR_DIR."""
   root = Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
   return root / remote.scheme / remote.key
 
 
 def local_copy(path: Path | RemotePath) -> Path:
-  """The path itself, or a fresh local copy of a remote file."""
+  """Returns a local path as is, or downloads a remote file and returns the path of the copy."""
   if not is_remote(path):
     return path
   return fetch(path, mirror_folder(path))
 
 
 def fetch(remote: RemotePath, local: Path, check: Callable[[Path], None] = lambda path: None) -> Path:
-  """Downloads an object, has `check` look at it, and only then gives it its name."""
+  """Downloads an object atomically; `check` may raise to reject the file before it gets its name."""
   local.parent.mkdir(parents=True, exist_ok=True)
-  with replacing(local) as fresh:
+  with atomic_replace(local) as fresh:
     remote.download(fresh)
     check(fresh)
   return local

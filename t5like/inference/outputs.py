@@ -153,7 +153,7 @@ class VectorFile:
 
 
 def _appending(path: Path) -> Any:
-  return storage.appending(path) if storage.is_remote(path) else open(path, "ab")
+  return storage.open_append(path) if storage.is_remote(path) else open(path, "ab")
 
 
 @contextlib.contextmanager

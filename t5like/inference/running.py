@@ -45,7 +45,7 @@ class Progress:
       self._line.show(self._text())
 
   def refuse(self, refused: Sequence[Refused]) -> None:
-    self._line.leave()
+    self._line.end_line()
     for row in refused:
       self._refused += 1
       if self._refused <= _NAMED:

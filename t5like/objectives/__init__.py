@@ -1,4 +1,4 @@
-"""What to hide and what to predict: numpy over rows of tokens, no TensorFlow."""
+"""Pre-training objectives, in numpy over rows of tokens, without TensorFlow."""
 
 from t5like.objectives.base import Lengths, Masked, Objective, Pairs, Rows, SpecialTokens
 from t5like.objectives.catalogue import CATALOGUE, find_objective, register_objective, split_task_name

@@ -1,4 +1,4 @@
-"""BART's denoising (Lewis et al. 2019, section 2.2): five kinds of noise, alone or together; targets are the text."""
+"""BART's denoising (Lewis et al. 2019, section 2.2): five kinds of noise, alone or combined; targets are the text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import ClassVar
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.objectives.base import Lengths, Objective, Pairs, Rows, SpecialTokens, at_least, check_mask, check_share
+from t5like.objectives.base import (
+  Lengths,
+  Objective,
+  Pairs,
+  Rows,
+  SpecialTokens,
+  check_fraction,
+  check_mask,
+  check_min_length,
+)
 from t5like.objectives.corruption import drop_noise, reorder, replace_tokens, span_starts
-from t5like.objectives.noise import drawn_span_lengths, exact_count, scattered_spans
+from t5like.objectives.noise import exact_count, place_spans_randomly, sample_span_lengths
 from t5like.objectives.ragged import Ragged, within
 from t5like.objectives.randomness import Draws
 
@@ -20,11 +29,11 @@ NOISES = ("none", "mask", "delete", "infill")
 
 @dataclasses.dataclass(frozen=True)
 class Bart(Objective):
-  """Sentences in another order, tokens hidden, the text begun in its middle: in this order, each where asked for.
+  """Permutes sentences, hides tokens and rotates the document, in this order, each if enabled.
 
-  noise: "mask" puts a mask for each chosen token, "delete" removes them, "infill" puts one mask for a
-  span whose length is Poisson distributed; a span of length 0 is a mask between two tokens.
-  The defaults are BART's own training: 30% infilling with mean 3, and sentence permutation.
+  noise: "mask" replaces each chosen token with a mask, "delete" removes them, "infill" replaces a span
+  of Poisson-distributed length with one mask; a span of length 0 inserts a mask between two tokens.
+  The defaults are BART's own: 30% infilling with mean 3, and sentence permutation.
   """
 
   noise: str = "infill"
@@ -35,12 +44,14 @@ class Bart(Objective):
   name: ClassVar[str] = "bart"
 
   def __post_init__(self):
-    check_share("noise_density", self.noise_density)
+    check_fraction("noise_density", self.noise_density)
     if self.noise not in NOISES:
-      raise UserError(f"no noise {self.noise!r} of BART", nearest=nearest(self.noise, NOISES), known=", ".join(NOISES))
+      raise UserError(
+        f"unknown BART noise: {self.noise!r}", nearest=nearest(self.noise, NOISES), known=", ".join(NOISES)
+      )
 
   def lengths(self, inputs: int) -> Lengths:
-    at_least(self, inputs, 8)
+    check_min_length(self, inputs, 8)
     return Lengths(inputs - 1, inputs, inputs)
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:
@@ -48,7 +59,7 @@ class Bart(Objective):
       check_mask(self, special)
     if self.permute_sentences and not special.sentence_ends:
       raise UserError(
-        f"{self.name} reorders sentences, but the vocabulary does not tell where they end",
+        f"{self.name} permutes sentences, but the vocabulary has no sentence ends",
         try_="--gin.bart.permute_sentences=False, or a vocabulary with pieces for . ! ?",
       )
 
@@ -71,21 +82,21 @@ class Bart(Objective):
   def _infilled(self, text: Ragged, draws: Draws, special: SpecialTokens) -> Ragged:
     width = text.tokens.shape[1]
     budgets = np.rint(text.lengths * self.noise_density).astype(np.int64)
-    lengths, used = drawn_span_lengths(draws, budgets, _poisson(self.mean_span_length))
-    noise = scattered_spans(draws, text.lengths, width, lengths) & special.is_text(text)
-    # Spans of length 0: a mask before a token of text, as many as were drawn.
+    lengths, used = sample_span_lengths(draws, budgets, _poisson(self.mean_span_length))
+    noise = place_spans_randomly(draws, text.lengths, width, lengths) & special.is_text(text)
+    # Spans of length 0: each inserts a mask before a token.
     empty = np.count_nonzero(used & (lengths == 0), axis=1)
     free = text.valid & ~noise
     inserted = exact_count(draws, free, np.minimum(empty, np.count_nonzero(free, axis=1)))
     masks = span_starts(noise) | inserted
-    # Two places for each token: a mask before it, and itself.
+    # Two slots for each token: a mask before it, and the token.
     both = np.stack([np.full_like(text.tokens, special.mask), text.tokens], axis=2).reshape(len(noise), -1)
     keep = np.stack([masks, free], axis=2).reshape(len(noise), -1)
     return Ragged.gather(both, keep)
 
 
 def permuted_sentences(text: Ragged, draws: Draws, special: SpecialTokens) -> Ragged:
-  """Sentences, as the vocabulary's sentence ends tell them, in random order."""
+  """Permutes sentences, which end at the vocabulary's sentence ends."""
   ends = np.isin(text.tokens, np.asarray(special.sentence_ends, np.int32)) & text.valid
   sentence = np.cumsum(ends, axis=1) - ends  # [rows, width], from 0
   keys = draws.bits("order of sentences", int(sentence.max(initial=0)) + 1) >> np.uint64(1)
@@ -95,14 +106,14 @@ def permuted_sentences(text: Ragged, draws: Draws, special: SpecialTokens) -> Ra
 
 
 def rotated(text: Ragged, draws: Draws) -> Ragged:
-  """Each row begins at a random one of its tokens and goes round."""
-  places = np.arange(text.tokens.shape[1])[None, :]
+  """Rotates each row to start at a random token."""
+  positions = np.arange(text.tokens.shape[1])[None, :]
   lengths = np.maximum(text.lengths, 1)[:, None]
   start = draws.integers("first token", 1, lengths)
-  order = np.where(within(text.lengths, places.shape[1]), (places + start) % lengths, places)
+  order = np.where(within(text.lengths, positions.shape[1]), (positions + start) % lengths, positions)
   return reorder(text, order)
 
 
 def _poisson(mean: float) -> np.ndarray:
-  """Probabilities of 0, 1, 2, ... as far as they matter."""
+  """Returns the probabilities of 0, 1, 2, ... up to a negligible tail."""
   return np.array([math.exp(-mean) * mean**k / math.factorial(k) for k in range(int(mean + 10 * math.sqrt(mean)) + 10)])

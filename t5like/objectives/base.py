@@ -1,4 +1,4 @@
-"""What every objective is: a function from rows of text to what a model reads and predicts, that knows its lengths."""
+"""The base class of objectives: functions from rows of text to model inputs and targets, with known lengths."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ VARIANTS = ("paper", "t5")
 
 @dataclasses.dataclass(frozen=True)
 class SpecialTokens:
-  """What objectives must know of a vocabulary."""
+  """The parts of a vocabulary that objectives need."""
 
   vocab_size: int
   pad: int | None
   eos: int
-  sentinels: tuple[int, ...] = ()  # in the order of use: the first span gets the first
+  sentinels: tuple[int, ...] = ()  # in order of use: the first span gets the first
   mask: int | None = None
   cls: int | None = None
   sep: int | None = None
-  others: frozenset[int] = frozenset()  # more ids that are no text: never hidden, never drawn
+  others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
 
   @classmethod
   def of(cls, vocabulary: Any) -> SpecialTokens:
-    """From any vocabulary of `t5like.vocabularies`."""
+    """Builds it from any vocabulary of `t5like.vocabularies`."""
     sentinels = tuple(vocabulary.sentinel_ids)
     mask = vocabulary.mask_id
     return cls(
@@ -51,7 +51,7 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """What a decoder begins with: padding, as T5, or end-of-text where 0 is a word."""
+    """The decoder's start token: padding, as in T5, or end-of-sequence if 0 is a word."""
     return 0 if self.pad == 0 else self.eos
 
   @functools.cached_property
@@ -60,25 +60,25 @@ class SpecialTokens:
 
   @functools.cached_property
   def reserved(self) -> np.ndarray:
-    """[vocab_size] True for ids that are no text."""
+    """True for ids that are not text: [vocab_size]."""
     table = np.zeros(self.vocab_size, bool)
     ids = {self.pad, self.eos, self.mask, self.cls, self.sep, *self.sentinels, *self.others} - {None}
     table[[i for i in ids if i < self.vocab_size]] = True
     return table
 
   @functools.cached_property
-  def drawable(self) -> np.ndarray:
-    """The ids that may stand in for a token at random."""
+  def replacement_ids(self) -> np.ndarray:
+    """The ids that may replace a token at random."""
     return np.flatnonzero(~self.reserved).astype(np.int32)
 
   def is_text(self, rows: Ragged) -> np.ndarray:
-    """[rows, width] True on tokens that may be hidden."""
+    """Returns a mask [rows, width] that is True on tokens that may be hidden."""
     return rows.valid & ~self.reserved.take(rows.tokens, mode="clip")
 
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-  """Tokens a row needs (`raw`) and what it becomes, end-of-sequence included."""
+  """Tokens of text per row (`raw`), and of its inputs and targets with end-of-sequence."""
 
   raw: int
   inputs: int
@@ -87,14 +87,14 @@ class Lengths:
 
 @dataclasses.dataclass(frozen=True)
 class Rows(Ragged):
-  """Rows of text; `others` has a row from another document for each, where an objective compares documents."""
+  """Rows of text; `others` has a row from another document for each, for objectives that compare documents."""
 
   others: Ragged | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-  """What an encoder-decoder reads and answers, or a decoder goes through, before end-of-sequence."""
+  """Inputs and targets of an encoder-decoder or decoder, without end-of-sequence."""
 
   inputs: Ragged
   targets: Ragged
@@ -102,67 +102,69 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Masked:
-  """What an encoder reads and predicts in place, special tokens included; arrays are [rows, width of inputs]."""
+  """Inputs and in-place targets of an encoder, with special tokens; arrays are [rows, width of inputs]."""
 
   inputs: Ragged
   targets: np.ndarray  # the text before masking
   weights: np.ndarray  # bool: the positions that are predicted
   token_types: np.ndarray
-  labels: np.ndarray | None = None  # [rows], for next-sentence prediction: 0 where the second part follows the first
+  labels: np.ndarray | None = None  # [rows], for next-sentence prediction: 0 if the second part follows the first
 
 
 class Objective:
-  """Called with rows of text it gives `Pairs` or `Masked`."""
+  """A pre-training objective: turns rows of text into `Pairs` or `Masked`."""
 
   name: ClassVar[str]
-  # For models that read inputs and write targets, or for encoders that fill in.
+  # "pairs" of inputs and targets, or "masked" inputs for encoders.
   makes: ClassVar[Literal["pairs", "masked"]] = "pairs"
-  # What a row is: a piece of all documents read end to end; a piece of one document; whole sentences.
+  # A row is a piece of all documents end to end, a piece of one document, or complete sentences.
   unit: Literal["stream", "document", "sentences"] = "stream"
-  # Documents inside a row are closed by end-of-sequence.
+  # Whether end-of-sequence is appended to the documents within a row.
   separated: ClassVar[bool] = False
-  # Inputs and targets are closed by end-of-sequence.
+  # Whether end-of-sequence is appended to inputs and targets.
   closed: ClassVar[bool] = True
-  # The first token of a row is given and not predicted: targets are the row moved by one.
+  # Whether targets are the row shifted by one: its first token is given, not predicted.
   shifted: ClassVar[bool] = False
+  # Whether each row needs a row from another document.
   needs_others: bool = False
-  # `lengths` gives room for all but the rarest targets, not for every one.
+  # Whether the length of targets varies: rare ones exceed `lengths` and are trimmed.
   targets_vary: ClassVar[bool] = False
 
   def lengths(self, inputs: int) -> Lengths:
-    """What fits into `inputs` input tokens."""
+    """Returns the lengths for rows of `inputs` input tokens."""
     raise NotImplementedError
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:
-    """Raises UserError where the vocabulary cannot serve this objective at these lengths."""
+    """Raises UserError if the vocabulary does not support this objective at these lengths."""
 
   def __call__(self, rows: Rows, draws: Draws, special: SpecialTokens) -> Pairs | Masked:
     raise NotImplementedError
 
 
-def at_least(objective: Objective, inputs: int, smallest: int) -> None:
+def check_min_length(objective: Objective, inputs: int, smallest: int) -> None:
   if inputs < smallest:
     raise UserError(
-      f"{objective.name} needs at least {smallest} input tokens, not {inputs}", try_="--gin.LENGTHS={'inputs': 512}"
+      f"invalid LENGTHS['inputs'] for {objective.name}: {inputs} (expected at least {smallest})",
+      try_="--gin.LENGTHS={'inputs': 512}",
     )
 
 
-def check_share(name: str, value: float, zero: bool = False) -> None:
+def check_fraction(name: str, value: float, zero: bool = False) -> None:
   if not (0 <= value < 1 if zero else 0 < value < 1):
-    raise UserError(f"{name} must lie between 0 and 1, not {value}")
+    raise UserError(f"invalid {name}: {value} (expected between 0 and 1)")
 
 
 def check_variant(objective: Objective, variant: str) -> None:
   if variant not in VARIANTS:
     raise UserError(
-      f"no variant {variant!r} of {objective.name}", nearest=nearest(variant, VARIANTS), known=", ".join(VARIANTS)
+      f"unknown variant of {objective.name}: {variant!r}", nearest=nearest(variant, VARIANTS), known=", ".join(VARIANTS)
     )
 
 
 def check_sentinels(objective: Objective, needed: int, raw: int, special: SpecialTokens, often: str = "") -> None:
   if needed > len(special.sentinels):
     raise UserError(
-      f"{objective.name} of {raw} tokens needs {needed} sentinels{often}, the vocabulary has {len(special.sentinels)}",
+      f"{objective.name} of {raw} tokens needs {needed} sentinels{often}; the vocabulary has {len(special.sentinels)}",
       try_="longer spans, a lower noise density, a shorter LENGTHS['inputs'], or a vocabulary with more extra_ids",
     )
 
@@ -170,6 +172,6 @@ def check_sentinels(objective: Objective, needed: int, raw: int, special: Specia
 def check_mask(objective: Objective, special: SpecialTokens) -> None:
   if special.mask is None:
     raise UserError(
-      f"{objective.name} needs a mask token, the vocabulary has none",
+      f"{objective.name} needs a mask token; the vocabulary has none",
       try_="a vocabulary with [MASK] or sentinels: --gin.VOCABULARY=bert_uncased or t5",
     )

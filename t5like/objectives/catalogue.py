@@ -1,4 +1,4 @@
-"""Every objective by name: the rows of the T5 paper's tables, and those of other systems."""
+"""All objectives by name: those of the T5 paper's tables, and of other systems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from t5like.objectives.reordering import Deshuffling, PermutedLM
 from t5like.objectives.span_corruption import SpanCorruption
 from t5like.objectives.ul2 import UL2
 
-# A gin file of the same name in gin/objectives/ configures each; a corpus `c4` has a task `c4_<name>` for each.
+# Each has a gin file of the same name in gin/objectives/, and a task `<corpus>_<name>` for each corpus.
 CATALOGUE: dict[str, Objective] = {
   # Raffel et al. 2019, Tables 2 and 4 to 7
   "span_corruption": SpanCorruption(),
@@ -22,7 +22,7 @@ CATALOGUE: dict[str, Objective] = {
   "span_corruption_10": SpanCorruption(mean_span_length=10.0),
   "iid_replace_spans": IidReplaceSpans(),
   "iid_replace_spans_10_percent": IidReplaceSpans(noise_density=0.10),
-  # More sentinels than T5's vocabulary has: only as the original did it.
+  # Needs more sentinels than T5's vocabulary has, so only the original's variant is possible.
   "iid_replace_spans_25_percent": IidReplaceSpans(noise_density=0.25, variant="t5"),
   "iid_replace_spans_50_percent": IidReplaceSpans(noise_density=0.50, variant="t5"),
   "iid_drop_tokens": IidDropTokens(),
@@ -40,7 +40,7 @@ CATALOGUE: dict[str, Objective] = {
   "roberta": MaskedLM(whole_sentences=True),
   "spanbert": SpanMaskedLM(),
   "electra": MaskedLM(mask_share=0.85, random_share=0.0),
-  # BART, alone as in its Table 1 and together
+  # BART: combined, and each noise alone as in its Table 1
   "bart": Bart(),
   "bart_token_masking": Bart(noise="mask", noise_density=0.15, permute_sentences=False),
   "bart_token_deletion": Bart(noise="delete", noise_density=0.15, permute_sentences=False),
@@ -55,22 +55,22 @@ CATALOGUE: dict[str, Objective] = {
 
 
 def register_objective(name: str, objective: Objective) -> Objective:
-  """Makes an objective of yours known by name; the same one may come twice, as when a notebook cell runs again."""
+  """Registers a custom objective; registering an equal one again (as when a notebook cell is rerun) is allowed."""
   if not name.isidentifier():
-    raise UserError(f"invalid name of an objective: {name!r}", expected="letters, digits and _")
+    raise UserError(f"invalid objective name: {name!r}", expected="letters, digits and _")
   if CATALOGUE.setdefault(name, objective) != objective:
-    raise UserError(f"an objective {name!r} is registered already, with other settings", try_="another name")
+    raise UserError(f"objective {name!r} is already registered with different settings", try_="another name")
   return objective
 
 
 def find_objective(name: str) -> Objective:
   if name not in CATALOGUE:
-    raise UserError(f"no objective {name!r}", nearest=nearest(name, CATALOGUE), known=", ".join(CATALOGUE))
+    raise UserError(f"unknown objective: {name!r}", nearest=nearest(name, CATALOGUE), known=", ".join(CATALOGUE))
   return CATALOGUE[name]
 
 
 def split_task_name(task: str) -> tuple[str, str | None]:
-  """The corpus and the objective in a task's name: c4_span_corruption is ("c4", "span_corruption")."""
+  """Splits a task name into corpus and objective: c4_span_corruption is ("c4", "span_corruption")."""
   found = [name for name in CATALOGUE if task.endswith(f"_{name}")]
   if not found:
     return task, None

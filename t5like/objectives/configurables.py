@@ -1,4 +1,4 @@
-"""The names that gin files use for objectives."""
+"""Registers objectives with gin."""
 
 import gin
 

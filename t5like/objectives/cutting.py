@@ -1,4 +1,4 @@
-"""From documents to rows: where each row begins in the tokens of all documents read end to end, and how long it is."""
+"""Cuts documents into rows: the start of each row in the tokens of all documents end to end, and its length."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from t5like.objectives.ragged import numbered
 
 
 def separate(tokens: np.ndarray, lengths: np.ndarray, separator: int) -> tuple[np.ndarray, np.ndarray]:
-  """Documents end to end [tokens] and their lengths, each closed by `separator`."""
+  """Appends `separator` to each document; takes and returns documents end to end [tokens] and their lengths."""
   out = np.full(len(tokens) + len(lengths), separator, tokens.dtype)
   out[np.arange(len(tokens)) + np.repeat(np.arange(len(lengths)), lengths)] = tokens
   return out, lengths + 1
 
 
 def stream_rows(total: int, raw: int) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of `raw` tokens whatever the documents; the last may be shorter."""
+  """Returns rows of `raw` tokens, regardless of document boundaries; the last may be shorter."""
   starts = np.arange(0, total, raw)
   return starts, np.minimum(raw, total - starts)
 
 
 def document_rows(lengths: np.ndarray, raw: int) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of at most `raw` tokens of one document."""
+  """Returns rows of at most `raw` tokens, each from one document."""
   pieces = -(-lengths // raw)
   begin = np.repeat(np.cumsum(lengths) - lengths, pieces)
   inside = numbered(pieces) * raw
@@ -29,20 +29,20 @@ def document_rows(lengths: np.ndarray, raw: int) -> tuple[np.ndarray, np.ndarray
 
 
 def sentence_rows(ends: np.ndarray, total: int, raw: int) -> tuple[np.ndarray, np.ndarray]:
-  """Rows of as many whole sentences as `raw` tokens hold, one after the other.
+  """Returns rows of as many complete sentences as fit into `raw` tokens.
 
-  `ends` are the positions behind each sentence, in order. A sentence longer than a row is cut.
+  `ends` are the positions after each sentence, in order. A sentence longer than a row is split.
   """
   bounds = np.unique(np.concatenate([ends, [0, total]]))
-  # Sentences too long for a row are cut into pieces first.
+  # Sentences too long for a row are split first.
   sizes = np.diff(bounds)
   pieces = -(-sizes // raw)
   bounds = np.concatenate([np.repeat(bounds[:-1], pieces) + numbered(pieces) * raw, [total]])
-  # The last bound that a row beginning at each bound can reach.
-  reach = np.searchsorted(bounds, bounds + raw, side="right") - 1
+  # The last bound that still fits into a row starting at each bound.
+  last = np.searchsorted(bounds, bounds + raw, side="right") - 1
   starts, at = [], 0
   while at < len(bounds) - 1:
     starts.append(at)
-    at = int(reach[at])
+    at = int(last[at])
   taken = np.asarray([*starts, len(bounds) - 1])
   return bounds[taken[:-1]], np.diff(bounds[taken])

@@ -8,9 +8,18 @@ from typing import ClassVar
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.objectives.base import Lengths, Masked, Objective, Rows, SpecialTokens, at_least, check_mask, check_share
+from t5like.objectives.base import (
+  Lengths,
+  Masked,
+  Objective,
+  Rows,
+  SpecialTokens,
+  check_fraction,
+  check_mask,
+  check_min_length,
+)
 from t5like.objectives.corruption import span_starts
-from t5like.objectives.noise import drawn_span_lengths, exact_count, scattered_spans
+from t5like.objectives.noise import exact_count, place_spans_randomly, sample_span_lengths
 from t5like.objectives.ragged import Ragged, within
 from t5like.objectives.randomness import Draws
 from t5like.objectives.segments import join_segments
@@ -18,14 +27,14 @@ from t5like.objectives.segments import join_segments
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-  """A share of the tokens is predicted in place; most of them are hidden from the encoder.
+  """Predicts a fraction of the tokens in place, most of them masked.
 
-  Of the predicted tokens `mask_share` become [MASK], `random_share` a random token, the rest stays
-  (Devlin et al. 2018: 80/10/10). The choice is drawn anew every epoch, as RoBERTa does, where BERT
-  made ten copies of its corpus. The defaults are BERT's; its 128-token phase predicts at most 20.
+  Of the predicted tokens, `mask_share` become [MASK], `random_share` a random token, the rest is kept
+  (Devlin et al. 2018: 80/10/10). Masking is dynamic (different every epoch), as in RoBERTa; BERT
+  duplicated its corpus ten times. The defaults are BERT's; its 128-token phase predicts at most 20.
 
-  next_sentence: half of the rows go on with text of another document, and the model says which.
-  whole_sentences: rows are whole sentences, running over the ends of documents, without pairs
+  next_sentence: adds next-sentence prediction: in half of the rows, the second text is from another document.
+  whole_sentences: rows are complete sentences, across document boundaries, without pairs
   (RoBERTa's full-sentences). Otherwise a row is a piece of one document.
   """
 
@@ -39,11 +48,14 @@ class MaskedLM(Objective):
   makes: ClassVar[str] = "masked"
 
   def __post_init__(self):
-    check_share("noise_density", self.noise_density)
+    check_fraction("noise_density", self.noise_density)
     if not (0 <= self.mask_share and 0 <= self.random_share and self.mask_share + self.random_share <= 1 + 1e-9):
-      raise UserError(f"shares of {self.mask_share} masked and {self.random_share} random tokens exceed all of them")
+      raise UserError(
+        f"invalid mask_share and random_share: {self.mask_share} and {self.random_share} "
+        "(expected non-negative numbers with a sum of at most 1)"
+      )
     if self.next_sentence and self.whole_sentences:
-      raise UserError("next_sentence compares two texts, whole_sentences has one: choose one of them")
+      raise UserError("next_sentence and whole_sentences are mutually exclusive")
 
   @property
   def unit(self) -> str:
@@ -58,14 +70,14 @@ class MaskedLM(Objective):
     return self.next_sentence
 
   def lengths(self, inputs: int) -> Lengths:
-    at_least(self, inputs, 8)
+    check_min_length(self, inputs, 8)
     return Lengths(inputs - (3 if self.next_sentence else 2), inputs, inputs)
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:
     check_mask(self, special)
     if special.cls is None or special.sep is None:
       raise UserError(
-        f"{self.name} needs [CLS] and [SEP], the vocabulary has none", try_="--gin.VOCABULARY=bert_uncased"
+        f"{self.name} needs [CLS] and [SEP]; the vocabulary has none", try_="--gin.VOCABULARY=bert_uncased"
       )
 
   def __call__(self, rows: Rows, draws: Draws, special: SpecialTokens) -> Masked:
@@ -86,7 +98,7 @@ class MaskedLM(Objective):
     )
 
   def choose(self, text: Ragged, draws: Draws, special: SpecialTokens) -> np.ndarray:
-    """Exactly the nearest whole number to the share of all tokens, special ones counted, as BERT counted."""
+    """Returns a mask of the tokens to predict; as in BERT, their number is relative to all tokens, special ones too."""
     candidates = special.is_text(text)
     return exact_count(draws, candidates, self.counts(text, candidates))
 
@@ -97,15 +109,15 @@ class MaskedLM(Objective):
     return np.minimum(counts, np.count_nonzero(candidates, axis=1))
 
   def hide(self, text: Ragged, chosen: np.ndarray, draws: Draws, special: SpecialTokens) -> np.ndarray:
-    """[rows, width] with chosen tokens masked, replaced or left."""
+    """Returns the tokens [rows, width] with the chosen ones masked, replaced or kept."""
     counts = np.count_nonzero(chosen, axis=1)
     most = int(counts.max(initial=0))
-    fate = draws.uniform("mask, random or kept", most)
-    drawn = special.drawable[draws.integers("random tokens", most, len(special.drawable))]
+    action = draws.uniform("mask, random or kept", most)
+    drawn = special.replacement_ids[draws.integers("random tokens", most, len(special.replacement_ids))]
     used = within(counts, most)
     original = text.tokens[chosen]
-    hidden = np.where(fate < self.mask_share, np.int32(special.mask), drawn)[used]
-    kept = fate[used] >= self.mask_share + self.random_share
+    hidden = np.where(action < self.mask_share, np.int32(special.mask), drawn)[used]
+    kept = action[used] >= self.mask_share + self.random_share
     out = text.tokens.astype(np.int32, copy=True)
     out[chosen] = np.where(kept, original, hidden)
     return out
@@ -113,9 +125,9 @@ class MaskedLM(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class SpanMaskedLM(MaskedLM):
-  """SpanBERT (Joshi et al. 2019): spans of whole words are predicted, a span shares one fate.
+  """SpanBERT (Joshi et al. 2019): predicts spans of complete words; a span is masked, replaced or kept as a unit.
 
-  Span lengths in words come from a geometric distribution with p = 0.2, cut at 10: 3.8 on average.
+  Span lengths in words follow a geometric distribution with p = 0.2, clipped at 10 (mean 3.8).
   """
 
   geometric: float = 0.2
@@ -124,7 +136,7 @@ class SpanMaskedLM(MaskedLM):
 
   def __post_init__(self):
     super().__post_init__()
-    check_share("geometric", self.geometric)
+    check_fraction("geometric", self.geometric)
 
   def choose(self, text: Ragged, draws: Draws, special: SpecialTokens) -> np.ndarray:
     candidates = special.is_text(text)
@@ -132,42 +144,42 @@ class SpanMaskedLM(MaskedLM):
     lengths = np.arange(self.longest_span + 1)
     odds = np.where(lengths > 0, self.geometric * (1 - self.geometric) ** (lengths - 1.0), 0.0)
     budgets = np.maximum(np.rint(counts * self.noise_density), np.minimum(counts, 1)).astype(np.int64)
-    spans, _ = drawn_span_lengths(draws, budgets, odds / odds.sum())
-    chosen_words = scattered_spans(draws, counts, max(int(counts.max(initial=0)), 1), spans)
+    spans, _ = sample_span_lengths(draws, budgets, odds / odds.sum())
+    chosen_words = place_spans_randomly(draws, counts, max(int(counts.max(initial=0)), 1), spans)
     return np.take_along_axis(chosen_words, np.maximum(words, 0), axis=1) & candidates
 
   def hide(self, text: Ragged, chosen: np.ndarray, draws: Draws, special: SpecialTokens) -> np.ndarray:
     starts = span_starts(chosen)
     span = np.cumsum(starts, axis=1) - 1
     most = int(span.max(initial=-1)) + 1
-    fate = np.take_along_axis(draws.uniform("mask, random or kept", max(most, 1)), np.maximum(span, 0), axis=1)
+    action = np.take_along_axis(draws.uniform("mask, random or kept", max(most, 1)), np.maximum(span, 0), axis=1)
     width = text.tokens.shape[1]
-    drawn = special.drawable[draws.integers("random tokens", width, len(special.drawable))]
-    hidden = np.where(fate < self.mask_share, np.int32(special.mask), drawn)
-    kept = fate >= self.mask_share + self.random_share
+    drawn = special.replacement_ids[draws.integers("random tokens", width, len(special.replacement_ids))]
+    hidden = np.where(action < self.mask_share, np.int32(special.mask), drawn)
+    kept = action >= self.mask_share + self.random_share
     return np.where(chosen & ~kept, hidden, text.tokens).astype(np.int32)
 
 
 def _words(text: Ragged, candidates: np.ndarray, special: SpecialTokens) -> tuple[np.ndarray, np.ndarray]:
-  """The number of its word for each token [rows, width], and words of each row."""
+  """Returns the word number of each token [rows, width], and the number of words in each row."""
   starts = np.ones_like(candidates)
   if special.word_starts is not None:
     starts = special.word_starts.take(text.tokens, mode="clip")
   starts = starts.copy()
-  starts[:, 1:] |= ~candidates[:, :-1]  # behind a special token a word begins
+  starts[:, 1:] |= ~candidates[:, :-1]  # a word starts after a special token
   words = np.cumsum(starts & candidates, axis=1)
   return words - 1, words[:, -1] if words.shape[1] else np.zeros(len(words), np.int64)
 
 
 def _pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ragged, np.ndarray]:
-  """Two parts of a text, split where a sentence ends; for half of the rows the second is of another document.
+  """Splits rows in two at a sentence end; in half of the rows the second part is from another document.
 
-  Without a sentence end inside, a row is split in the middle. Label 1: the second part does not follow.
+  A row without a sentence end is split in the middle. Label 1: the second part does not follow.
   """
   width = rows.tokens.shape[1]
   last = rows.lengths[:, None] - 1
-  places = np.arange(width)[None, :]
-  ends = np.isin(rows.tokens, np.asarray(special.sentence_ends, np.int32)) & (places < last)
+  positions = np.arange(width)[None, :]
+  ends = np.isin(rows.tokens, np.asarray(special.sentence_ends, np.int32)) & (positions < last)
   counts = np.count_nonzero(ends, axis=1)
   pick = draws.integers("sentence that ends the first part", 1, np.maximum(counts, 1)[:, None])
   at_pick = ends & (np.cumsum(ends, axis=1) == pick + 1)
@@ -175,14 +187,14 @@ def _pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ra
   split = np.minimum(split, rows.lengths)
   labels = (draws.uniform("next or random", 1)[:, 0] < 0.5).astype(np.int32)
   if rows.others is None:
-    raise ValueError("next-sentence prediction needs a row of another document for each row")
-  first = Ragged(np.where(places < split[:, None], rows.tokens, 0), split)
+    raise ValueError("next-sentence prediction needs a row from another document for each row")
+  first = Ragged(np.where(positions < split[:, None], rows.tokens, 0), split)
   rest = rows.lengths - split
-  # The rest of a row, or as many tokens from the beginning of the other one.
-  follow = np.take_along_axis(rows.tokens, np.minimum(places + split[:, None], width - 1), axis=1)
+  # The rest of the row, or the same number of tokens from the start of the other one.
+  follow = np.take_along_axis(rows.tokens, np.minimum(positions + split[:, None], width - 1), axis=1)
   other = np.zeros_like(rows.tokens)
   shared = min(width, rows.others.tokens.shape[1])
   other[:, :shared] = rows.others.tokens[:, :shared]
   lengths = np.where(labels == 1, np.minimum(np.maximum(rest, 1), rows.others.lengths), rest)
   second = np.where(labels[:, None] == 1, other, follow)
-  return first, Ragged(np.where(places < lengths[:, None], second, 0).astype(np.int32), lengths), labels
+  return first, Ragged(np.where(positions < lengths[:, None], second, 0).astype(np.int32), lengths), labels

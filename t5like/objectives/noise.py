@@ -1,4 +1,4 @@
-"""Which tokens are noise: masks [rows, width], True where a token is hidden or predicted.
+"""Noise masks [rows, width]: True where a token is hidden or predicted.
 
 Rows may differ in length; positions beyond a row's length are never noise.
 """
@@ -12,14 +12,14 @@ from t5like.objectives.randomness import Draws
 
 
 def iid(draws: Draws, lengths: np.ndarray, width: int, density: float) -> np.ndarray:
-  """Every token is noise with probability `density`, on its own."""
-  # 16 bits a token, four tokens a random number: the density is met to 1 / 65,536.
+  """Makes every token noise independently with probability `density`."""
+  # 16 bits per token, four tokens per random number: the density is exact to 1 / 65,536.
   bits = draws.bits("iid noise", -(-width // 4)).view(np.uint16).reshape(len(lengths), -1)[:, :width]
   return (bits < round(density * 65_536)) & within(lengths, width)
 
 
 def exact_count(draws: Draws, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """`counts[r]` of the candidates [rows, width] of each row, every choice equally likely."""
+  """Chooses `counts[r]` of the candidates [rows, width] of each row uniformly at random."""
   sizes = candidates.sum(axis=1)
   chosen = draws.subsets("exact noise", sizes, counts)
   # The n-th candidate of a row is noise where the n-th member of the subset is.
@@ -31,9 +31,9 @@ def exact_count(draws: Draws, candidates: np.ndarray, counts: np.ndarray) -> np.
 def noise_counts(
   lengths: int | np.ndarray, density: float, mean_span_length: float
 ) -> tuple[int | np.ndarray, int | np.ndarray]:
-  """Noise tokens and noise spans in rows of `lengths` tokens (round half to even, as the original).
+  """Returns the noise tokens and noise spans in rows of `lengths` tokens (rounded half to even, as the original).
 
-  A row of one token has no noise: nothing would be left to predict it from.
+  A row of one token has no noise, as nothing would be left to predict it from.
   """
   rows = np.asarray(lengths)
   tokens = np.minimum(np.maximum(np.rint(rows * density), 1), np.maximum(rows - 1, 0))
@@ -46,11 +46,11 @@ def noise_counts(
 def random_spans(
   draws: Draws, lengths: np.ndarray, width: int, density: float, mean_span_length: float, ends_free: bool
 ) -> np.ndarray:
-  """Noise in spans whose lengths are a uniformly drawn composition of the noise tokens.
+  """Returns noise in spans whose lengths are a uniformly sampled composition of the noise tokens.
 
-  With `ends_free` every placement of the spans that leaves text between them is equally likely.
-  Without, as in the original library, text stands before every span and none after the last: the
-  first token is never noise and the last always is.
+  With `ends_free`, every placement of the spans that leaves text between them is equally likely.
+  Without it, as in the original library, each span is preceded by text and the last ends the row: the
+  first token is never noise, the last always is.
   """
   num_noise, num_spans = noise_counts(lengths, density, mean_span_length)
   ends = _span_ends(draws, num_noise, num_spans)
@@ -58,7 +58,7 @@ def random_spans(
 
 
 def _span_ends(draws: Draws, totals: np.ndarray, parts: np.ndarray) -> np.ndarray:
-  """[rows, max parts + 1] cumulative lengths, from 0, of `parts[r]` spans; every composition equally likely."""
+  """Samples the cumulative lengths of `parts[r]` spans [rows, max parts + 1]; every composition is equally likely."""
   cuts = draws.subsets("noise span lengths", np.maximum(totals - 1, 0), np.maximum(parts - 1, 0))
   ends = np.zeros((len(totals), int(parts.max(initial=0)) + 1), np.int64)
   row = np.repeat(np.arange(len(parts)), np.maximum(parts - 1, 0))
@@ -70,9 +70,9 @@ def _span_ends(draws: Draws, totals: np.ndarray, parts: np.ndarray) -> np.ndarra
 def place_spans(
   draws: Draws, lengths: np.ndarray, width: int, ends: np.ndarray, spans: np.ndarray, ends_free: bool = True
 ) -> np.ndarray:
-  """The mask of spans with cumulative lengths `ends` [rows, max spans + 1], at least one token of text between two.
+  """Returns the mask of spans with cumulative lengths `ends` [rows, max spans + 1], separated by text.
 
-  Span i of a row begins behind gap[i] tokens of text, where the gaps are a random subset of all gaps.
+  Span i of a row starts after gap[i] tokens of text, where the gaps are a random subset of all gaps.
   """
   totals = np.take_along_axis(ends, spans[:, None], axis=1)[:, 0]
   text = lengths - totals
@@ -85,22 +85,22 @@ def place_spans(
     gaps[spans > 0, text[spans > 0]] = True
   gap = np.flatnonzero(gaps)
   row = np.repeat(np.arange(len(lengths)), spans)
-  behind = row * (width + 1) + gap - row * gaps.shape[1]  # where the span would begin without the noise before it
+  behind = row * (width + 1) + gap - row * gaps.shape[1]  # the span's start, not counting the noise before it
   number = row * ends.shape[1] + numbered(spans)  # flat index into ends
   flips = np.zeros((len(lengths), width + 1), np.int8)
   flat, ends = flips.reshape(-1), ends.reshape(-1)
   flat[behind + ends[number]] = 1
-  flat[behind + ends[number + 1]] -= 1  # no span touches the next: a position flips once
+  flat[behind + ends[number + 1]] -= 1  # spans never touch, so each position flips once
   return np.cumsum(flips[:, :width], axis=1, dtype=np.int8).view(bool)
 
 
-def drawn_span_lengths(draws: Draws, budgets: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Lengths drawn from `probabilities` (of 0, 1, 2, ...) until a row's budget of tokens is used up, the last cut.
+def sample_span_lengths(draws: Draws, budgets: np.ndarray, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Samples lengths from `probabilities` (of 0, 1, 2, ...) until a row's token budget is used; trims the last.
 
-  Returns lengths [rows, most spans], and which of them were drawn before the budget was reached.
+  Returns lengths [rows, most spans], and which of them were sampled before the budget was reached.
   """
   mean = float(np.arange(len(probabilities)) @ probabilities)
-  most = int(1.5 * budgets.max(initial=0) / mean) + 8  # a row that needs more is left with a little less noise
+  most = int(1.5 * budgets.max(initial=0) / mean) + 8  # a row that needs more gets slightly less noise
   cumulative = np.cumsum(probabilities)
   lengths = np.searchsorted(cumulative / cumulative[-1], draws.uniform("span lengths", most), side="right")
   before = np.cumsum(lengths, axis=1) - lengths
@@ -108,12 +108,12 @@ def drawn_span_lengths(draws: Draws, budgets: np.ndarray, probabilities: np.ndar
   return np.where(used, np.minimum(lengths, budgets[:, None] - before), 0), used
 
 
-def scattered_spans(draws: Draws, lengths: np.ndarray, width: int, span_lengths: np.ndarray) -> np.ndarray:
-  """The mask of the spans of positive length in `span_lengths` [rows, n], placed at random."""
+def place_spans_randomly(draws: Draws, lengths: np.ndarray, width: int, span_lengths: np.ndarray) -> np.ndarray:
+  """Places the spans of positive length in `span_lengths` [rows, n] at random; returns the mask."""
   positive = span_lengths > 0
-  order = np.argsort(~positive, axis=1, kind="stable")  # positive ones first, in their order
+  order = np.argsort(~positive, axis=1, kind="stable")  # positive ones first, in the same order
   packed = np.take_along_axis(span_lengths, order, axis=1)
   ends = np.concatenate([np.zeros((len(packed), 1), np.int64), np.cumsum(packed, axis=1)], axis=1)
-  # Between two spans stands a token: drop the last spans where a short row has no room for that.
+  # Spans are separated by a token: drop the last spans if a short row has no room for that.
   room = ends[:, 1:] + np.arange(packed.shape[1])[None, :] <= lengths[:, None]
   return place_spans(draws, lengths, width, ends, (positive.sum(axis=1)).clip(max=room.sum(axis=1)))

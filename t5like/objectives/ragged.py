@@ -1,4 +1,4 @@
-"""Rows of different lengths in one array."""
+"""Ragged arrays: rows of different lengths in one array."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def within(lengths: np.ndarray, width: int) -> np.ndarray:
-  """[rows, width] True on the positions that a row has."""
+  """Returns a mask [rows, width] that is True on the first `lengths[r]` positions of each row."""
   return np.arange(width)[None, :] < lengths[:, None]
 
 
 def numbered(counts: np.ndarray) -> np.ndarray:
-  """0, 1, 2, ... within each row, for rows of `counts` items end to end."""
+  """Returns 0, 1, 2, ... within each row, for rows of `counts` items end to end."""
   return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
@@ -26,7 +26,7 @@ class Ragged:
 
   @classmethod
   def of(cls, values: np.ndarray, lengths: np.ndarray) -> Ragged:
-    """From the values of all rows end to end."""
+    """Builds it from the values of all rows end to end."""
     tokens = np.zeros((len(lengths), int(lengths.max(initial=0))), np.int32)
     if lengths.size and np.all(lengths == lengths[0]):
       tokens[:] = values.reshape(tokens.shape)
@@ -36,15 +36,15 @@ class Ragged:
 
   @classmethod
   def full(cls, tokens: np.ndarray) -> Ragged:
-    """Rows that all fill their width."""
+    """Builds it from rows that all have the full width."""
     return cls(tokens, np.full(len(tokens), tokens.shape[1], np.int64))
 
   @classmethod
   def gather(cls, values: np.ndarray, keep: np.ndarray) -> Ragged:
-    """The kept values of each row, moved to its front."""
+    """Moves the kept values of each row to its front."""
     return cls.of(values[keep], np.count_nonzero(keep, axis=1))
 
   @property
   def valid(self) -> np.ndarray:
-    """[rows, width] True where there is a token."""
+    """A mask [rows, width] that is True on tokens."""
     return within(self.lengths, self.tokens.shape[1])

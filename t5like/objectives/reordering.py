@@ -1,4 +1,4 @@
-"""Objectives about the order of tokens: put it right, or predict in another."""
+"""Objectives on token order: deshuffling and permuted language modeling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from t5like.objectives.base import (
   Pairs,
   Rows,
   SpecialTokens,
-  at_least,
+  check_fraction,
+  check_min_length,
   check_sentinels,
-  check_share,
 )
 from t5like.objectives.corruption import reorder
 from t5like.objectives.noise import exact_count
@@ -31,7 +31,7 @@ class Deshuffling(Objective):
   unit: ClassVar[str] = "document"
 
   def lengths(self, inputs: int) -> Lengths:
-    at_least(self, inputs, 4)
+    check_min_length(self, inputs, 4)
     return Lengths(inputs - 1, inputs, inputs)
 
   def __call__(self, rows: Rows, draws: Draws, special: SpecialTokens) -> Pairs:
@@ -40,23 +40,23 @@ class Deshuffling(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class PermutedLM(Objective):
-  """A sixth of the tokens is hidden, each behind a sentinel of its own, and predicted in random order.
+  """Replaces a sixth of the tokens with one sentinel each and predicts them in random order.
 
-  XLNet's objective (Yang et al. 2019) as an encoder-decoder sees it, the BART paper's comparison
-  (Lewis et al. 2019, section 4.1). The sentinel before a target says which token it is.
+  XLNet's objective (Yang et al. 2019) for an encoder-decoder, as compared in the BART paper (Lewis
+  et al. 2019, section 4.1). The sentinel before a target identifies the token.
   """
 
   share: float = 1 / 6
   name: ClassVar[str] = "permuted_lm"
 
   def __post_init__(self):
-    check_share("share", self.share)
+    check_fraction("share", self.share)
 
   def _hidden(self, lengths: int | np.ndarray) -> int | np.ndarray:
     return (np.asarray(lengths) * self.share).astype(np.int64)
 
   def lengths(self, inputs: int) -> Lengths:
-    at_least(self, inputs, 8)
+    check_min_length(self, inputs, 8)
     return Lengths(inputs - 1, inputs, 2 * int(self._hidden(inputs - 1)) + 1)
 
   def check(self, lengths: Lengths, special: SpecialTokens) -> None:

@@ -12,9 +12,9 @@ from t5like.objectives.base import (
   Pairs,
   Rows,
   SpecialTokens,
-  at_least,
+  check_fraction,
+  check_min_length,
   check_sentinels,
-  check_share,
   check_variant,
 )
 from t5like.objectives.corruption import first_spans, replace_spans, spans_after_sentinels
@@ -24,11 +24,11 @@ from t5like.objectives.randomness import Draws
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption(Objective):
-  """Random spans are dropped from the text and predicted, each behind its sentinel.
+  """Replaces random spans with sentinels; targets are the spans, each after its sentinel.
 
-  variant="paper" closes the targets with one more sentinel, as the paper's figure 2 does, and lets
-  spans fall anywhere. variant="t5" gives what the original library gives: no closing sentinel
-  (targets are one token shorter), the first token never noise, the last always.
+  variant="paper" ends the targets with one more sentinel, as in the paper's figure 2, and allows
+  spans anywhere. variant="t5" reproduces the original library: no final sentinel (targets are one
+  token shorter), the first token is never noise, the last always is.
   """
 
   noise_density: float = 0.15
@@ -37,31 +37,31 @@ class SpanCorruption(Objective):
   name: ClassVar[str] = "span_corruption"
 
   def __post_init__(self):
-    check_share("noise_density", self.noise_density)
+    check_fraction("noise_density", self.noise_density)
     if not self.mean_span_length >= 1:
-      raise UserError(f"mean_span_length must be at least 1, not {self.mean_span_length}")
+      raise UserError(f"invalid mean_span_length: {self.mean_span_length} (expected at least 1)")
     check_variant(self, self.variant)
 
   @property
-  def _closing(self) -> int:
+  def _final_sentinels(self) -> int:
     return int(self.variant == "paper")
 
-  def _lengths_of(self, raw: int) -> Lengths:
+  def _lengths_for(self, raw: int) -> Lengths:
     noise, spans = noise_counts(raw, self.noise_density, self.mean_span_length)
     if self.variant == "t5":
-      # Its planner, unlike its noise, may count no span at all: a short row is then cut at its end.
+      # Unlike its noise function, the original's length helper may count 0 spans: a short row is then trimmed.
       noise = round(raw * self.noise_density)
       spans = round(noise / self.mean_span_length)
-    return Lengths(raw, raw - noise + spans + 1, noise + spans + self._closing + 1)
+    return Lengths(raw, raw - noise + spans + 1, noise + spans + self._final_sentinels + 1)
 
   def lengths(self, inputs: int) -> Lengths:
-    at_least(self, inputs, 4)
+    check_min_length(self, inputs, 4)
     raw = inputs - 1
-    while self._lengths_of(raw + 1).inputs <= inputs:
+    while self._lengths_for(raw + 1).inputs <= inputs:
       raw += 1
-    lengths = self._lengths_of(raw)
+    lengths = self._lengths_for(raw)
     if self.noise_density == 0.5 and lengths.targets > lengths.inputs:
-      # As the original: at half noise one raw token less keeps both sides at the round number asked for.
+      # As in the original: at 50% noise, one raw token less keeps inputs and targets at the requested length.
       lengths = Lengths(raw - 1, lengths.inputs, lengths.targets - 1)
     return dataclasses.replace(lengths, inputs=inputs)
 
@@ -70,7 +70,7 @@ class SpanCorruption(Objective):
 
   def _check_sentinels(self, raw: int, special: SpecialTokens) -> None:
     _, spans = noise_counts(raw, self.noise_density, self.mean_span_length)
-    check_sentinels(self, spans + self._closing, raw, special)
+    check_sentinels(self, spans + self._final_sentinels, raw, special)
 
   def __call__(self, rows: Rows, draws: Draws, special: SpecialTokens) -> Pairs:
     width = rows.tokens.shape[1]
@@ -79,11 +79,11 @@ class SpanCorruption(Objective):
       draws, rows.lengths, width, self.noise_density, self.mean_span_length, ends_free=self.variant == "paper"
     )
     if self.variant == "t5":
-      # As there: what is no noise becomes a sentinel. The same targets, since text and noise take turns.
+      # As in the original: runs of text become sentinels, which gives the same targets, as text and noise alternate.
       return Pairs(
         replace_spans(rows, mask, special.sentinel_array), replace_spans(rows, ~mask, special.sentinel_array)
       )
-    if special.reserved[rows.tokens[mask]].any():  # a special token inside a span stays, and parts it in two
+    if special.reserved[rows.tokens[mask]].any():  # a special token inside a span is kept and splits it
       mask = first_spans(mask & special.is_text(rows), len(special.sentinels) - 1)
     return Pairs(
       replace_spans(rows, mask, special.sentinel_array), spans_after_sentinels(rows, mask, special.sentinel_array)

@@ -1,4 +1,4 @@
-"""UL2's mixture of denoisers (Tay et al. 2022): a row is denoised in one of several ways, and told which."""
+"""UL2's mixture of denoisers (Tay et al. 2022), with a mode token for each row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.objectives.base import Lengths, Objective, Pairs, Rows, SpecialTokens, at_least, check_sentinels
+from t5like.objectives.base import Lengths, Objective, Pairs, Rows, SpecialTokens, check_min_length, check_sentinels
 from t5like.objectives.language_modeling import PrefixLM
 from t5like.objectives.noise import noise_counts
 from t5like.objectives.ragged import Ragged
@@ -21,7 +21,7 @@ MODES = ("R", "X", "S")
 
 @dataclasses.dataclass(frozen=True)
 class Denoiser:
-  """One way to denoise: R regular, X extreme, S sequential; S splits a text in two and takes no spans."""
+  """A denoiser of mode R (regular), X (extreme) or S (sequential: a prefix LM, without spans)."""
 
   mode: str
   mean_span_length: float | None = None
@@ -30,9 +30,9 @@ class Denoiser:
 
   def __post_init__(self):
     if self.mode not in MODES:
-      raise UserError(f"no mode {self.mode!r} of UL2", known=", ".join(MODES))
+      raise UserError(f"unknown UL2 mode: {self.mode!r}", known=", ".join(MODES))
     if (self.mode == "S") != (self.mean_span_length is None):
-      raise UserError(f"a denoiser of mode {self.mode} {'takes no' if self.mode == 'S' else 'needs a'} span length")
+      raise UserError(f"a UL2 denoiser of mode {self.mode} {'has no' if self.mode == 'S' else 'needs a'} span length")
 
   @property
   def objective(self) -> Objective:
@@ -41,7 +41,7 @@ class Denoiser:
 
 @dataclasses.dataclass(frozen=True)
 class UL2(Objective):
-  """Each row draws a denoiser; its inputs begin with the token of the denoiser's mode.
+  """Samples a denoiser for each row; its inputs begin with the token of the denoiser's mode.
 
   T5's vocabulary has no mode tokens: the last three sentinels serve as R, X and S, in this order.
   """
@@ -56,15 +56,15 @@ class UL2(Objective):
   name: ClassVar[str] = "ul2"
 
   def __post_init__(self):
-    # gin files give tuples.
+    # gin files contain tuples.
     given = tuple(d if isinstance(d, Denoiser) else Denoiser(*d) for d in self.denoisers)
     if not given or min(d.rate for d in given) < 0 or sum(d.rate for d in given) <= 0:
-      raise UserError("UL2 needs denoisers with rates that are not negative and not all 0", given=self.denoisers)
+      raise UserError("invalid rates of UL2's denoisers (expected non-negative, not all 0)", given=self.denoisers)
     object.__setattr__(self, "denoisers", given)
 
   def lengths(self, inputs: int) -> Lengths:
-    """One raw length for all denoisers: what fits with a mode token even where nothing is removed."""
-    at_least(self, inputs, 8)
+    """Returns one raw length for all denoisers: it fits with a mode token even if nothing is removed."""
+    check_min_length(self, inputs, 8)
     raw = inputs - 2
     targets = [raw]  # S: all but one token, and end-of-sequence
     for denoiser in self.denoisers:
@@ -96,21 +96,21 @@ class UL2(Objective):
       if mine.size:
         part = Rows(rows.tokens[mine], rows.lengths[mine])
         pairs = denoiser.objective(part, Draws(draws.keys[mine]), for_spans)
-        inputs.append((mine, _led_by(modes[denoiser.mode], pairs.inputs)))
+        inputs.append((mine, _prepend(modes[denoiser.mode], pairs.inputs)))
         targets.append((mine, pairs.targets))
     return Pairs(_merge(inputs, len(choice)), _merge(targets, len(choice)))
 
 
-def _led_by(token: int, rows: Ragged) -> Ragged:
+def _prepend(token: int, rows: Ragged) -> Ragged:
   first = np.full((len(rows.tokens), 1), token, np.int32)
   return Ragged(np.concatenate([first, rows.tokens], axis=1), rows.lengths + 1)
 
 
 def _merge(parts: Sequence[tuple[np.ndarray, Ragged]], count: int) -> Ragged:
-  """Rows back in their places."""
+  """Merges the rows of all denoisers in their original order."""
   tokens = np.zeros((count, max((p.tokens.shape[1] for _, p in parts), default=0)), np.int32)
   lengths = np.zeros(count, np.int64)
-  for places, part in parts:
-    tokens[places, : part.tokens.shape[1]] = part.tokens
-    lengths[places] = part.lengths
+  for rows, part in parts:
+    tokens[rows, : part.tokens.shape[1]] = part.tokens
+    lengths[rows] = part.lengths
   return Ragged(tokens, lengths)

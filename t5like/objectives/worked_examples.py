@@ -1,4 +1,4 @@
-"""What an objective makes of a text, a row at a time, to be shown."""
+"""Shows the output of an objective row by row."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from t5like.objectives.randomness import Draws
 
 @dataclasses.dataclass(frozen=True)
 class CorruptedRow:
-  """Ids of one row, without padding."""
+  """The ids of one row, without padding."""
 
   inputs: np.ndarray  # [input length]
-  targets: np.ndarray | None  # [target length]; None where tokens are predicted in their places
-  predicted: dict[int, int]  # by place in the inputs: the token to predict there
+  targets: np.ndarray | None  # [target length]; None if tokens are predicted in place
+  predicted: dict[int, int]  # tokens to predict by position in the inputs
   follows: bool | None  # next-sentence prediction: whether the second text follows the first
 
 
 def corrupted_rows(result: Pairs | Masked) -> list[CorruptedRow]:
-  """Returns the rows of what an objective gave."""
+  """Splits the output of an objective into rows."""
   rows = []
   for number, length in enumerate(result.inputs.lengths):
     inputs, targets, predicted, follows = result.inputs.tokens[number, :length], None, {}, None
     if isinstance(result, Masked):
-      places = np.flatnonzero(result.weights[number, :length])
-      predicted = {int(place): int(result.targets[number, place]) for place in places}
+      positions = np.flatnonzero(result.weights[number, :length])
+      predicted = {int(position): int(result.targets[number, position]) for position in positions}
       follows = None if result.labels is None else not result.labels[number]
     else:
       targets = result.targets.tokens[number, : result.targets.lengths[number]]
@@ -38,7 +38,7 @@ def corrupted_rows(result: Pairs | Masked) -> list[CorruptedRow]:
 
 
 def corrupt_text(objective: Objective, text: str, vocabulary: Any, other: str = "", seed: int = 0) -> CorruptedRow:
-  """Returns the one row that an objective makes of a text; `other` is of another document, for sentence pairs."""
+  """Applies an objective to one text; `other` is text from another document, for sentence pairs."""
   special, row = SpecialTokens.of(vocabulary), _row(text, vocabulary)
   objective.check(objective.lengths(max(row.tokens.shape[1], 8)), special)
   rows = Rows(row.tokens, row.lengths, _row(other, vocabulary))

@@ -48,7 +48,7 @@ def decoding_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[
         line.show(f"decoding {done:,}/{total:,}")
 
       result = evaluator(params, asked, progress)
-      line.leave()
+      line.end_line()
       for note in result.notes:
         say(note)
       if jax.process_index() == 0:

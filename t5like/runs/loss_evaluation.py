@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from t5like import data, parallel
-from t5like.data.layouts import Batch, counting
+from t5like.data.layouts import Batch, zero_loss_on_filler_rows
 from t5like.evaluation.loss_sums import add_up
 from t5like.experiments.compatibility import check_kind
 from t5like.experiments.experiment import Experiment
@@ -46,7 +46,7 @@ class EvaluationRows:
   def __getitem__(self, number: int) -> Batch:
     rows = number * self.batch_size + self.share.rows(self.batch_size).astype(np.int64)
     real = rows < self.rows
-    return counting(self.source.rows(np.where(real, rows, 0)), real)
+    return zero_loss_on_filler_rows(self.source.rows(np.where(real, rows, 0)), real)
 
   def __iter__(self) -> Iterator[Batch]:
     return (self[number] for number in range(len(self)))

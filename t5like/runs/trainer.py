@@ -196,7 +196,7 @@ class Trainer:
       ProfilerWindow(run.model_dir / "profile", *experiment.profile_steps),
       self._goodput,
     )
-    progress.leave()
+    progress.end_line()
     if int(state.step) < experiment.steps:
       self._save(state)
     return state

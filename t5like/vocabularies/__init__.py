@@ -1,4 +1,4 @@
-"""Text to ids and back, without TensorFlow."""
+"""Vocabularies: encode text to ids and back, without TensorFlow."""
 
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary

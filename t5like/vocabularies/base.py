@@ -1,4 +1,4 @@
-"""What every vocabulary is: text to ids and back, and which ids mean something special."""
+"""The base class of vocabularies."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Vocabulary(abc.ABC):
-  """Text to ids and back, without TensorFlow; ids have no end-of-sequence, which the loader adds.
+  """Encodes text to ids, without end-of-sequence (which the loader appends), and decodes ids.
 
-  An id that a vocabulary has not is None. Batches are padded with 0 whatever `pad_id` says: GPT-2
-  has no padding token and RoBERTa's is 1, so where 0 is a real token only loss weights and segment
-  ids tell padding apart.
+  Special ids that a vocabulary does not have are None. Batches are padded with 0 regardless of `pad_id`:
+  GPT-2 has no padding token and RoBERTa's is 1, so if 0 is a real token, only loss weights and segment
+  ids identify padding.
   """
 
-  path: Path | None = None  # the file it was read from
-  extra_ids: int = 0  # sentinels added to what the file holds
-  fingerprint: str  # equal where all ids are
-  settings: Mapping[str, Any] = MappingProxyType({})  # what Hugging Face's tokenizer_config.json says besides names
+  path: Path | None = None  # the file it was loaded from
+  extra_ids: int = 0  # sentinels added to those in the file
+  fingerprint: str  # equal if all ids are equal
+  settings: Mapping[str, Any] = MappingProxyType({})  # of Hugging Face's tokenizer_config.json, besides names
 
   pad_id: int | None
   eos_id: int
@@ -37,49 +37,49 @@ class Vocabulary(abc.ABC):
   cls_id: int | None = None
   sep_id: int | None = None
   mask_id: int | None = None
-  sentinel_ids: tuple[int, ...] = ()  # in the order of use: the first span gets the first
+  sentinel_ids: tuple[int, ...] = ()  # in order of use: the first span gets the first
 
   @property
   @abc.abstractmethod
   def vocab_size(self) -> int:
-    """Ids in all, sentinels included; a model's embedding may be padded beyond it."""
+    """The number of ids, sentinels included; a model's embedding may be padded beyond it."""
 
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]: ...
 
   @abc.abstractmethod
   def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-    """`encode` of every text; the number of threads changes the speed and nothing else."""
+    """Encodes every text; the number of threads does not affect the result."""
 
   @abc.abstractmethod
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Ids, and for each the characters of `text` it stands for, without white space around them."""
+    """Returns ids, and for each its character span in `text`, without surrounding white space."""
 
   @abc.abstractmethod
   def decode(self, ids: Sequence[int]) -> str:
-    """Text up to the first end-of-sequence."""
+    """Returns the text up to the first end-of-sequence."""
 
   @abc.abstractmethod
   def piece(self, token: int) -> str:
-    """One token as the vocabulary writes it, word marks included."""
+    """Returns a token's piece, word marks included."""
 
   def original_files(self) -> dict[str, bytes]:
-    """The files it was read from, under the names that Hugging Face gives them."""
+    """Returns the files it was loaded from, by their Hugging Face names."""
     return {}
 
   @property
   @abc.abstractmethod
   def special_ids(self) -> frozenset[int]:
-    """Ids that no objective may hide or draw at random: padding, ends, marks, sentinels; not `unk_id`."""
+    """Ids that objectives must not hide or sample: padding, ends, marks and sentinels, but not `unk_id`."""
 
   @property
   @abc.abstractmethod
   def word_starts(self) -> np.ndarray:
-    """[vocab_size] bool: the token begins a new word, so tokens without it belong to the word before them."""
+    """Whether each token starts a word; other tokens continue the word before them: bool [vocab_size]."""
 
   @cached_property
   def sentence_end_ids(self) -> frozenset[int]:
-    """Tokens whose last character closes a sentence."""
+    """Tokens whose last character ends a sentence."""
     return frozenset(
       token
       for token in range(self.vocab_size)
@@ -94,7 +94,7 @@ class Vocabulary(abc.ABC):
 
 
 def fingerprint_of(*parts: object) -> str:
-  """A short hash of file contents and settings."""
+  """Returns a short hash of file contents and settings."""
   digest = hashlib.sha256()
   for part in parts:
     digest.update(part if isinstance(part, bytes) else str(part).encode())
@@ -102,12 +102,12 @@ def fingerprint_of(*parts: object) -> str:
 
 
 def well_formed(text: str) -> str:
-  """The text with half surrogate pairs, which JSON lets through and UTF-8 has no bytes for, as U+FFFD."""
+  """Replaces lone surrogates, which JSON allows but UTF-8 cannot encode, with U+FFFD."""
   return _SURROGATES.sub("\ufffd", text)
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-  """The span without white space at its ends; empty at its end where it is nothing else."""
+  """Strips white space from the ends of a span; one of white space only becomes empty, at its end."""
   while start < end and text[start].isspace():
     start += 1
   while start < end and text[end - 1].isspace():

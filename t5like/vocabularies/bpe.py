@@ -14,26 +14,26 @@ from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
 from t5like.vocabularies.wordpiece import WORDS
 
 _END_OF_WORD = "</w>"
-# How byte-level BPE writes the white-space bytes: space, tab, newline, vertical tab, form feed, carriage return.
+# White-space bytes in byte-level BPE: space, tab, newline, vertical tab, form feed, carriage return.
 _BLANKS = tuple("ĠĉĊċČč")
 
-# White space and what follows it: no word of GPT-2's pattern goes on from anything else into white space.
+# White space and what follows it: no word of GPT-2's pattern continues from anything else into white space.
 _CHUNKS = re.compile(r"\s*\S+|\s+")
 
-# One token closes a document and opens the next. Bytes leave nothing unknown, and there is no padding token.
+# One token ends a document and starts the next. With bytes nothing is unknown, and there is no padding token.
 _GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
-_PIECES = "an object of pieces and their ids"
+_PIECES = "a JSON object with the id of each piece"
 _ROBERTA = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", cls="<s>", sep="</s>", mask="<mask>")
 
 
 def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
-  """vocab.json and merges.txt: GPT-2's and RoBERTa's byte-level BPE, or GPT's own with its end-of-word mark."""
+  """Loads vocab.json and merges.txt: GPT-2's and RoBERTa's byte-level BPE, or GPT's with its end-of-word mark."""
   pieces, merges = Path(pieces).expanduser(), Path(merges).expanduser()
   vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
   fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
   origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
   files = {"vocab.json": pieces, "merges.txt": merges}
-  # RoBERTa's has GPT-2's end of text among its pieces, so it is asked for first.
+  # RoBERTa first, as its pieces include GPT-2's end of text.
   for names in (_ROBERTA, _GPT2):
     if all(name in vocabulary for name in names.all()):
       tokenizer = _byte_level(vocabulary, pairs, names)
@@ -42,7 +42,7 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
     tokenizer, names = _lower_cased(vocabulary, pairs)
     return SubwordVocabulary(tokenizer, names, _any_piece, *origin, WORDS, files)
   raise UserError(
-    f"{pieces} is no byte-pair vocabulary that is known here",
+    f"unsupported byte-pair vocabulary: {pieces}",
     expected=f"GPT-2's with {_GPT2.eos}, RoBERTa's with {' '.join(_ROBERTA.all())}, or GPT's with {_END_OF_WORD}",
   )
 
@@ -51,15 +51,15 @@ def _byte_level(vocabulary: dict[str, int], pairs: list[tuple[str, str]], names:
   tokenizer = Tokenizer(models.BPE(vocabulary, pairs))
   tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
   tokenizer.decoder = decoders.ByteLevel()
-  # RoBERTa's mask stands for a word with its space.
+  # RoBERTa's mask includes the space before a word.
   tokenizer.add_special_tokens([AddedToken(name, lstrip=name == names.mask) for name in names.all()])
   return tokenizer
 
 
 def _lower_cased(vocabulary: dict[str, int], pairs: list[tuple[str, str]]) -> tuple[Tokenizer, SpecialNames]:
-  """GPT's of 2018: words split as BERT splits them.
+  """Builds GPT's tokenizer of 2018, which splits words as BERT does.
 
-  It came without an end-of-sequence; its newline piece, which this splitting never makes of text, serves as one.
+  It has no end-of-sequence; its newline piece, which never results from text, serves as one.
   """
   tokenizer = Tokenizer(models.BPE(vocabulary, pairs, unk_token="<unk>", end_of_word_suffix=_END_OF_WORD))
   tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -68,7 +68,7 @@ def _lower_cased(vocabulary: dict[str, int], pairs: list[tuple[str, str]]) -> tu
   tokenizer.add_special_tokens(["<unk>"])
   newline = f"\n{_END_OF_WORD}"
   if newline not in vocabulary:
-    raise UserError("the vocabulary has no newline piece to end a sequence with", expected=repr(newline))
+    raise UserError("the vocabulary has no newline piece to use as end-of-sequence", expected=repr(newline))
   return tokenizer, SpecialNames(eos=newline, unk="<unk>")
 
 
@@ -77,7 +77,7 @@ def _begins_word(piece: str) -> bool:
 
 
 def _any_piece(piece: str) -> bool:
-  """GPT's pieces show where a word ends, not where it begins: each counts as a word."""
+  """Returns True: GPT's pieces mark where a word ends, not where it starts, so each counts as a word."""
   del piece
   return True
 
@@ -94,9 +94,9 @@ def _read_pieces(path: Path) -> dict[str, int]:
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
   if not path.is_file():
-    raise UserError("a byte-pair vocabulary needs its merges", missing=path)
+    raise UserError("the merges of a byte-pair vocabulary are missing", file=path)
   lines = path.read_text(encoding="utf-8").split("\n")
   pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
   if any(len(pair) != 2 for pair in pairs):
-    raise UserError(f"{path} is not a file of merges", expected="two pieces a line")
+    raise UserError(f"{path} is not a merges file", expected="two pieces per line")
   return pairs

@@ -1,4 +1,4 @@
-"""Text as its UTF-8 bytes, the vocabulary of ByT5 (Xue et al. 2021). Ids equal those of seqio's vocabulary."""
+"""ByT5's vocabulary of UTF-8 bytes (Xue et al. 2021). Ids equal those of seqio's vocabulary."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _UNUSED_BYTES = tuple(range(_SIZE - 1, _FIRST_BYTE + 0xF5 - 1, -1))
 
 
 class ByteVocabulary(Vocabulary):
-  """Three special ids, 256 bytes, and `extra_ids` sentinels above them, the first span's the highest.
+  """Three special ids, 256 bytes, and `extra_ids` sentinels above them, the first span's being the highest.
 
   With 125 sentinels there are the 384 ids of ByT5's embedding. The published ByT5 models were
-  pre-trained with a vocabulary that had none: their sentinels count down from id 258, bytes that
-  no text contains. `extra_ids=0` is that vocabulary, with the eleven such bytes as sentinels
-  (ByT5's rows of 1,024 need nine). Text that spells a sentinel stays bytes, as in seqio; Hugging
-  Face's tokenizer makes it one of the ids above 258, in the opposite order.
+  pre-trained without sentinels: spans use the ids from 258 downward, bytes that no text contains.
+  `extra_ids=0` is that vocabulary, with the eleven such bytes as sentinels (ByT5's rows of 1,024
+  need nine). Sentinels in a text are encoded as bytes, as in seqio; Hugging Face's tokenizer maps
+  them to ids above 258, in the opposite order.
   """
 
   pad_id, eos_id, unk_id = 0, 1, 2
@@ -32,7 +32,7 @@ class ByteVocabulary(Vocabulary):
   def __init__(self, extra_ids: int | None = None):
     self.extra_ids = BYT5_SENTINELS if extra_ids is None else extra_ids
     if self.extra_ids < 0:
-      raise UserError(f"a vocabulary cannot have {extra_ids} sentinels")
+      raise UserError(f"invalid extra_ids: {extra_ids} (expected at least 0)")
     self.fingerprint = fingerprint_of("utf-8 bytes", self.extra_ids)
 
   def __reduce__(self):
@@ -52,7 +52,7 @@ class ByteVocabulary(Vocabulary):
 
   @cached_property
   def word_starts(self) -> np.ndarray:
-    """A word begins with the white space before it, as SentencePiece's do with their mark."""
+    """Whether each token starts a word: a word starts with the white space before it, as in SentencePiece."""
     starts = np.zeros(self.vocab_size, bool)
     starts[[_FIRST_BYTE + byte for byte in b" \t\n\r\v\f"]] = True
     starts[list(self.special_ids)] = True
@@ -70,7 +70,7 @@ class ByteVocabulary(Vocabulary):
     return (np.frombuffer(_utf8(text), np.uint8).astype(np.int32) + _FIRST_BYTE).tolist()
 
   def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-    del threads  # copying bytes holds the interpreter's lock
+    del threads  # copying bytes holds the GIL
     return [self.encode(text) for text in texts]
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -79,7 +79,7 @@ class ByteVocabulary(Vocabulary):
     return ids, spans
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text up to the first end-of-sequence; special ids and broken characters leave no trace, as in seqio."""
+    """Returns the text up to the first end-of-sequence; drops special ids and invalid UTF-8, as in seqio."""
     tokens = np.asarray(ids, np.int64).reshape(-1)
     ends = np.flatnonzero(tokens == self.eos_id)
     tokens = tokens[: ends[0]] if len(ends) else tokens

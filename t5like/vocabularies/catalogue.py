@@ -1,4 +1,4 @@
-"""Vocabularies by name or path."""
+"""Loads vocabularies by name or path."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from t5like.errors import UserError, nearest
 from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
-from t5like.vocabularies.beside import SETTINGS, added_tokens
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
+from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = {
-  "t5": EMBEDDED_FOLDER / "t5.model",  # 32,000 pieces, the vocabulary of all T5 checkpoints in English
+  "t5": EMBEDDED_FOLDER / "t5.model",  # 32,000 pieces, the vocabulary of all English T5 checkpoints
   "tiny": EMBEDDED_FOLDER / "tiny.model",  # 4,000 pieces of the embedded data, for the quickstart
   "bert_uncased": EMBEDDED_FOLDER / "bert_uncased.txt",
   "bert_cased": EMBEDDED_FOLDER / "bert_cased.txt",
@@ -23,38 +23,38 @@ EMBEDDED = {
   "roberta": EMBEDDED_FOLDER / "roberta.json",
 }
 BYTE = "byte"
-# Vocabularies that models are known by, too large to ship or not ours to: what to fetch for each.
-BY_HAND = {
+# Known vocabularies that are not included (too large, or for license reasons), and what to download.
+NOT_INCLUDED = {
   "mt5": "spiece.model of google/mt5-small, or gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model",
   "gpt1": "vocab.json and merges.txt of openai-community/openai-gpt",
 }
-NAMES = (*EMBEDDED, BYTE, *BY_HAND)
+NAMES = (*EMBEDDED, BYTE, *NOT_INCLUDED)
 
 SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
-# Files that hold a vocabulary in a folder, the surest first.
+# Vocabulary files in a folder, in order of preference.
 _TOKENIZER = "tokenizer.json"
 FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER)
 ENDINGS = ("", ".model", ".txt", ".json")  # of a name on the search path
-_BESIDE = ("merges.txt", SETTINGS)  # what belongs to them
-_SOME = 5  # names in a message
+_COMPANIONS = ("merges.txt", SETTINGS)  # optional files next to them
+_SHOWN = 5  # names in a message
 _OPTION = ":extra_ids="
 
 
 def search_path() -> list[Path]:
-  """Folders in which a name that is not shipped is looked for."""
+  """Returns the folders to search for vocabularies that are not embedded."""
   listed = os.environ.get(SEARCH_VARIABLE, "").split(os.pathsep)
   return [Path(folder).expanduser() for folder in (*listed, DEFAULT_SEARCH_PATH) if folder]
 
 
 def split_name(name: str) -> tuple[str, str]:
-  """A vocabulary's name without its option, and the option: "t5:extra_ids=200" is "t5" and ":extra_ids=200"."""
+  """Splits a vocabulary's name and its option: "t5:extra_ids=200" is "t5" and ":extra_ids=200"."""
   base, option, number = name.partition(_OPTION)
   return base, option + number
 
 
 def vocabulary_path(name: str) -> Path:
-  """The file behind a vocabulary name: an embedded one, a path, or one on the search path."""
+  """Returns the file of a vocabulary: an embedded one, a path, or one on the search path."""
   name, _ = split_name(name)
   if name in EMBEDDED:
     return EMBEDDED[name]
@@ -71,39 +71,39 @@ def vocabulary_path(name: str) -> Path:
 
 
 def _fetched(name: str) -> Path:
-  """The local copy of a vocabulary on a store, and of the files that belong to it."""
+  """Copies a remote vocabulary and its companion files to this machine; returns the local path."""
   storage.check_reachable(name, "VOCABULARY")
   given = storage.as_path(name)
   path = given if given.is_file() else vocabulary_in(given)
   if path is None:
     raise _unknown(name)
-  for beside in _BESIDE:
+  for companion in _COMPANIONS:
     with contextlib.suppress(FileNotFoundError):
-      storage.local_copy(path.with_name(beside))
+      storage.local_copy(path.with_name(companion))
   return storage.local_copy(path)
 
 
 def vocabulary_in(folder: Path) -> Path | None:
-  """The vocabulary file of a folder, such as one with a downloaded model.
+  """Returns the vocabulary file of a folder, such as a downloaded model, or None.
 
-  Where tokens were added to a vocabulary, tokenizer.json has them and the other files do not: without them text
-  would be cut otherwise than in training, and an added end-of-sequence never be found.
+  Tokens added to a vocabulary are in tokenizer.json, not in the other files. Without them, text would be tokenized
+  differently than in training, and an added end-of-sequence would never be found.
   """
   path = next((folder / file for file in FILES if (folder / file).is_file()), None)
-  if path is None or path.name == _TOKENIZER or not (lacking := _lacking(path)):
+  if path is None or path.name == _TOKENIZER or not (missing := _missing_tokens(path)):
     return path
   if (folder / _TOKENIZER).is_file():
     return folder / _TOKENIZER
   raise UserError(
-    f"{folder} adds {len(lacking)} tokens that its {path.name} does not have",
-    tokens=" ".join(lacking[:_SOME]) + (" ..." if len(lacking) > _SOME else ""),
-    try_=f"in transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes {_TOKENIZER}; "
-    f"or without them: --vocabulary={path}",
+    f"{folder} adds {len(missing)} tokens that are not in its {path.name}",
+    tokens=" ".join(missing[:_SHOWN]) + (" ..." if len(missing) > _SHOWN else ""),
+    try_=f"write {_TOKENIZER} with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); "
+    f"or ignore them: --vocabulary={path}",
   )
 
 
-def _lacking(path: Path) -> list[str]:
-  """Tokens added in a folder that its vocabulary file has not; SentencePiece's sentinels come without being in it."""
+def _missing_tokens(path: Path) -> list[str]:
+  """Returns tokens added in a folder that are not in its vocabulary file (SentencePiece's sentinels aside)."""
   added = added_tokens(path)
   if not added:
     return []
@@ -112,15 +112,15 @@ def _lacking(path: Path) -> list[str]:
 
 
 def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
-  """A vocabulary by name, file or folder.
+  """Loads a vocabulary by name, file or folder.
 
-  `extra_ids` is the number of sentinels to add, for SentencePiece (default 100, as T5, unless the
-  model has its own) and bytes (default 125, as ByT5). A name may carry it: `t5:extra_ids=200`.
+  `extra_ids` is the number of sentinels to add, for SentencePiece (default 100, as in T5, unless the
+  model has its own) and bytes (default 125, as in ByT5). It can be part of the name: `t5:extra_ids=200`.
   """
   base, option, number = name.partition(_OPTION)
   if option and extra_ids is None:
     if not number.isdigit():
-      raise UserError(f"{name!r} does not say how many sentinels", expected="such as t5:extra_ids=200")
+      raise UserError(f"invalid extra_ids in {name!r}", expected="a number, such as t5:extra_ids=200")
     extra_ids = int(number)
   if base == BYTE:
     return ByteVocabulary(extra_ids)
@@ -129,12 +129,12 @@ def load_vocabulary(name: str, extra_ids: int | None = None) -> Vocabulary:
   if kind == "sentencepiece":
     return SentencePieceVocabulary(path, extra_ids)
   if extra_ids:
-    raise UserError(f"the vocabulary {base!r} takes no sentinels", expected="a SentencePiece model, or byte")
+    raise UserError(f"the vocabulary {base!r} does not support extra_ids", expected="a SentencePiece model, or byte")
   return _load_subwords(path, kind)
 
 
 def name_of(vocabulary: Vocabulary) -> str:
-  """The name with which `load_vocabulary` gives this vocabulary again, on a machine that has its file."""
+  """Returns the name from which `load_vocabulary` loads this vocabulary, on a machine that has its file."""
   if isinstance(vocabulary, ByteVocabulary):
     return f"{BYTE}{_OPTION}{vocabulary.extra_ids}"
   name = next((name for name, path in EMBEDDED.items() if path == vocabulary.path), str(vocabulary.path.absolute()))
@@ -151,27 +151,27 @@ def _kind(path: Path) -> str:
 
 
 def _load_subwords(path: Path, kind: str) -> Vocabulary:
-  from t5like.vocabularies import bpe, tokenizer_json, wordpiece  # not needed, nor loaded, for T5
+  from t5like.vocabularies import bpe, tokenizer_json, wordpiece  # not needed for T5
 
   if kind == "wordpiece":
     return wordpiece.load_wordpiece(path)
   if kind == "tokenizer":
     return tokenizer_json.load_tokenizer_json(path)
   if path.parent == EMBEDDED_FOLDER:
-    return bpe.load_bpe(path, EMBEDDED_FOLDER / "gpt2.merges.txt")  # RoBERTa has the merges of GPT-2
+    return bpe.load_bpe(path, EMBEDDED_FOLDER / "gpt2.merges.txt")  # RoBERTa uses GPT-2's merges
   return bpe.load_bpe(path, path.with_name("merges.txt"))
 
 
 def _unknown(name: str) -> UserError:
   searched = ", ".join(map(str, search_path()))
-  if name in BY_HAND:
+  if name in NOT_INCLUDED:
     return UserError(
-      f"the vocabulary {name!r} is not part of t5like",
-      needs=BY_HAND[name],
+      f"the vocabulary {name!r} is not included in t5like",
+      needs=NOT_INCLUDED[name],
       try_=f"put it into a folder {name} in one of: {searched}",
     )
   return UserError(
-    f"no vocabulary {name!r}",
+    f"vocabulary not found: {name!r}",
     expected="a name, a file, or a folder with one of " + ", ".join(FILES),
     nearest=nearest(name, NAMES),
     known=", ".join(NAMES),

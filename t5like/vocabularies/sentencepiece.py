@@ -13,11 +13,11 @@ import sentencepiece
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_formed
-from t5like.vocabularies.beside import tokenizer_settings
+from t5like.vocabularies.tokenizer_config import tokenizer_settings
 
 T5_SENTINELS = 100
 WORD_MARK = "▁"
-_NO_UTF8 = (RuntimeError, TypeError)  # what SentencePiece raises at half surrogate pairs, alone or in a list
+_INVALID_UTF8 = (RuntimeError, TypeError)  # raised by SentencePiece for lone surrogates, in a text or a list
 _SENTINEL = re.compile(f"{WORD_MARK}?<extra_id_([0-9]+)>")
 
 
@@ -25,10 +25,10 @@ class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model and its sentinels.
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
-  sentinel, has the highest id. By default there are 100, as in T5, or as many as Hugging Face's
-  settings beside the model say (UMT5: 300), unless the model has sentinels among its pieces, as
-  mT5's does. A sentinel spelt as a word of its own becomes it, as in seqio; Hugging Face's T5
-  tokenizer also finds it inside words, and `</s>` and `<pad>`, which here are characters.
+  sentinel, has the highest id. The default is 100, as in T5, or the number in Hugging Face's settings
+  next to the model (UMT5: 300), or 0 if the model has sentinels among its pieces, as mT5's does.
+  As in seqio, a sentinel in a text is recognized as a separate word; Hugging Face's T5 tokenizer also
+  recognizes it inside words, and `</s>` and `<pad>`, which are plain text here.
   """
 
   def __init__(self, path: str | Path, extra_ids: int | None = None):
@@ -39,7 +39,7 @@ class SentencePieceVocabulary(Vocabulary):
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
     own = _load(model, path)
     if extra_ids is None:
-      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else _usual_sentinels(self.path)
+      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else _default_sentinels(self.path)
     self.extra_ids = extra_ids
     self._processor = _load(model + _sentinel_pieces(extra_ids), path)
     self.fingerprint = fingerprint_of(model, extra_ids)
@@ -56,14 +56,16 @@ class SentencePieceVocabulary(Vocabulary):
     eos = _present(self._processor.eos_id())
     self.eos_id = self.sep_id if eos is None else eos
     if self.eos_id is None:
-      raise UserError(f"the vocabulary {path} has no end-of-sequence piece", try_="t5like tasks vocabulary makes one")
+      raise UserError(
+        f"the vocabulary {path} has no end-of-sequence piece", try_="t5like tasks vocabulary to train one"
+      )
 
   def __reduce__(self):
     return type(self), (self.path, self.extra_ids)
 
   @property
   def model_bytes(self) -> bytes:
-    """The serialized model, without the sentinels that were added to it."""
+    """The serialized model, without added sentinels."""
     return self.path.read_bytes()
 
   def original_files(self) -> dict[str, bytes]:
@@ -96,13 +98,13 @@ class SentencePieceVocabulary(Vocabulary):
   def encode(self, text: str) -> list[int]:
     try:
       return self._processor.encode(text)
-    except _NO_UTF8:
+    except _INVALID_UTF8:
       return self._processor.encode(well_formed(text))
 
   def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
     try:
       return self._processor.encode(list(texts), num_threads=threads)
-    except _NO_UTF8:
+    except _INVALID_UTF8:
       return self._processor.encode([well_formed(text) for text in texts], num_threads=threads)
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -111,14 +113,14 @@ class SentencePieceVocabulary(Vocabulary):
     text = well_formed(text)
     encoded = self._processor.encode(text, out_type="serialized_proto")
     pieces = sentencepiece_pb2.SentencePieceText.FromString(encoded).pieces
-    # SentencePiece counts bytes: a character begins at every byte that does not continue one.
+    # SentencePiece offsets are bytes: a character starts at every byte that is not a continuation byte.
     utf8 = np.frombuffer(text.encode(), np.uint8)
-    characters = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])  # [bytes + 1] characters begun before
+    characters = np.concatenate([[0], np.cumsum((utf8 & 0xC0) != 0x80)])  # [bytes + 1] characters started before
     spans = [(int(characters[p.begin]), int(characters[p.end])) for p in pieces]
     return [p.id for p in pieces], [trimmed(text, *span) for span in spans]
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text up to the first end-of-sequence; ids outside the vocabulary (padding rows) are unknown."""
+    """Returns the text up to the first end-of-sequence; ids beyond the vocabulary (padded embeddings) are unknown."""
     kept = []
     for token in map(int, ids):
       if token == self.eos_id:
@@ -133,7 +135,7 @@ def _load(model: bytes, path: str | Path) -> sentencepiece.SentencePieceProcesso
   except RuntimeError as error:
     message = str(error).split("\n")[0]
     if "already defined" in message:
-      raise UserError(f"the vocabulary {path} has sentinels of its own", try_="extra_ids=0") from None
+      raise UserError(f"the vocabulary {path} already has sentinels", try_="extra_ids=0") from None
     raise UserError(f"{path} is not a SentencePiece model", because=message) from None
 
 
@@ -145,13 +147,13 @@ def _present(token: int) -> int | None:
   return token if token >= 0 else None
 
 
-def _usual_sentinels(path: Path) -> int:
-  told = tokenizer_settings(path).get("extra_ids")
-  return told if isinstance(told, int) and told > 0 else T5_SENTINELS
+def _default_sentinels(path: Path) -> int:
+  count = tokenizer_settings(path).get("extra_ids")
+  return count if isinstance(count, int) and count > 0 else T5_SENTINELS
 
 
 def _sentinel_pieces(count: int) -> bytes:
-  """The sentinels as protocol-buffer bytes: appended to a serialized model they extend its pieces.
+  """Returns sentinels as protocol-buffer bytes: appended to a serialized model, they extend its pieces.
 
   `SentencePiece {piece = 1: string, score = 2: float, type = 3: USER_DEFINED}`, field 1 of the model.
   """

@@ -1,4 +1,4 @@
-"""Vocabularies that Hugging Face's `tokenizers` library runs: WordPiece, byte-level BPE, tokenizer.json."""
+"""Vocabularies based on Hugging Face's `tokenizers` library: WordPiece, byte-level BPE, tokenizer.json."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tokenizers import Tokenizer
 
 from t5like.vocabularies.base import Vocabulary, trimmed, well_formed
 
-# The library's own threads would outlive a fork and ignore `threads`; a user's setting stays.
+# The library's own threads do not survive a fork and ignore `threads`; a user's setting is kept.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _UNUSED = re.compile(r"\[unused[0-9]+\]|madeupword[0-9]+")  # BERT's and RoBERTa's spare rows
-_MOST_CHUNKS = 2**18
-_UNSURE_SPACES = "\x1c\x1d\x1e\x1f\u180e"  # white space to some libraries, not to others
+_MAX_CACHED_CHUNKS = 2**18
+_AMBIGUOUS_SPACES = "\x1c\x1d\x1e\x1f\u180e"  # white space in some libraries only
 _SENTINEL = re.compile(r"<extra_id_([0-9]+)>")
 
 
 @dataclasses.dataclass(frozen=True)
 class SpecialNames:
-  """How a vocabulary writes its special tokens; None where it has none."""
+  """The special tokens of a vocabulary as text; None for those it does not have."""
 
   pad: str | None = None
   eos: str | None = None
@@ -43,12 +43,14 @@ class SpecialNames:
 
 
 class SubwordVocabulary(Vocabulary):
-  """A `tokenizers.Tokenizer` as a vocabulary. Text that spells a special token becomes it, as in Hugging Face.
+  """A `tokenizers.Tokenizer` as a vocabulary. Special tokens in a text are recognized, as in Hugging Face.
 
-  `begins_word` says of a piece whether a new word begins with it. `reload` is a function and its
-  arguments that make the same vocabulary again, in another process. `chunks` finds the parts of a text
-  that are encoded alone just as in the text: most have been met before, and are looked up. `files` are the originals
-  by the names that Hugging Face gives them, and `settings` what their tokenizer_config.json says.
+  Args:
+    begins_word: returns whether a piece starts a word.
+    reload: a function and its arguments that load the same vocabulary, for pickling.
+    chunks: matches parts of a text that can be encoded independently; their ids are cached.
+    files: the original files by their Hugging Face names.
+    settings: the content of tokenizer_config.json.
   """
 
   def __init__(
@@ -66,9 +68,9 @@ class SubwordVocabulary(Vocabulary):
     self._files, self.settings = dict(files or {}), dict(settings or {})
     self._tokenizer, self._begins_word, self._reload = tokenizer, begins_word, reload
     self.path, self.fingerprint = path, fingerprint
-    self._chunks, self._met = chunks, {}
+    self._chunks, self._cached = chunks, {}
     special = [piece.content for piece in tokenizer.get_added_tokens_decoder().values()]
-    self._not_plain = (*_UNSURE_SPACES, *special)
+    self._not_plain = (*_AMBIGUOUS_SPACES, *special)
     for field in dataclasses.fields(names):
       name = getattr(names, field.name)
       setattr(self, f"{field.name}_id", None if name is None else tokenizer.token_to_id(name))
@@ -117,7 +119,7 @@ class SubwordVocabulary(Vocabulary):
   def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
     if threads == 1 or len(texts) < 2 * threads:
       return self._encode_all(texts)
-    share = -(-len(texts) // (4 * threads))  # small enough shares that threads end together
+    share = -(-len(texts) // (4 * threads))  # small enough to balance the threads
     shares = [texts[start : start + share] for start in range(0, len(texts), share)]
     with ThreadPoolExecutor(threads) as pool:
       return [ids for encoded in pool.map(self._encode_all, shares) for ids in encoded]
@@ -130,13 +132,13 @@ class SubwordVocabulary(Vocabulary):
     return [self._look_up(text) if is_plain else next(others) for text, is_plain in zip(texts, plain, strict=True)]
 
   def _look_up(self, text: str) -> list[int]:
-    met = self._met
-    if len(met) > _MOST_CHUNKS:
-      met = self._met = {}  # other threads go on with theirs
+    cached = self._cached
+    if len(cached) > _MAX_CACHED_CHUNKS:
+      cached = self._cached = {}  # other threads keep using the old one
     chunks = self._chunks.findall(text)
-    if new := list(set(chunks).difference(met)):
-      met.update(zip(new, self._run(new), strict=True))
-    return list(itertools.chain.from_iterable(map(met.__getitem__, chunks)))
+    if new := list(set(chunks).difference(cached)):
+      cached.update(zip(new, self._run(new), strict=True))
+    return list(itertools.chain.from_iterable(map(cached.__getitem__, chunks)))
 
   def _run(self, texts: Sequence[str]) -> list[list[int]]:
     try:
@@ -151,12 +153,12 @@ class SubwordVocabulary(Vocabulary):
     return encoding.ids, [trimmed(text, *span) for span in encoding.offsets]
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text up to the first end-of-sequence, without padding and the marks around sequences; masks are shown."""
-    silent = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
+    """Returns the text up to the first end-of-sequence, without padding and sequence marks, but with masks."""
+    dropped = {self.pad_id, self.bos_id, self.cls_id, self.sep_id}
     kept = []
     for token in map(int, ids):
       if token == self.eos_id:
         break
-      if 0 <= token < self.vocab_size and token not in silent:
+      if 0 <= token < self.vocab_size and token not in dropped:
         kept.append(token)
     return self._tokenizer.decode(kept, skip_special_tokens=False)

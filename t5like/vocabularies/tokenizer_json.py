@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json: any tokenizer their library can run, with the special tokens it names."""
+"""Loads Hugging Face's tokenizer.json: any tokenizer supported by their library."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
-from t5like.vocabularies.beside import tokenizer_settings
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+from t5like.vocabularies.tokenizer_config import tokenizer_settings
 
-# How published tokenizers write their special tokens; the first that is there counts.
+# Special tokens of published tokenizers; the first one present is used.
 _SPELLINGS = {
   "pad": ("[PAD]", "<pad>"),
   "eos": ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]"),
@@ -25,7 +25,7 @@ _SPELLINGS = {
 
 
 def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
-  """Special tokens come from tokenizer_config.json beside it, else from how they are usually written."""
+  """Loads a tokenizer.json; special tokens come from tokenizer_config.json next to it, else from usual spellings."""
   path = Path(path).expanduser()
   try:
     tokenizer = Tokenizer.from_file(str(path))
@@ -51,14 +51,14 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
 
 def _find(kind: str, path: Path, tokenizer: Tokenizer) -> str | None:
   given = tokenizer_settings(path).get(f"{kind}_token")
-  if isinstance(given, dict):  # an AddedToken written out
+  if isinstance(given, dict):  # a serialized AddedToken
     given = given.get("content")
   candidates = (given, *_SPELLINGS[kind]) if given else _SPELLINGS[kind]
   return next((name for name in candidates if tokenizer.token_to_id(name) is not None), None)
 
 
 def _word_rule(tokenizer: Tokenizer):
-  """How this kind of model marks words."""
+  """Returns a function that tells whether a piece starts a word."""
   model = json.loads(tokenizer.to_str())["model"]
   if model["type"] == "WordPiece":
     prefix = model["continuing_subword_prefix"]

@@ -22,16 +22,16 @@ from t5like.vocabularies.base import well_formed
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
 MODEL_TYPES = ("unigram", "bpe", "char", "word")
-_LONGEST = 2_000  # characters of a sentence: SentencePiece leaves out those above 4,192 bytes
-_THREADS = 4  # fixed, since sums over threads and with them the pieces depend on their number
+_MAX_CHARACTERS = 2_000  # of a sentence: SentencePiece skips those above 4,192 bytes
+_THREADS = 4  # fixed, because the resulting pieces depend on the number of threads
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyReport:
-  """How a vocabulary fits the sentences it was trained on."""
+  """Statistics of a vocabulary on its training sentences."""
 
   sentences: int
-  coverage: float  # share of characters, white space aside, that are not unknown
+  coverage: float  # fraction of non-space characters that are not unknown
   tokens_per_word: float
   characters_per_token: float
 
@@ -46,14 +46,14 @@ def train_sentencepiece(
   max_sentences: int = 1_000_000,
   seed: int = 0,
 ) -> tuple[SentencePieceVocabulary, VocabularyReport]:
-  """Writes a model of `size` pieces to `out`; the same texts and settings give the same file.
+  """Trains a model of `size` pieces and writes it to `out`; equal texts and settings give an identical file.
 
-  From more than `max_sentences` a random sample is taken. `byte_fallback` spells characters
-  outside the vocabulary as bytes, so that nothing is unknown, for 256 of the pieces.
+  At most `max_sentences` sentences are used, a random sample if there are more. `byte_fallback` encodes
+  characters outside the vocabulary as bytes, so that nothing is unknown, at the cost of 256 pieces.
   """
   sample = sample_sentences(texts, max_sentences, seed)
   if not sample:
-    raise UserError("there is no text to learn a vocabulary from")
+    raise UserError("no text to train a vocabulary on")
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
@@ -71,26 +71,26 @@ def train_sentencepiece(
 
 
 def sample_sentences(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
-  """Lines of the texts, long ones cut between words; `count` of them drawn evenly where there are more."""
+  """Returns lines of the texts, long ones split between words; a uniform sample of `count` if there are more."""
   chosen = random.Random(seed)
   kept: list[str] = []
   for number, sentence in enumerate(_sentences(texts)):
     if number < count:
       kept.append(sentence)
-    elif (place := chosen.randrange(number + 1)) < count:
-      kept[place] = sentence
+    elif (index := chosen.randrange(number + 1)) < count:
+      kept[index] = sentence
   return kept
 
 
 def read_texts(path: str | Path, field: str = "text") -> Iterator[str]:
-  """The `field` of every object of a JSON-lines file (.jsonl, .json), or the lines of any other; .gz and .xz too."""
+  """Yields the `field` of every line of JSON Lines (.jsonl, .json), or the lines of a text file; also .gz and .xz."""
   path = storage.as_path(path)
   opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, _as_text)
   is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
   try:
     with path.open("rb") as file, opener(file, "rt", encoding="utf-8", errors="replace") as lines:
       for number, line in enumerate(lines, 1):
-        yield _member(line, field, f"{path}:{number}") if is_json else line
+        yield _read_field(line, field, f"{path}:{number}") if is_json else line
   except (OSError, EOFError, lzma.LZMAError) as error:
     raise UserError(f"cannot read {path}", because=error) from None
 
@@ -100,7 +100,7 @@ def _as_text(file: BinaryIO, mode: str, encoding: str, errors: str) -> TextIO:
   return io.TextIOWrapper(file, encoding, errors)
 
 
-def _member(line: str, field: str, where: str) -> str:
+def _read_field(line: str, field: str, where: str) -> str:
   try:
     text = json.loads(line)[field]
   except (json.JSONDecodeError, KeyError, TypeError) as error:
@@ -108,16 +108,16 @@ def _member(line: str, field: str, where: str) -> str:
       f"a line is not a JSON object with {field!r}", file=where, because=f"{type(error).__name__}: {error}"
     ) from None
   if not isinstance(text, str):
-    raise UserError(f"the member {field!r} is not text", file=where, value=repr(text)[:100])
+    raise UserError(f"the field {field!r} is not a string", file=where, value=repr(text)[:100])
   return text
 
 
 def _sentences(texts: Iterable[str]) -> Iterator[str]:
   for line in itertools.chain.from_iterable(text.split("\n") for text in texts):
     line = well_formed(line).replace("\0", "").strip()
-    while len(line) > _LONGEST:
-      cut = line.rfind(" ", 1, _LONGEST)
-      cut = cut if cut > 0 else _LONGEST
+    while len(line) > _MAX_CHARACTERS:
+      cut = line.rfind(" ", 1, _MAX_CHARACTERS)
+      cut = cut if cut > 0 else _MAX_CHARACTERS
       yield line[:cut]
       line = line[cut:].lstrip()
     if line:
@@ -129,11 +129,11 @@ def _refusal(error: RuntimeError, size: int, sentences: int) -> UserError:
   if "too high" in message or "too small" in message:
     limit = re.findall(r"[0-9]+", message.partition("value")[2])
     return UserError(
-      f"{sentences} sentences do not make a vocabulary of {size} pieces",
+      f"cannot train a vocabulary of {size} pieces on {sentences} sentences",
       because=message,
       try_=f"--size={limit[-1]}, or more text" if limit else "another --size, or more text",
     )
-  return UserError("SentencePiece could not be trained", because=message)
+  return UserError("SentencePiece training failed", because=message)
 
 
 def _report(vocabulary: SentencePieceVocabulary, sample: list[str], most: int = 20_000) -> VocabularyReport:

@@ -9,21 +9,21 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from t5like.errors import UserError
 from t5like.vocabularies.base import fingerprint_of
-from t5like.vocabularies.beside import tokenizer_settings
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+from t5like.vocabularies.tokenizer_config import tokenizer_settings
 
 _CONTINUES = "##"
-# BERT parts words at white space before it looks at them; at these characters everyone agrees that it is.
+# BERT splits words at white space first; all libraries agree on these characters.
 WORDS = re.compile(r"[^ \t\n\r]+")
-# A sequence ends with [SEP], so that is its end-of-sequence.
+# A sequence ends with [SEP], so this is the end-of-sequence.
 _NAMES = SpecialNames(pad="[PAD]", eos="[SEP]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
 
 def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordVocabulary:
-  """A file with one piece a line, whose number is its id.
+  """Loads a file with one piece per line; the line number is the id.
 
-  Text is lower-cased, and loses its accents, if `lower_case` says so; else if tokenizer_config.json
-  beside the file does; else unless the pieces have capitals.
+  Text is lower-cased and its accents are stripped according to `lower_case`; if that is None, according to
+  tokenizer_config.json next to the file, or else if no piece has capitals.
   """
   path = Path(path).expanduser()
   file = path.read_bytes()
@@ -32,7 +32,7 @@ def load_wordpiece(path: str | Path, lower_case: bool | None = None) -> SubwordV
   missing = [name for name in _NAMES.all() if name not in vocabulary]
   if missing:
     raise UserError(
-      f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}", expected="one WordPiece a line, as BERT's"
+      f"{path} is not a BERT vocabulary: {', '.join(missing)} missing", expected="one WordPiece per line, as in BERT's"
     )
   settings = tokenizer_settings(path)
   if lower_case is None:

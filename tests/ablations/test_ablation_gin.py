@@ -140,11 +140,11 @@ def test_no_recipe_file_is_left_over():
   ("macros", "message"),
   [
     ({"MIX": "{'squad': 1.0}"}, "MIX has no rate for TASK = 'c4'"),
-    ({"MIX": "{'c4': 1.0, 'squad': 0}"}, "rates above 0"),
-    ({"MIX": "['c4']"}, "rates above 0"),
-    ({"MIX": "{'c4': 1.0, 'squad': 1.0}", "STREAM": True}, "a stream has no MIX"),
+    ({"MIX": "{'c4': 1.0, 'squad': 0}"}, "positive rates"),
+    ({"MIX": "['c4']"}, "positive rates"),
+    ({"MIX": "{'c4': 1.0, 'squad': 1.0}", "STREAM": True}, "STREAM does not support MIX"),
     ({"UNIQUE_TOKENS": "0"}, "a number of tokens, or None"),
-    ({"UNIQUE_TOKENS": "2.5"}, "a whole number or None"),
+    ({"UNIQUE_TOKENS": "2.5"}, "an integer or None"),
   ],
 )
 def test_invalid_mixtures_and_limits_are_rejected(macros, message):

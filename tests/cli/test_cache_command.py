@@ -34,7 +34,7 @@ def test_the_same_cache_with_and_without_workers(t5like, corpus, tmp_path, monke
   from t5like.data import piece_workers
   from t5like.tasks.caching import source_shards
 
-  monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
+  monkeypatch.setattr(piece_workers, "_MIN_CHARACTERS_FOR_WORKERS", 0)
   monkeypatch.setattr(source_shards, "_PART_BYTES", 1)  # a part for each file, however small
   for workers in (0, 2):
     done = t5like(
@@ -74,7 +74,7 @@ def test_the_progress_line():
   # What an earlier attempt had done counts for the rest, not for the speed: 250 fresh examples took 200 s.
   assert line.text(CacheProgress(500, 10_000, 250, 5000), 200) == (
     "  500 of 1,000 examples, 10,000 tokens, 25 tokens/s, about 6 min 40 s left, "
-    "5,000 tokens were there from an earlier attempt"
+    "5,000 tokens resumed from an earlier attempt"
   )
   assert BuildProgress(total=None).text(CacheProgress(7, 70, 0, 0), 7) == "  7 examples, 70 tokens, 10 tokens/s"
   assert "about 2 h 46 min left" in BuildProgress(total=1001).text(CacheProgress(1, 1, 0, 0), 10)

@@ -1,4 +1,4 @@
-"""Runs whose directories are objects, on a server that speaks the API of Google Cloud Storage."""
+"""Runs with directories on a fake Google Cloud Storage server."""
 
 import gzip
 import json
@@ -15,7 +15,7 @@ BUCKET = "t5-bucket"
 
 
 def steps_in(store, folder) -> list[int]:
-  """Of the checkpoints that were committed."""
+  """Returns the steps of committed checkpoints."""
   parts = [name.split("/") for name in list(store.buckets[BUCKET]) if name.startswith(f"{folder}/checkpoints/")]
   return sorted(int(p[-2]) for p in parts if p[-1] == "commit_success.txt" and p[-2].isdigit())
 
@@ -26,28 +26,28 @@ def rows(store, name) -> list[dict]:
 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
-  """For commands in this process."""
+  """A server for commands in this process."""
   with serving(BUCKET) as (address, store), reached_from_here(monkeypatch, address, tmp_path / "mirror"):
     yield store
 
 
-def test_without_credentials_or_a_bucket_nothing_begins(store, t5like, pretrain):
+def test_without_credentials_or_a_bucket_nothing_starts(store, t5like, pretrain):
   def refused(*more):
     return t5like(*pretrain, *more, status=2).stderr
 
-  assert "there is no bucket 'nobodys'" in refused("--gin.MODEL_DIR=gs://nobodys/run")
-  assert "CACHE_DIR = gs://nobodys/x: there is no bucket" in refused(
+  assert "bucket not found: 'nobodys'" in refused("--gin.MODEL_DIR=gs://nobodys/run")
+  assert "bucket not found: 'nobodys' (CACHE_DIR=gs://nobodys/x)" in refused(
     f"--gin.MODEL_DIR=gs://{BUCKET}/run", "--gin.CACHE_DIR=gs://nobodys/x"
   )
   store.token = "secret"
   error = refused(f"--gin.MODEL_DIR=gs://{BUCKET}/run")
-  assert "access is denied" in error and "try" in error and "gcloud auth application-default login" in error
-  assert "access is denied" in t5like("eval", f"--model_dir=gs://{BUCKET}/run", "--task=snli", status=2).stderr
+  assert "access denied" in error and "try" in error and "gcloud auth application-default login" in error
+  assert "access denied" in t5like("eval", f"--model_dir=gs://{BUCKET}/run", "--task=snli", status=2).stderr
   assert not store.buckets[BUCKET], "nothing was written"
 
 
-def test_a_run_on_a_store_goes_on_past_a_damaged_checkpoint(store, t5like, pretrain):
-  """Token cache on this disk, model directory on the store."""
+def test_a_run_on_a_store_resumes_despite_a_damaged_checkpoint(store, t5like, pretrain):
+  """With a local token cache and a remote model directory."""
   run = [
     *pretrain, f"--gin.MODEL_DIR=gs://{BUCKET}/runs/demo", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=2",
   ]  # fmt: skip
@@ -65,14 +65,14 @@ def test_a_run_on_a_store_goes_on_past_a_damaged_checkpoint(store, t5like, pretr
   metrics = rows(store, "runs/demo/metrics.jsonl")
   assert [row["step"] for row in metrics if row["kind"] == "train"] == [1, 2, 3, 4, 5]
   reads = [r for r in store.requests[before:] if "metrics.jsonl" in r and "alt=media" in r]
-  assert len(reads) == 2, "at the start, and for the picture at the end"
+  assert len(reads) == 2, "at the start, and for the plot at the end"
   for name in ("config.gin", "run_card.txt", "goodput.jsonl", "loss.png"):
     assert store.buckets[BUCKET][f"runs/demo/{name}"][1], name
   assert "runs/demo/trainer.lock" not in store.buckets[BUCKET]
 
 
-@pytest.mark.slow  # two token caches, three trainers and an evaluation, each a process
-def test_everything_on_a_store_is_killed_goes_on_and_is_evaluated(small_model, tmp_path):
+@pytest.mark.slow  # two token caches, three trainers and an evaluation, each in a process
+def test_a_run_with_everything_on_a_store_is_killed_resumed_and_evaluated(small_model, tmp_path):
   corpus = "".join(
     json.dumps({"text": f"Of rivers number {n}, and of the sea they run to."}) + "\n" for n in range(400)
   )
@@ -116,8 +116,8 @@ def test_everything_on_a_store_is_killed_goes_on_and_is_evaluated(small_model, t
     assert scores[0]["examples"] == 10 and "accuracy" in scores[0]["scores"]
 
     store.put(BUCKET, "questions.txt", b"one\ntwo\nthree\n", {})
-    asking = ["infer", f"--model=gs://{BUCKET}/runs/second", f"--input=gs://{BUCKET}/questions.txt", "--max_length=2"]
-    finish([start([*asking, f"--output=gs://{BUCKET}/answers.jsonl"], **env)])
+    infer = ["infer", f"--model=gs://{BUCKET}/runs/second", f"--input=gs://{BUCKET}/questions.txt", "--max_length=2"]
+    finish([start([*infer, f"--output=gs://{BUCKET}/answers.jsonl"], **env)])
     assert [(row["row"], row["inputs"]) for row in rows(store, "answers.jsonl")] == [
       (0, "one"),
       (1, "two"),

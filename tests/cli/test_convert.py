@@ -78,7 +78,7 @@ def test_weights_are_converted_without_a_vocabulary_and_used_with_any_that_fits(
   done = t5like("convert", "from_hf", checkpoint, tmp_path / "model")
   assert "not at hand" in done.stdout
   refused = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
-  assert "no vocabulary 'unknown'" in refused.stderr
+  assert "vocabulary not found: 'unknown'" in refused.stderr
   config = tmp_path / "model" / "config.gin"
   config.write_text(config.read_text() + "VOCABULARY = 'tiny'\n")
   options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]
@@ -140,7 +140,7 @@ def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
     (["from_hf", "{hf}", "{new}", "--vocabulary=t5"], ["32", "ids", "4224 rows"]),
     (["from_hf", "{hf}", "{hf}", "--vocabulary=tiny"], ["is not empty"]),
     (["from_hf", "{new}", "{new}2"], ["no config.json"]),
-    (["to_hf", "{hf}", "{new}"], ["is no model directory", "config.gin"]),
+    (["to_hf", "{hf}", "{new}"], ["is not a model directory", "config.gin"]),
     (["to_hf", "{hf}", "{new}", "--scan_layers"], ["to_hf", "--dtype"]),
     (["from_flax", "{hf}", "{new}"], ["from_flax", "from_t5x"]),
   ],

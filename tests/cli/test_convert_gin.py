@@ -31,7 +31,7 @@ def rate(experiment, step) -> float:
 
 def test_fine_tuning(translated):
   run, text, done, card = translated("base_wmt_finetune.gin", "--gin.MIXTURE_OR_TASK_NAME=snli")
-  assert "# T5X: 1020000, which counts the 1000000 steps of pre-training as well\nTRAIN_STEPS = 20000" in text
+  assert "# T5X: 1020000, which includes the 1000000 steps of pre-training\nTRAIN_STEPS = 20000" in text
   assert "INIT_FROM = 'gs://t5-data/pretrained_models/t5x/t5_1_1_base/checkpoint_1000000'" in text
   assert (run.steps, run.batch_size, run.task, run.pack) == (20_000, 128, "snli", True)
   assert run.lengths == {"inputs": 256, "targets": 256}
@@ -204,7 +204,7 @@ def test_a_file_is_data(t5like, tmp_path):
   )
   done = t5like("convert", "gin", tmp_path / "theirs.gin")
   assert "TASK_MODULES = ['bad_module']" in done.stdout and "LENGTHS = {'inputs': 16, 'targets': 8}" in done.stdout
-  assert r"TASK = 'mine\n# x'" in done.stdout and "MINE = 3 (t5like has no such name)" in done.stderr
+  assert r"TASK = 'mine\n# x'" in done.stdout and "MINE = 3 (no equivalent in t5like)" in done.stderr
   assert "include 'unknown.gin'" in done.stderr and "include '/etc/passwd.gin'" in done.stderr
   assert "Required: MODEL_DIR, TRAIN_STEPS, INIT_FROM." in done.stdout
 

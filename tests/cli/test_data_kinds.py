@@ -20,9 +20,9 @@ def test_the_objective_may_stand_in_the_tasks_name(t5like, pretrain, tmp_path):
   out = t5like(*line, "--gin.TASK=novels_prefix_lm", f"--gin.MODEL_DIR={tmp_path}/a", "--dry_run").stdout
   assert "objective prefix_lm" in out and "up to 31 tokens of one document" in out
   err = t5like(*line, "--gin.TASK=novels", f"--gin.MODEL_DIR={tmp_path}/b", status=2).stderr
-  assert "names no objective" in err and "--gin.TASK=novels_span_corruption" in err
+  assert "has no objective" in err and "--gin.TASK=novels_span_corruption" in err
   err = t5like(*pretrain, "--gin.TASK=novels_prefix_lm", f"--gin.MODEL_DIR={tmp_path}/c", status=2).stderr
-  assert "names the objective prefix_lm, OBJECTIVE is another" in err and "--gin.TASK=novels" in err
+  assert "implies the objective prefix_lm, but OBJECTIVE is SpanCorruption(" in err and "--gin.TASK=novels" in err
 
 
 @pytest.mark.parametrize("objective", ["bert_mlm_nsp", "roberta"])
@@ -40,10 +40,10 @@ def test_an_encoder_learns_to_fill_in(t5like, tmp_path, token_caches, objective)
 def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp_path, token_caches):
   common = [f"--gin.MODEL_DIR={tmp_path}/run", f"--gin.CACHE_DIR={token_caches}", "--gin_file=runs/pretrain.gin"]
   err = t5like("train", *ENCODER, *common, "--gin.TASK=novels_span_corruption", status=2).stderr
-  assert "BERT is an encoder, span_corruption needs a decoder" in err and "bert_mlm" in err
+  assert "BERT is an encoder, but span_corruption needs a decoder" in err and "bert_mlm" in err
   line = [a for a in pretrain if "objectives/" not in a] + [f"--gin.MODEL_DIR={tmp_path}/run"]
-  assert "is for encoders, T5 has a decoder" in t5like(*line, "--gin.TASK=novels_bert_mlm", status=2).stderr
-  assert "leaves nothing for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
+  assert "is for encoders, but T5 has a decoder" in t5like(*line, "--gin.TASK=novels_bert_mlm", status=2).stderr
+  assert "has no inputs for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
 
 
 def test_a_gpt_learns_to_go_on(t5like, tmp_path, token_caches):

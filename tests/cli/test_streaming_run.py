@@ -1,4 +1,4 @@
-"""`--gin.STREAM=True`: batches as from a token cache, losses that fall, a place that is saved, and plain words."""
+"""`--gin.STREAM=True`: batches as from a token cache, falling losses, resuming, and clear messages."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from t5like.training.records.metrics import read_metrics
 
 
 def checked_batch(task, vocabulary, layout, given, objective=None, pack=False):
-  """The second batch of a stream, checked against a blank one of the cached way; and its loss weights."""
+  """Returns the second batch of a stream, checked against a blank cached one, and its loss weights."""
   objective = CATALOGUE[objective] if objective else None
   lengths = objective.lengths(given["inputs"]) if objective else Lengths(0, given["inputs"], given["targets"])
   settings = StreamSettings(task, "train", [], {}, vocabulary, objective, given, lengths, layout, pack, 4, 0, 1)
@@ -39,14 +39,14 @@ def losses(model_dir):
 
 @pytest.fixture
 def streamed(small_model, tmp_path):
-  """A pre-training run that streams, without its MODEL_DIR."""
+  """A streaming pre-training run, without its MODEL_DIR."""
   return [
     "train", *small_model, "--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin",
     "--gin.LENGTHS={'inputs': 32}", f"--gin.CACHE_DIR={tmp_path}/tokens", "--gin.LOG_PERIOD=1", "--gin.STREAM=True",
   ]  # fmt: skip
 
 
-def test_batches_are_as_from_a_token_cache():
+def test_batches_have_the_layout_of_those_from_a_token_cache():
   batch, _ = checked_batch("snli", "tiny", "encoder_decoder", {"inputs": 64, "targets": 8}, pack=True)
   assert batch["encoder_segment_ids"].max() > 1
   checked_batch("snli", "tiny", "prefix_lm", {"inputs": 32, "targets": 4})
@@ -59,15 +59,15 @@ def test_batches_are_as_from_a_token_cache():
   assert 0.05 < weights.sum() / (batch["encoder_segment_ids"] > 0).sum() < 0.3
 
 
-@pytest.mark.slow  # a minute and a half; tests/tasks/test_streaming.py has the saved place itself
-def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tmp_path):
-  out = t5like(*streamed, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=70").stdout
-  for missing in ("not a function of (seed, step)", "another number of hosts", "within seqio's buffer only",
-                  "how full packed rows are is not known", "needs the place that tf.data saves"):  # fmt: skip
-    assert missing in out
-  assert not list((tmp_path / "tokens").glob("novels*"))  # no token cache was made
-  whole = losses(tmp_path / "whole")
-  assert sum(whole[s] for s in range(61, 71)) < sum(whole[s] for s in range(1, 11)) - 10  # by 1 on average
+@pytest.mark.slow  # 90 seconds; tests/tasks/test_streaming.py tests the saved state
+def test_a_killed_run_resumes_exactly_or_reports_why_it_cannot(t5like, streamed, tmp_path):
+  out = t5like(*streamed, f"--gin.MODEL_DIR={tmp_path}/uninterrupted", "--gin.TRAIN_STEPS=70").stdout
+  for drawback in ("not a function of (seed, step)", "a different number of hosts", "only within seqio's buffer",
+                   "packing efficiency are not known", "needs the tf.data state saved"):  # fmt: skip
+    assert drawback in out
+  assert not list((tmp_path / "tokens").glob("novels*"))  # no token cache was built
+  expected = losses(tmp_path / "uninterrupted")
+  assert sum(expected[s] for s in range(61, 71)) < sum(expected[s] for s in range(1, 11)) - 10  # by 1 on average
 
   folder = tmp_path / "killed"
   command = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.CHECKPOINT_PERIOD=10", "--gin.CHECKPOINTS_KEPT=2"]
@@ -77,20 +77,20 @@ def test_a_killed_run_goes_on_exactly_or_says_why_it_cannot(t5like, streamed, tm
   process.communicate()
   newest = max(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
   out = t5like(*command, "--gin.TRAIN_STEPS=70").stdout
-  assert f"the stream goes on from its place at step {newest}" in out
-  goes_on = losses(folder)
-  assert [goes_on[s] for s in range(newest + 1, 71)] == [whole[s] for s in range(newest + 1, 71)]
+  assert f"the stream resumes at step {newest}" in out
+  resumed = losses(folder)
+  assert [resumed[s] for s in range(newest + 1, 71)] == [expected[s] for s in range(newest + 1, 71)]
   steps = {int(p.parent.name) for p in (folder / "stream").glob("*/host-0-of-1")}
   kept = {int(p.name) for p in (folder / "checkpoints").iterdir()}
-  assert kept <= steps and len(steps - kept) <= 1  # a checkpoint's place may go one save later than it
+  assert kept <= steps and len(steps - kept) <= 1  # the state of a removed checkpoint is removed at the next save
 
-  place = folder / "stream/70/host-0-of-1"
+  state = folder / "stream/70/host-0-of-1"
   out = t5like(*command, "--gin.TRAIN_STEPS=71", "--gin.BATCH_SIZE=16").stdout
-  assert "the stream starts over, as these changed since its place was saved: rows: the 1,120 rows before" in out
+  assert "starts over, because these settings have changed: rows: the first 1,120 rows may repeat" in out
   shutil.rmtree(folder / "checkpoints/71")
-  place.rename(place.with_name("host-1-of-2"))
+  state.rename(state.with_name("host-1-of-2"))
   out = t5like(*command, "--gin.TRAIN_STEPS=73").stdout
-  assert "starts over, as its place was saved by other hosts (host-1-of-2): the 560 rows before may come again" in out
+  assert "because its state was saved by other hosts (host-1-of-2): the first 560 rows may repeat" in out
 
 
 MIXTURE = """
@@ -112,8 +112,8 @@ register_mixture("both", ["snli", "hypotheses"])
 """
 
 
-@pytest.mark.slow  # TensorFlow starts twice; tests/tasks/test_streaming.py has mixtures and packing
-def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
+@pytest.mark.slow  # TensorFlow starts twice; tests/tasks/test_streaming.py tests mixtures and packing
+def test_a_mixture_is_streamed_packed(t5like_process, small_model, tmp_path):
   (tmp_path / "mixed_tasks.py").write_text(MIXTURE)
   out = t5like_process(
     "train", *small_model, "--gin_file=runs/finetune.gin", "--gin.TASK=both", "--gin.TASK_MODULES=['mixed_tasks']",
@@ -123,12 +123,12 @@ def test_a_mixture_streams_packed(t5like_process, small_model, tmp_path):
   ).stdout  # fmt: skip
   assert "task both (train), packed by seqio" in out
   curve = losses(tmp_path / "run")
-  assert curve[30] < curve[10] - 1  # three label words are soon learned
+  assert curve[30] < curve[10] - 1  # three label words are learned quickly
   assert (tmp_path / "run/stream/30/host-0-of-1/state.index").is_file()
 
 
-@pytest.mark.slow  # TensorFlow starts twice; the layouts are those of the other tests
-def test_an_encoder_streams(t5like, tmp_path):
+@pytest.mark.slow  # TensorFlow starts twice; the other tests cover the layouts
+def test_an_encoder_can_be_trained_on_a_stream(t5like, tmp_path):
   out = t5like(
     "train", "--gin_file=models/bert/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.HEAD_DIM=8",
     "--gin.NUM_ENCODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}", "--gin.LOG_PERIOD=2",
@@ -140,12 +140,12 @@ def test_an_encoder_streams(t5like, tmp_path):
   assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5 and "sentence_accuracy" in rows[-1]  # of 30,522 pieces
 
 
-def test_mistakes_end_before_anything_is_written(t5like, streamed, tmp_path):
+def test_invalid_input_is_refused_before_anything_is_written(t5like, streamed, tmp_path):
   folder = tmp_path / "run"
   run = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=2"]
   err = t5like(*run, "--gin.PHASES=[{'steps': 1, 'batch_size': 16}]", status=2).stderr
-  assert "a stream has no PHASES" in err
-  assert "STREAM = 3 cannot work" in t5like(*run, "--gin.STREAM=3", status=2).stderr
+  assert "STREAM does not support PHASES" in err
+  assert "invalid STREAM: 3" in t5like(*run, "--gin.STREAM=3", status=2).stderr
   err = t5like(*run, "--gin.TASK=novles", status=2).stderr
   assert "no task 'novles'" in err and re.search(r"nearest +novels", err)
   err = t5like(*run, "--gin.TASK=weather", f"--gin.CORPUS_FILES={{'train': '{tmp_path}/*.txt'}}", status=2).stderr

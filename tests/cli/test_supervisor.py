@@ -128,12 +128,12 @@ def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
 
 def test_a_trainer_that_is_killed_leaves_no_builder_of_its_token_cache_behind(tmp_path):
   builder = (
-    "import time; from t5like.files.child_processes import end_with_asking_parent\n"
-    f"end_with_asking_parent(); open({str(tmp_path / 'builds')!r}, 'w'); time.sleep(400)"
+    "import time; from t5like.files.child_processes import exit_with_parent\n"
+    f"exit_with_parent(); open({str(tmp_path / 'builds')!r}, 'w'); time.sleep(400)"
   )
   trainer = (
-    "import subprocess, sys; from t5like.files.child_processes import bound_to_this_process\n"
-    f"subprocess.run([sys.executable, '-c', {builder!r}], env=bound_to_this_process())"
+    "import subprocess, sys; from t5like.files.child_processes import bound_environment\n"
+    f"subprocess.run([sys.executable, '-c', {builder!r}], env=bound_environment())"
   )
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
   process = subprocess.Popen([sys.executable, "-c", trainer], env=env)

@@ -150,7 +150,7 @@ def test_an_edited_task_is_rebuilt_wherever_the_edit_is(t5like, train, folder):
   assert TINY.decode(cached("pairs").example(0)["inputs"]).startswith("tell: number")
   edit(folder / "helpers.py", "tf.strings.lower", "tf.strings.upper")
   error = t5like("eval", "--model_dir=run", "--task=pairs", "--split=train", "--cache_dir=tokens", status=2).stderr
-  assert "the token cache of task 'pairs' is not current: the module helpers has changed" in error
+  assert "the token cache of task 'pairs' is stale: the module helpers has changed" in error
   assert "--task_modules=" in error
   train("pairs", "--gin.EVAL_SPLIT=''", model_dir="third")
   assert " AND " in TINY.decode(cached("pairs").example(0)["inputs"])
@@ -164,7 +164,7 @@ def test_caches_of_before_are_looked_at_and_other_ends_are_noticed(train, folder
   assert "up to date" in out and record.is_file()
   edit(folder / "t5x_tasks.py", "seqio.preprocessors.append_eos_after_trim]", "seqio.preprocessors.append_eos]")
   train("pairs", "--gin.EVAL_SPLIT=''", model_dir="third")
-  assert cached("pairs").closing("targets") == "before_trim"
+  assert cached("pairs").eos_placement("targets") == "before_trim"
 
 
 def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, train, folder):

@@ -109,13 +109,13 @@ def test_caches_that_do_not_say_how_answers_are_read_are_written_again(train, fo
   del content["targets_vocabulary"], content["description"]["targets_vocabulary"]  # as earlier versions left it
   manifest().write_text(json.dumps(content))
   out = train("spelled", "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=second").stdout
-  assert "is stale: it does not say which vocabulary its answers are written in" in out
+  assert "is stale: it does not record the vocabulary of its targets" in out
   assert json.loads(manifest().read_text())["targets_vocabulary"]["name"] == "byte:extra_ids=0"
 
 
 REFUSED = [
   ({"name": "byte:extra_ids=0", "fingerprint": "another"}, "has changed since"),
-  ({"name": "/nowhere/spiece.model", "fingerprint": "x"}, "cannot be loaded: no vocabulary"),
+  ({"name": "/nowhere/spiece.model", "fingerprint": "x"}, "cannot be loaded: vocabulary not found"),
   ({"name": "http://127.0.0.1:1/spiece.model", "fingerprint": "x"}, "cannot be loaded: http://"),
   ("byte", "cannot be loaded: byte"),
 ]

@@ -1,4 +1,4 @@
-"""Training, decoding and scoring from a token cache work where TensorFlow and seqio are not installed."""
+"""Training, decoding and scoring from a token cache work without TensorFlow and seqio."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKED = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio")
 
-# Every finder passes the names over, as on a machine without them: importing fails, looking finds nothing.
+# Every finder ignores these names, as if they were not installed: neither import nor find_spec finds them.
 BLOCK = f"""
 import sys
 class Absent:
@@ -30,18 +30,18 @@ def run(script, status=0, **kwargs):
   return done.stdout
 
 
-def test_the_names_are_really_absent():
+def test_blocked_packages_cannot_be_imported():
   run("import seqio", status=1)
   run("import importlib.util; assert importlib.util.find_spec('tensorflow') is None; import numpy")
 
 
-def test_every_room_but_tasks_imports():
-  rooms = [
+def test_every_package_but_tasks_can_be_imported():
+  packages = [
     "configuration", "data", "decoding", "evaluation", "interop", "kernels", "models", "objectives", "parallel",
     "planning", "training", "training.loop", "training.checkpoints", "vocabularies", "tasks.metrics",
     "tasks.postprocessors",
   ]  # fmt: skip
-  run("".join(f"import t5like.{room}\n" for room in rooms))
+  run("".join(f"import t5like.{package}\n" for package in packages))
 
 
 def test_a_run_from_a_token_cache_trains_decodes_and_scores(finetune, tmp_path):

@@ -1,4 +1,4 @@
-"""Every gin file that ships is read, resolved and built, and has a header."""
+"""Every shipped gin file can be loaded and built, and has a header."""
 
 import functools
 
@@ -15,12 +15,12 @@ from t5like.models.config import TransformerConfig
 from t5like.objectives import CATALOGUE
 
 FILES = sorted(str(p.relative_to(shipped_folder())) for p in shipped_folder().rglob("*.gin"))
-# Files that others include: a family's base has no sizes, train.gin no task.
+# Files that are only included: a family's base has no sizes, train.gin no task.
 BASES = {f for f in FILES if f.split("/")[-1] == f"{f.split('/')[-2]}.gin"} | {
   "models/transformer.gin",
   "runs/train.gin",
 }
-# Files laid over a size file.
+# Files to be added after a size file.
 OVERLAYS = [f for f in FILES if "/architectures/" in f]
 MODELS = [f for f in FILES if f.startswith("models/") and f not in BASES and f not in OVERLAYS]
 OBJECTIVES = [f for f in FILES if f.startswith("objectives/")]
@@ -47,7 +47,7 @@ def test_every_model_file_builds_a_model(model):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_architecture_builds_over_a_size(overlay):
+def test_every_architecture_builds_on_top_of_a_size(overlay):
   assert build("models/t5/base.gin", overlay, "objectives/span_corruption.gin", "runs/pretrain.gin").model.config
 
 
@@ -63,11 +63,11 @@ def test_every_objective_has_a_file():
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_run_file_builds_a_run(run):
-  whole = "include 'models/" in (shipped_folder() / run).read_text()
+  complete = "include 'models/" in (shipped_folder() / run).read_text()
   if "finetune" in run:
-    assert build(*([] if whole else ["models/t5/tiny.gin"]), run).objective is None
+    assert build(*([] if complete else ["models/t5/tiny.gin"]), run).objective is None
   else:
-    assert build(*([] if whole else ["models/t5/tiny.gin", "objectives/span_corruption.gin"]), run).objective
+    assert build(*([] if complete else ["models/t5/tiny.gin", "objectives/span_corruption.gin"]), run).objective
 
 
 @pytest.mark.parametrize("model", ["models/t5_1_1/base.gin", "models/mt5/small.gin", "models/byt5/small.gin"])
@@ -79,7 +79,7 @@ def test_models_pretrained_without_dropout_are_finetuned_with_it(model):
 
 @functools.cache
 def parameter_shapes(model):
-  """Of a model file, with no arrays made."""
+  """Returns the parameter shapes of a model file, without allocating arrays."""
   features = ("input_tokens", "target_tokens", "segment_ids", "positions", "token_types")
   batch = {f"{side}_{f}": np.zeros((1, 8), np.int32) for side in ("encoder", "decoder") for f in features}
   built = build(model, "objectives/causal_lm.gin", "runs/pretrain.gin").model
@@ -88,7 +88,7 @@ def parameter_shapes(model):
 
 @pytest.mark.parametrize("model", ["models/t5/tiny.gin", "models/bert/tiny.gin", "models/gpt2/small.gin"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_file_suits_every_kind_of_model(optimizer, model):
+def test_every_optimizer_file_works_with_every_kind_of_model(optimizer, model):
   name = optimizer.removeprefix("optimizers/").removesuffix(".gin")
   for run in ("runs/pretrain.gin", "runs/finetune.gin"):
     objective = ["objectives/span_corruption.gin"] if "pretrain" in run else []

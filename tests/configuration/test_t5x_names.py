@@ -1,4 +1,4 @@
-"""Coming from T5X: its names are answered with ours, its import lines and files are explained."""
+"""Errors for T5X users: its names are answered with ours, its imports and files are explained."""
 
 import re
 from pathlib import Path
@@ -32,7 +32,7 @@ def message_of(*overrides, files=("models/t5_1_1/small.gin", "runs/finetune.gin"
   return caught.value.render()
 
 
-def test_the_page_has_the_table_of_the_code():
+def test_the_readme_contains_the_table_of_the_code():
   assert markdown_table() in (shipped_folder() / "README.md").read_text()
 
 
@@ -76,9 +76,9 @@ def test_a_name_of_t5x_is_answered_with_ours(theirs, ours):
   assert f"T5X's {short} is {ours} here" in message and "t5like convert gin" in message
 
 
-def test_names_without_a_counterpart_are_explained():
+def test_names_without_an_equivalent_are_explained():
   message = message_of(("USE_CACHED_TASKS", "True"))
-  assert "T5X's USE_CACHED_TASKS has no counterpart here: token caches are built automatically" in message
+  assert "T5X's USE_CACHED_TASKS has no equivalent here: token caches are built automatically" in message
   assert "dtype -> PARAM_DTYPE" in message_of(("utils.RestoreCheckpointConfig.unheard_of", "1"))
 
 
@@ -99,19 +99,19 @@ def test_a_name_of_t5x_in_a_file_is_answered_with_its_line(tmp_path):
     ("include 't5x/configs/runs/infer.gin'", ["is the command `t5like infer` here"]),
   ],
 )
-def test_lines_that_t5x_files_begin_with_are_explained(line, words, tmp_path):
+def test_imports_and_includes_of_t5x_files_are_explained(line, words, tmp_path):
   (tmp_path / "theirs.gin").write_text(f"{line}\n")
   message = message_of(files=[str(tmp_path / "theirs.gin")])
   assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("run", ["pretrain", "finetune", "eval", "infer"])
-def test_the_defaults_of_t5x_are_those_of_its_run_files(run):
+def test_our_copy_of_t5x_defaults_equals_its_run_files(run):
   theirs = read_t5x_file(T5X / "configs" / "runs" / f"{run}.gin")
   assert {name: theirs.get(name, "absent") for name in RUN_VALUES[run]} == RUN_VALUES[run]
 
 
-def test_files_and_tasks_of_t5x():
+def test_files_and_tasks_of_t5x_are_mapped_to_ours():
   assert model_file("t5x/examples/t5/t5_1_0/11B.gin") == "models/t5/11b.gin"
   assert model_file("t5x/examples/scalable_t5/mt5/xl.gin") == "models/mt5/xl.gin"
   assert model_file("t5x/examples/decoder_only/models/base.gin") is None

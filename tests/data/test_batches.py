@@ -1,4 +1,4 @@
-"""A batch is a pure function of (seed, step), whatever the objective, the packing, the mixture and the phases."""
+"""A batch is a pure function of (seed, step), for any objective, packing, mixture and phases."""
 
 import warnings
 
@@ -43,10 +43,10 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
+def labeled(tmp_path_factory):
   rng = np.random.default_rng(1)
   rows = [{"inputs": f"{10 + i} " + "3 " * rng.integers(0, 12), "targets": f"{10 + i}"} for i in range(50)]
-  return make_cache(tmp_path_factory.mktemp("c") / "labelled", rows, ["inputs", "targets"])
+  return make_cache(tmp_path_factory.mktemp("c") / "labeled", rows, ["inputs", "targets"])
 
 
 def corpus_rows(cache, name="span_corruption", seed=0):
@@ -60,37 +60,37 @@ def corpus_rows(cache, name="span_corruption", seed=0):
 
 
 def batches(source, batch_size=8, share=None):
-  return data.Batches([data.Stage(source, batch_size)], share or data.HostShare())
+  return data.Batches([data.PhaseRows(source, batch_size)], share or data.HostShare())
 
 
 def same(a, b):
   return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
 
 
-def sources(corpus, labelled):
-  packed = data.ExampleRows(labelled, LENGTHS, SPECIAL, 0, pack=True)
-  unpacked = data.ExampleRows(labelled, LENGTHS, SPECIAL, 7, pack=True)
+def sources(corpus, labeled):
+  packed = data.ExampleRows(labeled, LENGTHS, SPECIAL, 0, pack=True)
+  unpacked = data.ExampleRows(labeled, LENGTHS, SPECIAL, 7, pack=True)
   return {
     **{name: corpus_rows(corpus, name) for name in CATALOGUE},
-    "labelled": data.ExampleRows(labelled, LENGTHS, SPECIAL, 0),
+    "labeled": data.ExampleRows(labeled, LENGTHS, SPECIAL, 0),
     "packed": packed,
     "mixture": data.MixtureRows([packed, unpacked], [3, 1]),
   }
 
 
-@pytest.mark.parametrize("name", [*CATALOGUE, "labelled", "packed", "mixture"])
-def test_hosts_together_see_the_batch_of_one_host_at_any_step(corpus, labelled, name):
-  source = sources(corpus, labelled)[name]
+@pytest.mark.parametrize("name", [*CATALOGUE, "labeled", "packed", "mixture"])
+def test_several_hosts_together_read_the_batch_of_a_single_host(corpus, labeled, name):
+  source = sources(corpus, labeled)[name]
   for step in (0, 7, 10_000):
-    whole = batches(source)[step]
+    expected = batches(source)[step]
     for hosts in (2, 4):
       parts = [batches(source, share=data.HostShare((h,), hosts))[step] for h in range(hosts)]
-      assert same({k: np.concatenate([p[k] for p in parts]) for k in whole}, whole)
-  assert same(batches(sources(corpus, labelled)[name])[10_000], batches(source)[10_000])
+      assert same({k: np.concatenate([p[k] for p in parts]) for k in expected}, expected)
+  assert same(batches(sources(corpus, labeled)[name])[10_000], batches(source)[10_000])
 
 
 @pytest.mark.parametrize(("threads", "processes"), [(0, 0), (1, 0), (4, 0), (1, 2)])
-def test_reading_ahead_changes_nothing(corpus, threads, processes):
+def test_prefetching_does_not_change_batches(corpus, threads, processes):
   source = batches(corpus_rows(corpus))
   ahead = list(data.read_ahead(source, 5, 12, threads, processes))
   assert len(ahead) == 7
@@ -107,7 +107,7 @@ def test_seeds_and_epochs_differ(corpus, name):
 
 
 @pytest.mark.parametrize("name", ["span_corruption", "roberta"])
-def test_a_row_is_corrupted_afresh_in_every_epoch(corpus, name):
+def test_a_row_is_corrupted_differently_in_every_epoch(corpus, name):
   source = corpus_rows(corpus, name)
   count, side = source.rows_per_epoch, "encoder_input_tokens"
   epochs = []
@@ -115,12 +115,12 @@ def test_a_row_is_corrupted_afresh_in_every_epoch(corpus, name):
     numbers = np.arange(count) + epoch * count
     epochs.append(source.rows(numbers)[side][np.argsort(shuffled(numbers, count, 0)[1])])  # by row
   assert np.mean(np.any(epochs[0] != epochs[1], axis=1)) > 0.9
-  text = [row[(row > 9) & (row < 900)] for row in np.stack(epochs, axis=1)]  # of the same row, whatever is hidden
+  text = [row[(row > 9) & (row < 900)] for row in np.stack(epochs, axis=1)]  # of the same row, without what is hidden
   assert np.mean([len(np.unique(tokens)) < 0.85 * len(tokens) for tokens in text]) > 0.9
 
 
 @pytest.mark.parametrize("name", ["lm", "full_lm", "causal_lm", "prefix_lm", "roberta"])
-def test_an_epoch_of_a_corpus_has_every_token_once(corpus, name):
+def test_an_epoch_of_a_corpus_contains_every_token_once(corpus, name):
   source = corpus_rows(corpus, name)
   batch = source.rows(np.arange(source.rows_per_epoch) + 3 * source.rows_per_epoch)
   tokens = corpus.stream(0, corpus.tokens)
@@ -135,7 +135,7 @@ def test_an_epoch_of_a_corpus_has_every_token_once(corpus, name):
     found = batch["decoder_target_tokens"].ravel()
     if name == "causal_lm":  # the first token of a row is given
       found = np.concatenate([found, batch["decoder_input_tokens"][:, 0]])
-    # Rows are full: what does not fill one at the end of the corpus is left out.
+    # Rows are full: a shorter rest at the end of the corpus is dropped.
     used = source.rows_per_epoch * source.lengths.raw
     separators = corpus.examples if name != "lm" else 0
     assert corpus.tokens + separators - used < source.lengths.raw
@@ -148,7 +148,7 @@ def test_an_epoch_of_a_corpus_has_every_token_once(corpus, name):
   np.testing.assert_array_equal(np.sort(found), np.sort(expected))
 
 
-def test_documents_end_where_the_separators_stand(corpus):
+def test_separators_are_at_the_ends_of_documents(corpus):
   rows = corpus_rows(corpus, "full_lm").plan.read(np.arange(corpus_rows(corpus, "full_lm").rows_per_epoch))
   stream = rows.tokens.ravel()
   documents = [corpus.example(i)["targets"].tolist() for i in range(corpus.examples)]
@@ -156,7 +156,7 @@ def test_documents_end_where_the_separators_stand(corpus):
   assert stream.tolist() == expected[: len(stream)]
 
 
-def test_rows_of_one_document_and_of_another(corpus):
+def test_rows_are_within_a_document_and_others_are_from_another_one(corpus):
   source = corpus_rows(corpus, "bert_mlm_nsp")
   documents = [corpus.example(i)["targets"].tolist() for i in range(corpus.examples)]
   pieces = [d[i : i + 61] for d in documents for i in range(0, len(d), 61)]
@@ -164,13 +164,13 @@ def test_rows_of_one_document_and_of_another(corpus):
   numbers = np.arange(source.rows_per_epoch)
   rows = source.plan.read(numbers)
   assert [rows.tokens[i, : rows.lengths[i]].tolist() for i in numbers] == pieces
-  others = source.plan.of_other_documents(
+  others = source.plan.sample_other_rows(
     numbers, np.random.default_rng(0).integers(0, 2**63, len(numbers)).astype(np.uint64)
   )
   assert all(owner[i] != owner[other] for i, other in enumerate(others))
 
 
-def test_whole_sentences_fill_rows(corpus):
+def test_complete_sentences_fill_rows(corpus):
   source = corpus_rows(corpus, "roberta")
   rows = source.plan.read(np.arange(source.rows_per_epoch))
   ends = rows.tokens[np.arange(len(rows.tokens)), rows.lengths - 1]
@@ -183,20 +183,20 @@ def targets_of(batch):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_an_epoch_has_every_example_once_and_whole(labelled, pack):
-  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=pack)
+def test_an_epoch_contains_every_example_once_and_complete(labeled, pack):
+  source = data.ExampleRows(labeled, LENGTHS, SPECIAL, 3, pack=pack)
   for epoch in range(3):
     batch = source.rows(np.arange(source.rows_per_epoch) + epoch * source.rows_per_epoch)
     assert sorted(targets_of(batch)) == list(range(10, 60))
     assert sorted(batch["encoder_input_tokens"][batch["encoder_input_tokens"] >= 10].tolist()) == list(range(10, 60))
     assert (batch["encoder_input_tokens"] == SPECIAL.eos).sum() == 50
-  whole = batches(source, 20)
-  seen = [t for step in range(5 * source.rows_per_epoch // 20 + 1) for t in targets_of(whole[step])]
-  assert len(set(seen[:50])) >= 45  # batches run over the ends of epochs
+  run = batches(source, 20)
+  seen = [t for step in range(5 * source.rows_per_epoch // 20 + 1) for t in targets_of(run[step])]
+  assert len(set(seen[:50])) >= 45  # batches cross epoch boundaries
 
 
-def test_packed_examples_keep_their_partners_only_for_an_epoch(labelled):
-  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=True)
+def test_packed_examples_share_a_row_with_different_ones_every_epoch(labeled):
+  source = data.ExampleRows(labeled, LENGTHS, SPECIAL, 3, pack=True)
 
   def partners(epoch):
     batch = source.rows(np.arange(source.rows_per_epoch) + epoch * source.rows_per_epoch)
@@ -206,8 +206,8 @@ def test_packed_examples_keep_their_partners_only_for_an_epoch(labelled):
   assert source.rows_per_epoch < 40 and 0.5 < source.efficiency <= 1
 
 
-def test_packed_inputs_and_targets_of_a_row_belong_together(labelled):
-  source = data.ExampleRows(labelled, LENGTHS, SPECIAL, 3, pack=True)
+def test_packed_inputs_and_targets_of_a_segment_belong_to_one_example(labeled):
+  source = data.ExampleRows(labeled, LENGTHS, SPECIAL, 3, pack=True)
   batch = source.rows(np.arange(source.rows_per_epoch))
   for row in range(source.rows_per_epoch):
     inputs, targets = batch["encoder_input_tokens"][row], batch["decoder_target_tokens"][row]
@@ -218,16 +218,16 @@ def test_packed_inputs_and_targets_of_a_row_belong_together(labelled):
       )
 
 
-def test_a_mixture_gives_each_source_its_rate_and_its_own_epochs(labelled):
-  members = [data.ExampleRows(labelled, LENGTHS, SPECIAL, seed) for seed in range(2)]
+def test_a_mixture_reads_each_source_at_its_rate_and_in_its_own_epochs(labeled):
+  members = [data.ExampleRows(labeled, LENGTHS, SPECIAL, seed) for seed in range(2)]
   mixed = data.MixtureRows(members, [3, 1])
   batch = mixed.rows(np.arange(40))
   own = [source.rows(np.arange(n)) for source, n in zip(members, (30, 10), strict=True)]
   assert sorted(targets_of(batch)) == sorted(targets_of(own[0]) + targets_of(own[1]))
 
 
-def test_every_row_of_a_mixture_stands_where_its_task_has_its_turn(labelled):
-  members = [data.ExampleRows(labelled, LENGTHS, SPECIAL, seed) for seed in range(2)]
+def test_every_row_of_a_mixture_is_the_next_row_of_its_task(labeled):
+  members = [data.ExampleRows(labeled, LENGTHS, SPECIAL, seed) for seed in range(2)]
   mixed, numbers = data.MixtureRows(members, [2, 1]), np.arange(60, 90)
   batch = mixed.rows(numbers)
   task, own = mixture_rows(numbers, [2, 1])
@@ -237,13 +237,13 @@ def test_every_row_of_a_mixture_stands_where_its_task_has_its_turn(labelled):
   assert mixed.rows_per_epoch == 100
 
 
-def test_the_rows_of_a_host():
+def test_a_host_reads_the_rows_of_its_parts():
   assert data.HostShare((1, 3), 4).rows(12).tolist() == [3, 4, 5, 9, 10, 11]
   assert data.HostShare().rows(3).tolist() == [0, 1, 2]
 
 
-def test_the_share_of_inputs_that_is_no_padding(tmp_path):
-  # With their ends, inputs of 3, 16 (cut) and 5 tokens: alone in rows of 16, or the short ones together.
+def test_efficiency_is_the_fraction_of_inputs_that_is_not_padding(tmp_path):
+  # With end-of-sequence, inputs have 3, 16 (trimmed) and 5 tokens: one per row of 16, or the short ones packed.
   rows = [{"inputs": "3 " * n, "targets": "9"} for n in (2, 30, 4)]
   cache = make_cache(tmp_path / "three", rows, ["inputs", "targets"])
   assert data.ExampleRows(cache, LENGTHS, SPECIAL, 0).efficiency == 24 / 48
@@ -253,11 +253,11 @@ def test_the_share_of_inputs_that_is_no_padding(tmp_path):
 
 def test_phases_change_lengths_and_batch_size_at_their_steps(corpus):
   short, long = (data.CorpusRows(corpus, SpanCorruption(), SpanCorruption().lengths(n), SPECIAL, 0) for n in (32, 64))
-  run = data.Batches([data.Stage(short, 4, 10), data.Stage(short, 8, 5), data.Stage(long, 8)])
+  run = data.Batches([data.PhaseRows(short, 4, 10), data.PhaseRows(short, 8, 5), data.PhaseRows(long, 8)])
   assert [run[step]["encoder_input_tokens"].shape for step in (0, 9, 10, 14, 15, 99)] == [
     (4, 32), (4, 32), (8, 32), (8, 32), (8, 64), (8, 64),
   ]  # fmt: skip
-  # A growing batch goes on where the smaller one stopped; another length begins its own rows.
+  # A larger batch continues where the smaller one stopped; a different length starts its own rows.
   assert same(run[10], short.rows(np.arange(40, 48))) and same(run[15], long.rows(np.arange(8)))
 
 
@@ -269,5 +269,5 @@ def test_corpus_rows_are_full(corpus):
 
 def test_a_corpus_shorter_than_a_row_is_refused(tmp_path):
   short = make_cache(tmp_path / "short", [{"targets": "2 3 4"}], ["targets"])
-  with pytest.raises(UserError, match="fewer than one row"):
+  with pytest.raises(UserError, match=r"shorter than one row: 3 tokens \(expected at least"):
     corpus_rows(short)

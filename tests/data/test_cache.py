@@ -1,4 +1,4 @@
-"""The token cache: what is written is read back, and damage is found and named."""
+"""The token cache: content round-trips, and damage is detected and reported."""
 
 import json
 import pickle
@@ -14,7 +14,7 @@ from t5like.errors import UserError
 VOCABULARY = {"name": "letters", "size": 300, "fingerprint": "abc"}
 DESCRIPTION = {"task": "letters", "split": "train", "source_files": []}
 NO_SCORING = {"postprocessor": None, "metrics": []}
-MEND = "t5like cache letters --force"
+REBUILD_COMMAND = "t5like cache letters --force"
 
 
 def encode(texts):
@@ -23,7 +23,7 @@ def encode(texts):
 
 def write(folder, examples, features=("inputs", "targets"), scoring=NO_SCORING):
   data.write_cache(folder, examples, features, encode, VOCABULARY, DESCRIPTION, scoring)
-  return data.open_cache(folder, rebuild_command=MEND)
+  return data.open_cache(folder, rebuild_command=REBUILD_COMMAND)
 
 
 EXAMPLES = [{"inputs": "abc", "targets": "x", "id": 1}, {"inputs": "", "targets": "yz", "id": 2}]
@@ -36,7 +36,7 @@ def shards_of_two(monkeypatch):
   })  # fmt: skip
 
 
-def test_examples_come_back_as_they_were(tmp_path):
+def test_examples_are_read_as_they_were_written(tmp_path):
   cache = write(tmp_path / "c", EXAMPLES)
   assert (cache.examples, cache.tokens, cache.is_corpus) == (2, 6, False)
   assert cache.example(0)["inputs"].tolist() == [97, 98, 99]
@@ -66,18 +66,18 @@ def test_a_corpus_reads_end_to_end_across_shards(tmp_path, shards_of_two):
       cache.stream_rows(np.array(starts), 2)
 
 
-def test_where_documents_begin_and_how_long_features_are(tmp_path, shards_of_two):
+def test_starts_of_documents_and_lengths_of_features(tmp_path, shards_of_two):
   corpus = write(tmp_path / "corpus", [{"targets": t} for t in ["ab", "cde", "", "f"]], features=["targets"])
   assert corpus.documents().tolist() == [0, 2, 5, 5, 6] and corpus.documents().dtype == np.int64
   examples = [{"inputs": "a" * n, "targets": "b" * (5 - n)} for n in range(5)]
-  labelled = write(tmp_path / "labelled", examples)
-  assert labelled.lengths("inputs").tolist() == [0, 1, 2, 3, 4] and labelled.lengths("inputs").dtype == np.int32
-  assert labelled.lengths("targets").tolist() == [5, 4, 3, 2, 1]
+  labeled = write(tmp_path / "labeled", examples)
+  assert labeled.lengths("inputs").tolist() == [0, 1, 2, 3, 4] and labeled.lengths("inputs").dtype == np.int32
+  assert labeled.lengths("targets").tolist() == [5, 4, 3, 2, 1]
   with pytest.raises(ValueError, match="not documents"):
-    labelled.documents()
+    labeled.documents()
 
 
-def test_texts_of_many_examples_at_once(tmp_path, shards_of_two):
+def test_texts_of_several_examples_are_read_at_once(tmp_path, shards_of_two):
   examples = [{"first": "abc"[:n], "second": "", "third": "z"} for n in (3, 0, 1, 2, 3)]
   cache = write(tmp_path / "c", examples, features=("first", "second", "third"))
   texts = cache.texts("first", np.array([3, 1, 0, 4]))
@@ -93,7 +93,7 @@ def test_ids_are_stored_in_the_smallest_type_that_holds_them(tmp_path):
   assert shards.token_dtype(2**16) == np.uint16 and shards.token_dtype(2**16 + 1) == np.uint32
 
 
-def test_an_opened_cache_can_go_to_another_process(tmp_path):
+def test_an_open_cache_can_be_pickled(tmp_path):
   cache = pickle.loads(pickle.dumps(write(tmp_path / "c", EXAMPLES)))
   assert cache.example(0)["inputs"].tolist() == [97, 98, 99]
 
@@ -118,18 +118,18 @@ def read_all(cache):
 @pytest.mark.parametrize("kind", ["tokens", "index", "fields"])
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_damage_is_found_and_named(tmp_path, monkeypatch, kind, damage, size):
-  """In a small cache at open; in a large one a file of the right size is checked when it is read."""
+def test_damage_is_detected_and_the_file_is_named(tmp_path, monkeypatch, kind, damage, size):
+  """In a small cache on open; in a large one a file of the right size is checked on read."""
   write(tmp_path / "c", EXAMPLES)
   path = tmp_path / "c" / f"shard-00000.{kind}"
   damaged(path, damage)
   if size == "large":
     monkeypatch.setattr(cache_module, "_CHECKED_AT_ONCE", 0)
   lazily = size == "large" and damage == "flipped"
-  cache = data.open_cache(tmp_path / "c", rebuild_command=MEND) if lazily else None
+  cache = data.open_cache(tmp_path / "c", rebuild_command=REBUILD_COMMAND) if lazily else None
   with pytest.raises(UserError) as error:
-    read_all(cache) if lazily else data.open_cache(tmp_path / "c", rebuild_command=MEND)
-  assert str(path) in str(error.value) and MEND in str(error.value)
+    read_all(cache) if lazily else data.open_cache(tmp_path / "c", rebuild_command=REBUILD_COMMAND)
+  assert str(path) in str(error.value) and REBUILD_COMMAND in str(error.value)
 
 
 @pytest.mark.parametrize("read", ["stream", "stream_rows", "example", "texts"])
@@ -141,7 +141,7 @@ def test_a_large_cache_is_checked_block_by_block_as_it_is_read(tmp_path, monkeyp
   content = bytearray(path.read_bytes())
   content[16] ^= 1  # of the second block
   path.write_bytes(content)
-  cache = data.open_cache(tmp_path / "c", rebuild_command=MEND)
+  cache = data.open_cache(tmp_path / "c", rebuild_command=REBUILD_COMMAND)
   reads = {
     "stream": lambda start, stop, number: cache.stream(start, stop - start),
     "stream_rows": lambda start, stop, number: cache.stream_rows(np.array([start]), stop - start),
@@ -150,21 +150,21 @@ def test_a_large_cache_is_checked_block_by_block_as_it_is_read(tmp_path, monkeyp
   }
   for good in ((0, 8, 0), (16, 18, 2)):
     reads[read](*good)
-  for _ in range(2):  # not forgotten after it was said once
+  for _ in range(2):  # the error is raised again on the next read
     with pytest.raises(UserError, match="corrupt") as error:
       reads[read](8, 16, 1)
     assert error.value.lines["bytes"] == "16 to 32"
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "[]", '{"format": 99}'])
-def test_a_damaged_manifest_is_named(tmp_path, manifest):
+def test_a_damaged_manifest_is_an_error(tmp_path, manifest):
   write(tmp_path / "c", EXAMPLES)
   (tmp_path / "c/cache.json").write_text(manifest)
   with pytest.raises(UserError, match="cache"):
     data.open_cache(tmp_path / "c", rebuild_command="")
 
 
-def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_cache(tmp_path):
+def test_a_failed_build_leaves_no_files_and_keeps_the_old_cache(tmp_path):
   write(tmp_path / "c", EXAMPLES)
 
   def broken():
@@ -178,14 +178,14 @@ def test_a_build_that_fails_leaves_nothing_and_keeps_the_old_cache(tmp_path):
 
 
 def test_a_task_without_text_is_refused(tmp_path):
-  with pytest.raises(UserError, match="gave no text"):
+  with pytest.raises(UserError, match="has no text in split"):
     write(tmp_path / "c", [])
   with pytest.raises(UserError, match="no text 'targets'"):
     write(tmp_path / "c", [{"inputs": "a", "targets": 3}])
   assert not list(tmp_path.iterdir())
 
 
-def test_a_changed_source_or_vocabulary_is_noticed(tmp_path):
+def test_a_changed_source_or_vocabulary_is_detected(tmp_path):
   source = tmp_path / "source.txt"
   source.write_text("abc")
   description = {**DESCRIPTION, "source_files": [{"path": str(source), "bytes": 3}]}
@@ -197,7 +197,7 @@ def test_a_changed_source_or_vocabulary_is_noticed(tmp_path):
   assert str(source) in data.changed_since_written(cache, "abc")
 
 
-def test_the_manifest_says_what_the_cache_is(tmp_path):
+def test_the_manifest_describes_the_cache(tmp_path):
   scoring = {"postprocessor": None, "metrics": [{"function": "m:f", "keywords": {}}]}
   write(tmp_path / "c", EXAMPLES, scoring=scoring)
   manifest = json.loads((tmp_path / "c/cache.json").read_text())

@@ -1,4 +1,4 @@
-"""Building a token cache: the same bytes whatever the workers, kills, full disks and rivals."""
+"""Building a token cache: the same bytes with any number of workers, kills, full disks and concurrent builders."""
 
 import json
 import os
@@ -59,27 +59,27 @@ def undisturbed(tmp_path_factory):
   return contents(folder)
 
 
-def test_the_cache_holds_every_example_in_order(tmp_path, undisturbed):
+def test_the_cache_contains_every_example_in_order(tmp_path, undisturbed):
   build(tmp_path / "train")
   cache = data.open_cache(tmp_path / "train", rebuild_command="")
   encode = load_vocabulary("tiny").encode
-  wanted = [example for part in range(PARTS) for example in examples(part)]
-  assert cache.examples == len(wanted) and len(cache.manifest["shards"]) == PARTS * PIECES
-  for number in (0, 1, 318, 319, 500, len(wanted) - 1):
+  expected = [example for part in range(PARTS) for example in examples(part)]
+  assert cache.examples == len(expected) and len(cache.manifest["shards"]) == PARTS * PIECES
+  for number in (0, 1, 318, 319, 500, len(expected) - 1):
     assert {name: ids.tolist() for name, ids in cache.example(number).items()} == {
-      name: encode(wanted[number][name]) for name in ("inputs", "targets")
+      name: encode(expected[number][name]) for name in ("inputs", "targets")
     }
-  assert [field["idx"] for field in cache.fields()] == [example["idx"] for example in wanted]
+  assert [field["idx"] for field in cache.fields()] == [example["idx"] for example in expected]
   assert contents(tmp_path / "train") == undisturbed
   assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
-# A builder as a process of its own. Building needs no Grain, whose import (of all of JAX) would take most of the time.
+# A builder in a separate process. Building does not need Grain, which imports JAX and would take most of the time.
 BUILDER = f"""
 import sys, time
 sys.path[:0] = [{str(REPOSITORY)!r}, {str(Path(__file__).parent)!r}]
 from t5like.data import piece_workers, sole_builder
-piece_workers._WORTH_A_PROCESS = 0
+piece_workers._MIN_CHARACTERS_FOR_WORKERS = 0
 from test_cache_builder import build, examples
 def slowly(part):
   for number, example in enumerate(examples(part)):
@@ -89,9 +89,9 @@ def slowly(part):
     yield example
 from pathlib import Path
 folder = Path(sys.argv[1])
-with sole_builder(folder, waiting=lambda holder: print("waiting for", holder, flush=True), poll=0.01):
+with sole_builder(folder, waiting=lambda holder: print("waiting for", holder, flush=True), poll_seconds=0.01):
   if folder.exists():
-    print("it is there")
+    print("exists")
   else:
     build(folder, workers=int(sys.argv[2]), source=slowly)
     print("built")
@@ -100,13 +100,13 @@ with sole_builder(folder, waiting=lambda holder: print("waiting for", holder, fl
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-  """Starts a builder; all that were started are gone in the end."""
+  """Starts builders, which are killed at the end."""
   light = tmp_path_factory.mktemp("light")
   (light / "grain.py").write_text("")
   processes = []
 
   def start(folder, workers, waits_at=-1):
-    """With `waits_at`, it does not get beyond that piece."""
+    """Starts a builder that hangs at piece `waits_at`, if given."""
     process = subprocess.Popen(
       [sys.executable, "-c", BUILDER, str(folder), str(workers), str(waits_at)],
       env={**os.environ, "PYTHONPATH": str(light)},
@@ -134,31 +134,31 @@ def workers_of(pid):
   return [int(child) for child in children if int(child) != pid]
 
 
-def test_kills_at_random_moments_change_nothing(tmp_path, start, undisturbed):
+def test_kills_at_random_times_do_not_change_the_cache(tmp_path, start, undisturbed):
   folder = tmp_path / "train"
   draw = random.Random(1)
   reached = []
   for _ in range(KILLS):
     before = entries(folder)
     goal = before + draw.choice((0, 1, 1, 2))
-    # On a slow machine the kill may come late: a builder never gets so far that nothing is left for the next ones.
+    # On a slow machine the kill may come late: a builder hangs before nothing is left for the next ones.
     process = start(folder, workers=draw.choice((0, 1, 2)), waits_at=before + 6)
     while entries(folder) < goal:
       assert process.poll() is None, process.communicate()
       time.sleep(0.002)
     time.sleep(draw.random() * 0.03)
-    # Sometimes the workers die with their builder, sometimes they are left alone.
+    # Sometimes the workers are killed with their builder, sometimes not.
     (os.killpg if draw.random() < 0.5 else os.kill)(process.pid, signal.SIGKILL)
     process.communicate()
     reached.append(entries(folder))
-  assert len(set(reached)) > 3, reached  # it was killed here and there, and went on
+  assert len(set(reached)) > 3, reached  # it was killed at different pieces and resumed
   last = start(folder, workers=2)
   out, err = last.communicate(timeout=400)
   assert last.returncode == 0, out + err
   assert contents(folder) == undisturbed
 
 
-def test_workers_end_when_their_builder_is_killed(tmp_path, start):
+def test_workers_exit_when_their_builder_is_killed(tmp_path, start):
   process = start(tmp_path / "train", workers=2)
   while not (workers := workers_of(process.pid)) and process.poll() is None:
     time.sleep(0.005)
@@ -167,16 +167,16 @@ def test_workers_end_when_their_builder_is_killed(tmp_path, start):
   while any(
     Path(f"/proc/{pid}/stat").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text() for pid in workers
   ):
-    assert time.monotonic() < deadline, "a worker lives on without its builder"
+    assert time.monotonic() < deadline, "a worker outlived its builder"
     time.sleep(0.02)
 
 
-def test_two_builders_at_once_build_it_once(tmp_path, start, undisturbed):
+def test_two_concurrent_builders_build_the_cache_once(tmp_path, start, undisturbed):
   both = [start(tmp_path / "train", workers=1) for _ in range(2)]
   outputs = [process.communicate(timeout=400) for process in both]
   assert [process.returncode for process in both] == [0, 0], outputs
   lines = sorted(out.splitlines()[-1] for out, _ in outputs)
-  assert lines == ["built", "it is there"]
+  assert lines == ["built", "exists"]
   assert contents(tmp_path / "train") == undisturbed
   assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
@@ -191,7 +191,7 @@ def stopped(part, after):
 def test_complete_parts_are_not_read_again(tmp_path, undisturbed):
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path / "train", source=lambda part: stopped(part, after=EXAMPLES * 2 + 1))
-  # The first part and two pieces of the second are there. Parts are marked when all of theirs are.
+  # The first part and two pieces of the second are complete.
   assert entries(tmp_path / "train") == PIECES + 2
   read, seen = [], []
 
@@ -205,20 +205,20 @@ def test_complete_parts_are_not_read_again(tmp_path, undisturbed):
   assert seen[-1].resumed_examples == 319 + 2 * EXAMPLES and seen[-1].examples == 3 * 319
 
 
-def test_a_damaged_piece_of_an_earlier_attempt_is_made_again(tmp_path, undisturbed):
+def test_a_damaged_piece_of_an_earlier_attempt_is_rebuilt(tmp_path, undisturbed):
   with pytest.raises(KeyboardInterrupt):
     build(tmp_path / "train", source=lambda part: stopped(part, after=EXAMPLES * 2 + 1))
-  made = tmp_path / "train.building/cache"
-  content = bytearray((made / "shard-00000-00003.tokens").read_bytes())
+  shards = tmp_path / "train.building/cache"
+  content = bytearray((shards / "shard-00000-00003.tokens").read_bytes())
   content[5] ^= 1
-  (made / "shard-00000-00003.tokens").write_bytes(content)
-  (made / "shard-00000-00004.index").write_bytes(b"")
-  (made / "shard-00000-00005.fields").unlink()
+  (shards / "shard-00000-00003.tokens").write_bytes(content)
+  (shards / "shard-00000-00004.index").write_bytes(b"")
+  (shards / "shard-00000-00005.fields").unlink()
   build(tmp_path / "train")
   assert contents(tmp_path / "train") == undisturbed
 
 
-def test_another_plan_starts_over(tmp_path, undisturbed):
+def test_a_different_plan_starts_over(tmp_path, undisturbed):
   with pytest.raises(KeyboardInterrupt):
     build(
       tmp_path / "train",
@@ -230,59 +230,59 @@ def test_another_plan_starts_over(tmp_path, undisturbed):
   assert seen[-1].resumed_examples == 0 and contents(tmp_path / "train") == undisturbed
 
 
-def test_a_full_disk_is_said_and_the_build_goes_on_when_there_is_room(tmp_path, undisturbed):
+def test_a_full_disk_is_reported_and_the_build_resumes_when_there_is_space(tmp_path, undisturbed):
   def growing(part):
-    """As the others, but the third piece does not fit."""
+    """Like `examples`, but the third piece does not fit."""
     for number, example in enumerate(examples(part)):
       yield {**example, "note": "x" * (40_000 if number == 50 else 0)}
 
   with pytest.raises(UserError) as error:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))  # the nearest to a full disk that needs no root
+    resource.setrlimit(resource.RLIMIT_FSIZE, (32 << 10, hard))  # simulates a full disk without root
     try:
       build(tmp_path / "train", source=growing)
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert "no room left" in error.value.what and "goes on" in error.value.lines["try"]
+  assert "not enough disk space" in error.value.what and "it resumes" in error.value.lines["try"]
   assert not (tmp_path / "train").exists() and entries(tmp_path / "train") == 2
-  made = {path.name for path in (tmp_path / "train.building/cache").iterdir()}
-  assert made == {f"shard-00000-0000{n}.{kind}" for n in (0, 1) for kind in ("tokens", "index", "fields")} | {
+  written = {path.name for path in (tmp_path / "train.building/cache").iterdir()}
+  assert written == {f"shard-00000-0000{n}.{kind}" for n in (0, 1) for kind in ("tokens", "index", "fields")} | {
     f"shard-00000-00002.{kind}" for kind in ("tokens", "index")
   }
   seen = []
   build(tmp_path / "train", source=growing, progress=seen.append)
   assert seen[-1].resumed_examples == 2 * EXAMPLES
-  build(tmp_path / "whole", source=growing)
-  assert contents(tmp_path / "train") == contents(tmp_path / "whole") != undisturbed
+  build(tmp_path / "uninterrupted", source=growing)
+  assert contents(tmp_path / "train") == contents(tmp_path / "uninterrupted") != undisturbed
 
 
-def test_an_error_in_a_worker_is_the_users_error(tmp_path, monkeypatch):
-  monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
+def test_an_error_in_a_worker_is_raised_by_the_builder(tmp_path, monkeypatch):
+  monkeypatch.setattr(piece_workers, "_MIN_CHARACTERS_FOR_WORKERS", 0)
   pool = piece_workers.PieceWorkers(_refuse, 1)
   with pool, pytest.raises(UserError) as error:
-    list(pool.make((0, 0), "shard", [], 1))
+    list(pool.submit((0, 0), "shard", [], 1))
     list(pool.finish())
   assert error.value.what == "not this one" and error.value.lines == {"name": "shard"}
 
 
-def test_a_worker_that_is_killed_is_said(monkeypatch):
-  monkeypatch.setattr(piece_workers, "_WORTH_A_PROCESS", 0)
-  pool = piece_workers.PieceWorkers(_kill_oneself, 1)
+def test_a_killed_worker_is_reported(monkeypatch):
+  monkeypatch.setattr(piece_workers, "_MIN_CHARACTERS_FOR_WORKERS", 0)
+  pool = piece_workers.PieceWorkers(_kill_itself, 1)
   with pool, pytest.raises(UserError) as error:
-    list(pool.make((0, 0), "shard", [], 1))
+    list(pool.submit((0, 0), "shard", [], 1))
     list(pool.finish())
-  assert "SIGKILL" in error.value.lines["because"] and "goes on" in error.value.lines["try"]
+  assert "SIGKILL" in error.value.lines["because"] and "resume" in error.value.lines["try"]
 
 
 def _refuse(name, examples):
   raise UserError("not this one", name=name)
 
 
-def _kill_oneself(name, examples):
+def _kill_itself(name, examples):
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_lock_of_the_dead_is_taken_over_and_that_of_another_machine_is_not(tmp_path, monkeypatch):
+def test_a_dead_process_loses_its_lock_and_another_machine_only_a_stale_one(tmp_path, monkeypatch):
   monkeypatch.setattr("socket.gethostname", lambda: "here")
   lock = tmp_path / "train.lock"
   lock.write_text(json.dumps({"host": "here", "pid": 999_999_999}))
@@ -291,17 +291,17 @@ def test_a_lock_of_the_dead_is_taken_over_and_that_of_another_machine_is_not(tmp
   assert not lock.exists()
 
   lock.write_text(json.dumps({"host": "there", "pid": 7}))
-  told = []
+  reported = []
 
-  def silent_for_long(holder):
-    told.append(holder)
+  def make_stale(holder):
+    reported.append(holder)
     os.utime(lock, (0, time.time() - builder_lock._STALE_AFTER_SECONDS - 1))
 
-  with data.sole_builder(tmp_path / "train", waiting=silent_for_long, poll=0.01):
-    assert told == ["process 7 on there"]
+  with data.sole_builder(tmp_path / "train", waiting=make_stale, poll_seconds=0.01):
+    assert reported == ["process 7 on there"]
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match="cannot be written"), data.sole_builder(tmp_path / "file/train"):
+  with pytest.raises(UserError, match="cannot write the token cache"), data.sole_builder(tmp_path / "file/train"):
     pass

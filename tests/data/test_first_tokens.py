@@ -1,4 +1,4 @@
-"""The beginning of a corpus again and again, and a corpus in one batch with labelled examples."""
+"""A corpus truncated to its first tokens, and a corpus in one batch with labeled examples."""
 
 import numpy as np
 import pytest
@@ -33,15 +33,15 @@ def corpus(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory):
+def labeled(tmp_path_factory):
   rows = [{"inputs": f"{1000 + i} 1500 1501", "targets": f"{1000 + i}"} for i in range(40)]
-  return make_cache(tmp_path_factory.mktemp("c") / "labelled", rows, ["inputs", "targets"])
+  return make_cache(tmp_path_factory.mktemp("c") / "labeled", rows, ["inputs", "targets"])
 
 
 @pytest.mark.parametrize("name", ["iid_replace_spans", "prefix_lm", "full_lm"])
 @pytest.mark.parametrize("limit", [36, 37, 100])
-def test_only_the_first_tokens_are_read_and_all_of_them_are(corpus, name, limit):
-  """Whatever a row is: a piece of the stream, of a document, or of text with ends of documents in it."""
+def test_exactly_the_first_tokens_are_read(corpus, name, limit):
+  """For rows of the stream, of a document, and with separators."""
   objective = CATALOGUE[name]
   lengths = objective.lengths(8)
   layout = "encoder_decoder" if lengths.inputs else "decoder"
@@ -50,42 +50,42 @@ def test_only_the_first_tokens_are_read_and_all_of_them_are(corpus, name, limit)
   tokens = read.tokens[read.valid]
   text = tokens[tokens > 1]
   assert text.max() <= 10 + limit - 1
-  left = lengths.raw if objective.unit == "stream" else 0  # less than a row at the end of a stream is not used
+  left = lengths.raw if objective.unit == "stream" else 0  # a shorter rest at the end of a stream is dropped
   assert sorted(text)[: limit - left] == list(range(10, 10 + limit - left))
   shown = np.concatenate([a.ravel() for a in source.rows(np.arange(5 * source.rows_per_epoch)).values()])
   assert shown[shown < 1900].max() <= 10 + limit - 1
 
 
-def test_all_of_a_corpus_is_the_corpus(corpus):
+def test_a_limit_of_all_tokens_changes_nothing(corpus):
   objective = CATALOGUE["prefix_lm"]
-  whole, limited = (
+  full, limited = (
     data.CorpusRows(cache, objective, objective.lengths(8), SPECIAL, 3)
     for cache in (corpus, data.FirstTokens(corpus, corpus.tokens))
   )
   numbers = np.arange(60)
-  for name, array in whole.rows(numbers).items():
+  for name, array in full.rows(numbers).items():
     np.testing.assert_array_equal(array, limited.rows(numbers)[name])
 
 
-def test_more_than_all_of_a_corpus_and_labelled_examples_are_refused(corpus, labelled):
+def test_more_tokens_than_the_corpus_has_and_labeled_examples_are_refused(corpus, labeled):
   with pytest.raises(UserError, match="the corpus has 200 tokens"):
     data.FirstTokens(corpus, 201)
-  with pytest.raises(UserError, match="labelled"):
-    data.FirstTokens(labelled, 10)
+  with pytest.raises(UserError, match="not labeled examples"):
+    data.FirstTokens(labeled, 10)
 
 
-def test_a_corpus_stands_in_one_batch_with_packed_examples(corpus, labelled):
-  """A quarter of the rows is text, each a segment of its own; the rest holds several examples."""
+def test_a_corpus_can_be_in_one_batch_with_packed_examples(corpus, labeled):
+  """A quarter of the rows is text, one segment each; the others contain several examples."""
   objective = CATALOGUE["iid_replace_spans"]
   lengths = Lengths(raw=15, inputs=16, targets=16)
   text = data.CorpusRows(corpus, objective, lengths, SPECIAL, 0, as_packed=True)
-  examples = data.ExampleRows(labelled, lengths, SPECIAL, 0, pack=True)
+  examples = data.ExampleRows(labeled, lengths, SPECIAL, 0, pack=True)
   batch = data.MixtureRows([text, examples], [1.0, 3.0]).rows(np.arange(64))
   tokens = batch["encoder_input_tokens"]
-  is_text = ((tokens >= 10) & (tokens < 1000)).any(1)  # the examples' own begin at 1000
+  is_text = ((tokens >= 10) & (tokens < 1000)).any(1)  # tokens of examples start at 1000
   assert is_text.sum() == 16
   assert batch["encoder_segment_ids"][is_text].max() == 1 and batch["encoder_segment_ids"][~is_text].max() == 4
-  # Without the marks of packing it is the batch that a corpus alone has.
+  # Apart from segment ids and positions, it is the batch of the corpus alone.
   plain = data.CorpusRows(corpus, objective, lengths, SPECIAL, 0).rows(np.arange(16))
   for name in ("encoder_input_tokens", "decoder_target_tokens", "decoder_loss_weights"):
     np.testing.assert_array_equal(batch[name][is_text], plain[name])

@@ -1,4 +1,4 @@
-"""Batches as seqio makes them, packed and not."""
+"""Batches equal seqio's, packed and not."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from t5like.data.layouts import (
   Examples,
   blank,
   causal,
-  closed,
-  counting,
   decoder,
   encoder,
   encoder_decoder,
   prefix_lm,
+  trim_and_append_eos,
+  zero_loss_on_filler_rows,
 )
 from t5like.objectives import Lengths, Masked, Ragged
 
@@ -22,8 +22,8 @@ def ragged(*rows):
   return Ragged.of(np.concatenate([np.asarray(r, np.int32) for r in rows]), np.array([len(r) for r in rows]))
 
 
-def test_texts_end_with_end_of_sequence_and_long_ones_are_cut():
-  rows = closed(ragged([5, 6], [7, 8, 9, 10, 11], []), 4, eos=1)
+def test_long_texts_are_trimmed_and_all_end_with_end_of_sequence():
+  rows = trim_and_append_eos(ragged([5, 6], [7, 8, 9, 10, 11], []), 4, eos=1)
   assert rows.tokens.tolist() == [[5, 6, 1, 0], [7, 8, 9, 1], [1, 0, 0, 0]] and rows.lengths.tolist() == [3, 4, 1]
 
 
@@ -39,7 +39,7 @@ def test_packing_on_the_published_example():
   assert batch["decoder_input_tokens"].tolist() == [[0, 3, 8, 0, 9, 0, 5, 4, 0, 0]]
 
 
-def test_the_decoder_is_fed_the_shifted_targets():
+def test_the_decoder_input_is_the_shifted_targets():
   batch = encoder_decoder(Examples(ragged([4, 1]), ragged([3, 8, 1]), 1), Lengths(0, 2, 4))
   assert batch["decoder_input_tokens"].tolist() == [[0, 3, 8, 1]]
   assert batch["decoder_loss_weights"].tolist() == [[1, 1, 1, 0]]
@@ -72,7 +72,7 @@ def test_batches_equal_those_of_seqios_converters(layout, pack):
   expected = seqio_batches(converters[layout](pack=pack), pairs, {"inputs": 16, "targets": 12})
   inputs, targets = (ragged(*(pair[side] for pair in pairs)) for side in (0, 1))
   if pack:
-    # seqio fills rows in its own order: find the row of each example by its tokens.
+    # seqio packs rows in its own order: find the row of each example by its tokens.
     side = "encoder" if layout == "encoder_decoder" else "decoder"
     tokens, segments = (
       expected[f"{side}_{'input' if side == 'encoder' else 'target'}_tokens"],
@@ -93,22 +93,22 @@ def test_batches_equal_those_of_seqios_converters(layout, pack):
     )  # fmt: skip
   else:
     examples = Examples(inputs, targets, 12)
-  made = {"encoder_decoder": encoder_decoder, "prefix_lm": prefix_lm}[layout](examples, Lengths(0, 16, 12))
-  assert set(made) == set(expected)
-  for name in made:
-    np.testing.assert_array_equal(made[name], expected[name], err_msg=name)
+  batch = {"encoder_decoder": encoder_decoder, "prefix_lm": prefix_lm}[layout](examples, Lengths(0, 16, 12))
+  assert set(batch) == set(expected)
+  for name in batch:
+    np.testing.assert_array_equal(batch[name], expected[name], err_msg=name)
 
 
 def test_prefix_lm_rows_by_hand():
   batch = prefix_lm(Examples(ragged([9, 4, 1]), ragged([3, 1]), 1), Lengths(0, 4, 4))
-  # Loss on the targets alone, both directions over the inputs and one position more.
+  # Loss on the targets only; bidirectional attention on the inputs and one more position.
   assert batch["decoder_target_tokens"][0].tolist() == [9, 4, 1, 3, 1, 0, 0, 0]
   assert batch["decoder_input_tokens"][0].tolist() == [0, 9, 4, 1, 3, 1, 0, 0]
   assert batch["decoder_loss_weights"][0].tolist() == [0, 0, 0, 1, 1, 0, 0, 0]
   assert batch["decoder_causal_attention"][0].tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_a_real_token_0_counts_where_the_vocabulary_has_no_padding():
+def test_token_0_has_a_loss_weight_if_the_vocabulary_has_no_padding():
   batch = causal(ragged([0, 7, 0, 9], [5, 0]), Lengths(4, 0, 3))
   assert batch["decoder_input_tokens"].tolist() == [[0, 7, 0], [5, 0, 0]]
   assert batch["decoder_target_tokens"].tolist() == [[7, 0, 9], [0, 0, 0]]
@@ -131,21 +131,21 @@ def test_an_encoder_gets_segments_positions_and_labels():
 
 @pytest.mark.parametrize("layout", ["encoder_decoder", "decoder", "prefix_lm", "encoder"])
 @pytest.mark.parametrize("packed", [False, True])
-def test_blank_batches_have_the_shapes(layout, packed):
+def test_blank_batches_have_the_right_number_of_rows(layout, packed):
   batch = blank(layout, Lengths(0, 6, 4), 3, packed, shifted=False)
   assert all(
     array.shape[0] == 3 and not array.any() for name, array in batch.items() if name != "decoder_causal_attention"
   )
 
 
-def test_every_layout_begins_texts_with_the_start_token():
+def test_every_layout_starts_texts_with_the_start_token():
   examples = Examples(ragged([9, 4], [8]), ragged([3, 1], [5, 6, 1]), 2)
   packed = Examples(ragged([9, 4], [8]), ragged([3, 1], [5, 6, 1]), 1, np.array([0, 0]))
   lengths = Lengths(0, 3, 5)
   fed = lambda layout, given: layout(given, lengths, 7)["decoder_input_tokens"].tolist()  # noqa: E731
   assert fed(encoder_decoder, examples) == [[7, 3, 1, 0, 0], [7, 5, 6, 1, 0]]
   assert fed(encoder_decoder, packed) == [[7, 3, 7, 5, 6]]
-  # Padding is no text: nothing begins there.
+  # There is no start token on padding.
   assert encoder_decoder(packed, Lengths(0, 3, 7), 7)["decoder_input_tokens"].tolist() == [[7, 3, 7, 5, 6, 0, 0]]
   for layout in (decoder, prefix_lm):
     assert fed(layout, examples) == [[7, 9, 4, 3, 1, 0, 0, 0], [7, 8, 5, 6, 1, 0, 0, 0]]
@@ -153,7 +153,7 @@ def test_every_layout_begins_texts_with_the_start_token():
 
 
 def test_packed_prefix_lm_rows_by_hand():
-  """Two examples in the first row, one in the second, which only fills a part of it."""
+  """Two examples are in the first row, one in the second."""
   examples = Examples(ragged([9, 4], [8], [6]), ragged([3, 1], [5, 1], [1]), 2, np.array([0, 0, 1]))
   batch = prefix_lm(examples, Lengths(0, 4, 4))
   assert batch["decoder_target_tokens"].tolist() == [[9, 4, 3, 1, 8, 5, 1, 0], [6, 1, 0, 0, 0, 0, 0, 0]]
@@ -166,7 +166,7 @@ def test_packed_prefix_lm_rows_by_hand():
   assert decoder(examples, Lengths(0, 4, 4)).keys() == batch.keys() - {"decoder_causal_attention"}
 
 
-def test_what_is_too_long_is_cut_on_its_own_side():
+def test_long_inputs_and_targets_are_trimmed_separately():
   examples = Examples(ragged([2, 3, 4, 5]), ragged([6, 7, 8]), 1)
   batch = encoder_decoder(examples, Lengths(0, 3, 2))
   assert batch["encoder_input_tokens"].tolist() == [[2, 3, 4]] and batch["decoder_target_tokens"].tolist() == [[6, 7]]
@@ -182,9 +182,9 @@ def test_what_is_too_long_is_cut_on_its_own_side():
     encoder_decoder(Examples(ragged([2, 3], [4, 5]), ragged([1], [1]), 1, np.array([0, 0])), Lengths(0, 3, 2))
 
 
-def test_rows_that_fill_up_weigh_nothing():
+def test_filler_rows_have_no_loss_weight():
   given = {"decoder_loss_weights": np.ones((3, 2), np.float32), "decoder_target_tokens": np.ones((3, 2), np.int32)}
-  batch = counting(given, np.array([True, False, True]))
+  batch = zero_loss_on_filler_rows(given, np.array([True, False, True]))
   assert batch["decoder_loss_weights"].tolist() == [[1, 1], [0, 0], [1, 1]]
   assert batch["decoder_loss_weights"].dtype == np.float32 and batch["decoder_target_tokens"].all()
 
@@ -197,6 +197,6 @@ def test_blank_batches_have_the_names_and_sizes_of_real_ones():
     for name, layout in LAYOUTS.items():
       assert shapes(blank(name, lengths, 2, packed, shifted=False)) == shapes(layout(examples, lengths, 0))
   assert shapes(blank("decoder", lengths, 2, False, shifted=True)) == shapes(causal(texts, lengths))
-  nothing = np.zeros((2, 0), np.int32)
-  masked = Masked(texts, nothing, nothing, nothing, np.zeros(2, np.int32))
+  empty = np.zeros((2, 0), np.int32)
+  masked = Masked(texts, empty, empty, empty, np.zeros(2, np.int32))
   assert shapes(blank("encoder", lengths, 2, False, shifted=False)) == shapes(encoder(masked, 6))

@@ -1,4 +1,4 @@
-"""Packing loses nothing and wastes little; mixtures keep their rates."""
+"""Packing keeps every example and wastes little space; mixtures keep their rates."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from t5like.data.packing import plan_packing
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=200), st.integers(0, 9))
-def test_every_epoch_has_every_example_once_and_no_row_is_too_full(lengths, epoch):
+def test_every_epoch_contains_every_example_once_and_no_row_overflows(lengths, epoch):
   lengths, room = np.array(lengths), np.array([20, 9])
   plan = plan_packing(lengths, room)
   examples, row = plan.fill(np.arange(plan.rows), np.full(plan.rows, epoch), seed=5)
@@ -20,7 +20,7 @@ def test_every_epoch_has_every_example_once_and_no_row_is_too_full(lengths, epoc
   np.add.at(filled, row, lengths[examples])
   assert np.all(filled <= room) and np.all(filled > 0)
   assert plan.rows >= (lengths.sum(axis=0) / room).max()
-  # Any row can be asked for alone.
+  # A single row can be read.
   alone, _ = plan.fill(np.array([plan.rows - 1]), np.array([epoch]), seed=5)
   assert alone.tolist() == examples[row == plan.rows - 1].tolist()
 
@@ -34,7 +34,7 @@ def test_every_epoch_has_every_example_once_and_no_row_is_too_full(lengths, epoc
     ),
     (lambda rng: np.clip(rng.lognormal(2.6, 0.6, 20_000) + 6, 3, 512), lambda rng: np.full(20_000, 2)),
   ],
-  ids=["like SQuAD: two or three a row", "like SST-2: two dozen a row, short of target room"],
+  ids=["like SQuAD: two or three per row", "like SST-2: two dozen per row, limited by targets"],
 )
 def test_rows_are_at_least_95_percent_full(inputs, targets):
   rng = np.random.default_rng(0)
@@ -54,7 +54,7 @@ GLUE = [8551, 67349, 3668, 363849, 5749, 392702, 104743, 2490]
 
 @pytest.mark.parametrize("rates", [GLUE, [1, 1], [0.7, 0.2, 0.1], [5], [0, 1, 0]])
 @pytest.mark.parametrize("start", [0, 10**12])
-def test_counts_keep_to_the_rates_and_each_source_is_read_on(rates, start):
+def test_counts_match_the_rates_and_each_source_is_read_in_order(rates, start):
   count = 100_000
   task, number = mixture_rows(np.arange(start, start + count), rates)
   counts = np.bincount(task, minlength=len(rates))
@@ -65,7 +65,7 @@ def test_counts_keep_to_the_rates_and_each_source_is_read_on(rates, start):
     assert np.array_equal(own, np.arange(own[0], own[0] + len(own)) if len(own) else own)
 
 
-def test_a_row_of_a_mixture_is_found_without_those_before_it():
+def test_a_mixture_has_random_access_to_rows():
   task, number = mixture_rows(np.arange(1000), GLUE)
   some = np.array([999, 3, 500])
   assert [a.tolist() for a in mixture_rows(some, GLUE)] == [task[some].tolist(), number[some].tolist()]

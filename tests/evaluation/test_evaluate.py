@@ -12,7 +12,7 @@ from t5like.errors import UserError
 from t5like.evaluation import EvaluatedModel, EvaluationSettings, Evaluator, evaluate
 from t5like.evaluation.task_evaluation import together
 from t5like.experiments.reading import load_experiment
-from t5like.inference.model import load_model
+from t5like.inference import load
 from t5like.objectives import CATALOGUE, Lengths
 from t5like.training.records.metrics import read_metrics
 
@@ -43,7 +43,7 @@ def contents(folder):
 @pytest.mark.parametrize("step", [2, 4])
 def test_the_loop_the_command_and_python_agree(t5like, run, token_caches, tmp_path, step):
   before = contents(run)
-  found = evaluate(load_model(run), "snli", examples=20, step=step, cache_dir=str(token_caches))
+  found = evaluate(load(run), "snli", examples=20, step=step, cache_dir=str(token_caches))
   assert contents(run) == before  # nothing is written
   (row,) = [row for row in read_metrics(run) if row["kind"] == "eval/snli" and row["step"] == step]
   assert found.scores == {"accuracy": row["accuracy"]} and set(found.majority) == {"accuracy"}
@@ -57,7 +57,7 @@ def test_the_loop_the_command_and_python_agree(t5like, run, token_caches, tmp_pa
 
 
 def test_settings_are_those_of_the_command(t5like, run, token_caches, tmp_path):
-  model, options = load_model(run), {"examples": 12, "cache_dir": str(token_caches)}
+  model, options = load(run), {"examples": 12, "cache_dir": str(token_caches)}
   ranked = evaluate(model, "snli", rank="mean", shots=1, seed=3, out=tmp_path / "python", **options)
   t5like(
     "eval", f"--model_dir={run}", "--rank=mean", "--shots=1", "--seed=3", "--examples=12",
@@ -81,12 +81,12 @@ def test_settings_are_those_of_the_command(t5like, run, token_caches, tmp_path):
 )
 def test_mistakes_are_errors_that_a_caller_can_handle(run, token_caches, task, given, message):
   with pytest.raises(UserError, match=message):
-    evaluate(load_model(run), task, cache_dir=str(token_caches), **given)
+    evaluate(load(run), task, cache_dir=str(token_caches), **given)
 
 
 def test_the_loop_and_a_loaded_model_are_evaluated_alike(run):
   """The same prompts, lengths and batches, for a fine-tuning and for labeled tasks mixed with text."""
-  model = load_model(run)
+  model = load(run)
   own = EvaluatedModel.of_loaded(model)
   assert own == EvaluatedModel.of(model.model, model.mesh, model.vocabulary, load_experiment(run, ()))
   assert (own.inputs, own.targets, own.batch_size, own.form.start, own.form.end) == (32, 4, 8, None, 1)
@@ -101,7 +101,7 @@ def test_the_loop_and_a_loaded_model_are_evaluated_alike(run):
 
 def test_inputs_are_cut_and_closed_as_in_training(run, token_caches):
   """The prompts of all examples against the rows that training would read."""
-  model = load_model(run)
+  model = load(run)
   evaluated = EvaluatedModel.of_loaded(model)
   folder = data.cache_folder(token_caches, "snli", "validation", "tiny", model.vocabulary.fingerprint)
   cache = data.open_cache(folder, rebuild_command="")
@@ -115,7 +115,7 @@ def test_inputs_are_cut_and_closed_as_in_training(run, token_caches):
 
 
 def test_a_mixture_is_one_evaluation_of_all_its_tasks(run, token_caches):
-  found = evaluate(load_model(run), "snli", examples=4, cache_dir=str(token_caches))
+  found = evaluate(load(run), "snli", examples=4, cache_dir=str(token_caches))
   both = together({"snli": found, "other": found})
   assert both.scores == {"snli/accuracy": found.scores["accuracy"], "other/accuracy": found.scores["accuracy"]}
   assert [row["task"] for row in both.rows] == ["snli"] * 4 + ["other"] * 4 and both.tasks["other"] is found

@@ -30,7 +30,7 @@ def test_a_corpus_of_files_is_built_once_and_then_opened(tmp_path, monkeypatch):
 
 def test_a_task_that_is_not_known_and_a_mixture_are_refused(token_caches, tmp_path, monkeypatch):
   monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_here))
-  with pytest.raises(UserError, match="no token cache of task 'novel'"):
+  with pytest.raises(UserError, match="cannot build the token cache of task 'novel'"):
     token_cache("novel", "tiny", root=str(tmp_path))
   vocabulary = load_vocabulary("tiny")
   folder = data.cache_folder(token_caches, "both_of_these", "train", "tiny", vocabulary.fingerprint)

@@ -1,4 +1,4 @@
-"""Objects as files, against a server that speaks the API of Google Cloud Storage."""
+"""Objects as files, against a fake Google Cloud Storage server."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def test_local_paths_are_plain_paths(tmp_path, monkeypatch):
   storage.check_reachable("nowhere/at/all", "MODEL_DIR")
 
 
-def test_a_uri_stays_one():
+def test_a_uri_becomes_a_remote_path():
   path = storage.as_path("gs://bucket//a/./b/../c/") / "d.tar.gz"
   assert str(path) == os.fspath(path) == "gs://bucket/a/c/d.tar.gz"
   assert (path.name, path.stem, path.suffix, path.suffixes) == ("d.tar.gz", "d.tar", ".gz", [".tar", ".gz"])
@@ -64,7 +64,7 @@ def test_objects_are_read_written_listed_and_removed(store):
   assert file.read_text() == awkward and file.is_file() and not file.is_dir()
   assert (folder / "deep").is_dir() and not (folder / "dee").exists()
   assert file.stat().st_size == len(awkward.encode()) and abs(file.stat().st_mtime - time.time()) < 60
-  big = np.random.default_rng(0).bytes(9_000_000)  # above one request of an upload
+  big = np.random.default_rng(0).bytes(9_000_000)  # more than one upload request
   (folder / "big").write_bytes(big)
   with (folder / "big").open("rb") as opened:
     opened.seek(8_999_000)
@@ -85,23 +85,23 @@ def test_objects_are_read_written_listed_and_removed(store):
   assert names(store) == ["run/big"]
 
 
-def test_what_another_process_writes_is_seen_at_once(store):
+def test_writes_of_another_process_are_visible_immediately(store):
   folder = storage.as_path(f"{ROOT}/shared")
   assert not (folder / "new").exists() and list(folder.glob("*")) == []
   store.put("t5-bucket", "shared/new", b"x", {})
   assert (folder / "new").exists() and [p.name for p in folder.iterdir()] == ["new"]
 
 
-def test_an_appended_object_is_sent_now_and_then_and_at_the_end(store, monkeypatch):
+def test_an_appended_object_is_uploaded_periodically_and_on_close(store, monkeypatch):
   path = storage.as_path(f"{ROOT}/metrics.jsonl")
   path.write_text("before\n")
-  file = storage.appending(path)
+  file = storage.open_append(path)
   sent = len(store.requests)
   for number in range(100):
     file.write(f"{number}\n".encode())
     file.flush()
-  assert len(store.requests) == sent, "not at every row"
-  storage.send(file)
+  assert len(store.requests) == sent, "not on every write"
+  storage.upload_pending(file)
   assert path.read_text().splitlines() == ["before", *map(str, range(100))]
   monkeypatch.setattr(storage.AppendedObject, "_SECONDS", 0.0)
   file.write(b"later\n")
@@ -119,20 +119,20 @@ def refusal(path) -> str:
   return str(error.value)
 
 
-def test_what_cannot_be_reached_is_refused_with_what_to_do(store):
+def test_inaccessible_stores_are_refused_with_a_fix(store):
   storage.check_reachable(f"{ROOT}/new/folder", "MODEL_DIR")
-  assert "there is no bucket 'no-such-bucket'" in refusal("gs://no-such-bucket/x")
-  assert "names no bucket" in refusal("gs://")
-  assert "nothing is known of xyz://" in refusal("xyz://b/c")
+  assert "bucket not found: 'no-such-bucket' (MODEL_DIR=gs://no-such-bucket/x)" in refusal("gs://no-such-bucket/x")
+  assert "invalid MODEL_DIR: gs:// (no bucket)" in refusal("gs://")
+  assert "unknown scheme: xyz://" in refusal("xyz://b/c")
   store.token = "secret"
   denied = refusal(f"{ROOT}/run")
-  assert "MODEL_DIR = gs://t5-bucket/run: access is denied" in denied and "Anonymous caller" in denied
+  assert "access denied: gs://t5-bucket/run (MODEL_DIR)" in denied and "Anonymous caller" in denied
   assert "gcloud auth application-default login" in denied
   with pytest.raises(PermissionError, match="Anonymous caller"):
     storage.as_path(f"{ROOT}/run/x").read_bytes()
 
 
-def test_without_gcsfs_the_error_says_what_to_install():
+def test_without_gcsfs_the_error_names_the_package_to_install():
   code = (
     "import sys; sys.modules['gcsfs'] = None\n"
     "from t5like.files import storage\n"
@@ -144,15 +144,15 @@ def test_without_gcsfs_the_error_says_what_to_install():
   assert "UserError" in done.stdout and "pip install 't5like[gcs]'" in done.stdout, done.stderr
 
 
-def of_another_machine(store, name, seconds_ago=0.0) -> None:
-  """Makes an existing lease that of a machine that is not this one."""
+def assign_to_another_machine(store, name, seconds_ago=0.0) -> None:
+  """Changes the holder of an existing lease to another machine."""
   about, content = store.buckets["t5-bucket"][name]
   changed = json.dumps({**json.loads(content), "host": "elsewhere", "place": "elsewhere"}).encode()
   stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - seconds_ago))
   store.buckets["t5-bucket"][name] = ({**about, "updated": stamp, "size": str(len(changed))}, changed)
 
 
-def test_one_at_a_time_holds_a_lease(store):
+def test_a_lease_has_one_holder_at_a_time(store):
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
   first, second = (lock_at(path, 60.0, {"since": "noon"}) for _ in range(2))
   assert isinstance(first, Lease) and first.try_acquire() is None
@@ -167,7 +167,7 @@ def test_one_at_a_time_holds_a_lease(store):
   second.release()
 
 
-def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
+def test_the_lease_of_a_dead_process_on_this_machine_is_taken_over_immediately(store):
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
   code = (
     "import json, time; from t5like.files.process_identity import own_identity as o; print(json.dumps(o()), flush=True)"
@@ -187,32 +187,32 @@ def test_a_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(store):
   assert second.try_acquire() is None
   with pytest.raises(LeaseLost):
     first.touch()
-  first.release()  # not its own any more
+  first.release()  # no longer the holder
   assert path.exists()
 
 
-def test_a_lease_of_another_machine_is_waited_for(store, monkeypatch, capfd):
-  """As long as it may be alive; a sign of life refuses, silence lets the next run in."""
+def test_a_run_waits_for_the_lease_of_another_machine(store, monkeypatch, capfd):
+  """Until the lease is renewed, which refuses the run, or stale, which admits it."""
   path = storage.as_path(f"{ROOT}/run/trainer.lock")
-  real, looks, then = time.sleep, [], {}
+  real, polls, then = time.sleep, [], {}
 
-  def look(seconds):
-    looks.append(seconds)
-    if len(looks) == 3:
-      of_another_machine(store, "run/trainer.lock", **then)
+  def poll(seconds):
+    polls.append(seconds)
+    if len(polls) == 3:
+      assign_to_another_machine(store, "run/trainer.lock", **then)
     real(0.01)
 
-  monkeypatch.setattr("t5like.training.guards.run_lock.time.sleep", look)
+  monkeypatch.setattr("t5like.training.guards.run_lock.time.sleep", poll)
   Lease(path, 180.0).try_acquire()
-  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
+  assign_to_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
   then["seconds_ago"] = 1000.0
   with sole_trainer(f"{ROOT}/run"):
-    assert "process" in capfd.readouterr().out and len(looks) == 3
+    assert "process" in capfd.readouterr().out and len(polls) == 3
     assert json.loads(path.read_bytes())["pid"] == os.getpid()
   assert not path.exists()
   Lease(path, 180.0).try_acquire()
-  of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
-  looks.clear()
+  assign_to_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
+  polls.clear()
   then["seconds_ago"] = 0.0
   with pytest.raises(UserError, match="another run trains in this directory"), sole_trainer(f"{ROOT}/run"):
     pass
@@ -227,7 +227,7 @@ def write_checkpoint(step, committed=True):
   return folder
 
 
-def test_checkpoints_are_those_that_were_committed(store):
+def test_only_committed_checkpoints_count(store):
   first, second = write_checkpoint(10), write_checkpoint(20)
   write_checkpoint(30, committed=False)
   assert checkpoint_steps(f"{ROOT}/run") == [10, 20]
@@ -239,13 +239,13 @@ def test_checkpoints_are_those_that_were_committed(store):
   assert (aside / "params/d/a").read_text() == "params/d/a of 20"
 
 
-def test_checksums_on_a_store_are_its_own_and_nothing_is_read_back(store, tmp_path):
+def test_checksums_come_from_the_store_without_reading_data_back(store, tmp_path):
   checkpoint = write_checkpoint(10)
   sent = len(store.requests)
   integrity.write_checksums(checkpoint)
   assert not any("alt=media" in request for request in store.requests[sent:])
   assert integrity.check_sums(checkpoint) is None
-  # Copied to a disk by other means it is compared byte by byte.
+  # A copy on a disk is compared byte by byte.
   copy = storage.download_tree(checkpoint, tmp_path / "copy")
   assert integrity.check_sums(copy) is None
   (copy / "params/d/a").write_text("params/d/A of 10")
@@ -258,7 +258,7 @@ def test_checksums_on_a_store_are_its_own_and_nothing_is_read_back(store, tmp_pa
   assert integrity.check_sums(checkpoint) == "its params/d/a is missing"
 
 
-def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
+def test_checksums_of_a_local_checkpoint_are_valid_on_a_store(store, tmp_path):
   (tmp_path / "10/params").mkdir(parents=True)
   (tmp_path / "10/params/a").write_bytes(bytes(5000))
   integrity.write_checksums(tmp_path / "10")
@@ -285,17 +285,17 @@ def remote_cache(store):
   return build_remote()
 
 
-def test_a_cache_whose_sending_failed_is_sent_and_not_built_again(store):
+def test_a_cache_whose_upload_failed_is_uploaded_and_not_rebuilt(store):
   store.refused = ".index"
-  with pytest.raises(UserError, match="could not be written"):
+  with pytest.raises(UserError, match="cannot write the token cache"):
     build_remote()
-  assert not any("cache.json" in name for name in names(store)), "it is no cache yet"
+  assert not any("cache.json" in name for name in names(store)), "it is not a cache yet"
   store.refused = None
-  folder = build_remote(encode=lambda texts: pytest.fail("built again"))
+  folder = build_remote(encode=lambda texts: pytest.fail("rebuilt"))
   assert data.open_cache(folder, rebuild_command="").example(3)["targets"].tolist() == [4, 4]
 
 
-def test_a_token_cache_is_copied_once_and_mapped(store, remote_cache, tmp_path):
+def test_a_token_cache_is_copied_once_and_memory_mapped(store, remote_cache, tmp_path):
   assert str(remote_cache) == f"{ROOT}/tokens/demo/tiny-01234567/train"
   assert (remote_cache / "cache.json").is_file() and not list(remote_cache.parent.glob("*.lock"))
   cache = data.open_cache(remote_cache, rebuild_command="")
@@ -311,7 +311,7 @@ def test_a_token_cache_is_copied_once_and_mapped(store, remote_cache, tmp_path):
   assert sum("alt=media" in request for request in store.requests[again:]) == 1  # the manifest
 
 
-def test_a_copy_that_is_not_what_the_manifest_says_is_refused_or_fetched_again(store, remote_cache):
+def test_a_file_that_does_not_match_the_manifest_is_refused_or_copied_again(store, remote_cache):
   local = data.open_cache(remote_cache, rebuild_command="").folder
   (local / "cache.json").unlink()
   tokens = (local / "shard-00000.tokens").read_bytes()
@@ -320,13 +320,13 @@ def test_a_copy_that_is_not_what_the_manifest_says_is_refused_or_fetched_again(s
   assert (local / "shard-00000.tokens").read_bytes() == tokens
   (remote_cache / "shard-00000.tokens").write_bytes(bytes(len(tokens)))
   (local / "shard-00000.tokens").unlink()
-  with pytest.raises(UserError, match="not what its manifest says"):
+  with pytest.raises(UserError, match="does not match its manifest"):
     data.open_cache(remote_cache, rebuild_command="")
   assert not (local / "shard-00000.tokens").exists()
   (remote_cache / "shard-00000.index").unlink()
   with pytest.raises(UserError, match="is missing"):
     data.describe_cache(remote_cache, rebuild_command="")
-  with pytest.raises(UserError, match="no token cache here"):
+  with pytest.raises(UserError, match="no token cache found"):
     data.open_cache(remote_cache.parent / "test", rebuild_command="")
 
 
@@ -335,5 +335,5 @@ def test_a_vocabulary_on_a_store_is_the_same_vocabulary(store):
   storage.as_path(f"{ROOT}/vocabularies/spiece.model").write_bytes(own.path.read_bytes())
   for name in (f"{ROOT}/vocabularies/spiece.model", f"{ROOT}/vocabularies", f"{ROOT}/vocabularies/:extra_ids=100"):
     assert load_vocabulary(name).fingerprint == own.fingerprint
-  with pytest.raises(UserError, match="no vocabulary"):
+  with pytest.raises(UserError, match="vocabulary not found"):
     load_vocabulary(f"{ROOT}/nothing/here.model")

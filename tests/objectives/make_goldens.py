@@ -1,4 +1,4 @@
-"""Writes tests/data/objectives/t5.json: what the original library's token functions make of random masks.
+"""Writes tests/data/objectives/t5.json: the output of the original library's token functions on random masks.
 
 Needs the `t5` library (0.9.4), which t5like does not depend on:
 
@@ -26,8 +26,8 @@ def token_functions() -> list[dict]:
   for length in (1, 2, 3, 5, 8, 13, 40, 64, 64, 64):
     for density in (0.15, 0.5, 0.85):
       tokens, mask = rng.integers(3, 32_000, length), rng.random(length) < density
-      made = {name: getattr(t5, name)(tokens, mask, vocabulary, ()).numpy().tolist() for name in FUNCTIONS}
-      cases.append({"tokens": tokens.tolist(), "mask": mask.astype(int).tolist(), **made})
+      outputs = {name: getattr(t5, name)(tokens, mask, vocabulary, ()).numpy().tolist() for name in FUNCTIONS}
+      cases.append({"tokens": tokens.tolist(), "mask": mask.astype(int).tolist(), **outputs})
   return cases
 
 

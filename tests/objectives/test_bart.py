@@ -1,4 +1,4 @@
-"""BART's five kinds of noise: what is kept, what is hidden, and how much."""
+"""BART's five kinds of noise: which tokens are kept and hidden, and how many."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def rows_of(count, length):
 def apply(objective, rows):
   objective = CATALOGUE[objective] if isinstance(objective, str) else objective
   result = objective(rows, Draws.of(0, 0, np.arange(len(rows.tokens))), SPECIAL)
-  assert np.array_equal(result.targets.tokens, rows.tokens)  # always the whole text
+  assert np.array_equal(result.targets.tokens, rows.tokens)  # always the complete text
   return result.inputs
 
 
@@ -34,15 +34,15 @@ def test_infilling_hides_30_percent_in_spans_of_poisson_3():
   masks = (inputs.tokens == MASK).sum(axis=1)
   text = inputs.lengths - masks
   assert np.all(text == 511 - 153)  # round(511 * 0.3)
-  # Poisson(3) spans until 153 tokens are hidden: 153 / 3 = 51 masks and half a span on average; one in 20 is empty.
+  # Poisson(3) spans until 153 tokens are hidden: 153 / 3 = 51 masks plus half a span on average; 1 in 20 is empty.
   assert abs(masks.mean() - 51.5) < 1.0
-  for row in range(50):  # the text that is left keeps its order
+  for row in range(50):  # the remaining text keeps its order
     left = [t for t in shown(inputs, row) if t not in (MASK, STOP)]
     assert left == sorted(left)
-  # A span of length 0: both its neighbors are shown, and follow each other in the text.
+  # A span of length 0: both its neighbors are shown and adjacent in the text.
   row = inputs.tokens[:, :300]
   empty = (row[:, 1:-1] == MASK) & (row[:, 2:] == row[:, :-2] + 1) & (row[:, :-2] > 9)
-  assert 1.0 < empty.sum() / 2000 < 3.0  # 0.05 * 51.5 = 2.6, of which neighbors with full stops are not seen here
+  assert 1.0 < empty.sum() / 2000 < 3.0  # 0.05 * 51.5 = 2.6, not counting neighbors of full stops
 
 
 def test_token_masking_and_deletion():
@@ -54,7 +54,7 @@ def test_token_masking_and_deletion():
   assert np.all(masked.tokens[changed] == MASK)
 
 
-def test_sentences_are_permuted_whole():
+def test_sentences_are_permuted_as_units():
   rows = rows_of(600, 31)  # four sentences of 7 and one of 3 without a full stop
   inputs = apply("bart_sentence_permutation", rows)
   sentences = [rows.tokens[0, i : i + 7].tolist() for i in range(0, 31, 7)]
@@ -70,11 +70,11 @@ def test_sentences_are_permuted_whole():
   assert len(orders) > 115  # of 5! = 120
 
 
-def test_rotation_begins_anywhere_and_goes_round():
+def test_rotation_starts_at_any_token():
   rows = rows_of(500, 20)
   inputs = apply("bart_document_rotation", rows)
-  whole = rows.tokens[0].tolist()
-  rotations = [whole[i:] + whole[:i] for i in range(20)]
+  text = rows.tokens[0].tolist()
+  rotations = [text[i:] + text[:i] for i in range(20)]
   assert {rotations.index(shown(inputs, row)) for row in range(500)} == set(range(20))
 
 
@@ -84,9 +84,9 @@ def test_the_combination_permutes_and_infills():
   assert left != sorted(left) and MASK in shown(inputs, 0)
 
 
-def test_bad_settings_and_vocabularies_are_refused():
-  with pytest.raises(UserError, match="no noise 'infil'") as error:
+def test_invalid_settings_and_vocabularies_are_refused():
+  with pytest.raises(UserError, match="unknown BART noise: 'infil'") as error:
     Bart(noise="infil")
   assert "nearest  infill" in str(error.value)
-  with pytest.raises(UserError, match="does not tell where they end"):
+  with pytest.raises(UserError, match="the vocabulary has no sentence ends"):
     Bart().check(Bart().lengths(64), SpecialTokens(vocab_size=9, pad=0, eos=1, mask=3))

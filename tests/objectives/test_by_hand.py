@@ -1,4 +1,4 @@
-"""Small rows and small vocabularies, where all that an objective may do can be listed."""
+"""Small rows and vocabularies, for which all possible outputs of an objective can be listed."""
 
 import types
 
@@ -38,8 +38,8 @@ def listed(ragged):
   return [tokens[:n].tolist() for tokens, n in zip(ragged.tokens, ragged.lengths, strict=True)]
 
 
-def test_what_is_text_and_may_be_drawn():
-  assert SPECIAL.drawable.tolist() == TEXT
+def test_only_text_can_be_hidden_or_sampled():
+  assert SPECIAL.replacement_ids.tolist() == TEXT
   padded = Ragged(np.array([[7, 1, 8, 9], [99, 6, 2, 0]]), np.array([3, 4]))  # 99 is beyond the vocabulary
   assert SPECIAL.is_text(padded).tolist() == [[True, False, True, False], [False, True, False, False]]
   assert (SPECIAL.start, SpecialTokens(9, pad=None, eos=8).start, SpecialTokens(9, pad=5, eos=8).start) == (0, 8, 8)
@@ -70,10 +70,10 @@ ALL_RANDOM = dict(mask_share=0.0, random_share=1.0)
     (SpanMaskedLM(noise_density=0.9, **ALL_RANDOM), TEXT),
     (Mass(share=0.9, **ALL_RANDOM), TEXT),
     (BertStyle(noise_density=0.9, random_share=0.99), TEXT),
-    (BertStyle(noise_density=0.9, random_share=0.99, variant="t5"), range(3, 14)),  # the original's: behind 3 ids
+    (BertStyle(noise_density=0.9, random_share=0.99, variant="t5"), range(3, 14)),  # as in the original: all but 3 ids
   ],
 )
-def test_random_replacements_are_all_of_the_text_and_nothing_else(objective, drawn):
+def test_random_replacements_cover_exactly_the_allowed_ids(objective, drawn):
   rows = rows_of(*[[7] * 20] * 200)
   shown = objective(rows, draws(200), SPECIAL).inputs.tokens[:, 1:20]
   found = set(np.unique(shown).tolist()) - ({2} if isinstance(objective, BertStyle) else set())
@@ -88,9 +88,9 @@ def test_masked_lm_rounds_and_predicts_at_least_one_token():
 
 
 def test_next_sentence_pairs_by_hand():
-  """No sentence end inside: split in the middle. The end of the last sentence is no place to split."""
-  many, whole = 400, [7, 8, 9, 10, 11, 7, 6]
-  rows = rows_of(*[whole] * many, others=[[8, 8]] * many)
+  """Without a sentence end inside, a row is split in the middle; the end of the last sentence does not count."""
+  many, text = 400, [7, 8, 9, 10, 11, 7, 6]
+  rows = rows_of(*[text] * many, others=[[8, 8]] * many)
   result = MaskedLM(next_sentence=True, mask_share=0.0, random_share=0.0)(rows, draws(many), SPECIAL)
   follows, random = [3, 7, 8, 9, 4, 10, 11, 7, 6, 4], [3, 7, 8, 9, 4, 8, 8, 4]  # the other document has two tokens
   assert listed(result.inputs) == [random if label else follows for label in result.labels]
@@ -103,8 +103,8 @@ def test_next_sentence_pairs_by_hand():
     MaskedLM(next_sentence=True)(rows_of([7, 8]), draws(1), SPECIAL)
 
 
-def test_spanbert_counts_words_and_begins_one_behind_a_special_token():
-  """Even ids begin words: 8 9 | 10 11 11 | and behind the end of a document 7 | 8. Each alone is predicted whole."""
+def test_spanbert_predicts_complete_words_and_a_special_token_separates_words():
+  """Even ids start words: 8 9 | 10 11 11 | and after the end of a document 7 | 8."""
   special = SpecialTokens(14, 0, 1, mask=2, cls=3, sep=4, word_starts=np.arange(14) % 2 == 0)
   rows = rows_of(*[[8, 9, 10, 11, 11, 1, 7, 8]] * 300)
   words = [(1, 2), (3, 4, 5), (7,), (8,)]
@@ -117,13 +117,13 @@ def test_spanbert_counts_words_and_begins_one_behind_a_special_token():
 @pytest.mark.parametrize(
   "given, expected",
   [
-    ((1, 0.15, 3.0), (0, 0)),  # nothing would be left
+    ((1, 0.15, 3.0), (0, 0)),  # no text would be left
     ((2, 0.15, 3.0), (1, 1)),
     ((10, 0.15, 3.0), (2, 1)),  # 1.5 to even
     ((30, 0.15, 3.0), (4, 1)),  # 4.5 to even
     ((100, 0.15, 2.0), (15, 8)),  # 7.5 to even
     ((100, 0.15, 6.0), (15, 2)),
-    ((4, 0.9, 1.0), (3, 1)),  # one token of text stays, and parts no two spans
+    ((4, 0.9, 1.0), (3, 1)),  # one token of text remains, which cannot separate two spans
     ((10, 0.5, 1.0), (5, 5)),
     ((10, 0.6, 1.0), (6, 4)),
   ],
@@ -134,7 +134,7 @@ def test_noise_counts(given, expected):
   assert (tokens.tolist(), spans.tolist()) == ([expected[0]], [expected[1]]) and tokens.dtype == np.int64
 
 
-def test_mass_hides_every_half_alike_and_80_10_10_of_it():
+def test_mass_hides_every_half_equally_often_and_80_10_10_of_it():
   count = 3000
   result = Mass()(rows_of(*[[7, 8, 9, 10]] * count), draws(count), SPECIAL)
   targets = [tuple(row) for row in listed(result.targets)]
@@ -142,11 +142,11 @@ def test_mass_hides_every_half_alike_and_80_10_10_of_it():
   assert all(abs(targets.count(t) / count - 1 / 3) < 0.04 for t in set(targets))
   shown, text = result.inputs.tokens, np.array([7, 8, 9, 10])
   assert abs((shown == 2).mean() / 0.5 - 0.8) < 0.02
-  drawn_anew = 0.1 * 5 / 6  # one in six random tokens is the one that was there
-  assert abs(((shown != 2) & (shown != text)).mean() / 0.5 - drawn_anew) < 0.015
+  replaced = 0.1 * 5 / 6  # one in six random tokens equals the original
+  assert abs(((shown != 2) & (shown != text)).mean() / 0.5 - replaced) < 0.015
 
 
-def test_a_prefix_of_one_token_is_all_targets():
+def test_a_text_of_one_token_becomes_targets_only():
   result = CATALOGUE["prefix_lm"](rows_of([7], [8, 9]), draws(2), SPECIAL)
   assert listed(result.inputs) == [[], [8]] and listed(result.targets) == [[7], [9]]
 
@@ -162,7 +162,7 @@ def test_rows_of_documents():
   assert as_lists(sentence_rows(np.array([2, 4]), 4, 4)) == ([0], [4])
 
 
-# By hand: what each objective takes of 128 input tokens (a row of text, inputs, targets), and the kinds of its rows.
+# By hand, for 128 input tokens: (raw, inputs, targets), unit, separated, closed, shifted.
 STREAM, DOCUMENT, SENTENCES = "stream", "document", "sentences"
 LAYOUTS = {
   "prefix_lm": ((127, 128, 128), DOCUMENT, False, True, False),
@@ -199,7 +199,7 @@ def test_inputs_that_are_too_short_are_refused(name):
   eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name == "permuted_lm"
   least = 8 if eight else 2 if name.endswith("lm") and name != "prefix_lm" else 4
   assert CATALOGUE[name].lengths(least).raw > 0
-  with pytest.raises(UserError, match=f"needs at least {least} input tokens, not {least - 1}"):
+  with pytest.raises(UserError, match=rf": {least - 1} \(expected at least {least}\)"):
     CATALOGUE[name].lengths(least - 1)
 
 
@@ -243,10 +243,10 @@ def with_sentinels(count):
 @pytest.mark.parametrize(
   "objective, needed",
   [
-    # 0.15 + 510 * 0.1275 = 65.2 spans, and four times sqrt(511 * 0.1275 * (1 - 3 * 0.1275)) = 6.34; one that closes.
+    # 0.15 + 510 * 0.1275 = 65.2 spans, plus four times sqrt(511 * 0.1275 * (1 - 3 * 0.1275)) = 6.34, plus a final one.
     (IidReplaceSpans(), 92),
-    (UL2(), 89),  # 510 tokens, half of them noise in spans of 3: 85, one that closes, three modes
-    (CATALOGUE["span_corruption"], 29),  # 28 spans and one that closes
+    (UL2(), 89),  # 510 tokens, half of them noise in spans of 3: 85, plus a final one and three modes
+    (CATALOGUE["span_corruption"], 29),  # 28 spans and a final one
     (CATALOGUE["permuted_lm"], 85),  # a sixth of 511
   ],
 )
@@ -258,7 +258,7 @@ def test_sentinels_needed_at_512_inputs(objective, needed):
 
 
 @pytest.mark.parametrize("name", ["mass_style", "bert_style", "mass", "bart_token_masking", "bart_text_infilling"])
-def test_a_vocabulary_without_a_mask_is_refused_where_one_is_needed(name):
+def test_a_vocabulary_without_a_required_mask_is_refused(name):
   objective = CATALOGUE[name]
   with pytest.raises(UserError, match="needs a mask token"):
     objective.check(objective.lengths(64), SpecialTokens(vocab_size=9, pad=0, eos=1))
@@ -268,13 +268,13 @@ def test_a_vocabulary_without_a_mask_is_refused_where_one_is_needed(name):
 @pytest.mark.parametrize(
   "settings, words",
   [
-    (dict(mask_share=0.8, random_share=0.3), "exceed"),
-    (dict(mask_share=-0.1), "exceed"),
-    (dict(next_sentence=True, whole_sentences=True), "choose one"),
+    (dict(mask_share=0.8, random_share=0.3), "sum of at most 1"),
+    (dict(mask_share=-0.1), "non-negative"),
+    (dict(next_sentence=True, whole_sentences=True), "mutually exclusive"),
     (dict(noise_density=1.0), "between 0 and 1"),
   ],
 )
-def test_masked_lm_refuses_what_cannot_be(settings, words):
+def test_masked_lm_refuses_invalid_settings(settings, words):
   with pytest.raises(UserError, match=words):
     MaskedLM(**settings)
   MaskedLM(mask_share=0.9, random_share=0.1)
@@ -287,8 +287,8 @@ def test_encoders_need_cls_and_sep():
       MaskedLM().check(MaskedLM().lengths(64), special)
 
 
-def test_ul2_has_room_for_its_longest_targets_and_takes_rates():
-  """Six tokens, three of them noise in three spans: six, a closing sentinel and end-of-sequence."""
+def test_ul2_lengths_fit_the_longest_targets_and_rates_are_used():
+  """Six tokens, three of them noise in three spans: six, a final sentinel and end-of-sequence."""
   lengths = UL2(denoisers=[Denoiser("X", 1, 0.5)]).lengths(8)
   assert (lengths.raw, lengths.inputs, lengths.targets) == (6, 8, 8)
   special, rows = with_sentinels(40), rows_of(*[range(10, 30)] * 4000)
@@ -303,20 +303,20 @@ def test_ul2_has_room_for_its_longest_targets_and_takes_rates():
       UL2(denoisers=[bad])
 
 
-def test_dropped_tokens_have_room():
-  """At 10% no published length: 12.7 + 3 * sqrt(11.43) = 22.8, and end-of-sequence; at 15% of 512 the paper's 104."""
+def test_lengths_fit_dropped_tokens():
+  """At 10%, no published length: 12.7 + 3 * sqrt(11.43) = 22.8, plus end-of-sequence; at 15%, the paper's 104."""
   assert IidDropTokens(0.1).lengths(128).targets == 24
   assert IidDropTokens().lengths(512).targets == 104
 
 
-def test_replaced_spans_have_room():
-  """At 20% of 511 tokens: 102.2 tokens, 81.8 spans and 2; their sum's variance is 511 * (0.5504 - 2 * 0.0576) = 14.9^2,
-  and three times 14.9 is left for rows that have more."""
+def test_lengths_fit_replaced_spans():
+  """At 20% of 511 tokens: 102.2 tokens, 81.8 spans and 2; the variance of their sum is
+  511 * (0.5504 - 2 * 0.0576) = 14.9^2, and lengths allow for three times 14.9 more."""
   assert IidReplaceSpans(0.2).lengths(512).targets == 231
 
 
-def test_random_numbers_are_splitmix64s():
-  """Steele et al. 2014: the first output of seed 0 is 0xE220A8397B1DCDAF, then as their algorithm goes on."""
+def test_random_numbers_equal_those_of_splitmix64():
+  """Steele et al. 2014: the first output of seed 0 is 0xE220A8397B1DCDAF; the next follow their algorithm."""
   mask = 2**64 - 1
 
   def splitmix(state):

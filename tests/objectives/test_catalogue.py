@@ -1,4 +1,4 @@
-"""What every objective of the catalogue must hold, whatever the rows."""
+"""Properties of every objective in the catalogue, for any rows."""
 
 import warnings
 
@@ -14,7 +14,7 @@ from t5like.objectives.span_corruption import SpanCorruption
 from t5like.objectives.ul2 import UL2
 
 SENTINELS = tuple(range(1999, 1899, -1))
-# Text is 10..1899; 5 and 6 end sentences, every second id begins a word.
+# Text is 10..1899; 5 and 6 end sentences, every second id starts a word.
 SPECIAL = SpecialTokens(
   vocab_size=2000, pad=0, eos=1, sentinels=SENTINELS, mask=3, cls=2, sep=4, others=frozenset({7, 8}),
   sentence_ends=(5, 6), word_starts=np.arange(2000) % 2 == 0,
@@ -24,7 +24,7 @@ MASKED = [name for name, objective in CATALOGUE.items() if objective.makes == "m
 
 
 def make_rows(lengths, seed=0, special_share=0.0):
-  """Rows of text with a sentence end now and then, and special tokens where asked for."""
+  """Returns rows of text with some sentence ends and a fraction `special_share` of special tokens."""
   rng = np.random.default_rng(seed)
   lengths = np.asarray(lengths)
 
@@ -53,19 +53,19 @@ ARRAYS = {"pairs": ("inputs", "targets"), "masked": ("inputs",)}
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_a_row_gets_the_same_noise_in_any_company(name):
+def test_the_noise_of_a_row_does_not_depend_on_the_batch(name):
   rows = make_rows([60, 33, 60, 1, 7, 60])
-  whole = apply(name, rows)
+  full = apply(name, rows)
   for keep in ([4], [2, 0], [5, 3, 1]):
     others = Ragged(rows.others.tokens[keep], rows.others.lengths[keep])
     part = apply(name, Rows(rows.tokens[keep], rows.lengths[keep], others), numbers=np.array(keep))
     for array in ARRAYS[CATALOGUE[name].makes]:
-      for place, row in enumerate(keep):
-        assert listed(getattr(part, array), place) == listed(getattr(whole, array), row)
+      for index, row in enumerate(keep):
+        assert listed(getattr(part, array), index) == listed(getattr(full, array), row)
 
 
 @pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {"lm", "full_lm", "causal_lm"}))
-def test_another_epoch_and_another_seed_give_other_noise(name):
+def test_different_epochs_and_seeds_give_different_noise(name):
   rows, numbers = make_rows([64] * 8), np.arange(8)
   results = [
     CATALOGUE[name](rows, draws, SPECIAL).inputs.tokens.tolist()
@@ -80,14 +80,14 @@ def test_results_fit_the_stated_lengths(name, inputs):
   objective = CATALOGUE[name]
   lengths = objective.lengths(inputs)
   result = apply(name, make_rows([lengths.raw] * 50))
-  closing = int(objective.closed and objective.makes == "pairs")
+  eos = int(objective.closed and objective.makes == "pairs")
   if lengths.inputs:
-    assert result.inputs.lengths.max() + closing <= lengths.inputs
-  if objective.makes == "pairs" and not name.startswith("iid"):  # iid noise may exceed its length now and then
-    assert result.targets.lengths.max() + closing <= lengths.targets + int(objective.shifted)
+    assert result.inputs.lengths.max() + eos <= lengths.inputs
+  if objective.makes == "pairs" and not name.startswith("iid"):  # iid noise may occasionally exceed its length
+    assert result.targets.lengths.max() + eos <= lengths.targets + int(objective.shifted)
 
 
-# Objectives whose targets hold what the inputs lack behind the sentinel that stands for it.
+# Objectives whose targets are the hidden spans, each after its sentinel.
 SPAN_OBJECTIVES = [
   *(SpanCorruption(density, mean, v) for density in (0.15, 0.5) for mean in (1, 3, 10) for v in ("paper", "t5")),
   *(IidReplaceSpans(density) for density in (0.1, 0.15, 0.25, 0.5)),
@@ -132,16 +132,16 @@ def test_permuted_lm_can_be_rebuilt_and_predicts_a_sixth(lengths, seed):
 
 @settings(max_examples=30)
 @given(st.sampled_from(sorted(CATALOGUE)), st.integers(0, 2**31))
-def test_no_special_token_is_hidden_or_drawn(name, seed):
+def test_no_special_token_is_hidden_or_sampled(name, seed):
   objective = CATALOGUE[name]
   if getattr(objective, "variant", "") == "t5":
-    return  # the original hides whatever it meets
+    return  # the original also hides special tokens
   rows = make_rows([80, 41], seed, special_share=0.1)
   result = apply(name, rows, seed)
   if isinstance(result, Masked):
-    shown, weighed = result.inputs.tokens, result.weights
-    assert not SPECIAL.reserved[result.targets[weighed]].any()
-    drawn = shown[weighed & (shown != result.targets)]
+    shown, predicted = result.inputs.tokens, result.weights
+    assert not SPECIAL.reserved[result.targets[predicted]].any()
+    drawn = shown[predicted & (shown != result.targets)]
     assert not SPECIAL.reserved[drawn[drawn != SPECIAL.mask]].any()
     return
   allowed = {1, SPECIAL.mask, *SENTINELS}
@@ -156,20 +156,20 @@ def test_no_special_token_is_hidden_or_drawn(name, seed):
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_empty_batches_and_rows_of_one_token_pass(name):
+def test_rows_of_very_few_tokens_are_accepted(name):
   for lengths in ([1], [1, 2, 3]):
     apply(name, make_rows(lengths))
 
 
 def test_lengths_of_the_papers_rows_at_512_inputs():
-  # T5_FACTS, section 2: lengths in and out.
+  # T5_FACTS, section 2.
   published = {
     "prefix_lm": 512, "deshuffling": 512, "bert_style": 512, "mass_style": 512, "iid_replace_spans": 192,
     "iid_drop_tokens": 104, "iid_replace_spans_25_percent": 256, "iid_replace_spans_50_percent": 512, "lm": 512,
   }  # fmt: skip
   assert {name: CATALOGUE[name].lengths(512).targets for name in published} == published
   assert IidReplaceSpans(0.10, variant="t5").lengths(512).targets == 103
-  # Quirk 5: that cuts a third of the targets, so the paper variant has more room.
+  # Quirk 5: this trims a third of the targets, so the paper variant has longer ones.
   tokens = make_rows([511] * 2000)
   for variant, share in (("t5", 1 / 3), ("paper", 0.0)):
     objective = IidReplaceSpans(0.10, variant=variant)
@@ -177,7 +177,7 @@ def test_lengths_of_the_papers_rows_at_512_inputs():
     assert abs(cut.mean() - share) < 0.05
 
 
-def test_shares_of_noise_are_as_asked_for():
+def test_fractions_of_noise_are_as_configured():
   rows = make_rows([511] * 400)
   for name, share in [
     ("iid_drop_tokens", 0.15), ("mass", 0.5), ("bart_token_deletion", 0.15), ("permuted_lm", 2 / 6),
@@ -199,20 +199,22 @@ def test_bert_style_hides_nine_of_ten_and_replaces_one():
   assert apply(BertStyle(variant="t5", random_share=0.9), rows).inputs.tokens.max() > 1950  # ... but there (quirk 6)
 
 
-def test_iid_noise_that_needs_too_many_sentinels_is_refused_or_warned_of():
+def test_iid_noise_that_needs_too_many_sentinels_is_refused_or_gives_a_warning():
   for density in (0.25, 0.5):
     lengths = IidReplaceSpans(density).lengths(512)
-    with pytest.raises(UserError, match="sentinels in some rows, the vocabulary has 100") as error:
+    with pytest.raises(UserError, match="sentinels in some rows; the vocabulary has 100") as error:
       IidReplaceSpans(density).check(lengths, SPECIAL)
     assert "extra_ids" in str(error.value)
-    with pytest.warns(UserWarning, match="run down into word pieces"):
+    with pytest.warns(UserWarning, match="continue down into word pieces"):
       IidReplaceSpans(density, variant="t5").check(lengths, SPECIAL)
   result = apply("iid_replace_spans_50_percent", make_rows([511] * 20))
-  assert result.inputs.tokens[result.inputs.tokens > 0].min() >= 5  # quirk 4: below the 100 sentinels, as the original
+  assert (
+    result.inputs.tokens[result.inputs.tokens > 0].min() >= 5
+  )  # quirk 4: below the 100 sentinels, as in the original
   assert (result.targets.tokens == 1999 - 110).any()
 
 
-def test_the_t5_variant_is_one_sentinel_behind_where_a_row_starts_with_noise():
+def test_targets_of_the_t5_variant_lag_by_one_sentinel_if_a_row_starts_with_noise():
   rows = make_rows([40] * 200)
   result = apply(IidReplaceSpans(variant="t5"), rows)
   starts_with_noise = result.inputs.tokens[:, 0] == 1999
@@ -228,7 +230,7 @@ def test_deshuffling_keeps_every_token():
     assert listed(result.targets, row) == listed(rows, row)
 
 
-def test_prefix_lm_splits_everywhere_alike():
+def test_prefix_lm_splits_uniformly():
   result = apply("prefix_lm", make_rows([5] * 40_000))
   counts = np.bincount(result.inputs.lengths, minlength=6)
   assert counts[0] == counts[5] == 0  # both sides have a token
@@ -243,13 +245,13 @@ def test_ul2_uses_its_denoisers_at_their_rates():
     assert abs(count / 3000 - share) < 0.03
   only = apply(UL2(denoisers=[("R", 3, 0.15, 1.0), ("S", None, None, 0.0)]), rows)
   assert set(only.inputs.tokens[:, 0].tolist()) == {SENTINELS[-3]}
-  with pytest.raises(UserError, match="no mode 'Q'"):
+  with pytest.raises(UserError, match="unknown UL2 mode: 'Q'"):
     UL2(denoisers=[("Q", 3, 0.15)])
 
 
-def test_names_are_found_alone_and_inside_task_names():
+def test_objectives_are_found_by_name_and_in_task_names():
   assert find_objective("ul2") is CATALOGUE["ul2"]
-  with pytest.raises(UserError, match="no objective 'span_coruption'") as error:
+  with pytest.raises(UserError, match="unknown objective: 'span_coruption'") as error:
     find_objective("span_coruption")
   assert "nearest  span_corruption" in str(error.value)
   assert split_task_name("c4_span_corruption") == ("c4", "span_corruption")

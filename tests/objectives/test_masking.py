@@ -1,4 +1,4 @@
-"""Objectives for encoders, against the shares their papers give and rows checked by hand."""
+"""Objectives for encoders, against the fractions in their papers and rows checked by hand."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_bert_predicts_15_percent_80_10_10():
     assert abs(found.sum() / total - share) < 0.005
   assert np.array_equal(result.inputs.tokens[~chosen], result.targets[~chosen])
   assert result.inputs.tokens[:, 0].tolist() == [CLS] * 2000 and result.inputs.tokens[0, -1] == SEP
-  assert abs(chosen[:, 1:-1].mean(axis=0) - 77 / 510).max() < 5 * np.sqrt(0.15 * 0.85 / 2000)  # no place is favored
+  assert abs(chosen[:, 1:-1].mean(axis=0) - 77 / 510).max() < 5 * np.sqrt(0.15 * 0.85 / 2000)  # no position is favored
 
 
 def test_the_128_token_phase_predicts_at_most_20():
@@ -47,7 +47,7 @@ def test_the_128_token_phase_predicts_at_most_20():
   assert np.all(MaskedLM(max_predictions=20)(rows_of(10, 126), draws(10), SPECIAL).weights.sum(axis=1) == 19)
 
 
-def test_electra_masks_85_percent_and_draws_nothing():
+def test_electra_masks_85_percent_and_uses_no_random_tokens():
   result = CATALOGUE["electra"](rows_of(500, 510), draws(500), SPECIAL)
   changed = result.inputs.tokens[result.weights & (result.inputs.tokens != result.targets)]
   assert set(changed.tolist()) == {MASK}
@@ -65,17 +65,17 @@ def test_next_sentence_pairs_are_half_true_and_split_at_sentence_ends():
     first, second = text[1:middle], text[middle + 1 : -1]
     assert text[0] == CLS and text[-1] == SEP and first[-1] == STOP
     assert result.token_types[row, : len(text)].tolist() == [0] * (middle + 1) + [1] * (len(second) + 1)
-    whole = rows.tokens[row].tolist()
+    original = rows.tokens[row].tolist()
     if result.labels[row] == 0:
-      assert first + second == whole
+      assert first + second == original
     else:
-      assert second == rows.others.tokens[row, : len(second)].tolist() and first == whole[: len(first)]
-      assert len(first) + len(second) == len(whole)
+      assert second == rows.others.tokens[row, : len(second)].tolist() and first == original[: len(first)]
+      assert len(first) + len(second) == len(original)
   splits = (result.targets == SEP).argmax(axis=1) - 1
   assert set(splits.tolist()) == {10, 20, 30, 40, 50, 60}  # every sentence end is used
 
 
-def test_roberta_runs_over_documents_in_whole_sentences_without_pairs():
+def test_roberta_uses_complete_sentences_across_documents_without_pairs():
   roberta = CATALOGUE["roberta"]
   assert (roberta.unit, roberta.separated, roberta.needs_others) == ("sentences", True, False)
   tokens = rows_of(1, 30).tokens
@@ -84,12 +84,12 @@ def test_roberta_runs_over_documents_in_whole_sentences_without_pairs():
   assert result.inputs.tokens[0, 13] == SEP and not result.weights[0, 13]
 
 
-def test_spanbert_predicts_whole_words_in_spans_that_share_a_fate():
+def test_spanbert_predicts_complete_words_and_masks_a_span_as_a_unit():
   count = 1500
   result = SpanMaskedLM()(rows_of(count, 510, others=False), draws(count), SPECIAL)
   weights, shown, text = result.weights, result.inputs.tokens, result.targets
   assert abs(weights.mean() - 0.15) < 0.005
-  # A word is predicted whole: where its first token is, so are those that continue it.
+  # Words are predicted completely: if the first token is, so are those that continue it.
   continues = ~SPECIAL.word_starts[text] & ~SPECIAL.reserved[text]
   inner = continues[:, 2:] & ~SPECIAL.reserved[text[:, 1:-1]]
   assert np.array_equal(weights[:, 2:][inner], weights[:, 1:-1][inner])
@@ -97,7 +97,7 @@ def test_spanbert_predicts_whole_words_in_spans_that_share_a_fate():
   both = weights[:, 1:] & weights[:, :-1]
   masked = shown == MASK
   assert np.array_equal(masked[:, 1:][both], masked[:, :-1][both])
-  # Geometric(0.2) cut at 10 has mean 3.80. Of about 25.5 words, the last span is cut by 2.3 on average
+  # Geometric(0.2) clipped at 10 has mean 3.80. Of about 25.5 words, the last span is trimmed by 2.3 on average
   # (renewal theory: E[L^2] / 2 E[L] - 1/2), so by hand a row has (25.5 + 2.3) / 3.80 = 7.3 spans of 3.5.
   word = np.cumsum(SPECIAL.word_starts[text] & ~SPECIAL.reserved[text], axis=1)
   starts = weights & ~np.pad(weights, ((0, 0), (1, 0)))[:, :-1]
@@ -111,7 +111,7 @@ def test_objectives_for_encoders_need_their_special_tokens():
     MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1, mask=99))
   with pytest.raises(UserError, match="needs a mask token"):
     MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1))
-  with pytest.raises(UserError, match="choose one"):
+  with pytest.raises(UserError, match="mutually exclusive"):
     MaskedLM(next_sentence=True, whole_sentences=True)
-  with pytest.raises(UserError, match="exceed"):
+  with pytest.raises(UserError, match="sum of at most 1"):
     MaskedLM(mask_share=0.8, random_share=0.3)

@@ -1,4 +1,4 @@
-"""Random numbers are a function of (seed, epoch, row, purpose) and nothing else."""
+"""Random numbers are a pure function of (seed, epoch, row, purpose)."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def test_mix_is_splitmix64():
   assert [int(x) for x in outputs] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
-def test_a_row_gets_the_same_numbers_in_any_company():
+def test_the_numbers_of_a_row_do_not_depend_on_the_batch():
   rows = np.arange(100)
   everything = Draws.of(1, 2, rows).bits("x", 7)
   some = Draws.of(1, 2, rows[[42, 3]]).bits("x", 7)
@@ -39,7 +39,7 @@ def test_uniform_numbers_are_uniform():
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=5), st.data())
-def test_subsets_have_the_asked_size_and_do_not_depend_on_company(sizes, data):
+def test_subsets_have_the_requested_size_and_do_not_depend_on_the_batch(sizes, data):
   chosen = [data.draw(st.integers(0, size)) for size in sizes]
   draws = Draws.of(0, 0, np.arange(len(sizes)))
   subsets = draws.subsets("s", np.array(sizes), np.array(chosen))
@@ -76,10 +76,10 @@ def test_permute_visits_every_position_once(size, key):
   assert sorted(permute(np.arange(size), size, key)) == list(range(size))
 
 
-def test_permute_answers_single_positions_and_mixed_keys():
+def test_permute_supports_single_positions_and_mixed_keys():
   keys = combine(5, np.array([0, 0, 1]))
   together = permute(np.array([3, 9, 3]), 10, keys)
   for i, position in enumerate([3, 9, 3]):
     assert permute(np.array([position]), 10, keys[i])[0] == together[i]
-  with pytest.raises(ValueError, match="outside"):
+  with pytest.raises(ValueError, match="out of range"):
     permute(np.array([10]), 10, 0)

@@ -1,4 +1,4 @@
-"""One or two texts in a row, cut as Hugging Face cuts them."""
+"""One or two texts in a row, truncated as in Hugging Face."""
 
 import itertools
 
@@ -15,7 +15,7 @@ def rows(*lengths):
   return Ragged.of(np.concatenate([200 + np.arange(n) for n in lengths]), np.array(lengths, np.int64))
 
 
-def test_a_pair_as_bert_reads_it():
+def test_a_pair_of_texts():
   joined = join_segments(rows(2, 1), rows(1, 3), 8, CLS, SEP)
   assert joined.tokens.tolist() == [[CLS, 200, 201, SEP, 200, SEP, 0, 0], [CLS, 200, SEP, 200, 201, 202, SEP, 0]]
   assert joined.token_types.tolist() == [[0, 0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 1, 1, 1, 0]]
@@ -28,7 +28,7 @@ def test_one_text():
   assert not joined.token_types.any() and joined.lengths.tolist() == [4, 2, 5]
 
 
-# (first, second, length) -> what transformers' BertTokenizer keeps of both with truncation="longest_first".
+# (first, second, length) -> the lengths of both after truncation="longest_first" in transformers' BertTokenizer.
 HUGGING_FACE = {
   (3, 3, 8): (2, 3), (4, 3, 8): (3, 2), (3, 4, 8): (2, 3), (9, 9, 8): (2, 3), (9, 8, 8): (3, 2), (9, 9, 9): (3, 3),
   (1, 9, 8): (1, 4), (9, 1, 8): (4, 1), (2, 3, 8): (2, 3), (9, 2, 8): (3, 2), (2, 9, 8): (2, 3), (5, 7, 20): (5, 7),
@@ -36,14 +36,14 @@ HUGGING_FACE = {
 }  # fmt: skip
 
 
-def test_truncation_is_hugging_faces():
+def test_truncation_equals_hugging_faces():
   for (first, second, length), kept in HUGGING_FACE.items():
     joined = join_segments(rows(first), rows(second), length, CLS, SEP)
     expected = [CLS, *range(200, 200 + kept[0]), SEP, *range(200, 200 + kept[1]), SEP]
     assert joined.tokens[0].tolist() == expected + [0] * (length - len(expected)), (first, second, length)
 
 
-def test_many_rows_are_cut_as_each_alone():
+def test_rows_are_truncated_independently():
   pairs = list(itertools.product(range(8), repeat=2))
   together = join_segments(rows(*(a for a, _ in pairs)), rows(*(b for _, b in pairs)), 9, CLS, SEP)
   for number, (a, b) in enumerate(pairs):
@@ -51,9 +51,9 @@ def test_many_rows_are_cut_as_each_alone():
     assert together.tokens[number].tolist() == alone.tokens[0].tolist()
     assert together.token_types[number].tolist() == alone.token_types[0].tolist()
     kept = together.lengths[number] - 3
-    assert kept == min(a + b, 6)  # nothing is cut that fits
+    assert kept == min(a + b, 6)  # texts that fit are not truncated
 
 
-def test_no_room():
-  with pytest.raises(ValueError, match="no room"):
+def test_a_length_without_room_for_special_tokens_is_refused():
+  with pytest.raises(ValueError, match="invalid length: 2"):
     join_segments(rows(1), rows(1), 2, CLS, SEP)

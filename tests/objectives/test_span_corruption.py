@@ -1,4 +1,4 @@
-"""Span corruption against the published figures, and properties that any row must have."""
+"""Span corruption against published figures, and properties of any row."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def test_lengths_at_512_inputs_are_the_papers(mean, raw, targets, spans):
   lengths = objective.lengths(512)
   assert (lengths.raw, lengths.targets) == (raw, targets)
   assert noise_counts(raw, 0.15, mean)[1] == spans
-  assert SpanCorruption(mean_span_length=mean).lengths(512).targets == targets + 1  # the closing sentinel
+  assert SpanCorruption(mean_span_length=mean).lengths(512).targets == targets + 1  # the final sentinel
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def spans_of(rows, length, density, mean, ends_free):
 
 @pytest.mark.parametrize("ends_free", [True, False])
 @pytest.mark.parametrize("mean", [2, 3, 5, 10])
-def test_noise_share_and_span_length_are_as_asked(mean, ends_free):
+def test_noise_density_and_span_length_are_as_configured(mean, ends_free):
   mask = spans_of(2000, 568, 0.15, mean, ends_free)
   starts = span_starts(mask)
   assert np.all(mask.sum(1) == 85)  # round(568 * 0.15)
@@ -54,7 +54,7 @@ def test_noise_share_and_span_length_are_as_asked(mean, ends_free):
 
 def test_the_paper_variant_favors_no_position():
   mask = spans_of(20_000, 568, 0.15, 3.0, ends_free=True)
-  # Away from the ends, where a span has no room to have begun earlier, noise is everywhere alike.
+  # Away from the ends, where spans cannot extend beyond the row, noise is uniform.
   inner = mask[:, 20:-20].mean(0)
   assert np.max(np.abs(inner - inner.mean())) < 5 * np.sqrt(0.15 * 0.85 / 20_000)
   # By hand: a row starts with noise if the first of 484 equally likely text gaps is one of the 28 chosen.
@@ -75,7 +75,7 @@ def test_every_placement_of_short_rows_is_equally_likely():
   assert np.sum((counts - 10_000) ** 2 / 10_000) < 20.5  # chi-square, 5 degrees of freedom, p = 0.001
 
 
-def test_too_many_spans_for_the_sentinels_is_refused_with_the_remedy():
+def test_more_spans_than_sentinels_are_refused_with_a_fix():
   objective = SpanCorruption(variant="t5")
   with pytest.raises(UserError, match="needs 114 sentinels") as error:
     objective.check(objective.lengths(2048), SPECIAL)
@@ -86,6 +86,6 @@ def test_too_many_spans_for_the_sentinels_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("settings", [dict(noise_density=0.0), dict(mean_span_length=0.5), dict(variant="t6")])
-def test_impossible_settings_are_refused(settings):
+def test_invalid_settings_are_refused(settings):
   with pytest.raises(UserError):
     SpanCorruption(**settings)

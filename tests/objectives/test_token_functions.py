@@ -1,4 +1,4 @@
-"""The functions under the objectives on the values that the original library publishes (T5_FACTS, section 2)."""
+"""The token functions of objectives, against published values of the original library (T5_FACTS, section 2)."""
 
 import json
 from pathlib import Path
@@ -29,10 +29,10 @@ SENTINELS = np.arange(999, 899, -1, dtype=np.int32)
     (lambda: replace_spans(ROWS, MASK, np.full(9, 999)), [999, 12, 13, 999, 15]),
     (lambda: replace_spans(ROWS, ~MASK, np.full(9, 999)), [10, 11, 999, 14, 999]),
     (lambda: replace_spans(ROWS, MASK, SENTINELS), [999, 12, 13, 998, 15]),
-    (lambda: replace_spans(ROWS, ~MASK, SENTINELS), [10, 11, 999, 14, 998]),  # quirk 2: one behind the inputs
+    (lambda: replace_spans(ROWS, ~MASK, SENTINELS), [10, 11, 999, 14, 998]),  # quirk 2: lags the inputs by one
     (lambda: drop_noise(ROWS, MASK), [12, 13, 15]),
     (lambda: keep_noise(ROWS, MASK), [10, 11, 14]),
-    # By hand: each run behind the sentinel that stands for it in the inputs, then the next sentinel.
+    # By hand: each run after its sentinel in the inputs, then the next sentinel.
     (lambda: spans_after_sentinels(ROWS, MASK, SENTINELS), [999, 10, 11, 998, 14, 997]),
     (lambda: keep_noise(ROWS, first_spans(MASK, 1)), [10, 11]),
   ],
@@ -41,8 +41,8 @@ def test_published_values(function, expected):
   assert function().tokens.tolist() == [expected]
 
 
-def test_rows_of_different_lengths_do_not_touch_each_other():
-  # By hand; the second row ends where the third begins in memory, both in noise.
+def test_rows_of_different_lengths_do_not_affect_each_other():
+  # By hand; the second and third row are adjacent in memory, both with noise at the boundary.
   rows = Ragged.of(np.array([10, 11, 12, 20, 30, 31]), np.array([3, 1, 2]))
   mask = np.array([[False, True, True], [True, False, False], [True, False, False]])
   assert replace_spans(rows, mask, SENTINELS).tokens.tolist() == [[10, 999], [999, 0], [999, 31]]
@@ -54,7 +54,7 @@ def test_rows_of_different_lengths_do_not_touch_each_other():
 GOLDEN = json.loads((Path(__file__).parents[1] / "data/objectives/t5.json").read_text())
 T5_SENTINELS = np.arange(32_099, -1, -1, dtype=np.int32)
 SAME = np.full(64, 32_099, np.int32)
-AS_THE_ORIGINAL = {
+EQUIVALENTS = {
   "noise_token_to_sentinel": lambda rows, mask: replace_tokens(rows, mask, 32_099),
   "noise_span_to_sentinel": lambda rows, mask: replace_spans(rows, mask, SAME),
   "nonnoise_span_to_sentinel": lambda rows, mask: replace_spans(rows, ~mask, SAME),
@@ -65,14 +65,14 @@ AS_THE_ORIGINAL = {
 }
 
 
-@pytest.mark.parametrize("name", AS_THE_ORIGINAL)
-def test_the_original_library_makes_the_same_of_random_masks(name):
+@pytest.mark.parametrize("name", EQUIVALENTS)
+def test_outputs_equal_the_original_librarys_on_random_masks(name):
   for case in GOLDEN["token_functions"]:
     rows, mask = Ragged.full(np.array([case["tokens"]])), np.array([case["mask"]], bool)
-    assert AS_THE_ORIGINAL[name](rows, mask).tokens.tolist() == [case[name]]
+    assert EQUIVALENTS[name](rows, mask).tokens.tolist() == [case[name]]
 
 
-def test_the_original_library_computes_the_same_lengths():
+def test_lengths_equal_the_original_librarys():
   for inputs, density, mean, raw, targets in GOLDEN["lengths"]:
     lengths = SpanCorruption(density, mean, "t5").lengths(inputs)
     assert (lengths.raw, lengths.targets) == (raw, targets), (inputs, density, mean)

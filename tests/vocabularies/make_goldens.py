@@ -1,8 +1,8 @@
-"""Writes the ids that other libraries give, for test_same_ids.py to compare with.
+"""Writes the ids of other libraries, for test_same_ids.py to compare with.
 
   python tests/vocabularies/make_goldens.py              in an environment with transformers: BERT, GPT-2, RoBERTa
   python tests/vocabularies/make_goldens.py              in one with seqio: T5, tiny, bytes
-  python tests/vocabularies/make_goldens.py --live FILE  compares sentences of a JSON-lines corpus instead of writing
+  python tests/vocabularies/make_goldens.py --live FILE  compares sentences of a JSON Lines corpus instead of writing
 
 Texts are tests/data/vocabularies/odd_texts.json and sentences of the embedded novels; texts.json keeps them.
 """
@@ -25,7 +25,7 @@ GOLDENS = REPOSITORY / "tests/data/vocabularies"
 EMBEDDED = REPOSITORY / "t5like/vocabularies/embedded"
 NOVELS = REPOSITORY / "t5like/tasks/embedded/novels.validation.jsonl.gz"
 SENTENCES = 300
-DECODED = 40  # texts of each golden whose decoding is kept too, beside all odd ones
+DECODED = 40  # texts of each golden whose decoded text is also stored, in addition to all odd ones
 
 
 def texts() -> list[str]:
@@ -35,7 +35,7 @@ def texts() -> list[str]:
 
 
 def sentences(documents: list[str], count: int) -> list[str]:
-  """`count` sentences spread over all documents."""
+  """Returns `count` sentences spread over all documents."""
   found = [s for document in documents for s in re.split(r"(?<=[.!?])\s+", document) if s]
   return found[:: max(1, len(found) // count)][:count]
 
@@ -56,7 +56,7 @@ def hugging_face() -> dict:
     "bert_uncased": bert("bert_uncased", True),
     "bert_cased": bert("bert_cased", False),
     "gpt2": bpe(GPT2Tokenizer, "gpt2"),
-    # As in the tokenizer.json that was published: the mask takes the space before it.
+    # As in the published tokenizer.json: the mask includes the space before it.
     "roberta": bpe(RobertaTokenizer, "roberta", mask_token=AddedToken("<mask>", lstrip=True)),
   }
 

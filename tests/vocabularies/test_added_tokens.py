@@ -1,6 +1,6 @@
-"""Folders of fine-tuned models, whose tokenizer has tokens that the vocabulary file it began with lacks.
+"""Folders of fine-tuned models whose tokenizer has tokens that are not in the original vocabulary file.
 
-The ids are those that transformers 5.22 gives for the same folders.
+The expected ids are from transformers 5.22.
 """
 
 import json
@@ -32,7 +32,7 @@ def chat_folder(tmp_path):
   return tmp_path
 
 
-def test_added_tokens_are_found_where_they_are(chat_folder):
+def test_added_tokens_are_read_from_tokenizer_json(chat_folder):
   vocabulary = load_vocabulary(str(chat_folder))
   assert vocabulary.path.name == "tokenizer.json" and vocabulary.vocab_size == 50260
   assert (vocabulary.eos_id, vocabulary.pad_id) == (50257, 50258)
@@ -40,7 +40,7 @@ def test_added_tokens_are_found_where_they_are(chat_folder):
 
 
 @pytest.mark.parametrize("written_as", ["added_tokens.json", "added_tokens_decoder"])
-def test_without_a_file_that_has_them_they_are_named(chat_folder, written_as):
+def test_added_tokens_without_tokenizer_json_are_refused(chat_folder, written_as):
   (chat_folder / "tokenizer.json").unlink()
   if written_as == "added_tokens_decoder":  # since transformers 4.34
     (chat_folder / "added_tokens.json").unlink()
@@ -49,11 +49,11 @@ def test_without_a_file_that_has_them_they_are_named(chat_folder, written_as):
   with pytest.raises(UserError, match="adds 3 tokens") as error:
     load_vocabulary(str(chat_folder))
   assert "<|im_end|>" in str(error.value) and "save_pretrained" in str(error.value)
-  assert load_vocabulary(str(chat_folder / "vocab.json")).vocab_size == 50257, "the file itself, where it is asked for"
+  assert load_vocabulary(str(chat_folder / "vocab.json")).vocab_size == 50257, "a file that is requested explicitly"
 
 
-def test_tokens_that_the_file_has_are_no_reason(tmp_path):
-  """BERT's marks are listed as added too, and T5's sentinels."""
+def test_added_tokens_that_are_in_the_file_are_accepted(tmp_path):
+  """BERT's marks and T5's sentinels are listed as added, too."""
   shutil.copy(EMBEDDED["bert_cased"], tmp_path / "vocab.txt")
   (tmp_path / "added_tokens.json").write_text('{"[CLS]": 101, "[MASK]": 103}')
   assert vocabulary_in(tmp_path).name == "vocab.txt"
@@ -63,7 +63,7 @@ def test_tokens_that_the_file_has_are_no_reason(tmp_path):
   assert vocabulary_in(tmp_path).name == "spiece.model"
 
 
-def test_the_number_of_sentinels_is_that_of_the_settings(tmp_path):
+def test_the_number_of_sentinels_comes_from_the_settings(tmp_path):
   """UMT5 has 300."""
   shutil.copy(EMBEDDED["tiny"], tmp_path / "spiece.model")
   (tmp_path / "tokenizer_config.json").write_text('{"extra_ids": 300}')

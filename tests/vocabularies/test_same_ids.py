@@ -1,6 +1,6 @@
-"""Ids, text and offsets equal those of seqio and Hugging Face, on sentences of novels and on odd Unicode.
+"""Ids, text and offsets equal those of seqio and Hugging Face, on sentences of novels and unusual Unicode.
 
-The goldens are theirs (make_goldens.py); neither library is needed here.
+The goldens were written by these libraries (make_goldens.py), which are not needed here.
 """
 
 import itertools
@@ -25,7 +25,7 @@ def case(request):
   return request.param, load_vocabulary(request.param), ids, golden
 
 
-def test_ids(case):
+def test_ids_are_equal(case):
   _, vocabulary, expected, _ = case
   assert len(expected) == len(TEXTS) > 350
   for text, ids in zip(TEXTS, expected, strict=True):
@@ -33,19 +33,19 @@ def test_ids(case):
   assert vocabulary.encode_batch(TEXTS, threads=2) == expected
 
 
-def test_decoded_text(case):
+def test_decoded_text_is_equal(case):
   name, vocabulary, expected, _ = case
   decoded = json.loads((GOLDENS / f"{name}.decoded.json").read_text())
   compared = 0
   for ids, text in zip(expected, decoded, strict=False):
-    # Theirs shows [CLS], [SEP] and what follows the end of a sequence; ours is for reading answers.
+    # Unlike ours, their decoders show [CLS], [SEP] and text after the end of a sequence.
     if not {vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.pad_id} & set(ids):
       assert vocabulary.decode(ids) == text
       compared += 1
   assert compared > len(decoded) - 4
 
 
-def test_offsets(case):
+def test_offsets_are_equal_and_cover_all_words(case):
   name, vocabulary, expected, golden = case
   found = [vocabulary.encode_with_offsets(text) for text in TEXTS]
   assert [ids for ids, _ in found] == expected

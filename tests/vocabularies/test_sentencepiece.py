@@ -35,7 +35,7 @@ def test_ids_and_text_equal_seqios(pair):
     assert ours.decode(ids) == theirs.decode(ids), text
 
 
-def test_decoding_stops_at_end_of_sequence_and_survives_padding_rows(pair):
+def test_decoding_stops_at_end_of_sequence_and_accepts_ids_beyond_the_vocabulary(pair):
   ours, theirs = pair
   for ids in ([5, 6, 1, 7, 8], [ours.vocab_size + 20, 5], [0, 0], []):
     assert ours.decode(ids) == theirs.decode(ids)
@@ -53,8 +53,8 @@ def test_batches_equal_single_texts():
   assert vocabulary.encode_batch(ODD) == [vocabulary.encode(text) for text in ODD]
 
 
-def test_bad_vocabularies_are_named(tmp_path):
-  with pytest.raises(UserError, match="no vocabulary 'tinny'") as error:
+def test_unknown_and_broken_vocabularies_are_reported(tmp_path):
+  with pytest.raises(UserError, match="vocabulary not found: 'tinny'") as error:
     load_vocabulary("tinny")
   assert "nearest" in str(error.value) and "tiny" in str(error.value)
   broken = tmp_path / "broken.model"

@@ -1,4 +1,4 @@
-"""A vocabulary trained with one command is deterministic, follows T5's conventions and fits its text."""
+"""Training a vocabulary is deterministic and follows T5's conventions."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
   return train_sentencepiece(read_texts(NOVELS), 600, tmp_path_factory.mktemp("v") / "my.model", max_sentences=200)
 
 
-def test_t5s_conventions(trained):
+def test_a_trained_vocabulary_follows_t5s_conventions(trained):
   vocabulary, report = trained
   assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.bos_id) == (0, 1, 2, None)
   assert vocabulary.vocab_size == 700 and vocabulary.sentinel_ids[0] == 699
@@ -28,8 +28,8 @@ def test_t5s_conventions(trained):
   assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
-def test_the_report_counts_what_it_says(tmp_path):
-  """One q among 99 characters lies outside a coverage of 98 percent."""
+def test_the_report_equals_statistics_by_hand(tmp_path):
+  """One q among 99 characters is outside a coverage of 98 percent."""
   texts = ["abba baba"] * 12 + ["q ab"]
   vocabulary, report = train_sentencepiece(texts, 9, tmp_path / "m.model", character_coverage=0.98)
   ids = [token for text in texts for token in vocabulary.encode(text)]
@@ -47,7 +47,7 @@ def test_the_same_text_gives_the_same_file(trained, tmp_path):
 
 
 @pytest.mark.parametrize("model_type, byte_fallback", [("bpe", False), ("unigram", True)])
-def test_other_models(model_type, byte_fallback, tmp_path):
+def test_bpe_and_byte_fallback(model_type, byte_fallback, tmp_path):
   vocabulary, _ = train_sentencepiece(
     read_texts(NOVELS), 500, tmp_path / "m.model", model_type, byte_fallback, max_sentences=500
   )
@@ -55,7 +55,7 @@ def test_other_models(model_type, byte_fallback, tmp_path):
   assert (vocabulary.decode(vocabulary.encode("漢")) == "漢") is byte_fallback
 
 
-def test_sampling_is_even_and_bounded():
+def test_sampling_is_uniform_and_bounded():
   lines = [str(i) for i in range(1000)]
   sample = sample_sentences(["\n".join(lines)], 100)
   assert len(set(sample)) == 100 and set(sample) <= set(lines)
@@ -66,7 +66,7 @@ def test_sampling_is_even_and_bounded():
   assert max(map(len, sample_sentences([long, "x" * 9000], 100))) <= 2000
 
 
-def test_files_of_every_kind(tmp_path):
+def test_all_file_types_can_be_read(tmp_path):
   rows = [{"text": "one"}, {"text": "two ü"}]
   lines = "\n".join(map(json.dumps, rows)) + "\n"
   (tmp_path / "a.jsonl").write_text(lines)
@@ -81,8 +81,8 @@ def test_files_of_every_kind(tmp_path):
     list(read_texts(tmp_path / "a.jsonl", field="body"))
 
 
-def test_too_little_text_is_named(tmp_path):
-  with pytest.raises(UserError, match="do not make a vocabulary of 5000 pieces") as error:
+def test_too_little_text_is_refused(tmp_path):
+  with pytest.raises(UserError, match="cannot train a vocabulary of 5000 pieces") as error:
     train_sentencepiece(["just a few words"], 5000, tmp_path / "m.model")
   assert re.search(r"--size=\d+", str(error.value))
   with pytest.raises(UserError, match="no text"):
@@ -90,7 +90,7 @@ def test_too_little_text_is_named(tmp_path):
   assert not (tmp_path / "m.model").exists()
 
 
-def test_the_command(t5like, tmp_path):
+def test_the_vocabulary_command(t5like, tmp_path):
   out = tmp_path / "my.model"
   done = t5like("tasks", "vocabulary", NOVELS, "--size=400", f"--out={out}", "--max_sentences=200")
   assert "400 pieces + 100 sentinels, from 200 sentences" in done.stdout

@@ -1,4 +1,4 @@
-"""What every vocabulary says of its ids, and how it is found by name, file, folder and search path."""
+"""Properties of every vocabulary's ids, and finding vocabularies by name, file, folder and search path."""
 
 import functools
 import json
@@ -20,7 +20,7 @@ from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARI
 
 NAMES = ["t5", "tiny", "byte", "byte:extra_ids=0", "bert_uncased", "bert_cased", "gpt2", "roberta"]
 BERT = {"pad": 0, "eos": 102, "unk": 100, "bos": None, "cls": 101, "sep": 102, "mask": 103}
-# Sizes and ids as the models were published with them.
+# Sizes and ids of the published models.
 PUBLISHED = {
   "t5": (32_100, {"pad": 0, "eos": 1, "unk": 2, "bos": None, "cls": None, "sep": None, "mask": None}),
   "byte": (384, {"pad": 0, "eos": 1, "unk": 2, "bos": None, "cls": None, "sep": None, "mask": None}),
@@ -50,14 +50,14 @@ def test_an_embedding_must_have_a_row_for_every_id(name):
   size = PUBLISHED[name][0]
   for rows in (size, size + 28):
     check_vocabulary(types.SimpleNamespace(vocab_size=rows), name, _loaded(name))
-  with pytest.raises(UserError, match=f"has {size} ids, the model's embedding {size - 1} rows"):
+  with pytest.raises(UserError, match=f"has {size} ids, but the model's embedding {size - 1} rows"):
     check_vocabulary(types.SimpleNamespace(vocab_size=size - 1), name, _loaded(name))
 
 
 def test_sentinels():
   assert load_vocabulary("t5").sentinel_ids == tuple(range(32_099, 31_999, -1))
   assert load_vocabulary("byte").sentinel_ids == tuple(range(383, 258, -1))
-  # ByT5 was pre-trained with 259 ids, its sentinels counting down from the last: bytes that UTF-8 never uses.
+  # ByT5 was pre-trained with 259 ids; its sentinels are the last ones, descending: bytes that UTF-8 never uses.
   plain = load_vocabulary("byte", extra_ids=0)
   assert plain.vocab_size == 259 and plain.sentinel_ids == tuple(range(258, 247, -1))
   assert not set(plain.sentinel_ids) & {
@@ -69,24 +69,24 @@ def test_sentinels():
 @pytest.mark.parametrize(
   "name, extra, size", [("t5:extra_ids=7", None, 32_007), ("tiny", 12, 4_012), ("t5", 0, 32_000)]
 )
-def test_the_number_of_sentinels_is_free(name, extra, size):
+def test_the_number_of_sentinels_can_be_set(name, extra, size):
   vocabulary = load_vocabulary(name, extra)
   assert vocabulary.vocab_size == size
   assert vocabulary.sentinel_ids == tuple(range(size - 1, size - 1 - vocabulary.extra_ids, -1))
 
 
-def test_sentinels_that_a_model_brings_are_not_added_again(tmp_path):
-  """As mT5's file, which has its hundred among its pieces."""
-  brought = [f"▁<extra_id_{k}>" for k in (2, 1, 0)]
+def test_sentinels_in_a_model_are_not_added_again(tmp_path):
+  """As in mT5's file, whose pieces include its 100 sentinels."""
+  sentinels = [f"▁<extra_id_{k}>" for k in (2, 1, 0)]
   with open(tmp_path / "m.model", "wb") as out:
     sentencepiece.SentencePieceTrainer.train(
       sentence_iterator=iter(["some words to learn pieces from", "and some more words"] * 9), model_writer=out,
-      vocab_size=40, hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=brought,
+      vocab_size=40, hard_vocab_limit=False, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, user_defined_symbols=sentinels,
     )  # fmt: skip
   vocabulary = load_vocabulary(str(tmp_path / "m.model"))
   assert vocabulary.extra_ids == 0 and vocabulary.sentinel_ids == (5, 4, 3)
   assert 5 in vocabulary.encode("words <extra_id_0> more")
-  with pytest.raises(UserError, match="sentinels of its own"):
+  with pytest.raises(UserError, match="already has sentinels"):
     load_vocabulary(str(tmp_path / "m.model"), extra_ids=100)
 
 
@@ -99,7 +99,7 @@ def test_sentinels_that_a_model_brings_are_not_added_again(tmp_path):
     ("byte", [" ", "</s>", "<extra_id_3>"], ["t", ".", "<0xC3>"], [".", "!", "?"]),
   ],
 )
-def test_words_and_sentences(name, starts, continues, ends):
+def test_word_starts_and_sentence_ends(name, starts, continues, ends):
   vocabulary = load_vocabulary(name)
   token = {vocabulary.piece(i): i for i in range(vocabulary.vocab_size)}
   assert vocabulary.word_starts.shape == (vocabulary.vocab_size,) and vocabulary.word_starts.dtype == bool
@@ -109,7 +109,7 @@ def test_words_and_sentences(name, starts, continues, ends):
   assert not {token[piece] for piece in starts + continues if piece != "."} & vocabulary.sentence_end_ids
 
 
-def test_whole_words_of_a_sentence():
+def test_a_sentence_is_split_into_words():
   text = "Unbelievable tokenization works everywhere"
   for name in ("t5", "bert_cased", "gpt2", "byte"):
     vocabulary = load_vocabulary(name)
@@ -118,7 +118,7 @@ def test_whole_words_of_a_sentence():
     assert [w for w in (vocabulary.decode(word).strip() for word in words) if w] == text.split()
 
 
-def test_special_ids_of_bert_are_its_marks_and_spare_rows():
+def test_special_ids_of_bert_are_its_marks_and_unused_pieces():
   vocabulary = load_vocabulary("bert_uncased")
   pieces = {vocabulary.piece(token) for token in vocabulary.special_ids}
   assert pieces == {"[PAD]", "[CLS]", "[SEP]", "[MASK]", *(f"[unused{i}]" for i in range(994))}
@@ -126,7 +126,7 @@ def test_special_ids_of_bert_are_its_marks_and_spare_rows():
 
 @settings(deadline=None, max_examples=60)
 @given(st.text(), st.text(st.characters(codec="utf-8"), max_size=5))
-def test_any_text_can_be_encoded_alone_in_batches_and_with_offsets(text, other):
+def test_any_text_has_the_same_ids_alone_in_batches_and_with_offsets(text, other):
   for name in NAMES:
     vocabulary = _loaded(name)
     ids, spans = vocabulary.encode_with_offsets(text)
@@ -146,7 +146,7 @@ SPACES = " \t\n\r\v\f\x1c\x1f\x85\xa0\u1680\u180e\u2003\u2028\u3000\u200b"
     )
   )
 )
-def test_looking_words_up_changes_nothing(parts):
+def test_cached_chunks_do_not_change_ids(parts):
   text = "".join(parts)
   for name in ("bert_uncased", "bert_cased", "gpt2", "roberta"):
     vocabulary = _loaded(name)
@@ -155,7 +155,7 @@ def test_looking_words_up_changes_nothing(parts):
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00")))
-def test_bytes_come_back_whole(text):
+def test_byte_level_vocabularies_are_lossless(text):
   for name in ("byte", "gpt2", "roberta"):
     vocabulary = _loaded(name)
     if not any(mark in text for mark in ("<", "\ufffd")):
@@ -167,7 +167,7 @@ def _loaded(name):
   return load_vocabulary(name)
 
 
-def test_decoding_stops_at_the_end_and_survives_padding_rows(vocabulary):
+def test_decoding_stops_at_the_end_and_accepts_ids_beyond_the_vocabulary(vocabulary):
   ids = vocabulary.encode("some words")
   assert vocabulary.decode([*ids, vocabulary.eos_id, *ids]) == vocabulary.decode(ids)
   assert vocabulary.decode([]) == ""
@@ -180,13 +180,13 @@ def test_pickled_vocabularies_are_equal(vocabulary):
   assert copy.encode("some <extra_id_0> words") == vocabulary.encode("some <extra_id_0> words")
 
 
-def test_fingerprints_tell_vocabularies_apart():
+def test_different_vocabularies_have_different_fingerprints():
   prints = [load_vocabulary(name).fingerprint for name in (*NAMES, "t5:extra_ids=50")]
   assert len(set(prints)) == len(prints)
   assert load_vocabulary("t5").fingerprint == load_vocabulary(str(vocabulary_path("t5"))).fingerprint
 
 
-def test_half_surrogates_are_replaced_one_for_one(vocabulary):
+def test_lone_surrogates_are_replaced_one_for_one(vocabulary):
   ids, spans = vocabulary.encode_with_offsets("ab \ud800 cd")
   assert ids == vocabulary.encode("ab \ufffd cd") == vocabulary.encode_batch(["ab \ud800 cd"])[0]
   assert max(end for _, end in spans) == len("ab x cd")
@@ -209,7 +209,7 @@ def _folder(tmp_path, files):
     ("roberta", {"roberta.json": "vocab.json", "gpt2.merges.txt": "merges.txt"}),
   ],
 )
-def test_a_folder_and_the_search_path(name, files, tmp_path, monkeypatch):
+def test_vocabularies_are_found_in_a_folder_and_on_the_search_path(name, files, tmp_path, monkeypatch):
   (tmp_path / "mine").mkdir()
   folder = _folder(tmp_path / "mine", files)
   assert load_vocabulary(str(folder)) == load_vocabulary(name)
@@ -219,7 +219,7 @@ def test_a_folder_and_the_search_path(name, files, tmp_path, monkeypatch):
   assert load_vocabulary("mine") == load_vocabulary(name)
 
 
-def test_case_follows_the_settings_beside_a_vocabulary(tmp_path):
+def test_lower_casing_follows_the_settings_next_to_a_vocabulary(tmp_path):
   folder = _folder(tmp_path, {"bert_cased.txt": "vocab.txt"})
   (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
   assert load_vocabulary(str(folder)).encode("Hello") == load_vocabulary("bert_cased").encode("hello")
@@ -239,8 +239,8 @@ def test_tokenizer_json_gives_the_same_ids(tmp_path):
     np.testing.assert_array_equal(theirs.word_starts[:50_000], ours.word_starts[:50_000])
 
 
-def test_the_first_gpts_files(tmp_path):
-  """A small file in its format: merges by hand make 'hello' one piece and leave 'lo' in two."""
+def test_files_of_the_first_gpt(tmp_path):
+  """A small file in its format: with these merges, 'hello' is one piece and 'lo' two."""
   pieces = ["<unk>", "h", "e", "l", "o", "o</w>", "he", "ll", "hell", "hello</w>", ".</w>", "\n</w>"]
   (tmp_path / "vocab.json").write_text(json.dumps({piece: i for i, piece in enumerate(pieces)}))
   (tmp_path / "merges.txt").write_text("#version: 0.2\nh e\nl l\nhe ll\nhell o</w>\n")
@@ -253,14 +253,14 @@ def test_the_first_gpts_files(tmp_path):
 @pytest.mark.parametrize(
   "name, words",
   [
-    ("bert", ["no vocabulary 'bert'", "nearest", "bert_cased", "searched", "T5LIKE_VOCABULARIES"]),
+    ("bert", ["vocabulary not found: 'bert'", "nearest", "bert_cased", "searched", "T5LIKE_VOCABULARIES"]),
     ("mt5", ["'mt5'", "spiece.model", "vocabularies"]),
     ("gpt1", ["'gpt1'", "merges.txt"]),
-    ("t5:extra_ids=many", ["how many sentinels"]),
-    ("bert_cased:extra_ids=3", ["takes no sentinels"]),
+    ("t5:extra_ids=many", ["invalid extra_ids"]),
+    ("bert_cased:extra_ids=3", ["does not support extra_ids"]),
   ],
 )
-def test_what_is_not_there_is_named(name, words, tmp_path, monkeypatch):
+def test_vocabularies_that_cannot_be_found_are_reported(name, words, tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(UserError) as error:
     load_vocabulary(name)
@@ -279,12 +279,12 @@ def test_what_is_not_there_is_named(name, words, tmp_path, monkeypatch):
     ("spiece.model", "text", ["not a SentencePiece model"]),
   ],
 )
-def test_broken_files_are_named(file, content, words, tmp_path):
+def test_broken_files_are_reported(file, content, words, tmp_path):
   (tmp_path / file).write_text(content)
   with pytest.raises(UserError) as error:
     load_vocabulary(str(tmp_path))
   assert all(word in str(error.value) for word in words), str(error.value)
 
 
-def test_every_embedded_file_is_a_name():
+def test_every_embedded_file_exists():
   assert all(path.is_file() for path in EMBEDDED.values())

@@ -8,7 +8,7 @@ from typing import Any
 
 from t5like.ablations.sweep.plan import Planner
 from t5like.errors import UserError
-from t5like.experiments.token_caches import NotBuilt, TokenCaches
+from t5like.experiments.token_caches import CacheBuildFailed, TokenCaches
 from t5like.vocabularies import load_vocabulary
 
 
@@ -30,7 +30,9 @@ def build_caches(planner: Planner) -> None:
   if missing:
     raise UserError(
       "missing data (nothing was trained): " + ", ".join(f"{task} ({split})" for task, split, *_ in missing),
-      because="see the lines above" if any(isinstance(e, NotBuilt) for *_, e in missing) else missing[0][3].what,
+      because="see the lines above"
+      if any(isinstance(e, CacheBuildFailed) for *_, e in missing)
+      else missing[0][3].what,
       try_="\n".join(
         ["t5like tasks prepare, --tasks without them, or on a machine with TensorFlow"]
         + [command for *_, command, _ in missing]

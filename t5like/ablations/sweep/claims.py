@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from t5like.files import storage
-from t5like.files.heartbeat import beating
+from t5like.files.heartbeat import keep_alive
 from t5like.files.process_identity import is_gone, own_identity
 
 HEARTBEAT = 10.0  # seconds
@@ -75,7 +75,7 @@ class Claim:
 
   def __init__(self, claims: Claims, name: str, number: int, path: Path, heartbeat: float):
     self._claims, self._name, self._number, self._path = claims, name, number, path
-    self._alive = beating(lambda: os.utime(path), heartbeat)
+    self._alive = keep_alive(lambda: os.utime(path), heartbeat)
 
   @property
   def is_ours(self) -> bool:
@@ -89,7 +89,7 @@ class Claim:
   def __exit__(self, *failure: Any) -> None:
     self._alive.__exit__(*failure)
     # Released claims stay: if they were deleted, two workers could hold the same number at once.
-    storage.write_whole(self._path, json.dumps({**own_identity(), "released": True}))
+    storage.write_atomic(self._path, json.dumps({**own_identity(), "released": True}))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from t5like.errors import UserError
-from t5like.files.child_processes import Children, as_shell
+from t5like.files.child_processes import Children, shell_status
 
 DEVICE_LOST = 75  # exit status of a worker (EX_TEMPFAIL): a new process may succeed
 _SHARE = "T5LIKE_DEVICE_SHARE"
@@ -35,9 +35,9 @@ def run_workers(command: Sequence[str], workers: int) -> int:
   with Children() as children:
     preparing = children.start([*command, "--prepare_only"])
     status = preparing.wait()
-    children.ended(preparing)
-    if status or children.got is not None:
-      return as_shell(status) or 128 + children.got
+    children.reap(preparing)
+    if status or children.received_signal is not None:
+      return shell_status(status) or 128 + children.received_signal
     if hint := mps_hint():
       print(hint, file=sys.stderr, flush=True)
     environment = {_MEMORY: f"{0.9 / workers:.3f}", **os.environ, _SHARE: str(1 / workers)}
@@ -49,7 +49,7 @@ def run_workers(command: Sequence[str], workers: int) -> int:
     statuses = [worker.status for worker in team]
     if 0 in statuses:  # that worker saw every run finish
       return 0
-    return 128 + children.got if children.got is not None else max(map(as_shell, statuses))
+    return 128 + children.received_signal if children.received_signal is not None else max(map(shell_status, statuses))
 
 
 class _Worker:
@@ -64,9 +64,9 @@ class _Worker:
   def poll(self) -> None:
     if self.status is not None or (status := self._child.poll()) is None:
       return
-    self._children.ended(self._child)
+    self._children.reap(self._child)
     self._printer.join(timeout=10)  # a grandchild might hold the output open
-    recoverable = (status < 0 or status == DEVICE_LOST) and self._children.got is None
+    recoverable = (status < 0 or status == DEVICE_LOST) and self._children.received_signal is None
     if recoverable and self._restarts:
       self._restarts -= 1
       print(f"[{self._number}] exited with status {status}; restarting", flush=True)

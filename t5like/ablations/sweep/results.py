@@ -129,7 +129,7 @@ def from_json(fields: dict[str, Any], source: object = "") -> Result:
 
 def write_json(path: Path, content: Any) -> None:
   """Replaces a file atomically: readers on any machine see the old or the new content."""
-  storage.write_whole(path, json.dumps(content, indent=1) + "\n")
+  storage.write_atomic(path, json.dumps(content, indent=1) + "\n")
 
 
 def _read(path: Path) -> dict[str, Any]:

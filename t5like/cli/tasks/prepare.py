@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
       task_modules=task_modules(args),
       progress=lambda split, rows: line.show(f"  {split}: {rows:,} rows"),
     ):
-      line.leave()
+      line.end_line()
       print(report.text(time.monotonic() - started), flush=True)
       started = time.monotonic()
   return 0

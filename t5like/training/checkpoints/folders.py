@@ -113,7 +113,7 @@ def read_scores(folder: Path) -> dict[int, dict[str, float]]:
 
 def write_scores(folder: Path, scores: Mapping[int, Mapping[str, float]]) -> None:
   text = json.dumps({str(step): dict(values) for step, values in sorted(scores.items())}, indent=1)
-  storage.write_whole(folder / SCORES, text + "\n")
+  storage.write_atomic(folder / SCORES, text + "\n")
 
 
 def fingerprint_differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -117,7 +117,7 @@ def write_checksums(checkpoint: Path, threads: int = 2) -> None:
   with ThreadPoolExecutor(threads, "checksums") as pool:
     sums = pool.map(lambda name: present[name][1] or _crc(checkpoint / name), present)
     files = {name: (present[name][0], crc) for name, crc in zip(present, sums, strict=True)}
-  storage.write_whole(checkpoint / CHECKSUMS, json.dumps({"files": files}), sync=True)
+  storage.write_atomic(checkpoint / CHECKSUMS, json.dumps({"files": files}), sync=True)
 
 
 def _present(checkpoint: Path) -> dict[str, tuple[int, str | None]]:

@@ -73,7 +73,7 @@ def _acquire(folder: Path, stack: contextlib.ExitStack, on_lost: Callable[[], No
         folder / LOCK,
         _STALE_AFTER_SECONDS,
         wait=math.inf if is_remote else 0.0,
-        look_every=_LOOK,
+        poll_seconds=_LOOK,
         heartbeat=_HEARTBEAT,
         about={"since": time.strftime("%Y-%m-%d %H:%M:%S %Z")},
         on_wait=_until_sign_of_life(),
@@ -91,7 +91,7 @@ def _acquire(folder: Path, stack: contextlib.ExitStack, on_lost: Callable[[], No
     ) from None
   except OSError as error:
     if is_remote and isinstance(error, PermissionError):
-      raise storage.denied("MODEL_DIR", folder, error) from None
+      raise storage.access_denied("MODEL_DIR", folder, error) from None
     raise UserError(f"MODEL_DIR cannot be written: {folder}", because=error.strerror or str(error)) from None
   return 0
 
@@ -104,8 +104,8 @@ def _until_sign_of_life() -> Callable[[FileLock | Lease, Holder], None]:
     if not signs:
       most = f"{_STALE_AFTER_SECONDS:.0f} s at most"
       say(f"{describe_holder(holder)} held this directory: waiting for a sign of life, {most}")
-    signs.append(lock.last_sign)
-    if lock.last_sign != signs[0]:
+    signs.append(lock.last_renewal)
+    if lock.last_renewal != signs[0]:
       raise LockHeld(holder)
 
   return on_wait

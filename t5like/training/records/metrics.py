@@ -140,7 +140,7 @@ class _JsonLines:
 
   def __init__(self, path: Path, content: bytes):
     self._path = path
-    self._file = storage.appending(path, content)
+    self._file = storage.open_append(path, content)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
     # JSON knows no NaN; null keeps the row readable by every parser.
@@ -152,7 +152,7 @@ class _JsonLines:
 
   def flush(self) -> None:
     with _naming(self._path):
-      storage.send(self._file)
+      storage.upload_pending(self._file)
 
   def close(self) -> None:
     with _naming(self._path):
@@ -224,5 +224,5 @@ def _keep_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> bytes:
   """Makes these the rows of the file, if there is one, and gives its content."""
   content = "".join(json.dumps(row) + "\n" for row in rows).encode()
   if path.is_file():
-    storage.write_whole(path, content)
+    storage.write_atomic(path, content)
   return content

@@ -47,4 +47,4 @@ def check_model_dir(path: str | Path) -> Path:
 
 def write_text(path: Path, text: str) -> None:
   """Replaces a file in one step: a reader sees the old or the new text, never half of it."""
-  storage.write_whole(path, text)
+  storage.write_atomic(path, text)

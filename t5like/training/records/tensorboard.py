@@ -78,7 +78,7 @@ class EventWriter:
     now = time.time()
     name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
     self.path = storage.as_path(folder) / name
-    self._file = storage.appending(self.path)  # nothing is left behind in this process when it is killed
+    self._file = storage.open_append(self.path)  # nothing is left behind in this process when it is killed
     self._append(_event(now, 0, _message(3, b"brain.Event:2")))
     if first_step:
       self._append(_event(now, first_step + 1, _message(7, b"\x08\x01")))  # a session log: START
@@ -90,7 +90,7 @@ class EventWriter:
     self._append(_event(time.time(), step, _message(5, summary)))
 
   def flush(self) -> None:
-    storage.send(self._file)
+    storage.upload_pending(self._file)
 
   def close(self) -> None:
     self._file.close()

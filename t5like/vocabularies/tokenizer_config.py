@@ -1,4 +1,4 @@
-"""What Hugging Face's files beside a vocabulary say of it: settings of the tokenizer, and tokens that were added."""
+"""Reads Hugging Face's files next to a vocabulary: tokenizer settings and added tokens."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ SETTINGS, ADDED = "tokenizer_config.json", "added_tokens.json"
 
 
 def tokenizer_settings(path: Path) -> dict:
-  """Those of the vocabulary file `path`; none where the model was not downloaded with them."""
+  """Returns the settings of the vocabulary file `path`; empty if there are none."""
   return _read(path.with_name(SETTINGS))
 
 
 def added_tokens(path: Path) -> dict[str, int]:
-  """Tokens that text is cut into beside those of the vocabulary file `path`, or again, with their ids."""
+  """Returns the ids of tokens added to the vocabulary file `path`; some may be in the file, too."""
   added = {name: token for name, token in _read(path.with_name(ADDED)).items() if isinstance(token, int)}
   decoder = tokenizer_settings(path).get("added_tokens_decoder")
   for token, described in decoder.items() if isinstance(decoder, dict) else ():
