@@ -48,8 +48,8 @@ def test_one_long_line_does_not_end_the_job(models, t5like, tmp_path, monkeypatc
   """Memory for rows of 64 tokens and no more: the line of 200 is refused by name, the others are answered."""
   lines = [words(row["text"]) for row in T5["rows"]]
   (tmp_path / "in.txt").write_text("\n".join([*lines[:2], " ".join(["w5"] * 200), *lines[2:]]) + "\n")
-  monkeypatch.setattr("t5like.inference.room.free_bytes", lambda mesh: 100)
-  monkeypatch.setattr("t5like.inference.room._needed", tokens_of_a_row)
+  monkeypatch.setattr("t5like.inference.memory.free_bytes", lambda mesh: 100)
+  monkeypatch.setattr("t5like.inference.memory._needed", tokens_of_a_row)
   command = ["infer", f"--model={models['t5']}", f"--input={tmp_path}/in.txt", LENGTH]
   done = t5like(*command, f"--output={tmp_path}/out.jsonl", status=1)
   rows = read(tmp_path / "out.jsonl")
@@ -215,7 +215,7 @@ def test_a_converted_model_directory_answers_like_its_source(models, t5like, tmp
     ("t5", ["--input=IN", "--field=x"], "lines of text have no fields"),
     ("bert", ["--input=IN"], "BERT is an encoder: it writes no text"),
     ("gpt2", ["--input=IN", "--mesh=date=2"], "nearest"),
-    ("nothing", ["--input=IN"], "nothing is downloaded"),
+    ("nothing", ["--input=IN"], "or hf://org/name"),
     ("bare", ["--input=IN"], "--vocabulary=NAME_OR_FILE"),
   ],
 )

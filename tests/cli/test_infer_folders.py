@@ -21,7 +21,7 @@ def test_generation_config_counts_before_config(generation, config, expected, tm
   (folder / "generation_config.json").unlink(missing_ok=True)
   if generation is not None:
     (folder / "generation_config.json").write_text(json.dumps(generation))
-  assert load(folder).source.configured_ends() == expected
+  assert load(folder).source.configured_eos_ids() == expected
 
 
 @pytest.mark.parametrize("special, start", [(dict(eos=1), None), (dict(eos=1, cls=4, sep=1), 4)])

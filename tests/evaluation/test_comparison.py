@@ -16,7 +16,7 @@ from t5like.evaluation.comparison import (
   compare,
   differences_table,
   differing_rows,
-  is_right,
+  is_correct,
   read_answers,
 )
 
@@ -133,4 +133,4 @@ def test_what_cannot_be_compared_is_named(tmp_path):
 def test_rows_that_differ():
   rows = differing_rows(answers([1, 2, 3], [1, 1, 3]), answers([1, 1, 4], [1, 1, 3]))
   assert [(row["row"], row["a"], row["b"]) for row in rows] == [(2, 2, 1), (3, 3, 4)]
-  assert is_right("x", ["x", "y"]) and is_right([1], [1]) and not is_right("z", ["x"])
+  assert is_correct("x", ["x", "y"]) and is_correct([1], [1]) and not is_correct("z", ["x"])

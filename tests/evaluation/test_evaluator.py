@@ -9,7 +9,7 @@ import pytest
 from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.decoding import DecodeSettings
-from t5like.evaluation.answering import rank_answers, write_answers
+from t5like.evaluation.answering import generate_answers, rank_answers
 from t5like.inference.batching import BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.prompts import prompt_batch
@@ -54,7 +54,7 @@ def test_answers_equal_a_forward_pass_for_every_token(name):
   prompts = [row[row > 0].tolist() for row in INPUTS]
   if name != "t5":
     prompts = [[0, *row] for row in prompts]  # the start token
-  written = write_answers(Generator(model, mesh, EOS), variables["params"], prompts, DecodeSettings(max_length=6), 8)
+  written = generate_answers(Generator(model, mesh, EOS), variables["params"], prompts, DecodeSettings(max_length=6), 8)
   expected = [greedy_by_hand(model, variables, row) for row in INPUTS[:4]]
   found = [row.tokens for row in written]
   assert found[:4] == [row[: row.index(EOS)] if EOS in row else row for row in expected] == found[4:]

@@ -3,7 +3,7 @@
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.few_shot import PromptMaker, Template, draw_shots, shots_story
+from t5like.evaluation.few_shot import FewShotPromptBuilder, Template, describe_dropped_shots, draw_shots
 
 POOL = [{"inputs_pretokenized": f"{i} + 1 =", "targets_pretokenized": str(i + 1)} for i in range(9)]
 QUESTION = {"inputs_pretokenized": "30 + 1 =", "targets_pretokenized": "31", "level": "easy"}
@@ -17,7 +17,7 @@ def words(text):
 def test_a_prompt_to_the_letter():
   template = Template.parse(QUIZ)
   i, j = draw_shots(0, 7, 2, len(POOL))
-  prompt = PromptMaker(template, POOL, 2, 0, words)(7, QUESTION)
+  prompt = FewShotPromptBuilder(template, POOL, 2, 0, words)(7, QUESTION)
   assert prompt.text == (f"Add the numbers.\nQ: {i} + 1 =\nA: {i + 1}\n\nQ: {j} + 1 =\nA: {j + 1}\n\nQ: 30 + 1 =\nA:")
   assert prompt.shots == 2 and prompt.tokens == prompt.text.split()
   assert (template.answer("31"), template.stop) == (" 31", "\n")  # the space belongs to the answer, a line ends it
@@ -25,10 +25,10 @@ def test_a_prompt_to_the_letter():
 
 
 def test_zero_shots_and_the_shipped_template():
-  prompt = PromptMaker(Template.read(), [], 0, 0, words)(0, QUESTION)
+  prompt = FewShotPromptBuilder(Template.read(), [], 0, 0, words)(0, QUESTION)
   assert prompt.text == "30 + 1 =\n"
   assert Template.parse("{inputs} ({level}) => {targets} ###").stop == "###"
-  leveled = PromptMaker(Template.parse("{inputs} ({level}) => {targets} ###"), [], 0, 0, words)
+  leveled = FewShotPromptBuilder(Template.parse("{inputs} ({level}) => {targets} ###"), [], 0, 0, words)
   assert leveled(0, QUESTION).text == "30 + 1 = (easy) =>"
 
 
@@ -45,10 +45,10 @@ def test_all_of_a_pool_may_be_drawn_and_none_twice():
     assert sorted(draw_shots(0, number, 9, 9)) == list(range(9))
     assert sorted(draw_shots(0, number, 8, 9, but=4)) == [0, 1, 2, 3, 5, 6, 7, 8]
   template = Template.parse("{inputs} {targets}\n")
-  PromptMaker(template, POOL, 8, 0, words, pool_is_evaluated=True)
+  FewShotPromptBuilder(template, POOL, 8, 0, words, pool_is_evaluated=True)
   with pytest.raises(UserError, match="has 9 examples only"):
-    PromptMaker(template, POOL, 9, 0, words, pool_is_evaluated=True)
-  maker = PromptMaker(template, POOL, 8, 0, words, pool_is_evaluated=True)
+    FewShotPromptBuilder(template, POOL, 9, 0, words, pool_is_evaluated=True)
+  maker = FewShotPromptBuilder(template, POOL, 8, 0, words, pool_is_evaluated=True)
   assert maker.all([]) == []
   for number, prompt in enumerate(maker.all(POOL)):  # no question is solved before it is asked
     assert prompt.shots == 8 and prompt.text.count(f"{number} + 1 =") == 1
@@ -59,11 +59,11 @@ def test_what_parts_examples_and_what_comes_once():
   assert (template.instruction, template.before, template.after) == ("Sums: {level}\n", "{inputs}  ", "  \n---\n")
   assert template.stop == "---" and template.answer("31") == "  31"
   assert Template.parse("{inputs} {targets}  ").after == "\n"  # spaces alone part nothing
-  maker = PromptMaker(template, POOL, 1, 0, words)
+  maker = FewShotPromptBuilder(template, POOL, 1, 0, words)
   shot = draw_shots(0, 2, 1, 9)[0]
   assert maker(2, QUESTION).text == f"Sums: easy\n{shot} + 1 =  {shot + 1}  \n---\n30 + 1 ="
   with pytest.raises(UserError, match="wants {kind}"):
-    PromptMaker(Template.parse("{kind}\n---\n{inputs} {targets}"), POOL, 0, 0, words).all([QUESTION])
+    FewShotPromptBuilder(Template.parse("{kind}\n---\n{inputs} {targets}"), POOL, 0, 0, words).all([QUESTION])
   with pytest.raises(UserError, match="2 places for an answer"):
     Template.parse("{targets}\n---\n{inputs} {targets}")
 
@@ -71,16 +71,19 @@ def test_what_parts_examples_and_what_comes_once():
 def test_shots_that_do_not_fit_are_left_out_and_told():
   template = Template.parse("{inputs} {targets}\n")
   # Each shot has 5 words (the last line's '=' and the answer apart), the question 4.
-  maker = PromptMaker(template, POOL, 3, 0, words, room=4 + 2 * 5)
+  maker = FewShotPromptBuilder(template, POOL, 3, 0, words, room=4 + 2 * 5)
   prompts = maker.all([QUESTION] * 2)
   assert [prompt.shots for prompt in prompts] == [2, 2]
   assert all(len(prompt.tokens) <= 14 and prompt.text.endswith("30 + 1 =") for prompt in prompts)
   _, i, j = draw_shots(0, 0, 3, len(POOL))  # the first gives way
   assert prompts[0].text == f"{i} + 1 = {i + 1}\n{j} + 1 = {j + 1}\n30 + 1 ="
-  assert shots_story(prompts, 3) == "2 of 2 prompts have no room for 3 examples: they have 2.0 on average, at least 2"
-  assert shots_story(prompts, 2) == ""
+  assert (
+    describe_dropped_shots(prompts, 3)
+    == "2 of 2 prompts have no room for 3 examples: they have 2.0 on average, at least 2"
+  )
+  assert describe_dropped_shots(prompts, 2) == ""
   with pytest.raises(UserError, match="4 tokens even without shots, there is room for 3"):
-    PromptMaker(template, POOL, 3, 0, words, room=3)(0, QUESTION)
+    FewShotPromptBuilder(template, POOL, 3, 0, words, room=3)(0, QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -103,4 +106,4 @@ def test_a_field_that_is_not_there_is_named(tmp_path):
   with pytest.raises(UserError, match="cannot read the prompt template"):
     Template.read(tmp_path / "none.txt")
   with pytest.raises(UserError, match="has 9 examples only"):
-    PromptMaker(Template.read(), POOL, 10, 0, words)
+    FewShotPromptBuilder(Template.read(), POOL, 10, 0, words)

@@ -8,11 +8,11 @@ import pytest
 from t5like import parallel
 from t5like.decoding import DecodeSettings, bucket
 from t5like.evaluation.answering import rank_answers, write_answers
-from t5like.inference import room
+from t5like.inference import memory
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import Generator
+from t5like.inference.memory import MemoryCheckedFunction, NotEnoughMemory, answer_in_parts
 from t5like.inference.ranking import CandidateScorer
-from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
 from t5like.models import T5, TransformerConfig
 
 
@@ -33,7 +33,7 @@ def test_every_row_is_in_one_batch_that_holds_it():
 def test_one_long_row_does_not_pad_the_others():
   """7,740 tokens and 21 rows of up to 70: alone, and all others in one batch."""
   lengths = [*range(50, 71), 7740]
-  assert shapes(BatchPlanner(32, written=64), lengths) == [(1, 8192), (24, 96)]
+  assert shapes(BatchPlanner(32, decode_length=64), lengths) == [(1, 8192), (24, 96)]
 
 
 def test_a_shape_is_compiled_only_if_that_saves_more_than_it_costs():
@@ -50,7 +50,7 @@ def test_the_last_rows_take_a_shape_that_is_known():
 
 
 def test_rows_divide_over_devices_and_lengths_end_with_the_positions():
-  planner = BatchPlanner(20, ways=8, at_most=100)
+  planner = BatchPlanner(20, batch_shards=8, max_length=100)
   assert shapes(planner, [90] * 20) == [(24, 96)]
   assert shapes(planner, [100] * 3) == [(8, 100)]
   assert planner.smallest(3, 17) == BatchShape(8, bucket(17))
@@ -62,10 +62,10 @@ def test_batches_are_cut_until_they_fit_and_one_row_alone_is_named():
   def answer(items):
     tried.append(len(items))
     if sum(items) > 10:
-      raise NoRoom(needed=sum(items), free=10)
+      raise NotEnoughMemory(needed=sum(items), free=10)
     return [-item for item in items]
 
-  found = answer_in_room([3, 3, 3, 50, 3, 3], answer)
+  found = answer_in_parts([3, 3, 3, 50, 3, 3], answer)
   assert [x if isinstance(x, int) else "no room" for x in found] == [-3, -3, -3, "no room", -3, -3]
   assert tried[0] == 6 and max(tried[1:]) <= 3
 
@@ -76,9 +76,9 @@ def test_an_allocation_that_fails_cuts_the_batch_too():
       raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
     return items
 
-  assert answer_in_room([1, 2, 3, 4, 5], answer) == [1, 2, 3, 4, 5]
+  assert answer_in_parts([1, 2, 3, 4, 5], answer) == [1, 2, 3, 4, 5]
   with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-    answer_in_room([1, 2], lambda items: (_ for _ in ()).throw(jax.errors.JaxRuntimeError("INTERNAL: other")))
+    answer_in_parts([1, 2], lambda items: (_ for _ in ()).throw(jax.errors.JaxRuntimeError("INTERNAL: other")))
 
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
@@ -91,12 +91,12 @@ def test_a_function_without_room_is_not_run(monkeypatch):
     jax.debug.callback(lambda: ran.append(1))
     return jnp.sum(jnp.sort(x[:, None] * x[None, :], axis=0), axis=0)  # [n, n] numbers in between
 
-  function = SizedFunction(squares, MESH)
+  function = MemoryCheckedFunction(squares, MESH)
   assert function(jnp.ones(64)).shape == (64,)
   jax.effects_barrier()
   assert len(ran) == 1
-  monkeypatch.setattr(room, "free_bytes", lambda mesh: 100 * 1024)
-  with pytest.raises(NoRoom) as error:
+  monkeypatch.setattr(memory, "free_bytes", lambda mesh: 100 * 1024)
+  with pytest.raises(NotEnoughMemory) as error:
     function(jnp.ones(512))  # a megabyte
   assert error.value.needed > 2**20 > error.value.free
   jax.effects_barrier()
@@ -106,7 +106,7 @@ def test_a_function_without_room_is_not_run(monkeypatch):
 def test_free_memory_is_that_of_the_machine():
   """MemAvailable of /proc/meminfo, or less where a container has less."""
   line = next(row for row in open("/proc/meminfo") if row.startswith("MemTotal"))
-  assert 0 < room.free_bytes(MESH) <= int(line.split()[1]) * 1024
+  assert 0 < memory.free_bytes(MESH) <= int(line.split()[1]) * 1024
 
 
 CONFIG = TransformerConfig(
@@ -137,10 +137,10 @@ def test_answers_are_the_same_however_rows_are_cut(model, monkeypatch):
   ranked = rank_answers(CandidateScorer(model, MESH, 0, 8), params, prompts, candidates)
 
   # As if a token of a row took a byte.
-  monkeypatch.setattr(room, "_needed", lambda compiled: tokens_read(compiled))
-  monkeypatch.setattr(room, "free_bytes", lambda mesh: 36)
+  monkeypatch.setattr(memory, "_needed", lambda compiled: tokens_read(compiled))
+  monkeypatch.setattr(memory, "free_bytes", lambda mesh: 36)
   found = write_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
-  assert [n for n, answer in enumerate(found) if isinstance(answer, NoRoom)] == [3]
+  assert [n for n, answer in enumerate(found) if isinstance(answer, NotEnoughMemory)] == [3]
   pairs = [(answer, other) for n, (answer, other) in enumerate(zip(found, expected, strict=True)) if n != 3]
   assert all(answer.tokens == other.tokens for answer, other in pairs)
   likelihoods = [[row.log_likelihood for row in side] for side in zip(*pairs, strict=True)]

@@ -15,7 +15,7 @@ from t5like import parallel
 from t5like.decoding import Decoded
 from t5like.errors import UserError
 from t5like.inference import Choice, Generator, Output, load
-from t5like.inference.room import SizedFunction
+from t5like.inference.memory import MemoryCheckedFunction
 from t5like.interop import huggingface
 from t5like.models import T5 as T5Model
 from t5like.models import TransformerConfig
@@ -240,7 +240,7 @@ def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, 
     return x
 
   with parallel.use_preset("sequence"):
-    compiled = SizedFunction(function, sharded.mesh)
+    compiled = MemoryCheckedFunction(function, sharded.mesh)
   with parallel.use_preset("data_parallel"):
     compiled(np.ones((8, 2), np.float32))
   assert seen == [parallel.PRESETS["sequence"]]

@@ -12,7 +12,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from t5like.errors import UserError
-from t5like.interop.hf_tokenizers import Around, save_tokenizer, token_ids
+from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer, token_ids
 from t5like.vocabularies import load_vocabulary, vocabulary_in
 
 TEXTS = [
@@ -30,7 +30,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_ids_are_ours_and_the_folder_is_read_back(name, tmp_path):
   vocabulary = load_vocabulary(name)
-  save_tokenizer(tmp_path, vocabulary, Around())
+  save_tokenizer(tmp_path, vocabulary, TextSpecialTokens())
   theirs = tokenizer_of(tmp_path)
   assert [theirs.encode(text, add_special_tokens=False).ids for text in TEXTS] == vocabulary.encode_batch(TEXTS)
   again = load_vocabulary(str(vocabulary_in(tmp_path)))
@@ -58,7 +58,7 @@ def test_sentencepiece_models_of_any_kind(kind, tmp_path):
     unk_id=2, bos_id=-1, minloglevel=3, character_coverage=0.999, **KINDS[kind],
   )  # fmt: skip
   vocabulary = load_vocabulary(str(tmp_path / "trained.model"))
-  save_tokenizer(tmp_path / "out", vocabulary, Around())
+  save_tokenizer(tmp_path / "out", vocabulary, TextSpecialTokens())
   texts = [*lines, *(" " + line for line in lines[:50]), *(text for text in TEXTS if "extra_id" not in text)]
   theirs = tokenizer_of(tmp_path / "out")
   found = [encoding.ids for encoding in theirs.encode_batch(texts, add_special_tokens=False)]
@@ -79,7 +79,7 @@ def test_models_of_words_have_no_tokenizer_there(tmp_path):
     eos_id=1, unk_id=2, bos_id=-1, minloglevel=3,
   )  # fmt: skip
   with pytest.raises(UserError, match="no tokenizer for it"):
-    save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), Around())
+    save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), TextSpecialTokens())
 
 
 def test_what_precedes_and_follows_texts(tmp_path):
@@ -90,32 +90,34 @@ def test_what_precedes_and_follows_texts(tmp_path):
     found = tokenizer_of(tmp_path / name).encode(*texts)
     return found.tokens, found.type_ids
 
-  assert encoded("t5", Around(end=1), "cat") == (["▁cat", "</s>"], [0, 0])
-  bert = Around(start=101, end=102)
+  assert encoded("t5", TextSpecialTokens(end=1), "cat") == (["▁cat", "</s>"], [0, 0])
+  bert = TextSpecialTokens(start=101, end=102)
   assert encoded("bert_uncased", bert, "cat")[0] == ["[CLS]", "cat", "[SEP]"]
   pair = (["[CLS]", "cat", "[SEP]", "dog", "[SEP]"], [0, 0, 0, 1, 1])
   assert encoded("bert_uncased", bert, "cat", "dog") == pair
   roberta = ["<s>", "cat", "</s>", "</s>", "dog", "</s>"]
-  assert encoded("roberta", Around(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
-  assert encoded("gpt2", Around(), "cat")[0] == ["cat"]
+  assert encoded("roberta", TextSpecialTokens(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
+  assert encoded("gpt2", TextSpecialTokens(), "cat")[0] == ["cat"]
 
 
 def test_settings_name_the_special_tokens_and_the_sizes(tmp_path):
-  save_tokenizer(tmp_path, load_vocabulary("bert_uncased"), Around(101, 102), max_length=512, token_types=True)
+  save_tokenizer(
+    tmp_path, load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102), max_length=512, token_types=True
+  )
   settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
   names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
   assert {kind: settings[f"{kind}_token"] for kind in names} == names
   assert settings["model_max_length"] == 512 and settings["do_lower_case"] is True
   assert settings["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
-  save_tokenizer(tmp_path / "bytes", load_vocabulary("byte"), Around(end=1))
+  save_tokenizer(tmp_path / "bytes", load_vocabulary("byte"), TextSpecialTokens(end=1))
   assert [path.name for path in (tmp_path / "bytes").iterdir()] == ["tokenizer_config.json"]
   assert json.loads((tmp_path / "bytes/tokenizer_config.json").read_text())["tokenizer_class"] == "ByT5Tokenizer"
 
 
 def test_a_models_own_tokenizer_json_stays_as_it_came(tmp_path):
-  save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), Around(101, 102))
+  save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102))
   (tmp_path / "a/vocab.txt").unlink()
-  save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), Around())
+  save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), TextSpecialTokens())
   assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
 
 

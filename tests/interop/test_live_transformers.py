@@ -13,7 +13,7 @@ from t5like.decoding import DecodeSettings
 from t5like.evaluation import Generator
 from t5like.inference.prompts import prompt_form
 from t5like.interop import huggingface
-from t5like.interop.hf_tokenizers import Around, save_tokenizer
+from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.vocabularies import load_vocabulary
 
@@ -84,7 +84,9 @@ def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
   form = prompt_form(model, vocabulary, None)
   huggingface.save(tmp_path, model, params, None, vocabulary)
   positions = model.config.max_positions if model.config.positions == "learned" else None
-  save_tokenizer(tmp_path, vocabulary, Around(form.start, form.end), positions, model.config.num_token_types > 1)
+  save_tokenizer(
+    tmp_path, vocabulary, TextSpecialTokens(form.start, form.end), positions, model.config.num_token_types > 1
+  )
 
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
   assert tokenizer(SENTENCES)["input_ids"] == [form.tokens(vocabulary.encode(text)) for text in SENTENCES]
