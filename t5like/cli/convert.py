@@ -88,7 +88,7 @@ def _export(args: argparse.Namespace) -> int:
 
   target = converting.new_folder(args.target)
   if args.gin_file or args.gin_overrides or args.scan_layers:
-    raise UserError("to_hf exports the model unchanged", expected="no gin options and no --scan_layers")
+    raise UserError("to_hf exports the model unchanged", expected="only --step, --average, --dtype and --vocabulary")
   done = converting.export_model(
     converting.ExportSettings(
       args.source, target, args.vocabulary, args.dtype, args.step, args.average, task_modules(args)

@@ -1,4 +1,4 @@
-"""Files for leaderboards, to the letter, and answers that get the text of their contexts again."""
+"""Exact contents of leaderboard files, and restoring the original text of answers."""
 
 import gzip
 import json
@@ -24,8 +24,8 @@ def rows(*numbers):
   return [{"idx": number} for number in numbers]
 
 
-def test_glue_files_to_the_letter(tmp_path):
-  """Names and label words as public submission scripts have them; rows by number, in whatever order they come."""
+def test_exact_contents_of_glue_files(tmp_path):
+  """Names and labels as in public submission scripts; rows are sorted by number."""
   write_glue(tmp_path, "glue_mnli_matched", rows(1, 0, 2), [2, 0, 1], complete=False)
   assert (tmp_path / "MNLI-m.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tcontradiction\n2\tneutral\n")
   write_glue(tmp_path, "glue_cola", rows(0, 1), [1, 0], complete=False)
@@ -37,15 +37,15 @@ def test_glue_files_to_the_letter(tmp_path):
 
 
 def test_label_words_are_those_of_the_tasks():
-  """Where the leaderboard wants words, class numbers mean what our tasks mean by them."""
+  """Class indices map to the label words of our tasks."""
   for task, form in GLUE.items():
     if form.labels and not form.labels[0].isdigit():
       assert form.labels == glue.LABELS[task.removeprefix("glue_")]
 
 
-def test_what_the_leaderboard_would_refuse_is_told(tmp_path):
+def test_warnings_about_files_that_the_leaderboard_would_reject(tmp_path):
   written = write_glue(tmp_path, "glue_wnli", rows(0, 1), [-1, 1])
-  assert "1 answers were no label" in written.warning and "has 146 rows" in written.warning
+  assert "1 answers are not a label" in written.warning and "has 146 rows" in written.warning
   assert (tmp_path / "WNLI.tsv").read_text().endswith("0\t0\n1\t1\n")
   with pytest.raises(UserError, match="not numbered 0 to 1"):
     write_glue(tmp_path, "glue_wnli", rows(0, 2), [1, 1])
@@ -67,7 +67,7 @@ CONTEXT = (
     ("U . S .", "U.S."),
     ("24–10", "24–10"),
     ("carolina panthers", "Carolina Panthers"),
-    ("San FranciscoBay", None),  # words do not run together
+    ("San FranciscoBay", None),  # words stay separate
     ("Denver", None),
     ("", None),
   ],
@@ -87,14 +87,14 @@ def test_squad_files(tmp_path):
   write_squad(tmp_path / "squad.json", texts)
   assert json.loads((tmp_path / "squad.json").read_text()) == texts
   assert restore_answers({"q2": "Denver", "q1": "x"}, official)[1] == 2
-  with pytest.raises(UserError, match="(?s)other questions.*1, such as q2"):
+  with pytest.raises(UserError, match="(?s)do not match the questions.*1, such as q2"):
     restore_answers({"q1": "x"}, official)
   (tmp_path / "broken.json").write_text('{"data": [')
-  with pytest.raises(UserError, match="is no file of SQuAD"):
+  with pytest.raises(UserError, match="is not a SQuAD file"):
     read_squad(tmp_path / "broken.json")
 
 
-def test_official_files_are_read_as_they_are_published(tmp_path):
+def test_official_files_are_read_in_their_published_formats(tmp_path):
   question = {"id": "q1", "question": "Where?", "answers": [{"text": "a"}, {"text": "b"}]}
   text = json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [question]}]}]})
   (tmp_path / "plain.json").write_text(text)
@@ -105,7 +105,7 @@ def test_official_files_are_read_as_they_are_published(tmp_path):
     assert read_squad(tmp_path / name) == {"q1": SquadQuestion("a b", ["a", "b"])}
 
 
-def test_every_row_of_glues_test_sets_is_wanted(tmp_path):
+def test_all_rows_of_the_glue_test_sets_are_required(tmp_path):
   # Wang et al. 2019, table 1, and the files of gluebenchmark.com.
   sizes = dict(
     cola=1063, sst2=1821, mrpc=1725, stsb=1379, qqp=390965, mnli_matched=9796, mnli_mismatched=9847, qnli=5463,
@@ -114,7 +114,7 @@ def test_every_row_of_glues_test_sets_is_wanted(tmp_path):
   assert {task.removeprefix("glue_"): form.examples for task, form in GLUE.items()} == sizes
   written = write_glue(tmp_path, "glue_wnli", rows(*range(146)), [1] * 146)
   assert (written.rows, written.warning) == (146, "")
-  with pytest.raises(UserError, match="there twice"):
+  with pytest.raises(UserError, match="missing or duplicated"):
     write_glue(tmp_path, "glue_wnli", rows(3, 3), [1, 1], complete=False)
-  assert "2 answers were no label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], complete=False).warning
+  assert "2 answers are not a label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], complete=False).warning
   assert "1 answers" in write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [0.0, 5.0, 5.01], complete=False).warning

@@ -1,4 +1,4 @@
-"""A model from Python: the same answers as `t5like infer`, whatever the batch, and after it was saved."""
+"""The Python API gives the same answers as `t5like infer`, for any batch and after saving."""
 
 import json
 import shutil
@@ -42,7 +42,7 @@ def models(folders):
 
 @pytest.fixture
 def infer(folders, t5like, tmp_path):
-  """Rows of `t5like infer` for texts, or for rows with fields."""
+  """Returns the rows of `t5like infer` for texts, or for rows with fields."""
 
   def answers(name, rows, *options):
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
@@ -60,7 +60,7 @@ def texts_of(made) -> list[str]:
 
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
 @pytest.mark.parametrize("settings", [{}, {"beams": 3}, {"temperature": 0.7, "seed": 5}], ids=str)
-def test_generated_text_is_that_of_the_command(models, infer, name, made, settings, capfd):
+def test_generated_text_equals_that_of_the_command(models, infer, name, made, settings, capfd):
   found = models[name].generate(texts_of(made), max_length=6, **settings)
   assert capfd.readouterr().out == ""
   rows = infer(name, texts_of(made), "--max_length=6", *(f"--{k}={v}" for k, v in settings.items()))
@@ -86,7 +86,7 @@ def test_stop_texts_end_outputs(models):
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=whole[2]).text.split() == whole[:2]
 
 
-def test_scores_and_rankings_are_those_of_the_command(models, infer):
+def test_scores_and_rankings_equal_those_of_the_command(models, infer):
   for name, made in (("t5", T5), ("gpt2", GPT2)):
     inputs, targets = texts_of(made), [words(row["target"]) for row in made["rows"]]
     rows = [{"inputs": i, "targets": t, "choices": ["w5", t]} for i, t in zip(inputs, targets, strict=True)]
@@ -101,7 +101,7 @@ def test_scores_and_rankings_are_those_of_the_command(models, infer):
 
 
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
-def test_vectors_are_those_of_the_command(models, infer, name, made):
+def test_embeddings_equal_those_of_the_command(models, infer, name, made):
   found = models[name].embed(texts_of(made))
   expected = [row["embedding"] for row in infer(name, texts_of(made), "--embed=mean")]
   assert found.dtype == np.float32
@@ -147,7 +147,7 @@ def test_t5_fills_sentinels_with_spans(tmp_path, monkeypatch):
   ]  # fmt: skip
 
 
-def test_many_texts_of_any_length_are_answered_as_each_alone(models):
+def test_a_batch_of_texts_is_answered_like_each_text_alone(models):
   rng = np.random.default_rng(0)
   texts = [words(rng.integers(5, 55, length)) for length in rng.integers(1, 60, 50)]
   t5 = models["t5"]
@@ -164,7 +164,7 @@ def few_tokens(model):
 
 
 def scored(model):
-  """A target for each text, of its own length."""
+  """Scores targets of different lengths."""
   return lambda texts, **more: model.score(texts, "w5 w6" if isinstance(texts, str) else ["w5 w6"] * len(texts), **more)
 
 
@@ -189,7 +189,7 @@ def test_a_saved_model_answers_as_before(models, name, made, tmp_path, capfd):
     model.save(tmp_path / "saved")
 
 
-def test_a_run_is_saved_with_the_form_of_its_prompts(old_directories, t5like):
+def test_a_saved_run_keeps_its_prompt_format(old_directories, t5like):
   model = load("finetuned")
   model.save("copy")
   copy = load("copy")
@@ -205,16 +205,16 @@ def test_a_run_is_saved_with_the_form_of_its_prompts(old_directories, t5like):
     model.at(3)
 
 
-def test_what_a_model_cannot_do_is_an_error_that_names_it(models, folders):
-  with pytest.raises(UserError, match="BERT is an encoder: it writes no text"):
+def test_unsupported_requests_are_clear_errors(models, folders):
+  with pytest.raises(UserError, match="BERT is an encoder and cannot generate text"):
     models["bert"].generate("w1")
   with pytest.raises(UserError, match="BERT is an encoder"):
     models["bert"].score("w1", "w2")
-  with pytest.raises(UserError, match="T5 scores targets"):
+  with pytest.raises(UserError, match="T5 needs targets to score"):
     models["t5"].score("w1")
-  with pytest.raises(UserError, match="cannot fill in masks|has no mask"):
+  with pytest.raises(UserError, match="cannot fill masks|has no mask token"):
     models["gpt2"].fill_mask("w1")
-  with pytest.raises(UserError, match="2 inputs and 1 answers"):
+  with pytest.raises(UserError, match="2 inputs but 1 answers"):
     models["t5"].score(["w1", "w2"], "w3")
   with pytest.raises(UserError, match="beams = 0"):
     models["t5"].generate("w1", beams=0)
@@ -223,11 +223,11 @@ def test_what_a_model_cannot_do_is_an_error_that_names_it(models, folders):
   long = words(range(1, 30))  # the golden GPT-2 has 20 positions
   with pytest.raises(UserError) as error:
     models["gpt2"].generate(["w1", long])
-  assert "texts[1]: 29 tokens are too many" in str(error.value) and "truncate=True" in str(error.value)
+  assert "texts[1]: too long: 29 tokens" in str(error.value) and "truncate=True" in str(error.value)
   assert models["gpt2"].generate(["w1", long], truncate=True)[1].tokens > 0
 
 
-def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, folders):
+def test_a_mesh_changes_no_results_and_functions_keep_their_sharding_rules(models, folders):
   sharded = load(folders["t5"], mesh={"data": 1, "fsdp": 8})
   texts = texts_of(T5)
   assert [o.text for o in sharded.generate(texts, max_length=5)] == [
@@ -246,7 +246,7 @@ def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, 
   assert seen == [parallel.PRESETS["sequence"]]
 
 
-def test_models_of_the_hub_are_downloaded_or_explained(folders, monkeypatch):
+def test_hub_models_are_downloaded_or_fail_with_a_clear_error(folders, monkeypatch):
   asked = []
   monkeypatch.setattr(
     huggingface_hub, "snapshot_download", lambda name, **unused: asked.append(name) or str(folders["t5"])

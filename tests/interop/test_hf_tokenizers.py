@@ -1,4 +1,4 @@
-"""The tokenizer files of an exported folder: `tokenizers`, which AutoTokenizer runs, gives our ids for any vocabulary.
+"""Tokenizer files of an exported folder: `tokenizers`, used by AutoTokenizer, gives our ids for any vocabulary.
 
 tests/interop/test_live_transformers.py loads such folders with transformers itself.
 """
@@ -37,7 +37,7 @@ def test_ids_are_ours_and_the_folder_is_read_back(name, tmp_path):
   assert again.fingerprint == vocabulary.fingerprint
 
 
-# What SentencePiece can be trained with, beyond T5's settings.
+# SentencePiece training settings other than T5's.
 KINDS = {
   "bpe": dict(model_type="bpe"),
   "bytes for unknown characters": dict(byte_fallback=True),
@@ -72,18 +72,18 @@ def read_texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in file]
 
 
-def test_models_of_words_have_no_tokenizer_there(tmp_path):
+def test_word_models_have_no_hugging_face_tokenizer(tmp_path):
   (tmp_path / "text.txt").write_text("a b c d e f g h\n" * 20)
   sentencepiece.SentencePieceTrainer.train(
     input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "words"), model_type="word", vocab_size=10, pad_id=0,
     eos_id=1, unk_id=2, bos_id=-1, minloglevel=3,
   )  # fmt: skip
-  with pytest.raises(UserError, match="no tokenizer for it"):
+  with pytest.raises(UserError, match="no tokenizer for word or character"):
     save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), TextSpecialTokens())
 
 
-def test_what_precedes_and_follows_texts(tmp_path):
-  """T5's end-of-sequence, BERT's [CLS] A [SEP] B [SEP] with types, RoBERTa's <s> A </s></s> B </s>, GPT-2's nothing."""
+def test_special_tokens_around_texts(tmp_path):
+  """T5: A </s>; BERT: [CLS] A [SEP] B [SEP] with token types; RoBERTa: <s> A </s></s> B </s>; GPT-2: none."""
 
   def encoded(name, around, *texts):
     save_tokenizer(tmp_path / name, load_vocabulary(name), around)
@@ -100,7 +100,7 @@ def test_what_precedes_and_follows_texts(tmp_path):
   assert encoded("gpt2", TextSpecialTokens(), "cat")[0] == ["cat"]
 
 
-def test_settings_name_the_special_tokens_and_the_sizes(tmp_path):
+def test_settings_have_the_special_tokens_and_sizes(tmp_path):
   save_tokenizer(
     tmp_path, load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102), max_length=512, token_types=True
   )
@@ -114,7 +114,7 @@ def test_settings_name_the_special_tokens_and_the_sizes(tmp_path):
   assert json.loads((tmp_path / "bytes/tokenizer_config.json").read_text())["tokenizer_class"] == "ByT5Tokenizer"
 
 
-def test_a_models_own_tokenizer_json_stays_as_it_came(tmp_path):
+def test_an_original_tokenizer_json_is_kept(tmp_path):
   save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102))
   (tmp_path / "a/vocab.txt").unlink()
   save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), TextSpecialTokens())
@@ -131,10 +131,10 @@ def test_ids_in_a_models_configuration():
 
 def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
   t5like("convert", "to_hf", "finetuned", "exported")
-  assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # closed, as the run was trained
+  assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # with EOS, as in training
   config = json.loads((old_directories / "exported/config.json").read_text())
   assert (config["pad_token_id"], config["eos_token_id"], config["decoder_start_token_id"]) == (0, 1, 0)
-  # And back again, with nothing but the folder.
+  # And back again, from the folder alone.
   t5like("convert", "from_hf", "exported", "again")
   (old_directories / "rows.jsonl").write_text('{"inputs": "the cat purrs", "targets": "cat"}\n')
   scores = []
@@ -145,7 +145,7 @@ def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
 
 
 def test_a_converted_directory_can_be_moved(t5like, old_directories):
-  """Its vocabulary is inside: neither the folder it came from nor its own old place is needed."""
+  """Its vocabulary is inside: neither the source folder nor the old location is needed."""
   t5like("convert", "to_hf", "finetuned", "exported")
   t5like("convert", "from_hf", "exported", "converted_again")
   shutil.rmtree(old_directories / "exported")
@@ -154,8 +154,8 @@ def test_a_converted_directory_can_be_moved(t5like, old_directories):
   assert '"score"' in t5like("infer", "--model=moved", "--input=rows.jsonl", "--score").stdout
 
 
-def test_without_a_vocabulary_the_weights_are_exported_and_that_is_said(t5like, old_directories):
+def test_without_a_vocabulary_only_the_weights_are_exported(t5like, old_directories):
   done = t5like("convert", "to_hf", "converted", "exported")
-  assert "no tokenizer is written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
+  assert "no tokenizer written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
   t5like("convert", "to_hf", "converted", "exported_2", "--vocabulary=tiny")
   assert (old_directories / "exported_2/tokenizer.json").is_file()

@@ -1,4 +1,4 @@
-"""The full circle on a machine with torch: transformers writes, we read, write, and transformers reads again."""
+"""The full round trip, if torch is installed: transformers writes, we read and write, transformers reads."""
 
 import dataclasses
 from pathlib import Path
@@ -73,8 +73,8 @@ SENTENCES = ["Hello world, this is a test.", "  two  spaces, Ünïcödé – ½"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
-  """AutoTokenizer gives our ids with what we put around them, AutoModel's next tokens are ours."""
+def test_auto_classes_load_an_exported_folder(name, tmp_path):
+  """AutoTokenizer gives our ids with special tokens; AutoModel predicts our next tokens."""
   vocabulary = load_vocabulary(name)
   size = -(-vocabulary.vocab_size // 128) * 128
   model = MODELS[name].clone(config=dataclasses.replace(MODELS[name].config, vocab_size=size))
