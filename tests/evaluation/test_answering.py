@@ -26,7 +26,7 @@ def test_the_most_likely_candidate_by_sum_or_mean_is_chosen_and_ties_keep_the_fi
   candidates = [[[3], [2, 2]], [[2, 2], [4]], [[1, 5], [2, 4], [9]]]
   best, scores = rank_answers(scorer(), {}, [[7]] * 3, candidates)
   assert best == [0, 0, 0] and scores == [[-3, -4], [-4, -4], [-6, -6, -9]]
-  best, scores = rank_answers(scorer(), {}, [[7]] * 3, candidates, how="mean")
+  best, scores = rank_answers(scorer(), {}, [[7]] * 3, candidates, reduction="mean")
   assert best == [1, 0, 0] and scores == [[-3, -2], [-2, -4], [-3, -3, -9]]
 
 

@@ -45,14 +45,14 @@ def test_the_interval_of_a_mean_follows_the_central_limit_theorem():
   deviation = 100 * math.sqrt((0.16 - 0.04**2) / 1000)  # differences per row are 0, 1 and -1
   assert (found.a, found.b, found.resamples) == (60, 64, 10_000)
   assert (found.low, found.high) == pytest.approx((4 - 1.96 * deviation, 4 + 1.96 * deviation), abs=0.12)
-  assert found.certain and found.better > 0.99
+  assert found.significant and found.better > 0.99
   assert "B is better" in differences_table([found])
 
 
 def test_equal_runs_do_not_differ():
   one = answers([1, 0] * 50, [1, 1] * 50)
   (found,) = compare(one, one)
-  assert (found.low, found.high, found.better) == (0, 0, 0.5) and not found.certain
+  assert (found.low, found.high, found.better) == (0, 0, 0.5) and not found.significant
   assert "not significant" in differences_table([found]) and differing_rows(one, one) == []
 
 
@@ -122,7 +122,7 @@ def test_incomparable_files_are_clear_errors(tmp_path):
   with pytest.raises(UserError, match="line 2 of .*bad.jsonl"):
     read_answers(tmp_path / "bad.jsonl")
   (tmp_path / "empty.jsonl").write_text("")
-  with pytest.raises(UserError, match="nothing to compare"):
+  with pytest.raises(UserError, match="empty.jsonl is empty"):
     read_answers(tmp_path / "empty.jsonl")
   with pytest.raises(UserError, match="different numbers of rows: 3 and 2"):
     check_same_examples(answers([1] * 3, [1] * 3), answers([1] * 2, [1] * 2))

@@ -37,13 +37,13 @@ def test_each_question_has_its_own_deterministic_shots():
   assert drawn == [draw_shots(3, number, 5, 1000) for number in range(20)]
   assert len({tuple(row) for row in drawn}) == 20 and all(len(set(row)) == 5 for row in drawn)
   assert drawn != [draw_shots(4, number, 5, 1000) for number in range(20)]
-  assert all(number not in draw_shots(0, number, 8, 9, but=number) for number in range(9))
+  assert all(number not in draw_shots(0, number, 8, 9, exclude=number) for number in range(9))
 
 
 def test_the_full_pool_may_be_drawn_without_repetition():
   for number in range(5):
     assert sorted(draw_shots(0, number, 9, 9)) == list(range(9))
-    assert sorted(draw_shots(0, number, 8, 9, but=4)) == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert sorted(draw_shots(0, number, 8, 9, exclude=4)) == [0, 1, 2, 3, 5, 6, 7, 8]
   template = Template.parse("{inputs} {targets}\n")
   FewShotPromptBuilder(template, POOL, 8, 0, words, pool_is_evaluated=True)
   with pytest.raises(UserError, match="has only 9 examples"):
@@ -71,7 +71,7 @@ def test_separators_and_instructions():
 def test_shots_that_do_not_fit_are_dropped_and_reported():
   template = Template.parse("{inputs} {targets}\n")
   # Each shot has 5 words (the last line's '=' and the answer are separate), the question 4.
-  builder = FewShotPromptBuilder(template, POOL, 3, 0, words, room=4 + 2 * 5)
+  builder = FewShotPromptBuilder(template, POOL, 3, 0, words, max_tokens=4 + 2 * 5)
   prompts = builder.all([QUESTION] * 2)
   assert [prompt.shots for prompt in prompts] == [2, 2]
   assert all(len(prompt.tokens) <= 14 and prompt.text.endswith("30 + 1 =") for prompt in prompts)
@@ -80,14 +80,14 @@ def test_shots_that_do_not_fit_are_dropped_and_reported():
   assert describe_dropped_shots(prompts, 3) == "2 of 2 prompts cannot fit 3 shots: they have 2.0 on average, at least 2"
   assert describe_dropped_shots(prompts, 2) == ""
   with pytest.raises(UserError, match=r"too long even without shots: 4 tokens \(limit 3\)"):
-    FewShotPromptBuilder(template, POOL, 3, 0, words, room=3)(0, QUESTION)
+    FewShotPromptBuilder(template, POOL, 3, 0, words, max_tokens=3)(0, QUESTION)
 
 
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    ("Q: {inputs}", "0 places for an answer"),
-    ("{targets} {inputs} {targets}", "2 places for an answer"),
+    ("Q: {inputs}", "0 {targets} placeholders"),
+    ("{targets} {inputs} {targets}", "2 {targets} placeholders"),
     ("{targets} {inputs}", "no placeholder before"),
   ],
 )

@@ -82,7 +82,7 @@ def test_candidate_likelihoods_equal_hugging_face(golden, gpt, mesh):
 
 def test_bits_per_byte_by_hand():
   """Two tokens of probability 1/4 for a text of 8 bytes: 4 bits over 8 bytes."""
-  scores = TextLoss(nats=2 * math.log(4), tokens=2, right=1, bytes=8).scores()
+  scores = TextLoss(nats=2 * math.log(4), tokens=2, correct=1, bytes=8).scores()
   assert scores["bits_per_byte"] == pytest.approx(0.5) and scores["perplexity"] == pytest.approx(4.0)
   assert scores["accuracy"] == 50
 

@@ -27,7 +27,7 @@ def test_scores_and_the_majority_baseline():
   assert result.rows[0] == {"inputs": "question 0", "prediction": "yes", "target": "yes"}
   assert len(result.rows) == 5
   assert result.report("quiz", "validation", 1_200, 1) == (
-    "  question 0\n    right: 'yes', target 'yes'\n"
+    "  question 0\n    correct: 'yes', target 'yes'\n"
     "quiz (validation, 5 examples) at step 1,200: accuracy 60.00  (always 'no': 60.00)"
   )
 

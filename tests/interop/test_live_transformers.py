@@ -10,7 +10,7 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings
-from t5like.evaluation import Generator
+from t5like.inference import Generator
 from t5like.inference.prompts import prompt_form
 from t5like.interop import huggingface
 from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
