@@ -11,8 +11,7 @@ from typing import Any
 
 import jax
 
-from t5like.console import ProgressLine, duration
-from t5like.console import warn as say
+from t5like.console import ProgressLine, duration, warn
 from t5like.errors import RunError, UserError
 from t5like.inference.batching import BatchPlanner, RowBatch
 from t5like.inference.jobs import Answer, Job, Prepared
@@ -49,9 +48,9 @@ class Progress:
     for row in rejected:
       self._rejected += 1
       if self._rejected <= _MAX_REPORTED:
-        say(f"rejected: {row.location}: {row.reason}")
+        warn(f"rejected: {row.location}: {row.reason}")
       elif self._rejected == _MAX_REPORTED + 1:
-        say("more rows were rejected; see the output")
+        warn("more rows were rejected; see the output")
 
   def end(self) -> None:
     if self.rows > self._first:
@@ -103,7 +102,7 @@ def run_rows(
   if not is_writer:
     collections.deque(itertools.islice(rows, done), maxlen=0)
   if done:
-    say(f"resuming after {done:,} rows")
+    warn(f"resuming after {done:,} rows")
   progress = Progress(total, done, job.unit)
   window_size, planner = WindowSize(batch_size), job.planner(batch_size)
   for window in windows(rows, window_size.rows, _PIPE_WAIT if streaming else None):
@@ -123,7 +122,7 @@ def run_rows(
     output.finish()
   rejected = run_on_process_zero(lambda: output.rejected)
   if rejected:
-    say(f"{rejected:,} of {done:,} rows were rejected; see the output")
+    warn(f"{rejected:,} of {done:,} rows were rejected; see the output")
   return rejected
 
 

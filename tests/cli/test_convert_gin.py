@@ -220,5 +220,5 @@ def test_a_file_is_data(t5like, tmp_path):
 def test_invalid_input(t5like, tmp_path, arguments, words):
   (tmp_path / "file.gin").write_text("BATCH_SIZE = 3\n")
   arguments = [a.format(missing=tmp_path / "none.gin", file=tmp_path / "file.gin") for a in arguments]
-  refused = t5like("convert", "gin", *arguments, status=2)
-  assert all(word in refused.stderr for word in words), refused.stderr
+  failed = t5like("convert", "gin", *arguments, status=2)
+  assert all(word in failed.stderr for word in words), failed.stderr

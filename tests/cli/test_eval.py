@@ -158,11 +158,11 @@ def test_invalid_commands(t5like, tmp_path):
 
 def test_all_tasks_of_a_mixture_are_evaluated():
   """Includes those not used in training: MNLI's halves have no training split."""
-  asked = {"task": "glue", "split": "validation", "modules": []}
-  found = task_process._members(asked)
+  request = {"task": "glue", "split": "validation", "modules": []}
+  found = task_process._members(request)
   assert {"glue_mnli_matched", "glue_mnli_mismatched", "glue_cola"} <= set(found)
   assert "glue_mnli" not in found and "glue_ax" not in found  # they have no split of that name
   with pytest.raises(UserError, match="(?s)no task of the mixture 'glue' has a split 'dev'.*validation"):
-    task_process._members(asked | {"split": "dev"})
+    task_process._members(request | {"split": "dev"})
   with pytest.raises(UserError, match="no split 'dev'"):
     task_process._members({"task": "snli", "split": "dev", "modules": []})

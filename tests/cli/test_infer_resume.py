@@ -142,9 +142,9 @@ def test_two_processes_answer_every_row_once(model, uninterrupted, tmp_path):
     )
     for host in range(2)
   ]  # fmt: skip
-  said = [host.communicate(timeout=400)[0] for host in hosts]
-  assert [host.returncode for host in hosts] == [0, 0], said
-  assert "resuming after 5 rows" in said[0] and "rows" not in said[1]
+  outputs = [host.communicate(timeout=400)[0] for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], outputs
+  assert "resuming after 5 rows" in outputs[0] and "rows" not in outputs[1]
   rows = [json.loads(line) for line in uninterrupted.read_text().splitlines()]
   assert [(r["row"], r["inputs"], r["outputs"][0]["text"]) for r in read(out)] == [
     (r["row"], r["inputs"], r["outputs"][0]["text"]) for r in rows

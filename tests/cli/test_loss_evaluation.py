@@ -83,11 +83,11 @@ def expected(on_eight_devices):
 
 def test_every_example_counts_exactly_once(on_eight_devices, expected):
   evaluation, params, _ = on_eight_devices
-  heard = []
-  values = evaluation(params, lambda done, total: heard.append((done, total)))
+  progress = []
+  values = evaluation(params, lambda done, total: progress.append((done, total)))
   assert values == pytest.approx(expected, rel=1e-5)
   assert values["target_tokens"] == expected["target_tokens"]
-  assert heard[-1] == (9, 9) and len(heard) > 3
+  assert progress[-1] == (9, 9) and len(progress) > 3
   assert evaluation(params) == values
 
 
@@ -159,12 +159,12 @@ def test_an_encoder_sees_the_same_batches_in_every_evaluation(corpus):
   made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh, corpus_batches=2)
   batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2, MESH))
   assert len(batches) == 2
-  whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-  outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, whole)
+  joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+  outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, joined)
   values = made["numbers"](params)
-  weights, labels = whole["encoder_loss_weights"], whole["labels"]
+  weights, labels = joined["encoder_loss_weights"], joined["labels"]
   assert values["target_tokens"] == weights.sum() > 32 and set(labels.tolist()) == {0, 1}
-  loss = mean_loss(outputs["logits"], whole["encoder_target_tokens"], weights)
+  loss = mean_loss(outputs["logits"], joined["encoder_target_tokens"], weights)
   assert values["loss"] == pytest.approx(loss, rel=1e-5)
   assert values["sentence_loss"] == pytest.approx(mean_loss(outputs["nsp_logits"], labels, np.ones(32)), rel=1e-5)
   right = np.asarray(outputs["nsp_logits"]).argmax(-1) == labels

@@ -56,7 +56,7 @@ def main() -> None:
     for parameter in model.parameters():  # with freshly initialized weights everything is almost equally likely
       parameter.add_(0.3 * torch.randn_like(parameter))
     row = [0, *ids(TEXT)]
-    whole = model(torch.tensor([row[:POSITIONS]]), labels=torch.tensor([row[:POSITIONS]])).loss.item()
+    mean_loss = model(torch.tensor([row[:POSITIONS]]), labels=torch.tensor([row[:POSITIONS]])).loss.item()
     losses = {f"{window},{stride}": windowed_nats(model, row, window, stride) for window, stride in WINDOWS}
     ranks = {
       prompt: {
@@ -71,7 +71,13 @@ def main() -> None:
     }
   model.save_pretrained(FOLDER)
   (FOLDER / "generation_config.json").unlink(missing_ok=True)
-  found = {"text": TEXT, "nats": losses, "mean_loss_of_first_positions": whole, "log_likelihoods": ranks, "quiz": quiz}
+  found = {
+    "text": TEXT,
+    "nats": losses,
+    "mean_loss_of_first_positions": mean_loss,
+    "log_likelihoods": ranks,
+    "quiz": quiz,
+  }
   (FOLDER / "losses.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -31,10 +31,10 @@ def test_the_most_likely_candidate_by_sum_or_mean_is_chosen_and_ties_keep_the_fi
 
 
 def test_many_prompts_are_ranked_in_order_with_progress():
-  heard = []
-  best, scores = rank_answers(scorer(), {}, [[7]] * 300, [[[5], [n % 9]] for n in range(300)], progress=heard.append)
+  progress = []
+  best, scores = rank_answers(scorer(), {}, [[7]] * 300, [[[5], [n % 9]] for n in range(300)], progress=progress.append)
   assert best == [int(n % 9 < 5) for n in range(300)] and len(scores) == 300
-  assert heard == [256, 300]
+  assert progress == [256, 300]
 
 
 def test_the_first_token_of_a_decoder_prompt_is_its_start():
@@ -67,13 +67,13 @@ def test_few_distinct_targets_are_labels(different, count, works):
 
 
 def test_batch_sums_are_added_in_float64_with_a_few_batches_in_flight():
-  given, heard = [], []
+  given, progress = [], []
 
   def batches():
     for n in range(6):
       given.append(n)
-      assert n - len(heard) < 3
+      assert n - len(progress) < 3
       yield {"loss": 2.0**25 if n == 0 else 1.0, "tokens": n}
 
-  assert sum_batches(batches(), heard.append) == {"loss": 2.0**25 + 5, "tokens": 15}
-  assert heard == [1, 2, 3, 4, 5, 6]
+  assert sum_batches(batches(), progress.append) == {"loss": 2.0**25 + 5, "tokens": 15}
+  assert progress == [1, 2, 3, 4, 5, 6]

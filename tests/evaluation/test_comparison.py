@@ -64,9 +64,9 @@ def test_a_metric_that_is_not_a_mean_is_recomputed_for_every_resample():
   accuracy, f1 = compare(*(answers(x.tolist(), targets.tolist(), [ACCURACY, F1]) for x in (a, b)))
   assert (accuracy.resamples, f1.resamples) == (10_000, 1_000)
 
-  def score(said, rows):
-    both = np.sum((said[rows] == 1) & (targets[rows] == 1))
-    return 200 * both / (np.sum(said[rows]) + np.sum(targets[rows]))
+  def score(predictions, rows):
+    both = np.sum((predictions[rows] == 1) & (targets[rows] == 1))
+    return 200 * both / (np.sum(predictions[rows]) + np.sum(targets[rows]))
 
   drawn = [score(b, rows) - score(a, rows) for rows in draw.integers(0, 200, (4000, 200))]
   assert f1.b - f1.a == pytest.approx(score(b, slice(None)) - score(a, slice(None)))

@@ -108,9 +108,9 @@ def test_inputs_are_truncated_and_terminated_as_in_training(run, token_caches):
   for closing in ("after_trim", "before_trim", "none"):
     cache.manifest["closing"] = {"inputs": closing}
     texts = read_examples(cache, np.arange(cache.examples), Lengths(0, 32, 4), evaluated.special).inputs
-    asked = Evaluator(evaluated, EvaluationSettings()).read("snli", cache)
-    assert asked.prompts == [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
-    assert max(map(len, asked.prompts)) == 32 and len(asked.fields) == 2000
+    evaluation_set = Evaluator(evaluated, EvaluationSettings()).read("snli", cache)
+    assert evaluation_set.prompts == [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
+    assert max(map(len, evaluation_set.prompts)) == 32 and len(evaluation_set.fields) == 2000
   assert len(Evaluator(evaluated, EvaluationSettings(examples=6)).read("snli", cache).prompts) == 6
 
 

@@ -59,7 +59,7 @@ CONTEXT = (
 
 
 @pytest.mark.parametrize(
-  ("said", "written"),
+  ("answer", "written"),
   [
     ("Levi ' s Stadium", "Levi's Stadium"),
     ("Santa Clara , California", "Santa Clara, California"),
@@ -72,8 +72,8 @@ CONTEXT = (
     ("", None),
   ],
 )
-def test_answers_get_the_text_of_their_context(said, written):
-  assert find_in_context(said, CONTEXT) == written
+def test_answers_get_the_text_of_their_context(answer, written):
+  assert find_in_context(answer, CONTEXT) == written
 
 
 def test_squad_files(tmp_path):

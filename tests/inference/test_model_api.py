@@ -82,8 +82,8 @@ def test_one_text_gives_one_result(models):
 
 
 def test_stop_texts_end_outputs(models):
-  whole = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
-  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=whole[2]).text.split() == whole[:2]
+  full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
+  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
 
 
 def test_scores_and_rankings_equal_those_of_the_command(models, infer):
@@ -96,8 +96,8 @@ def test_scores_and_rankings_equal_those_of_the_command(models, infer):
     ranked = models[name].rank(inputs, [row["choices"] for row in rows], per_token=True)
     expected = infer(name, rows, "--candidates_field=choices", "--per_token")
     assert [[c.text for c in row] for row in ranked] == [[c["text"] for c in row["ranking"]] for row in expected]
-  whole = models["gpt2"].score(texts_of(GPT2))
-  np.testing.assert_allclose(whole, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
+  full = models["gpt2"].score(texts_of(GPT2))
+  np.testing.assert_allclose(full, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
@@ -247,11 +247,11 @@ def test_a_mesh_changes_no_results_and_functions_keep_their_sharding_rules(model
 
 
 def test_hub_models_are_downloaded_or_fail_with_a_clear_error(folders, monkeypatch):
-  asked = []
+  requested = []
   monkeypatch.setattr(
-    huggingface_hub, "snapshot_download", lambda name, **unused: asked.append(name) or str(folders["t5"])
+    huggingface_hub, "snapshot_download", lambda name, **unused: requested.append(name) or str(folders["t5"])
   )
-  assert load("hf://google/t5").kind == "T5" and asked == ["google/t5"]
+  assert load("hf://google/t5").kind == "T5" and requested == ["google/t5"]
 
   def offline(name, **unused):
     raise OSError("no route to the host\nmore")

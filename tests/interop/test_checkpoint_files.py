@@ -132,9 +132,9 @@ def test_half_precision_round_trips_bit_for_bit(rewritten, tmp_path, dtype):
 
 def test_a_truncated_file_is_rejected(rewritten):
   folder = rewritten("gpt2")
-  whole = (folder / "model.safetensors").read_bytes()
-  for size in (len(whole) - 10, 100, 3, 0):
-    (folder / "model.safetensors").write_bytes(whole[:size])
+  content = (folder / "model.safetensors").read_bytes()
+  for size in (len(content) - 10, 100, 3, 0):
+    (folder / "model.safetensors").write_bytes(content[:size])
     with pytest.raises(UserError, match="is a truncated or damaged safetensors file") as error:
       huggingface.load(folder)
     assert "copy it again" in str(error.value)

@@ -109,14 +109,14 @@ def test_invalid_t5x_checkpoints(tmp_path, expected):
   with pytest.raises(UserError, match="no T5X checkpoint"):
     t5x.load(tmp_path)
   write_msgpack(tmp_path / "checkpoint_1", t5x_tree(expected.params))
-  whole = (tmp_path / "checkpoint_1").read_bytes()
-  (tmp_path / "checkpoint_1").write_bytes(whole[:-100])
+  content = (tmp_path / "checkpoint_1").read_bytes()
+  (tmp_path / "checkpoint_1").write_bytes(content[:-100])
   with pytest.raises(UserError, match="not an intact T5X checkpoint"):
     t5x.load(tmp_path)
   write_msgpack(tmp_path / "checkpoint_1", {"a/b": np.ones(2)})
   with pytest.raises(UserError, match="not a T5X encoder-decoder"):
     t5x.load(tmp_path)
-  (tmp_path / "checkpoint_2").write_bytes(whole)
+  (tmp_path / "checkpoint_2").write_bytes(content)
   with pytest.raises(UserError, match="several checkpoints"):
     t5x.load(tmp_path)
   write_msgpack(
