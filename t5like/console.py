@@ -54,7 +54,7 @@ class ProgressLine:
     return self
 
   def __exit__(self, *unused: object) -> None:
-    self.leave()
+    self.end_line()
 
   def show(self, text: str, final: bool = False) -> None:
     if self._first_host_only and not _is_first_host():
