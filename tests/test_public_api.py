@@ -147,7 +147,7 @@ def test_an_optimizer_of_optax_trains_and_its_run_still_answers(settings):
   import optax
 
   built = t5like.optimizers.adafactor(1e-2)
-  own = dataclasses.replace(built, transformation=optax.sgd(0.1), description="plain SGD", made_by=None)
+  own = dataclasses.replace(built, transformation=optax.sgd(0.1), description="plain SGD", factory_call=None)
   result = t5like.train(t5like.Experiment(**settings | {"optimizer": own}))
   assert t5like.load(result.model_dir).score("the sea", "calm") < 0
   read = t5like.read_experiment([str(result.model_dir / "config.gin")])

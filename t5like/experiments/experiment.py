@@ -14,7 +14,7 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
-from t5like.training.checkpoints import Keep, Restore
+from t5like.training.checkpoints import CheckpointRetention, Restore
 from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.guards.finiteness import POLICIES
 from t5like.training.optimizers import Optimizer
@@ -90,7 +90,7 @@ class Experiment:
   norms_period: int = 0
   # Checkpoints by the clock as well, and which of them are kept.
   checkpoint_minutes: float = 10.0
-  keep: Keep = Keep()
+  keep: CheckpointRetention = CheckpointRetention()
   # Evaluation, at the end too: the split ('' for none); by decoding at most so many examples (0: all), and by the
   # loss of the true answers, over so many batches where a corpus has no end of them.
   eval_split: str = ""
@@ -256,8 +256,8 @@ class Experiment:
     if not isinstance(self.lengths, Mapping):
       raise _bad("lengths", self.lengths, "a dict such as {'inputs': 512}")
     for name, kind in (
-      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", Keep), ("restore", Restore),
-      ("early_stopping", EarlyStopping),
+      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", CheckpointRetention),
+      ("restore", Restore), ("early_stopping", EarlyStopping),
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
         raise _bad(name, getattr(self, name), f"a {kind.__name__}: with parentheses, as in @adafactor()")

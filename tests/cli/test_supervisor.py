@@ -13,7 +13,7 @@ import pytest
 from ports import free_port
 from trainers import REPOSITORY, finish, has_checkpoint, losses, start, wait_for
 
-from t5like.cli.supervisor import ALONE, Ending, Policy, supervise
+from t5like.cli.supervisor import HOSTS_MISSING, Ending, Policy, supervise
 from t5like.training.records.model_dir import check_model_dir
 
 # What a child does in its first, second, ... attempt: reach a step, then end with a status or by a signal.
@@ -92,7 +92,7 @@ def test_waits_double_and_begin_anew_after_progress():
   policy = Policy(restarts=100, first_wait=5.0)
   waits = [policy.decide(Ending(1, step)).wait for step in (10, 1, 5, 20, 16, 1)]
   assert waits == [5.0, 10.0, 20.0, 5.0, 10.0, 20.0]
-  alone = [policy.decide(Ending(ALONE, None)) for _ in range(20)]
+  alone = [policy.decide(Ending(HOSTS_MISSING, None)) for _ in range(20)]
   assert all(d.restart for d in alone), "hosts that do not come are waited for"
   assert [d.wait for d in alone][-1] == 300.0
 

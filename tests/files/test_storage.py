@@ -244,18 +244,18 @@ def test_checksums_on_a_store_are_its_own_and_nothing_is_read_back(store, tmp_pa
   sent = len(store.requests)
   integrity.write_checksums(checkpoint)
   assert not any("alt=media" in request for request in store.requests[sent:])
-  assert integrity.check_sums(checkpoint) is None
+  assert integrity.verify_checksums(checkpoint) is None
   # Copied to a disk by other means it is compared byte by byte.
   copy = storage.download_tree(checkpoint, tmp_path / "copy")
-  assert integrity.check_sums(copy) is None
+  assert integrity.verify_checksums(copy) is None
   (copy / "params/d/a").write_text("params/d/A of 10")
-  assert "has other bytes" in integrity.check_sums(copy)
+  assert "has other bytes" in integrity.verify_checksums(copy)
   (checkpoint / "params/d/a").write_text("params/d/A of 10")
-  assert integrity.check_sums(checkpoint) == "its params/d/a has other bytes than were written"
+  assert integrity.verify_checksums(checkpoint) == "its params/d/a has other bytes than were written"
   (checkpoint / "params/d/a").write_text("short")
-  assert "bytes short" in integrity.check_sums(checkpoint)
+  assert "bytes short" in integrity.verify_checksums(checkpoint)
   (checkpoint / "params/d/a").unlink()
-  assert integrity.check_sums(checkpoint) == "its params/d/a is missing"
+  assert integrity.verify_checksums(checkpoint) == "its params/d/a is missing"
 
 
 def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
@@ -264,9 +264,9 @@ def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
   integrity.write_checksums(tmp_path / "10")
   there = storage.as_path(f"{ROOT}/10")
   storage.upload_tree(tmp_path / "10", there)
-  assert integrity.check_sums(there) is None
+  assert integrity.verify_checksums(there) is None
   (there / "params/a").write_bytes(bytes(4999) + b"x")
-  assert "has other bytes" in integrity.check_sums(there)
+  assert "has other bytes" in integrity.verify_checksums(there)
 
 
 def build_remote(encode=lambda texts: [[int(w) + 1 for w in text.split()] for text in texts]):

@@ -13,7 +13,7 @@ from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.training.checkpoints import Checkpoints, Keep, checkpoint_steps, newest_intact
+from t5like.training.checkpoints import CheckpointRetention, Checkpoints, checkpoint_steps, newest_intact
 from t5like.training.guards.run_lock import sole_trainer
 
 
@@ -50,7 +50,7 @@ def save_for_ever(folder: Path) -> None:
       time.sleep(600)
       os._exit(0)
     tell(worker=worker)
-    checkpoints = Checkpoints(folder, Keep(last=2))
+    checkpoints = Checkpoints(folder, CheckpointRetention(last=2))
     for step in range(1, 10_000):
       checkpoints.save(large_state(step)[0], FINGERPRINT)
       tell(step=step)
@@ -61,7 +61,7 @@ def one_of_two(folder: Path) -> None:
   parallel.start(timeout=240, config="the same")
   axes = dict(fsdp=2, tensor=2)
   with sole_trainer(folder):
-    checkpoints = Checkpoints(folder, Keep(last=2))
+    checkpoints = Checkpoints(folder, CheckpointRetention(last=2))
     for step in (1, 2, 3):
       assert checkpoints.save(large_state(step, axes)[0], FINGERPRINT)
     assert not checkpoints.save(large_state(3, axes)[0], FINGERPRINT)
@@ -73,10 +73,10 @@ def one_of_two(folder: Path) -> None:
     state = checkpoints.restore(spec, FINGERPRINT, newest.step, verified=True)
     mine = [bits(shard.data)[""] == bits(large_state(2)[0].params["embedding"][shard.index])[""]
             for shard in state.params["embedding"].addressable_shards]  # fmt: skip
-    again = Checkpoints(folder, Keep(last=2))
+    again = Checkpoints(folder, CheckpointRetention(last=2))
     again.save(state.replace(step=jax.device_put(np.int32(4), spec.shardings.step)), FINGERPRINT)
     again.close()
-    tell(step=newest.step, story=newest.story, same=mine, int_step=int(state.step))
+    tell(step=newest.step, story=newest.messages, same=mine, int_step=int(state.step))
 
 
 if __name__ == "__main__":

@@ -10,9 +10,9 @@ from checkpoint_states import AVERAGED, FINGERPRINT, bits, make_state, parameter
 
 from t5like.errors import UserError
 from t5like.training.checkpoints import (
+  CheckpointRetention,
   Checkpoints,
-  Keep,
-  check_room,
+  check_disk_space,
   checkpoint_bytes,
   checkpoint_metrics,
   checkpoint_steps,
@@ -100,7 +100,7 @@ def test_a_run_that_fails_still_ends_its_save(tmp_path):
 def test_checkpoints_are_kept_by_policy_also_after_a_restart(tmp_path):
   """By hand, with last=1 every=4 best=1: after each save, what is left."""
   state, _ = make_state()
-  keep = Keep(last=1, every=4, best=1, metric="eval/snli/accuracy")
+  keep = CheckpointRetention(last=1, every=4, best=1, metric="eval/snli/accuracy")
   scores = {1: 0.5, 2: 0.9, 3: 0.7, 4: float("nan"), 5: 0.6, 6: None, 7: 0.95, 8: 0.1, 9: 0.2}
   left = {1: [1], 2: [2], 3: [2, 3], 4: [2, 4], 5: [2, 4, 5], 6: [2, 4, 6], 7: [4, 7], 8: [4, 7, 8], 9: [4, 7, 8, 9]}
   for step, score in scores.items():
@@ -115,7 +115,7 @@ def test_checkpoints_are_kept_by_policy_also_after_a_restart(tmp_path):
 
 def test_a_checkpoint_that_someone_takes_away_is_not_missed(tmp_path):
   state, _ = make_state()
-  with Checkpoints(tmp_path, keep=1) as checkpoints:
+  with Checkpoints(tmp_path, retention=1) as checkpoints:
     checkpoints.save(at_step(state, 1), FINGERPRINT)
     checkpoints.wait()
     shutil.rmtree(tmp_path / "checkpoints/1")
@@ -124,23 +124,23 @@ def test_a_checkpoint_that_someone_takes_away_is_not_missed(tmp_path):
 
 
 def test_the_best_may_be_the_lowest_and_of_equals_the_earlier():
-  keep = Keep(last=1, best=2, metric="loss", higher_is_better=False)
+  keep = CheckpointRetention(last=1, best=2, metric="loss", higher_is_better=False)
   metrics = {1: {"loss": 2.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}, 4: {}, 5: {"loss": float("inf")}}
   assert keep.best_steps(metrics) == [2, 1]
-  assert keep.kept(metrics) == {1, 2, 5}
+  assert keep.steps_to_keep(metrics) == {1, 2, 5}
 
 
 @pytest.mark.parametrize("given", [dict(last=0), dict(every=-1), dict(best=2), dict(metric="loss")])
 def test_policies_that_cannot_be_meant_are_refused(given):
   with pytest.raises(UserError):
-    Keep(**given)
+    CheckpointRetention(**given)
 
 
 def test_a_misspelled_metric_is_answered_with_the_nearest():
-  keep = Keep(best=1, metric="eval/snli/acuracy")
+  keep = CheckpointRetention(best=1, metric="eval/snli/acuracy")
   with pytest.raises(UserError, match="eval/snli/accuracy"):
     keep.check_metric(["eval/snli/accuracy", "eval/mnli/accuracy"])
-  Keep(best=1, metric="loss").check_metric(["loss"])
+  CheckpointRetention(best=1, metric="loss").check_metric(["loss"])
 
 
 def test_missing_checkpoints_are_named(tmp_path):
@@ -156,14 +156,14 @@ def test_a_reader_whose_checkpoint_is_removed_takes_the_newest(tmp_path, monkeyp
   state, _ = make_state(step=1)
   save(tmp_path, state)
   newer = at_step(state, 2).replace(params=parameters(seed=9))
-  real = integrity.check_sums
+  real = integrity.verify_checksums
 
   def removed_meanwhile(checkpoint, items):
     if checkpoint.name == "1":
       save(tmp_path, newer, keep=1)
     return real(checkpoint, items)
 
-  monkeypatch.setattr(integrity, "check_sums", removed_meanwhile)
+  monkeypatch.setattr(integrity, "verify_checksums", removed_meanwhile)
   assert bits(load_parameters(tmp_path)) == bits(newer.params)
   with pytest.raises(UserError, match="no checkpoint of step 1"):
     load_parameters(tmp_path, step=1)
@@ -175,7 +175,7 @@ def test_a_disk_without_room_is_refused(tmp_path, monkeypatch):
   matrices = 4 * (2 * (16 * 32 + 32) + 64 * 16)
   assert checkpoint_bytes(state) == 3 * (matrices + 2 * 16) + 3 * 4
   free = shutil.disk_usage(tmp_path).free
-  check_room(tmp_path / "new/folder", free // 2)
+  check_disk_space(tmp_path / "new/folder", free // 2)
   with pytest.raises(UserError, match="no room") as error:
-    check_room(tmp_path / "new/folder", 10 * free)
+    check_disk_space(tmp_path / "new/folder", 10 * free)
   assert set(error.value.lines) >= {"free", "needed"}

@@ -73,7 +73,7 @@ def test_the_run_goes_on_from_the_checkpoint_before(run, name):
   harm(run / "checkpoints/2")
   newest = newest_intact(run)
   assert newest.step == 1 and newest.checkpoint == run / "checkpoints/1"
-  (told,) = newest.story
+  (told,) = newest.messages
   assert told.startswith("checkpoint 2 is damaged (its ") and words in told
   assert told.endswith("moved to checkpoints/damaged-2, going on from step 1")
   assert checkpoint_steps(run) == [1] and (run / "checkpoints/damaged-2").is_dir()
@@ -100,7 +100,7 @@ def test_damage_is_found_without_checksums_too(run, name):
   assert newest_intact(run).step == 2  # usable all the same
   READABLE_DAMAGES[name](run / "checkpoints/2")
   newest = newest_intact(run)
-  assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.story[0]
+  assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.messages[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
@@ -113,7 +113,7 @@ def test_bytes_that_still_unpack_to_numbers_are_not_trusted_without_checksums(ru
   assert newest_intact(run).step == 2  # these bytes are the ones that were written
   (run / "checkpoints/2" / CHECKSUMS).unlink()
   newest = newest_intact(run)
-  assert newest.step == 1 and "holds numbers that are not finite, or beyond" in newest.story[0]
+  assert newest.step == 1 and "holds numbers that are not finite, or beyond" in newest.messages[0]
 
 
 def test_a_damaged_step_can_be_saved_again(run):
@@ -135,7 +135,7 @@ def test_a_damaged_step_can_be_saved_again(run):
 def test_looking_alone_moves_nothing(run):
   flip(largest(run / "checkpoints/2/params"))
   newest = newest_intact(run, move=False)
-  assert newest.step == 1 and newest.story[0].endswith("): going on from step 1")
+  assert newest.step == 1 and newest.messages[0].endswith("): going on from step 1")
   assert checkpoint_steps(run) == [1, 2]
 
 

@@ -143,7 +143,7 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
   with sole_trainer(tmp_path):  # at once, though a child of the dead trainer lives on
     os.kill(worker, signal.SIGKILL)
     newest = newest_intact(tmp_path)
-    assert newest.step >= 3 and not newest.story
+    assert newest.step >= 3 and not newest.messages
     assert bits(load_parameters(tmp_path, newest.step)) == bits(parameters(seed=newest.step, width=256))
     Checkpoints(tmp_path).close()
     assert all(p.name.isdigit() for p in (tmp_path / "checkpoints").iterdir())

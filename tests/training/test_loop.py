@@ -13,7 +13,7 @@ from t5like import parallel
 from t5like.console import ProgressLine
 from t5like.errors import UserError
 from t5like.training.feed import to_devices
-from t5like.training.guards.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.guards.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
 from t5like.training.loop import RUN_AHEAD, Hook, train_loop
 from t5like.training.records.goodput import STEPS, Goodput
 from t5like.training.records.metrics import MetricWriter, read_metrics
@@ -140,9 +140,9 @@ def test_batches_that_were_skipped_stay_skipped(tmp_path):
   skipped = SkippedBatches().skip(after=5, failed=8).skip(after=10, failed=12)
   skipped.write(tmp_path)
   skipped = SkippedBatches.read(tmp_path)
-  batches = WithoutSkipped(list(range(30)), skipped)
+  batches = UnskippedBatches(list(range(30)), skipped)
   assert [batches[step] for step in range(14)] == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 18]
-  assert SkippedBatches.read(tmp_path / "elsewhere").batch_of(7) == 7
+  assert SkippedBatches.read(tmp_path / "elsewhere").batch_index(7) == 7
   for damaged in ("[[5, 3], [1", "[5]", '{"a": 1}', '[["x", 1]]'):
     (tmp_path / FILE).write_text(damaged)
     with pytest.raises(UserError, match="cannot be read"):

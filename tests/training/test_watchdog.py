@@ -50,12 +50,12 @@ with Watchdog(2.0, report, os._exit) as watchdog:
   "at work": """
 with Watchdog(2.0, report, os._exit) as watchdog:
   for _ in range(52):
-    watchdog.beat()
+    watchdog.heartbeat()
     time.sleep(0.05)
 """,
   "ended": """
 with Watchdog(2.0, report, os._exit) as watchdog:
-  watchdog.beat()
+  watchdog.heartbeat()
   time.sleep(0.6)
 time.sleep(2.6)
 """,
@@ -65,12 +65,12 @@ with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.arm()
   print("ready", flush=True)
   for _ in range(60):
-    watchdog.beat()
+    watchdog.heartbeat()
     time.sleep(0.05)
 """,
   "no limit": """
 with Watchdog(0, report, os._exit) as off:
-  off.beat()
+  off.heartbeat()
   time.sleep(1.0)
 """,
 }
@@ -136,7 +136,7 @@ def test_a_beat_costs_next_to_nothing():
   with Watchdog(60) as watchdog:
     began = time.process_time()
     for _ in range(100_000):
-      watchdog.beat()
+      watchdog.heartbeat()
     assert (time.process_time() - began) / 100_000 < 20e-6
 
 

@@ -1,17 +1,17 @@
-"""The loss curve of a run as a picture."""
+"""Plots the loss curve of a run."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
-from t5like.training.records.metrics import cannot_write, read_metrics
+from t5like.training.records.metrics import read_metrics, write_error
 
 FILE = "loss.png"
 
 
 def plot_loss(model_dir: Path) -> Path | None:
-  """Writes `loss.png` from metrics.jsonl, evaluations as points; None when there is nothing to draw yet."""
+  """Writes `loss.png` from metrics.jsonl, evaluations as points; returns None if there is nothing to draw yet."""
   curves: dict[str, list[tuple[int, float]]] = {}
   for row in read_metrics(model_dir):
     if row.get("loss") is not None:
@@ -38,7 +38,7 @@ def plot_loss(model_dir: Path) -> Path | None:
     figure.savefig(picture, format="png")
     path.write_bytes(picture.getvalue())
   except OSError as error:
-    raise cannot_write(path, error) from None
+    raise write_error(path, error) from None
   finally:
     pyplot.close(figure)
   return path
