@@ -214,7 +214,7 @@ def test_a_lease_of_another_machine_is_waited_for(store, monkeypatch, capfd):
   of_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
   looks.clear()
   then["seconds_ago"] = 0.0
-  with pytest.raises(UserError, match="another run trains in this directory"), sole_trainer(f"{ROOT}/run"):
+  with pytest.raises(UserError, match="another run is training in this directory"), sole_trainer(f"{ROOT}/run"):
     pass
 
 
@@ -249,9 +249,9 @@ def test_checksums_on_a_store_are_its_own_and_nothing_is_read_back(store, tmp_pa
   copy = storage.download_tree(checkpoint, tmp_path / "copy")
   assert integrity.verify_checksums(copy) is None
   (copy / "params/d/a").write_text("params/d/A of 10")
-  assert "has other bytes" in integrity.verify_checksums(copy)
+  assert "does not match its checksum" in integrity.verify_checksums(copy)
   (checkpoint / "params/d/a").write_text("params/d/A of 10")
-  assert integrity.verify_checksums(checkpoint) == "its params/d/a has other bytes than were written"
+  assert integrity.verify_checksums(checkpoint) == "its params/d/a does not match its checksum"
   (checkpoint / "params/d/a").write_text("short")
   assert "bytes short" in integrity.verify_checksums(checkpoint)
   (checkpoint / "params/d/a").unlink()
@@ -266,7 +266,7 @@ def test_checksums_of_a_disk_hold_on_a_store(store, tmp_path):
   storage.upload_tree(tmp_path / "10", there)
   assert integrity.verify_checksums(there) is None
   (there / "params/a").write_bytes(bytes(4999) + b"x")
-  assert "has other bytes" in integrity.verify_checksums(there)
+  assert "does not match its checksum" in integrity.verify_checksums(there)
 
 
 def build_remote(encode=lambda texts: [[int(w) + 1 for w in text.split()] for text in texts]):
