@@ -87,12 +87,12 @@ def test_microbatches_equal_the_full_batch_and_its_rows(name):
   model, batch = MODELS[name], batch_for(name)
   state = state_for(model, batch)
   settings = LossSettings(z_loss=1e-2)
-  loss, metrics, whole = gradients(model, settings, state, batch)
+  loss, metrics, full = gradients(model, settings, state, batch)
   parts_loss, parts_metrics, parts = gradients(model, dataclasses.replace(settings, microbatches=4), state, batch)
   rows_loss, rows = by_rows(model, state.params, batch, 1e-2)
   assert float(parts_loss) == pytest.approx(float(loss), rel=1e-6) == pytest.approx(rows_loss, rel=1e-6)
   for other in (parts, rows):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-6), other, whole)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-6), other, full)
   assert parts_metrics.keys() == metrics.keys()
   for key, value in metrics.items():
     assert float(parts_metrics[key]) == pytest.approx(float(value), rel=1e-5, abs=1e-7), key
@@ -128,10 +128,10 @@ def test_gradients_are_added_in_float32():
 def test_evaluation_sums_do_not_depend_on_microbatches():
   model, batch = MODELS["BERT with labels"], batch_for("BERT with labels")
   params = state_for(model, batch).params
-  whole, parts = (jax.jit(lambda p, b, n=n: eval_step(model, LossSettings(microbatches=n), p, b))(params, batch)
+  full, parts = (jax.jit(lambda p, b, n=n: eval_step(model, LossSettings(microbatches=n), p, b))(params, batch)
                   for n in (1, 2))  # fmt: skip
-  assert float(whole["sentences"]) == ROWS - 1  # one row is empty
-  assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in whole.items()}, rel=1e-5)
+  assert float(full["sentences"]) == ROWS - 1  # one row is empty
+  assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in full.items()}, rel=1e-5)
 
 
 @pytest.mark.parametrize(

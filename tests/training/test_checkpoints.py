@@ -14,13 +14,13 @@ from t5like.training.checkpoints import (
   Checkpoints,
   check_disk_space,
   checkpoint_bytes,
-  checkpoint_metrics,
   checkpoint_steps,
   find_checkpoint,
   integrity,
   load_parameters,
   save_parameters,
 )
+from t5like.training.checkpoints.folders import checkpoint_metrics
 from t5like.training.optimizers.moving_average import averaged_parameters
 
 

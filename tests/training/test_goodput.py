@@ -25,10 +25,10 @@ time.sleep(0.3)
 with goodput.spent_on("steps"): pass
 print(goodput.as_dict()["spent"]["starting up"])
 """
-  began = time.monotonic()
+  started = time.monotonic()
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
   done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
-  outside = time.monotonic() - began
+  outside = time.monotonic() - started
   assert 0.8 <= float(done.stdout) <= outside + 0.02  # the clock of processes ticks 100 times a second
 
 

@@ -262,19 +262,19 @@ def test_devices_get_every_batch_in_order():
 
 
 def test_the_next_batch_is_built_during_a_step():
-  made = []
+  built = []
 
   def batches():
     for n in range(3):
-      made.append(n)
+      built.append(n)
       yield {"tokens": np.full((2, 3), n, np.int32)}
 
   feed = to_devices(batches(), ONE_DEVICE)
   next(feed)
   deadline = time.monotonic() + 60
-  while made == [0] and time.monotonic() < deadline:
+  while built == [0] and time.monotonic() < deadline:
     time.sleep(0.001)
-  assert made == [0, 1]  # one ahead, no more: a batch takes up device memory
+  assert built == [0, 1]  # one ahead, no more: a batch takes up device memory
   next(feed)
   feed.close()
 

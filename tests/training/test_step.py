@@ -34,7 +34,7 @@ def make_batch(rows=8):
   return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
 
 
-def begin(model, optimizer, mesh):
+def initialize(model, optimizer, mesh):
   spec = state_spec(model, optimizer, make_batch(), mesh)
   return create_state(model, optimizer, make_batch(), 0, spec), spec
 
@@ -42,7 +42,7 @@ def begin(model, optimizer, mesh):
 def build(optimizer, settings=LossSettings(), config=CONFIG):  # noqa: B008
   mesh = parallel.make_mesh(parallel.MeshAxes())
   model, batch = T5(config), make_batch()
-  state, spec = begin(model, optimizer, mesh)
+  state, spec = initialize(model, optimizer, mesh)
   step = compile_train_step(model, optimizer, settings, spec, batch, mesh)
   rows = parallel.batch_sharding(mesh)
   return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}
@@ -109,7 +109,7 @@ def test_steps_reduce_the_loss_and_count_and_the_old_state_is_donated():
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
 def test_parameters_and_optimizer_state_are_sharded_over_fsdp(make):
   mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=8))
-  state, spec = begin(T5(CONFIG), make(schedules.constant_rate(0.01)), mesh)
+  state, spec = initialize(T5(CONFIG), make(schedules.constant_rate(0.01)), mesh)
   kernel = state.params["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]
   assert kernel.sharding.shard_shape(kernel.shape) == (2, 32)
   for leaf, sharding in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(spec.shardings.opt_state), strict=True):

@@ -134,10 +134,10 @@ def test_it_is_quiet_before_the_first_heartbeat_when_paused_or_working_and_after
 
 def test_a_heartbeat_is_cheap():
   with Watchdog(60) as watchdog:
-    began = time.process_time()
+    started = time.process_time()
     for _ in range(100_000):
       watchdog.heartbeat()
-    assert (time.process_time() - began) / 100_000 < 20e-6
+    assert (time.process_time() - started) / 100_000 < 20e-6
 
 
 def test_without_end_process_a_stall_is_reported_repeatedly(tmp_path, capfd):
