@@ -1,21 +1,20 @@
-"""What holds for every test: fake devices, strict numerics, and the command line as a user runs it."""
+"""Settings and fixtures of all tests: fake devices, strict numerics, and the command line as a user runs it."""
 
 import importlib.metadata
 import os
 
-# Before jax starts: eight CPU devices, in this process and in those it starts.
+# Before jax is imported: eight CPU devices, in this process and its children.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-# Tests compile much and run little: let LLVM not optimize, which halves the time of the suite, and compile a program in
-# one piece: there is no core left for a second. Without XLA's fusion emitters there is less to compile still; only jax
-# 0.10 is known to take that flag, and 0.12 ends at it.
+# Tests compile much and run little: no LLVM optimization halves the time of the suite, and splitting a program would
+# only help with idle cores. Without XLA's fusion emitters there is less to compile; jax 0.10 has that flag, 0.12 not.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
-# Many tests compile the same tiny programs: they are kept, for the other worker and for the next run. (`t5like train`
-# in a process of its own keeps them in its CACHE_DIR instead.) The key holds the program, the flags and jax's version,
-# so that none is ever stale; "none" keeps the name of a run's own cache folder out of the key.
+# Many tests compile the same tiny programs, which are cached for the other worker and the next run. (`t5like train`
+# in a separate process caches them in its CACHE_DIR instead.) The key has the program, the flags and jax's version, so
+# that none is ever stale; "none" keeps the path of a run's own cache folder out of the key.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.pytest_cache/compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
@@ -43,21 +42,21 @@ from t5like.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# Nothing that a test does by default may touch the caches of the user who runs it.
+# Tests must not touch the caches of the user who runs them.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="t5like-home-")
 atexit.register(shutil.rmtree, os.environ["HOME"], ignore_errors=True)
 
-# Two cores shared by two workers: how long an example takes says nothing.
+# With two workers on two cores, the time of an example means nothing.
 hypothesis.settings.register_profile("shared", deadline=None)
 hypothesis.settings.load_profile("shared")
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# A shell's background jobs, such as a CI's, start with Ctrl-C ignored, and so would all that tests start.
+# A shell's background jobs, such as a CI's, ignore Ctrl-C, and so would all processes that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The smallest model that is still a T5: a run of it takes seconds.
+# A T5 that is small enough to train in seconds.
 SMALL_MODEL = [
   "--gin_file=models/t5/tiny.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2", "--gin.HEAD_DIM=8",
   "--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1", "--gin.BATCH_SIZE=8",
@@ -65,8 +64,8 @@ SMALL_MODEL = [
 
 
 def run_process(*args: object, cwd: Path | None = None, status: int = 0, devices: int = 1):
-  """Runs `python -m t5like ...` in a process of its own, with so many devices, and checks its exit status."""
-  # Safe path: as the installed command, `python -m` then does not look for modules in the current folder by itself.
+  """Runs `python -m t5like ...` in a new process with `devices` devices, and checks its exit status."""
+  # Safe path: like the installed command, `python -m` does not add the current folder to sys.path.
   env = {**os.environ, "JAX_NUM_CPU_DEVICES": str(devices), "PYTHONPATH": str(REPOSITORY), "PYTHONSAFEPATH": "1"}
   done = subprocess.run(
     [sys.executable, "-m", "t5like", *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=900
@@ -83,7 +82,7 @@ def exit_status(arguments: list[str]) -> int:
 
 
 def start_here(line: list[str], env: dict[str, str] | None = None):
-  """What commands start as a process of its own, for it needs TensorFlow: `t5like cache`, and questions to seqio."""
+  """Runs in this process what commands start as a child because it needs TensorFlow: `t5like cache`, seqio queries."""
   assert line[:2] == [sys.executable, "-m"]
   if line[2] == "t5like":
     return subprocess.CompletedProcess(line, exit_status(line[3:]))
@@ -91,9 +90,9 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
 
 
 def run_here(*args: object, status: int = 0):
-  """Runs the command in this process, which has jax and TensorFlow loaded and eight devices: seconds faster.
+  """Runs the command in this process, which has imported jax and TensorFlow and has eight devices: seconds faster.
 
-  The processes that it would start run here as well.
+  The processes that it would start run here, too.
   """
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
@@ -117,9 +116,9 @@ def t5like_process():
 
 @pytest.fixture(scope="session")
 def token_caches(tmp_path_factory) -> Path:
-  """The embedded tasks, tokenized by the real command into a folder where tests may add to it, but change nothing."""
+  """The embedded tasks, tokenized by the real command into a folder that tests may add to, but must not change."""
   folder = tmp_path_factory.getbasetemp()
-  if "PYTEST_XDIST_WORKER" in os.environ:  # one for all workers: the first builds, the others wait and find it
+  if "PYTEST_XDIST_WORKER" in os.environ:  # shared by all workers: the first one builds it
     folder = folder.parent
   folder = folder / "tokens"
   for task, split in (("novels", "train"), ("snli", "train"), ("snli", "validation")):
@@ -151,7 +150,7 @@ def finetune(token_caches):
 
 @pytest.fixture
 def old_directories(tmp_path, monkeypatch) -> Path:
-  """A folder with what commit d9cdd99 wrote (tests/data/old_directories), which is the current one during the test."""
+  """Unpacks the files that commit d9cdd99 wrote (tests/data/old_directories) into a folder and changes to it."""
   with tarfile.open(REPOSITORY / "tests/data/old_directories/d9cdd99.tar.xz") as archive:
     archive.extractall(tmp_path, filter="data")
   monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""t5like as a library: no gin, no exit, no global state; every seam used from outside of the package."""
+"""t5like as a library: no gin, no exit, no global state; every extension point used from outside of the package."""
 
 import dataclasses
 import re
@@ -28,13 +28,13 @@ SMALL = dict(
 
 @pytest.fixture
 def run_command(request):
-  """The command line; its fixture has the name of the package, which these tests use."""
+  """The command line, under another name than the package, which these tests use."""
   return request.getfixturevalue("t5like")
 
 
 @pytest.fixture
 def settings(tmp_path, token_caches):
-  """Of an experiment in plain Python."""
+  """Arguments of an experiment in plain Python."""
   return dict(
     model_dir=str(tmp_path / "run"),
     model=T5(TransformerConfig(**SMALL)),
@@ -50,7 +50,7 @@ def settings(tmp_path, token_caches):
 
 
 def test_importing_it_loads_nothing_heavy():
-  """Under 0.1 s is not timed here: no module that takes longer is loaded."""
+  """Checks the loaded modules instead of the time."""
   code = (
     "import sys, t5like; dir(t5like); print([m for m in ('jax', 'numpy', 'gin', 'tensorflow') if m in sys.modules])"
   )
@@ -66,7 +66,7 @@ def test_every_public_name_has_a_docstring():
 
 
 def test_the_readmes_python_runs_as_printed(tmp_path, monkeypatch, capsys, token_caches):
-  """In a home of its own, which has the tokens of the embedded tasks."""
+  """Runs in a temporary home with the token caches of the embedded tasks."""
   monkeypatch.setenv("HOME", str(tmp_path))
   (tmp_path / ".cache").mkdir()
   (tmp_path / ".cache/t5like").symlink_to(token_caches)
@@ -112,7 +112,7 @@ def test_two_experiments_never_see_each_others_configuration(tmp_path):
 def test_an_experiment_written_from_its_fields_is_read_back_the_same(files, tmp_path):
   read = t5like.read_experiment(files, MODEL_DIR="somewhere", **{"MESH.fsdp": 2, "KEEP.every": 7})
   changed = dataclasses.replace(read, steps=7)
-  assert read.config_text and not changed.config_text  # the text would be that of another number of steps
+  assert read.config_text and not changed.config_text  # the text would have another number of steps
   (tmp_path / "config.gin").write_text(config_text(changed))
   back = t5like.read_experiment([str(tmp_path / "config.gin")])
   for field in dataclasses.fields(back):
@@ -127,10 +127,10 @@ def test_an_experiment_written_from_its_fields_is_read_back_the_same(files, tmp_
 
 
 def test_defaults_are_those_of_gin(tmp_path, settings):
-  """Every field that a gin file leaves alone has the value that Python gives it."""
+  """Every field that a gin file does not set has its Python default."""
   read = t5like.read_experiment(["models/t5/tiny.gin", "runs/finetune.gin"], MODEL_DIR="x", TASK="snli", INIT_FROM=None)
   given = {"model_dir", "model", "vocabulary", "task", "lengths", "batch_size", "steps", "optimizer", "config_text"}
-  preset = {"eval_split", "eval_period"}  # what fine-tuning is about
+  preset = {"eval_split", "eval_period"}  # set by finetune.gin
   labeled = {k: v for k, v in settings.items() if k in given} | {
     "task": "snli",
     "lengths": {"inputs": 8, "targets": 4},
@@ -143,23 +143,23 @@ def test_defaults_are_those_of_gin(tmp_path, settings):
   assert plain.packs and not t5like.Experiment(**settings).packs
 
 
-def test_an_optimizer_of_optax_trains_and_its_run_still_answers(settings):
+def test_an_optax_optimizer_trains_and_its_model_can_be_loaded(settings):
   import optax
 
   built = t5like.optimizers.adafactor(1e-2)
-  own = dataclasses.replace(built, transformation=optax.sgd(0.1), description="plain SGD", made_by=None)
-  result = t5like.train(t5like.Experiment(**settings | {"optimizer": own}))
+  custom = dataclasses.replace(built, transformation=optax.sgd(0.1), description="plain SGD", factory_call=None)
+  result = t5like.train(t5like.Experiment(**settings | {"optimizer": custom}))
   assert t5like.load(result.model_dir).score("the sea", "calm") < 0
   read = t5like.read_experiment([str(result.model_dir / "config.gin")])
   with pytest.raises(t5like.UserError, match="optimizer was built in Python: plain SGD"):
     t5like.train(dataclasses.replace(read, model_dir=f"{settings['model_dir']}_again"))
 
 
-def test_a_step_a_hook_and_parameters_of_ones_own(settings):
+def test_a_custom_step_hook_and_initial_parameters(settings):
   seen, calls = [], []
 
   def still_step(model, optimizer, settings, state, batch):
-    """Counts, and leaves the parameters as they are."""
+    """Counts the step without changing the parameters."""
     calls.append(1)
     after, metrics = train_step(model, optimizer, settings, state, batch)
     return after.replace(params=state.params), metrics | {"stillness": jnp.float32(1.0)}
@@ -201,7 +201,7 @@ def test_a_step_named_in_gin(tmp_path, monkeypatch, run_command, small_model, to
 
 @dataclasses.dataclass(frozen=True)
 class Backwards(t5like.Objective):
-  """The text itself, to be written from its end."""
+  """The targets are the text in reverse."""
 
   name: ClassVar[str] = "backwards"
 
@@ -222,7 +222,7 @@ def test_an_objective_by_name(settings):
 
 
 class WithLengthHead(nn.Module):
-  """T5, and a head on its first decoder state that tells how many target tokens a row has."""
+  """T5 with a head on its first decoder state that predicts the number of target tokens of a row."""
 
   config: TransformerConfig
 
@@ -237,9 +237,9 @@ class WithLengthHead(nn.Module):
     hidden = self.backbone.hidden_states(batch, deterministic)
     return {"lengths": self.head(hidden[:, 0].astype(jnp.float32))[:, 0]}
 
-  def loss(self, outputs, batch, settings, whole):
+  def loss(self, outputs, batch, settings, divide_by):
     true = jnp.sum(batch["decoder_loss_weights"], axis=1)
-    error = jnp.sum((outputs["lengths"] - true) ** 2) / whole.rows
+    error = jnp.sum((outputs["lengths"] - true) ** 2) / divide_by.rows
     return error, {"loss": error, "length_error": jnp.sqrt(error)}
 
 
@@ -253,7 +253,7 @@ def test_a_head_with_its_own_loss(settings):
     t5like.load(result.model_dir)
 
 
-def test_bad_input_is_an_error_before_anything_is_written(settings, tmp_path):
+def test_invalid_input_is_an_error_before_anything_is_written(settings, tmp_path):
   with pytest.raises(t5like.UserError, match="MODEL_DIR|batch"):
     t5like.train(t5like.Experiment(**settings | {"batch_size": 7}))
   assert not Path(settings["model_dir"]).exists()

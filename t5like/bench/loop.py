@@ -150,7 +150,7 @@ def _checkpoint_overhead(experiment: Experiment, folder: Path, steps: int, repea
   state, _ = _bare(step, state, batch, 3)
 
   plain, saving, blocked = [], [], []
-  with Checkpoints(folder, keep=1) as checkpoints:
+  with Checkpoints(folder, retention=1) as checkpoints:
     for _ in range(repeats):
       started = time.monotonic()
       state, _ = _bare(step, state, batch, steps)

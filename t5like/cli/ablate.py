@@ -26,7 +26,7 @@ from t5like.ablations.sweep.plan import Planner, plan_sweep
 from t5like.ablations.sweep.settings import SCALES, SweepSettings, custom_recipes
 from t5like.cli import ablate_report
 from t5like.cli.options import add_host_arguments
-from t5like.cli.train import meet_other_hosts
+from t5like.cli.train import join_hosts
 from t5like.errors import UserError
 from t5like.files import storage
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
   from t5like.ablations.sweep.worker import prepare_sweep, run_sweep
 
-  meet_other_hosts(args, str(planner.requested))
+  join_hosts(args, str(planner.requested))
   prepare_sweep(planner)
   if args.prepare_only:
     print(f"all token caches are built: {planner.cache_dir}")

@@ -1,37 +1,38 @@
-"""The `t5like` command: finds the verb, runs it, turns mistakes into messages.
+"""The `t5like` command line: runs a command and prints errors as messages.
 
-Nothing heavy is imported here, so that help answers at once; each verb imports what it needs when
-it runs. A verb is a module of this folder with `configure(parser)` and `run(args)`.
+Imports nothing heavy, so that help is instant; each command imports what it needs when it runs. A command is a module
+or package of this folder with `configure(parser)` and `run(args)`.
 """
 
 import argparse
 import importlib
+import importlib.metadata
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import t5like
 from t5like.errors import UserError, nearest
 
-VERBS = {
+COMMANDS = {
   "train": "pre-train or fine-tune a model from gin files",
   "eval": "score checkpoints by decoding, ranking or loss; follow a run; compare two",
-  "infer": "answer text with a model: files, tasks, or at a prompt",
+  "infer": "generate text with a model: from files, tasks, or an interactive prompt",
   "cache": "tokenize a seqio task once into a token cache",
   "tasks": "list, show, check and prepare the registered tasks",
-  "plan": "what a run would take on a machine: memory, time, money",
-  "bench": "measure how fast things are on this machine",
-  "ablate": "reproduce the tables of the T5 paper, and compare",
-  "convert": "bring checkpoints in from Hugging Face or T5X, or take them out; translate T5X's gin files",
+  "plan": "forecast the memory, time and cost of a run on a machine",
+  "bench": "measure speed on this machine",
+  "ablate": "reproduce the ablation tables of the T5 paper",
+  "convert": "import or export Hugging Face and T5X checkpoints; translate T5X gin files",
 }
 
 BAD_INPUT = UserError.status
-INTERRUPTED = 130  # as a shell reports Ctrl-C
+INTERRUPTED = 130  # the status of Ctrl-C in a shell
 
 
 class _Parser(argparse.ArgumentParser):
-  """argparse that answers a misspelled option with the nearest right one."""
+  """argparse that suggests the nearest valid option for a misspelled one."""
 
   def error(self, message: str):
     unknown = message.removeprefix("unrecognized arguments: ").split()
@@ -41,20 +42,38 @@ class _Parser(argparse.ArgumentParser):
 
 
 def help_text() -> str:
-  width = max(map(len, VERBS))
+  width = max(map(len, COMMANDS))
   return "\n".join(
     [
       f"t5like {t5like.__version__}: pre-train and fine-tune BERT-, GPT- and T5-style models in JAX.",
       "",
-      "usage: t5like VERB [options]        t5like VERB --help tells a verb's own options",
+      "usage: t5like COMMAND [options]     t5like COMMAND --help, t5like --version",
       "",
-      *(f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()),
+      *(f"  {command:<{width}}  {summary}" for command, summary in COMMANDS.items()),
     ]
   )
 
 
+def version_lines() -> Iterator[str]:
+  """Yields the versions of t5like, jax and flax, then the devices of this host if jax finds any."""
+  yield f"t5like {t5like.__version__}"
+  for package in ("jax", "flax"):
+    try:
+      yield f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+      yield f"{package} not installed"
+  os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves the GPU's memory to running jobs
+  try:
+    import jax
+
+    devices = jax.local_devices()
+  except (ImportError, RuntimeError):
+    return
+  yield f"device {len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
+
+
 def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-  """Takes `--gin.NAME=VALUE` (or `--gin.NAME VALUE`) out of argv."""
+  """Separates `--gin.NAME=VALUE` (or `--gin.NAME VALUE`) from argv; returns (rest, overrides)."""
   rest, overrides = [], []
   pending = iter(argv)
   for argument in pending:
@@ -70,19 +89,19 @@ def split_overrides(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str
   return rest, overrides
 
 
-def run_verb(verb: str, argv: Sequence[str]) -> int:
-  sys.path.append(os.getcwd())  # for the user's own task modules; last, so that it shadows nothing
-  module = importlib.import_module(f"t5like.cli.{verb}")
+def run_command(command: str, argv: Sequence[str]) -> int:
+  sys.path.append(os.getcwd())  # for the user's task modules; last, so that it shadows nothing
+  module = importlib.import_module(f"t5like.cli.{command}")
   parser = _Parser(
-    prog=f"t5like {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    prog=f"t5like {command}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument("--verbose", action="store_true", help="show the traceback of an error")
   module.configure(parser)
   rest, overrides = split_overrides(argv)
   args = parser.parse_args(rest)
-  args.gin_overrides, args.argv = overrides, [verb, *argv]
+  args.gin_overrides, args.argv = overrides, [command, *argv]
   if overrides and not hasattr(args, "gin_file"):
-    raise UserError(f"t5like {verb} takes no --gin options", given=", ".join(f"--gin.{n}" for n, _ in overrides))
+    raise UserError(f"t5like {command} takes no --gin options", given=", ".join(f"--gin.{n}" for n, _ in overrides))
   return module.run(args)
 
 
@@ -92,18 +111,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(help_text())
     return 0
   if argv[0] == "--version":
-    print(t5like.__version__)
+    for line in version_lines():
+      print(line, flush=True)  # a host of a pod may wait for the others before it finds its devices
     return 0
   try:
-    if argv[0] not in VERBS:
+    if argv[0] not in COMMANDS:
       raise UserError(
-        f"no verb {argv[0]!r}", nearest=nearest(argv[0], VERBS), known=", ".join(VERBS), try_="t5like --help"
+        f"unknown command: {argv[0]}",
+        nearest=nearest(argv[0], COMMANDS),
+        known=", ".join(COMMANDS),
+        try_="t5like --help",
       )
-    return run_verb(argv[0], argv[1:])
+    return run_command(argv[0], argv[1:])
   except UserError as error:
     if "--verbose" in argv:
       traceback.print_exc()
-    # gin wraps exceptions that pass through it and adds its call stack to str(); ours stays clean.
+    # Not str(): gin adds its call stack to that of exceptions that pass through it.
     print(f"error: {error.render()}", file=sys.stderr)
     return error.status
   except BrokenPipeError:  # `t5like ... | head`
@@ -113,15 +136,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("interrupted", file=sys.stderr)
     return INTERRUPTED
   except Exception:
-    if not _is_one_of_several_processes():
+    if not _is_multi_process():
       raise
-    # Python would now wait half a minute for the other hosts, of which one is gone.
+    # Python would wait half a minute for the other hosts, which fail without this one.
     traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
 
-def _is_one_of_several_processes() -> bool:
-  jax = sys.modules.get("jax")  # not loaded: nothing was joined
+def _is_multi_process() -> bool:
+  jax = sys.modules.get("jax")  # not imported: no cluster was joined
   return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1

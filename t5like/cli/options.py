@@ -1,4 +1,4 @@
-"""Options that several verbs share."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:  # help must not wait for jax
 def add_gin_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("configuration")
   group.add_argument(
-    "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeat it, later files win"
+    "--gin_file", action="append", default=[], metavar="FILE", help="a gin file; repeatable, later files win"
   )
   group.add_argument(
     "--gin.NAME", dest="_", metavar="VALUE", help="set a macro or parameter, e.g. --gin.BATCH_SIZE=64 (no quotes)"
   )
   group.add_argument(
-    "--gin_search_paths", action="append", default=[], metavar="DIR", help="another folder to look for gin files in"
+    "--gin_search_paths", action="append", default=[], metavar="DIR", help="another folder with gin files; repeatable"
   )
 
 
 def read_experiment(args: argparse.Namespace) -> Experiment:
-  """The run that the files and overrides of the command line describe."""
+  """Returns the experiment that the gin files and overrides of the command line describe."""
   from t5like.experiments import reading
 
   return reading.read_experiment(args.gin_file, args.gin_overrides, gin_search_paths(args))
@@ -36,23 +36,27 @@ def gin_search_paths(args: argparse.Namespace) -> list[str]:
 
 
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("several machines, where no cluster tells")
-  group.add_argument("--coordinator", metavar="HOST:PORT", help="of process 0 (or T5LIKE_COORDINATOR)")
-  group.add_argument("--processes", type=int, metavar="N", help="in all (or T5LIKE_NUM_PROCESSES)")
-  group.add_argument("--process_id", type=int, metavar="I", help="of this one, from 0 (or T5LIKE_PROCESS_ID)")
+  group = parser.add_argument_group("multi-host (only if the cluster is not detected automatically)")
+  group.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (or T5LIKE_COORDINATOR)")
+  group.add_argument("--processes", type=int, metavar="N", help="number of processes (or T5LIKE_NUM_PROCESSES)")
+  group.add_argument("--process_id", type=int, metavar="I", help="of this process, from 0 (or T5LIKE_PROCESS_ID)")
   group.add_argument(
-    "--start_timeout", type=float, default=300.0, metavar="SECONDS", help="to wait for all hosts (default: 300)"
+    "--start_timeout",
+    type=float,
+    default=300.0,
+    metavar="SECONDS",
+    help="time limit for all hosts to join (default: 300)",
   )
 
 
 def add_task_modules(parser: argparse.ArgumentParser) -> None:
-  """The option of every command that looks tasks up."""
+  """Adds the option of every command that uses tasks."""
   parser.add_argument(
     "--task_modules",
     action="append",
     default=[],
     metavar="MODULE",
-    help="a module of yours to import, for the tasks, objectives and metrics it has; repeat it, or use commas",
+    help="a module to import that registers tasks, objectives or metrics; repeatable, or comma-separated",
   )
 
 
@@ -61,13 +65,13 @@ def task_modules(args: argparse.Namespace) -> list[str]:
 
 
 def parse_lengths(given: str | None) -> dict[str, int]:
-  """`inputs=512,targets=62` as a dict."""
+  """Parses `inputs=512,targets=62` into a dict."""
   lengths = {}
   for part in (given or "").split(","):
     name, equals, number = part.strip().partition("=")
     if not part.strip():
       continue
     if name not in ("inputs", "targets") or not equals or not number.isdigit() or int(number) < 1:
-      raise UserError(f"--lengths {given} cannot be read", expected="such as inputs=512,targets=62", at=part)
+      raise UserError(f"invalid --lengths: {given}", expected="a list such as inputs=512,targets=62", at=part)
     lengths[name] = int(number)
   return lengths

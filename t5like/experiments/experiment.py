@@ -14,7 +14,7 @@ from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
-from t5like.training.checkpoints import Keep, Restore
+from t5like.training.checkpoints import CheckpointRetention, Restore
 from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.guards.finiteness import POLICIES
 from t5like.training.optimizers import Optimizer
@@ -90,7 +90,7 @@ class Experiment:
   norms_period: int = 0
   # Also saves a checkpoint every N minutes; and which checkpoints are kept.
   checkpoint_minutes: float = 10.0
-  keep: Keep = Keep()
+  keep: CheckpointRetention = CheckpointRetention()
   # Evaluation, also at the end: the split ('' for none), the maximum number of examples to decode (0: all), and the
   # number of batches for the loss on a corpus.
   eval_split: str = ""
@@ -258,8 +258,8 @@ class Experiment:
     if not isinstance(self.lengths, Mapping):
       raise _invalid("lengths", self.lengths, "a dict such as {'inputs': 512}")
     for name, kind in (
-      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", Keep), ("restore", Restore),
-      ("early_stopping", EarlyStopping),
+      ("model", nn.Module), ("optimizer", Optimizer), ("mesh", MeshAxes), ("keep", CheckpointRetention),
+      ("restore", Restore), ("early_stopping", EarlyStopping),
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
         raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @adafactor()")

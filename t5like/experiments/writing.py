@@ -67,10 +67,10 @@ class _Writer:
       return "{" + ", ".join(f"{self._source(k)}: {self._source(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
       return "[" + ", ".join(map(self._source, value)) + "]"
-    if isinstance(value, Optimizer) and value.made_by is None:
+    if isinstance(value, Optimizer) and value.factory_call is None:
       return self.bind("custom_optimizer", {"description": value.description})
-    if getattr(value, "made_by", None):
-      return self.bind(*value.made_by)
+    if getattr(value, "factory_call", None):
+      return self.bind(*value.factory_call)
     if dataclasses.is_dataclass(value) and self.knows(type(value)):
       return self.bind(self._names[type(value)], _arguments(value))
     if self.knows(value):

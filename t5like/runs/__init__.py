@@ -1,4 +1,4 @@
-"""Executes an experiment: prepare, train, evaluate in the loop, report; or forecasts what it takes."""
+"""Runs an experiment (prepare, train, evaluate, report) or forecasts its cost."""
 
 from t5like.runs.forecasting import plan
 from t5like.runs.trainer import TrainingResult

@@ -1,4 +1,4 @@
-"""The train step of a run, compiled for each shape of batch that its phases have."""
+"""Compiles the train step for each batch shape of a run's phases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from t5like.training.step import LossSettings, StepFunction, compile_train_step
 
 
 def compiled_folder(cache_dir: str) -> Path:
-  """Beside the token caches, on this machine."""
+  """Returns the folder of the compilation cache: next to the token caches, on this machine."""
   root = storage.as_path(cache_dir)
   return (storage.mirror_folder(root) if storage.is_remote(root) else root) / "compiled"
 
 
 class CompiledSteps:
-  """The compiled step; where phases have batches of different shapes, the one for the batch at hand."""
+  """The compiled train steps of a run, one per batch shape."""
 
   def __init__(self):
     self._compiled: dict[tuple, jax.stages.Compiled] = {}

@@ -1,4 +1,4 @@
-"""Evaluation while training: by decoding, and by the loss of the true answers."""
+"""Evaluation during training: by decoding, and by teacher-forced loss."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from t5like.training.state import TrainState
 
 _SHOWN_EXAMPLES = 5
 
-# (state) -> scores by their full names, such as eval/snli/accuracy
+# (state) -> scores by full name, such as eval/snli/accuracy
 Evaluate = Callable[[TrainState], dict[str, float]]
 
 
 def evaluated_parameters(state: TrainState) -> Any:
-  """The moving average of the parameters where the optimizer keeps one: that is what it is for."""
+  """Returns the parameters to evaluate: their moving average if the optimizer has one."""
   return averaged_parameters(state.opt_state, state.params) if has_average(state.opt_state) else state.params
 
 
-def decoding_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
-  """Scores a state by decoding, prints and records. `beat` is called after every batch, as a sign of life."""
+def decoding_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[[], None]) -> Evaluate:
+  """Returns a function that scores a state by decoding, prints and records. Calls `heartbeat` after every batch."""
   experiment = run.experiment
   split, examples = experiment.eval_split, experiment.eval_examples
   model = EvaluatedModel.of(experiment.model, run.mesh, run.vocabulary, experiment)
@@ -39,30 +39,30 @@ def decoding_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[
   evaluator, line = Evaluator(model, settings), ProgressLine()
 
   def evaluate(state: TrainState) -> dict[str, float]:
-    step, params, found = int(state.step), evaluated_parameters(state), {}
+    step, params, scores = int(state.step), evaluated_parameters(state), {}
     for member in run.scored:
-      task, asked = member.task, evaluator.read(member.task, member.cache)
+      task, evaluation_set = member.task, evaluator.read(member.task, member.cache)
 
-      def progress(done: int, total: int = len(asked.fields)) -> None:
-        beat()
+      def progress(done: int, total: int = len(evaluation_set.fields)) -> None:
+        heartbeat()
         line.show(f"decoding {done:,}/{total:,}")
 
-      result = evaluator(params, asked, progress)
+      result = evaluator(params, evaluation_set, progress)
       line.end_line()
       for note in result.notes:
         say(note)
       if jax.process_index() == 0:
-        result.write(predictions_path(run.model_dir, task, split, step, examples), asked.data)
+        result.write(predictions_path(run.model_dir, task, split, step, examples), evaluation_set.data)
       say(result.report(task, split, step, _SHOWN_EXAMPLES))
       writer.write(step, f"eval/{task}", result.scores)
-      found |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
-    return found
+      scores |= {f"eval/{task}/{name}": value for name, value in result.scores.items()}
+    return scores
 
   return evaluate
 
 
-def loss_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], None]) -> Evaluate:
-  """The loss of the true answers, over the same text every time."""
+def loss_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[[], None]) -> Evaluate:
+  """Returns a function that computes the teacher-forced loss, on the same text every time."""
   experiment = run.experiment
   losses = loss_evaluator(
     experiment,
@@ -76,20 +76,20 @@ def loss_evaluation(run: PreparedRun, writer: MetricWriter, beat: Callable[[], N
   )
 
   def evaluate(state: TrainState) -> dict[str, float]:
-    step, params, found = int(state.step), evaluated_parameters(state), {}
+    step, params, scores = int(state.step), evaluated_parameters(state), {}
     for task, loss in losses.items():
-      values = loss(params, lambda *done: beat())
+      values = loss(params, lambda *done: heartbeat())
       writer.write(step, f"eval_loss/{task}", values)
       shown = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
       say(f"{task} ({experiment.eval_split}) at step {step:,}: {shown}")
-      found |= {f"eval_loss/{task}/{name}": value for name, value in values.items()}
-    return found
+      scores |= {f"eval_loss/{task}/{name}": value for name, value in values.items()}
+    return scores
 
   return evaluate
 
 
 def was_evaluated(run: PreparedRun, rows: Iterable[Mapping[str, Any]]) -> bool:
-  """Whether every scored task, as it is now, has its scores among the rows of a step; they are then shown."""
+  """Returns whether the rows of a step have scores of every task in its current form; prints them if so."""
   experiment = run.experiment
   by_kind = {row["kind"]: row for row in rows}
   if not all(f"eval/{member.task}" in by_kind for member in run.scored):
@@ -98,17 +98,17 @@ def was_evaluated(run: PreparedRun, rows: Iterable[Mapping[str, Any]]) -> bool:
     step = by_kind[f"eval/{member.task}"]["step"]
     split, examples = experiment.eval_split, experiment.eval_examples
     path = predictions_path(run.model_dir, member.task, split, step, examples)
-    if not _is_of(about_path(path), data_identity(member.cache, experiment.task_modules)):
+    if not _is_current(about_path(path), data_identity(member.cache, experiment.task_modules)):
       say(f"{member.task} has changed since it was scored at step {step:,}")
       return False
   for member in run.scored:
     scores = {k: v for k, v in by_kind[f"eval/{member.task}"].items() if k not in ("step", "kind")}
-    say(f"{member.task} was scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
+    say(f"{member.task} was already scored at this step: " + ", ".join(f"{k} {v:.2f}" for k, v in scores.items()))
   return True
 
 
-def _is_of(about: Path, identity: str) -> bool:
-  """False where a file of predictions is of other examples or scoring; runs of before do not say."""
+def _is_current(about: Path, identity: str) -> bool:
+  """Returns False for predictions of other examples or scoring. Older runs did not record this: True."""
   try:
     return storage.read_json(about).get("data") in (None, identity)
   except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Forecasts a run before it runs: memory, network, time and money on a machine that need not be there."""
+"""Forecasts memory, network, time and cost of a run on a machine that need not be available."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from t5like.planning.search import candidates, fastest_that_fits, nearest_that_f
 from t5like.runs.planned_work import planned_phases, planned_work
 from t5like.training.step import check_microbatches
 
-_SHOWN = 8  # candidates of each batch size, in a search
-_FACTORS = (1, 2, 4)  # of the batch size, in a search
+_SHOWN = 8  # candidates per batch size in a search
+_FACTORS = (1, 2, 4)  # multiples of the batch size in a search
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanSettings:
-  """What device-hours cost.
+  """Cost of device-hours.
 
   Attributes:
-    price: dollars of a device for an hour; None: a list price.
-    pue: power of the data center for each watt of its machines.
-    co2e: kg of CO2e of a kWh where the machine is.
+    price: dollars per device and hour; None: a list price.
+    pue: power usage effectiveness of the data center.
+    co2e: kg of CO2e per kWh.
   """
 
   price: float | None = None
@@ -40,16 +40,16 @@ class PlanSettings:
     for name, least in (("price", 0), ("pue", 1), ("co2e", 0)):
       value = getattr(self, name)
       if value is not None and not least <= value < float("inf"):
-        raise UserError(f"--{name}={value} cannot work", expected=f"{least} or more")
+        raise UserError(f"invalid --{name}: {value}", expected=f"{least} or more")
 
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-  """A forecast for each phase of a run, and what the run costs."""
+  """A forecast for each phase of a run, and its cost."""
 
   forecasts: Sequence[Forecast]
   settings: PlanSettings
-  nearest: Forecast | None  # where a phase does not fit: the nearest way that does, if there is one
+  nearest: Forecast | None  # if a phase does not fit: the nearest configuration that does
 
   @property
   def fits(self) -> bool:
@@ -62,7 +62,7 @@ class RunPlan:
     return planning.price_of(hours, topology.chip, self.settings.price, self.settings.pue, self.settings.co2e)
 
   def text(self) -> str:
-    """Returns tables for people."""
+    """Returns the plan as tables."""
     text = render_plan(self.forecasts, self.price, self._assumed())
     return text if self.fits else "\n".join([text, "", *self._remedy()])
 
@@ -78,39 +78,41 @@ class RunPlan:
   def _assumed(self) -> list[str]:
     chip, settings = self.forecasts[-1].topology.chip, self.settings
     accuracy = accuracy_of(chip)
-    known = accuracy.describe() if accuracy else "as of other TPUs, whose published runs it was calibrated on"
+    known = accuracy.describe() if accuracy else "as for other TPUs, calibrated on their published runs"
     time = {
-      "gpu": "time: every operation at the share of the device's peak that was measured on an H200",
+      "gpu": "time: every operation at the share of the device's peak measured on an H200",
       "tpu": f"time: every operation at a share of the device's peak, {known}",
-    }.get(chip.platform, "time: every operation at the speed of a product and a copy, measured here and now")
+    }.get(chip.platform, "time: every operation at the speed of a matrix product and a copy, measured on this machine")
     lines = assumptions(chip, settings.price, settings.pue, settings.co2e)
-    return [time, *lines, "(--price, --pue and --co2e take yours)"]
+    return [time, *lines, "(override with --price, --pue and --co2e)"]
 
   def _remedy(self) -> list[str]:
     too_large, other = _too_large(self.forecasts), self.nearest
     if other is None:
-      return [f"no {too_large.topology.chip.device_kind}s hold this batch: try a smaller BATCH_SIZE or other chips"]
+      return [
+        f"no number of {too_large.topology.chip.device_kind}s fits this batch: try a smaller BATCH_SIZE or other chips"
+      ]
     where = "" if other.topology == too_large.topology else f"--topology={other.topology.name} "
     return [
-      "does not fit; the nearest that does:",
+      "does not fit; nearest that does:",
       f"  {where}{options_text(other, too_large.work)}",
       *(f"  {line}" for line in candidates_table([other])),
     ]
 
 
 def plan(experiment: Experiment, topology: str | Topology = "local", settings: PlanSettings | None = None) -> RunPlan:
-  """Forecasts what a run takes on a machine; nothing is allocated, and no accelerator is needed.
+  """Forecasts memory, time and cost of a run on a machine; allocates nothing and needs no accelerator.
 
   Args:
     experiment: the run.
     topology: the machine: "v5p-512", "4xv5p-128", "h100x8", "2xh100x8" or "local".
-    settings: what device-hours cost; list prices by default.
+    settings: cost of device-hours; list prices by default.
 
   Returns:
     The plan: `.text()` for people, `.as_dict()` for programs, `.fits`, `.price` and `.forecasts`.
 
   Raises:
-    UserError: the run could not be trained on that machine, as `t5like train` would say there.
+    UserError: the run is invalid on that machine; the error is that of `t5like train`.
   """
   settings, topology = settings or PlanSettings(), _topology(topology)
   axes = with_slices(experiment.mesh, topology)
@@ -122,7 +124,7 @@ def plan(experiment: Experiment, topology: str | Topology = "local", settings: P
 
 @dataclasses.dataclass(frozen=True)
 class PlanSearch:
-  """The fastest ways to train a run's last phase on a machine, by batch size."""
+  """The fastest configurations for a run's last phase on a machine, by batch size."""
 
   work: Work
   topology: Topology
@@ -137,13 +139,13 @@ class PlanSearch:
     return max(self.found, key=lambda f: f.work.tokens / f.time.seconds, default=None)
 
   def text(self) -> str:
-    """Returns a table for people, and the options that train the fastest way."""
+    """Returns a table of candidates, and the options of the fastest."""
     work, topology, fastest = self.work, self.topology, self.fastest
     if fastest is None:
       other = nearest_that_fits(work, topology)
       nearest = [f"nearest: --topology={other.topology.name} {options_text(other, work)}"] if other else []
       return "\n".join([f"nothing fits {topology.describe()}", *nearest])
-    lines = [f"{topology.describe()}: the fastest that fit", "", *candidates_table(self.found)]
+    lines = [f"{topology.describe()}: fastest that fit", "", *candidates_table(self.found)]
     if accuracy := accuracy_of(topology.chip):
       lines += [f"step times: {accuracy.describe()} of {accuracy.least:g} to {accuracy.most:g} times what is shown"]
     lines += ["", f"fastest: {options_text(fastest, work)}"]
@@ -161,9 +163,9 @@ class PlanSearch:
 def search_plan(
   experiment: Experiment, topology: str | Topology = "local", batch_sizes: Sequence[int] = ()
 ) -> PlanSearch:
-  """Tries meshes, batch sizes, parts and rematerialization for the last phase of a run.
+  """Searches meshes, batch sizes, microbatches and rematerialization for the last phase of a run.
 
-  `batch_sizes` are the experiment's, twice and four times it by default.
+  `batch_sizes` defaults to the experiment's, twice and four times that.
   """
   topology, work = _topology(topology), planned_work(experiment)[-1]
   sizes = batch_sizes or [experiment.batch_size * factor for factor in _FACTORS]
@@ -176,7 +178,7 @@ def _topology(given: str | Topology) -> Topology:
 
 
 def _check(experiment: Experiment, axes: parallel.MeshAxes, topology: Topology) -> None:
-  """Raises what `t5like train` would raise on that machine."""
+  """Raises the errors that `t5like train` would raise on that machine."""
   mesh = parallel.abstract_mesh(axes, topology.devices)
   check_splits(experiment.model.config, mesh)
   for phase in planned_phases(experiment):

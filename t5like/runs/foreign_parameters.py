@@ -1,4 +1,4 @@
-"""INIT_FROM: a checkpoint of t5like, of T5X, or a Hugging Face folder."""
+"""Finds the parameters of INIT_FROM: a t5like or T5X checkpoint, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HUGGING_FACE = ("config.json", "bert_config.json")
 
 
 def foreign_kind(source: str | Path) -> str | None:
-  """'T5X checkpoint' or 'Hugging Face folder', for a source that is one; None for ours and for anything else."""
+  """Returns 'T5X checkpoint' or 'Hugging Face folder' for a source that is one, else None."""
   path = storage.as_path(source).absolute()
   if (path / PARAMS).is_dir() or checkpoint_steps(path):
     return None
@@ -36,7 +36,7 @@ def foreign_kind(source: str | Path) -> str | None:
 
 
 def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
-  """The checkpoint in `source`, or the parameters of another library, read and checked against `model`."""
+  """Returns the checkpoint in `source`, or the parameters of another library, checked against `model`."""
   kind = foreign_kind(source)
   if kind is None:
     try:
@@ -45,38 +45,40 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
       lines = error.lines | {"expected": f"{error.lines['expected']}; a T5X checkpoint; or a Hugging Face folder"}
       raise UserError(error.what, **lines) from None
   path = storage.as_path(source).absolute()
-  here = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
+  local = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
   config = model.config
 
   def read() -> tuple[huggingface.Imported, Mapping[str, np.ndarray]]:
     if kind == "T5X checkpoint":
-      imported = t5x.load(here, config)
+      imported = t5x.load(local, config)
     else:
-      imported = huggingface.load(here, scan_layers=config.scan_layers)
+      imported = huggingface.load(local, scan_layers=config.scan_layers)
     return imported, flatten(imported.params)
 
   if kind == "T5X checkpoint":
     _check_kind(T5, model, f"the {kind} {source}")
   imported, arrays = read()
   _check_kind(type(imported.model), model, f"the {kind} {source}")
-  beside = vocabulary_in(here)
-  meant = dataclasses.replace(imported.model.config, param_dtype=config.param_dtype)  # narrower floats are widened
+  vocabulary = vocabulary_in(local)
+  stored_config = dataclasses.replace(
+    imported.model.config, param_dtype=config.param_dtype
+  )  # narrower floats are widened
   return GivenParameters(
     f"the {kind} {source}",
-    model_fingerprint(meant, load_vocabulary(str(beside)) if beside else None),
+    model_fingerprint(stored_config, load_vocabulary(str(vocabulary)) if vocabulary else None),
     arrays,
     lambda: read()[1],
     "the gin files of that model: a file of gin/models, "
-    + (f"--gin.VOCABULARY={beside}, " if beside else "")
+    + (f"--gin.VOCABULARY={vocabulary}, " if vocabulary else "")
     + f"or `t5like convert from_{'t5x' if kind.startswith('T5X') else 'hf'}`, which writes a config.gin",
   )
 
 
 def refuse_foreign(source: str) -> None:
-  """RESTORE_FROM needs an optimizer state of t5like."""
+  """Raises UserError for a foreign RESTORE_FROM, which has no optimizer state of t5like."""
   if kind := foreign_kind(source):
     raise UserError(
-      f"RESTORE_FROM takes a checkpoint of t5like, with optimizer and step; {source} is a {kind}",
+      f"RESTORE_FROM must be a t5like checkpoint with optimizer and step, but {source} is a {kind}",
       try_=f"--gin.INIT_FROM={source} --gin.RESTORE_FROM=None: its parameters, with a fresh optimizer",
     )
 
@@ -84,6 +86,6 @@ def refuse_foreign(source: str) -> None:
 def _check_kind(kind: type, model: nn.Module, source: str) -> None:
   if type(model) is not kind:
     raise UserError(
-      f"{source} holds a {kind.__name__}, the model is a {type(model).__name__}",
-      try_="--gin_file=models/... of the checkpoint's own family",
+      f"{source} is a {kind.__name__}, but the model is a {type(model).__name__}",
+      try_="--gin_file=models/... of the checkpoint's model family",
     )

@@ -1,4 +1,4 @@
-"""Teacher-forced loss on an evaluation split: how likely the true targets are, without decoding."""
+"""Teacher-forced loss on an evaluation split, without decoding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from t5like.training.feed import to_devices
 from t5like.training.state import StateSpec
 from t5like.training.step import LossSettings, compile_eval_step
 
-# Rows and what is hidden in them are the same at every evaluation, and in runs of every seed.
+# Rows and their corruption are the same at every evaluation, for any seed of the run.
 _SEED = 0x10551
 
 EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
@@ -30,9 +30,9 @@ EvalStep = Callable[[Any, Any], Mapping[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationRows:
-  """The rows of an evaluation in batches of one size, of which this host makes its share.
+  """The rows of an evaluation in batches of a fixed size; this host builds its share of each.
 
-  Rows behind the last are a copy of the first whose targets weigh nothing: they only fill up the last batch.
+  The last batch is filled up with copies of the first row whose targets have weight 0.
   """
 
   source: data.RowSource
@@ -59,13 +59,13 @@ class LossEvaluation:
     self._eval_step, self._rows, self._mesh = eval_step, rows, mesh
 
   def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
-    """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
-    given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
-    return means(sum_batches(given, lambda done: progress(done, len(self._rows))))
+    """Returns loss, perplexity, accuracy and target_tokens, the same on every host; reports batches to `progress`."""
+    sums = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
+    return means(sum_batches(sums, lambda done: progress(done, len(self._rows))))
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:
-  """What an evaluation says, from sums over its target tokens and sentences."""
+  """Returns the metrics of an evaluation from sums over its target tokens and sentences."""
   tokens = totals["target_tokens"]
   loss = totals["loss"] / tokens if tokens else math.nan
   result = {
@@ -89,17 +89,17 @@ def loss_evaluator(
   corpus_batches: int = 50,
   microbatches: int = 1,
 ) -> dict[str, LossEvaluation]:
-  """By task, for the members of an evaluation split, in batches of the shape that `phase` has; one compilation for all.
+  """Returns a loss evaluation for each task of an evaluation split, with the batch shape of `phase`; compiles once.
 
-  Of labeled examples every one counts exactly once, packed as in training. Of a corpus the first `corpus_batches`
-  batches of a fixed order do, or about one pass where it has fewer.
+  Labeled examples count exactly once each, packed as in training. Of a corpus, the first `corpus_batches` batches of a
+  fixed order count, or about one pass if it has fewer.
   """
   rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches, mesh) for m in members}
   if not rows:
     return {}
   settings = LossSettings(microbatches=microbatches)
   eval_step = compile_eval_step(experiment.model, settings, spec, blank_batch(experiment, phase), mesh)
-  return {task: LossEvaluation(eval_step, own, mesh) for task, own in rows.items()}
+  return {task: LossEvaluation(eval_step, task_rows, mesh) for task, task_rows in rows.items()}
 
 
 def evaluation_rows(
@@ -119,6 +119,6 @@ def evaluation_rows(
     return EvaluationRows(examples, examples.rows_per_epoch, size, share)
   packed = is_packed(experiment)
   corpus = data.CorpusRows(member.cache, experiment.objective, lengths, special, _SEED, layout, packed)
-  # Whole batches, so that a corpus needs no filling: row numbers go on into the next pass, with other tokens hidden.
+  # Full batches without padding rows: row numbers continue into the next pass, with other tokens corrupted.
   batches = min(corpus_batches, -(-corpus.rows_per_epoch // size))
   return EvaluationRows(corpus, batches * size, size, share)

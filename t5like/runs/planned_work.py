@@ -1,4 +1,4 @@
-"""What the steps of a run are made of, as shapes: the input of every forecast."""
+"""Describes the steps of a run as shapes: the input of every forecast."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
-from t5like.runs.run_card import steps_of_phases
+from t5like.runs.run_card import steps_per_phase
 from t5like.vocabularies import load_vocabulary
 
 
 def planned_work(experiment: Experiment) -> list[Work]:
-  """A run's phases as shapes: what its steps are made of, and how many there are of each."""
+  """Returns the work of each phase of a run: model, state, batch shapes and number of steps."""
   phases = planned_phases(experiment)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
   params, optimizer = nn.meta.unbox(boxed), experiment.optimizer
   opt_state = jax.eval_shape(optimizer.transformation.init, params)
-  # Muon alone multiplies matrices.
+  # Only Muon has matrix products.
   flops = traced_flops(optimizer.transformation.update, params, opt_state, params) if optimizer.matrices else 0
   state = State(boxed, opt_state, flops)
-  steps = steps_of_phases(phases, experiment.steps)
+  steps = steps_per_phase(phases, experiment.steps)
   return [
     Work(
       experiment.model,
@@ -43,7 +43,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
 
 
 def planned_phases(experiment: Experiment) -> list[Phase]:
-  """As a run has them; a vocabulary that is not on this machine only goes unchecked."""
+  """Returns the phases of a run; a vocabulary that is not on this machine is not checked."""
   check_layout(experiment.model, experiment.objective)
   vocab_size = experiment.model.config.vocab_size
   try:

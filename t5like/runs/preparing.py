@@ -1,4 +1,4 @@
-"""What a training run needs before it begins: everything that can be wrong is found here, before the first compile."""
+"""Prepares a training run: finds every error it can before the first compilation."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.run_card import RunCard, describe_run
 from t5like.training.checkpoints import (
   Restore,
+  check_disk_space,
   check_restorable,
-  check_room,
   checkpoint_bytes,
   find_checkpoint,
   has_training_state,
@@ -44,14 +44,14 @@ from t5like.vocabularies import Vocabulary, load_vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
-  """Where a run's state comes from."""
+class StartingPoint:
+  """The source of a run's initial state."""
 
   description: str
   checkpoint: Path | GivenParameters | None = None  # None: random initialization
-  resumes: bool = False  # optimizer and step come from the checkpoint too
+  resumes: bool = False  # restores optimizer and step, too
   options: Restore = Restore()
-  verified: bool = False  # its files were compared with their checksums just now
+  verified: bool = False  # its checksums were compared just now
 
   @property
   def step(self) -> int:
@@ -60,36 +60,36 @@ class Start:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedRun:
-  """All that is known, checked and opened before the first compilation."""
+  """A run that is checked and ready to compile."""
 
   experiment: Experiment
   model_dir: Path
   vocabulary: Vocabulary
-  phases: list[Phase]  # the last goes on to the end of the run
+  phases: list[Phase]  # the last one extends to the end of the run
   batches: data.Batches | None  # None: a dry run without a token cache, or a stream
   stream: StreamProcess | None
   evaluated: list[CachedTask]  # the tasks of the evaluation split
   mesh: jax.sharding.Mesh
-  batch: dict[str, np.ndarray]  # a batch of the right shapes
+  batch: dict[str, np.ndarray]  # placeholder values, real shapes
   spec: StateSpec
   fingerprint: dict[str, Any]
-  start: Start
+  start: StartingPoint
   card: RunCard
 
   @property
   def scored(self) -> list[CachedTask]:
-    """The tasks that are evaluated by decoding: all but text without answers."""
+    """The tasks that are evaluated by decoding: all but corpora."""
     return [member for member in self.evaluated if not member.cache.is_corpus]
 
 
 def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters | None = None) -> PreparedRun:
-  """Checks everything that can be wrong and opens what the run needs.
+  """Checks an experiment and opens the data and checkpoints that it needs.
 
-  A dry run builds no token cache and leaves damaged checkpoints where they are. `init` are parameters to begin with.
+  A dry run builds no token caches and does not move damaged checkpoints. `init` are initial parameters.
   """
   model_dir = directory.check_model_dir(experiment.model_dir)
   if not experiment.task:
-    raise UserError("TASK is empty: there is nothing to train on", try_="t5like tasks list")
+    raise UserError("TASK is not set", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   check_layout(experiment.model, experiment.objective)
@@ -105,21 +105,21 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  start = starting_point(experiment, model_dir, spec, fingerprint, not dry_run, init)
+  start = choose_starting_point(experiment, model_dir, spec, fingerprint, not dry_run, init)
   if (experiment.init_from or init) and start.step == 0:
     for note in finetuning_notes(experiment):
       say(note)
-  check_room(model_dir, checkpoint_bytes(spec.shapes))
+  check_disk_space(model_dir, checkpoint_bytes(spec.shapes))
 
   rates = experiment.mix or {experiment.task: 1.0}
-  members, why_streamed = None, ""
+  members, stream_reason = None, ""
   if not experiment.stream:
     try:
       members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     except MustStream as reason:
-      if experiment.mix or experiment.phases:  # which a stream does not have
+      if experiment.mix or experiment.phases:  # not supported by streaming
         raise
-      experiment, why_streamed = dataclasses.replace(experiment, stream=True), reason.why
+      experiment, stream_reason = dataclasses.replace(experiment, stream=True), reason.why
   batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_parts(mesh))
   evaluated = []
   if experiment.eval_split:
@@ -132,7 +132,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
-    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, why_streamed, expected
+    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, stream_reason, expected
   )
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card
@@ -140,14 +140,14 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
 
 def expected_members(experiment: Experiment) -> list[tuple[str, float, int | None]]:
-  """The tasks that a run would read, their shares and sizes, as seqio knows them: nothing is tokenized yet."""
+  """Returns task, share and size (from seqio) of the tasks that a run would read, before they are tokenized."""
   if experiment.mix or experiment.corpus_files or not can_build():
     return []
   return task_process.shares(experiment.task, experiment.split, experiment.task_modules)
 
 
 def without_corpus(experiment: Experiment) -> dict[str, float]:
-  """The labeled tasks of a mix: the corpus among them is there to be learned from, not to be evaluated."""
+  """Returns the labeled tasks of a mix: its corpus is for training only."""
   return {task: rate for task, rate in experiment.mix.items() if not experiment.objective or task != experiment.task}
 
 
@@ -159,10 +159,10 @@ def open_members(
   dry_run: bool,
   evaluation: bool = False,
 ) -> list[CachedTask] | None:
-  """The token caches of tasks at these rates; None where one is missing and a dry run builds nothing."""
+  """Opens or builds the token caches of tasks; returns None if one is missing in a dry run."""
   members = []
   for task, rate in rates.items():
-    files = experiment.corpus_files if task == experiment.task else None  # they make TASK a corpus, and no other
+    files = experiment.corpus_files if task == experiment.task else None  # they replace the text of TASK only
     caches = TokenCaches(
       experiment.cache_dir,
       experiment.vocabulary,
@@ -175,42 +175,42 @@ def open_members(
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:
       return None
-    # In a mix a registered mixture shares its rate out among its tasks.
+    # In a mix, the rate of a registered mixture is divided among its tasks.
     share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
     members += [dataclasses.replace(member, rate=share * member.rate) for member in found]
   return members
 
 
-def starting_point(
+def choose_starting_point(
   experiment: Experiment,
   model_dir: Path,
   spec: StateSpec,
   fingerprint: dict[str, Any],
   move: bool = True,
   init: GivenParameters | None = None,
-) -> Start:
-  """Decides where the state comes from, and refuses a checkpoint that does not fit.
+) -> StartingPoint:
+  """Returns the source of the initial state; raises UserError for a checkpoint that does not match.
 
-  The order: the run's own newest whole checkpoint, then RESTORE_FROM, then parameters in memory (`init`), then those of
-  INIT_FROM (of t5like or of another library), then random initialization. Damaged checkpoints that are newer are set
-  aside, where `move` allows it, and named.
+  In this order: the run's own newest intact checkpoint, RESTORE_FROM, parameters in memory (`init`), INIT_FROM (of
+  t5like or another library), random initialization. Newer, damaged checkpoints are reported and (`move`) set aside.
   """
   newest = newest_intact(model_dir, move)
-  for line in newest.story:
-    say(line)
+  for message in newest.messages:
+    say(message)
   options = experiment.restore
   if newest.checkpoint is not None:
-    start = Start("its own checkpoint of step {step}", newest.checkpoint, verified=True)
-    # Own parameters with a fresh optimizer would be begun with again at every restart: that takes another directory.
+    start = StartingPoint("its own checkpoint of step {step}", newest.checkpoint, verified=True)
+    # A fresh optimizer would reset at every restart: that needs another directory.
     options = dataclasses.replace(options, parameters_only=False)
   elif experiment.restore_from:
     refuse_foreign(experiment.restore_from)
-    start = Start("the checkpoint {checkpoint}, optimizer and step too", find_checkpoint(experiment.restore_from))
+    checkpoint = find_checkpoint(experiment.restore_from)
+    start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
   elif init or experiment.init_from:
-    start = Start("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
+    start = StartingPoint("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
   else:
-    return Start("random initialization")
+    return StartingPoint("random initialization")
   check_restorable(start.checkpoint, spec, fingerprint, options)
   resumes = not options.parameters_only and has_training_state(start.checkpoint)
   text = start.description
@@ -222,22 +222,22 @@ def starting_point(
 
 
 def check_rates(optimizer: Optimizer, steps: int) -> None:
-  """Learning rates that would climb, or make every variable not a number."""
+  """Raises UserError for a learning rate that is negative or not finite."""
   for step in (0, steps // 2, steps - 1):
     rate = float(optimizer.learning_rate(jnp.asarray(step)))
     if not 0.0 <= rate < float("inf"):
-      raise UserError(f"the learning rate at step {step + 1:,} would be {rate:g}", expected="0 or more, and finite")
+      raise UserError(f"invalid learning rate at step {step + 1:,}: {rate:g}", expected="0 or more, and finite")
 
 
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
-  """Refuses evaluations that cannot be, and metrics that will never come."""
+  """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
   for member in members:
     if not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
-      answer_vocabulary(member.cache, vocabulary)  # refuses answers that cannot be read
+      answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
     elif experiment.eval_period:
       raise UserError(
-        f"task {member.task!r} is a corpus: it has no answers to decode and score",
+        f"task {member.task!r} is a corpus: it has no targets to score by decoding",
         try_=f"--gin.EVAL_PERIOD=0 --gin.EVAL_LOSS_PERIOD={experiment.eval_period}",
       )
   kinds = [f"eval/{member.task}/" for member in members if not member.cache.is_corpus]

@@ -1,4 +1,4 @@
-"""The price tag at the end of a run card: what all attempts of a run really took, beside the plan."""
+"""The price tag at the end of a run card: actual cost of all attempts of a run, compared with the plan."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from t5like.planning.price import CO2E, PUE, Price, assumptions
 from t5like.planning.run_card import large
 from t5like.planning.topology import local_chip
 from t5like.runs.planned_work import planned_work
-from t5like.runs.run_card import steps_of_phases
+from t5like.runs.run_card import steps_per_phase
 from t5like.training.records import goodput
 
 _HEAD = "price tag"
 
 
 def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> str:
-  """The text that ends a run card."""
+  """Returns the text at the end of a run card."""
   attempts = goodput.read_attempts(model_dir / goodput.FILE)
   devices, chip = jax.device_count(), local_chip()
   seconds = sum(attempt["seconds"] for attempt in attempts)
@@ -31,22 +31,22 @@ def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) 
   spans = [(attempt["first_step"], attempt["last_step"]) for attempt in attempts]
   flops = sum(_flops(experiment, phases, last) - _flops(experiment, phases, first) for first, last in spans)
   planned_seconds = _planned_seconds(experiment)
-  paid = planning.price_of(seconds * devices / 3600, chip)
+  actual = planning.price_of(seconds * devices / 3600, chip)
   plan = None if planned_seconds is None else planning.price_of(planned_seconds * devices / 3600, chip)
   rows = [
-    (_HEAD, "paid", "planned"),
+    (_HEAD, "actual", "planned"),
     ("attempts", str(len(attempts)), "1"),
     ("steps", f"{sum(max(last - first, 0) for first, last in spans):,}", f"{experiment.steps:,}"),
     ("wall time", days(seconds), "-" if planned_seconds is None else days(planned_seconds)),
     ("of it in steps", f"{in_steps / max(seconds, 1e-9):.1%}", "-" if planned_seconds is None else "100.0%"),
     ("model FLOPs", large(flops, "FLOP"), large(_flops(experiment, phases, experiment.steps), "FLOP")),
-    *_priced(paid, plan),
+    *_price_rows(actual, plan),
   ]
-  notes = [f"{devices} x {chip.device_kind}, in all attempts as in the last; the plan counts steps alone"]
+  notes = [f"{devices} x {chip.device_kind}, assumed for all attempts; the plan counts only steps"]
   return "\n".join([*numbers_table(rows), *notes, *assumptions(chip, None, PUE, CO2E)])
 
 
-def _priced(paid: Price, plan: Price | None) -> list[tuple[str, str, str]]:
+def _price_rows(actual: Price, plan: Price | None) -> list[tuple[str, str, str]]:
   fields = {
     "device-hours": ("device_hours", "{:,.3g}"),
     "price": ("dollars", "${:,.2f}"),
@@ -58,19 +58,19 @@ def _priced(paid: Price, plan: Price | None) -> list[tuple[str, str, str]]:
     value = None if price is None else getattr(price, name)
     return "-" if value is None else form.format(value)
 
-  return [(label, text(paid, *field), text(plan, *field)) for label, field in fields.items()]
+  return [(label, text(actual, *field), text(plan, *field)) for label, field in fields.items()]
 
 
 def _flops(experiment: Experiment, phases: Sequence[Phase], step: int) -> int:
-  """Of the first `step` steps."""
-  counts = steps_of_phases(phases, step)
+  """Returns the model FLOPs of the first `step` steps."""
+  counts = steps_per_phase(phases, step)
   return sum(
     n * phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase, n in zip(phases, counts, strict=True)
   )
 
 
 def _planned_seconds(experiment: Experiment) -> float | None:
-  """Of all steps on this machine; None where nobody has written down what its devices can do."""
+  """Returns the forecast for all steps on this machine; None if its devices are unknown."""
   topology = planning.known_local_topology(experiment.mesh.slices)
   if topology is None:
     return None

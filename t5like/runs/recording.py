@@ -1,4 +1,4 @@
-"""What a run writes about itself: its configuration, its card, and what decides its rows."""
+"""Records a run in its directory: configuration, run card and data settings."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DATA_SETTINGS = "data_settings.json"
 
 
 def last_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """The newest row of training."""
+  """Returns the newest training row."""
   rows = [row for row in rows if row["kind"] == "train"]
   return {name: value for name, value in rows[-1].items() if name not in ("step", "kind")} if rows else {}
 
 
 def record_run(run: PreparedRun) -> None:
-  """Writes config.gin first, which marks the folder as ours, and all that the directory needs to be used elsewhere."""
+  """Writes the configuration, run card and vocabulary, so that the directory can be used elsewhere."""
   if jax.process_index() == 0:
     experiment, folder = run.experiment, run.model_dir
     settings = data_settings(experiment)
@@ -46,7 +46,7 @@ def card_text(run: PreparedRun) -> str:
 
 
 def data_settings(experiment: Experiment) -> dict[str, Any]:
-  """What decides which rows a step reads, besides SEED."""
+  """Returns the settings that, with SEED, determine the rows of a step."""
   return {
     "TASK": experiment.task,
     "SPLIT": experiment.split,
@@ -57,7 +57,7 @@ def data_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[str]:
-  """How the rows of a resumed run differ from those of before: a line for each setting that has changed."""
+  """Returns a line for each data setting that a resumed run changes, with its effect on the rows."""
   before = now
   with contextlib.suppress(OSError, ValueError):
     before = storage.read_json(path)
@@ -67,11 +67,11 @@ def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[s
       continue
     was = before[name]
     if name != "BATCH_SIZE" or not isinstance(was, int) or run.stream:
-      meaning = "its rows are others from here on" if name in ("TASK", "SPLIT") else "rows of before may come again"
+      meaning = "different rows from now on" if name in ("TASK", "SPLIT") else "earlier rows may repeat"
     elif value < was:
-      meaning = f"rows {step * value:,} to {step * was:,} come again"
+      meaning = f"rows {step * value:,} to {step * was:,} repeat"
     else:
-      meaning = f"rows {step * was:,} to {step * value:,} are passed over"
+      meaning = f"rows {step * was:,} to {step * value:,} are skipped"
     lines.append(f"{name} = {value!r}, was {was!r} up to step {step:,}: {meaning}")
   return lines
 

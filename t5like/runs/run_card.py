@@ -26,7 +26,7 @@ from t5like.training.state import StateSpec, parameter_count
 
 @dataclasses.dataclass(frozen=True)
 class RunCard:
-  """What matters about a run before it starts: lines for people, and the same as data."""
+  """Summary of a run before it starts, as labeled lines and as data."""
 
   entries: Mapping[str, str]
   facts: Mapping[str, Any]
@@ -47,12 +47,12 @@ def describe_run(
   batches: data.Batches | None,
   stream: StreamProcess | None,
   initialization: str,
-  why_streamed: str = "",
+  stream_reason: str = "",
   expected: Sequence[tuple[str, float, int | None]] = (),
 ) -> RunCard:
   config = experiment.model.config
   lengths = phases[-1].lengths
-  steps = steps_of_phases(phases, experiment.steps)
+  steps = steps_per_phase(phases, experiment.steps)
   tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
@@ -65,7 +65,7 @@ def describe_run(
     "model": (
       f"{type(experiment.model).__name__}, {parameter_count(spec.shapes.params):,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
-      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute in {config.compute_dtype}, "
+      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
     ),
     "layers": describe_layer_loop(config),
@@ -76,22 +76,22 @@ def describe_run(
       deterministic=experiment.deterministic,
     ),
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
-    "data": _stream_text(experiment, stream, why_streamed)
+    "data": _stream_text(experiment, stream, stream_reason)
     if experiment.stream
     else _data_text(experiment, lengths, batches, all_rows, expected),
     "batch": "\n".join(
-      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens a step, "
+      f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens per step, "
       f"{large(each * n)} in {n:,} steps"
       for phase, each, n in zip(phases, tokens, steps, strict=True)
     )
-    + (f"\n{large(all_tokens)} in all" if len(phases) > 1 else "")
-    + (f"\nin {experiment.microbatches} parts, one after the other" if experiment.microbatches > 1 else ""),
+    + (f"\n{large(all_tokens)} in total" if len(phases) > 1 else "")
+    + (f"\nin {experiment.microbatches} microbatches" if experiment.microbatches > 1 else ""),
     "FLOPs": (
-      f"{large(step_flops[-1], 'FLOP')} a step, {large(all_flops, 'FLOP')} in all (model FLOPs, no recomputation)"
+      f"{large(step_flops[-1], 'FLOP')} per step, {large(all_flops, 'FLOP')} in total (model FLOPs, no recomputation)"
     ),
     "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
-    "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at first, {last:.3g} at the end",
-    "seed": f"{experiment.seed}; {_promise(experiment, mesh)}",
+    "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at the start, {last:.3g} at the end",
+    "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
     "starts from": initialization,
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
@@ -115,15 +115,15 @@ def describe_run(
   return RunCard(entries, facts)
 
 
-def _promise(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
+def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
   if experiment.deterministic or mesh.devices.flat[0].platform != "gpu":
-    return "the same command on this kind of device gives the same bits"
-  return "DETERMINISTIC = False: the same command gives slightly different numbers every time"
+    return "bitwise reproducible on this kind of device"
+  return "DETERMINISTIC = False: repeated runs differ slightly"
 
 
 def _row_text(experiment: Experiment, phase: Phase) -> str:
   if experiment.model.batch_layout == "encoder":
-    return f"{phase.lengths.inputs} inputs"  # its targets are at the same positions
+    return f"{phase.lengths.inputs} inputs"  # targets are at the same positions
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 
@@ -134,11 +134,11 @@ def _checkpoints_text(experiment: Experiment) -> str:
   kept = [f"the last {keep.last}"]
   kept += [f"all multiples of {keep.every:,}"] if keep.every else []
   kept += [f"the best {keep.best} by {keep.metric}"] if keep.best else []
-  return f"a checkpoint {' and '.join([*when, 'at the end'])}; kept are {', '.join(kept)}"
+  return f"a checkpoint {' and '.join([*when, 'at the end'])}; keeps {', '.join(kept)}"
 
 
-def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
-  """How many of a run's steps fall into each phase."""
+def steps_per_phase(phases: Sequence[Phase], steps: int) -> list[int]:
+  """Returns the number of steps in each phase of a run."""
   counts = []
   for phase in phases:
     counts.append(steps if phase.steps is None else min(phase.steps, steps))
@@ -146,14 +146,14 @@ def steps_of_phases(phases: Sequence[Phase], steps: int) -> list[int]:
   return counts
 
 
-def _stream_text(experiment: Experiment, stream: StreamProcess | None, why: str) -> str:
-  rows = "packed by seqio" if experiment.packs else "one example a row"
+def _stream_text(experiment: Experiment, stream: StreamProcess | None, reason: str) -> str:
+  rows = "packed by seqio" if experiment.packs else "one example per row"
   what = f"objective {experiment.objective.name}" if experiment.objective else rows
   lines = [f"task {experiment.task} ({experiment.split}), {what}", MISSING_GUARANTEES]
-  if why:
-    lines.insert(1, f"it cannot be cached: {why}")
+  if reason:
+    lines.insert(1, f"cannot be cached: {reason}")
   if experiment.eval_split:
-    lines.append(f"evaluation still has a token cache, of the split {experiment.eval_split}: each example exactly once")
+    lines.append(f"evaluation uses a token cache of the split {experiment.eval_split}: each example exactly once")
   return "\n".join(lines + (stream.describe() if stream else []))
 
 
@@ -166,7 +166,7 @@ def _data_text(
 ) -> str:
   name = f"task {experiment.task} ({experiment.split})"
   if batches is None:
-    text = f"{name}: not tokenized yet; a run does that first"
+    text = f"{name}: not tokenized yet; the run will do that first"
     if len(expected) < 2:
       return text
     members = [f"  {share:6.1%}  {task}" + (f", {size:,} rows" if size else "") for task, share, size in expected]
@@ -177,12 +177,12 @@ def _data_text(
     members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
     return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])
   if isinstance(source, data.ExampleRows):
-    how = f"packed, {source.efficiency:.1%} full" if source.pack else "one a row (not packed)"
+    how = f"packed, {source.efficiency:.1%} full" if source.pack else "one per row (not packed)"
     return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"
   kinds = {
-    "stream": f"rows are full: {lengths.raw} tokens of running text each",
-    "document": f"a row is up to {lengths.raw} tokens of one document",
-    "sentences": f"a row is whole sentences, up to {lengths.raw} tokens",
+    "stream": f"full rows of {lengths.raw} tokens of running text",
+    "document": f"rows of up to {lengths.raw} tokens of one document",
+    "sentences": f"rows of complete sentences, up to {lengths.raw} tokens",
   }
   return (
     f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
@@ -201,7 +201,7 @@ def _finished_text(cache: data.TokenCache) -> str:
 
 
 def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch) -> str:
-  """The state exactly; on accelerators, whose memory ends, the activations too."""
+  """Returns the memory of the state (exact) and, on accelerators, of activations (estimated)."""
   config = experiment.model.config
   state = planning.state_bytes(
     spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, config.compute_dtype
@@ -215,4 +215,4 @@ def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mes
     )
     parts |= {"activations": estimate.activations, "temporaries": estimate.temporaries}
     total = estimate.total
-  return f"about {memory_size(total)} a device: " + ", ".join(f"{part} {memory_size(n)}" for part, n in parts.items())
+  return f"about {memory_size(total)} per device: " + ", ".join(f"{part} {memory_size(n)}" for part, n in parts.items())

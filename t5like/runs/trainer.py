@@ -1,4 +1,4 @@
-"""A training run in phases: initialize, compile, loop, report. What comes before is in preparing.py."""
+"""Trains a prepared run: initialize, compile, loop, report. See preparing.py for what comes before."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
 from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
-from t5like.runs.preparing import PreparedRun, Start, starting_point
+from t5like.runs.preparing import PreparedRun, StartingPoint, choose_starting_point
 from t5like.runs.price_tag import price_tag
 from t5like.runs.recording import card_text, last_metrics, record_run, report_files
 from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps, restore_state
 from t5like.training.feed import to_devices
-from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
 from t5like.training.guards.interruption import Interruption
 from t5like.training.guards.run_lock import RunLock
 from t5like.training.guards.step_file import StepFile
@@ -42,24 +42,24 @@ from t5like.training.records.plots import plot_loss
 from t5like.training.records.profiling import ProfilerWindow
 from t5like.training.records.train_log import TrainLog
 from t5like.training.state import TrainState, create_state
-from t5like.training.step import StepFunction, keep_compiled_steps, train_step
+from t5like.training.step import StepFunction, enable_compilation_cache, train_step
 
 STACKS = "stacks.txt"
 NOT_FINITE = "not_finite"
 
 
 class DirectoryRemoved(UserError):
-  """Not to be started again by a supervisor: it would begin with step 0."""
+  """MODEL_DIR was removed. A supervisor must not restart the run, which would start at step 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-  """How a run ended.
+  """The result of a run.
 
-  step      the last one that was trained
-  metrics   of training: means over the steps since the row before
-  scores    of the last evaluation, by their full names, such as eval/snli/accuracy
-  stopped   "finished", "early" (by EARLY_STOPPING) or "interrupted", by `signal` or by another host
+  step      the last trained step
+  metrics   training metrics: means over the steps since the previous row
+  scores    scores of the last evaluation by full name, such as eval/snli/accuracy
+  stopped   "finished", "early" (EARLY_STOPPING) or "interrupted", by `signal` or by another host
   """
 
   model_dir: Path
@@ -71,13 +71,13 @@ class TrainingResult:
 
 
 class Trainer:
-  """Trains a prepared run to its end.
+  """Trains a prepared run.
 
-  step     in place of the experiment's own: (model, optimizer, settings, state, batch) -> (state, metrics)
-  hooks    act after the run's own, which save and evaluate
-  signals  end the run at the next step, after a checkpoint
-  lock     that the run holds on its directory
-  end_process   as in `runs.train`
+  step     replaces the experiment's step: (model, optimizer, settings, state, batch) -> (state, metrics)
+  hooks    run after the built-in ones, which save and evaluate
+  signals  stop the run after the current step and a checkpoint
+  lock     the run's lock on its directory
+  end_process   see `runs.train`
   """
 
   def __init__(
@@ -99,15 +99,15 @@ class Trainer:
     self._interruption = Interruption(signals)
     self._watchdog = Watchdog(60 * experiment.watchdog_minutes, prepared.model_dir / STACKS, end_process)
     self._lock = lock or RunLock(prepared.model_dir)
-    self._stopping = dataclasses.replace(experiment.early_stopping)  # it counts: a second run must begin at 0
+    self._stopping = dataclasses.replace(experiment.early_stopping)  # it has state: a second run must start at 0
     self._steps: CompiledSteps | None = None
     self._scores: dict[str, float] = {}
     self._stopped_early = False
 
   def run(self) -> TrainingResult:
-    """Trains to the last step, the first signal or the end of patience."""
+    """Trains until the last step, a signal or early stopping."""
     record_run(self._run)
-    keep_compiled_steps(compiled_folder(self._experiment.cache_dir))
+    enable_compilation_cache(compiled_folder(self._experiment.cache_dir))
     start = self._run.start
     with self._checkpoints, self._interruption, self._watchdog:
       while True:
@@ -124,34 +124,34 @@ class Trainer:
       run_on_process_zero(self._check_directory)
     return self._report(int(state.step))
 
-  def _attempt(self, start: Start) -> TrainState:
-    """From a starting point to the end of the run, or to a step that is not finite."""
+  def _attempt(self, start: StartingPoint) -> TrainState:
+    """Trains from a starting point to the end of the run; raises NotFinite at a step that is not finite."""
     experiment, run = self._experiment, self._run
     with self._goodput.spent_on("initializing"):
       state = initialize(run, start)
     self._first_step = int(state.step)
     self._step_file.write(self._first_step)
-    written = self._resume_metrics()
+    rows = self._resume_metrics()
     with contextlib.closing(self._writer) as writer:
       if self._first_step < experiment.steps and not self._stopped_early:
         return self._train(state, writer)
       if not self._stopped_early:
         say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
-      if run.scored and not was_evaluated(run, written):
-        self._evaluate("eval", decoding_evaluation(run, writer, self._watchdog.beat), state)
+      if run.scored and not was_evaluated(run, rows):
+        self._evaluate("eval", decoding_evaluation(run, writer, self._watchdog.heartbeat), state)
     return state
 
   def _resume_metrics(self) -> list[dict[str, Any]]:
-    """Reads what was written, once for all who go on from it; returns the rows of the first step."""
+    """Restores goodput, early stopping and metrics from metrics.jsonl; returns the rows of the first step."""
     experiment, folder, first_step = self._experiment, self._run.model_dir, self._first_step
     rows = read_metrics(folder)
     self._goodput.resume(rows, folder, first_step)
     self._stopped_early = self._stopping.restore(rows, first_step)
     self._writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
-    written = [row for row in rows if row["step"] == first_step]
-    self._recorded = {row["kind"] for row in written}
+    first_rows = [row for row in rows if row["step"] == first_step]
+    self._recorded = {row["kind"] for row in first_rows}
     self._trained_here = any(row["kind"] == "train" and row["step"] <= first_step for row in rows)
-    return written
+    return first_rows
 
   def _train(self, state: TrainState, writer: MetricWriter) -> TrainState:
     experiment, run = self._experiment, self._run
@@ -169,19 +169,19 @@ class Trainer:
       experiment.norms_period,
     )
     periods = {"eval_loss": experiment.eval_loss_period, "eval": experiment.eval_period}
-    # Saved first: an evaluation may take long, and fail.
+    # Saves first: an evaluation may take long or fail.
     hooks = [
       Hook(
         experiment.checkpoint_period,
         self._save,
         at_end=True,
         minutes=experiment.checkpoint_minutes,
-        look_every=experiment.log_period,
+        check_every=experiment.log_period,
       )
     ]
     for kind, evaluate in evaluations.items():
       hooks.append(Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True))
-      if self._was_cut_off(kind, periods[kind]):
+      if self._missed_evaluation(kind, periods[kind]):
         self._evaluate(kind, evaluate, state)
     state = train_loop(
       state,
@@ -208,12 +208,12 @@ class Trainer:
     return parallel.any_host_requested_stop(step, requested) or self._stopped_early
 
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
-    """The batches of the steps to come, on the devices."""
+    """Returns the batches of the remaining steps, on the devices."""
     experiment, run = self._experiment, self._run
     if run.stream:
       return run.stream.feed(run.mesh)
     batches = data.read_ahead(
-      WithoutSkipped(run.batches, self._skipped),
+      UnskippedBatches(run.batches, self._skipped),
       self._first_step,
       experiment.steps,
       experiment.loader_threads,
@@ -228,33 +228,33 @@ class Trainer:
         self._run.stream.save(int(state.step))
       self._checkpoints.save(state, self._run.fingerprint)
       self._writer.flush()
-      self._watchdog.beat()
-    self._account(int(state.step))
+      self._watchdog.heartbeat()
+    self._record_goodput(int(state.step))
 
   def _check_directory(self) -> int:
-    """Ends a run whose directory was removed: what it wrote from now on would be half a directory, or another run's."""
+    """Raises DirectoryRemoved, as further writes would go to an incomplete directory or to another run's."""
     self._lock.check()
     if not (self._run.model_dir / directory.CONFIG).is_file():
       raise DirectoryRemoved(
-        "MODEL_DIR was removed while the run wrote to it, so the run ends",
+        "MODEL_DIR was removed during the run",
         directory=self._run.model_dir,
         missing=directory.CONFIG,
-        try_="restore the directory from a copy; without it, the same command starts from step 0",
+        try_="restore the directory from a backup; without it, the same command starts from step 0",
       )
     return 0
 
   def _evaluations(self, writer: MetricWriter) -> dict[str, Evaluate]:
-    found = {}
+    evaluations = {}
     if self._run.evaluated and self._experiment.eval_loss_period:
-      found["eval_loss"] = loss_evaluation(self._run, writer, self._watchdog.beat)
+      evaluations["eval_loss"] = loss_evaluation(self._run, writer, self._watchdog.heartbeat)
     if self._run.scored:
-      found["eval"] = decoding_evaluation(self._run, writer, self._watchdog.beat)
-    return found
+      evaluations["eval"] = decoding_evaluation(self._run, writer, self._watchdog.heartbeat)
+    return evaluations
 
   def _evaluate(self, kind: str, evaluate: Evaluate, state: TrainState) -> None:
     stopping, keep = self._stopping, self._experiment.keep
     if keep.metric.startswith(f"{kind}/"):
-      self._save(state)  # it may be the best
+      self._save(state)  # may be the best
     with self._goodput.spent_on("evaluating"):
       scores = evaluate(state)
     self._scores |= scores
@@ -262,48 +262,48 @@ class Trainer:
       self._stopped_early = stopping.update(int(state.step), scores)
     if keep.metric.startswith(f"{kind}/"):
       keep.check_metric(scores)
-    self._checkpoints.note_scores(int(state.step), scores)
+    self._checkpoints.record_scores(int(state.step), scores)
 
-  def _was_cut_off(self, kind: str, period: int) -> bool:
-    """Whether the attempt before saved this step and ended before it was evaluated."""
+  def _missed_evaluation(self, kind: str, period: int) -> bool:
+    """Returns whether the previous attempt saved this step but ended before evaluating it."""
     step = self._first_step
     if not step or not period or step % period or not self._trained_here:
       return False
     return not any(row.startswith(f"{kind}/") for row in self._recorded)
 
-  def _recover(self, step: int) -> Start:
-    """Follows the policy for a step that is not finite: ends the run, or goes back to before it."""
+  def _recover(self, step: int) -> StartingPoint:
+    """Applies the policy for a step that is not finite: raises RunError or returns a checkpoint before it."""
     experiment, run = self._experiment, self._run
-    kept = keep_batch(run, self._skipped, step)
+    saved = save_batch(run, self._skipped, step)
     self._checkpoints.wait()
     if experiment.nonfinite != "rollback":
       steps = checkpoint_steps(run.model_dir)
       raise RunError(
-        f"loss or gradients are not finite at step {step:,}" + " again and again" * (experiment.nonfinite == "skip"),
-        batch=f"number {self._skipped.batch_of(step - 1):,} of seed {experiment.seed}"
-        + (f", in {kept}" if kept else ""),
-        whole=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
+        f"loss or gradients are not finite at step {step:,}" + " repeatedly" * (experiment.nonfinite == "skip"),
+        batch=f"number {self._skipped.batch_index(step - 1):,} of seed {experiment.seed}"
+        + (f", in {saved}" if saved else ""),
+        intact=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
         try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
       )
-    start = starting_point(experiment, run.model_dir, run.spec, run.fingerprint)
+    start = choose_starting_point(experiment, run.model_dir, run.spec, run.fingerprint)
     self._skipped = self._skipped.skip(start.step, step)
     if jax.process_index() == 0:
       self._skipped.write(run.model_dir)
     say(
-      f"step {step:,} is not finite: back to step {start.step:,} ({start.description}), "
-      f"{step - start.step:,} batches are left out"
+      f"step {step:,} is not finite: rolling back to step {start.step:,} ({start.description}) "
+      f"and skipping {step - start.step:,} batches"
     )
     return start
 
-  def _account(self, step: int, ended: str = "running") -> None:
+  def _record_goodput(self, step: int, ended: str = "running") -> None:
     if jax.process_index() == 0:
       self._goodput.write(self._run.model_dir / goodput.FILE, self._first_step, step, ended)
 
   def _report(self, step: int) -> TrainingResult:
-    """Says how it ended and where everything is."""
+    """Prints and returns the result of the run."""
     steps, run, number = self._experiment.steps, self._run, None
     interrupted = step < steps and not self._stopped_early
-    self._account(step, "interrupted" if interrupted else "finished")
+    self._record_goodput(step, "interrupted" if interrupted else "finished")
     rows = read_metrics(run.model_dir)
     if jax.process_index() == 0:
       plot_loss(run.model_dir, rows)
@@ -312,9 +312,9 @@ class Trainer:
     say(self._goodput.report(step - self._first_step))
     say(goodput.summary_of_attempts(run.model_dir / goodput.FILE))
     if interrupted:
-      number = self._interruption.signal or signal.SIGTERM  # of another host
+      number = self._interruption.signal or signal.SIGTERM  # sent to another host
       name = signal.Signals(number).name
-      say(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command goes on from there")
+      say(f"{name}: stopped and saved at step {step:,} of {steps:,}; the same command resumes from there")
     elif self._stopped_early:
       say(f"stopped early at step {step:,}: {self._stopping.describe()}")
     if not interrupted:
@@ -323,7 +323,7 @@ class Trainer:
     return TrainingResult(run.model_dir, step, last_metrics(rows), self._scores, stopped, number)
 
 
-def initialize(run: PreparedRun, start: Start) -> TrainState:
+def initialize(run: PreparedRun, start: StartingPoint) -> TrainState:
   experiment = run.experiment
 
   def fresh() -> TrainState:
@@ -334,8 +334,8 @@ def initialize(run: PreparedRun, start: Start) -> TrainState:
   state = restore_state(start.checkpoint, run.spec, run.fingerprint, start.options, fresh, start.verified)
   if (before := int(state.seed)) != experiment.seed:
     say(
-      f"SEED = {experiment.seed}, this run was begun with {before}: data, noise and dropout follow the new seed from "
-      f"step {int(state.step) + 1:,} on, so rows of before may come again"
+      f"SEED = {experiment.seed}, was {before}: data, noise and dropout follow the new seed from "
+      f"step {int(state.step) + 1:,} on, so earlier rows may repeat"
     )
     seed = np.asarray(experiment.seed, state.seed.dtype)
     state = state.replace(seed=jax.make_array_from_callback((), state.seed.sharding, lambda _: seed))
@@ -351,13 +351,13 @@ def extra_writers(experiment: Experiment) -> list[Any]:
   return [WandbWriter(folder, experiment.wandb_project, folder.name, {"gin": config_text(experiment)})]
 
 
-def keep_batch(run: PreparedRun, skipped: SkippedBatches, step: int) -> Path | None:
-  """Writes this host's rows of the batch of `step` into a file, for study; None for a stream, which has no way back."""
+def save_batch(run: PreparedRun, skipped: SkippedBatches, step: int) -> Path | None:
+  """Saves this host's rows of the batch of `step` for inspection; None for a stream, which cannot be read again."""
   if run.batches is None:
     return None
   path = run.model_dir / NOT_FINITE / f"step-{step}-host-{jax.process_index()}.npz"
   path.parent.mkdir(parents=True, exist_ok=True)
   arrays = io.BytesIO()
-  np.savez(arrays, **WithoutSkipped(run.batches, skipped)[step - 1])
+  np.savez(arrays, **UnskippedBatches(run.batches, skipped)[step - 1])
   path.write_bytes(arrays.getvalue())
   return path

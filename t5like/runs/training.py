@@ -1,4 +1,4 @@
-"""Trains an experiment."""
+"""`t5like.train`: trains an experiment."""
 
 from __future__ import annotations
 
@@ -38,23 +38,25 @@ def train(
   goodput: Goodput | None = None,
   end_process: Callable[[int], object] | None = None,
 ) -> TrainingResult:
-  """Trains an experiment, or resumes it where its model directory has a checkpoint.
+  """Trains an experiment, or resumes it if its model directory has a checkpoint.
 
   Args:
-    experiment: what to train: `Experiment(...)`, or `read_experiment([...])` from gin files.
-    init: where a run without a checkpoint of its own begins: a loaded model, or a tree of parameters.
-    step: takes the place of `training.train_step`: (model, optimizer, settings, state, batch) -> (state, metrics).
-    hooks: act after steps, as `Hook(every=100, action=lambda state: ...)`.
-    signals: such as (SIGTERM,), end the run after the next step, saved; by default none is caught.
-    goodput: counts where time goes; of this call where None is given.
-    end_process: as `os._exit`, ends a process whose run stands still (status 124) or whose directory another run took
-      over (1). Without it, as in a notebook, a stall is reported, and a lost directory is an error at the next step.
+    experiment: `Experiment(...)`, or `read_experiment([...])` from gin files.
+    init: initial parameters of a run without a checkpoint: a loaded model, or a tree of parameters.
+    step: replaces `training.train_step`: (model, optimizer, settings, state, batch) -> (state, metrics).
+    hooks: run after steps, such as `Hook(every=100, action=lambda state: ...)`.
+    signals: such as (SIGTERM,), stop the run after the current step and a checkpoint; none by default.
+    goodput: accounts for wall time; from the start of this call by default.
+    end_process: such as `os._exit`, ends the process if the run is stalled (status 124) or another run has taken over
+      the directory (1). Without it, as in a notebook, a stall is reported, and a lost directory is an error at the next
+      step.
 
   Returns:
     The last step, its metrics, the scores of the last evaluation and the model directory.
 
   Raises:
-    UserError: for input that cannot work, before anything is written; RunError where a run cannot go on.
+    UserError: invalid input; nothing was written.
+    RunError: the run failed and cannot continue.
   """
   goodput = goodput or Goodput(from_now=True)
   model_dir = check_run(experiment)
@@ -71,14 +73,14 @@ def train(
 
 
 def dry_run(experiment: Experiment) -> PreparedRun:
-  """Checks an experiment and says what it would do; nothing is written, built or moved."""
+  """Checks an experiment and returns the prepared run; writes, builds and moves nothing."""
   check_run(experiment)
   with parallel.use_preset(experiment.mesh.preset):
     return prepare(experiment, dry_run=True)
 
 
 def check_run(experiment: Experiment) -> Any:
-  """The model directory, if a run may write there and what it reads can be reached."""
+  """Returns the model directory; raises UserError if it cannot be written or an input cannot be reached."""
   model_dir = check_model_dir(experiment.model_dir)
   for name in ("cache_dir", "restore_from", "init_from"):
     storage.check_reachable(getattr(experiment, name) or ".", name.upper())
@@ -86,7 +88,7 @@ def check_run(experiment: Experiment) -> Any:
 
 
 def given_parameters(init: Model | Mapping[str, Any], experiment: Experiment) -> GivenParameters:
-  """Parameters in memory, to begin a run with."""
+  """Returns parameters in memory as initial parameters of a run."""
   if isinstance(init, Model):
     params, source, fingerprint = init.params, f"the model {init.folder}", init.fingerprint
   else:

@@ -1,1 +1,1 @@
-"""The train loop: state, loss, step, optimizers, checkpoints, metrics. Knows no model and no data set."""
+"""The train loop: state, loss, step, optimizers, checkpoints, metrics. Independent of any model or data set."""

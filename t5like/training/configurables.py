@@ -1,9 +1,9 @@
-"""The names that gin files use for optimizers, schedules, and how a run is kept and stopped."""
+"""Gin names of optimizers, schedules, checkpoint retention, restoring and early stopping."""
 
 import gin
 
 from t5like.training import optimizers
-from t5like.training.checkpoints import Keep, Restore
+from t5like.training.checkpoints import CheckpointRetention, Restore
 from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.optimizers import schedules
 
@@ -16,6 +16,6 @@ for _schedule in (
 ):  # fmt: skip
   gin.external_configurable(getattr(schedules, _schedule), _schedule)
 
-gin.external_configurable(Keep, "KEEP")
+gin.external_configurable(CheckpointRetention, "KEEP")
 gin.external_configurable(Restore, "RESTORE")
 gin.external_configurable(EarlyStopping, "EARLY_STOPPING")

@@ -1,4 +1,4 @@
-"""Batches on their way to the devices, and how long the devices waited for them."""
+"""Copies batches to the devices and measures how long the devices waited for them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from t5like import parallel
 
 
 def to_devices(batches: Iterable[Mapping[str, Any]], mesh: jax.sharding.Mesh) -> Iterator[Mapping[str, jax.Array]]:
-  """Puts this host's rows of batches onto the devices, one batch ahead and in a thread, so that fetching and copying
-  overlap with the step before."""
+  """Copies this host's rows of each batch to the devices, one batch ahead in a thread, to overlap with the step."""
   source = iter(batches)
 
   def place() -> Mapping[str, Any] | None:
@@ -28,23 +27,23 @@ def to_devices(batches: Iterable[Mapping[str, Any]], mesh: jax.sharding.Mesh) ->
       yield batch
 
 
-class DeviceWatch:
-  """Notes when the devices run out of steps.
+class DeviceIdleTimer:
+  """Measures how long the devices are idle between steps.
 
-  Python runs a few steps ahead of the devices. What it waits for a batch meanwhile costs nothing: only
-  the wait that outlasts the last step counts. A thread notes when that step ends.
+  Python runs a few steps ahead of the devices, so waiting for a batch is free until the last dispatched step ends. A
+  thread records when that is.
   """
 
   def __init__(self):
-    self._thread = ThreadPoolExecutor(1, "device-watch")
-    self._end: Future[float] | None = None  # of the last step
+    self._thread = ThreadPoolExecutor(1, "device-idle-timer")
+    self._end: Future[float] | None = None  # time at which the last step ended
 
-  def given(self, metrics: Mapping[str, jax.Array]) -> None:
-    """A step was given to the devices, and these will come out."""
+  def dispatched(self, metrics: Mapping[str, jax.Array]) -> None:
+    """Records that a step was dispatched; `metrics` are its outputs."""
     self._end = self._thread.submit(_time_of_end, metrics)
 
   def idle_since(self, moment: float) -> float:
-    """Seconds since `moment` in which the devices had nothing to do."""
+    """Returns the seconds since `moment` in which the devices had nothing to do."""
     if self._end is None:
       return time.monotonic() - moment
     return time.monotonic() - max(moment, self._end.result()) if self._end.done() else 0.0

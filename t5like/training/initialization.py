@@ -1,9 +1,9 @@
-"""A state's first values, made by many small programs instead of one large one.
+"""Initializes a state with many small programs instead of one large one.
 
-One program that draws every variable of a deep model takes minutes to compile, and most of it repeats: layer after
-layer draws the same shapes from other keys. So the initialization is traced once and cut into pieces, one for each
-array. A piece takes its random keys as arguments; pieces that are then alike share a compiled program. The values
-are those of the one large program, and are the same on any mesh.
+A single program that draws every variable of a deep model takes minutes to compile, and most of it repeats: layer
+after layer draws the same shapes from different keys. So the initialization is traced once and split into pieces, one
+per array. A piece takes its random keys as arguments, and identical pieces share a compiled program. The values equal
+those of the single program and do not depend on the mesh.
 """
 
 from __future__ import annotations
@@ -22,58 +22,58 @@ _REMAT = {"remat", "remat2", "checkpoint"}
 
 
 def initialize(function: Callable[[], Any], shardings: Any) -> Any:
-  """What `function()` gives, each array created directly on the devices that `shardings` names."""
+  """Returns `function()`, with each array created directly on the devices of its sharding."""
   traced, shape = jax.make_jaxpr(function, return_shape=True)()
-  # The forward pass, which no variable's value depends on, goes first.
+  # Removes the forward pass, which no variable depends on.
   needed, _ = dce_jaxpr(traced.jaxpr, [True] * len(traced.jaxpr.outvars))
   closed = jax.make_jaxpr(lambda: _evaluate(needed.eqns, _constants(traced), needed.outvars, inline=True))()
-  maker = {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars}
+  producers = {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars}
   constants = _constants(closed)
   targets = jax.tree.leaves(shardings)
   results: list[Any] = [None] * len(targets)
   programs: dict[Any, Callable] = {}
-  for leaves in _pieces(closed.jaxpr.outvars, maker):
-    piece = _Piece([closed.jaxpr.outvars[i] for i in leaves], maker, constants)
-    wanted = tuple(targets[i] for i in leaves)
-    identity = (piece.identity, wanted)
+  for leaves in _pieces(closed.jaxpr.outvars, producers):
+    piece = _Piece([closed.jaxpr.outvars[i] for i in leaves], producers, constants)
+    out_shardings = tuple(targets[i] for i in leaves)
+    identity = (piece.identity, out_shardings)
     if identity not in programs:
-      programs[identity] = jax.jit(piece.run, out_shardings=wanted)
+      programs[identity] = jax.jit(piece.run, out_shardings=out_shardings)
     for i, value in zip(leaves, programs[identity](piece.keys), strict=True):
       results[i] = value
   return jax.tree.unflatten(jax.tree.structure(shape), results)
 
 
 class _Piece:
-  """The equations behind some outputs, from their random keys on."""
+  """The equations that compute some outputs from their random keys."""
 
-  def __init__(self, outputs: Sequence[Any], maker: dict, constants: dict):
-    equations = _behind(outputs, maker)
+  def __init__(self, outputs: Sequence[Any], producers: dict, constants: dict):
+    equations = _dependencies(outputs, producers)
     self._outputs, self._constants = outputs, constants
     self._equations = [eqn for eqn in equations if not _makes_keys(eqn)]
-    made = {var for eqn in self._equations for var in eqn.outvars}
+    computed = {var for eqn in self._equations for var in eqn.outvars}
     used = [var for eqn in self._equations for var in eqn.invars] + list(outputs)
-    self._cuts = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in made]
+    self._cuts = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in computed]
     self._cuts = [var for var in self._cuts if var not in constants]
     keys = _evaluate([eqn for eqn in equations if _makes_keys(eqn)], constants, self._cuts)
-    self._kinds = [jax.random.key_impl(key) for key in keys]
-    # As numbers of no device: on several hosts, they are then the same on all devices.
+    self._key_impls = [jax.random.key_impl(key) for key in keys]
+    # Host arrays: with several hosts they are then the same on all devices.
     self.keys = [np.asarray(jax.random.key_data(key)) for key in keys]
     traced = jax.make_jaxpr(self.run)(self.keys)
     values = [(np.shape(const), np.asarray(const).tobytes()) for const in traced.consts]
     self.identity = (str(traced.jaxpr), hashlib.sha256(repr(values).encode()).digest())
 
   def run(self, keys: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    wrapped = [jax.random.wrap_key_data(key, impl=kind) for key, kind in zip(keys, self._kinds, strict=True)]
+    wrapped = [jax.random.wrap_key_data(key, impl=impl) for key, impl in zip(keys, self._key_impls, strict=True)]
     given = self._constants | dict(zip(self._cuts, wrapped, strict=True))
     return tuple(_evaluate(self._equations, given, self._outputs))
 
 
-def _pieces(outputs: Sequence[Any], maker: dict) -> list[list[int]]:
-  """Outputs by number, together where one equation (a scan over layers) makes several of them at once."""
+def _pieces(outputs: Sequence[Any], producers: dict) -> list[list[int]]:
+  """Groups the indices of outputs that share an equation with several results (a scan over layers)."""
   piece_of: dict[int, list[int]] = {}  # by equation
   pieces = []
   for i, var in enumerate(outputs):
-    shared = [id(eqn) for eqn in _behind([var], maker) if len(eqn.outvars) > 1]
+    shared = [id(eqn) for eqn in _dependencies([var], producers) if len(eqn.outvars) > 1]
     found = next((piece_of[key] for key in shared if key in piece_of), None)
     if found is None:
       found = []
@@ -83,13 +83,13 @@ def _pieces(outputs: Sequence[Any], maker: dict) -> list[list[int]]:
   return pieces
 
 
-def _behind(outputs: Sequence[Any], maker: dict) -> list[Any]:
-  """All equations that the outputs depend on, in an order in which they can be evaluated."""
+def _dependencies(outputs: Sequence[Any], producers: dict) -> list[Any]:
+  """Returns all equations that the outputs depend on, in topological order."""
   ordered: dict[int, Any] = {}
   pending = [(var, False) for var in outputs]
   while pending:
     var, ready = pending.pop()
-    eqn = None if isinstance(var, jex.Literal) else maker.get(var)
+    eqn = None if isinstance(var, jex.Literal) else producers.get(var)
     if eqn is None or id(eqn) in ordered:
       continue
     if ready:
@@ -109,7 +109,7 @@ def _constants(closed: Any) -> dict:
 
 
 def _evaluate(equations: Sequence[Any], given: dict, outputs: Sequence[Any], inline: bool = False) -> list[Any]:
-  """Goes through equations one by one. `inline` opens rematerialized blocks, so that what is in them can be cut."""
+  """Evaluates equations one by one. `inline` expands rematerialized blocks, so that they can be split, too."""
   values = dict(given)
 
   def read(var: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The loop: batch, step, and hooks that act every so many steps or minutes."""
+"""The train loop: batch, step, and hooks that run every N steps or minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from t5like.parallel.process_zero import run_on_process_zero
-from t5like.training.feed import DeviceWatch
+from t5like.training.feed import DeviceIdleTimer
 from t5like.training.guards.finiteness import FiniteCheck
 from t5like.training.guards.watchdog import Watchdog
 from t5like.training.records.goodput import STEPS, Goodput
@@ -19,15 +19,16 @@ from t5like.training.records.profiling import ProfilerWindow
 from t5like.training.records.train_log import TrainLog
 from t5like.training.state import TrainState
 
-# Steps that Python may be ahead of the devices: enough to keep them busy, and few enough that a step that fails is
-# noticed soon. The same on all hosts, which so act on it after the same step.
+# Steps that Python may be ahead of the devices: enough to keep them busy, few enough to notice a failing step soon.
+# The same on all hosts, so that all of them react after the same step.
 RUN_AHEAD = 3
 
 
 class Hook:
-  """`action(state)` after every `every`-th step, when `minutes` have passed since it last acted, and at the end.
+  """Calls `action(state)` every `every` steps, every `minutes` minutes and, with `at_end`, after the last step.
 
-  On several hosts the first one's clock counts, and is asked every `look_every` steps: agreeing costs a little.
+  With several hosts, the clock of process 0 decides. It is read every `check_every` steps, because agreeing on it costs
+  a broadcast.
   """
 
   def __init__(
@@ -36,27 +37,27 @@ class Hook:
     action: Callable[[TrainState], None],
     at_end: bool = False,
     minutes: float = 0.0,
-    look_every: int = 1,
+    check_every: int = 1,
   ):
     self._every, self._action, self._at_end = every, action, at_end
-    self._seconds, self._look_every = 60.0 * minutes, look_every
-    self._acted = time.monotonic()
+    self._seconds, self._check_every = 60.0 * minutes, check_every
+    self._last_run = time.monotonic()
 
   def due(self, step: int, last: bool) -> bool:
     return (self._every > 0 and step % self._every == 0) or (last and self._at_end) or self._time_is_up(step)
 
-  def act(self, state: TrainState) -> None:
+  def run(self, state: TrainState) -> None:
     self._action(state)
-    self._acted = time.monotonic()
+    self._last_run = time.monotonic()
 
   def _time_is_up(self, step: int) -> bool:
-    if not self._seconds or (jax.process_count() > 1 and step % self._look_every):
+    if not self._seconds or (jax.process_count() > 1 and step % self._check_every):
       return False
-    return bool(run_on_process_zero(lambda: int(time.monotonic() - self._acted >= self._seconds)))
+    return bool(run_on_process_zero(lambda: int(time.monotonic() - self._last_run >= self._seconds)))
 
 
-class _Flight(NamedTuple):
-  """A step that was given to the devices."""
+class _PendingStep(NamedTuple):
+  """A step that was dispatched to the devices."""
 
   step: int
   metrics: Mapping[str, Any]
@@ -77,36 +78,36 @@ def train_loop(
   profiler: ProfilerWindow | None = None,
   goodput: Goodput | None = None,
 ) -> TrainState:
-  """Runs from state.step to `last_step`, or until `stop(step)`, asked after every step, says so.
+  """Trains from state.step to `last_step`, or until `stop(step)`, called after every step, returns True.
 
-  Steps run ahead of Python. They are settled in order: checked, logged and counted as signs of life. Hooks see a
-  settled state. Raises NotFinite at a step that `finite` does not let pass.
+  Python runs ahead of the devices. Finished steps are settled in order: checked, logged and counted as heartbeats.
+  Hooks see a settled state. Raises NotFinite at a step that `finite` rejects.
   """
   finite, watchdog, goodput = finite or FiniteCheck(), watchdog or Watchdog(0), goodput or Goodput()
   profiler = profiler or ProfilerWindow(None, 0, 0)
-  under_way: collections.deque[_Flight] = collections.deque()
+  pending: collections.deque[_PendingStep] = collections.deque()
 
   def settle(at_most: int) -> None:
-    """Waits until no more than so many steps are under way."""
-    while len(under_way) > at_most:
-      done = under_way.popleft()
-      finite.see(done.step, bool(done.metrics.get("finite", True)))
+    """Waits until at most `at_most` steps are pending."""
+    while len(pending) > at_most:
+      done = pending.popleft()
+      finite.check(done.step, bool(done.metrics.get("finite", True)))
       log.add(*done)
-      watchdog.beat()
+      watchdog.heartbeat()
 
-  watch = DeviceWatch()
+  idle_timer = DeviceIdleTimer()
   log.restart_clock()
   watchdog.arm()
   with goodput.spent_on(STEPS), contextlib.closing(profiler):
     for step in range(int(state.step) + 1, last_step + 1):
       before = time.monotonic()
       batch = next(batches)
-      waited = watch.idle_since(before)
+      waited = idle_timer.idle_since(before)
       goodput.add("waiting for input", waited)
       profiler.before(step)
       state, metrics = step_function(state, batch)
-      watch.given(metrics)
-      under_way.append(_Flight(step, metrics, batch, waited))
+      idle_timer.dispatched(metrics)
+      pending.append(_PendingStep(step, metrics, batch, waited))
       settle(RUN_AHEAD)
       profiler.after(step, lambda: settle(0))
       due = [hook for hook in hooks if hook.due(step, last=step == last_step)]
@@ -114,8 +115,8 @@ def train_loop(
         settle(0)
         before = time.monotonic()
         for hook in due:
-          hook.act(state)
-        log.leave_out(time.monotonic() - before)
+          hook.run(state)
+        log.exclude(time.monotonic() - before)
       if stop(step):
         break
     settle(0)

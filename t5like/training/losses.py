@@ -1,4 +1,4 @@
-"""What a batch costs: cross entropy of its target tokens, and of whole rows where they have labels."""
+"""The training loss: cross entropy of target tokens, and of row labels where a batch has them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from t5like.kernels.cross_entropy import cross_entropy
 
 @dataclasses.dataclass(frozen=True)
 class LossSettings:
-  """What a step minimizes, and how it goes about it.
+  """Settings of the loss and of the step that minimizes it.
 
   z_loss           weight of log(Z)^2, which keeps the softmax normalizer Z near 1
-  label_smoothing  share of the target that is spread over the whole vocabulary
-  microbatches     parts that a batch is taken in: 1/n of the activations' memory, the same update
-  normalizer       the summed loss is divided by this; None: by the number of real target tokens in the whole batch.
-                   T5 divided by a fixed number, so that a batch with fewer targets moved parameters less
-  guard            a step whose loss or gradients are not finite changes nothing but the step counter
-  layer_norms      report the norm of every parameter, gradient and update, by layer
+  label_smoothing  share of the target probability that is spread over the vocabulary
+  microbatches     gradient accumulation steps: 1/n of the activation memory, the same update
+  normalizer       divisor of the summed loss; None: the number of real target tokens in the global batch.
+                   T5 used a constant, so that a batch with fewer targets had a smaller update
+  guard            skip the update of a step whose loss or gradients are not finite; only the step counter changes
+  layer_norms      report the norms of parameters, gradients and updates of every layer
   """
 
   z_loss: float = 1e-4
@@ -36,26 +36,27 @@ class LossSettings:
 
   def __post_init__(self):
     if not 0 <= self.z_loss < math.inf:
-      raise UserError(f"invalid z_loss: {self.z_loss!r}", expected="a number of at least 0")
+      raise UserError(f"invalid z_loss: {self.z_loss!r}", expected="0 or more")
     if not 0 <= self.label_smoothing < 1:
-      raise UserError(f"invalid label_smoothing: {self.label_smoothing!r}", expected="a share from 0 to below 1")
+      raise UserError(f"invalid label_smoothing: {self.label_smoothing!r}", expected="at least 0 and below 1")
     if self.microbatches < 1:
       raise UserError(f"invalid number of microbatches: {self.microbatches!r}", expected="1 or more")
     if self.normalizer is not None and not self.normalizer > 0:
       raise UserError(
-        f"a loss cannot be divided by {self.normalizer!r}",
+        f"invalid loss normalizer: {self.normalizer!r}",
         expected="a number above 0, or None to divide by the number of target tokens",
       )
 
 
 class Divisors(NamedTuple):
-  """Of a whole batch, over all hosts, so that the losses of its parts add up to its loss."""
+  """Divisors of the summed losses, of the global batch, so that the losses of its microbatches add up to its loss."""
 
-  tokens: jax.Array  # float32: what the sum over target tokens is divided by
-  rows: jax.Array  # float32: what the sum over labels of rows is divided by
+  tokens: jax.Array  # float32: divides the sum over target tokens
+  rows: jax.Array  # float32: divides the sum over row labels
 
 
 def divisors(batch: Mapping[str, jax.Array], settings: LossSettings) -> Divisors:
+  """Returns the divisors for the losses of `batch` and of any part of it."""
   if settings.normalizer is None:
     tokens = jnp.maximum(jnp.sum(batch[f"{_side(batch)}_loss_weights"]), 1.0)
   else:
@@ -64,25 +65,26 @@ def divisors(batch: Mapping[str, jax.Array], settings: LossSettings) -> Divisors
 
 
 def loss_and_metrics(
-  outputs: Mapping[str, jax.Array], batch: Any, settings: LossSettings, whole: Divisors | None = None
+  outputs: Mapping[str, jax.Array], batch: Any, settings: LossSettings, divide_by: Divisors | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """The loss, and numbers that add up over the parts of a batch; `whole` says what the loss is divided by.
+  """Returns the loss, and metrics that add up over microbatches.
 
-  Where a batch has `labels` for whole rows, their mean loss is added, as BERT adds next-sentence prediction.
+  Where a batch has `labels`, one per row, their mean loss is added, as in BERT's next-sentence prediction. `divide_by`
+  are the divisors of the global batch where `batch` is a microbatch.
   """
-  whole = whole or divisors(batch, settings)
+  divide_by = divide_by or divisors(batch, settings)
   metrics = _token_sums(outputs, batch, settings.z_loss, settings.label_smoothing)
-  loss = metrics["loss"] / whole.tokens
+  loss = metrics["loss"] / divide_by.tokens
   if "labels" in batch:
     sentences = _sentence_sums(outputs, batch)
-    metrics["sentence_loss"] = sentences["sentence_loss"] / whole.rows
-    metrics["sentence_accuracy"] = sentences["sentence_accuracy"] / whole.rows
+    metrics["sentence_loss"] = sentences["sentence_loss"] / divide_by.rows
+    metrics["sentence_accuracy"] = sentences["sentence_accuracy"] / divide_by.rows
     loss += metrics["sentence_loss"]
   return loss, metrics
 
 
 def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, jax.Array]:
-  """Sums over target tokens (and labeled rows) with their counts: add over batches, then divide.
+  """Returns sums over target tokens (and labeled rows) with their counts: add over batches, then divide.
 
   The loss is plain cross entropy, so that exp(loss / target_tokens) is the perplexity.
   """
@@ -94,7 +96,7 @@ def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, j
 def _token_sums(outputs: Any, batch: Any, z_loss: float, label_smoothing: float) -> dict[str, jax.Array]:
   logits, side = outputs["logits"], _side(batch)
   targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-  if "predicted" in outputs:  # logits are of these positions only
+  if "predicted" in outputs:  # logits of these positions only
     targets, weights = (jnp.take_along_axis(x, outputs["predicted"], axis=1) for x in (targets, weights))
   loss, z_part = cross_entropy(logits, targets, z_loss, label_smoothing)
   right = (jnp.argmax(logits, axis=-1).astype(targets.dtype) == targets).astype(jnp.float32)
@@ -122,7 +124,7 @@ def _side(batch: Mapping[str, Any]) -> str:
 
 
 def _real_rows(batch: Mapping[str, jax.Array]) -> jax.Array:
-  """[batch] float32: 0 for rows that only fill up a batch and hold no token at all."""
+  """Returns [batch] float32: 0 for padding rows, which have no tokens."""
   tokens = batch.get(f"{_side(batch)}_input_tokens")
   if tokens is None:
     return jnp.ones(batch[f"{_side(batch)}_target_tokens"].shape[0], jnp.float32)

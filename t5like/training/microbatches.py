@@ -1,4 +1,4 @@
-"""A batch taken in parts, one after the other, where all of its activations at once would not fit."""
+"""Gradient accumulation: a batch in microbatches, one after the other, to fit its activations in memory."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from t5like.errors import UserError
 def check_microbatches(
   batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh, option: str = "--gin.MICROBATCHES"
 ) -> None:
-  """Every microbatch must spread its rows evenly over the devices that share the batch."""
-  ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  if microbatches >= 1 and batch_size % (ways * microbatches) == 0:
+  """Raises UserError unless the rows of every microbatch divide evenly among the data shards."""
+  shards = mesh.shape["data"] * mesh.shape["fsdp"]
+  if microbatches >= 1 and batch_size % (shards * microbatches) == 0:
     return
-  rows = batch_size // ways  # of one device
-  working = [count for count in range(1, rows + 1) if batch_size % (ways * count) == 0]
-  nearest = sorted(sorted(working, key=lambda count: (abs(count - microbatches), count))[:3])
-  unit = ways * max(microbatches, 1)
+  rows = batch_size // shards
+  valid = [count for count in range(1, rows + 1) if batch_size % (shards * count) == 0]
+  nearest = sorted(sorted(valid, key=lambda count: (abs(count - microbatches), count))[:3])
+  unit = shards * max(microbatches, 1)
   sizes = [size for size in (batch_size // unit * unit, -(-batch_size // unit) * unit) if size > 0]
   remedies = [f"{option}={count}" for count in nearest]
   if microbatches > 1:
     remedies += [f"--gin.BATCH_SIZE={size}" for size in dict.fromkeys(sizes)]
   raise UserError(
-    f"a batch of {batch_size} cannot be taken in {microbatches} microbatches on {ways} devices",
+    f"a batch of {batch_size} cannot be split into {microbatches} microbatches on {shards} data shards",
     mesh=parallel.describe_mesh(mesh),
-    expected=f"a batch that is a multiple of {ways} devices * {max(microbatches, 1)} microbatches = {unit} rows",
+    expected=f"a multiple of {shards} data shards * {max(microbatches, 1)} microbatches = {unit} rows",
     try_=" or ".join(remedies),
   )
 
 
 def split_rows(batch: Any, count: int) -> Any:
-  """[batch, ...] -> [count, batch / count, ...], the m-th microbatch having rows m, m + count, m + 2 * count, ...
+  """Reshapes [batch, ...] to [count, batch / count, ...]; microbatch m has rows m, m + count, m + 2 * count, ...
 
-  A device holds neighboring rows. Interleaved like this, it has its share of every microbatch already;
-  cut into blocks, all rows would have to change places.
+  A device holds neighboring rows. Interleaved like this, it already holds its part of every microbatch; contiguous
+  microbatches would need an all-to-all.
   """
 
   def split(x: jax.Array) -> jax.Array:
@@ -54,23 +54,23 @@ def split_rows(batch: Any, count: int) -> Any:
 def sum_gradients(
   gradients_of: Callable[[jax.Array, Any], tuple[Any, Any]], batch: Any, count: int, params: Any
 ) -> tuple[Any, Any]:
-  """Adds up what `gradients_of(index, microbatch)` gives: gradients like `params`, and numbers.
+  """Sums the results of `gradients_of(index, microbatch)`: gradients like `params`, and metrics.
 
-  Gradients are added in float32, however many there are, and come out in the types of `params`.
+  Gradients are accumulated in float32 and returned in the dtypes of `params`.
   """
 
   def add(total, part):
-    gradients, numbers = gradients_of(*part)
-    return jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradients), numbers
+    gradients, metrics = gradients_of(*part)
+    return jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradients), metrics
 
-  nothing = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
-  total, numbers = jax.lax.scan(add, nothing, (jnp.arange(count), split_rows(batch, count)))
-  return jax.tree.map(lambda t, p: t.astype(p.dtype), total, params), _sum(numbers)
+  zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+  total, metrics = jax.lax.scan(add, zeros, (jnp.arange(count), split_rows(batch, count)))
+  return jax.tree.map(lambda t, p: t.astype(p.dtype), total, params), _sum(metrics)
 
 
-def sum_numbers(numbers_of: Callable[[Any], Any], batch: Any, count: int) -> Any:
-  """Adds up what `numbers_of(microbatch)` gives."""
-  return _sum(jax.lax.map(numbers_of, split_rows(batch, count)))
+def sum_over_microbatches(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
+  """Sums `function(microbatch)` over the microbatches."""
+  return _sum(jax.lax.map(function, split_rows(batch, count)))
 
 
 def _sum(stacked: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The train state: a plain pytree, created where it will live."""
+"""The train state: a plain pytree, initialized directly on its devices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from t5like.training.optimizers import Optimizer
 
 
 class TrainState(struct.PyTreeNode):
-  step: jax.Array  # int32 scalar: updates done
+  step: jax.Array  # int32 scalar: completed steps
   params: Any
   opt_state: Any
   seed: jax.Array  # uint32 scalar: everything random is derived from it, the step and a purpose
@@ -26,7 +26,7 @@ class TrainState(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class StateSpec:
-  """Shapes and shardings of a state, known before any of it exists."""
+  """Shapes and shardings of a state, before any of it is allocated."""
 
   shapes: TrainState
   shardings: TrainState
@@ -44,7 +44,7 @@ def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int)
 
 
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
-  """Costs no memory: shape evaluation only. `batch` may hold arrays or shapes."""
+  """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
   shapes = jax.eval_shape(lambda b: initial_state(model, optimizer, b, 0), batch)
   params = parallel.parameter_shardings(boxed, mesh)
@@ -58,8 +58,8 @@ def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -
 
 
 def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:
-  """Initializes every array directly on the devices that hold it; the values do not depend on which these are."""
-  # Zeros instead of the batch's values: initialization depends on shapes alone.
+  """Initializes every array directly on its devices; the values do not depend on the mesh."""
+  # Initialization depends on the shapes of the batch only.
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
   return initialize(lambda: initial_state(model, optimizer, zeros, seed), spec.shardings)
 

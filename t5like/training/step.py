@@ -1,4 +1,4 @@
-"""One update: loss, gradients, optimizer. And one evaluation: the loss alone."""
+"""The train step (loss, gradients, update) and the evaluation step (loss only)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.kernels.platform import deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
-from t5like.training.microbatches import check_microbatches, sum_gradients, sum_numbers
+from t5like.training.microbatches import check_microbatches, sum_gradients, sum_over_microbatches
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
 from t5like.training.optimizers.updates import global_norm, is_stacked, square_sums
@@ -30,19 +30,19 @@ __all__ = [
   "compile_eval_step",
   "compile_train_step",
   "eval_step",
-  "keep_compiled_steps",
+  "enable_compilation_cache",
   "loss_and_metrics",
   "random_key",
   "train_step",
 ]
 
 
-# (model, optimizer, settings, state, batch) -> (the next state, metrics): `train_step`, or one that takes its place.
+# (model, optimizer, settings, state, batch) -> (the next state, metrics): `train_step` or a replacement.
 StepFunction = Callable[[nn.Module, Optimizer, LossSettings, TrainState, Any], tuple[TrainState, dict[str, Any]]]
 
 
 def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.Array | None = None) -> jax.Array:
-  """The key for one use of randomness in one step: restarting draws the same again."""
+  """Returns the key for one purpose in one step, so that a restarted run draws the same values."""
   key = jax.random.fold_in(jax.random.key(seed), step)
   key = jax.random.fold_in(key, zlib.crc32(purpose.encode()))
   return key if microbatch is None else jax.random.fold_in(key, microbatch)
@@ -51,22 +51,22 @@ def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.A
 def loss_and_gradients(
   model: nn.Module, settings: LossSettings, state: TrainState, batch: Any
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
-  """The loss of the whole batch, its metrics and its gradients, however many parts it is taken in.
+  """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
-  A model with a head of its own has a method `loss` with the parameters and results of `loss_and_metrics`.
+  A model with a custom head has a method `loss` with the signature of `loss_and_metrics`.
   """
-  whole = divisors(batch, settings)
+  divide_by = divisors(batch, settings)
   loss = getattr(model, "loss", loss_and_metrics)
 
   def loss_of(params, part, microbatch=None):
     rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
     outputs = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
-    return loss(outputs, part, settings, whole)
+    return loss(outputs, part, settings, divide_by)
 
   def gradients_of(microbatch, part):
     params = state.params
     if microbatch is not None:
-      # Keeps the compiler from gathering split parameters, all of them at once, ahead of the loop.
+      # Keeps the compiler from gathering all sharded parameters ahead of the loop.
       params, microbatch = jax.lax.optimization_barrier((params, microbatch))
     numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(params, part, microbatch)
     return gradients, numbers
@@ -81,18 +81,18 @@ def loss_and_gradients(
 def train_step(
   model: nn.Module, optimizer: Optimizer, settings: LossSettings, state: TrainState, batch: Any
 ) -> tuple[TrainState, dict[str, Any]]:
-  """The next state and the numbers of this step."""
+  """Returns the next state and the metrics of this step."""
   loss, metrics, gradients = loss_and_gradients(model, settings, state, batch)
   gradient_norm = global_norm(gradients)
   finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
 
   def update(gradients, params, opt_state):
-    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+    with jax.numpy_dtype_promotion("standard"):  # optax computes float ** int32 count
       updates, opt_state = optimizer.transformation.update(gradients, opt_state, params)
       params = optax.apply_updates(params, updates)
     return params, opt_state, layer_norms("update", updates) if settings.layer_norms else {}
 
-  def leave(gradients, params, opt_state):
+  def skip(gradients, params, opt_state):
     norms = layer_norms("update", params) if settings.layer_norms else {}
     return params, opt_state, jax.tree.map(jnp.zeros_like, norms)
 
@@ -100,16 +100,16 @@ def train_step(
   if not settings.guard:
     params, opt_state, update_norms = update(*arguments)
   elif target_platform() == "gpu":
-    # A GPU's kernels choose between new and old numbers as they write them, and read gradients in the dtype that
-    # products gave them: a branch would have them all written in float32 first.
+    # On a GPU the choice is fused into the update's kernels, which read gradients in the dtype of the matrix products;
+    # before a branch, all gradients would be written in float32.
     choose = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    params, opt_state, update_norms = jax.tree.map(choose, update(*arguments), leave(*arguments))
+    params, opt_state, update_norms = jax.tree.map(choose, update(*arguments), skip(*arguments))
   else:
-    # A branch works in place. A choice between new and old numbers would keep both: up to two copies of the parameters.
-    params, opt_state, update_norms = jax.lax.cond(finite, update, leave, *arguments)
+    # A branch works in place; `where` would keep old and new values: up to two copies of the parameters.
+    params, opt_state, update_norms = jax.lax.cond(finite, update, skip, *arguments)
   metrics |= {
     "gradient_norm": gradient_norm,
-    "parameter_norm": global_norm(state.params),  # of the old ones: Adafactor has their squares at hand
+    "parameter_norm": global_norm(state.params),  # before the update: Adafactor computes their squares anyway
     "learning_rate": optimizer.learning_rate(state.step),
     "finite": finite.astype(jnp.float32),
   }
@@ -119,7 +119,7 @@ def train_step(
 
 
 def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
-  """The L2 norm of every variable, by `name/path`; of scanned layers one each, [layers]."""
+  """Returns the L2 norm of every variable by `name/path`: [layers] for scanned layers, else a scalar."""
 
   def norm(path, x):
     stacked = is_stacked(path)
@@ -130,13 +130,13 @@ def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
 
 
 def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any) -> dict[str, jax.Array]:
-  """Teacher-forced sums without dropout, label smoothing or z-loss: see `evaluation_sums`, or the model's own."""
+  """Returns teacher-forced sums (`evaluation_sums`, or the model's own) without dropout, label smoothing or z-loss."""
   sums_of = getattr(model, "evaluation_sums", evaluation_sums)
 
   def sums(part):
     return sums_of(model.apply({"params": params}, part, deterministic=True), part)
 
-  return sums(batch) if settings.microbatches == 1 else sum_numbers(sums, batch, settings.microbatches)
+  return sums(batch) if settings.microbatches == 1 else sum_over_microbatches(sums, batch, settings.microbatches)
 
 
 def compile_train_step(
@@ -149,10 +149,10 @@ def compile_train_step(
   deterministic: bool = True,
   step: StepFunction = train_step,
 ) -> jax.stages.Compiled:
-  """Compiles the step once, ahead of the loop: shardings in and out, the old state's memory reused.
+  """Compiles the train step ahead of time, with explicit shardings; the old state is donated.
 
-  A `deterministic` step gives the same bits whenever and wherever it is compiled for a kind of device. CPUs and TPUs
-  have no others; a GPU's compiler would time several kernels for each product and take the fastest of that moment.
+  A `deterministic` step is bitwise reproducible on one kind of device. On CPUs and TPUs every step is; a GPU's compiler
+  would otherwise time several kernels for each product and pick the fastest.
   """
   check_microbatches(_rows(batch), settings.microbatches, mesh)
 
@@ -167,13 +167,13 @@ def compile_train_step(
 
 
 def _compiler_options(deterministic: bool) -> dict[str, bool | int]:
-  """What a train step is compiled with, in addition to XLA's own choices."""
+  """Returns the XLA options of a train step."""
   if target_platform() != "gpu":
     return {}
   return {
-    # XLA would compute a gelu inside the matrix product that reads it, in a kernel at half of cuBLAS's speed.
+    # XLA would fuse a gelu into the matrix product that reads it: a kernel half as fast as cuBLAS.
     "xla_gpu_enable_triton_gemm": False,
-    # And make one product of those that read the same rows: cutting the result apart takes longer than it saves.
+    # It would also merge products of the same rows: slicing the result costs more than it saves.
     "xla_gpu_dot_merger_threshold_mb": 0,
     "xla_gpu_deterministic_ops": deterministic,
   }
@@ -182,7 +182,7 @@ def _compiler_options(deterministic: bool) -> dict[str, bool | int]:
 def compile_eval_step(
   model: nn.Module, settings: LossSettings, spec: StateSpec, batch: Any, mesh: Mesh
 ) -> jax.stages.Compiled:
-  """Compiles `(params, batch) -> sums`; the sums are over the rows of all hosts, and the same on each."""
+  """Compiles `(params, batch) -> sums`; the sums cover the rows of all hosts and are the same on each."""
   check_microbatches(_rows(batch), settings.microbatches, mesh)
 
   def step(params, batch):
@@ -205,6 +205,6 @@ def _shapes(batch: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
 
 
-def keep_compiled_steps(folder: str | Path) -> None:
-  """Keeps compiled programs in `folder`, so that a restarted run does not compile again."""
+def enable_compilation_cache(folder: str | Path) -> None:
+  """Caches compiled programs in `folder`, so that a restarted run need not compile again."""
   jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))

@@ -99,7 +99,7 @@ def test_a_run_with_everything_on_a_store_is_killed_resumed_and_evaluated(small_
     assert "runs/first/trainer.lock" in store.buckets[BUCKET], "its lease is still there"
     last = max(steps_in(store, "runs/first")) + 4
     output = finish([start([*pretrain, f"--gin.TRAIN_STEPS={last}"], **env)])[0]
-    assert "its own checkpoint of step" in output and "sign of life" not in output
+    assert "its own checkpoint of step" in output and "a heartbeat" not in output
     steps = [row["step"] for row in rows(store, "runs/first/metrics.jsonl") if row["kind"] == "train"]
     assert steps == list(range(1, last + 1))
 

@@ -29,7 +29,7 @@ def hugging_face(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def t5x(hugging_face, tmp_path_factory) -> Path:
-  """The same weights as T5X writes them: an index in msgpack, large arrays in zarr folders."""
+  """The same weights in T5X's format: an index in msgpack, large arrays in zarr folders."""
   folder = tmp_path_factory.mktemp("t5x") / "checkpoint_1000000"
   folder.mkdir()
   tree = t5x_tree(huggingface.load(hugging_face).params)
@@ -50,7 +50,7 @@ def finetune(token_caches, tmp_path):
 
 
 @pytest.mark.parametrize("kind, words", [("t5x", "the T5X checkpoint"), ("hugging_face", "the Hugging Face folder")])
-def test_a_run_begins_with_the_parameters_of_another_library(
+def test_a_run_starts_from_the_parameters_of_another_library(
   t5like, finetune, hugging_face, kind, words, tmp_path, request
 ):
   source = request.getfixturevalue(kind)
@@ -58,7 +58,7 @@ def test_a_run_begins_with_the_parameters_of_another_library(
   done = t5like(*finetune, f"--gin.INIT_FROM={source}", *layers)
   assert f"the parameters of {words} {source}, optimizer and step fresh" in done.stdout
   assert "dropout 0.1" in done.stdout and "note:" not in done.stdout
-  # With a rate of 0 the first step leaves them as they were.
+  # With a learning rate of 0 the first step does not change them.
   expected = huggingface.load(hugging_face, scan_layers=bool(layers)).params
   jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)
   assert "its own checkpoint of step 1" in t5like(*finetune, f"--gin.INIT_FROM={source}", *layers, "--dry_run").stdout
@@ -68,13 +68,15 @@ def test_other_sizes_and_families_are_refused_before_anything_is_compiled(t5like
   refused = t5like(*finetune, f"--gin.INIT_FROM={t5x}", "--gin.MLP_DIM=48", status=2).stderr
   assert "mlp_dim: checkpoint 24, config 48" in refused
   refused = t5like(*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.MLP_DIM=48", status=2).stderr
-  assert "holds another model" in refused and "mlp_dim" in refused and "saved 24, now 48" in refused
+  assert (
+    "does not match the configuration's model" in refused and "mlp_dim" in refused and "saved 24, now 48" in refused
+  )
   bert = ["--gin_file=models/bert/tiny.gin", "--gin_file=objectives/bert_mlm.gin", "--gin_file=runs/pretrain.gin"]
   for source in (t5x, hugging_face):
     refused = t5like(
       "train", *bert, f"--gin.INIT_FROM={source}", "--gin.MODEL_DIR=unused", "--dry_run", status=2
     ).stderr
-    assert "holds a T5, the model is a BERT" in refused
+    assert "is a T5, but the model is a BERT" in refused
 
 
 def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hugging_face, tmp_path):
@@ -85,14 +87,14 @@ def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hug
   assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
 
 
-def test_what_is_neither(t5like, finetune, t5x, tmp_path):
+def test_sources_of_the_wrong_kind(t5like, finetune, t5x, tmp_path):
   refused = t5like(*finetune, f"--gin.INIT_FROM={tmp_path}", status=2).stderr
-  assert "no checkpoint here" in refused and "a T5X checkpoint; or a Hugging Face folder" in refused
+  assert "no checkpoint found" in refused and "a T5X checkpoint; or a Hugging Face folder" in refused
   refused = t5like(*finetune, f"--gin.RESTORE_FROM={t5x}", "--gin.INIT_FROM=None", status=2).stderr
   assert f"--gin.INIT_FROM={t5x}" in refused
 
 
-def test_steps_counted_as_in_t5x_and_missing_dropout_are_noted(t5like, finetune, t5x):
+def test_step_counts_of_t5x_and_missing_dropout_get_a_note(t5like, finetune, t5x):
   command = [*finetune, f"--gin.INIT_FROM={t5x}", "--dry_run"]
   out = t5like(*command, "--gin.TRAIN_STEPS=1020000", "--gin.DROPOUT_RATE=0.0").stdout
   assert "note: TRAIN_STEPS = 1,020,000 are steps of this run" in out and "note: DROPOUT_RATE = 0" in out

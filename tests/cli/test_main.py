@@ -1,9 +1,11 @@
-"""The command itself: help, verbs, options, and how soon it answers."""
+"""The command line: help, version, commands, options and errors."""
 
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from t5like.cli import main as command
@@ -12,16 +14,43 @@ from t5like.errors import UserError
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_help_lists_every_verb_with_a_line(t5like_process):
+def test_help_lists_every_command_with_a_summary(t5like_process):
   output = t5like_process("--help").stdout
-  for verb, summary in command.VERBS.items():
-    assert f"{verb} " in output and summary in output
+  for name, summary in command.COMMANDS.items():
+    assert f"{name} " in output and summary in output
 
 
-@pytest.mark.parametrize("verb", command.VERBS)
-def test_every_verb_has_its_own_help(t5like, verb):
-  output = t5like(verb, "--help").stdout
-  assert f"usage: t5like {verb}" in output and "--verbose" in output
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_every_command_has_its_own_help(t5like, name):
+  output = t5like(name, "--help").stdout
+  assert f"usage: t5like {name}" in output and "--verbose" in output
+
+
+def test_the_version_comes_with_those_of_jax_and_flax_and_the_device(t5like_process):
+  versions = [f"{package} {importlib.metadata.version(package)}" for package in ("jax", "flax")]
+  assert t5like_process("--version", devices=2).stdout.splitlines() == [
+    "t5like 0.1.0", *versions, "device 2 x cpu (cpu)"
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("missing", ["jax", "device"])
+def test_the_version_is_printed_without_jax_and_without_a_device(missing, monkeypatch, capsys):
+  def no_version(package):
+    raise importlib.metadata.PackageNotFoundError(package)
+
+  def no_device():
+    raise RuntimeError("Unable to initialize backend 'tpu'")
+
+  if missing == "jax":
+    monkeypatch.setitem(sys.modules, "jax", None)  # `import jax` raises ImportError
+    monkeypatch.setattr(importlib.metadata, "version", no_version)
+  else:
+    monkeypatch.setattr(jax, "local_devices", no_device)
+  monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # restores what the command sets
+  assert command.main(["--version"]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == "t5like 0.1.0" and len(lines) == 3 and not any("device" in line for line in lines)
+  assert (lines[1:] == ["jax not installed", "flax not installed"]) == (missing == "jax")
 
 
 def test_help_imports_nothing_heavy():
@@ -33,12 +62,12 @@ def test_help_imports_nothing_heavy():
   assert done.stdout.strip().endswith("[]")
 
 
-def test_a_misspelled_verb_is_answered_with_the_nearest(t5like):
+def test_a_misspelled_command_gets_the_nearest_as_a_suggestion(t5like):
   message = t5like("trian", status=2).stderr
-  assert "no verb 'trian'" in message and "nearest  train" in message
+  assert "unknown command: trian" in message and "nearest  train" in message
 
 
-def test_a_misspelled_option_is_answered_with_the_nearest(t5like):
+def test_a_misspelled_option_gets_the_nearest_as_a_suggestion(t5like):
   message = t5like("train", "--gin_fil=models/t5/tiny.gin", "--dry_rum", status=2).stderr
   assert "--dry_run" in message and "Traceback" not in message
 
@@ -47,7 +76,7 @@ def test_verbose_shows_the_traceback(t5like):
   assert "Traceback" in t5like("train", "--gin_file=nowhere.gin", "--verbose", status=2).stderr
 
 
-def test_overrides_are_taken_out_with_and_without_equals_sign():
+def test_overrides_are_parsed_with_and_without_equals_sign():
   rest, overrides = command.split_overrides(["--gin.A=1", "--gin_file=x", "--gin.MESH.tensor", "2", "--gin.B=c=d"])
   assert rest == ["--gin_file=x"]
   assert overrides == [("A", "1"), ("MESH.tensor", "2"), ("B", "c=d")]
@@ -55,5 +84,5 @@ def test_overrides_are_taken_out_with_and_without_equals_sign():
     command.split_overrides(["--gin.A"])
 
 
-def test_a_verb_without_gin_refuses_overrides(t5like):
+def test_a_command_without_gin_refuses_overrides(t5like):
   assert "takes no --gin options" in t5like("cache", "novels", "--gin.SEED=1", status=2).stderr

@@ -1,4 +1,4 @@
-"""The supervisor restarts what a restart mends, and nothing else. Real processes throughout."""
+"""The supervisor restarts only if a restart can help. Real processes throughout."""
 
 import json
 import os
@@ -13,10 +13,10 @@ import pytest
 from ports import free_port
 from trainers import REPOSITORY, finish, has_checkpoint, losses, start, wait_for
 
-from t5like.cli.supervisor import ALONE, Ending, Policy, supervise
+from t5like.cli.supervisor import HOSTS_MISSING, Ending, Policy, supervise
 from t5like.training.records.model_dir import check_model_dir
 
-# What a child does in its first, second, ... attempt: reach a step, then end with a status or by a signal.
+# In its first, second, ... attempt the child reaches a step, then ends with a status or by a signal.
 CHILD = textwrap.dedent("""
   import os, signal, sys, time
   from pathlib import Path
@@ -40,7 +40,7 @@ CHILD = textwrap.dedent("""
 
 @pytest.fixture
 def run_child(tmp_path):
-  """`run_child("3:1 5:0")`: step 3 and status 1 first, then step 5 and status 0. Gives the status and all decisions."""
+  """`run_child("3:1 5:0")`: step 3 and status 1, then step 5 and status 0. Returns the status and all decisions."""
 
   def run(plan, restarts=5):
     (tmp_path / "plan").write_text(plan)
@@ -51,7 +51,7 @@ def run_child(tmp_path):
   return run
 
 
-def test_crashes_kills_and_stalls_are_restarted_until_it_is_done(run_child, tmp_path, capfd):
+def test_crashes_kills_and_stalls_are_restarted_until_the_run_finishes(run_child, tmp_path, capfd):
   status, decisions = run_child("3:1 7:-9 12:124 19:143 20:0")
   assert status == 0
   assert [(d["attempt"], d["status"], d["step"], d["restart"]) for d in decisions] == [
@@ -59,53 +59,53 @@ def test_crashes_kills_and_stalls_are_restarted_until_it_is_done(run_child, tmp_
   ]  # fmt: skip
   assert all(d["host"] == socket.gethostname() for d in decisions)
   lines = capfd.readouterr().err.splitlines()
-  assert lines[1].startswith("supervisor: attempt 2 killed by SIGKILL") and "lack of memory" in lines[1]
-  assert "at step 7, 3 restarts left: starting again in 0.01 s" in lines[1]
-  assert "stood still at step 12 (status 124)" in lines[2]
+  assert lines[1].startswith("supervisor: attempt 2 killed by SIGKILL") and "out of memory" in lines[1]
+  assert "at step 7, 3 restarts left: restarting in 0.01 s" in lines[1]
+  assert "stalled at step 12 (status 124)" in lines[2]
 
 
-def test_the_log_alone_does_not_make_a_folder_somebody_elses(tmp_path):
+def test_a_folder_with_only_the_log_is_accepted(tmp_path):
   (tmp_path / "supervisor.jsonl").write_text("{}\n")
   assert check_model_dir(tmp_path) == tmp_path
 
 
-def test_bad_input_is_never_restarted(run_child):
+def test_invalid_input_is_never_restarted(run_child):
   status, decisions = run_child("-:2")
   assert (status, len(decisions)) == (2, 1)
-  assert "bad input" in decisions[0]["reason"]
+  assert "invalid input" in decisions[0]["reason"]
 
 
-def test_the_same_step_failing_three_times_is_given_up(run_child):
+def test_three_failures_at_the_same_step_end_the_restarts(run_child):
   status, decisions = run_child("50:1 50:1 50:-6 90:0")
   assert status == 128 + 6
-  assert decisions[-1]["reason"] == "killed by SIGABRT at step 50, the 3rd time in a row at step 50"
+  assert decisions[-1]["reason"] == "killed by SIGABRT at step 50, 3 consecutive failures at step 50"
   assert len(decisions) == 3
 
 
-def test_restarts_are_counted(run_child):
+def test_restarts_are_limited(run_child):
   status, decisions = run_child("10:1 20:1 30:1", restarts=2)
   assert (status, len(decisions)) == (1, 3)
-  assert "no restart is left" in decisions[-1]["reason"]
+  assert "no restarts left" in decisions[-1]["reason"]
 
 
-def test_waits_double_and_begin_anew_after_progress():
+def test_waits_double_and_are_reset_by_progress():
   policy = Policy(restarts=100, first_wait=5.0)
   waits = [policy.decide(Ending(1, step)).wait for step in (10, 1, 5, 20, 16, 1)]
   assert waits == [5.0, 10.0, 20.0, 5.0, 10.0, 20.0]
-  alone = [policy.decide(Ending(ALONE, None)) for _ in range(20)]
-  assert all(d.restart for d in alone), "hosts that do not come are waited for"
+  alone = [policy.decide(Ending(HOSTS_MISSING, None)) for _ in range(20)]
+  assert all(d.restart for d in alone), "missing hosts are not a failure"
   assert [d.wait for d in alone][-1] == 300.0
 
 
-def test_what_the_devices_notice_a_step_or_two_later_is_the_same_step():
+def test_failures_a_step_or_two_apart_count_as_the_same_step():
   policy = Policy(restarts=100, first_wait=1.0)
   assert [policy.decide(Ending(1, step)).restart for step in (500, 502, 501)] == [True, True, False]
   policy = Policy(restarts=100, first_wait=1.0)
   assert [policy.decide(Ending(1, step)).restart for step in (500, None, 500, None, None, None)] == [True] * 5 + [False]
 
 
-def supervisor_of_one_that_waits(folder) -> subprocess.Popen:
-  """In a process of its own, as it watches a child that waits at step 4."""
+def supervisor_of_waiting_child(folder) -> subprocess.Popen:
+  """Starts a supervisor process whose child waits at step 4."""
   (folder / "plan").write_text("4:wait 5:0")
   command = [sys.executable, "-c", CHILD, str(folder)]
   process = subprocess.Popen(
@@ -119,7 +119,7 @@ def supervisor_of_one_that_waits(folder) -> subprocess.Popen:
 
 
 def test_a_supervisor_that_is_killed_leaves_no_trainer_behind(tmp_path):
-  process = supervisor_of_one_that_waits(tmp_path)
+  process = supervisor_of_waiting_child(tmp_path)
   child = child_of(process)
   process.kill()
   process.wait()
@@ -142,7 +142,7 @@ def test_a_trainer_that_is_killed_leaves_no_builder_of_its_token_cache_behind(tm
   process.kill()
   process.wait()
   wait_for(lambda: "Z" in status_of(child), timeout=200)
-  # One whose parent was gone before it could ask, here as it names another, ends by itself.
+  # A builder whose parent is already gone (here: another pid) ends on its own.
   late = subprocess.run([sys.executable, "-c", builder], env={**env, "T5LIKE_PARENT": str(child)}, timeout=200)
   assert late.returncode == -signal.SIGTERM
 
@@ -156,20 +156,20 @@ def status_of(pid) -> str:
 
 
 def test_a_signal_to_the_supervisor_reaches_the_child_and_ends_both(tmp_path):
-  process = supervisor_of_one_that_waits(tmp_path)
+  process = supervisor_of_waiting_child(tmp_path)
   process.send_signal(signal.SIGTERM)
   error = process.communicate(timeout=400)[1]
   assert process.returncode == 143, error
-  assert "stopped by SIGTERM, saved, at step 4 (status 143), as SIGTERM to this process asked" in error
+  assert "stopped by SIGTERM, saved, at step 4 (status 143), after SIGTERM to the supervisor" in error
 
 
-def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path):
-  """From the platform to every process, and from the supervisor: a run must have the time to save."""
+def test_a_signal_repeated_at_once_is_one_request(tmp_path):
+  """The platform signals every process, and the supervisor forwards its own: a run must have time to save."""
   code = (
     "import time; from t5like.training.guards.interruption import Interruption\n"
-    "with Interruption() as asked:\n"
+    "with Interruption() as interruption:\n"
     "  print('ready', flush=True)\n"
-    "  while not asked.requested: time.sleep(0.01)\n"
+    "  while not interruption.requested: time.sleep(0.01)\n"
     "  time.sleep(0.3); print('saved', flush=True); time.sleep(30)"
   )
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY), "T5LIKE_STEP_FILE": str(tmp_path / "step")}
@@ -180,7 +180,7 @@ def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path):
     time.sleep(0.02)
   assert process.stdout.readline() == "saved\n"
   time.sleep(0.9)
-  process.send_signal(signal.SIGTERM)  # somebody has lost patience
+  process.send_signal(signal.SIGTERM)  # a later one ends the process
   assert process.wait(timeout=200) == -signal.SIGTERM
 
 
@@ -188,7 +188,7 @@ def child_of(process) -> int:
   return int((subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)).stdout)
 
 
-def test_a_killed_trainer_goes_on_and_its_supervisor_holds_no_device(pretrain, tmp_path):
+def test_a_killed_trainer_resumes_and_its_supervisor_uses_no_device(pretrain, tmp_path):
   folder = tmp_path / "run"
   supervised = start(
     [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=200", "--gin.CHECKPOINT_PERIOD=10",
@@ -197,7 +197,7 @@ def test_a_killed_trainer_goes_on_and_its_supervisor_holds_no_device(pretrain, t
   wait_for((folder / "metrics.jsonl").exists, supervised)
   trainer = child_of(supervised)
   wait_for(has_checkpoint(folder, 10), supervised)
-  os.kill(trainer, signal.SIGKILL)  # at once: it must not be done before
+  os.kill(trainer, signal.SIGKILL)  # at once, before it finishes
   maps = open(f"/proc/{supervised.pid}/maps").read()
   assert "jaxlib" not in maps and "tensorflow" not in maps
   output = finish([supervised])[0]
@@ -209,7 +209,7 @@ def test_a_killed_trainer_goes_on_and_its_supervisor_holds_no_device(pretrain, t
 
 
 @pytest.mark.slow  # two hosts start twice, and the survivor may wait for its watchdog
-def test_a_pod_meets_again_after_one_host_was_killed(pretrain, tmp_path):
+def test_a_pod_joins_again_after_one_host_was_killed(pretrain, tmp_path):
   folder = tmp_path / "run"
   port = free_port()
   command = [
@@ -225,6 +225,6 @@ def test_a_pod_meets_again_after_one_host_was_killed(pretrain, tmp_path):
     for host in hosts:
       host.kill()
   assert "killed by SIGKILL" in outputs[1]
-  assert all("supervisor: attempt 1 " in output and "starting again" in output for output in outputs)
+  assert all("supervisor: attempt 1 " in output and "restarting" in output for output in outputs)
   assert "2 of 2 hosts" in outputs[0]
   assert sorted(losses(folder)) == list(range(1, 401))

@@ -1,4 +1,4 @@
-"""Runs that are killed, preempted and moved go on exactly where they were. Real processes throughout."""
+"""Runs that are killed, preempted or moved resume exactly. Real processes throughout."""
 
 import random
 import signal
@@ -12,12 +12,12 @@ from t5like.training.checkpoints import checkpoint_steps
 
 
 def run_and_kill(command, folder, kills, seed):
-  """Starts a run without end again after every kill, at random moments; returns the steps reached, and all output."""
+  """Kills and restarts an endless run at random moments; returns the steps reached and all output."""
   draw = random.Random(seed)
   reached, outputs = [], []
   while len(reached) < kills:
     process = start([*command, "--gin.TRAIN_STEPS=1000000"], devices=8)
-    # During start-up, or well into the steps, when nearly always a save is under way.
+    # During startup, or well into the steps, almost always during a save.
     if draw.random() < 0.3:
       time.sleep(draw.uniform(0.0, 6.0))
     else:
@@ -31,8 +31,8 @@ def run_and_kill(command, folder, kills, seed):
 
 
 def check_kills(t5like, pretrain, tmp_path, kills, seed):
-  """The run that is not killed, and the last stretch of the other, are in this process, which has as many devices."""
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
+  """Runs the uninterrupted run, and the end of the other, in this process, with the same number of devices."""
+  uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
   often = [
     *pretrain,
     "--gin.LOG_PERIOD=1",
@@ -43,13 +43,13 @@ def check_kills(t5like, pretrain, tmp_path, kills, seed):
   print(f"{kills} kills survived; steps reached at each: {reached}")
   steps = max(reached) + 15
   outputs.append(t5like(*often, f"--gin.TRAIN_STEPS={steps}").stdout)
-  t5like(*often, f"--gin.TRAIN_STEPS={steps}", f"--gin.MODEL_DIR={whole}", "--gin.CHECKPOINT_PERIOD=0")
-  assert losses(killed) == losses(whole) and len(losses(whole)) == steps
-  assert_same_bytes(parameters(killed), parameters(whole))
+  t5like(*often, f"--gin.TRAIN_STEPS={steps}", f"--gin.MODEL_DIR={uninterrupted}", "--gin.CHECKPOINT_PERIOD=0")
+  assert losses(killed) == losses(uninterrupted) and len(losses(uninterrupted)) == steps
+  assert_same_bytes(parameters(killed), parameters(uninterrupted))
   assert not any("damaged" in output for output in outputs)
 
 
-def test_a_killed_run_ends_with_the_bytes_of_one_that_was_not(t5like, pretrain, tmp_path):
+def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(t5like, pretrain, tmp_path):
   check_kills(t5like, pretrain, tmp_path, kills=2, seed=1)
 
 
@@ -58,8 +58,8 @@ def test_twenty_kills_at_random_moments(t5like, pretrain, tmp_path):
   check_kills(t5like, pretrain, tmp_path, kills=20, seed=20)
 
 
-def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t5like, pretrain, tmp_path):
-  """Two hosts, SIGTERM to the second; then this process alone, on another mesh."""
+def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_resume(t5like, pretrain, tmp_path):
+  """Sends SIGTERM to the second of two hosts; then resumes in this process, on another mesh."""
   common = [*pretrain, "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=100000", "--gin.BATCH_SIZE=8"]
   alone, pod = tmp_path / "alone", tmp_path / "pod"
 
@@ -80,18 +80,18 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_go_on(t
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
 
 
-def test_the_survivor_of_a_pod_says_why_and_leaves_at_once(pretrain, tmp_path):
+def test_the_survivor_of_a_pod_reports_the_cause_and_exits_at_once(pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
   hosts = start_pod([*run, "--gin.BATCH_SIZE=8"], hosts=2)
   wait_for(has_checkpoint(tmp_path / "run", 5), hosts[0])
   hosts[1].kill()
-  (output,) = finish(hosts[:1], status=1, timeout=20)  # Python alone would wait 30 s for the other, or more
+  (output,) = finish(hosts[:1], status=1, timeout=20)  # by default Python would wait at least 30 s for the other
   assert "Traceback" in output and "Gloo" in output
   hosts[1].communicate()
 
 
 @pytest.mark.slow  # tests/training/test_watchdog.py has processes that hang in other ways
-def test_a_host_that_stands_still_ends_the_others_with_a_status_of_its_own(t5like, pretrain, tmp_path):
+def test_a_stalled_host_ends_the_others_with_status_124(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
   hosts = start_pod([*run, "--gin.WATCHDOG_MINUTES=0.1"], hosts=2)
   try:

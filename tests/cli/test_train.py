@@ -37,13 +37,13 @@ def test_a_run_from_any_directory_writes_everything_it_should(t5like_process, pr
   assert curve[60] < curve[10] - 0.5  # it learns: from ln(4224) = 8.3 towards the frequencies of words
 
 
-def test_the_run_card_says_what_matters(t5like, pretrain, tmp_path):
+def test_the_run_card_summarizes_the_run(t5like, pretrain, tmp_path):
   card = t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=10", "--dry_run").stdout
   # By hand: embedding 4224*16, an encoder layer 4*16*16 + 2*16*32 + 2*16 norms, a decoder layer with twice the
   # attention and 3 norms, two position tables 32*2, two final norms 16.
   parameters = 4224 * 16 + (4 * 256 + 1024 + 32) + (8 * 256 + 1024 + 48) + 2 * 64 + 2 * 16
   assert f"{parameters:,} parameters" in card
-  for part in ("versions", "jax ", "8 x cpu", "mesh data=8", "582,017 tokens", "span_corruption", "FLOP a step",
+  for part in ("versions", "jax ", "8 x cpu", "mesh data=8", "582,017 tokens", "span_corruption", "FLOP per step",
                "memory", "adafactor", "learning rate 0.01", "random initialization", f"{tmp_path}/run"):  # fmt: skip
     assert part in card
   assert "train.steps = %TRAIN_STEPS" in card and "TRAIN_STEPS = 10" in card
@@ -51,9 +51,9 @@ def test_the_run_card_says_what_matters(t5like, pretrain, tmp_path):
 
 
 def test_resuming_gives_the_same_bytes_as_running_through(t5like, pretrain, tmp_path):
-  whole = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.CHECKPOINT_PERIOD=4"]
+  uninterrupted = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.CHECKPOINT_PERIOD=4"]
   halves = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/halves", "--gin.CHECKPOINT_PERIOD=4"]
-  t5like(*whole, "--gin.TRAIN_STEPS=8")
+  t5like(*uninterrupted, "--gin.TRAIN_STEPS=8")
   t5like(*halves, "--gin.TRAIN_STEPS=4")
   out = t5like(*halves, "--gin.TRAIN_STEPS=8").stdout
   assert "starts from  its own checkpoint of step 4" in out
@@ -66,15 +66,15 @@ def test_resuming_gives_the_same_bytes_as_running_through(t5like, pretrain, tmp_
   assert "nothing left to train" in out
 
 
-def test_nothing_is_compiled_while_steps_go_on(t5like, pretrain, tmp_path):
-  """A run of three times the steps, rows and saves lowers as many programs."""
+def test_nothing_is_compiled_between_steps(t5like, pretrain, tmp_path):
+  """A run of three times the steps, rows and saves lowers the same number of programs."""
   lowered = []
   jax.monitoring.register_event_duration_secs_listener(
     lambda event, seconds, **_: lowered.append(event) if event.endswith("jaxpr_to_mlir_module_duration") else None
   )
   counts = []
   periods = ["--gin.NORMS_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.LOG_PERIOD=1"]
-  for steps in (4, 4, 12):  # the first run also compiles what all of them share
+  for steps in (4, 4, 12):  # the first run also compiles shared programs
     before = len(lowered)
     t5like(*pretrain, *periods, f"--gin.MODEL_DIR={tmp_path}/{len(counts)}", f"--gin.TRAIN_STEPS={steps}")
     counts.append(len(lowered) - before)
@@ -90,7 +90,7 @@ def _leaves(tree, path=()):
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
+def test_a_stopped_run_resumes_at_its_last_step(t5like, pretrain, tmp_path, number):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
   process = start(command)
@@ -106,7 +106,7 @@ def test_a_stopped_run_goes_on_where_it_was(t5like, pretrain, tmp_path, number):
   assert steps == sorted(set(steps))  # no step is recorded twice
 
 
-def test_a_run_whose_directory_is_removed_ends_with_a_message_and_leaves_no_half_of_it(pretrain, tmp_path):
+def test_a_run_whose_directory_is_removed_ends_with_an_error_and_writes_nothing_more(pretrain, tmp_path):
   folder = tmp_path / "run"
   command = [*pretrain, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=10"]
   process = start(command)
@@ -114,22 +114,22 @@ def test_a_run_whose_directory_is_removed_ends_with_a_message_and_leaves_no_half
   while folder.exists():  # a save may be under way
     shutil.rmtree(folder, ignore_errors=True)
   (output,) = finish([process], status=2)
-  assert "error: MODEL_DIR was removed while the run wrote to it" in output and "Traceback" not in output
+  assert "error: MODEL_DIR was removed during the run" in output and "Traceback" not in output
   assert not folder.exists()
 
 
-def test_a_run_resumed_with_another_seed_says_so_and_follows_it(t5like, pretrain, tmp_path):
+def test_a_run_resumed_with_another_seed_reports_and_follows_it(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.LOG_PERIOD=1", "--gin.BATCH_SIZE=8"]
   t5like(*run, "--gin.TRAIN_STEPS=2", "--gin.SEED=1")
   shutil.copytree(tmp_path / "run", tmp_path / "same")
   out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.SEED=2").stdout
-  assert "SEED = 2, this run was begun with 1" in out and "from step 3 on" in out
+  assert "SEED = 2, was 1" in out and "from step 3 on" in out
   out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.SEED=1", f"--gin.MODEL_DIR={tmp_path}/same").stdout
-  assert "this run was begun with" not in out
+  assert "follow the new seed" not in out
   other, same = losses(tmp_path / "run"), losses(tmp_path / "same")
   assert all(other[step] == same[step] for step in (1, 2)) and all(other[step] != same[step] for step in (3, 4))
   out = t5like(*run, "--gin.TRAIN_STEPS=5", "--gin.SEED=2").stdout
-  assert "this run was begun with" not in out  # it was noted
+  assert "follow the new seed" not in out  # it was recorded
 
 
 def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(
@@ -152,7 +152,7 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(
   options = ["--examples=20", "--show=1", f"--cache_dir={token_caches}"]
   again = t5like("eval", f"--model_dir={tmp_path}/second", *options).stdout
   assert re.search(rf"accuracy +{right:.2f}", again) and again.count("snli hypothesis:") == 1
-  assert "was scored at this step" in t5like(*run).stdout
+  assert "was already scored at this step" in t5like(*run).stdout
 
 
 @pytest.mark.slow  # tests/parallel/test_compiled_graphs.py has it for every preset
@@ -167,7 +167,7 @@ def test_a_run_on_eight_devices_has_the_losses_of_one(t5like_process, pretrain, 
   np.testing.assert_allclose(list(one.values()), list(eight.values()), rtol=1e-5)
 
 
-def test_a_mesh_file_splits_the_model_and_changes_no_loss(t5like, pretrain, tmp_path):
+def test_a_mesh_file_shards_the_model_and_does_not_change_the_loss(t5like, pretrain, tmp_path):
   for name, mesh in (("plain", []), ("split", ["--gin_file=meshes/fsdp.gin"])):
     out = t5like(*pretrain, *mesh, f"--gin.MODEL_DIR={tmp_path}/{name}", "--gin.TRAIN_STEPS=4").stdout
     assert ("fsdp=8" in out) == (name == "split")
@@ -175,7 +175,7 @@ def test_a_mesh_file_splits_the_model_and_changes_no_loss(t5like, pretrain, tmp_
   np.testing.assert_allclose(list(plain.values()), list(split.values()), rtol=1e-5)
 
 
-SLOW_LM = pytest.param("lm", marks=pytest.mark.slow(reason="prefix_lm is the same but for what the prefix sees"))
+SLOW_LM = pytest.param("lm", marks=pytest.mark.slow(reason="prefix_lm differs only in the attention of the prefix"))
 
 
 @pytest.mark.parametrize("architecture", [SLOW_LM, "prefix_lm", "shared"])
@@ -192,14 +192,13 @@ def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, a
   assert len((tmp_path / "run/predictions/snli-validation-40-first20.jsonl").read_text().splitlines()) == 20
 
 
-def test_a_run_resumed_with_other_data_says_what_changed(t5like, pretrain, tmp_path):
+def test_a_run_resumed_with_other_data_reports_the_changes(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run"]
   t5like(*run, "--gin.TRAIN_STEPS=2", "--gin.BATCH_SIZE=16")
   out = t5like(*run, "--gin.TRAIN_STEPS=3", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 24}").stdout
-  assert "BATCH_SIZE = 8, was 16 up to step 2: rows 16 to 32 come again" in out
-  assert "LENGTHS = {'inputs': 24}, was {'inputs': 32} up to step 2: rows of before may come again" in out
+  assert "BATCH_SIZE = 8, was 16 up to step 2: rows 16 to 32 repeat" in out
+  assert "LENGTHS = {'inputs': 24}, was {'inputs': 32} up to step 2: earlier rows may repeat" in out
   out = t5like(*run, "--gin.TRAIN_STEPS=4", "--gin.BATCH_SIZE=16", "--gin.LENGTHS={'inputs': 24}").stdout
   assert (
-    "BATCH_SIZE = 16, was 8 up to step 3: rows 24 to 48 are passed over" in out
-    and "LENGTHS =" not in out.split("----")[0]
+    "BATCH_SIZE = 16, was 8 up to step 3: rows 24 to 48 are skipped" in out and "LENGTHS =" not in out.split("----")[0]
   )

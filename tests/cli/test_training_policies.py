@@ -1,4 +1,4 @@
-"""What a run does when something goes wrong, or well enough: real runs of the command."""
+"""Policies for non-finite steps, damaged checkpoints, early stopping and restoring: real runs of the command."""
 
 import json
 
@@ -16,7 +16,7 @@ from t5like.training.records.metrics import read_metrics
 
 
 class PoisonedT5(T5):
-  """Reads some text as infinities: that of rows whose first tokens are `poison`."""
+  """Encodes rows whose first tokens are `poison` as infinities."""
 
   poison: tuple[int, ...] = ()
 
@@ -31,7 +31,7 @@ gin.external_configurable(PoisonedT5, "PoisonedT5")
 
 @pytest.fixture
 def poisoned(t5like, pretrain, tmp_path):
-  """A run whose model fails on the batch of the seventh step, and only on it."""
+  """A run whose model fails only on the batch of the seventh step."""
   run = [*pretrain, "--gin.TRAIN_STEPS=12", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=4"]
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/none", "--dry_run")
   batches = prepare(configuration.build("train"), dry_run=True).batches
@@ -40,13 +40,13 @@ def poisoned(t5like, pretrain, tmp_path):
           f"--gin.PoisonedT5.poison={poison}"], batches  # fmt: skip
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_its_batch(t5like, poisoned, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_its_batch(t5like, poisoned, tmp_path):
   run, batches = poisoned
   done = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/run", status=1)
   assert "not finite at step 7" in done.stderr and "number 6 of seed 0" in done.stderr
   assert "checkpoint 4" in done.stderr and checkpoint_steps(tmp_path / "run") == [4]
-  with np.load(tmp_path / "run/not_finite/step-7-host-0.npz") as kept:
-    assert all(np.array_equal(kept[name], array) for name, array in batches[6].items())
+  with np.load(tmp_path / "run/not_finite/step-7-host-0.npz") as saved:
+    assert all(np.array_equal(saved[name], array) for name, array in batches[6].items())
 
 
 def test_a_step_that_is_not_finite_can_be_skipped(t5like, poisoned, tmp_path):
@@ -57,28 +57,28 @@ def test_a_step_that_is_not_finite_can_be_skipped(t5like, poisoned, tmp_path):
   assert rows[8]["parameter_norm"] == rows[7]["parameter_norm"] != rows[6]["parameter_norm"]  # before each update
 
 
-def test_a_run_can_go_back_and_leave_the_batches_out_that_led_there(t5like, poisoned, tmp_path):
+def test_a_run_can_roll_back_and_skip_the_failed_batches(t5like, poisoned, tmp_path):
   run, _ = poisoned
   out = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.NONFINITE=rollback").stdout
-  assert "step 7 is not finite: back to step 4" in out and "3 batches are left out" in out
+  assert "step 7 is not finite: rolling back to step 4" in out and "skipping 3 batches" in out
   assert json.loads((tmp_path / "run/skipped_batches.json").read_text()) == [[4, 3]]
   assert sorted(losses(tmp_path / "run")) == list(range(1, 13))
-  # Stopped after the rollback and started again, it trains on the same batches.
+  # Stopped after the rollback and resumed, it trains on the same batches.
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/halves", "--gin.NONFINITE=rollback", "--gin.TRAIN_STEPS=8")
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/halves", "--gin.NONFINITE=rollback")
   assert losses(tmp_path / "halves") == losses(tmp_path / "run")
   assert_same_bytes(parameters(tmp_path / "halves"), parameters(tmp_path / "run"))
 
 
-def test_a_run_that_always_fails_at_a_step_does_not_go_back_for_ever(t5like, pretrain, tmp_path):
+def test_rollbacks_to_a_step_are_limited(t5like, pretrain, tmp_path):
   run = [*pretrain, "--gin.TRAIN_STEPS=12", "--gin.CHECKPOINT_PERIOD=4", "--gin.NONFINITE=rollback",
          "--gin.LEARNING_RATE=@chain()", "--gin.chain.schedules=[@constant_rate(), @linear()]",
          "--gin.chain.boundaries=[5]", "--gin.constant_rate.value=0.01", "--gin.linear.start=1e38"]  # fmt: skip
   done = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/run", status=1)
-  assert "after 3 returns to step 4" in done.stderr and checkpoint_steps(tmp_path / "run") == [4]
+  assert "after 3 rollbacks to step 4" in done.stderr and checkpoint_steps(tmp_path / "run") == [4]
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(t5like, pretrain, tmp_path):
+def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=2"]
   t5like(*run, "--gin.TRAIN_STEPS=6")
   before, bytes_of_6 = losses(tmp_path / "run"), parameters(tmp_path / "run")
@@ -87,7 +87,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(t5like, pretr
   damaged[len(damaged) // 2] ^= 0x40
   largest.write_bytes(damaged)
   out = t5like(*run, "--gin.TRAIN_STEPS=6").stdout
-  assert "checkpoint 6 is damaged" in out and "going on from step 4" in out and largest.name in out
+  assert "checkpoint 6 is damaged" in out and "resuming from step 4" in out and largest.name in out
   assert (tmp_path / "run/checkpoints/damaged-6").is_dir()
   assert losses(tmp_path / "run") == before
   assert_same_bytes(parameters(tmp_path / "run"), bytes_of_6)
@@ -99,13 +99,13 @@ def test_two_trainers_do_not_share_a_directory(t5like, pretrain, tmp_path):
   try:
     wait_for(lambda: checkpoint_steps(tmp_path / "run"), first)
     refused = t5like(*run, status=2).stderr
-    assert "another run trains in this directory" in refused and f"process {first.pid}" in refused
+    assert "another run is training in this directory" in refused and f"process {first.pid}" in refused
   finally:
     first.terminate()
   finish([first], status=143)
 
 
-def test_a_run_stops_when_its_score_gets_no_better_and_keeps_the_best(t5like, pretrain, tmp_path):
+def test_a_run_stops_early_and_keeps_the_best_checkpoint(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=40", "--gin.EVAL_SPLIT=train",
          "--gin.EVAL_LOSS_PERIOD=2", "--gin.EVAL_LOSS_BATCHES=2", "--gin.CHECKPOINTS_KEPT=1",
          "--gin.LEARNING_RATE=@constant_rate()", "--gin.constant_rate.value=3.0",
@@ -115,24 +115,24 @@ def test_a_run_stops_when_its_score_gets_no_better_and_keeps_the_best(t5like, pr
   out = t5like(*run).stdout
   curve = {row["step"]: row["loss"] for row in read_metrics(tmp_path / "run") if row["kind"] == "eval_loss/novels"}
   best = min(curve, key=curve.get)
-  assert max(curve) == best + 6 < 40  # three evaluations, two steps apart, were no better
+  assert max(curve) == best + 6 < 40  # three evaluations, two steps apart, without improvement
   assert f"stopped early at step {best + 6}" in out
   assert checkpoint_steps(tmp_path / "run") == [best, best + 6]
-  assert "stopped early" in t5like(*run).stdout  # and it stays so
+  assert "stopped early" in t5like(*run).stdout  # also when it is started again
 
 
-def test_metrics_that_no_evaluation_gives_are_refused_before_work_begins(t5like, finetune, tmp_path):
+def test_metrics_that_no_evaluation_computes_are_refused_at_the_start(t5like, finetune, tmp_path):
   run = [*finetune, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=4", "--gin.KEEP.best=1"]
   refused = t5like(*run, "--gin.KEEP.metric=eval/snly/accuracy", status=2).stderr
   assert "KEEP.metric = 'eval/snly/accuracy' is not computed" in refused and "eval/snli/accuracy" in refused
 
 
-def test_a_run_goes_on_from_another_ones_whole_state_or_its_parameters(t5like, pretrain, tmp_path):
+def test_a_run_starts_from_another_runs_state_or_its_parameters(t5like, pretrain, tmp_path):
   run = [*pretrain, "--gin.LOG_PERIOD=1"]
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=6", "--gin.CHECKPOINT_PERIOD=3")
   out = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/copy", f"--gin.RESTORE_FROM={tmp_path}/whole/checkpoints/3",
                "--gin.TRAIN_STEPS=6").stdout  # fmt: skip
-  assert "checkpoints/3, optimizer and step too" in out
+  assert "checkpoints/3, with optimizer and step" in out
   assert {step: loss for step, loss in losses(tmp_path / "whole").items() if step > 3} == losses(tmp_path / "copy")
   assert_same_bytes(parameters(tmp_path / "copy"), parameters(tmp_path / "whole"))
 
@@ -149,7 +149,7 @@ def test_microbatches_norms_and_a_profile_from_gin(t5like, pretrain, tmp_path):
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/plain")
   out = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/parts", "--gin.MICROBATCHES=4", "--gin.NORMS_PERIOD=2",
                "--gin.PROFILE_STEPS=(2, 3)").stdout  # fmt: skip
-  assert "in 4 parts" in out and "profile of the steps 2 to 3" in out
+  assert "in 4 microbatches" in out and "profile of steps 2 to 3" in out
   plain, parts = losses(tmp_path / "plain"), losses(tmp_path / "parts")
   np.testing.assert_allclose(list(parts.values()), list(plain.values()), rtol=1e-5)
   norms = [row for row in read_metrics(tmp_path / "parts") if row["kind"] == "norms"]

@@ -214,7 +214,7 @@ def test_a_run_waits_for_the_lease_of_another_machine(store, monkeypatch, capfd)
   assign_to_another_machine(store, "run/trainer.lock", seconds_ago=20.0)
   polls.clear()
   then["seconds_ago"] = 0.0
-  with pytest.raises(UserError, match="another run trains in this directory"), sole_trainer(f"{ROOT}/run"):
+  with pytest.raises(UserError, match="another run is training in this directory"), sole_trainer(f"{ROOT}/run"):
     pass
 
 
@@ -244,18 +244,18 @@ def test_checksums_come_from_the_store_without_reading_data_back(store, tmp_path
   sent = len(store.requests)
   integrity.write_checksums(checkpoint)
   assert not any("alt=media" in request for request in store.requests[sent:])
-  assert integrity.check_sums(checkpoint) is None
-  # A copy on a disk is compared byte by byte.
+  assert integrity.verify_checksums(checkpoint) is None
+  # Copied to a disk by other means it is compared byte by byte.
   copy = storage.download_tree(checkpoint, tmp_path / "copy")
-  assert integrity.check_sums(copy) is None
+  assert integrity.verify_checksums(copy) is None
   (copy / "params/d/a").write_text("params/d/A of 10")
-  assert "has other bytes" in integrity.check_sums(copy)
+  assert "does not match its checksum" in integrity.verify_checksums(copy)
   (checkpoint / "params/d/a").write_text("params/d/A of 10")
-  assert integrity.check_sums(checkpoint) == "its params/d/a has other bytes than were written"
+  assert integrity.verify_checksums(checkpoint) == "its params/d/a does not match its checksum"
   (checkpoint / "params/d/a").write_text("short")
-  assert "bytes short" in integrity.check_sums(checkpoint)
+  assert "bytes short" in integrity.verify_checksums(checkpoint)
   (checkpoint / "params/d/a").unlink()
-  assert integrity.check_sums(checkpoint) == "its params/d/a is missing"
+  assert integrity.verify_checksums(checkpoint) == "its params/d/a is missing"
 
 
 def test_checksums_of_a_local_checkpoint_are_valid_on_a_store(store, tmp_path):
@@ -264,9 +264,9 @@ def test_checksums_of_a_local_checkpoint_are_valid_on_a_store(store, tmp_path):
   integrity.write_checksums(tmp_path / "10")
   there = storage.as_path(f"{ROOT}/10")
   storage.upload_tree(tmp_path / "10", there)
-  assert integrity.check_sums(there) is None
+  assert integrity.verify_checksums(there) is None
   (there / "params/a").write_bytes(bytes(4999) + b"x")
-  assert "has other bytes" in integrity.check_sums(there)
+  assert "does not match its checksum" in integrity.verify_checksums(there)
 
 
 def build_remote(encode=lambda texts: [[int(w) + 1 for w in text.split()] for text in texts]):

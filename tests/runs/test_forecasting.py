@@ -19,7 +19,7 @@ def test_it_is_what_the_command_prints(t5like):
   assert found.fits and found.as_dict() == json.loads(t5like(*options, "--json").stdout)
   (forecast,) = found.forecasts
   assert found.price.dollars == pytest.approx(2.0 * 8 * forecast.seconds / 3600)
-  with pytest.raises(UserError, match="cannot work"):
+  with pytest.raises(UserError, match="invalid --"):
     PlanSettings(pue=0.5)
 
 

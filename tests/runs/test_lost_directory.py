@@ -1,12 +1,11 @@
-"""A run in a notebook whose directory another run has taken over: it stops at the next step, and writes no more."""
+"""A run without `end_process` whose directory another run has taken over: it stops at the next step."""
 
 import pytest
 
 from t5like.errors import RunError
 from t5like.experiments.reading import read_experiment
-from t5like.runs.training import train_experiment
+from t5like.runs import train
 from t5like.training.guards import run_lock
-from t5like.training.records.goodput import Goodput
 
 
 def test_it_raises_at_the_next_step_and_saves_nothing(pretrain, tmp_path, monkeypatch):
@@ -16,10 +15,10 @@ def test_it_raises_at_the_next_step_and_saves_nothing(pretrain, tmp_path, monkey
   real = run_lock.RunLock
   monkeypatch.setattr(run_lock, "RunLock", lambda *given: lost(real(*given)))
   with pytest.raises(RunError, match="another run took"):
-    train_experiment(experiment, Goodput())
+    train(experiment)
   assert not list(tmp_path.glob("checkpoints/*"))
 
 
 def lost(lock):
-  lock.lose()
+  lock.mark_lost()
   return lock

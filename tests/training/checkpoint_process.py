@@ -1,4 +1,4 @@
-"""A trainer's process as tests start it: `checkpoint_process.py ACTION MODEL_DIR`. Prints JSON lines."""
+"""A trainer process for tests: `checkpoint_process.py ACTION MODEL_DIR`. Prints JSON lines."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from checkpoint_states import FINGERPRINT, bits, make_state, parameters, save
 
 from t5like import parallel
 from t5like.errors import UserError
-from t5like.training.checkpoints import Checkpoints, Keep, checkpoint_steps, newest_intact
+from t5like.training.checkpoints import CheckpointRetention, Checkpoints, checkpoint_steps, newest_intact
 from t5like.training.guards.run_lock import sole_trainer
 
 
-def tell(**what):
-  print(json.dumps(what), flush=True)
+def report(**values):
+  print(json.dumps(values), flush=True)
 
 
 def large_state(step, axes=None):
@@ -39,29 +39,29 @@ def too_large_files(folder: Path) -> None:
       time.sleep(0.01)
   except UserError as error:
     resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    tell(kind=type(error).__name__, what=error.what, lines=error.lines, steps=checkpoint_steps(folder))
-  checkpoints.close()  # the error was raised: once is enough
+    report(kind=type(error).__name__, what=error.what, lines=error.lines, steps=checkpoint_steps(folder))
+  checkpoints.close()  # the error is raised only once
 
 
-def save_for_ever(folder: Path) -> None:
+def save_forever(folder: Path) -> None:
   with sole_trainer(folder):
-    worker = os.fork()  # a loader's, which lives on when the trainer is killed
+    worker = os.fork()  # such as a data loader's, which survives when the trainer is killed
     if worker == 0:
       time.sleep(600)
       os._exit(0)
-    tell(worker=worker)
-    checkpoints = Checkpoints(folder, Keep(last=2))
+    report(worker=worker)
+    checkpoints = Checkpoints(folder, CheckpointRetention(last=2))
     for step in range(1, 10_000):
       checkpoints.save(large_state(step)[0], FINGERPRINT)
-      tell(step=step)
+      report(step=step)
 
 
 def one_of_two(folder: Path) -> None:
-  """Two hosts save, find the newest damaged, agree on the one before and go on."""
+  """Saves on two hosts, damages the newest checkpoint, agrees on the previous one and continues."""
   parallel.start(timeout=240, config="the same")
   axes = dict(fsdp=2, tensor=2)
   with sole_trainer(folder):
-    checkpoints = Checkpoints(folder, Keep(last=2))
+    checkpoints = Checkpoints(folder, CheckpointRetention(last=2))
     for step in (1, 2, 3):
       assert checkpoints.save(large_state(step, axes)[0], FINGERPRINT)
     assert not checkpoints.save(large_state(3, axes)[0], FINGERPRINT)
@@ -73,12 +73,12 @@ def one_of_two(folder: Path) -> None:
     state = checkpoints.restore(spec, FINGERPRINT, newest.step, verified=True)
     mine = [bits(shard.data)[""] == bits(large_state(2)[0].params["embedding"][shard.index])[""]
             for shard in state.params["embedding"].addressable_shards]  # fmt: skip
-    again = Checkpoints(folder, Keep(last=2))
+    again = Checkpoints(folder, CheckpointRetention(last=2))
     again.save(state.replace(step=jax.device_put(np.int32(4), spec.shardings.step)), FINGERPRINT)
     again.close()
-    tell(step=newest.step, story=newest.story, same=mine, int_step=int(state.step))
+    report(step=newest.step, messages=newest.messages, same=mine, int_step=int(state.step))
 
 
 if __name__ == "__main__":
-  actions = {"too_large_files": too_large_files, "save_for_ever": save_for_ever, "one_of_two": one_of_two}
+  actions = {"too_large_files": too_large_files, "save_forever": save_forever, "one_of_two": one_of_two}
   actions[sys.argv[1]](Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""A small train state without a model: checkpoints ask for no more."""
+"""A small train state without a model, which is all that checkpoints need."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ AVERAGED = with_moving_average(ADAM, 0.9)
 
 
 def parameters(seed=0, layers=2, width=16):
-  """Random, so that they do not compress away: 'encoder/layers_0/kernel' and so on, 'embedding', 'scale'."""
+  """Returns random values, which do not compress: 'encoder/layers_0/kernel' and so on, 'embedding', 'scale'."""
   rng = np.random.default_rng(seed)
   draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
   return {
@@ -28,9 +28,9 @@ def parameters(seed=0, layers=2, width=16):
 
 
 def make_state(params=None, step=1, optimizer=ADAM, axes=None):
-  """A state on a mesh, and the spec that asks for it. Vectors are whole everywhere, matrices split over the mesh.
+  """Returns a state on a mesh and its spec. Vectors are replicated, matrices are sharded.
 
-  The optimizer's state is random, but for counts.
+  The optimizer state is random, except for counts.
   """
   params = parameters() if params is None else params
   mesh = parallel.make_mesh(parallel.MeshAxes(**(axes or {})))
@@ -45,15 +45,15 @@ def make_state(params=None, step=1, optimizer=ADAM, axes=None):
   return jax.device_put(state, shardings), StateSpec(shapes, shardings)
 
 
-def save(folder, *states, keep=3, metrics=None):
-  checkpoints = Checkpoints(folder, keep)
+def save(folder, *states, retention=3, metrics=None):
+  checkpoints = Checkpoints(folder, retention)
   for state in states:
     assert checkpoints.save(state, FINGERPRINT, metrics)
   checkpoints.close()
 
 
 def bits(tree):
-  """The bytes of every array, by path."""
+  """Returns the bytes of every array, by path."""
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf).tobytes()
     for path, leaf in jax.tree.leaves_with_path(tree)

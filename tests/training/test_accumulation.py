@@ -1,4 +1,4 @@
-"""A batch taken in microbatches: the same loss and gradients as the whole batch, and as rows one by one."""
+"""Gradient accumulation: the same loss and gradients as the full batch, and as rows one by one."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def batch_for(name):
   if name == "BERT with labels":
     labels = rng.integers(0, 2, (ROWS,)).astype(np.int32)
     inputs = tokens()
-    inputs[3] = 0  # a row that only fills up the batch: neither its tokens nor its label count
+    inputs[3] = 0  # a padding row: neither its tokens nor its label count
     weights[3] = 0
     return {
       "encoder_input_tokens": inputs, "encoder_target_tokens": tokens(), "encoder_loss_weights": weights,
@@ -61,7 +61,7 @@ def gradients(model, settings, state, batch):
 
 
 def by_rows(model, params, batch, z_loss):
-  """Rows one by one with plain softmax, summed and divided in the end, all in Python."""
+  """Computes loss and gradients row by row with a plain softmax, summed and divided at the end, in Python."""
   side = "decoder" if "decoder_target_tokens" in batch else "encoder"
 
   def row_loss(params, row):
@@ -83,23 +83,23 @@ def by_rows(model, params, batch, z_loss):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_microbatches_are_the_whole_batch_and_its_rows(name):
+def test_microbatches_equal_the_full_batch_and_its_rows(name):
   model, batch = MODELS[name], batch_for(name)
   state = state_for(model, batch)
   settings = LossSettings(z_loss=1e-2)
-  loss, metrics, whole = gradients(model, settings, state, batch)
+  loss, metrics, full = gradients(model, settings, state, batch)
   parts_loss, parts_metrics, parts = gradients(model, dataclasses.replace(settings, microbatches=4), state, batch)
   rows_loss, rows = by_rows(model, state.params, batch, 1e-2)
   assert float(parts_loss) == pytest.approx(float(loss), rel=1e-6) == pytest.approx(rows_loss, rel=1e-6)
   for other in (parts, rows):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-6), other, whole)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=2e-6), other, full)
   assert parts_metrics.keys() == metrics.keys()
   for key, value in metrics.items():
     assert float(parts_metrics[key]) == pytest.approx(float(value), rel=1e-5, abs=1e-7), key
 
 
 def test_every_microbatch_draws_its_own_dropout():
-  """All rows are the same: had all microbatches one mask, two of them would have the mean loss of four."""
+  """All rows are equal: with one mask for all microbatches, two of them would have the mean loss of four."""
   config = dataclasses.replace(MODELS["prefix LM"].config, dropout_rate=0.5, prefix_lm=False)
   model = GPT(config)
   row = {k: v[:1] for k, v in batch_for("prefix LM").items() if k != "decoder_causal_attention"}
@@ -128,10 +128,10 @@ def test_gradients_are_added_in_float32():
 def test_evaluation_sums_do_not_depend_on_microbatches():
   model, batch = MODELS["BERT with labels"], batch_for("BERT with labels")
   params = state_for(model, batch).params
-  whole, parts = (jax.jit(lambda p, b, n=n: eval_step(model, LossSettings(microbatches=n), p, b))(params, batch)
+  full, parts = (jax.jit(lambda p, b, n=n: eval_step(model, LossSettings(microbatches=n), p, b))(params, batch)
                   for n in (1, 2))  # fmt: skip
-  assert float(whole["sentences"]) == ROWS - 1  # one row is empty
-  assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in whole.items()}, rel=1e-5)
+  assert float(full["sentences"]) == ROWS - 1  # one row is empty
+  assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in full.items()}, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_evaluation_sums_do_not_depend_on_microbatches():
     (12, 2, "--gin.BATCH_SIZE=16"),
   ],
 )  # fmt: skip
-def test_microbatches_that_do_not_fit_come_with_some_that_do(rows, count, suggestions):
+def test_invalid_microbatches_come_with_valid_suggestions(rows, count, suggestions):
   mesh = parallel.make_mesh(parallel.MeshAxes(data=4, fsdp=2))
-  with pytest.raises(UserError, match=f"a batch of {rows} cannot be taken in {count}") as error:
+  with pytest.raises(UserError, match=f"a batch of {rows} cannot be split into {count}") as error:
     check_microbatches(rows, count, mesh)
   assert error.value.lines["try"] == suggestions
   for remedy in suggestions.split(" or "):

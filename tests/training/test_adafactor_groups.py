@@ -1,4 +1,4 @@
-"""Adafactor on a GPU takes the same variable of all layers together: fewer kernels, the same numbers."""
+"""Adafactor on a GPU updates the same variable of all layers together: fewer kernels, the same values."""
 
 import jax
 import jax.numpy as jnp
@@ -29,12 +29,12 @@ def trees():
   return tree(), [tree() for _ in range(3)]
 
 
-def run(trees, platform, **knobs):
+def run(trees, platform, **options):
   params, gradients = trees
-  transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8, **knobs).transformation
+  transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8, **options).transformation
   with compile_for(platform):
     state = transformation.init(params)
-    update = jax.jit(lambda *given: transformation.update(*given))  # one of its own: a trace knows no platform
+    update = jax.jit(lambda *given: transformation.update(*given))  # a new function: traces are not cached by platform
     with jax.numpy_dtype_promotion("standard"):
       for gradient in gradients:
         updates, state = update(gradient, state, params)
@@ -42,15 +42,15 @@ def run(trees, platform, **knobs):
   return params, state
 
 
-@pytest.mark.parametrize("knobs", [{}, {"multiply_by_parameter_scale": False}])
-def test_together_or_one_by_one_the_updates_are_the_same(trees, knobs):
-  together, apart = run(trees, "gpu", **knobs), run(trees, "cpu", **knobs)
+@pytest.mark.parametrize("options", [{}, {"multiply_by_parameter_scale": False}])
+def test_grouped_updates_equal_separate_ones(trees, options):
+  together, apart = run(trees, "gpu", **options), run(trees, "cpu", **options)
   assert jax.tree.structure(together) == jax.tree.structure(apart)
   jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), together, apart)
 
 
 def test_layers_are_summed_together(trees):
-  """As many sums of whole arrays as there are kinds of variables, not as there are variables."""
+  """There is one reduction per kind of variable, not per variable."""
   params, gradients = trees
   transformation = optimizers.adafactor(0.1, min_dim_size_to_factor=8).transformation
 
@@ -60,7 +60,7 @@ def test_layers_are_summed_together(trees):
       jaxpr = jax.make_jaxpr(update)(gradients[0], transformation.init(params), params)
     return str(jaxpr).count("reduce_sum[axes=(1, 2)")
 
-  # Of each matrix an update's mean square is asked: 3 matrices a layer and an embedding.
+  # The mean square of each matrix' update: 3 matrices per layer and an embedding.
   assert (wide_sums("cpu"), wide_sums("gpu")) == (3 * (3 + 2) + 1, 3 * 2 + 1)
 
 

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is found, named and set aside, and the run goes on from the one before."""
+"""A damaged checkpoint is detected, named and set aside, and the run resumes from the previous one."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from t5like.errors import UserError
 from t5like.training.checkpoints import Checkpoints, checkpoint_steps, load_parameters, newest_intact, restore_state
 from t5like.training.checkpoints.integrity import CHECKSUMS, find_damage
 
-# Large enough to lie in data files; smaller arrays lie in the index.
+# Large enough for data files; smaller arrays are stored in the index.
 parameters = functools.partial(any_parameters, width=256)
 
 
@@ -33,7 +33,7 @@ def run(two, tmp_path):
 
 
 def largest(folder):
-  """The file that holds arrays."""
+  """Returns the file with the arrays."""
   return max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
@@ -51,12 +51,12 @@ def flip(path):
   path.write_bytes(data)
 
 
-# What is done to checkpoint 2, and words that must be said of it.
+# Damage to checkpoint 2, and its description.
 DAMAGES = {
   "cut short": (lambda c: cut(largest(c / "params"), 100), "is 100 bytes short"),
   "grown": (lambda c: largest(c / "params").open("ab").write(b"12345"), "is 5 bytes too long"),
-  "a bit of a parameter": (lambda c: flip(largest(c / "params")), "has other bytes than were written"),
-  "a bit of the optimizer": (lambda c: flip(largest(c / "training")), "has other bytes than were written"),
+  "a bit of a parameter": (lambda c: flip(largest(c / "params")), "does not match its checksum"),
+  "a bit of the optimizer": (lambda c: flip(largest(c / "training")), "does not match its checksum"),
   "list of arrays emptied": (lambda c: os.truncate(c / "params/_METADATA", 0), "params/_METADATA is"),
   "list of arrays removed": (lambda c: (c / "training/_METADATA").unlink(), "training/_METADATA is missing"),
   "manifest removed": (lambda c: (c / "params/manifest.ocdbt").unlink(), "params/manifest.ocdbt is missing"),
@@ -68,18 +68,18 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_the_run_goes_on_from_the_checkpoint_before(run, name):
-  harm, words = DAMAGES[name]
-  harm(run / "checkpoints/2")
+def test_the_run_resumes_from_the_previous_checkpoint(run, name):
+  damage, description = DAMAGES[name]
+  damage(run / "checkpoints/2")
   newest = newest_intact(run)
   assert newest.step == 1 and newest.checkpoint == run / "checkpoints/1"
-  (told,) = newest.story
-  assert told.startswith("checkpoint 2 is damaged (its ") and words in told
-  assert told.endswith("moved to checkpoints/damaged-2, going on from step 1")
+  (message,) = newest.messages
+  assert message.startswith("checkpoint 2 is damaged (its ") and description in message
+  assert message.endswith("moved to checkpoints/damaged-2, resuming from step 1")
   assert checkpoint_steps(run) == [1] and (run / "checkpoints/damaged-2").is_dir()
 
 
-# Without checksums, as a run leaves it that is killed right after the commit: judged by reading.
+# Without checksums, as left by a run that is killed right after the commit: checked by reading.
 READABLE_DAMAGES = {
   "cut short": lambda c: halve(largest(c / "params")),
   "optimizer cut short": lambda c: halve(largest(c / "training")),
@@ -95,25 +95,25 @@ READABLE_DAMAGES = {
 
 
 @pytest.mark.parametrize("name", READABLE_DAMAGES)
-def test_damage_is_found_without_checksums_too(run, name):
+def test_damage_is_detected_without_checksums(run, name):
   (run / "checkpoints/2" / CHECKSUMS).unlink()
-  assert newest_intact(run).step == 2  # usable all the same
+  assert newest_intact(run).step == 2  # usable without checksums
   READABLE_DAMAGES[name](run / "checkpoints/2")
   newest = newest_intact(run)
-  assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.story[0]
+  assert newest.step == 1 and "checkpoint 2 is damaged (its " in newest.messages[0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
-def test_bytes_that_still_unpack_to_numbers_are_not_trusted_without_checksums(run, value):
-  """What a changed byte in an exponent gives: the arrays can be read, and every step from them is not finite."""
+def test_implausible_values_are_damage_without_checksums(run, value):
+  """A changed byte in an exponent: the arrays can be read, but no step from them is finite."""
   shutil.rmtree(run / "checkpoints/2")
   tree = parameters(seed=2)
   tree["embedding"][3, 5] = value
   save(run, make_state(tree, 2)[0])
-  assert newest_intact(run).step == 2  # these bytes are the ones that were written
+  assert newest_intact(run).step == 2  # the checksums match
   (run / "checkpoints/2" / CHECKSUMS).unlink()
   newest = newest_intact(run)
-  assert newest.step == 1 and "holds numbers that are not finite, or beyond" in newest.story[0]
+  assert newest.step == 1 and "has values that are not finite, or above" in newest.messages[0]
 
 
 def test_a_damaged_step_can_be_saved_again(run):
@@ -122,27 +122,27 @@ def test_a_damaged_step_can_be_saved_again(run):
     assert newest_intact(run).step == 1
     assert (run / "checkpoints" / expected).is_dir()
     state, spec = make_state(parameters(seed=3), 2)
-    checkpoints = Checkpoints(run, keep=1)
+    checkpoints = Checkpoints(run, retention=1)
     assert checkpoints.save(state, FINGERPRINT)
     checkpoints.close()
     assert bits(checkpoints.restore(spec, FINGERPRINT)) == bits(state)
     save(run / "again", make_state(parameters(), step=1)[0])
     shutil.move(run / "again/checkpoints/1", run / "checkpoints/1")
     shutil.rmtree(run / "again")
-  assert (run / "checkpoints/damaged-2").is_dir()  # keeping few does not remove it
+  assert (run / "checkpoints/damaged-2").is_dir()  # retention does not remove it
 
 
-def test_looking_alone_moves_nothing(run):
+def test_a_check_without_move_moves_nothing(run):
   flip(largest(run / "checkpoints/2/params"))
   newest = newest_intact(run, move=False)
-  assert newest.step == 1 and newest.story[0].endswith("): going on from step 1")
+  assert newest.step == 1 and newest.messages[0].endswith("): resuming from step 1")
   assert checkpoint_steps(run) == [1, 2]
 
 
-def test_where_none_is_whole_nothing_is_moved_and_no_run_begins_anew(run):
+def test_if_none_is_intact_nothing_is_moved_and_no_run_starts_over(run):
   for step in (1, 2):
     cut(largest(run / f"checkpoints/{step}/params"), 10)
-  with pytest.raises(UserError, match="no checkpoint of this run is whole") as error:
+  with pytest.raises(UserError, match="no checkpoint of this run is intact") as error:
     newest_intact(run)
   assert "step 1: its" in str(error.value) and "step 2: its" in str(error.value)
   assert checkpoint_steps(run) == [1, 2]
@@ -156,7 +156,7 @@ def test_reading_a_damaged_checkpoint_is_an_error_that_names_it(run):
   for read in (lambda: load_parameters(run), lambda: restore_state(checkpoint, spec, FINGERPRINT)):
     with pytest.raises(UserError, match="damaged") as error:
       read()
-    assert str(checkpoint) in str(error.value) and "has other bytes than were written" in str(error.value)
+    assert str(checkpoint) in str(error.value) and "does not match its checksum" in str(error.value)
   (checkpoint / CHECKSUMS).unlink()
   halve(largest(checkpoint / "params"))
   for read in (lambda: load_parameters(run), lambda: restore_state(checkpoint, spec, FINGERPRINT)):
@@ -164,13 +164,13 @@ def test_reading_a_damaged_checkpoint_is_an_error_that_names_it(run):
       read()
 
 
-def test_damage_of_the_optimizer_does_not_keep_parameters_from_being_read(run):
+def test_a_damaged_optimizer_state_does_not_affect_reading_parameters(run):
   flip(largest(run / "checkpoints/2/training"))
   assert bits(load_parameters(run)) == bits(parameters(seed=2))
 
 
-def test_a_list_of_arrays_that_lost_some_gives_no_partial_tree(run):
-  """Without checksums a list that is valid and shorter can only show by what is missing from it."""
+def test_an_incomplete_list_of_arrays_is_an_error(run):
+  """Without checksums, a valid but shorter list can only be detected by what is missing."""
   checkpoint = run / "checkpoints/2"
   (checkpoint / CHECKSUMS).unlink()
   listing = json.loads((checkpoint / "params/_METADATA").read_text())
@@ -182,7 +182,7 @@ def test_a_list_of_arrays_that_lost_some_gives_no_partial_tree(run):
   assert error.value.lines["missing"] == "embedding  float32[64,256]"
 
 
-def test_what_killed_processes_left_is_no_checkpoint_and_is_cleared(run):
+def test_leftovers_of_killed_processes_are_not_checkpoints_and_are_cleared(run):
   folder = run / "checkpoints"
   for left in ("3.orbax-checkpoint-tmp", "3.orbax-checkpoint-tmp-1794", "removing-0"):
     shutil.copytree(folder / "2", folder / left)

@@ -1,4 +1,4 @@
-"""Saves that fail end loudly and lose nothing: full disks, folders that cannot be written, kill -9; and two hosts."""
+"""Failing saves raise an error and lose nothing: full disks, read-only folders, kill -9; and saves on two hosts."""
 
 import json
 import os
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def start(action, folder, **env):
-  # Warnings and other noise go to where nobody looks, unless the process fails.
+  # stderr is shown only if the process fails.
   return subprocess.Popen(
     [sys.executable, Path(__file__).with_name("checkpoint_process.py"), action, folder],
     env={**os.environ, "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": str(REPOSITORY), **env},
@@ -41,20 +41,20 @@ def start(action, folder, **env):
 def results(process):
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0, err
-  assert "ERROR:absl" not in err  # what went wrong is an error that is raised: no screens of Orbax's
+  assert "ERROR:absl" not in err  # the error is raised, without Orbax's tracebacks
   return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def test_an_error_in_the_background_ends_the_run_and_the_checkpoints_before_are_whole(tmp_path):
+def test_an_error_in_the_background_ends_the_run_and_earlier_checkpoints_are_intact(tmp_path):
   (error,) = results(start("too_large_files", tmp_path))
   assert error["kind"] == "SaveError" and error["what"] == "checkpoint 3 could not be written"
   assert error["lines"]["because"] == "File too large"
-  # Three arrays each of 2 x (256*32 + 32) + 64*256 floats and 256 half ones; 3 numbers.
+  # Parameters and two moments of 2 x (256*32 + 32) + 64*256 floats and 256 in half precision; 3 scalars.
   needed = 3 * (4 * (2 * (256 * 32 + 32) + 64 * 256) + 2 * 256) + 12
   assert f"a checkpoint needs {needed / 1e3:.1f} kB" in error["lines"]["disk"]
-  assert error["lines"]["whole"] == "checkpoint 2: the same command goes on from there"
+  assert error["lines"]["intact"] == "checkpoint 2: the same command resumes from there"
   assert error["steps"] == checkpoint_steps(tmp_path) == [1, 2]
-  # The disk is mended, and the same command goes on.
+  # Once the disk has space, the same command resumes.
   save(tmp_path, make_state(parameters(seed=3, width=256), 3)[0])
   assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["1", "2", "3"]
   for step in (1, 2, 3):
@@ -67,7 +67,7 @@ def small_disk(tmp_path):
   """A disk of 2 MB."""
   done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", tmp_path], capture_output=True, text=True)
   if done.returncode:
-    pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
+    pytest.skip(f"cannot mount a disk: {done.stderr.strip()}")
   yield tmp_path
   subprocess.run(["umount", "--lazy", tmp_path], check=True)  # threads of a failed save may still hold it
 
@@ -77,31 +77,31 @@ def leave_free(folder, count):
   (folder / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - count))
 
 
-def test_a_disk_that_runs_full_amid_a_save(small_disk):
+def test_a_disk_that_fills_up_during_a_save(small_disk):
   (state, _), (later, _) = (make_state(parameters(width=256), step) for step in (1, 2))
   save(small_disk, state)
-  # Room for the arrays, which is what can be known before; none for the blocks of the small files beside them.
+  # Space for the arrays, which can be checked in advance, but not for the small files next to them.
   leave_free(small_disk, checkpoint_bytes(state) + 8192)
   checkpoints = Checkpoints(small_disk)
   with pytest.raises(SaveError) as error:
     checkpoints.save(later, FINGERPRINT)
     checkpoints.close()
   assert error.value.lines["because"].endswith("No space left on device")
-  assert "were free when it failed; a checkpoint needs 395.5 kB" in error.value.lines["disk"]
-  assert error.value.lines["whole"].startswith("checkpoint 1")
+  assert " free when it failed; a checkpoint needs 395.5 kB" in error.value.lines["disk"]
+  assert error.value.lines["intact"].startswith("checkpoint 1")
   assert checkpoint_steps(small_disk) == [1] and find_damage(small_disk / "checkpoints/1") is None
 
 
-def test_a_disk_without_room_for_the_next_checkpoint(small_disk):
+def test_a_disk_without_space_for_the_next_checkpoint(small_disk):
   (state, _), (later, _) = (make_state(parameters(width=256), step) for step in (1, 2))
   save(small_disk, state)
   leave_free(small_disk, checkpoint_bytes(state) - 8192)
   checkpoints = Checkpoints(small_disk)
-  with pytest.raises(SaveError, match="checkpoint 2 was not written: the disk has no room") as error:
+  with pytest.raises(SaveError, match="checkpoint 2 was not written: not enough disk space") as error:
     checkpoints.save(later, FINGERPRINT)
   assert error.value.lines["needed"] == "395.5 kB"
-  assert error.value.lines["whole"].startswith("checkpoint 1")
-  assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["1"]  # nothing was begun
+  assert error.value.lines["intact"].startswith("checkpoint 1")
+  assert [p.name for p in (small_disk / "checkpoints").iterdir()] == ["1"]  # the save was not started
 
 
 def test_a_disk_that_becomes_read_only(small_disk):
@@ -109,21 +109,21 @@ def test_a_disk_that_becomes_read_only(small_disk):
   subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
   with pytest.raises(SaveError, match="Read-only file system") as error:
     checkpoints.save(make_state()[0], FINGERPRINT)
-  assert error.value.lines["whole"] == "none before it" and "disk" not in error.value.lines
+  assert error.value.lines["intact"] == "none before it" and "disk" not in error.value.lines
   with pytest.raises(UserError, match="MODEL_DIR cannot be written"), sole_trainer(small_disk):
     pass
   with pytest.raises(UserError, match="checkpoints cannot be written"):
     Checkpoints(small_disk / "elsewhere")
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path):
+def test_a_folder_that_cannot_be_created_is_an_error_at_once(tmp_path):
   (tmp_path / "checkpoints").write_text("a file")
   with pytest.raises(UserError, match="checkpoints cannot be written"):
     Checkpoints(tmp_path)
 
 
-def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_path):
-  process, worker = start("save_for_ever", tmp_path), None
+def test_kill_9_during_saves_leaves_an_intact_checkpoint_and_a_free_directory(tmp_path):
+  process, worker = start("save_forever", tmp_path), None
   try:
     while not (line := process.stdout.readline()).startswith('{"worker'):
       assert line or process.poll() is None, process.stderr.read()
@@ -131,7 +131,7 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
     while not (line := process.stdout.readline()).startswith('{"step": 4'):
       assert line or process.poll() is None, process.stderr.read()
     holder = json.loads((tmp_path / LOCK).read_text())
-    with pytest.raises(UserError, match="another run trains in this directory") as error, sole_trainer(tmp_path):
+    with pytest.raises(UserError, match="another run is training in this directory") as error, sole_trainer(tmp_path):
       pass
     assert error.value.lines["by"] == f"process {process.pid} on {socket.gethostname()}"
     assert error.value.lines["since"] == holder["since"]
@@ -140,10 +140,10 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
     process.wait()
     process.stdout.close()
     process.stderr.close()
-  with sole_trainer(tmp_path):  # at once, though a child of the dead trainer lives on
+  with sole_trainer(tmp_path):  # at once, although a child of the dead trainer survives
     os.kill(worker, signal.SIGKILL)
     newest = newest_intact(tmp_path)
-    assert newest.step >= 3 and not newest.story
+    assert newest.step >= 3 and not newest.messages
     assert bits(load_parameters(tmp_path, newest.step)) == bits(parameters(seed=newest.step, width=256))
     Checkpoints(tmp_path).close()
     assert all(p.name.isdigit() for p in (tmp_path / "checkpoints").iterdir())
@@ -151,10 +151,10 @@ def test_kill_9_amid_saves_leaves_a_whole_checkpoint_and_a_free_directory(tmp_pa
 
 def test_two_hosts_save_what_one_restores(tmp_path):
   coordinator = f"localhost:{free_port()}"
-  places = [
+  environments = [
     dict(T5LIKE_COORDINATOR=coordinator, T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID=str(number)) for number in (0, 1)
   ]
-  processes = [start("one_of_two", tmp_path, **place) for place in places]
+  processes = [start("one_of_two", tmp_path, **environment) for environment in environments]
   try:
     first, second = [results(process)[-1] for process in processes]
   finally:
@@ -163,7 +163,7 @@ def test_two_hosts_save_what_one_restores(tmp_path):
       process.wait()
   assert first["step"] == second["step"] == first["int_step"] == 2
   assert first["same"] == second["same"] == [True, True]
-  assert "checkpoint 3 is damaged" in first["story"][0] and not second["story"]
+  assert "checkpoint 3 is damaged" in first["messages"][0] and not second["messages"]
 
   state, spec = make_state(parameters(seed=2, width=256), 2, axes=dict(data=2, fsdp=4))
   assert checkpoint_steps(tmp_path) == [2, 4] and (tmp_path / "checkpoints/damaged-3").is_dir()

@@ -1,4 +1,4 @@
-"""Another model, vocabulary or optimizer is refused with every difference, or taken as the options say."""
+"""Another model, vocabulary or optimizer is refused with every difference, or restored as the options allow."""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +90,7 @@ def test_missing_variables_that_are_allowed_keep_their_initial_value(saved):
   assert bits(taken.params) == bits(state.params) | bits(fresh.params | state.params)
 
 
-def test_what_is_not_allowed_is_refused_all_the_same(saved):
+def test_differences_that_are_not_allowed_are_refused(saved):
   params = with_lora(parameters()) | {"head": jnp.zeros((4, 3), jnp.float32)}
   _, spec = make_state(params)
   error = refusal(saved[0], spec, options=Restore(allow_missing="decoder/lora/.*"))
@@ -99,11 +99,11 @@ def test_what_is_not_allowed_is_refused_all_the_same(saved):
   assert error.lines["differs"] == "vocabulary  saved 'abc', now 'xyz'"
   error = refusal(saved[0], spec, options=Restore(allow_missing="decoder/lorra/.*"))
   assert "matches none" in error.what and "decoder/lora/" in error.lines["nearest"]
-  with pytest.raises(UserError, match="no regular expression"):
+  with pytest.raises(UserError, match="invalid regular expression"):
     Restore(allow_missing="(")
 
 
-def test_extra_variables_are_left_out_only_if_told_so(saved):
+def test_extra_variables_are_ignored_only_if_allowed(saved):
   checkpoint, state = saved
   params = {k: v for k, v in parameters(seed=8).items() if k != "embedding"}
   _, spec = make_state(params)
@@ -115,16 +115,16 @@ def test_extra_variables_are_left_out_only_if_told_so(saved):
 def test_parameters_in_half_precision_are_widened_exactly(tmp_path):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), parameters())
   checkpoint = save_parameters(tmp_path, half, fingerprint={"embed_dim": 16, "vocabulary": None})
-  whole = jax.tree.map(lambda x: x.astype(jnp.float32), parameters(seed=4))
-  fresh, spec = make_state(whole, step=0, axes=dict(fsdp=8))
+  single = jax.tree.map(lambda x: x.astype(jnp.float32), parameters(seed=4))
+  fresh, spec = make_state(single, step=0, axes=dict(fsdp=8))
   taken = restore_state(checkpoint, spec, FINGERPRINT, fresh=lambda: fresh)
   expected = jax.tree.map(lambda x: np.asarray(x).astype(np.float32), half)
   assert bits(taken.params) == bits(expected) and int(taken.step) == 0
-  # The other way round bits would be lost.
-  save_parameters(tmp_path / "whole", whole, fingerprint=FINGERPRINT)
-  error = refusal(tmp_path / "whole/checkpoints/0", make_state(half)[1])
+  # Narrowing would lose bits.
+  save_parameters(tmp_path / "single", single, fingerprint=FINGERPRINT)
+  error = refusal(tmp_path / "single/checkpoints/0", make_state(half)[1])
   assert "saved float32[64,16], now bfloat16[64,16]" in error.lines["other shape"]
 
 
-def test_an_optimizer_is_told_by_its_state():
+def test_an_optimizer_is_identified_by_its_state():
   assert optimizer_kind(ADAM.init(parameters())) == "ScaleByAdamState"

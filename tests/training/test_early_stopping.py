@@ -1,4 +1,4 @@
-"""When a run ends because nothing gets better, worked out by hand; the same after a kill."""
+"""Early stopping, worked out by hand; the same step after a kill."""
 
 import pytest
 
@@ -10,7 +10,7 @@ NAN = float("nan")
 
 
 def stops_at(stopping, scores, name="accuracy"):
-  """The number of the first score, from 1, at which the run ends."""
+  """Returns the number of the first score, from 1, at which the run stops."""
   return next((n for n, score in enumerate(scores, 1) if stopping.update(10 * n, {name: score})), None)
 
 
@@ -19,7 +19,7 @@ def stops_at(stopping, scores, name="accuracy"):
   [
     ([1, 2, 3, 4, 5], {}, None),
     ([5, 4, 4.5], {}, 3),  # two in a row below the best
-    ([5, 4, 6, 5, 7, 6, 7], {}, 7),  # as good as the best is not better
+    ([5, 4, 6, 5, 7, 6, 7], {}, 7),  # a tie is not an improvement
     ([5, 4, 6, 3, 2], dict(higher_is_better=False), None),
     ([5, 4, 6, 4, 3], dict(higher_is_better=False), 4),
     ([1, 1.1, 1.2, 1.3], dict(min_delta=0.25), 3),
@@ -34,7 +34,7 @@ def test_patience_of_two(scores, arguments, expected):
 
 
 def test_an_evaluation_counts_once():
-  """A run that ends with its last evaluation may evaluate that step again; a step back is one that was counted."""
+  """A resumed run may evaluate its last step again; earlier steps were already counted."""
   stopping = EarlyStopping("accuracy", 2)
   assert [stopping.update(step, {"accuracy": score}) for step, score in ((10, 5), (20, 4), (20, 4), (10, 9))] == [
     False
@@ -42,34 +42,34 @@ def test_an_evaluation_counts_once():
   assert stopping.best == 5 and stopping.update(30, {"accuracy": 4})
 
 
-def test_it_says_why():
+def test_the_reason_is_described():
   stopping = EarlyStopping("snli/loss", 1, higher_is_better=False)
   assert stops_at(stopping, [2.5, 2.75], "snli/loss") == 2
   assert stopping.describe() == "snli/loss has not fallen below 2.5 of step 10 in 1 evaluations"
   assert stopping.best == 2.5 and stopping.best_step == 10
 
 
-def test_names_may_be_short_as_long_as_they_are_clear():
+def test_names_may_be_short_if_unambiguous():
   scores = {"eval/snli/accuracy": 1.0, "eval/boolq/accuracy": 2.0, "eval/boolq/f1": 3.0}
   assert not EarlyStopping("f1", 1).update(1, scores)
   stopping = EarlyStopping("boolq/accuracy", 1)
   stopping.update(1, scores)
   assert stopping.best == 2.0
-  with pytest.raises(UserError, match="several scores") as several:
+  with pytest.raises(UserError, match="ambiguous metric") as ambiguous:
     EarlyStopping("accuracy", 1).update(1, scores)
-  assert "eval/boolq/accuracy, eval/snli/accuracy" in str(several.value)
+  assert "eval/boolq/accuracy, eval/snli/accuracy" in str(ambiguous.value)
   stopping = EarlyStopping("snli/accuracy", 1)
-  stopping.update(1, {"eval_loss/snli/accuracy": 0.5}, whole=False)
-  with pytest.raises(UserError, match="several scores"):  # of another evaluation, at the same step
-    stopping.update(1, {"eval/snli/accuracy": 88.0}, whole=False)
+  stopping.update(1, {"eval_loss/snli/accuracy": 0.5}, complete=False)
+  with pytest.raises(UserError, match="ambiguous metric"):  # of another evaluation, at the same step
+    stopping.update(1, {"eval/snli/accuracy": 88.0}, complete=False)
 
 
-def test_a_name_that_does_not_appear_is_an_error_with_the_nearest():
-  with pytest.raises(UserError, match="no evaluation gives such a score") as unknown:
+def test_an_unknown_name_is_an_error_with_the_nearest():
+  with pytest.raises(UserError, match="unknown metric for early stopping") as unknown:
     EarlyStopping("acuracy", 1).update(1, {"eval/snli/accuracy": 1.0, "eval/snli/f1": 2.0})
   assert "nearest  accuracy" in str(unknown.value)
   stopping = EarlyStopping("accuracy", 1)
-  assert not stopping.update(1, {"loss": 1.0}, whole=False)  # another evaluation, with another period
+  assert not stopping.update(1, {"loss": 1.0}, complete=False)  # another evaluation, with another period
   stopping.update(2, {"accuracy": 1.0})
   assert not stopping.update(3, {"loss": 2.0})
 
@@ -77,8 +77,8 @@ def test_a_name_that_does_not_appear_is_an_error_with_the_nearest():
 @pytest.mark.parametrize(
   "arguments", [dict(patience=0), dict(patience=1, min_delta=-1.0), dict(patience=1, min_delta=NAN)]
 )
-def test_settings_that_cannot_work_are_refused(arguments):
-  with pytest.raises(UserError, match="cannot work"):
+def test_invalid_settings_are_refused(arguments):
+  with pytest.raises(UserError, match="invalid .* of early stopping"):
     EarlyStopping("accuracy", **arguments)
 
 
@@ -88,7 +88,7 @@ SCORES = [1.0, 3.0, 2.0, NAN, 3.0, 1.0, 5.0]  # of the steps 10, 20, ...; patien
 @pytest.mark.parametrize("kill", range(5, 75, 10))
 @pytest.mark.parametrize("checkpoint_every", [10, 15, 20])
 def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_every):
-  """Killed once after `kill` steps, it goes on from its last checkpoint, in a process that knows metrics.jsonl only."""
+  """Killed once after `kill` steps, it resumes from its last checkpoint with nothing but metrics.jsonl."""
 
   def run(first, last):
     writer = MetricWriter(tmp_path, first)
@@ -109,7 +109,7 @@ def test_a_run_that_is_killed_ends_at_the_same_step(tmp_path, kill, checkpoint_e
   assert (step, stop) == (60, True)
 
 
-def test_a_run_that_goes_back_forgets_what_it_takes_back():
+def test_a_rollback_drops_later_evaluations():
   rows = [{"step": 10 * n, "kind": "eval/snli", "accuracy": x} for n, x in enumerate([1.0, 9.0, 8.0], 1)]
   stopping = EarlyStopping("eval/snli/accuracy", 1)
   assert stopping.restore(rows, 30) and stopping.best == 9.0

@@ -1,4 +1,4 @@
-"""Where time went, against a clock outside; what restarts cost, by hand."""
+"""Goodput against an external clock; the cost of restarts by hand."""
 
 import json
 import os
@@ -25,22 +25,22 @@ time.sleep(0.3)
 with goodput.spent_on("steps"): pass
 print(goodput.as_dict()["spent"]["starting up"])
 """
-  began = time.monotonic()
+  started = time.monotonic()
   env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
   done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=300)
-  outside = time.monotonic() - began
+  outside = time.monotonic() - started
   assert 0.8 <= float(done.stdout) <= outside + 0.02  # the clock of processes ticks 100 times a second
 
 
 @pytest.fixture
 def clock(monkeypatch):
-  """A clock that moves only when told to."""
+  """Returns a function that advances a frozen clock."""
   now = [time.monotonic()]
   monkeypatch.setattr(time, "monotonic", lambda: now[0])
   return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
 
-def test_spans_inside_of_others_count_once_and_all_adds_up(clock):
+def test_nested_spans_count_once_and_add_up(clock):
   goodput = Goodput()
   clock(7.0)
   starting = goodput.as_dict()["spent"]["starting up"]
@@ -54,7 +54,7 @@ def test_spans_inside_of_others_count_once_and_all_adds_up(clock):
     goodput.add("waiting for input", 40.0)
     with goodput.spent_on("saving"):
       clock(10.0)
-      # Spans that are still open count as far as they came.
+      # Open spans count up to now.
       assert goodput.as_dict()["spent"] == pytest.approx(
         {"starting up": starting, "steps": 60.0, "saving": 30.0, "waiting for the disk": 3.0, "waiting for input": 40.0}
       )
@@ -72,7 +72,7 @@ def test_spans_inside_of_others_count_once_and_all_adds_up(clock):
   assert result["share_in_steps"] == pytest.approx(60.0 / (138.0 + starting))
 
 
-def test_an_error_inside_of_a_span_is_counted_and_passed_on():
+def test_a_span_that_raises_is_counted():
   goodput = Goodput()
   with pytest.raises(KeyError), goodput.spent_on("steps"), goodput.spent_on("saving"):
     raise KeyError
@@ -105,7 +105,7 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
   assert summary_of_attempts(path) == ""
   attempt(path, first=0, last=200, ended="running", lost=0, started=1000, seconds=50, in_steps=40)
   attempt(path, first=0, last=500, ended="running", lost=0, started=1000, seconds=120, in_steps=100)
-  assert summary_of_attempts(path) == ""  # one attempt, of which the second line tells more
+  assert summary_of_attempts(path) == ""  # one attempt, with a newer second line
   # Back at 400 after 30 seconds: 100 steps again.
   attempt(path, first=400, last=900, ended="SIGTERM", lost=100, started=1150, seconds=120, in_steps=100)
   with path.open("a") as file:
@@ -114,8 +114,8 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
   attempt(path, first=900, last=1000, ended="done", lost=0, started=1300, seconds=60, in_steps=20)
   text = summary_of_attempts(path)
   # 220 s in 1,100 steps are 0.2 s each; 100 of them did not count: (220 - 20) of 300 s.
-  assert "3 attempts, 5m00s in all, 66.7% of it in steps that counted" in text
-  assert "100 steps were trained twice, about 20s; between attempts 1m00s were not trained" in text
+  assert "3 attempts, 5m00s in total, 66.7% of it in useful steps" in text
+  assert "100 steps were trained twice, about 20s; 1m00s passed between attempts" in text
   rows = [line.split() for line in text.split("\n")[3:]]
   assert [row[-1] for row in rows] == ["killed", "SIGTERM", "done"]
 
@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_shows_what_its_restarts_cost(tmp_path):
   "name, value",
   [("started", "now"), ("seconds", None), ("spent", [1]), ("spent", {"steps": "all"}), ("ended", 3), ("process", [])],
 )
-def test_attempts_of_odd_types_are_passed_over(tmp_path, name, value):
+def test_malformed_attempts_are_skipped(tmp_path, name, value):
   path = tmp_path / FILE
   attempt(path, first=0, last=200, ended="done", lost=0, started=1000, seconds=50, in_steps=40)
   (good,) = read_attempts(path)
@@ -132,7 +132,7 @@ def test_attempts_of_odd_types_are_passed_over(tmp_path, name, value):
   assert read_attempts(path) == [good]
 
 
-def test_an_attempt_knows_what_is_done_again(tmp_path):
+def test_an_attempt_counts_repeated_steps(tmp_path):
   goodput = Goodput()
   assert goodput.resume(read_metrics(tmp_path), tmp_path, 0) == 0
   writer = MetricWriter(tmp_path, 0)
@@ -146,8 +146,8 @@ def test_an_attempt_knows_what_is_done_again(tmp_path):
   goodput.write(tmp_path / FILE, 150, 300, "SIGTERM")
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 120 and line["last_step"] == 300 and line["ended"] == "SIGTERM"
-  assert Goodput().resume(read_metrics(tmp_path), tmp_path, 290) == 10  # metrics.jsonl does not tell, this file does
-  assert goodput.resume(read_metrics(tmp_path), tmp_path, 280) == 20  # back, in the same process
+  assert Goodput().resume(read_metrics(tmp_path), tmp_path, 290) == 10  # known from this file, not from metrics.jsonl
+  assert goodput.resume(read_metrics(tmp_path), tmp_path, 280) == 20  # a rollback in the same process
   goodput.write(tmp_path / FILE, 280, 400, "done")
   (line,) = read_attempts(tmp_path / FILE)
   assert line["steps_lost"] == 140 and (line["first_step"], line["last_step"]) == (150, 400)

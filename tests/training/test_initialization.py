@@ -1,4 +1,4 @@
-"""A state cut into small programs has the values of one large program, on any mesh, and few of them are compiled."""
+"""Small programs initialize the values of one large program, on any mesh, and few of them are compiled."""
 
 import dataclasses
 
@@ -40,15 +40,15 @@ def test_the_values_are_those_of_one_program_on_any_mesh(name):
     state, spec = created(MODELS[name], optimizer, axes, devices)
     assert jax.tree.structure(state) == jax.tree.structure(expected)
     jax.tree.map(np.testing.assert_array_equal, state, expected)
-    jax.tree.map(lambda x, e, s: _check_place(x, e, s), state, expected, spec.shardings)
+    jax.tree.map(lambda x, e, s: _check_sharding(x, e, s), state, expected, spec.shardings)
 
 
-def _check_place(array, expected, sharding):
+def _check_sharding(array, expected, sharding):
   assert array.dtype == expected.dtype and array.sharding.is_equivalent_to(sharding, array.ndim)
 
 
-def test_layers_alike_share_programs_but_not_values(caplog):
-  """A model of 3 layers compiles what one of 1 layer compiles, and not one program more."""
+def test_identical_layers_share_programs_but_not_values(caplog):
+  """A model of 3 layers compiles no more programs than one of 1 layer."""
   optimizer = optimizers.adamw(0.01)
 
   def programs(layers):

@@ -1,4 +1,4 @@
-"""The loop: hooks at their cadence, rows at theirs, a stop when asked, and steps that are not finite."""
+"""The train loop: cadence of hooks and rows, stopping, and steps that are not finite."""
 
 import io
 import time
@@ -13,7 +13,7 @@ from t5like import parallel
 from t5like.console import ProgressLine
 from t5like.errors import UserError
 from t5like.training.feed import to_devices
-from t5like.training.guards.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, WithoutSkipped
+from t5like.training.guards.finiteness import FILE, MOST_SKIPS, FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
 from t5like.training.loop import RUN_AHEAD, Hook, train_loop
 from t5like.training.records.goodput import STEPS, Goodput
 from t5like.training.records.metrics import MetricWriter, read_metrics
@@ -42,7 +42,7 @@ def run(tmp_path, hooks=(), first=0, last=10, period=4, step=count, **options):
   return state, out.getvalue()
 
 
-def test_rows_are_means_since_the_row_before_and_the_last_step_has_one(tmp_path):
+def test_rows_are_means_since_the_previous_row_and_the_last_step_has_one(tmp_path):
   state, shown = run(tmp_path)
   rows = read_metrics(tmp_path)
   assert int(state.step) == 10 and [row["step"] for row in rows] == [4, 8, 10]
@@ -51,38 +51,38 @@ def test_rows_are_means_since_the_row_before_and_the_last_step_has_one(tmp_path)
   assert shown.splitlines()[-1].startswith("step 10/10  loss 9.500  token accuracy 50.0%")
 
 
-def test_the_live_line_does_not_wait_for_the_period(tmp_path, monkeypatch):
+def test_the_progress_line_does_not_wait_for_the_period(tmp_path, monkeypatch):
   monkeypatch.setattr(TrainLog, "_SHOW_SECONDS", 0.0)
   _, shown = run(tmp_path, period=100)
   assert [line.split("  ")[0] for line in shown.splitlines()] == [f"step {n}/10" for n in range(1, 11)]
   assert [row["step"] for row in read_metrics(tmp_path)] == [10]
-  assert read_metrics(tmp_path)[0]["loss"] == 5.5  # showing took nothing away from the mean
+  assert read_metrics(tmp_path)[0]["loss"] == 5.5  # the progress line does not affect the mean
 
 
 @pytest.mark.parametrize(
   ("every", "at_end", "expected"),
   [(3, False, [3, 6, 9]), (3, True, [3, 6, 9, 10]), (0, True, [10]), (5, True, [5, 10])],
 )
-def test_hooks_act_at_their_cadence(tmp_path, every, at_end, expected):
+def test_hooks_run_at_their_cadence(tmp_path, every, at_end, expected):
   seen = []
   run(tmp_path, [Hook(every, lambda state: seen.append(int(state.step)), at_end)])
   assert seen == expected
 
 
-def test_a_resumed_loop_does_only_what_is_left(tmp_path):
+def test_a_resumed_loop_runs_only_the_remaining_steps(tmp_path):
   seen = []
   state, _ = run(tmp_path, [Hook(1, lambda state: seen.append(int(state.step)))], first=7)
   assert seen == [8, 9, 10] and int(state.step) == 10
 
 
-def test_the_loop_ends_after_the_step_in_which_it_was_asked_to(tmp_path):
-  asked = []
-  state, _ = run(tmp_path, stop=lambda step: asked.append(step) or step == 6)
-  assert int(state.step) == 6 and asked == [1, 2, 3, 4, 5, 6]
-  assert read_metrics(tmp_path)[-1]["step"] == 4  # and it logged all rows that were due
+def test_the_loop_stops_after_the_step_at_which_stop_returns_true(tmp_path):
+  seen = []
+  state, _ = run(tmp_path, stop=lambda step: seen.append(step) or step == 6)
+  assert int(state.step) == 6 and seen == [1, 2, 3, 4, 5, 6]
+  assert read_metrics(tmp_path)[-1]["step"] == 4  # all rows that were due are written
 
 
-def test_hooks_act_by_the_clock_too_and_count_from_when_they_last_acted(tmp_path, monkeypatch):
+def test_hooks_run_by_the_clock_since_their_last_run(tmp_path, monkeypatch):
   now = [0.0]
   monkeypatch.setattr(time, "monotonic", lambda: now[0])
   seen = []
@@ -92,7 +92,7 @@ def test_hooks_act_by_the_clock_too_and_count_from_when_they_last_acted(tmp_path
     return count(state, batch)
 
   run(tmp_path, [Hook(5, lambda state: seen.append(int(state.step)), minutes=1.0)], last=13, step=step)
-  assert seen == [3, 5, 8, 10, 13]  # a minute is three steps; every fifth step besides
+  assert seen == [3, 5, 8, 10, 13]  # every minute (three steps) and every fifth step
 
 
 def failing_at(*steps):
@@ -108,19 +108,19 @@ def failing_at(*steps):
 
 @pytest.mark.parametrize("policy", ["stop", "rollback"])
 def test_a_step_that_is_not_finite_ends_the_loop_before_any_hook_sees_what_follows(tmp_path, policy):
-  seen, given = [], []
+  seen, dispatched = [], []
 
   def step(state, batch):
-    given.append(int(state.step) + 1)
+    dispatched.append(int(state.step) + 1)
     return failing_at(6)(state, batch)
 
   with pytest.raises(NotFinite) as failure:
     run(tmp_path, [Hook(9, lambda state: seen.append(int(state.step)))], step=step, finite=FiniteCheck(policy))
   assert failure.value.step == 6 and not seen
-  assert given[-1] <= 6 + RUN_AHEAD
+  assert dispatched[-1] <= 6 + RUN_AHEAD
 
 
-def test_skipped_steps_are_counted_and_leave_the_means_alone(tmp_path):
+def test_skipped_steps_are_counted_and_excluded_from_means(tmp_path):
   state, shown = run(tmp_path, step=failing_at(2, 3), finite=FiniteCheck("skip"))
   rows = read_metrics(tmp_path)
   assert int(state.step) == 10 and [row["skipped_steps"] for row in rows] == [2, 0, 0]
@@ -128,30 +128,30 @@ def test_skipped_steps_are_counted_and_leave_the_means_alone(tmp_path):
   assert "2 skipped" in shown.splitlines()[0] and "skipped" not in shown.splitlines()[-1]
 
 
-def test_skipping_without_end_is_no_training(tmp_path):
+def test_consecutive_skips_are_limited(tmp_path):
   with pytest.raises(NotFinite) as failure:
     run(tmp_path, last=200, step=failing_at(5, *range(8, 200)), finite=FiniteCheck("skip"))
   assert failure.value.step == 7 + MOST_SKIPS
 
 
 def test_batches_that_were_skipped_stay_skipped(tmp_path):
-  # Step 8 failed after the checkpoint of step 5: batches 5, 6 and 7 (counted from 0) are left out; then step 12 of the
-  # next try, which trained on batch 14, fails after the checkpoint of step 10.
+  # Step 8 failed after the checkpoint of step 5: batches 5, 6 and 7 (from 0) are skipped. Then step 12, which trained
+  # on batch 14, fails after the checkpoint of step 10.
   skipped = SkippedBatches().skip(after=5, failed=8).skip(after=10, failed=12)
   skipped.write(tmp_path)
   skipped = SkippedBatches.read(tmp_path)
-  batches = WithoutSkipped(list(range(30)), skipped)
+  batches = UnskippedBatches(list(range(30)), skipped)
   assert [batches[step] for step in range(14)] == [0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 15, 16, 17, 18]
-  assert SkippedBatches.read(tmp_path / "elsewhere").batch_of(7) == 7
+  assert SkippedBatches.read(tmp_path / "elsewhere").batch_index(7) == 7
   for damaged in ("[[5, 3], [1", "[5]", '{"a": 1}', '[["x", 1]]'):
     (tmp_path / FILE).write_text(damaged)
     with pytest.raises(UserError, match="cannot be read"):
       SkippedBatches.read(tmp_path)
-  with pytest.raises(UserError, match="not finite again"):
+  with pytest.raises(UserError, match="still not finite"):
     skipped.skip(10, 11).skip(10, 13).skip(10, 11)
 
 
-def test_the_line_and_the_rows_tell_flops(tmp_path):
+def test_the_progress_line_and_the_rows_have_flops(tmp_path):
   _, shown = run(tmp_path, period=10)
   row = read_metrics(tmp_path)[0]
   assert row["model_teraflops"] == pytest.approx(5 * row["steps_per_second"] / jax.device_count())
@@ -200,7 +200,7 @@ def test_time_in_hooks_is_not_time_in_steps(tmp_path, monkeypatch):
 
 
 class Late:
-  """A number that a device will have at some moment."""
+  """A value that a device computes until `moment`."""
 
   def __init__(self, value, moment):
     self.value, self.moment = value, moment
@@ -216,19 +216,19 @@ class Late:
 @pytest.mark.parametrize(
   ("steps", "step_seconds", "batch_seconds"),
   [
-    (12, 0.06, 0.01),  # the device stands still only before the first step: for 0.01 of the 0.12 s
-    (5, 0.01, 0.2),  # each batch comes 0.19 s after the step before has ended
+    (12, 0.06, 0.01),  # the device is idle only before the first step: for 0.01 of the 0.12 s
+    (5, 0.01, 0.2),  # each batch arrives 0.19 s after the previous step has ended
   ],
 )
 def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
   tmp_path, steps, step_seconds, batch_seconds
 ):
-  """Sleeps take longer on a busy machine: what the device stood still is measured here too."""
+  """Sleeps take longer on a busy machine, so that the idle time is measured here, too."""
   free = idle = 0.0
 
   def step(state, batch):
     nonlocal free
-    free = max(free, time.monotonic()) + step_seconds  # the device does one step after the other, Python goes on
+    free = max(free, time.monotonic()) + step_seconds  # the device runs steps in sequence, Python runs ahead
     metrics = {"loss": 1.0, "z_loss": 0.0, "accuracy": 1.0, "target_tokens": 1.0}
     return state, {name: Late(value, free) for name, value in metrics.items()}
 
@@ -248,7 +248,7 @@ def test_waiting_for_a_batch_counts_only_while_the_device_has_nothing_to_do(
   waited = row["input_wait"] * steps / row["steps_per_second"]
   assert waited < idle + 0.06
   if batch_seconds > step_seconds:
-    assert waited > idle / 2  # a thread notes the ends of steps, a little late
+    assert waited > idle / 2  # a thread records the ends of steps a little late
 
 
 ONE_DEVICE = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
@@ -261,25 +261,25 @@ def test_devices_get_every_batch_in_order():
   assert [int(array[1, 2]) for array in placed] == [0, 1, 2, 3, 4]
 
 
-def test_the_next_batch_is_made_while_a_step_runs():
-  made = []
+def test_the_next_batch_is_built_during_a_step():
+  built = []
 
   def batches():
     for n in range(3):
-      made.append(n)
+      built.append(n)
       yield {"tokens": np.full((2, 3), n, np.int32)}
 
   feed = to_devices(batches(), ONE_DEVICE)
   next(feed)
   deadline = time.monotonic() + 60
-  while made == [0] and time.monotonic() < deadline:
+  while built == [0] and time.monotonic() < deadline:
     time.sleep(0.001)
-  assert made == [0, 1]  # one ahead, no more: a batch takes up device memory
+  assert built == [0, 1]  # one ahead, no more: a batch takes up device memory
   next(feed)
   feed.close()
 
 
-def test_a_batch_that_cannot_be_made_ends_the_run_at_its_step():
+def test_an_error_in_a_batch_is_raised_at_its_step():
   def batches():
     yield {"tokens": np.zeros((2, 3), np.int32)}
     raise OSError("disk gone")

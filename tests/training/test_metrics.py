@@ -1,4 +1,4 @@
-"""Metrics on their way to files: means, resumed files, full disks, TensorBoard read back by TensorFlow's own reader."""
+"""Writing metrics: means, resumed files, full disks, and TensorBoard events read back by TensorFlow."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from t5like.training.records.tensorboard import EventWriter
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_means_weigh_target_tokens():
+def test_means_are_weighted_by_target_tokens():
   steps = [
     {"loss": 10.0, "accuracy": 1.0, "target_tokens": 2.0, "learning_rate": 0.1},
     {"loss": 5.0, "accuracy": 3.0, "target_tokens": 3.0, "learning_rate": 0.3},
@@ -26,7 +26,7 @@ def test_means_weigh_target_tokens():
   assert mean_metrics(steps) == pytest.approx({"loss": 3.0, "accuracy": 0.8, "learning_rate": 0.2})
 
 
-def test_means_of_sentences_weigh_rows_where_they_are_counted():
+def test_means_of_sentences_are_weighted_by_rows_if_counted():
   sums = [
     {"loss": 1.0, "target_tokens": 1.0, "sentence_loss": 6.0, "sentence_accuracy": 1.0, "sentences": 4.0},
     {"loss": 1.0, "target_tokens": 1.0, "sentence_loss": 2.0, "sentence_accuracy": 3.0, "sentences": 12.0},
@@ -36,7 +36,7 @@ def test_means_of_sentences_weigh_rows_where_they_are_counted():
   assert mean_metrics(means)["sentence_loss"] == 4.0
 
 
-def test_steps_that_are_not_finite_are_counted_and_left_out():
+def test_steps_that_are_not_finite_are_counted_and_excluded():
   nan, flag = float("nan"), lambda up: np.asarray(up)
   steps = [
     {"loss": 10.0, "target_tokens": 2.0, "gradient_norm": 3.0, "finite": flag(True)},
@@ -77,15 +77,15 @@ def test_a_resumed_run_records_each_step_once(tmp_path):
     json.loads(line)
 
 
-def test_rows_that_were_read_are_not_read_again(tmp_path):
-  """What a run goes on from is what it found at its start."""
+def test_rows_that_are_known_are_not_read_again(tmp_path):
+  """A run resumes from the rows it found at its start."""
   (tmp_path / "metrics.jsonl").write_text('{"step": 7, "kind": "train"}\n')
   before = [{"step": step, "kind": "train", "loss": 1.0} for step in (10, 20, 30)]
   MetricWriter(tmp_path, 20, before=before).close()
   assert read_metrics(tmp_path) == before[:2]
 
 
-def test_what_a_crash_of_the_machine_left_is_passed_over(tmp_path):
+def test_leftovers_of_a_crash_are_skipped(tmp_path):
   good = b'{"step": 1, "kind": "train", "loss": 2.0}\n'
   (tmp_path / "metrics.jsonl").write_bytes(good + b"\0" * 50 + b"\n\xff\xfe17\n[1, 2]\n17\n" + good)
   assert [row["loss"] for row in read_metrics(tmp_path)] == [2.0, 2.0]
@@ -97,7 +97,7 @@ def test_what_a_crash_of_the_machine_left_is_passed_over(tmp_path):
    '{"step": true, "kind": "train"}', '{"step": 1, "kind": 7}', '{"step": 1, "kind": "train", "loss": "low"}',
    '{"step": 1, "kind": "train", "loss": [1]}', '{"step": 1, "kind": "train", "loss": {}}', "[" * 100_000],
 )  # fmt: skip
-def test_rows_of_odd_types_are_passed_over(tmp_path, row):
+def test_malformed_rows_are_skipped(tmp_path, row):
   good = '{"step": 1, "kind": "train", "loss": 2.0, "bleu": null, "steps": 3}'
   (tmp_path / "metrics.jsonl").write_text(f"{row}\n{good}\n")
   assert read_metrics(tmp_path) == [json.loads(good)]
@@ -125,7 +125,9 @@ def test_a_full_disk_is_named(tmp_path):
   writer = MetricWriter(tmp_path, 0)
   with pytest.raises(UserError) as full:
     writer.write(1, "train", {"loss": 1.0})
-  assert "metrics.jsonl" in str(full.value) and "No space left" in str(full.value) and "make room" in str(full.value)
+  assert (
+    "metrics.jsonl" in str(full.value) and "No space left" in str(full.value) and "free some space" in str(full.value)
+  )
   writer.close()
 
 
@@ -146,7 +148,7 @@ class Collected:
     self.closed = True
 
 
-def test_further_writers_get_the_same_rows(tmp_path):
+def test_additional_writers_get_the_same_rows(tmp_path):
   other = Collected()
   writer = MetricWriter(tmp_path, 0, [other])
   writer.write(2, "eval/snli", {"accuracy": 88.0})
@@ -182,14 +184,14 @@ def test_tensorflow_reads_our_event_files(tmp_path):
   assert events[2].summary.value[0].simple_value == float("inf")
 
 
-def test_tensorboard_is_told_to_forget_what_is_done_again(tmp_path):
+def test_tensorboard_drops_steps_that_are_repeated(tmp_path):
   tf = pytest.importorskip("tensorflow")
   EventWriter(tmp_path, first_step=20).close()
   events = read_events(tmp_path)
   assert events[1].session_log.status == tf.compat.v1.SessionLog.START and events[1].step == 21
 
 
-def test_the_glossary_explains_what_a_run_writes(tmp_path):
+def test_the_glossary_explains_every_metric(tmp_path):
   MetricWriter(tmp_path, 0).close()
   text = (tmp_path / "metrics_glossary.md").read_text()
   written = {"loss", "z_loss", "accuracy", "gradient_norm", "parameter_norm", "learning_rate", "tokens_per_second"}

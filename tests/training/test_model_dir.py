@@ -1,4 +1,4 @@
-"""Which directories a run may write to, and how a signal ends a loop."""
+"""Valid model directories, and interruption by signals."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from t5like.training.records.model_dir import check_model_dir, write_text
 
 def test_new_empty_and_own_directories_are_accepted(tmp_path):
   assert check_model_dir(tmp_path / "a/b/c") == tmp_path / "a/b/c"
-  assert not (tmp_path / "a").exists()  # looking creates nothing
+  assert not (tmp_path / "a").exists()  # the check creates nothing
   assert check_model_dir(tmp_path) == tmp_path
   write_text(tmp_path / "config.gin", "x = 1")
   assert check_model_dir(tmp_path) == tmp_path
@@ -26,11 +26,11 @@ def test_the_home_directory_is_expanded(monkeypatch, tmp_path):
 
 def test_foreign_directories_are_refused(tmp_path):
   (tmp_path / "photo.jpg").write_text("")
-  with pytest.raises(UserError, match="holds other things"):
+  with pytest.raises(UserError, match="has other files"):
     check_model_dir(tmp_path)
 
 
-def test_the_first_signal_is_noted_and_the_second_acts():
+def test_the_first_signal_is_recorded_and_the_second_takes_effect():
   with Interruption() as interruption:
     assert not interruption.requested
     os.kill(os.getpid(), signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Each optimizer against published values, arithmetic done by hand, or optax's own where that has it."""
+"""Optimizers compared with published values, hand computations, and optax where it has them."""
 
 import inspect
 
@@ -17,12 +17,12 @@ from t5like.training.optimizers.updates import FactoredMoments, orthogonalize
 ALL = ["adafactor", "adamw", "adamw_scaled", "lion", "muon"]
 
 
-def make(name, learning_rate=0.1, **knobs):
-  return getattr(optimizers, name)(learning_rate, **knobs)
+def make(name, learning_rate=0.1, **options):
+  return getattr(optimizers, name)(learning_rate, **options)
 
 
 def compiled(optimizer):
-  """(gradients, state, parameters) -> (parameters, state), with numbers promoted as in the train step."""
+  """Returns (gradients, state, parameters) -> (parameters, state), with type promotion as in the train step."""
 
   @jax.jit
   def step(gradients, state, params):
@@ -77,7 +77,7 @@ def test_adafactor_has_t5xs_published_values(clip_norm, row, column):
   np.testing.assert_allclose(params["x"], 0.9 * np.ones((3, 2)), rtol=1e-6)
 
 
-def test_adafactor_keeps_small_matrices_whole():
+def test_adafactor_does_not_factor_small_matrices():
   # T5X's test: v .5 at step 1 -> .787174, the parameters again .9.
   optimizer, ones = make("adafactor", min_dim_size_to_factor=32), {"x": jnp.ones((3, 2))}
   state = optimizer.transformation.init(ones)
@@ -140,7 +140,7 @@ def test_scaled_adamw_moves_by_a_share_of_the_parameters_rms():
 
 
 def adafactor_by_hand(params, gradients, rate, decay_rate, epsilon, factored, threshold, least):
-  """Algorithms 4 and 5 of Shazeer and Stern 2018, of one variable."""
+  """Algorithms 4 and 5 of Shazeer and Stern 2018, for one variable."""
   p, row, column, full = np.asarray(params, np.float64), 0.0, 0.0, 0.0
   for n, g in enumerate(gradients, 1):
     g = np.asarray(g, np.float64)
@@ -154,38 +154,38 @@ def adafactor_by_hand(params, gradients, rate, decay_rate, epsilon, factored, th
   return p
 
 
-def test_every_knob_of_adafactor_away_from_its_default():
-  shapes = {"factored": (6, 9), "whole": (3, 9), "vector": (12,)}
+def test_adafactor_with_every_option_changed():
+  shapes = {"factored": (6, 9), "full": (3, 9), "vector": (12,)}
   params, gradients = random_tree(shapes, 0, 0.3), [random_tree(shapes, seed) for seed in range(1, 5)]
-  params["vector"] *= 0.01  # smaller than the least scale
-  knobs = dict(decay_rate=0.4, epsilon=0.05)
+  params["vector"] *= 0.01  # smaller than min_parameter_scale
+  options = dict(decay_rate=0.4, epsilon=0.05)
   new, _ = run(
-    make("adafactor", **knobs, min_dim_size_to_factor=6, clipping_threshold=0.5, min_parameter_scale=0.02),
+    make("adafactor", **options, min_dim_size_to_factor=6, clipping_threshold=0.5, min_parameter_scale=0.02),
     params, gradients,
   )  # fmt: skip
   for name in shapes:
     given = [g[name] for g in gradients]
     expected = adafactor_by_hand(
-      params[name], given, 0.1, **knobs, factored=name == "factored", threshold=0.5, least=0.02
+      params[name], given, 0.1, **options, factored=name == "factored", threshold=0.5, least=0.02
     )
     np.testing.assert_allclose(new[name], expected, rtol=1e-5, atol=1e-7)
 
 
-def test_every_knob_of_the_adamws_away_from_its_default():
+def test_adamw_variants_with_every_option_changed():
   shapes = {"x": (4, 3)}
   params, gradients = random_tree(shapes, 0, 0.1), [random_tree(shapes, seed) for seed in range(1, 4)]
-  given, knobs = [g["x"] for g in gradients], dict(b1=0.6, b2=0.8, eps=0.3)
-  new, _ = run(make("adamw", **knobs, clip_norm=None), params, gradients)
-  np.testing.assert_allclose(new["x"], adam_by_hand(params["x"], given, 0.1, **knobs), rtol=1e-5)
-  new, _ = run(make("adamw_scaled", **knobs, min_parameter_scale=0.5, clip_norm=None), params, gradients)
-  expected = adam_by_hand(params["x"], given, 0.1, **knobs, scale=lambda p: 0.5)  # the parameters stay smaller
+  given, options = [g["x"] for g in gradients], dict(b1=0.6, b2=0.8, eps=0.3)
+  new, _ = run(make("adamw", **options, clip_norm=None), params, gradients)
+  np.testing.assert_allclose(new["x"], adam_by_hand(params["x"], given, 0.1, **options), rtol=1e-5)
+  new, _ = run(make("adamw_scaled", **options, min_parameter_scale=0.5, clip_norm=None), params, gradients)
+  expected = adam_by_hand(params["x"], given, 0.1, **options, scale=lambda p: 0.5)  # the parameters stay smaller
   np.testing.assert_allclose(new["x"], expected, rtol=1e-5)
   layers = lambda tree: {"decoder": {"layers_0": {"kernel": tree["x"]}}, "norm": tree["x"]}  # noqa: E731
-  new, _ = run(make("muon", **knobs, clip_norm=None), layers(params), [layers(g) for g in gradients])
-  np.testing.assert_allclose(new["norm"], adam_by_hand(params["x"], given, 0.1, **knobs), rtol=1e-5)
+  new, _ = run(make("muon", **options, clip_norm=None), layers(params), [layers(g) for g in gradients])
+  np.testing.assert_allclose(new["norm"], adam_by_hand(params["x"], given, 0.1, **options), rtol=1e-5)
 
 
-def test_every_knob_of_lion_away_from_its_default():
+def test_lion_with_every_option_changed():
   # b1 .5, b2 .5: after 4 the momentum is 2; .5 * 2 + .5 * -1 > 0 > .5 * 2 + .5 * -3, and of 2 -> .5 is left, < 1.
   params = {"x": jnp.zeros(3)}
   gradients = [{"x": jnp.array(g)} for g in ([4.0, 4.0, 4.0], [-1.0, -3.0, -1.0], [-1.0, 3.0, 0.0])]
@@ -208,7 +208,7 @@ def muon_by_hand(params, gradients, rate, beta, steps, rms):
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
-def test_every_knob_of_muon_away_from_its_default(shape):
+def test_muon_with_every_option_changed(shape):
   tree = lambda seed: {"encoder": {"layers_0": random_tree({"kernel": shape}, seed)}}  # noqa: E731
   pick = lambda tree: tree["encoder"]["layers_0"]["kernel"]  # noqa: E731
   gradients = [tree(seed) for seed in (1, 2, 3)]
@@ -236,7 +236,7 @@ def test_muon_updates_are_nearly_orthogonal(shape):
   values = np.linalg.svd(np.asarray(orthogonalize(matrix, 5)), compute_uv=False)
   assert 0.6 < values.min() and values.max() < 1.3
   u, _, v = np.linalg.svd(np.asarray(matrix), full_matrices=False)
-  # Singular vectors stay: the same matrix up to singular values between .6 and 1.3.
+  # Singular vectors are unchanged; singular values are between .6 and 1.3.
   cosine = np.sum(u @ v * np.asarray(orthogonalize(matrix, 5))) / np.sum(values)
   assert cosine > 0.99
 
@@ -247,7 +247,7 @@ def muon_tree(seed):
   return {"encoder": {"layers_0": {"mlp": layer}}, "token_embedder": {"embedding": flat["wo"] + 1.0}}
 
 
-def test_muon_takes_the_layers_kernels_and_adamw_the_rest():
+def test_muon_updates_the_layers_kernels_and_adamw_the_rest():
   params, gradients = muon_tree(0), [muon_tree(seed) for seed in (1, 2, 3)]
   new, _ = run(make("muon", clip_norm=None, b2=0.95), params, gradients)
   layer = lambda tree: tree["encoder"]["layers_0"]["mlp"]  # noqa: E731
@@ -271,8 +271,8 @@ def test_muon_equals_optaxs_on_kernels():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_scanned_layers_are_updated_as_unrolled_ones(name):
-  knobs = {"min_dim_size_to_factor": 2} if name == "adafactor" else {}  # stacked norms, [2, 6], must not be factored
+def test_scanned_layers_are_updated_like_unrolled_ones(name):
+  options = {"min_dim_size_to_factor": 2} if name == "adafactor" else {}  # stacked norms, [2, 6], must not be factored
 
   def trees(seed):
     # Layers of very different sizes: their RMS must not be mixed.
@@ -281,7 +281,7 @@ def test_scanned_layers_are_updated_as_unrolled_ones(name):
     return unrolled, {"encoder": {"layers": jax.tree.map(lambda *xs: jnp.stack(xs), *layers)}}
 
   starts, gradients = trees(0), [trees(seed) for seed in (1, 2)]
-  unrolled, scanned = (run(make(name, **knobs), starts[i], [g[i] for g in gradients])[0] for i in (0, 1))
+  unrolled, scanned = (run(make(name, **options), starts[i], [g[i] for g in gradients])[0] for i in (0, 1))
   stacked = jax.tree.map(lambda *xs: np.stack(xs), *unrolled["encoder"].values())
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), scanned["encoder"]["layers"], stacked
@@ -301,7 +301,7 @@ def test_gradients_are_clipped_by_their_global_norm():
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_moving_average_is_of_visited_parameters(name):
-  # decay .5: weights of three visited parameters are 1, 2, 4, divided by 7. The first ones have no weight.
+  # decay .5: weights of three updates are 1, 2, 4, divided by 7. The initial parameters have no weight.
   optimizer, params = make(name, ema_decay=0.5), muon_tree(0)
   state, step, visited = optimizer.transformation.init(params), compiled(optimizer), []
   assert has_average(state)
@@ -316,7 +316,7 @@ def test_the_moving_average_is_of_visited_parameters(name):
 
 
 def test_a_long_moving_average_is_normalized_exactly():
-  # decay .9999, constant parameters: the average is them at every step, also where 1 - decay^n is tiny.
+  # decay .9999, constant parameters: the average equals them at every step, even if 1 - decay^n is tiny.
   optimizer = make("lion", 0.0, ema_decay=0.9999)
   params = {"x": jnp.array([3.0], jnp.bfloat16)}
   params, state = run(optimizer, params, [{"x": jnp.ones(1, jnp.bfloat16)}] * 3)
@@ -324,7 +324,7 @@ def test_a_long_moving_average_is_normalized_exactly():
   assert average.dtype == jnp.bfloat16 and float(average[0]) == 3.0
 
 
-def test_asking_for_an_average_that_is_not_kept():
+def test_requesting_a_missing_average_is_an_error():
   params = {"x": jnp.ones(2)}
   state = make("adamw").transformation.init(params)
   assert not has_average(state)
@@ -334,7 +334,7 @@ def test_asking_for_an_average_that_is_not_kept():
 
 
 @pytest.mark.parametrize("name", ["adamw", "adamw_scaled", "lion", "muon"])
-def test_momentum_may_be_kept_in_half_the_memory(name):
+def test_momentum_may_be_stored_in_bfloat16(name):
   params = muon_tree(0)
   _, state = run(make(name, momentum_dtype="bfloat16"), params, [muon_tree(1), muon_tree(2)])
   halves = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bfloat16]
@@ -348,7 +348,7 @@ def test_bfloat16_parameters_stay_bfloat16(name):
   start = optimizer.transformation.init(half(muon_tree(0)))
   new, state = run(optimizer, half(muon_tree(0)), [half(muon_tree(1))])
   assert all(x.dtype == jnp.bfloat16 and bool(jnp.all(jnp.isfinite(x))) for x in jax.tree.leaves(new))
-  # The compiled step takes its own output: types must not change from step to step.
+  # The compiled step takes its own output: dtypes must not change.
   assert [x.dtype for x in jax.tree.leaves(state)] == [x.dtype for x in jax.tree.leaves(start)]
 
 
@@ -363,7 +363,7 @@ def test_descriptions_name_what_is_not_a_default_everywhere():
 
 
 @pytest.mark.parametrize(
-  "name, knobs",
+  "name, options",
   [
     ("adamw", {"b1": 1.0}),
     ("adamw", {"b2": "0.9"}),
@@ -379,6 +379,6 @@ def test_descriptions_name_what_is_not_a_default_everywhere():
     ("adamw", {"learning_rate_multipliers": [(".*",)]}),
   ],
 )
-def test_knobs_that_cannot_work_are_refused(name, knobs):
+def test_invalid_options_are_refused(name, options):
   with pytest.raises(UserError):
-    make(name, **knobs)
+    make(name, **options)

@@ -1,4 +1,4 @@
-"""Decay and learning-rate multipliers by path: the first match wins, and every variable is matched."""
+"""Weight decay and learning-rate multipliers by path: the first match wins, every variable must match."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def one_step(optimizer, gradient=0.0):
   return optax.apply_updates(params, updates)
 
 
-def test_the_first_match_decides_over_decay():
+def test_the_first_match_sets_the_decay():
   # With gradients of 0 only decay is left: 1 - rate * decay.
   rules = [(".*scale", 0.0), ("encoder/layers_[01]/.*", 0.5), (".*", 0.2)]
   new = one_step(optimizers.adamw(0.1, weight_decay=rules))
@@ -39,7 +39,7 @@ def test_the_first_match_decides_over_decay():
   np.testing.assert_array_equal(encoder["layers_0"]["mlp_norm"]["scale"], np.ones(2))
 
 
-def test_multipliers_scale_the_whole_update_and_zero_freezes():
+def test_multipliers_scale_the_complete_update_and_zero_freezes():
   rules = [("token_embedder/.*", 0), ("encoder/layers_3/.*", 2.0), (".*", 0.5)]
   new = one_step(optimizers.lion(0.1, learning_rate_multipliers=rules, weight_decay=1.0), 1.0)
   # The sign and the decay, 1 each, at rate .1.
@@ -65,7 +65,7 @@ def test_every_variable_is_listed_and_equal_layers_share_a_line():
   ]
 
 
-def test_muons_table_says_who_updates_what():
+def test_muons_table_has_the_method_of_each_variable():
   table = optimizers.muon(0.1).variable_table(make_params())
   method = {line.split()[0]: line.split("  ")[-1].strip() for line in table.splitlines()}
   assert method["encoder/layers_0-3/mlp/wi/kernel"] == r"muon by .*/layers(_\d+)?/.*kernel"
@@ -74,22 +74,22 @@ def test_muons_table_says_who_updates_what():
 
 
 def initialize(optimizer):
-  """As `state_spec` does: shapes only, before anything is compiled."""
+  """Evaluates shapes only, as `state_spec` does before anything is compiled."""
   return jax.eval_shape(optimizer.transformation.init, jax.eval_shape(make_params))
 
 
-def test_a_rule_that_matches_nothing_is_answered_with_the_nearest_paths():
-  with pytest.raises(UserError, match="adamw.weight_decay decides for no variable") as error:
+def test_a_rule_that_matches_nothing_gets_the_nearest_paths():
+  with pytest.raises(UserError, match="adamw.weight_decay applies to no variable") as error:
     initialize(optimizers.adamw(0.1, weight_decay=[("token_embeder/embedding", 0.0), (".*", 0.1)]))
   assert error.value.lines["nearest"] == "token_embedder/embedding"
-  # A part of a path is no path: neither its end nor its beginning.
+  # A part of a path does not match: neither its end nor its beginning.
   for part in ("scale", "encoder/layers_0"):
     with pytest.raises(UserError, match=f"'{part}'") as error:
       initialize(optimizers.adamw(0.1, weight_decay=[(part, 0.0), (".*", 0.1)]))
-    assert "whole path" in error.value.lines["hint"]
+    assert "complete path" in error.value.lines["hint"]
 
 
-def test_a_rule_that_an_earlier_one_hides_is_named():
+def test_a_rule_shadowed_by_an_earlier_one_is_an_error():
   with pytest.raises(UserError, match="encoder/layers_0") as error:
     initialize(optimizers.lion(0.1, learning_rate_multipliers=[(".*", 1.0), ("encoder/layers_0/.*", 0.0)]))
   assert "'.*'" in error.value.lines["because"]
@@ -101,7 +101,7 @@ def test_a_variable_without_a_rule_is_an_error():
   assert ".*" in error.value.lines["try"]
 
 
-def test_the_rule_for_the_rest_may_find_nothing_left():
+def test_the_rule_for_the_rest_may_match_nothing():
   rules = [("encoder/.*", 0.1), ("token_embedder/.*", 0.2), (".*", 0.3)]
   assert set(jax.tree.leaves(path_rules("decay", rules).values(make_params()))) == {0.1, 0.2}
 

@@ -1,4 +1,4 @@
-"""Optimizer state is split as its parameters are, eight devices make the update of one, and checkpoints carry it."""
+"""Optimizer state is sharded like its parameters; eight devices compute the update of one; checkpoints restore it."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def random_like(shapes, seed):
 
 
 def two_updates(optimizer, spec):
-  """The state after two updates with gradients drawn once for all meshes, compiled as the train step is."""
+  """Returns the state after two compiled updates with the same gradients on every mesh."""
 
   def update(state, gradients):
     with jax.numpy_dtype_promotion("standard"):
@@ -67,7 +67,7 @@ def by_path(tree):
 
 
 def moments_split(state):
-  """Checks that moments of a parameter's shape lie as the parameter does; counts those split over the devices."""
+  """Checks that moments of a parameter's shape are sharded like it; returns the number of sharded ones."""
   params, split = by_path(state.params), 0
   for path, leaf in by_path(state.opt_state).items():
     owners = [p for p in params if path.endswith(f"/{p}")]
@@ -81,8 +81,8 @@ def moments_split(state):
   return split
 
 
-# Scanning matters to those that treat a layer's variable as a whole. AdamW's and Lion's moments are placed by the code
-# that places those of adamw_scaled.
+# Scanning matters only to optimizers that are not elementwise. Moments of AdamW and Lion are sharded by the same code
+# as those of adamw_scaled.
 SLOW = pytest.mark.slow(reason="three more pairs of programs")
 
 
@@ -94,13 +94,13 @@ SLOW = pytest.mark.slow(reason="three more pairs of programs")
     pytest.param("muon", True, marks=SLOW),
   ],
 )
-def test_eight_devices_make_the_updates_of_one(name, scan, tmp_path):
+def test_eight_devices_compute_the_updates_of_one(name, scan, tmp_path):
   optimizer = make_optimizer(name)
   one = two_updates(optimizer, make_spec(optimizer, scan, parallel.MeshAxes(), jax.devices()[:1]))
   spec = make_spec(optimizer, scan, parallel.MeshAxes(data=1, fsdp=8))
   eight = two_updates(optimizer, spec)
 
-  # Everything but the two position tables, of [heads, buckets], has an axis that fsdp splits.
+  # Everything but the two position tables, [heads, buckets], has an axis that fsdp shards.
   variables = len(by_path(eight.params)) - 2
   matrices = sum(path.endswith("kernel") for path in by_path(eight.params))
   expected = {
@@ -131,12 +131,12 @@ def test_eight_devices_make_the_updates_of_one(name, scan, tmp_path):
     assert embedding.sharding.is_equivalent_to(restored.params["token_embedder"]["embedding"].sharding, 2)
 
 
-def test_adafactors_factors_are_split_along_the_axis_that_is():
+def test_adafactors_factors_are_sharded_along_the_parameters_axis():
   spec = make_spec(make_optimizer("adafactor"), False, parallel.MeshAxes(data=1, fsdp=8))
   is_moments = lambda node: isinstance(node, FactoredMoments)  # noqa: E731
   pick = lambda t: next(n for n in jax.tree.leaves(t, is_leaf=is_moments) if is_moments(n))  # noqa: E731
   shapes, shardings = pick(spec.shapes.opt_state), pick(spec.shardings.opt_state)
   kernel = lambda part: part["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]  # noqa: E731
-  # wi is [embed 16, mlp 32], embed over fsdp: the row means (over mlp) are split in 8, the column means are whole.
+  # wi is [embed 16, mlp 32], embed over fsdp: the row means (over mlp) are sharded 8 ways, the column means replicated.
   assert kernel(shapes.row).shape == (16,) and kernel(shardings.row).shard_shape((16,)) == (2,)
   assert kernel(shapes.column).shape == (32,) and kernel(shardings.column).shard_shape((32,)) == (32,)

@@ -1,4 +1,4 @@
-"""Traces of some steps: really written, at the right ones, however a run begins and ends."""
+"""Profiler traces: written for the right steps, wherever a run starts and ends."""
 
 import functools
 import gzip
@@ -18,12 +18,12 @@ def train_step(x):
 
 
 def run(window, first, last):
-  """Steps of a loop; which of them were traced."""
+  """Runs the steps of a loop and returns those that were traced."""
   x = jnp.ones((32, 32))
   traced = []
   for step in range(first, last + 1):
     window.before(step, functools.partial(jax.block_until_ready, x))
-    traced += [step] * (window._began is not None)
+    traced += [step] * (window._first_traced is not None)
     with jax.profiler.StepTraceAnnotation("step", step_num=step):
       x = train_step(x)
     window.after(step, functools.partial(jax.block_until_ready, x))
@@ -31,7 +31,7 @@ def run(window, first, last):
   return traced
 
 
-def test_a_window_is_traced_and_says_how_to_see_it(tmp_path, capsys):
+def test_a_window_is_traced_and_prints_how_to_view_it(tmp_path, capsys):
   assert run(ProfilerWindow(tmp_path, 3, 4), 1, 6) == [3, 4]
   (trace,) = tmp_path.rglob("*.trace.json.gz")
   events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
@@ -42,7 +42,7 @@ def test_a_window_is_traced_and_says_how_to_see_it(tmp_path, capsys):
   assert "steps 3 to 4" in out and f"tensorboard --logdir {tmp_path}" in out and str(trace) in out
 
 
-def test_a_run_may_resume_and_end_inside_of_the_window(tmp_path, capsys):
+def test_a_run_may_resume_and_end_within_the_window(tmp_path, capsys):
   assert run(ProfilerWindow(tmp_path, 3, 100), 50, 51) == [50, 51]
   assert "steps 50 to 51" in capsys.readouterr().out and len(list(tmp_path.rglob("*.trace.json.gz"))) == 1
 
@@ -65,6 +65,6 @@ def test_a_trace_that_cannot_start_does_not_end_the_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("first, last", [(5, 4), (0, 3), (-1, 1), (3, 0)])
-def test_windows_that_cannot_be_are_refused(tmp_path, first, last):
-  with pytest.raises(UserError, match="cannot trace the steps"):
+def test_invalid_windows_are_refused(tmp_path, first, last):
+  with pytest.raises(UserError, match="invalid range of steps to profile"):
     ProfilerWindow(tmp_path, first, last)

@@ -10,7 +10,7 @@ from t5like.training.optimizers import schedules
 
 
 def rates(schedule, *steps):
-  """As the train step asks: a traced int32 scalar."""
+  """Evaluates a schedule as the train step does: on a traced int32 scalar."""
   compiled = jax.jit(schedule)
   values = [compiled(jnp.int32(step)) for step in steps]
   assert all(value.dtype == jnp.float32 and value.shape == () for value in values)
@@ -32,7 +32,7 @@ def test_inverse_square_root_is_t5s():
   assert rates(schedules.inverse_square_root(scale=2.0, warmup_steps=4), 0, 16) == close([1.0, 0.5])
 
 
-def test_linear_goes_up_or_down_and_stays():
+def test_linear_increases_or_decreases_then_stays_constant():
   assert rates(schedules.linear(1.0, 0.2, 8), 0, 2, 4, 8, 100) == close([1.0, 0.8, 0.6, 0.2, 0.2])
   assert rates(schedules.linear(0.0, 0.3, 3), 0, 1, 3) == close([0.0, 0.1, 0.3])
 
@@ -78,25 +78,25 @@ def test_chained_schedules_count_from_their_own_start():
 def test_runs_of_a_handful_of_steps():
   flat, half = schedules.constant_rate(1.0), schedules.constant_rate(0.5)
   assert rates(schedules.chain([flat, half], [1]), 0, 1) == close([1.0, 0.5])
-  # Shorter than its warm-up: it would reach the peak only behind its end, and go down in one step.
+  # Shorter than its warmup: it would reach the peak only after its end, and decay in one step.
   assert rates(schedules.warmup_cosine(1.0, 4, 2), 0, 2, 4, 5) == close([0.0, 0.5, 1.0, 0.0])
   assert rates(schedules.warmup_linear(1.0, 0, 4), 0, 1, 3, 4) == close([1.0, 0.75, 0.25, 0.0])
   assert rates(schedules.warmup_linear(1.0, 4, 4), 0, 3, 4) == close([0.25, 1.0, 0.0])
-  # Of three steps a tenth is less than one: the peak at step 1, and down over 9.
+  # A tenth of three steps is less than one: the peak is at step 1, and the decay takes 9.
   assert rates(schedules.slanted_triangular(1.0, 3, ratio=4.0), 0, 1, 4) == close([0.25, 1.0, 0.75])
 
 
 def test_a_chained_schedule_never_sees_a_negative_step():
-  # 1/sqrt(-3) would be NaN, and a NaN that where() drops is still one in a gradient or a debugger.
+  # 1/sqrt(-3) is NaN, and a NaN that where() drops still shows in gradients and under debug_nans.
   late = lambda step: 1.0 / jnp.sqrt(step.astype(jnp.float32) + 1.0)  # noqa: E731
   with jax.debug_nans(True):
     assert rates(schedules.chain([schedules.constant_rate(0.5), late], [10]), 0, 9, 10, 13) == close([0.5, 0.5, 1, 0.5])
 
 
 @pytest.mark.parametrize("boundaries", [[], [5, 5], [0], [3, 2], [1, 2, 3], [-1]])
-def test_boundaries_that_do_not_fit_are_refused(boundaries):
+def test_invalid_boundaries_are_refused(boundaries):
   count = 3 if len(boundaries) == 2 else 2
-  with pytest.raises(UserError, match="cannot be chained"):
+  with pytest.raises(UserError, match="invalid boundaries"):
     schedules.chain([schedules.constant_rate()] * count, boundaries)
 
 
@@ -111,6 +111,6 @@ def test_boundaries_that_do_not_fit_are_refused(boundaries):
     lambda: schedules.slanted_triangular(cut_fraction=1.0),
   ],
 )
-def test_arguments_that_cannot_work_are_refused(make):
-  with pytest.raises(UserError, match="cannot work"):
+def test_invalid_arguments_are_refused(make):
+  with pytest.raises(UserError, match="invalid "):
     make()

@@ -1,4 +1,4 @@
-"""The loss, the state and one update, against arithmetic done by hand."""
+"""The loss, the state and one update, compared with hand computations."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def make_batch(rows=8):
   return encoder_decoder(Examples.from_padded(inputs, targets), Lengths(0, 10, 6))
 
 
-def begin(model, optimizer, mesh):
+def initialize(model, optimizer, mesh):
   spec = state_spec(model, optimizer, make_batch(), mesh)
   return create_state(model, optimizer, make_batch(), 0, spec), spec
 
@@ -42,7 +42,7 @@ def begin(model, optimizer, mesh):
 def build(optimizer, settings=LossSettings(), config=CONFIG):  # noqa: B008
   mesh = parallel.make_mesh(parallel.MeshAxes())
   model, batch = T5(config), make_batch()
-  state, spec = begin(model, optimizer, mesh)
+  state, spec = initialize(model, optimizer, mesh)
   step = compile_train_step(model, optimizer, settings, spec, batch, mesh)
   rows = parallel.batch_sharding(mesh)
   return state, step, {k: jax.device_put(v, rows) for k, v in batch.items()}
@@ -63,7 +63,7 @@ def test_loss_is_the_mean_over_real_target_tokens():
   "given", [{"z_loss": -1e-4}, {"z_loss": float("nan")}, {"z_loss": float("inf")}, {"label_smoothing": -0.1},
             {"label_smoothing": 1.0}, {"label_smoothing": 1.5}, {"microbatches": 0}],
 )  # fmt: skip
-def test_losses_that_make_no_sense_are_refused(given):
+def test_invalid_loss_settings_are_refused(given):
   with pytest.raises(UserError, match=next(iter(given)).split("_")[-1]):
     LossSettings(**given)
   LossSettings(z_loss=0.0, label_smoothing=0.999, microbatches=1)
@@ -75,7 +75,7 @@ def test_a_fixed_normalizer_divides_the_sum_and_metrics_stay_sums():
   loss, metrics = loss_and_metrics({"logits": logits}, batch, LossSettings(z_loss=0.0, normalizer=16.0))
   assert loss == pytest.approx(np.log(8) / 16, rel=1e-6)
   assert float(metrics["loss"]) / float(metrics["target_tokens"]) == pytest.approx(np.log(8) / 2, rel=1e-6)
-  with pytest.raises(UserError, match="cannot be divided by 0"):
+  with pytest.raises(UserError, match="invalid loss normalizer: 0"):
     LossSettings(normalizer=0.0)
 
 
@@ -94,7 +94,7 @@ def test_next_sentence_prediction_adds_its_own_mean():
   assert float(metrics["sentence_accuracy"]) == 0.5
 
 
-def test_steps_reduce_the_loss_and_count_and_the_old_state_is_given_up_to_the_new():
+def test_steps_reduce_the_loss_and_count_and_the_old_state_is_donated():
   state, step, batch = build(optimizers.adafactor(schedules.constant_rate(0.01)))
   first = None
   for _ in range(20):
@@ -107,9 +107,9 @@ def test_steps_reduce_the_loss_and_count_and_the_old_state_is_given_up_to_the_ne
 
 
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
-def test_parameters_and_optimizer_state_are_split_over_fsdp(make):
+def test_parameters_and_optimizer_state_are_sharded_over_fsdp(make):
   mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=8))
-  state, spec = begin(T5(CONFIG), make(schedules.constant_rate(0.01)), mesh)
+  state, spec = initialize(T5(CONFIG), make(schedules.constant_rate(0.01)), mesh)
   kernel = state.params["encoder"]["layers_0"]["mlp"]["wi"]["kernel"]
   assert kernel.sharding.shard_shape(kernel.shape) == (2, 32)
   for leaf, sharding in zip(jax.tree.leaves(state.opt_state), jax.tree.leaves(spec.shardings.opt_state), strict=True):
@@ -131,7 +131,7 @@ def guarded():
 
 @pytest.fixture(scope="module")
 def guarded_as_on_gpus():
-  """The same, where new and old numbers are chosen from instead of branching."""
+  """The same with `where` between new and old values instead of a branch."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(training_step, "target_platform", lambda: "gpu")
     return build(optimizers.adamw(0.01), LossSettings(layer_norms=True), SCANNED)
@@ -172,7 +172,7 @@ def test_norms_of_every_layer(guarded):
 
 
 def test_the_guard_costs_no_copy_of_the_parameters():
-  """Nor of their moments, which a choice between old and new numbers would."""
+  """Nor of their moments, unlike `where` between old and new values."""
   model = GPT(dataclasses.replace(CONFIG, vocab_size=16_384, embed_dim=32))
   batch = {k: v for k, v in make_batch().items() if k.startswith("decoder")}
   mesh, optimizer = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1]), optimizers.adamw(0.01)

@@ -1,4 +1,4 @@
-"""One update of a model so small that all of its numbers are worked out by hand."""
+"""One update of a model small enough to compute all values by hand."""
 
 import math
 
@@ -18,7 +18,7 @@ BATCH = {"decoder_target_tokens": np.zeros((1, 1), np.int32), "decoder_loss_weig
 
 
 class Function:
-  """A model whose logits of the two tokens at every place are a function of one parameter, and 0."""
+  """A model whose logits of the two tokens at every position are a function of one parameter, and 0."""
 
   def __init__(self, function):
     self._function = function
@@ -33,7 +33,7 @@ class Function:
 def start(w):
   params = {"w": jnp.float32(w)}
   state = OPTIMIZER.transformation.init(params)
-  # The optimizer counts its own steps: 3, as the state.
+  # The optimizer's own step count is 3, like the state's.
   state = jax.tree.map(lambda x: x + 3 if x.dtype == jnp.int32 else x, state)
   return TrainState(step=jnp.int32(3), params=params, opt_state=state, seed=jnp.uint32(0))
 
@@ -62,7 +62,7 @@ def test_one_update(platform):
 
 @pytest.mark.parametrize("guard", [True, False])
 def test_a_finite_loss_whose_gradient_is_not(platform, guard):
-  # sqrt at 0 is 0, and its slope infinite.
+  # sqrt at 0 is 0, with infinite slope.
   before = start(0.0)
   state, metrics = update(jnp.sqrt, LossSettings(guard=guard), before)
   assert np.isfinite(metrics["loss"]) and not np.isfinite(metrics["gradient_norm"])
@@ -72,7 +72,7 @@ def test_a_finite_loss_whose_gradient_is_not(platform, guard):
 
 
 def test_a_finite_gradient_whose_loss_is_not(platform):
-  # Two targets of weight 3e38 pull at w = 0 in opposite directions; their loss, 6e38 * log 2, is beyond float32.
+  # Two targets of weight 3e38 pull at w = 0 in opposite directions; their loss, 6e38 * log 2, exceeds float32.
   batch = {
     "decoder_target_tokens": np.array([[0, 1]], np.int32),
     "decoder_loss_weights": np.full((1, 2), 3e38, np.float32),

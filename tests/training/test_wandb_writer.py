@@ -1,4 +1,4 @@
-"""Weights & Biases, the real one where it is installed; the hint where it is not."""
+"""Weights & Biases: the real one if it is installed, else the hint to install it."""
 
 import builtins
 
@@ -9,7 +9,7 @@ from t5like.training.records.metrics import MetricWriter
 from t5like.training.records.wandb_writer import WandbWriter
 
 
-def test_without_it_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_wandb_the_error_has_the_install_command(tmp_path, monkeypatch):
   real_import = builtins.__import__
 
   def without_wandb(name, *args, **kwargs):
@@ -22,7 +22,7 @@ def test_without_it_the_error_says_what_to_install(tmp_path, monkeypatch):
     WandbWriter(tmp_path, "project")
 
 
-def test_a_restarted_run_goes_on_in_the_same_wandb_run(tmp_path, monkeypatch):
+def test_a_restarted_run_continues_the_same_wandb_run(tmp_path, monkeypatch):
   pytest.importorskip("wandb", reason="Weights & Biases is not installed")
   monkeypatch.setenv("WANDB_MODE", "offline")
   monkeypatch.setenv("WANDB_SILENT", "true")

@@ -1,4 +1,4 @@
-"""Real processes that hang in different ways, and some that do not. They run at once: most of their time is waiting."""
+"""Real processes that hang in different ways, and some that do not. They run concurrently, as most only wait."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HANGS = {
   "python": "while True: stuck_here = 1",
   "lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-  # A program on the device that never ends, as a collective that waits for a lost host.
+  # A device program that never ends, like a collective that waits for a lost host.
   "jax": "endless(1).block_until_ready()",
-  # A regular expression keeps the interpreter for years.
+  # A regular expression that holds the GIL for years.
   "regular_expression": "re.match(r'(a+)+$', 'a' * 60 + 'b')",
 }
 BEFORE = {
@@ -36,7 +36,7 @@ with Watchdog(1.0, report, os._exit) as watchdog:
   print("hangs now", flush=True)
   hang()
 """
-# Longer than the limit of 2 seconds: before the first beat, in a pause, with beats, after the end, without limit.
+# Longer than the limit of 2 seconds: before the first heartbeat, paused, with heartbeats, after the end, without limit.
 QUIET = {
   "compiling": "with Watchdog(2.0, report, os._exit): time.sleep(2.6)",
   "paused": """
@@ -50,12 +50,12 @@ with Watchdog(2.0, report, os._exit) as watchdog:
   "at work": """
 with Watchdog(2.0, report, os._exit) as watchdog:
   for _ in range(52):
-    watchdog.beat()
+    watchdog.heartbeat()
     time.sleep(0.05)
 """,
   "ended": """
 with Watchdog(2.0, report, os._exit) as watchdog:
-  watchdog.beat()
+  watchdog.heartbeat()
   time.sleep(0.6)
 time.sleep(2.6)
 """,
@@ -65,12 +65,12 @@ with Watchdog(2.0, report, os._exit) as watchdog:
   watchdog.arm()
   print("ready", flush=True)
   for _ in range(60):
-    watchdog.beat()
+    watchdog.heartbeat()
     time.sleep(0.05)
 """,
   "no limit": """
 with Watchdog(0, report, os._exit) as off:
-  off.beat()
+  off.heartbeat()
   time.sleep(1.0)
 """,
 }
@@ -78,9 +78,9 @@ with Watchdog(0, report, os._exit) as off:
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-  """By name, each with the folder of its report."""
+  """Starts all processes; returns (folder of the report, process) by name."""
   started = {}
-  programs = {way: HANGING.format(before=BEFORE.get(way, ""), hang=HANGS[way]) for way in HANGS} | QUIET
+  programs = {kind: HANGING.format(before=BEFORE.get(kind, ""), hang=HANGS[kind]) for kind in HANGS} | QUIET
   for name, program in programs.items():
     folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
     head = (
@@ -100,18 +100,18 @@ def processes(tmp_path_factory):
 
 
 def suspend(process: subprocess.Popen) -> None:
-  """Stops it for 5 seconds: its timers expire meanwhile."""
+  """Suspends a process for 5 seconds, in which its timers expire."""
   assert process.stdout.readline() == "ready\n"
   process.send_signal(signal.SIGSTOP)
   time.sleep(5.0)
   process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.parametrize("way", HANGS)
-def test_a_process_that_stands_still_says_where_and_ends_with_124(way, processes):
-  folder, process = processes[way]
+@pytest.mark.parametrize("kind", HANGS)
+def test_a_stalled_process_dumps_stacks_and_ends_with_124(kind, processes):
+  folder, process = processes[kind]
   out, err = process.communicate(timeout=300)
-  in_c = way == "regular_expression"  # no Python runs: the C library's stacks and alarm are all there is
+  in_c = kind == "regular_expression"  # no Python code can run: only faulthandler and the alarm
   assert process.returncode == (-signal.SIGALRM if in_c else STALLED) and STALLED == 124, err
   assert "hangs now" in out and " in hang" in err
   if not in_c:
@@ -121,31 +121,31 @@ def test_a_process_that_stands_still_says_where_and_ends_with_124(way, processes
 
 
 @pytest.mark.parametrize("state", QUIET)
-def test_it_is_quiet_before_the_first_beat_in_pauses_at_work_and_after_the_end(state, processes):
+def test_it_is_quiet_before_the_first_heartbeat_when_paused_or_working_and_after_the_end(state, processes):
   folder, process = processes[state]
   out, err = process.communicate(timeout=300)
   assert process.returncode == 0 and not out
-  if state == "suspended":  # it says so, and goes on
-    assert "did not run for" in err and "does not count" in err and "stands still" not in err
+  if state == "suspended":  # reported, but not an error
+    assert "did not run for" in err and "does not count" in err and "stalled" not in err
   else:
     assert not err
   assert not (folder / "stalled.txt").exists()
 
 
-def test_a_beat_costs_next_to_nothing():
+def test_a_heartbeat_is_cheap():
   with Watchdog(60) as watchdog:
-    began = time.process_time()
+    started = time.process_time()
     for _ in range(100_000):
-      watchdog.beat()
-    assert (time.process_time() - began) / 100_000 < 20e-6
+      watchdog.heartbeat()
+    assert (time.process_time() - started) / 100_000 < 20e-6
 
 
-def test_where_the_process_may_not_end_a_stall_is_reported_again_and_again(tmp_path, capfd):
+def test_without_end_process_a_stall_is_reported_repeatedly(tmp_path, capfd):
   with Watchdog(0.3, tmp_path / "stacks.txt") as watchdog:
     watchdog.arm()
     deadline, err = time.monotonic() + 60, ""
-    while err.count("the run stands still") < 2:
+    while err.count("the run is stalled") < 2:
       time.sleep(0.05)
       err += capfd.readouterr().err
       assert time.monotonic() < deadline
-  assert "is ended" not in err and "test_watchdog.py" in (tmp_path / "stacks.txt").read_text()
+  assert "ending it" not in err and "test_watchdog.py" in (tmp_path / "stacks.txt").read_text()

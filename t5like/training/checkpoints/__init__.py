@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax folders that are complete or refused, how many are kept, and what is restored from them."""
+"""Checkpoints: saving with Orbax, integrity checks, retention and restoring."""
 
 from t5like.training.checkpoints.folders import (
   check_fingerprint,
@@ -9,11 +9,11 @@ from t5like.training.checkpoints.folders import (
 )
 from t5like.training.checkpoints.integrity import newest_intact
 from t5like.training.checkpoints.restoring import Restore, check_restorable, restore_parameters, restore_state
-from t5like.training.checkpoints.retention import Keep
+from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.checkpoints.saving import (
   Checkpoints,
   SaveError,
-  check_room,
+  check_disk_space,
   checkpoint_bytes,
   load_parameters,
   save_parameters,
@@ -21,12 +21,12 @@ from t5like.training.checkpoints.saving import (
 
 __all__ = [
   "Checkpoints",
-  "Keep",
+  "CheckpointRetention",
   "Restore",
   "SaveError",
   "check_fingerprint",
   "check_restorable",
-  "check_room",
+  "check_disk_space",
   "checkpoint_bytes",
   "checkpoint_steps",
   "find_checkpoint",

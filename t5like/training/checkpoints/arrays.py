@@ -1,6 +1,6 @@
-"""The arrays of a checkpoint's item, by path ('a/b/c'): which there are, and those that are wanted.
+"""Lists and reads the arrays of a checkpoint item, by path ('a/b/c').
 
-Orbax's handler is used directly: it reads without waiting for other processes.
+Uses Orbax's handler directly, which reads without a barrier across processes.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from etils import epath
 from t5like.files import storage
 from t5like.training.optimizers.rules import path_text
 
-_SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # as TensorStore tells it, after long paths
-_TRIAL_BYTES = 2**30  # read at a time where nothing is kept
-_BEYOND = 1e20  # no parameter, mean or second moment of a run that trains is larger
+_SYSTEM_ERROR = re.compile(r"(?:os_error_code=\W*|OS error )(\d+)")  # in TensorStore's messages, after long paths
+_TRIAL_BYTES = 2**30  # read at a time by `check_readable`
+_MAX_PLAUSIBLE = 1e20  # parameters and moments of a run that trains are far smaller
 
 
 class Unreadable(Exception):
-  """An item cannot be read: its files are damaged, or gone."""
+  """An item cannot be read: its files are damaged or missing."""
 
 
 @contextlib.contextmanager
 def _unreadable() -> Iterator[None]:
-  """Damaged files raise whatever JSON, TensorStore and Orbax come upon; too small a device is another story."""
+  """Turns any error into Unreadable, as damaged files raise many kinds; running out of memory is left as it is."""
   try:
     yield
   except (MemoryError, jax.errors.JaxRuntimeError):
@@ -41,12 +41,12 @@ def _unreadable() -> Iterator[None]:
 
 
 def orbax_path(path: Path) -> Any:
-  """As Orbax takes it: its own kind of path for a store."""
+  """Returns the path in the type that Orbax expects: epath for an object store."""
   return epath.Path(str(path)) if storage.is_remote(path) else path
 
 
 def cause_of(error: BaseException) -> str:
-  """Enough of an error's cause to print: TensorStore's go on for pages."""
+  """Returns an error's root cause in one line: TensorStore's messages fill pages."""
   while error.__cause__ is not None:
     error = error.__cause__
   if found := _SYSTEM_ERROR.search(str(error)):
@@ -55,13 +55,13 @@ def cause_of(error: BaseException) -> str:
 
 
 def stored_arrays(item: Path) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shape and type of every array, from the item's list of contents: no array is read."""
+  """Returns shape and dtype of every array from the item's metadata, without reading arrays."""
   leaves, _ = _contents(item)
   return {path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for path, leaf in leaves.items()}
 
 
 def read_arrays(item: Path, wanted: Mapping[str, jax.ShapeDtypeStruct | None]) -> dict[str, Any]:
-  """The wanted arrays: as numpy where None is given, else in its type and straight onto its sharding's devices."""
+  """Returns the wanted arrays: numpy for None, else with the given dtype, directly on the sharding's devices."""
   leaves, tree = _contents(item)
   items = [0 if path in wanted else ocp.PLACEHOLDER for path in leaves]
   arguments = [_arguments(wanted.get(path)) for path in leaves]
@@ -73,21 +73,22 @@ def read_arrays(item: Path, wanted: Mapping[str, jax.ShapeDtypeStruct | None]) -
 
 
 def read_nested(item: Path) -> Any:
-  """All arrays as numpy, in nested dicts."""
+  """Returns all arrays as numpy, in nested dicts."""
   leaves, tree = _contents(item)
   arrays = read_arrays(item, dict.fromkeys(leaves))
   return tree.unflatten([arrays[path] for path in leaves])
 
 
-def try_reading(item: Path) -> None:
-  """Reads every array and drops it, not many at a time; raises Unreadable where one cannot be, or holds nonsense.
+def check_readable(item: Path) -> None:
+  """Reads every array, a few at a time; raises Unreadable for one that cannot be read or has implausible values.
 
-  Bytes that changed on the disk may still unpack: to numbers that no training gives.
+  Corrupted bytes may still decompress, to values that no training run produces.
   """
   for group in _groups(stored_arrays(item)):
     for path, array in read_arrays(item, dict.fromkeys(group)).items():
-      if jax.dtypes.issubdtype(array.dtype, np.floating) and not np.all(np.abs(array.astype(np.float32)) < _BEYOND):
-        raise Unreadable(f"{path} holds numbers that are not finite, or beyond {_BEYOND:g}")
+      floats = jax.dtypes.issubdtype(array.dtype, np.floating)
+      if floats and not np.all(np.abs(array.astype(np.float32)) < _MAX_PLAUSIBLE):
+        raise Unreadable(f"{path} has values that are not finite, or above {_MAX_PLAUSIBLE:g}")
 
 
 def _groups(arrays: Mapping[str, jax.ShapeDtypeStruct]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""How the arrays of a checkpoint differ from those that a run has, in few lines."""
+"""Compares the arrays of a checkpoint with those of a run and summarizes the differences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _MOST_LINES = 8
 
 @dataclasses.dataclass(frozen=True)
 class StructureDifference:
-  missing: dict[str, str]  # the run has them, the checkpoint has not: what they are, by path
-  unexpected: dict[str, str]  # the other way round
-  other: dict[str, str]  # both have them, in another shape or type
+  """Descriptions of the arrays that differ, by path."""
+
+  missing: dict[str, str]  # only in the run
+  unexpected: dict[str, str]  # only in the checkpoint
+  other: dict[str, str]  # in both, with another shape or dtype
 
   def __bool__(self) -> bool:
     return bool(self.missing or self.unexpected or self.other)
@@ -29,7 +31,7 @@ class StructureDifference:
     )
 
   def lines(self) -> dict[str, str]:
-    """The parts that are not empty, for an error."""
+    """Returns the lines of an error message, without empty ones."""
     parts = {"missing": self.missing, "unexpected": self.unexpected, "other shape": self.other}
     return {name: summarize(paths) for name, paths in parts.items() if paths}
 
@@ -37,7 +39,7 @@ class StructureDifference:
 def compare(
   stored: Mapping[str, jax.ShapeDtypeStruct], wanted: Mapping[str, jax.ShapeDtypeStruct], widen: bool = False
 ) -> StructureDifference:
-  """With `widen`, a float type that holds every value of the stored one is no difference."""
+  """Compares two structures. With `widen`, a wider float dtype than the stored one is not a difference."""
   return StructureDifference(
     {path: _text(wanted[path]) for path in wanted if path not in stored},
     {path: _text(stored[path]) for path in stored if path not in wanted},
@@ -50,11 +52,11 @@ def compare(
 
 
 def summarize(paths: Mapping[str, str]) -> str:
-  """'path  what it is' a line; equal layers share one, and where there are many, so do neighbors."""
+  """Returns lines of 'path  description'; equal layers share a line, and so do neighbors where there are many."""
   groups = _group(paths, lambda path: re.sub(r"(?<=layers_)\d+(?=/|$)", "*", path), with_text=True)
   depth = max((key.count("/") for key, _ in groups), default=0)
   while len(groups) > _MOST_LINES and depth > 0:
-    groups = _group(paths, lambda path, depth=depth: _beginning(path, depth), with_text=False)
+    groups = _group(paths, lambda path, depth=depth: _prefix(path, depth), with_text=False)
     depth -= 1
   shown = dict(sorted(groups.items())[:_MOST_LINES])
   width = max(len(path) for path, _ in shown)
@@ -70,7 +72,7 @@ def _group(paths: Mapping[str, str], shorten, with_text: bool) -> dict[tuple[str
   return groups
 
 
-def _beginning(path: str, depth: int) -> str:
+def _prefix(path: str, depth: int) -> str:
   parts = path.split("/")
   return path if len(parts) <= depth else "/".join(parts[:depth]) + "/..."
 

@@ -1,10 +1,10 @@
-"""Whether a checkpoint is still what was written.
+"""Checks that a checkpoint still has the bytes that were written.
 
-`checksums.json` holds size and CRC-32 of every file. It is written when the checkpoint is whole, in the background;
-a run that is killed between the two leaves a checkpoint without it, which is then judged by reading it.
+`checksums.json` has the size and CRC-32 of every file. It is written in the background once the checkpoint is complete;
+a run that is killed in between leaves a checkpoint without it, which is checked by reading its arrays.
 
-A store such as gs:// has checksums of its own, taken as the bytes arrive: these are written down instead, as
-"crc32c:...", and compared with what its listing says, so that nothing is read back.
+An object store such as gs:// computes its own checksums on upload: these are stored instead, as "crc32c:...", and
+compared with the store's listing, so that nothing is read back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
-from t5like.training.checkpoints.arrays import Unreadable, try_reading
+from t5like.training.checkpoints.arrays import Unreadable, check_readable
 from t5like.training.checkpoints.folders import (
   FOLDER,
   METADATA,
@@ -38,68 +38,68 @@ from t5like.training.checkpoints.folders import (
 CHECKSUMS = "checksums.json"
 _CONTENTS = "_CHECKPOINT_METADATA"  # Orbax's list of a checkpoint's items
 _BLOCK = 2**22
-_STORE_SUMS = ("crc32c", "ETag", "etag")  # as stores call them; the same bytes in the same place have the same
+_STORE_SUMS = ("crc32c", "ETag", "etag")  # names used by stores; the same bytes in the same place have the same value
 
-Sum = int | str  # CRC-32, or what a store says
+Checksum = int | str  # CRC-32, or the store's own
 
 
 @dataclasses.dataclass(frozen=True)
-class Newest:
-  """The newest whole checkpoint of a directory, and what happened to newer ones, in words to print."""
+class NewestCheckpoint:
+  """The newest intact checkpoint of a directory, with messages about newer, damaged ones."""
 
-  step: int | None  # None: there is no checkpoint at all
+  step: int | None  # None: the directory has no checkpoint
   checkpoint: Path | None
-  story: tuple[str, ...] = ()  # on process 0
+  messages: tuple[str, ...] = ()  # on process 0 only
 
 
-def newest_intact(model_dir: str | Path, move: bool = True) -> Newest:
-  """The checkpoint to go on from. Damaged ones that are newer are set aside (`move`) as `damaged-<step>`.
+def newest_intact(model_dir: str | Path, move: bool = True) -> NewestCheckpoint:
+  """Returns the newest intact checkpoint and, with `move`, renames newer, damaged ones to `damaged-<step>`.
 
-  To be called by all processes, in the sole trainer of the directory; process 0 looks and all agree. Where no
-  checkpoint is whole that is an error, and nothing is moved: beginning anew is for the user to decide.
+  Must be called by all processes, by the sole trainer of the directory; process 0 decides for all. Raises UserError and
+  moves nothing if there are checkpoints but none is intact: starting over is for the user to decide.
   """
-  folder, story = checkpoints_folder(model_dir), []
+  folder, messages = checkpoints_folder(model_dir), []
 
   def choose() -> int:
     damaged = {}
     for step in reversed(checkpoint_steps(model_dir)):
       damage = find_damage(folder / str(step))
       if damage is None:
-        story.extend(_tell(folder, damaged, step, move))
+        messages.extend(_set_aside_damaged(folder, damaged, step, move))
         return step
       damaged[step] = damage
     if damaged:
       raise UserError(
-        "no checkpoint of this run is whole",
+        "no checkpoint of this run is intact",
         looked=folder,
         damaged="\n".join(f"step {step}: {damage}" for step, damage in damaged.items()),
-        try_="bring them back from a copy, or move them away to begin anew",
+        try_="restore them from a backup, or move them away to start from scratch",
       )
     return -1
 
   step = run_on_process_zero(choose)
-  return Newest(None, None) if step < 0 else Newest(step, folder / str(step), tuple(story))
+  return NewestCheckpoint(None, None) if step < 0 else NewestCheckpoint(step, folder / str(step), tuple(messages))
 
 
-def _tell(folder: Path, damaged: dict[int, str], whole: int, move: bool) -> list[str]:
+def _set_aside_damaged(folder: Path, damaged: dict[int, str], intact: int, move: bool) -> list[str]:
   lines = []
   for step, damage in damaged.items():
-    place = f"moved to {FOLDER}/{set_aside(folder / str(step)).name}, " if move else ""
-    lines.append(f"checkpoint {step} is damaged ({damage}): {place}going on from step {whole}")
+    moved = f"moved to {FOLDER}/{set_aside(folder / str(step)).name}, " if move else ""
+    lines.append(f"checkpoint {step} is damaged ({damage}): {moved}resuming from step {intact}")
   return lines
 
 
 def find_damage(checkpoint: Path) -> str | None:
-  """What is wrong with a checkpoint, in words; None where it is whole."""
-  return check_sums(checkpoint) if has_checksums(checkpoint) else _damage_by_reading(checkpoint)
+  """Returns a description of the damage, or None for an intact checkpoint."""
+  return verify_checksums(checkpoint) if has_checksums(checkpoint) else _damage_by_reading(checkpoint)
 
 
 def has_checksums(checkpoint: Path) -> bool:
   return (checkpoint / CHECKSUMS).exists()
 
 
-def check_sums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
-  """Damage that the checksums show, in all files or in those of `items`."""
+def verify_checksums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
+  """Returns the damage that the checksums show, in all files or in those of `items`; None if there is none."""
   try:
     files = storage.read_json(checkpoint / CHECKSUMS)["files"]
     expected = {name: (int(size), crc if isinstance(crc, str) else int(crc)) for name, (size, crc) in files.items()}
@@ -108,11 +108,11 @@ def check_sums(checkpoint: Path, items: Iterable[str] = ()) -> str | None:
   chosen = tuple(f"{item}/" for item in items)
   expected = {name: value for name, value in expected.items() if not chosen or name.startswith(chosen)}
   present = _present(checkpoint)
-  return _damage_of_sizes(expected, present) or _damage_of_contents(checkpoint, expected, present)
+  return _wrong_size(expected, present) or _wrong_bytes(checkpoint, expected, present)
 
 
 def write_checksums(checkpoint: Path, threads: int = 2) -> None:
-  """Few threads: the run goes on meanwhile."""
+  """Writes `checksums.json`, with few threads by default because the run continues meanwhile."""
   present = {name: found for name, found in _present(checkpoint).items() if not name.startswith(CHECKSUMS)}
   with ThreadPoolExecutor(threads, "checksums") as pool:
     sums = pool.map(lambda name: present[name][1] or _crc(checkpoint / name), present)
@@ -121,18 +121,18 @@ def write_checksums(checkpoint: Path, threads: int = 2) -> None:
 
 
 def _present(checkpoint: Path) -> dict[str, tuple[int, str | None]]:
-  """Size and, on a store, its checksum of every file there is."""
+  """Returns the size of every file and, on a store, its checksum."""
   if storage.is_remote(checkpoint):
-    return {name: (info["size"], _store_sum(info)) for name, info in checkpoint.files().items()}
+    return {name: (info["size"], _store_checksum(info)) for name, info in checkpoint.files().items()}
   files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
   return {str(path.relative_to(checkpoint)): (path.stat().st_size, None) for path in files}
 
 
-def _store_sum(info: Mapping[str, Any]) -> str | None:
+def _store_checksum(info: Mapping[str, Any]) -> str | None:
   return next((f"{name}:{info[name]}" for name in _STORE_SUMS if info.get(name)), None)
 
 
-def _damage_of_sizes(expected: Mapping[str, tuple[int, Sum]], present: Mapping[str, tuple[int, Any]]) -> str | None:
+def _wrong_size(expected: Mapping[str, tuple[int, Checksum]], present: Mapping[str, tuple[int, Any]]) -> str | None:
   for name, (size, _) in expected.items():
     if name not in present:
       return f"its {name} is missing"
@@ -142,22 +142,22 @@ def _damage_of_sizes(expected: Mapping[str, tuple[int, Sum]], present: Mapping[s
   return None
 
 
-def _damage_of_contents(
-  checkpoint: Path, expected: Mapping[str, tuple[int, Sum]], present: Mapping[str, tuple[int, str | None]]
+def _wrong_bytes(
+  checkpoint: Path, expected: Mapping[str, tuple[int, Checksum]], present: Mapping[str, tuple[int, str | None]]
 ) -> str | None:
-  def judge(name: str) -> str | None:
+  def check(name: str) -> str | None:
     try:
       same = _is_same(checkpoint / name, expected[name][1], present[name][1])
-      return None if same else f"its {name} has other bytes than were written"
+      return None if same else f"its {name} does not match its checksum"
     except OSError as error:
       return f"its {name} cannot be read: {error.strerror}"
 
   with ThreadPoolExecutor(8, "checksums") as pool:
-    return next((damage for damage in pool.map(judge, expected) if damage), None)
+    return next((damage for damage in pool.map(check, expected) if damage), None)
 
 
-def _is_same(path: Path, written: Sum, listed: str | None) -> bool:
-  """A checkpoint may have been copied from a store to a disk or back: the one's checksum is then not the other's."""
+def _is_same(path: Path, written: Checksum, listed: str | None) -> bool:
+  """Compares checksums; of different kinds where a checkpoint was copied from a store to a disk or back."""
   if isinstance(written, int):
     return _crc(path) == written
   kind = written.partition(":")[0]
@@ -174,7 +174,7 @@ def _crc(path: Path) -> int:
 
 
 def _crc32c(path: Path) -> str | None:
-  """As gs:// writes it; None without the package that computes it, which comes with gcsfs."""
+  """Returns the checksum in the format of gs://; None without google_crc32c, which is installed with gcsfs."""
   try:
     import google_crc32c
   except ImportError:
@@ -190,18 +190,18 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def _damage_by_reading(checkpoint: Path) -> str | None:
-  """Without checksums: every item that was written must be there, and every array must be readable."""
+  """Checks a checkpoint without checksums: every item must exist and every array must be readable."""
   try:
-    promised = storage.read_json(checkpoint / _CONTENTS)["item_handlers"]
-    gone = [name for name in promised if not (checkpoint / name).is_dir()]
+    listed = storage.read_json(checkpoint / _CONTENTS)["item_handlers"]
+    missing = [name for name in listed if not (checkpoint / name).is_dir()]
   except (OSError, ValueError, KeyError, TypeError, AttributeError):
     return f"its {_CONTENTS} cannot be read"
-  if gone:
-    return f"its {gone[0]} is missing"
+  if missing:
+    return f"its {missing[0]} is missing"
   try:
     read_description(checkpoint)
     for name in (PARAMS, TRAINING) if has_training_state(checkpoint) else (PARAMS,):
-      try_reading(checkpoint / name)
+      check_readable(checkpoint / name)
   except UserError:
     return f"its {METADATA}/{METADATA} cannot be read"
   except Unreadable as error:

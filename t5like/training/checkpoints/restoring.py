@@ -1,6 +1,6 @@
-"""A checkpoint into a train state: the same structure, or exactly what the options allow.
+"""Restores a train state from a checkpoint: of the same structure, but for what the options allow.
 
-Structures are compared by the checkpoint's list of contents, before any array is read.
+Structures are compared by the checkpoint's metadata, before any array is read.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Arrays = Mapping[str, jax.ShapeDtypeStruct]
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-  """What may differ between a checkpoint and the run that takes it. By default nothing.
+  """Allowed differences between a checkpoint and the run that restores it; none by default.
 
-  The expressions match whole paths of variables, such as 'decoder/lora/.*'. With either of them given, structures
+  The regular expressions match complete paths of variables, such as 'decoder/lora/.*'. With either of them, structures
   are compared variable by variable, and the model's settings may differ; the vocabulary may not.
   """
 
-  parameters_only: bool = False  # the optimizer is fresh and the step 0; narrower floats are widened
-  allow_missing: str = ""  # variables that keep their fresh initial value where the checkpoint lacks them
-  ignore_extra: str = ""  # variables of the checkpoint that are left out where the model lacks them
+  parameters_only: bool = False  # fresh optimizer, step 0; narrower floats are widened
+  allow_missing: str = ""  # variables that keep their initial value if the checkpoint lacks them
+  ignore_extra: str = ""  # variables of the checkpoint that are ignored if the model lacks them
 
   def __post_init__(self):
     for name in ("allow_missing", "ignore_extra"):
@@ -54,48 +54,48 @@ class Restore:
     return bool(self.allow_missing or self.ignore_extra)
 
 
-EXACTLY = Restore()
+EXACT = Restore()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reading:
-  """What is to be read of one item, and what is left as it was."""
+class _ItemMatch:
+  """An item of a checkpoint, matched with the state: the arrays to read, and the paths that keep initial values."""
 
   wanted: Arrays
   missing: frozenset[str]
 
 
 def check_restorable(
-  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore = EXACTLY
+  checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore = EXACT
 ) -> None:
-  """Refuses a checkpoint that does not fit, with every difference. Reads no array."""
-  _plan(checkpoint, spec, fingerprint, options)
+  """Raises UserError, with every difference, for a checkpoint that does not match. Reads no array."""
+  _match_items(checkpoint, spec, fingerprint, options)
 
 
 def restore_state(
   checkpoint: Path | GivenParameters,
   spec: StateSpec,
   fingerprint: Mapping[str, Any],
-  options: Restore = EXACTLY,
+  options: Restore = EXACT,
   fresh: Callable[[], TrainState] | None = None,
   verified: bool = False,
 ) -> TrainState:
-  """The checkpoint's state on the devices and shardings of `spec`.
+  """Returns the checkpoint's state with the shardings of `spec`. Must be called by all processes.
 
-  `fresh` makes an initial state: it is called where the optimizer or missing variables are to be fresh. `verified`:
-  the files were compared with their checksums just now. To be called by all processes.
+  `fresh` returns an initial state, for a fresh optimizer or missing variables. `verified` skips the checksums, which
+  were compared just now.
   """
   if not verified and not isinstance(checkpoint, GivenParameters) and integrity.has_checksums(checkpoint):
-    run_on_process_zero(lambda: _refuse_damage(checkpoint))
-  plan = _plan(checkpoint, spec, fingerprint, options)
-  read = {name: _read(checkpoint, name, reading.wanted) for name, reading in plan.items()}
+    run_on_process_zero(lambda: _check_damage(checkpoint))
+  items = _match_items(checkpoint, spec, fingerprint, options)
+  read = {name: _read(checkpoint, name, item.wanted) for name, item in items.items()}
   initial = None
-  if TRAINING not in plan or any(reading.missing for reading in plan.values()):
+  if TRAINING not in items or any(item.missing for item in items.values()):
     if fresh is None:
-      raise UserError("this checkpoint gives a part of the state only", checkpoint=checkpoint)
+      raise UserError("this checkpoint has only a part of the state", checkpoint=checkpoint)
     initial = fresh()
   params = _assemble(spec.shapes.params, read[PARAMS], initial.params if initial else None)
-  if TRAINING not in plan:
+  if TRAINING not in items:
     return initial.replace(params=params)
   training = _assemble(_training(spec.shapes), read[TRAINING], _training(initial) if initial else None)
   return TrainState(params=params, **training)
@@ -106,14 +106,14 @@ def restore_parameters(
   spec: StateSpec,
   fingerprint: Mapping[str, Any],
   fresh: Callable[[], TrainState],
-  options: Restore = EXACTLY,
+  options: Restore = EXACT,
 ) -> TrainState:
-  """A fresh state with the checkpoint's parameters, as a run begins from another's."""
+  """Returns a fresh state with the checkpoint's parameters."""
   return restore_state(checkpoint, spec, fingerprint, dataclasses.replace(options, parameters_only=True), fresh)
 
 
 def optimizer_kind(opt_state: Any) -> str:
-  """An optimizer, as its state shows it: 'ScaleByAdamState, ScaleByScheduleState'."""
+  """Returns the types in an optimizer state: 'ScaleByAdamState, ScaleByScheduleState'."""
   kinds: list[str] = []
 
   def visit(node: Any) -> bool:
@@ -126,9 +126,9 @@ def optimizer_kind(opt_state: Any) -> str:
   return ", ".join(kinds)
 
 
-def _plan(
+def _match_items(
   checkpoint: Path | GivenParameters, spec: StateSpec, fingerprint: Mapping[str, Any], options: Restore
-) -> dict[str, _Reading]:
+) -> dict[str, _ItemMatch]:
   given = isinstance(checkpoint, GivenParameters)
   saved = {"fingerprint": checkpoint.fingerprint} if given else read_description(checkpoint)
   fields = fingerprint_differences(saved["fingerprint"], fingerprint)
@@ -138,7 +138,7 @@ def _plan(
   with_training = not given and has_training_state(checkpoint) and not options.parameters_only
   if with_training:
     targets[TRAINING] = _targets(_training(spec.shapes), _training(spec.shardings))
-  plan, differences, fresh_variables = {}, {}, set()
+  items, differences, fresh_variables = {}, {}, set()
   for name, target in targets.items():
     stored = checkpoint.stored if given else _stored(checkpoint, name)
     difference = compare(stored, target, widen=not with_training)
@@ -147,16 +147,16 @@ def _plan(
       _check_patterns_match(options, difference)
       fresh_variables |= missing | extra
     differences[name] = difference.without(missing, extra)
-    plan[name] = _Reading({path: target[path] for path in target if path in stored}, frozenset(missing))
+    items[name] = _ItemMatch({path: target[path] for path in target if path in stored}, frozenset(missing))
   if fields or any(differences.values()):
-    raise _refusal(checkpoint, fields, differences, saved, spec)
-  return plan
+    raise _mismatch_error(checkpoint, fields, differences, saved, spec)
+  return items
 
 
 def _allowed(
   name: str, difference: StructureDifference, options: Restore, fresh: set[str]
 ) -> tuple[set[str], set[str]]:
-  """The missing and the extra variables that the options let pass; with a variable goes its optimizer state."""
+  """Returns the missing and the extra variables that the options allow, with their optimizer state."""
   if name == PARAMS:
     return (
       {path for path in difference.missing if re.fullmatch(options.allow_missing, path)},
@@ -170,7 +170,7 @@ def _allowed(
 
 
 def _check_patterns_match(options: Restore, difference: StructureDifference) -> None:
-  """An expression that lets nothing pass where something has to is how a typing mistake looks."""
+  """Raises UserError for an expression that matches none of the differing variables: probably a typo."""
   for name, pattern, paths in (
     ("allow_missing", options.allow_missing, difference.missing),
     ("ignore_extra", options.ignore_extra, difference.unexpected),
@@ -179,11 +179,11 @@ def _check_patterns_match(options: Restore, difference: StructureDifference) -> 
       raise UserError(
         f"{name} = {pattern!r} matches none of the variables that differ",
         nearest=nearest_paths(pattern, list(paths)),
-        hint="it has to match the whole path",
+        hint="it must match the complete path",
       )
 
 
-def _refusal(
+def _mismatch_error(
   checkpoint: Path | GivenParameters,
   fields: list[str],
   differences: dict[str, StructureDifference],
@@ -193,13 +193,13 @@ def _refusal(
   training = differences.get(TRAINING)
   kinds = saved.get("optimizer", ""), optimizer_kind(spec.shapes.opt_state)
   other_optimizer = bool(training) and bool(kinds[0]) and kinds[0] != kinds[1]
-  # Another model has another optimizer state as well: the variables say it all.
+  # Another model has another optimizer state as well: the parameters are enough.
   show_training = training and not differences[PARAMS] and not other_optimizer
   lines = differences[PARAMS].lines() | (training.lines() if show_training else {})
   only_optimizer = not fields and not differences[PARAMS]
   if isinstance(checkpoint, GivenParameters):
     return UserError(
-      f"{checkpoint} holds another model or vocabulary than the configuration",
+      f"{checkpoint} does not match the configuration's model or vocabulary",
       differs="\n".join(fields),
       **lines,
       try_=checkpoint.advice,
@@ -212,12 +212,12 @@ def _refusal(
     **lines,
     optimizer=f"saved {kinds[0]}\nnow   {kinds[1]}" if other_optimizer else "",
     try_=f"another MODEL_DIR with --gin.INIT_FROM={checkpoint}: a fresh optimizer at step 0" if only_optimizer
-    else "another MODEL_DIR, or the gin files the checkpoint was made with (its config.gin)",
+    else "another MODEL_DIR, or the gin files of the checkpoint (its config.gin)",
   )  # fmt: skip
 
 
-def _refuse_damage(checkpoint: Path) -> int:
-  if damage := integrity.check_sums(checkpoint):
+def _check_damage(checkpoint: Path) -> int:
+  if damage := integrity.verify_checksums(checkpoint):
     raise damaged_error(checkpoint, damage)
   return 0
 
@@ -227,7 +227,7 @@ def damaged_error(checkpoint: Path, damage: str) -> UserError:
     "the checkpoint cannot be read: it is damaged",
     checkpoint=checkpoint,
     because=damage,
-    try_="another step of it, or a copy",
+    try_="a checkpoint of another step, or a backup",
   )
 
 
@@ -242,7 +242,7 @@ def _read(checkpoint: Path | GivenParameters, name: str, wanted: Arrays) -> dict
   if isinstance(checkpoint, GivenParameters):
     return checkpoint.place(wanted)
   if integrity.has_checksums(checkpoint):
-    return read_arrays(checkpoint / name, wanted)  # the files are whole: an error is of another kind
+    return read_arrays(checkpoint / name, wanted)  # the files are intact: errors have another cause
   try:
     return read_arrays(checkpoint / name, wanted)
   except Unreadable as error:
@@ -255,15 +255,15 @@ def _training(state: TrainState) -> dict[str, Any]:
 
 def _targets(shapes: Any, shardings: Any) -> dict[str, jax.ShapeDtypeStruct]:
   leaves = jax.tree.leaves_with_path(shapes)
-  placed = jax.tree.leaves(shardings)
+  leaf_shardings = jax.tree.leaves(shardings)
   return {
     path_text(path): jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-    for (path, leaf), sharding in zip(leaves, placed, strict=True)
+    for (path, leaf), sharding in zip(leaves, leaf_shardings, strict=True)
   }
 
 
 def _assemble(shapes: Any, arrays: Mapping[str, jax.Array], initial: Any) -> Any:
-  """A tree like `shapes` of the arrays that were read, and of `initial` for the rest."""
+  """Returns a tree like `shapes` of the arrays that were read, with the rest from `initial`."""
   rest = {} if initial is None else {path_text(p): leaf for p, leaf in jax.tree.leaves_with_path(initial)}
 
   def choose(path: tuple, shape: Any) -> jax.Array:

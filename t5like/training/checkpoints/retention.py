@@ -1,6 +1,6 @@
-"""Which checkpoints stay.
+"""Checkpoint retention.
 
-Orbax has such policies too, but its best-by-metric one fails on a checkpoint without that metric and ranks NaN.
+Orbax has such policies too, but its best-by-metric one fails on a checkpoint without the metric and ranks NaN.
 """
 
 from __future__ import annotations
@@ -13,46 +13,46 @@ from t5like.errors import UserError, nearest
 
 
 @dataclasses.dataclass(frozen=True)
-class Keep:
-  """A checkpoint stays if any of the three wants it."""
+class CheckpointRetention:
+  """Keeps a checkpoint that is among the `last`, a multiple of `every`, or among the `best`."""
 
-  last: int = 3  # so many newest
-  every: int = 0  # steps that are multiples of it, for ever; 0: none
-  best: int = 0  # so many with the best `metric`
+  last: int = 3  # number of newest checkpoints
+  every: int = 0  # multiples of this step are kept forever; 0: none
+  best: int = 0  # number of checkpoints with the best `metric`
   metric: str = ""  # such as 'eval/snli/accuracy'
   higher_is_better: bool = True
 
   def __post_init__(self):
     if self.last < 1:
-      raise UserError(f"the last {self.last} checkpoints cannot be kept", expected="at least 1, to go on from")
+      raise UserError(f"invalid number of checkpoints to keep: last={self.last}", expected="at least 1, to resume from")
     if self.every < 0 or self.best < 0:
-      raise UserError(f"checkpoints cannot be kept by every={self.every}, best={self.best}", expected="0 or more")
+      raise UserError(f"invalid checkpoint retention: every={self.every}, best={self.best}", expected="0 or more")
     if bool(self.best) != bool(self.metric):
       raise UserError(
-        "the best checkpoints are kept by a metric, and a metric keeps so many of them",
+        "to keep the best checkpoints, set both best and metric",
         given=f"best={self.best} metric={self.metric!r}",
         try_="best=1 metric='eval/TASK/accuracy'",
       )
 
   def check_metric(self, known: Iterable[str]) -> None:
-    """Refuses a metric that the run does not compute."""
+    """Raises UserError for a metric that the run does not compute."""
     known = list(known)
     if self.metric and self.metric not in known:
       raise UserError(
-        f"no metric is called {self.metric!r}, by which to keep the best checkpoints",
+        f"unknown metric to keep the best checkpoints by: {self.metric!r}",
         nearest=nearest(self.metric, known),
         known=", ".join(known[:10]),
       )
 
-  def kept(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
-    """The steps that stay, given the metrics of every checkpoint there is."""
+  def steps_to_keep(self, metrics: Mapping[int, Mapping[str, float]]) -> set[int]:
+    """Returns the steps to keep, given the metrics of every checkpoint."""
     steps = sorted(metrics)
     latest = steps[-self.last :]
     multiples = [step for step in steps if self.every and step % self.every == 0]
     return {*latest, *multiples, *self.best_steps(metrics)}
 
   def best_steps(self, metrics: Mapping[int, Mapping[str, float]]) -> list[int]:
-    """Best first; of equals the earlier. A checkpoint without the metric, or with NaN, is never among them."""
+    """Returns the best steps, best first and ties by step, without those whose metric is missing or not finite."""
     scores = {step: values[self.metric] for step, values in metrics.items() if self.metric in values}
     finite = [step for step, score in scores.items() if math.isfinite(score)]
     sign = -1 if self.higher_is_better else 1

@@ -1,8 +1,8 @@
-"""Checkpoints: saved in the background, whole or not at all, and read again. What lies where: checkpoint_folders.py.
+"""Saves checkpoints atomically and in the background, and loads their parameters. For the layout see folders.py.
 
-Orbax writes a checkpoint under another name and renames it when it is whole; on gs:// it marks it. Then, still in the
-background, process 0 writes its checksums and removes the checkpoints that nobody wants kept. Orbax's names live here
-and in stored_arrays.py.
+Orbax writes a checkpoint under a temporary name and renames it when it is complete; on gs:// it adds a marker. Then,
+still in the background, process 0 writes checksums and removes the checkpoints that are not retained. Only this file
+and arrays.py use Orbax.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from t5like.training.checkpoints.folders import (
   remove_checkpoint,
   write_scores,
 )
-from t5like.training.checkpoints.integrity import Newest, newest_intact
+from t5like.training.checkpoints.integrity import NewestCheckpoint, newest_intact
 from t5like.training.checkpoints.restoring import (
-  EXACTLY,
+  EXACT,
   Restore,
   check_restorable,
   damaged_error,
@@ -57,19 +57,19 @@ from t5like.training.checkpoints.restoring import (
   restore_parameters,
   restore_state,
 )
-from t5like.training.checkpoints.retention import Keep
+from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.state import StateSpec, TrainState
 
 __all__ = [
   "FOLDER",
   "Checkpoints",
-  "Keep",
-  "Newest",
+  "CheckpointRetention",
+  "NewestCheckpoint",
   "Restore",
   "SaveError",
   "check_fingerprint",
   "check_restorable",
-  "check_room",
+  "check_disk_space",
   "checkpoint_bytes",
   "checkpoint_metrics",
   "checkpoint_steps",
@@ -85,34 +85,34 @@ __all__ = [
 ]
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class _SaidOnce(logging.Filter):
-  """A save that fails is logged with its traceback by every thread and task of Orbax that took part, and raised too."""
+class _WithoutOrbaxTracebacks(logging.Filter):
+  """Drops tracebacks of a failed save: every thread and task of Orbax logs its own, and the error is raised anyway."""
 
   def filter(self, record: logging.LogRecord) -> bool:
     return not (record.exc_info and {"orbax", "asyncio"} & set(Path(record.pathname).parts))
 
 
-_SAID_ONCE = _SaidOnce()
+_WITHOUT_ORBAX_TRACEBACKS = _WithoutOrbaxTracebacks()
 
 
 class SaveError(RunError):
-  """A checkpoint could not be written. The run has to end; the checkpoints before are whole."""
+  """A checkpoint could not be written. The run must end; earlier checkpoints are intact."""
 
 
 class Checkpoints:
-  """The checkpoints of one model directory, for its sole trainer. To be made and called by all processes."""
+  """The checkpoints of a model directory, for its sole trainer. Must be created and called by all processes."""
 
-  def __init__(self, model_dir: str | Path, keep: Keep | int = 3):
-    """`keep`: a policy, or a number: so many newest."""
+  def __init__(self, model_dir: str | Path, retention: CheckpointRetention | int = 3):
+    """Takes a retention policy, or the number of newest checkpoints to keep."""
     self.folder = checkpoints_folder(model_dir)
-    self._keep = Keep(last=keep) if isinstance(keep, int) else keep
+    self._retention = CheckpointRetention(last=retention) if isinstance(retention, int) else retention
     run_on_process_zero(self._prepare_folder)
     self._checkpointer = _checkpointer()
-    for name in ("absl", "asyncio"):  # Orbax's
-      logging.getLogger(name).addFilter(_SAID_ONCE)
+    for name in ("absl", "asyncio"):  # used by Orbax
+      logging.getLogger(name).addFilter(_WITHOUT_ORBAX_TRACEBACKS)
     self._thread: threading.Thread | None = None
     self._error: SaveError | None = None
 
@@ -120,13 +120,13 @@ class Checkpoints:
     return max(checkpoint_steps(self.folder.parent), default=None)
 
   def best_step(self) -> int | None:
-    """By the metric that checkpoints are kept by; None without one."""
-    return next(iter(self._keep.best_steps(checkpoint_metrics(self.folder.parent))), None)
+    """Returns the best step by the metric of the retention policy; None without one."""
+    return next(iter(self._retention.best_steps(checkpoint_metrics(self.folder.parent))), None)
 
   def save(self, state: TrainState, fingerprint: Mapping[str, Any], metrics: Mapping[str, float] | None = None) -> bool:
-    """Returns when the arrays are copied; the writing goes on behind the next steps. False: this step is saved.
+    """Saves a state, in the background once its arrays are copied; returns False if this step is already saved.
 
-    Waits for the save before this one. `metrics` are remembered, to keep the best.
+    Waits for the previous save. `metrics` are stored with the checkpoint and decide which are the best.
     """
     self.wait()
     step, needed = int(state.step), checkpoint_bytes(state)
@@ -134,9 +134,9 @@ class Checkpoints:
       return False
     if jax.process_index() == 0:
       scores = read_scores(self.folder)
-      kept = {noted: scores[noted] for noted in scores if noted < step}  # the others are of steps that are done again
-      if kept != scores:
-        write_scores(self.folder, kept)
+      earlier = {scored: scores[scored] for scored in scores if scored < step}  # later steps are being trained again
+      if earlier != scores:
+        write_scores(self.folder, earlier)
     metrics = {name: float(value) for name, value in (metrics or {}).items()}
     training = {"step": state.step, "opt_state": state.opt_state, "seed": state.seed}
     items = {
@@ -155,23 +155,23 @@ class Checkpoints:
     self._thread.start()
     return True
 
-  def note_scores(self, step: int, scores: Mapping[str, float]) -> None:
-    """Remembers what an evaluation says of a checkpoint that is saved already, and keeps or removes others by it."""
+  def record_scores(self, step: int, scores: Mapping[str, float]) -> None:
+    """Records the scores of a saved checkpoint and applies the retention policy."""
     self.wait()
     if jax.process_index() == 0 and is_finished(self.folder / str(step)):
       known = read_scores(self.folder)
       values = {name: float(value) for name, value in scores.items()}
       write_scores(self.folder, known | {step: known.get(step, {}) | values})
-      self._remove_unwanted()
+      self._apply_retention()
 
   def raise_errors(self) -> None:
-    """Raises what a save in the background has raised; costs nothing, so that a loop calls it at every step."""
+    """Raises the error of a background save, if any; cheap enough to be called at every step."""
     if self._error is not None:
       error, self._error = self._error, None
       raise error
 
   def wait(self) -> None:
-    """Until the last save has ended; raises its error."""
+    """Waits for the last save and raises its error."""
     if self._thread is not None:
       self._thread.join()
       self._thread = None
@@ -182,17 +182,17 @@ class Checkpoints:
     spec: StateSpec,
     fingerprint: Mapping[str, Any],
     step: int | None = None,
-    options: Restore = EXACTLY,
+    options: Restore = EXACT,
     fresh: Callable[[], TrainState] | None = None,
     verified: bool = False,
   ) -> TrainState:
-    """The state of `step` (the newest), as `restore_state` gives it. Damage is an error: see `newest_intact`."""
+    """Restores the state of `step`, by default the newest; raises UserError if it is damaged (see `newest_intact`)."""
     self.wait()
     checkpoint = find_checkpoint(self.folder.parent, step)
     return restore_state(checkpoint, spec, fingerprint, options, fresh, verified)
 
   def close(self) -> None:
-    """Waits for the last save; an error in the background that was not raised yet is raised here."""
+    """Waits for the last save and raises its error."""
     try:
       self.wait()
     finally:
@@ -202,7 +202,7 @@ class Checkpoints:
     return self
 
   def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
-    """An interpreter that ends cuts a save short, so that a failing run waits for its last one, too."""
+    """Waits for the last save even if the run has failed: the end of the interpreter would cut it short."""
     try:
       self.close()
     except SaveError as second:
@@ -224,51 +224,52 @@ class Checkpoints:
     if is_finished(self.folder / str(step)):
       return True
     try:
-      check_room(self.folder, needed)
+      check_disk_space(self.folder, needed)
     except UserError as error:
-      raise SaveError(f"checkpoint {step} was not written: {error.what}", **error.lines, **self._whole()) from None
+      lines = error.lines | self._last_intact()
+      raise SaveError(f"checkpoint {step} was not written: {error.what}", **lines) from None
     return False
 
   def _finish(self, step: int, needed: int) -> None:
-    """The save's last part, in the background."""
+    """Completes a save: runs in the background."""
     try:
       self._checkpointer.wait_until_finished()
       if jax.process_index() == 0:
         integrity.write_checksums(self.folder / str(step))
-        self._remove_unwanted()
+        self._apply_retention()
     except BaseException as error:
       self._fail(step, needed, error)
 
-  def _remove_unwanted(self) -> None:
-    present = checkpoint_metrics(self.folder.parent)  # from the disk: others may have taken some away
-    for unwanted in set(present) - self._keep.kept(present):
-      remove_checkpoint(self.folder / str(unwanted))
+  def _apply_retention(self) -> None:
+    present = checkpoint_metrics(self.folder.parent)  # from the disk: some may have been removed by others
+    for step in set(present) - self._retention.steps_to_keep(present):
+      remove_checkpoint(self.folder / str(step))
 
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
-    cause, free = cause_of(error), _free_bytes(self.folder)  # before the half-written files are gone
-    full = free < needed or any(os.strerror(number) in cause for number in _FULL)
-    if jax.process_count() == 1:  # others may still write; the next start clears up then
+    cause, free = cause_of(error), _free_bytes(self.folder)  # before the half-written files are removed
+    full = free < needed or any(os.strerror(number) in cause for number in _DISK_FULL)
+    if jax.process_count() == 1:  # others may still write; the next start clears leftovers
       with contextlib.suppress(OSError):
         clear_leftovers(self.folder)
     self._error = SaveError(
       f"checkpoint {step} could not be written",
       folder=self.folder,
       because=cause,
-      disk=f"{byte_size(free)} were free when it failed; a checkpoint needs {byte_size(needed)}" if full else "",
-      **self._whole(),
-      try_="make room, or keep fewer checkpoints; then the same command" if full else "",
+      disk=f"{byte_size(free)} free when it failed; a checkpoint needs {byte_size(needed)}" if full else "",
+      **self._last_intact(),
+      try_="free some space or keep fewer checkpoints, then repeat the command" if full else "",
     )
     self._error.__cause__ = error
 
-  def _whole(self) -> dict[str, str]:
+  def _last_intact(self) -> dict[str, str]:
     steps = checkpoint_steps(self.folder.parent)
-    return {"whole": f"checkpoint {steps[-1]}: the same command goes on from there" if steps else "none before it"}
+    return {"intact": f"checkpoint {steps[-1]}: the same command resumes from there" if steps else "none before it"}
 
 
 def save_parameters(
   model_dir: str | Path, params: Any, step: int = 0, fingerprint: Mapping[str, Any] | None = None
 ) -> Path:
-  """Writes a checkpoint without optimizer state, as conversion makes it."""
+  """Writes a checkpoint without optimizer state, as `t5like convert` does, and returns its folder."""
   checkpoint = checkpoints_folder(model_dir) / str(step)
   checkpoint.parent.mkdir(parents=True, exist_ok=True)
   clear_leftovers(checkpoint.parent)
@@ -289,10 +290,10 @@ def load_parameters(
   fingerprint: Mapping[str, Any] | None = None,
   average: bool = False,
 ) -> Any:
-  """Parameters as numpy arrays, from a model directory (its newest step) or one checkpoint folder.
+  """Returns parameters as numpy arrays, from a model directory (its newest step) or a checkpoint folder.
 
-  With `average`, their moving average, which the optimizer state of a run with ema_decay holds. A run may go on
-  writing meanwhile: where it removes the checkpoint that is being read, the newest is taken instead.
+  With `average`, returns their moving average, from the optimizer state of a run with ema_decay. A run may still be
+  writing: if it removes the checkpoint that is being read, the newest one is read instead.
   """
   while True:
     checkpoint = find_checkpoint(source, step)
@@ -303,27 +304,27 @@ def load_parameters(
         raise
 
 
-def check_room(model_dir: str | Path, bytes_needed: int) -> None:
-  """Refuses to begin where a checkpoint would not fit on the disk."""
+def check_disk_space(model_dir: str | Path, bytes_needed: int) -> None:
+  """Raises UserError if a checkpoint would not fit on the disk."""
   free = _free_bytes(storage.as_path(model_dir).absolute())
   if free < bytes_needed:
     raise UserError(
-      "the disk has no room for a checkpoint",
+      "not enough disk space for a checkpoint",
       folder=model_dir,
       free=byte_size(free),
       needed=byte_size(bytes_needed),
-      try_="make room, or another --gin.MODEL_DIR=...",
+      try_="free some space, or another --gin.MODEL_DIR=...",
     )
 
 
 def checkpoint_bytes(state: TrainState) -> int:
-  """The size of a checkpoint of this state, or of its shapes, but for a few kilobytes."""
+  """Returns the size of a checkpoint of this state (arrays or shapes), to a few kilobytes."""
   return sum(leaf.size * np.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(state))
 
 
 def _load(checkpoint: Path, fingerprint: Mapping[str, Any] | None, average: bool) -> Any:
   items = (PARAMS, METADATA, TRAINING) if average else (PARAMS, METADATA)
-  if integrity.has_checksums(checkpoint) and (damage := integrity.check_sums(checkpoint, items)):
+  if integrity.has_checksums(checkpoint) and (damage := integrity.verify_checksums(checkpoint, items)):
     raise damaged_error(checkpoint, damage)
   if fingerprint is not None:
     check_fingerprint(read_fingerprint(checkpoint), fingerprint, checkpoint)
@@ -334,17 +335,17 @@ def _load(checkpoint: Path, fingerprint: Mapping[str, Any] | None, average: bool
 
 
 def _averaged(checkpoint: Path) -> Any:
-  """The moving average in the types of the parameters: it lies at `.../average/<path>` beside a `.../count`."""
+  """Reads the moving average, stored at `.../average/<path>` next to `.../count`, in the parameters' dtypes."""
   params = stored_arrays(checkpoint / PARAMS)
   training = stored_arrays(checkpoint / TRAINING) if has_training_state(checkpoint) else {}
-  some = f"/average/{next(iter(params))}"
-  places = [path.removesuffix(some) for path in training if path.endswith(some)]
+  suffix = f"/average/{next(iter(params))}"
+  places = [path.removesuffix(suffix) for path in training if path.endswith(suffix)]
   places = [p for p in places if f"{p}/count" in training and all(f"{p}/average/{path}" in training for path in params)]
   if not places:
     raise UserError(
       "this checkpoint has no moving average of the parameters",
       checkpoint=checkpoint,
-      try_="a run with ema_decay of the optimizer, such as 0.999",
+      try_="a run whose optimizer has ema_decay, such as 0.999",
     )
   arrays = read_arrays(checkpoint / TRAINING, {f"{places[0]}/average/{path}": None for path in params})
   nested: dict[str, Any] = {}
@@ -358,7 +359,7 @@ def _averaged(checkpoint: Path) -> Any:
 
 
 def _checkpointer() -> ocp.AsyncCheckpointer:
-  # Folders are made before save returns: one that cannot be made is an error at once.
+  # Creates folders before save returns, so that a folder that cannot be created is an error at once.
   return ocp.AsyncCheckpointer(
     ocp.CompositeCheckpointHandler(), async_options=ocp.AsyncOptions(create_directories_asynchronously=False)
   )

@@ -1,1 +1,1 @@
-"""What watches over a run: stalls, other trainers, signals, values that are not finite."""
+"""Guards of a run: stalls, other trainers, signals, non-finite values and early stopping."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run at the next step, after a checkpoint; a second one ends it at once."""
+"""Ends a run at Ctrl-C or SIGTERM, after the current step and a checkpoint; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from t5like.training.guards.step_file import is_supervised
 
-_ECHO = 1.0  # seconds
+_REPEAT_SECONDS = 1.0
 
 
 class Interruption:
-  """While active, turns the first of `signals` into `requested`.
+  """Sets `requested` at the first of `signals` while active.
 
-  Some platforms tell every process of a job, and a supervisor passes on what it is told: where there is one, a signal
-  that follows at once is the same request.
+  Some platforms signal every process of a job, and a supervisor forwards its signals: under a supervisor, a second
+  signal within a second is the same request.
   """
 
   def __init__(self, signals: Sequence[int] = (signal.SIGINT, signal.SIGTERM)):
@@ -36,7 +36,7 @@ class Interruption:
   def _receive(self, number: int, frame: object) -> None:
     if not is_supervised():
       self._restore()  # the second signal has its usual effect
-    elif self.signal is not None and time.monotonic() - self._received > _ECHO:
+    elif self.signal is not None and time.monotonic() - self._received > _REPEAT_SECONDS:
       self._restore()
       signal.raise_signal(number)
     if self.signal is None:
@@ -44,7 +44,7 @@ class Interruption:
 
   def _restore(self) -> None:
     for number, handler in self._previous.items():
-      # None: a handler that C code installed, which Python cannot put back.
+      # None: a handler installed from C, which Python cannot restore.
       signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
   def __exit__(self, *unused) -> None:

@@ -1,16 +1,16 @@
-"""Optimizers by name, each with the schedule it follows.
+"""Optimizers, each with its learning rate schedule.
 
-All of them are built alike, from left to right:
+All of them are chains of the same form:
 
     clip gradients -> direction of the update -> + decay * parameter -> * -learning rate -> * multiplier by path
 
-and so share four knobs:
+and share four options:
 
-  clip_norm     gradients are scaled down to this global norm; None: never
-  weight_decay  share of a parameter taken away per update and unit of learning rate; a number, or rules by path
-                (see optimizer_rules.py) such as [('.*(bias|scale)', 0.0), ('.*', 0.01)]
+  clip_norm     clip gradients to this global norm; None: no clipping
+  weight_decay  decay per update and unit of learning rate; a number, or rules by path (see rules.py) such as
+                [('.*(bias|scale)', 0.0), ('.*', 0.01)]
   learning_rate_multipliers   a number or rules by path, such as [('encoder/.*', 0.1), ('.*', 1.0)]; 0 freezes
-  ema_decay     keeps an exponential moving average of the parameters beside the state; None: none
+  ema_decay     keep an exponential moving average of the parameters in the optimizer state; None: no average
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from t5like.training.optimizers.rules import (
   rules_table,
   variable_paths,
 )
-from t5like.training.optimizers.schedules import Schedule, constant_rate, recorded
+from t5like.training.optimizers.schedules import Schedule, constant_rate, record_factory_call
 
 Rules = float | Sequence[tuple[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """A gradient transformation, its learning rate (to log) and what the run card says of it."""
+  """A gradient transformation, its learning rate (for the log) and its description (for the run card)."""
 
   transformation: optax.GradientTransformation
   learning_rate: Schedule
   description: str
   weight_decay: PathRules
   multipliers: PathRules
-  matrices: str | None = None  # Muon: the paths it updates itself
-  # The function above and its arguments, or None for one put together by hand: a configuration cannot name that.
-  made_by: tuple[str, Mapping[str, Any]] | None = dataclasses.field(default=None, compare=False, repr=False)
+  matrices: str | None = None  # Muon: expression for the paths that it updates
+  # Name and arguments of the function below that built it; None for one built by hand, which gin cannot name.
+  factory_call: tuple[str, Mapping[str, Any]] | None = dataclasses.field(default=None, compare=False, repr=False)
 
   def variable_table(self, params: Any) -> str:
-    """For every variable, the decay, the multiplier and (Muon) the method that its path chose, with the rule.
+    """Returns a table of every variable's weight decay, multiplier and (Muon) method, with the rules that matched.
 
-    Layers that are treated alike share a line. `params` may hold arrays or shapes.
+    Identical layers share a line. `params` may hold arrays or shapes.
     """
     columns = [
       ("weight decay", self.weight_decay.choose(params)),
@@ -70,7 +70,7 @@ class Optimizer:
     return rules_table(columns)
 
 
-@recorded
+@record_factory_call
 def adafactor(
   learning_rate: Schedule | float,
   decay_rate: float = 0.8,
@@ -84,29 +84,29 @@ def adafactor(
   learning_rate_multipliers: Rules = 1.0,
   ema_decay: float | None = None,
 ) -> Optimizer:
-  """Adafactor as T5 used it (Shazeer and Stern 2018): factored second moments, updates scaled by the
-  parameter's own size, clipped by their RMS, no momentum. Its state is a thousandth of the parameters' size.
+  """Adafactor as in T5 (Shazeer and Stern 2018): factored second moments, relative step sizes, update clipping, no
+  momentum. Its state is a thousandth of the parameters' size.
 
-  decay_rate                   moments' decay is 1 - n^-decay_rate at update n
-  clipping_threshold           largest RMS of an update before scaling
-  multiply_by_parameter_scale  the learning rate is relative to each variable's RMS, of at least min_parameter_scale
-  min_dim_size_to_factor       matrices with a shorter side keep their second moment whole
+  decay_rate                   decay of the second moment is 1 - n^-decay_rate at update n
+  clipping_threshold           maximum RMS of an update before scaling
+  multiply_by_parameter_scale  learning rate is relative to each variable's RMS, which is at least min_parameter_scale
+  min_dim_size_to_factor       second moments of matrices with a shorter side are not factored
   """
   _check_positive(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
-  knobs = dict(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
+  options = dict(decay_rate=decay_rate, clipping_threshold=clipping_threshold)
   if not multiply_by_parameter_scale:
-    knobs["multiply_by_parameter_scale"] = False
+    options["multiply_by_parameter_scale"] = False
   direction = matrix_updates.Adafactor(
     decay_rate, epsilon, min_dim_size_to_factor, clipping_threshold,
     min_parameter_scale if multiply_by_parameter_scale else None,
   )  # fmt: skip
   return _assemble(
-    "adafactor", optax.chain(direction.transformation()), learning_rate, knobs,
+    "adafactor", optax.chain(direction.transformation()), learning_rate, options,
     clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
   )  # fmt: skip
 
 
-@recorded
+@record_factory_call
 def adamw(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -122,7 +122,7 @@ def adamw(
 
   b1, b2          decay of the first and second moment
   eps             added to the root of the second moment
-  momentum_dtype  of the first moment: 'bfloat16' takes half its memory; None: as the parameters
+  momentum_dtype  dtype of the first moment: 'bfloat16' halves its memory; None: as the parameters
   """
   _check_decays(b1=b1, b2=b2)
   return _assemble(
@@ -131,7 +131,7 @@ def adamw(
   )  # fmt: skip
 
 
-@recorded
+@record_factory_call
 def adamw_scaled(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -146,8 +146,8 @@ def adamw_scaled(
 ) -> Optimizer:
   """AdamW whose updates are scaled by max(min_parameter_scale, RMS of the parameter), as nanoT5 trains T5.
 
-  T5's embeddings start with a standard deviation of 1 and its kernels far below: one learning rate suits both
-  only if it is relative to them. Weight decay is not scaled. The other knobs are AdamW's.
+  T5's embeddings are initialized with a standard deviation of 1 and its kernels with a far smaller one: only a relative
+  learning rate suits both. Weight decay is not scaled. The other options are AdamW's.
   """
   _check_decays(b1=b1, b2=b2)
   direction = optax.chain(
@@ -160,7 +160,7 @@ def adamw_scaled(
   )  # fmt: skip
 
 
-@recorded
+@record_factory_call
 def lion(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -173,12 +173,12 @@ def lion(
 ) -> Optimizer:
   """Lion (Chen et al. 2023): the sign of a momentum. Its state is the parameters' size, half of AdamW's.
 
-  Every entry moves by the whole learning rate: the authors advise a rate 3 to 10 times smaller than AdamW's and
-  a decay as many times larger.
+  Every entry moves by the full learning rate: the authors recommend a rate 3 to 10 times smaller than AdamW's and a
+  weight decay larger by the same factor.
 
   b1              weight of the momentum against the gradient in the sign
   b2              decay of the momentum
-  momentum_dtype  'bfloat16' takes half the memory; None: as the parameters
+  momentum_dtype  'bfloat16' halves its memory; None: as the parameters
   """
   _check_decays(b1=b1, b2=b2)
   return _assemble(
@@ -187,7 +187,7 @@ def lion(
   )  # fmt: skip
 
 
-@recorded
+@record_factory_call
 def muon(
   learning_rate: Schedule | float,
   beta: float = 0.95,
@@ -207,9 +207,9 @@ def muon(
   projections, norms, biases. Its state is little more than the parameters' size.
 
   beta                 decay of the momentum
-  newton_schulz_steps  iterations that make an update orthogonal; each costs three products of the kernel's size
+  newton_schulz_steps  iterations that orthogonalize an update; each takes three matrix products of the kernel's size
   update_rms           RMS of an update: AdamW's is about 0.2, so that its learning rates and decay carry over
-  matrices             expression for the paths of the kernels; those of other than two axes are AdamW's
+  matrices             expression for the paths of the kernels; those without exactly two axes use AdamW
   b1, b2, eps          AdamW's
   """
   _check_decays(b1=b1, b2=b2, beta=beta)
@@ -228,7 +228,7 @@ def muon(
 
 
 def custom_optimizer(description: str) -> Optimizer:
-  """Stands in a configuration for an optimizer that was put together in Python: it says so when it is to be used."""
+  """Placeholder in a configuration for an optimizer that was built in Python; raises UserError when it is used."""
 
   def init(params):
     raise UserError(
@@ -236,12 +236,12 @@ def custom_optimizer(description: str) -> Optimizer:
       try_="t5like.train(experiment) with it, or --gin_file=optimizers/... after the run file",
     )
 
-  nothing = path_rules("weight_decay", 0.0)
-  return Optimizer(optax.GradientTransformation(init, init), constant_rate(0.0), description, nothing, nothing)
+  zero = path_rules("weight_decay", 0.0)
+  return Optimizer(optax.GradientTransformation(init, init), constant_rate(0.0), description, zero, zero)
 
 
 def _methods(params: Any, matrices: str) -> Any:
-  """Which of Muon's two methods updates each variable, as a tree like `params`."""
+  """Returns the method, "muon" or "adamw", of each variable, as a tree like `params`."""
 
   def method(path, leaf):
     is_matrix = leaf.ndim - matrix_updates.is_stacked(path) == 2
@@ -252,7 +252,7 @@ def _methods(params: Any, matrices: str) -> Any:
     raise UserError(
       f"muon.matrices = {matrices!r} matches no matrix",
       nearest=nearest_paths(matrices, variable_paths(params)),
-      hint="it has to match the whole path",
+      hint="it must match the complete path",
     )
   return chosen
 
@@ -261,7 +261,7 @@ def _assemble(
   name: str,
   direction: optax.GradientTransformation,
   learning_rate: Schedule | float,
-  knobs: Mapping[str, Any],
+  options: Mapping[str, Any],
   clip_norm: float | None,
   weight_decay: Rules,
   learning_rate_multipliers: Rules,
@@ -271,20 +271,20 @@ def _assemble(
   decay = path_rules(f"{name}.weight_decay", weight_decay)
   multipliers = path_rules(f"{name}.learning_rate_multipliers", learning_rate_multipliers)
   parts = [direction, _add_decay(decay), optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
-  knobs = {**knobs, "weight_decay": _shown(weight_decay)}
+  options = {**options, "weight_decay": _shown(weight_decay)}
   if clip_norm is not None:
     _check_positive(clip_norm=clip_norm)
     parts.insert(0, optax.clip_by_global_norm(clip_norm))
-    knobs["clip_norm"] = clip_norm
+    options["clip_norm"] = clip_norm
   if learning_rate_multipliers != 1.0:
-    knobs["learning_rate_multipliers"] = _shown(learning_rate_multipliers)
+    options["learning_rate_multipliers"] = _shown(learning_rate_multipliers)
   transformation = optax.chain(*parts)
   if ema_decay is not None:
     _check_positive(ema_decay=ema_decay)
     _check_decays(ema_decay=ema_decay)
     transformation = with_moving_average(transformation, ema_decay)
-    knobs["ema_decay"] = ema_decay
-  description = f"{name}({', '.join(f'{knob}={value}' for knob, value in knobs.items())})"
+    options["ema_decay"] = ema_decay
+  description = f"{name}({', '.join(f'{option}={value}' for option, value in options.items())})"
   return Optimizer(transformation, schedule, description, decay, multipliers)
 
 
@@ -292,20 +292,20 @@ def _add_decay(rules: PathRules) -> optax.GradientTransformation:
   def update(updates, state, params=None):
     return jax.tree.map(lambda u, p, d: u + d * p if d else u, updates, params, rules.values(params)), state
 
-  return optax.GradientTransformation(_checked(rules), update)
+  return optax.GradientTransformation(_check_at_init(rules), update)
 
 
 def _multiply(rules: PathRules) -> optax.GradientTransformation:
   def update(updates, state, params=None):
-    # Zeros, not a product: a frozen variable stays as it is even where its gradient is not finite.
+    # Zeros, not a product: a frozen variable must not change even if its gradient is not finite.
     scale = lambda u, m: u * m if m else jnp.zeros_like(u)  # noqa: E731
     return jax.tree.map(scale, updates, rules.values(params)), state
 
-  return optax.GradientTransformation(_checked(rules), update)
+  return optax.GradientTransformation(_check_at_init(rules), update)
 
 
-def _checked(rules: PathRules):
-  """Rules that do not fit the variables are found at initialization, before anything is compiled."""
+def _check_at_init(rules: PathRules):
+  """Returns an init function that checks the rules against the variables, before anything is compiled."""
 
   def init(params):
     rules.choose(params)
@@ -318,13 +318,13 @@ def _shown(rules: Rules) -> str:
   return str(rules) if isinstance(rules, (int, float)) else "by path"
 
 
-def _check_positive(**knobs: float) -> None:
-  for knob, value in knobs.items():
+def _check_positive(**options: float) -> None:
+  for name, value in options.items():
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-      raise UserError(f"an optimizer's {knob} = {value!r} cannot work", expected="a number above 0")
+      raise UserError(f"invalid {name} of the optimizer: {value!r}", expected="a number above 0")
 
 
-def _check_decays(**knobs: float) -> None:
-  for knob, value in knobs.items():
+def _check_decays(**options: float) -> None:
+  for name, value in options.items():
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1:
-      raise UserError(f"an optimizer's {knob} = {value!r} cannot work", expected="at least 0 and below 1")
+      raise UserError(f"invalid {name} of the optimizer: {value!r}", expected="at least 0 and below 1")

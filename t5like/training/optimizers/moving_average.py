@@ -1,6 +1,6 @@
-"""An exponential moving average of the parameters, carried in the optimizer state.
+"""An exponential moving average of the parameters, stored in the optimizer state.
 
-There checkpoints keep it and shardings follow the parameters, with no field of its own in the train state.
+There it is saved in checkpoints and sharded like the parameters, without an extra field in the train state.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from t5like.errors import UserError
 
 
 class AveragedState(NamedTuple):
-  inner: Any  # state of the optimizer proper
-  count: jax.Array  # int32 scalar: parameters averaged so far
-  average: Any  # as the parameters, in float32
+  inner: Any  # state of the wrapped optimizer
+  count: jax.Array  # int32 scalar: updates averaged so far
+  average: Any  # like the parameters, in float32
 
 
 def with_moving_average(transformation: optax.GradientTransformation, decay: float) -> optax.GradientTransformation:
-  """Follows the parameters after each update: average = decay * average + (1 - decay) * parameters.
+  """Adds a moving average of the parameters after each update: average = decay * average + (1 - decay) * parameters.
 
-  The weights are normalized, (1 - decay) / (1 - decay^n) for the n-th, so the average is of parameters that
-  the run has visited: what they were at initialization counts for nothing, which matters when a run starts
-  from another's parameters.
+  The weights are bias-corrected, (1 - decay) / (1 - decay^n) for the n-th, so that the initial parameters have no
+  weight, which matters when a run starts from another's parameters.
   """
 
   def init(params):
@@ -36,7 +35,7 @@ def with_moving_average(transformation: optax.GradientTransformation, decay: flo
   def update(updates, state, params=None):
     updates, inner = transformation.update(updates, state.inner, params)
     count = state.count + 1
-    # expm1 keeps 1 - decay^n exact where decay is near 1 and n small.
+    # expm1 keeps 1 - decay^n accurate for a decay near 1 and small n.
     weight = (1.0 - decay) / -jnp.expm1(count.astype(jnp.float32) * math.log(decay))
     average = jax.tree.map(
       lambda a, p: a + weight * (p.astype(jnp.float32) - a), state.average, optax.apply_updates(params, updates)
@@ -51,7 +50,7 @@ def has_average(opt_state: Any) -> bool:
 
 
 def averaged_parameters(opt_state: Any, params: Any) -> Any:
-  """The averaged parameters, in the types of `params`."""
+  """Returns the averaged parameters, in the dtypes of `params`."""
   found = _find(opt_state)
   if found is None:
     raise UserError(

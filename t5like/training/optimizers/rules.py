@@ -1,9 +1,9 @@
-"""Numbers for variables by regular expressions on their paths: the first match wins, every variable has one.
+"""Values per variable by regular expressions on paths: the first match wins, every variable must match.
 
     weight_decay = [('.*(bias|scale)', 0.0), ('.*', 0.01)]
 
-An expression has to match the whole path, such as `encoder/layers_0/mlp/wi/kernel`. A variable that no
-rule covers is an error, and so is a rule that decides nothing: both are how a typing mistake looks.
+An expression must match the complete path, such as `encoder/layers_0/mlp/wi/kernel`. A variable without a rule is an
+error, and so is a rule that applies to no variable: both are probably typos.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LAYER = re.compile(r"(?<=layers_)\d+(?=/)")
 
 @dataclasses.dataclass(frozen=True)
 class PathRules:
-  """`name` is the knob that a user sets, for messages."""
+  """Rules of (expression, value). `name` is the option that the user sets, for messages."""
 
   name: str
   rules: tuple[tuple[str, float], ...]
 
   def choose(self, params: Any) -> dict[str, tuple[str, float]]:
-    """For every variable, by path, the rule that decides."""
+    """Returns the rule that applies to each variable, by path."""
     chosen = {}
     for path in variable_paths(params):
       match = next((rule for rule in self.rules if re.fullmatch(rule[0], path)), None)
@@ -38,43 +38,43 @@ class PathRules:
         raise UserError(
           f"no rule of {self.name} matches the variable {path}",
           rules=", ".join(repr(pattern) for pattern, _ in self.rules),
-          try_=f"('{REST}', ...) as the last rule, for all the rest",
+          try_=f"('{REST}', ...) as the last rule, for the rest",
         )
       chosen[path] = match
-    self._check_all_decide(chosen)
+    self._check_all_used(chosen)
     return chosen
 
-  def _check_all_decide(self, chosen: dict[str, tuple[str, float]]) -> None:
-    deciding = {pattern for pattern, _ in chosen.values()}
+  def _check_all_used(self, chosen: dict[str, tuple[str, float]]) -> None:
+    used = {pattern for pattern, _ in chosen.values()}
     for pattern, _ in self.rules:
-      if pattern in deciding or pattern == REST:
+      if pattern in used or pattern == REST:
         continue
       shadowed = [path for path in chosen if re.fullmatch(pattern, path)]
       raise UserError(
-        f"the rule {pattern!r} of {self.name} decides for no variable",
+        f"the rule {pattern!r} of {self.name} applies to no variable",
         because=f"an earlier rule, {chosen[shadowed[0]][0]!r}, matches {shadowed[0]}" if shadowed else "",
         nearest="" if shadowed else nearest_paths(pattern, list(chosen)),
-        hint="" if shadowed else "a rule has to match the whole path",
+        hint="" if shadowed else "a rule must match the complete path",
       )
 
   def values(self, params: Any) -> Any:
-    """The chosen numbers, as a tree like `params`."""
+    """Returns the value of each variable, as a tree like `params`."""
     chosen = self.choose(params)
     return jax.tree.map_with_path(lambda path, _: chosen[path_text(path)][1], params)
 
 
 def path_rules(name: str, given: float | Sequence[tuple[str, float]]) -> PathRules:
-  """Rules as users give them; one number is a rule for all variables."""
+  """Parses the rules of an option; a number is a rule for all variables."""
   if _is_number(given):
     given = [(REST, given)]
   expected = "a number, or a list such as [('.*(bias|scale)', 0.0), ('.*', 0.01)]"
   try:
     rules = tuple((pattern, value) for pattern, value in given)
   except (TypeError, ValueError):
-    raise UserError(f"{name} = {given!r} cannot work", expected=expected) from None
+    raise UserError(f"invalid {name}: {given!r}", expected=expected) from None
   for pattern, value in rules:
     if not isinstance(pattern, str) or not _is_number(value) or value < 0:
-      raise UserError(f"{name} has a rule {(pattern, value)!r}", expected=f"{expected}, none below 0")
+      raise UserError(f"invalid rule of {name}: {(pattern, value)!r}", expected=f"{expected}, none below 0")
     check_pattern(name, pattern)
   return PathRules(name, rules)
 
@@ -83,11 +83,11 @@ def check_pattern(name: str, pattern: str) -> None:
   try:
     re.compile(pattern)
   except re.error as error:
-    raise UserError(f"{name}: {pattern!r} is no regular expression", because=str(error)) from None
+    raise UserError(f"{name}: invalid regular expression {pattern!r}", because=str(error)) from None
 
 
 def nearest_paths(pattern: str, paths: Sequence[str]) -> str:
-  """The paths that look most like an expression that matches none; failing that, some that exist."""
+  """Returns the paths most similar to an expression that matches none, or else a few existing ones."""
   plain = re.sub(r"\\d\+?|[\\.*+?^$()\[\]|]", "", pattern)
   return nearest(plain, paths) or ", ".join(paths[:3])
 
@@ -101,9 +101,9 @@ def variable_paths(params: Any) -> list[str]:
 
 
 def rules_table(columns: Sequence[tuple[str, dict[str, tuple[str, float | str]]]]) -> str:
-  """What was chosen for every variable, one line for equal layers that are treated alike.
+  """Returns a table of the values of every variable; identical layers share a line.
 
-  `columns` holds a title and, for every path, the rule that decided and its value.
+  `columns` are titles with, for every path, the rule that applied and its value.
   """
   groups: dict[tuple, list[int]] = {}
   for path in columns[0][1]:
@@ -116,7 +116,7 @@ def rules_table(columns: Sequence[tuple[str, dict[str, tuple[str, float | str]]]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-  """0,1,2,5 as 0-2,5."""
+  """Formats 0,1,2,5 as 0-2,5."""
   runs: list[list[int]] = []
   for number in sorted(numbers):
     if runs and number == runs[-1][-1] + 1:

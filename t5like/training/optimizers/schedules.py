@@ -1,4 +1,4 @@
-"""Learning rates as functions of the step: step 0 is the first update."""
+"""Learning rate schedules: functions of the step, where step 0 is the first update."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ Schedule = Callable[[jax.Array], jax.Array]
 Factory = TypeVar("Factory", bound=Callable)
 
 
-def recorded(factory: Factory) -> Factory:
-  """Makes what `factory` returns carry `made_by`, its name and arguments, from which a configuration can be written."""
+def record_factory_call(factory: Factory) -> Factory:
+  """Stores the name and arguments of a call in `factory_call` of its result, for writing a configuration."""
   signature = inspect.signature(factory)
 
   @functools.wraps(factory)
-  def make(*args, **kwargs):
-    made, given = factory(*args, **kwargs), signature.bind(*args, **kwargs)
+  def build(*args, **kwargs):
+    built, given = factory(*args, **kwargs), signature.bind(*args, **kwargs)
     given.apply_defaults()
-    object.__setattr__(made, "made_by", (factory.__name__, dict(given.arguments)))
-    return made
+    object.__setattr__(built, "factory_call", (factory.__name__, dict(given.arguments)))
+    return built
 
-  make.__signature__ = signature  # gin reads the parameters' defaults there
-  return make
+  build.__signature__ = signature  # gin reads the parameters' defaults there
+  return build
 
 
-@recorded
+@record_factory_call
 def constant_rate(value: float = 1e-3) -> Schedule:
-  """The same rate at every step: T5's fine-tuning."""
+  """Constant rate: T5's fine-tuning."""
   return lambda step: jnp.full((), value, jnp.float32)
 
 
-@recorded
+@record_factory_call
 def inverse_square_root(scale: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
-  """scale / sqrt(max(step, warmup_steps)): T5's pre-training, flat at first and then falling."""
+  """scale / sqrt(max(step, warmup_steps)): T5's pre-training, constant at first."""
   _check_steps(warmup_steps=warmup_steps)
   return lambda step: scale * jax.lax.rsqrt(jnp.maximum(step, warmup_steps).astype(jnp.float32))
 
 
-@recorded
+@record_factory_call
 def linear(start: float = 1e-3, end: float = 0.0, steps: int = 100_000) -> Schedule:
-  """A straight line from `start` at step 0 to `end` at step `steps`, and `end` from then on."""
+  """Linear from `start` at step 0 to `end` at step `steps`, then constant."""
   _check_steps(steps=steps)
   return lambda step: start + (end - start) * _progress(step, steps)
 
 
-@recorded
+@record_factory_call
 def cosine(peak: float = 1e-3, final: float = 0.0, steps: int = 100_000) -> Schedule:
-  """Half a cosine wave from `peak` at step 0 down to `final` at step `steps` (Loshchilov and Hutter 2016)."""
+  """Cosine decay from `peak` at step 0 to `final` at step `steps` (Loshchilov and Hutter 2016)."""
   _check_steps(steps=steps)
   return lambda step: final + (peak - final) * 0.5 * (1.0 + jnp.cos(math.pi * _progress(step, steps)))
 
 
-@recorded
+@record_factory_call
 def warmup(schedule: Schedule, steps: int = 1_000) -> Schedule:
-  """Any schedule, its first `steps` rates scaled up in a straight line: 1/steps, 2/steps, ... 1.
+  """Multiplies the first `steps` rates of a schedule by a linear warmup: 1/steps, 2/steps, ... 1.
 
-  The schedule under it is not shifted. The first update has a rate above 0, so that no step is lost.
+  The schedule is not shifted. The first rate is above 0, so that no step is wasted.
   """
   _check_schedules("warmup.schedule", [schedule])
   _check_steps(steps=steps)
   return lambda step: schedule(step) * jnp.minimum((step.astype(jnp.float32) + 1.0) / steps, 1.0)
 
 
-@recorded
+@record_factory_call
 def warmup_linear(peak: float = 1e-3, warmup_steps: int = 1_000, total_steps: int = 100_000) -> Schedule:
-  """Up from 0 over `warmup_steps`, then down in a straight line to 0 at `total_steps`: BERT's."""
+  """Linear warmup over `warmup_steps`, then linear decay to 0 at `total_steps`: BERT's."""
 
   def rate(step):
     step = step.astype(jnp.float32)
@@ -84,7 +84,7 @@ def warmup_linear(peak: float = 1e-3, warmup_steps: int = 1_000, total_steps: in
   return rate
 
 
-@recorded
+@record_factory_call
 def warmup_cosine(
   peak: float = 1e-3,
   warmup_steps: int = 1_000,
@@ -92,30 +92,30 @@ def warmup_cosine(
   start: float = 0.0,
   final: float = 0.0,
 ) -> Schedule:
-  """A straight line from `start` to `peak` over `warmup_steps`, then half a cosine down to `final` at `total_steps`.
+  """Linear warmup from `start` to `peak` over `warmup_steps`, then cosine decay to `final` at `total_steps`.
 
-  nanoT5's is start = peak / 2, final = 1e-5. A run shorter than its warm-up ends on the way up.
+  nanoT5's is start = peak / 2, final = 1e-5. A run shorter than its warmup ends during it.
   """
   down = cosine(peak, final, max(total_steps - warmup_steps, 1))
   return chain([linear(start, peak, warmup_steps), down], [warmup_steps]) if warmup_steps else down
 
 
-@recorded
+@record_factory_call
 def slanted_triangular(
   peak: float = 1e-2, total_steps: int = 10_000, cut_fraction: float = 0.1, ratio: float = 32.0
 ) -> Schedule:
-  """A short rise and a long fall (ULMFiT, Howard and Ruder 2018, equation 3).
+  """Short linear increase, long linear decay (ULMFiT, Howard and Ruder 2018, equation 3).
 
-  cut_fraction  share of the steps that the rise takes
-  ratio         how many times smaller the lowest rate is than the peak
+  cut_fraction  share of the steps in the increase
+  ratio         peak divided by the lowest rate
   """
   _check_steps(total_steps=total_steps)
   if not 0.0 < cut_fraction < 1.0 or ratio < 1.0:
     raise UserError(
-      f"slanted_triangular(cut_fraction={cut_fraction}, ratio={ratio}) cannot work",
+      f"invalid slanted_triangular(cut_fraction={cut_fraction}, ratio={ratio})",
       expected="cut_fraction between 0 and 1, ratio of at least 1",
     )
-  # Of a handful of steps the fraction may be less than one.
+  # In a very short run the fraction may be less than one step.
   cut = max(math.floor(total_steps * cut_fraction), 1)
 
   def rate(step):
@@ -126,25 +126,25 @@ def slanted_triangular(
   return rate
 
 
-@recorded
+@record_factory_call
 def chain(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-  """One schedule after another: the first up to step boundaries[0], the second from there on, and so forth.
+  """Concatenates schedules: the first up to step boundaries[0], the second from there on, and so forth.
 
-  Each counts from its own start: at step boundaries[0] the second one is asked for its step 0.
+  Each counts from its own start: step boundaries[0] is step 0 of the second one.
   """
   _check_schedules("chain.schedules", schedules)
   boundaries = tuple(boundaries)
   starts = (0, *boundaries)
   if len(starts) != len(schedules) or any(a >= b for a, b in itertools.pairwise(starts)):
     raise UserError(
-      f"{len(schedules)} schedules cannot be chained at the steps {list(boundaries)}",
-      expected=f"{max(len(schedules) - 1, 0)} steps above 0, each above the one before",
+      f"invalid boundaries of {len(schedules)} chained schedules: {list(boundaries)}",
+      expected=f"{max(len(schedules) - 1, 0)} increasing steps above 0",
     )
 
   def rate(step):
     current = schedules[0](step)
     for start, schedule in zip(starts[1:], schedules[1:], strict=True):
-      # A schedule whose turn has not come sees step 0, never a negative one.
+      # A schedule that has not started yet must not see negative steps.
       current = jnp.where(step < start, current, schedule(jnp.maximum(step - start, 0)))
     return current
 
@@ -152,18 +152,18 @@ def chain(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 
 
 def _progress(step: jax.Array, steps: int) -> jax.Array:
-  """The share of `steps` that is done, from 0 to 1."""
+  """Returns the share of `steps` that is done, from 0 to 1."""
   return jnp.clip(step.astype(jnp.float32) / steps, 0.0, 1.0)
 
 
 def _check_steps(**given: int) -> None:
   for name, steps in given.items():
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-      raise UserError(f"a schedule's {name} = {steps!r} cannot work", expected="a whole number of at least 1")
+      raise UserError(f"invalid {name} of the schedule: {steps!r}", expected="an integer of at least 1")
 
 
 def _check_schedules(name: str, schedules: Sequence[Schedule]) -> None:
   if not schedules or not all(callable(schedule) for schedule in schedules):
     raise UserError(
-      f"{name} = {schedules!r} cannot work", expected="schedules with parentheses, as in @cosine()", try_="[@linear()]"
+      f"invalid {name}: {schedules!r}", expected="schedules with parentheses, as in @cosine()", try_="[@linear()]"
     )

@@ -1,7 +1,7 @@
-"""Gradient transformations that look at a variable as a whole: its RMS, its rows and columns, its singular values.
+"""Gradient transformations that depend on a variable's RMS, rows and columns, or singular values.
 
-Scanned layers are stacked along a leading axis of every variable under `layers/`. A layer is treated by
-itself all the same, so that scanning changes no update.
+Scanned layers are stacked along a leading axis of every variable under `layers/`. Each layer is still treated
+separately, so that scanning does not change updates.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LAYER = re.compile(r"(?<=layers)_\d+(?=/)")
 
 
 def is_stacked(path: tuple) -> bool:
-  """Whether a variable's first axis counts layers."""
+  """Returns whether a variable's first axis is the layer."""
   return STACKED in path_text(path).split("/")
 
 
 def scale_by_parameter_rms(minimum: float = 1e-3) -> optax.GradientTransformation:
-  """Makes updates relative to the parameter's own size, max(minimum, RMS) (Adafactor, section 8)."""
+  """Scales updates by max(minimum, RMS of the parameter) (Adafactor, section 8)."""
 
   def update(updates, state, params=None):
     def scale(path, u, p):
@@ -51,15 +51,14 @@ class FactoredMoments(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
-  """The direction of Adafactor's update (Shazeer and Stern 2018), in float32 whatever the parameters are.
+  """The direction of Adafactor's update (Shazeer and Stern 2018), in float32 for any parameter dtype.
 
-  Gradients are divided by the root of their second moment, which is kept as row and column means of matrices (section
-  4), with a decay of 1 - n^-decay_rate at the n-th update: the first takes the gradient as it is. A variable is
-  factored over its two longest axes where both have `min_dim_size_to_factor`, as in T5X. Updates are scaled down to an
-  RMS of `clipping_threshold` (section 6) and are relative to the parameter's own RMS, of at least
-  `min_parameter_scale` (section 8; None: they are not).
+  Gradients are divided by the root of their second moment, which is stored as row and column means of matrices (section
+  4), with a decay of 1 - n^-decay_rate at the n-th update. A variable is factored over its two longest axes if both
+  have at least `min_dim_size_to_factor`, as in T5X. Updates are clipped to an RMS of `clipping_threshold` (section 6)
+  and scaled by the parameter's RMS, of at least `min_parameter_scale` (section 8; None: not scaled).
 
-  A GPU takes the same variable of all layers together: thousands of small kernels would take longer than the work.
+  On a GPU the same variable of all layers is updated together: launching thousands of small kernels would take longer.
   """
 
   decay_rate: float
@@ -93,18 +92,18 @@ class Adafactor:
     trees = [updates, params, state.row, state.column, state.full]
     variables = list(zip(*(structure.flatten_up_to(tree) for tree in trees), strict=True))
     results: list[tuple] = [()] * len(paths)
-    for members in _alike(paths, [p.shape for _, p, *_ in variables]):
+    for members in _update_groups(paths, [p.shape for _, p, *_ in variables]):
       stacked = is_stacked(paths[members[0]])
       gradient, params_of, *moments = zip(*(variables[i] for i in members), strict=True)
-      given = [None if isinstance(parts[0], optax.MaskedNode) else _together(parts, stacked) for parts in moments]
-      found = self._direction(_together(gradient, stacked), _mean_squares(params_of, stacked), keep, *given)
+      given = [None if isinstance(parts[0], optax.MaskedNode) else _stack(parts, stacked) for parts in moments]
+      found = self._direction(_stack(gradient, stacked), _mean_squares(params_of, stacked), keep, *given)
       for n, i in enumerate(members):
         results[i] = tuple(optax.MaskedNode() if x is None else x if stacked else x[n] for x in found)
     directions, row, column, full = (structure.unflatten(part) for part in zip(*results, strict=True))
     return directions, FactoredMoments(optax.safe_increment(state.count), row, column, full)
 
   def _direction(self, gradient, parameter_squares, keep, row, column, full):
-    """All have a leading axis of layers. `parameter_squares` [layers] is the mean square of each parameter."""
+    """Returns update and moments; all have a leading layer axis. `parameter_squares` [layers] are mean squares."""
     gradient = gradient.astype(jnp.float32)
     squared = jnp.square(gradient) + self.epsilon
     axes = self._factored_axes(gradient.shape[1:])
@@ -125,15 +124,15 @@ class Adafactor:
     return update * _along_layers(scale, update), row, column, full
 
   def _factored_axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-    """The two longest axes, the shorter one first; None where one is too short."""
+    """Returns the two longest axes, the shorter one first; None if either is too short."""
     if len(shape) < 2:
       return None
     *_, shorter, longer = np.argsort(shape, kind="stable")
     return (int(shorter), int(longer)) if shape[shorter] >= self.min_dim_size_to_factor else None
 
 
-def _alike(paths: Sequence[tuple], shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
-  """Which variables are updated together: on GPUs the same one of all layers, elsewhere each by itself."""
+def _update_groups(paths: Sequence[tuple], shapes: Sequence[tuple[int, ...]]) -> list[list[int]]:
+  """Groups variables to update together: on GPUs the same one of all layers, elsewhere each separately."""
   groups: dict[tuple, list[int]] = {}
   for i, (path, shape) in enumerate(zip(paths, shapes, strict=True)):
     name = path_text(path)
@@ -141,39 +140,39 @@ def _alike(paths: Sequence[tuple], shapes: Sequence[tuple[int, ...]]) -> list[li
   return list(groups.values())
 
 
-def _together(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
-  """[layers, ...]: arrays of several layers, or one that is stacked already."""
+def _stack(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
+  """Returns [layers, ...] from arrays of several layers, or from one that is already stacked."""
   return arrays[0] if stacked else jnp.stack(arrays)
 
 
 def _along_layers(numbers: jax.Array, like: jax.Array) -> jax.Array:
-  """[layers], shaped to be multiplied with [layers, ...]."""
+  """Reshapes [layers] to broadcast against [layers, ...]."""
   return numbers.reshape(-1, *[1] * (like.ndim - 1))
 
 
 def _mean_squares(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
-  """The mean square of each layer's array, [layers]."""
+  """Returns the mean square of each layer's array, [layers]."""
   layers = arrays[0].shape[0] if stacked else len(arrays)
   return square_sums(arrays, stacked) * (layers / sum(x.size for x in arrays))
 
 
 def square_sums(arrays: Sequence[jax.Array], stacked: bool) -> jax.Array:
-  """The sum of squares of each layer's array, [layers], in float32."""
+  """Returns the sum of squares of each layer's array, [layers], in float32."""
   squares = [jnp.square(x.astype(jnp.float32)) for x in arrays]
   if stacked:
     return jnp.sum(squares[0], axis=tuple(range(1, squares[0].ndim)))
   if target_platform() != "gpu":
     return jnp.stack([jnp.sum(x) for x in squares])
-  # Along rows first, then all that is left of all layers together: a kernel for each array instead of two. The barrier
-  # keeps the compiler from taking the two sums for one.
+  # Rows first, then the rest of all layers at once: one kernel per array instead of two. The barrier keeps the compiler
+  # from merging the two sums.
   rows = jax.lax.optimization_barrier(jnp.stack([jnp.sum(x, axis=-1) if x.ndim > 1 else x for x in squares]))
   return jnp.sum(rows.reshape(len(arrays), -1), axis=1)
 
 
 def global_norm(tree: Any) -> jax.Array:
-  """The root of the sum of all squares, in float32."""
+  """Returns the global L2 norm, in float32."""
   paths, leaves = zip(*jax.tree.leaves_with_path(tree), strict=True)
-  groups = _alike(paths, [x.shape for x in leaves])
+  groups = _update_groups(paths, [x.shape for x in leaves])
   sums = [square_sums([leaves[i] for i in members], is_stacked(paths[members[0]])) for members in groups]
   return jnp.sqrt(sum(jnp.sum(x) for x in sums))
 
@@ -183,12 +182,12 @@ class Momentum(NamedTuple):
   momentum: Any
 
 
-# Of the odd polynomial a x + b x^3 + c x^5 that pushes singular values towards 1 (Jordan et al. 2024).
+# Coefficients of a x + b x^3 + c x^5, which moves singular values towards 1 (Jordan et al. 2024).
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalize(matrix: jax.Array, steps: int = 5) -> jax.Array:
-  """About U V^T of the matrix U S V^T, [..., rows, columns]: singular values between roughly 0.7 and 1.2."""
+  """Approximates U V^T of a matrix U S V^T, [..., rows, columns]: singular values between about 0.7 and 1.2."""
   a, b, c = NEWTON_SCHULZ
   tall = matrix.shape[-2] > matrix.shape[-1]
   x = jnp.matrix_transpose(matrix) if tall else matrix
@@ -202,10 +201,10 @@ def orthogonalize(matrix: jax.Array, steps: int = 5) -> jax.Array:
 def scale_by_muon(
   beta: float = 0.95, steps: int = 5, update_rms: float = 0.2, momentum_dtype: str | None = None
 ) -> optax.GradientTransformation:
-  """Nesterov momentum, made orthogonal (Jordan et al. 2024), for matrices and stacks of them.
+  """Orthogonalizes Nesterov momentum (Jordan et al. 2024), for matrices and stacks of them.
 
-  An orthogonal matrix has an RMS of 1 / sqrt(longer side); updates are brought to `update_rms`, about what
-  AdamW's have, so that learning rates and decay carry over (Liu et al. 2025, section 2.2).
+  An orthogonal matrix has an RMS of 1 / sqrt(longer side); updates are scaled to `update_rms`, about that of AdamW's,
+  so that learning rates and weight decay carry over (Liu et al. 2025, section 2.2).
   """
 
   def init(params):
@@ -218,11 +217,11 @@ def scale_by_muon(
     gradients = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
     momentum = jax.tree.map(lambda m, g: beta * m.astype(jnp.float32) + (1 - beta) * g, state.momentum, gradients)
 
-    def direct(m, g):
-      ahead = beta * m / (1 - beta ** (n + 1)) + (1 - beta) * g / (1 - beta**n)  # as NAdam corrects its bias
+    def direction(m, g):
+      ahead = beta * m / (1 - beta ** (n + 1)) + (1 - beta) * g / (1 - beta**n)  # bias correction as in NAdam
       return update_rms * max(g.shape[-2:]) ** 0.5 * orthogonalize(ahead, steps)
 
     kept = jax.tree.map(lambda m, old: m.astype(old.dtype), momentum, state.momentum)
-    return jax.tree.map(direct, momentum, gradients), Momentum(count, kept)
+    return jax.tree.map(direction, momentum, gradients), Momentum(count, kept)
 
   return optax.GradientTransformation(init, update)

@@ -1,1 +1,1 @@
-"""What a run leaves behind: metrics, logs, plots, profiles, goodput."""
+"""Records of a run: metrics, logs, plots, profiles, goodput."""

@@ -1,4 +1,4 @@
-"""Where the wall time of a run went, and what its restarts cost."""
+"""Goodput: wall time of a run by category, and the cost of its restarts."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from typing import Any
 
 from t5like.console import duration, table
 from t5like.files import storage
-from t5like.training.records.metrics import cannot_write
+from t5like.training.records.metrics import write_error
 
 FILE = "goodput.jsonl"
-STEPS = "steps"  # the category that is good: all else is what a run costs besides
+STEPS = "steps"  # the productive category; everything else is overhead
 STARTING = "starting up"
 _REST = "everything else"
 _RUNNING = "running"
 
 
 def seconds_since_start() -> float:
-  """Age of this process, imports included; 0 where the system does not tell."""
+  """Returns the age of this process, imports included; 0 where the system does not provide it."""
   try:
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    began = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, in ticks since boot
-    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - began, 0.0)
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # starttime, in ticks since boot
+    return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
   except (OSError, ValueError, IndexError, AttributeError):
     return 0.0
 
 
 class Goodput:
-  """Seconds by category, from the start of the process, or from now where it has done other work before.
+  """Seconds by category, from the start of the process, or from now if it has done other work before.
 
-  All time up to the first `spent_on` is starting up. A span inside another counts for itself alone. To be used from
-  one thread. `device_share` is what this process has of its devices, where others work on them too.
+  All time before the first `spent_on` is startup. Nested spans are counted separately. For use by a single thread.
+  `device_share` is this process's share of the devices, if others use them, too.
   """
 
   def __init__(self, from_now: bool = False, device_share: float = 1.0):
     age = 0.0 if from_now else seconds_since_start()
-    self._began = time.monotonic() - age
-    self._attempt = {"started": round(time.time() - age, 3), "process": os.getpid()}  # tells attempts apart
+    self._started = time.monotonic() - age
+    self._attempt = {"started": round(time.time() - age, 3), "process": os.getpid()}  # identifies the attempt
     if device_share != 1.0:
       self._attempt["device_share"] = device_share
     self._spent: dict[str, float] = {}
@@ -55,44 +55,44 @@ class Goodput:
   def spent_on(self, category: str) -> Iterator[None]:
     now = time.monotonic()
     if self._starting is None:
-      self._starting = now - self._began
+      self._starting = now - self._started
     span = _Span(category, now)
     self._open.append(span)
     try:
       yield
     finally:
       self._open.pop()
-      seconds = time.monotonic() - span.began
-      self._count(category, seconds - span.inside)
+      seconds = time.monotonic() - span.started
+      self._count(category, seconds - span.nested)
       if self._open:
-        self._open[-1].inside += seconds
+        self._open[-1].nested += seconds
 
   def add(self, category: str, seconds: float) -> None:
-    """Time that was measured elsewhere; the span it happened in does not count it again."""
+    """Adds time that was measured elsewhere; the enclosing span does not count it again."""
     self._count(category, seconds)
     if self._open:
-      self._open[-1].inside += seconds
+      self._open[-1].nested += seconds
 
   def resume(self, rows: Iterable[Mapping[str, Any]], model_dir: Path, first_step: int) -> int:
-    """Notes how many steps are to be done again, and returns it: the earlier attempts are known to have done them.
+    """Records and returns the number of steps that earlier attempts trained and this one must train again.
 
-    `rows` are those of metrics.jsonl before MetricWriter forgets the rows of those steps.
+    `rows` are those of metrics.jsonl before MetricWriter drops the rows of those steps.
     """
     reached = [row["step"] for row in rows if row["kind"] == "train"]
     reached += [attempt["last_step"] for attempt in read_attempts(model_dir / FILE)]
     lost = max(max(reached, default=0) - first_step, 0)
-    self._lost += lost  # an attempt that goes back by itself adds to what it began with
+    self._lost += lost  # accumulates over rollbacks within an attempt
     return lost
 
   def as_dict(self) -> dict[str, Any]:
-    """Seconds in all, the share in steps, and seconds by category, which add up to all."""
+    """Returns total seconds, the share in steps, and seconds by category, which add up to the total."""
     now = time.monotonic()
-    total = now - self._began
+    total = now - self._started
     spent = {STARTING: total if self._starting is None else self._starting} | self._spent
-    inner = 0.0  # spans that are still open count as far as they have come
+    inner = 0.0  # open spans count up to now
     for span in reversed(self._open):
-      seconds = now - span.began
-      spent[span.category] = spent.get(span.category, 0.0) + seconds - span.inside - inner
+      seconds = now - span.started
+      spent[span.category] = spent.get(span.category, 0.0) + seconds - span.nested - inner
       inner = seconds
     rest = total - sum(spent.values())
     if rest > 1e-6:
@@ -100,7 +100,7 @@ class Goodput:
     return {"seconds": total, "share_in_steps": spent.get(STEPS, 0.0) / total, "spent": spent}
 
   def report(self, steps: int) -> str:
-    """A table for people: all, the share in steps, and where the rest went, largest first."""
+    """Returns a table: wall time, the share in steps, and the other categories, largest first."""
     result = self.as_dict()
     total, spent = result["seconds"], dict(result["spent"])
     in_steps = spent.pop(STEPS, 0.0)
@@ -112,9 +112,9 @@ class Goodput:
     return "\n".join(lines)
 
   def write(self, path: Path, first_step: int, last_step: int, ended: str = _RUNNING) -> None:
-    """Adds a line on this attempt so far; the last one counts. `ended` says how, once it has.
+    """Appends a line about this attempt so far; the last one counts. `ended` is how it ended, if it has.
 
-    Written along with every checkpoint, it tells of attempts that were killed, too.
+    Called with every checkpoint, so that killed attempts are recorded, too.
     """
     result = self.as_dict()
     self._first_step = first_step if self._first_step is None else min(self._first_step, first_step)
@@ -130,7 +130,7 @@ class Goodput:
     try:
       storage.append_text(path, json.dumps(line) + "\n")
     except OSError as error:
-      raise cannot_write(path, error) from None
+      raise write_error(path, error) from None
 
   def _count(self, category: str, seconds: float) -> None:
     self._spent[category] = self._spent.get(category, 0.0) + max(seconds, 0.0)
@@ -139,12 +139,12 @@ class Goodput:
 @dataclasses.dataclass
 class _Span:
   category: str
-  began: float
-  inside: float = 0.0  # seconds that count elsewhere
+  started: float
+  nested: float = 0.0  # seconds counted by inner spans
 
 
 def read_attempts(path: Path) -> list[dict[str, Any]]:
-  """The last line of every attempt, in order; lines that a killed one left unfinished are passed over."""
+  """Returns the last line of every attempt, in order, without unfinished lines of killed attempts."""
   attempts: dict[tuple, dict[str, Any]] = {}
   if path.is_file():
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -156,7 +156,7 @@ def read_attempts(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_attempt(line: Mapping[str, Any]) -> bool:
-  """Whether a line is one that this file writes: another's must not end a run."""
+  """Returns whether a line was written by `Goodput.write`: other lines must not break a run."""
   kinds = {name: (int, float) for name in ("started", "written", "seconds", "first_step", "last_step", "steps_lost")}
   kinds |= {"process": (str, int), "ended": (str,), "spent": (dict,)}
   if not all(type(line.get(name)) in kind for name, kind in kinds.items()):
@@ -165,7 +165,7 @@ def _is_attempt(line: Mapping[str, Any]) -> bool:
 
 
 def summary_of_attempts(path: Path) -> str:
-  """What all attempts took together and what restarts cost; '' where there was one attempt only."""
+  """Returns the total time of all attempts and the cost of restarts; '' for a single attempt."""
   attempts = read_attempts(path)
   if len(attempts) < 2:
     return ""
@@ -176,14 +176,14 @@ def summary_of_attempts(path: Path) -> str:
   twice = in_steps / steps * min(lost, steps) if steps else 0.0
   gaps = [max(b["started"] - a["written"], 0.0) for a, b in zip(attempts, attempts[1:], strict=False)]
   lines = [
-    f"{len(attempts)} attempts, {_time(total)} in all, {(in_steps - twice) / total:.1%} of it in steps that counted",
-    f"  {lost:,} steps were trained twice, about {_time(twice)}; between attempts {_time(sum(gaps))} were not trained",
+    f"{len(attempts)} attempts, {_time(total)} in total, {(in_steps - twice) / total:.1%} of it in useful steps",
+    f"  {lost:,} steps were trained twice, about {_time(twice)}; {_time(sum(gaps))} passed between attempts",
   ]
   return "\n".join([*lines, _table(attempts)])
 
 
 def _table(attempts: Sequence[Mapping[str, Any]]) -> str:
-  rows = [("attempt", "steps", "wall time", "in steps", "done again", "ended")]
+  rows = [("attempt", "steps", "wall time", "in steps", "repeated", "ended")]
   for number, attempt in enumerate(attempts, 1):
     killed = attempt["ended"] == _RUNNING and number < len(attempts)
     rows.append(

@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl`, TensorBoard and other writers, and what each of them means."""
+"""Writes metrics to `metrics.jsonl`, TensorBoard and other writers; defines the glossary of metrics."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ FILE = "metrics.jsonl"
 GLOSSARY_FILE = "metrics_glossary.md"
 
 GLOSSARY = {
-  # Of training, means over the steps since the row before.
-  "loss": "mean cross entropy of a target token (nats); in training z-loss and label smoothing are part of it",
-  "z_loss": "the part of loss that keeps the softmax normalizer near 1",
-  "accuracy": "share of target tokens whose likeliest prediction is right, given the true tokens before",
+  # Training: means over the steps since the previous row.
+  "loss": "mean cross entropy per target token (nats); in training it includes z-loss and label smoothing",
+  "z_loss": "the part of the loss that keeps the softmax normalizer near 1",
+  "accuracy": "share of target tokens predicted correctly by argmax, with teacher forcing",
   "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
-  "sentence_accuracy": "share of rows whose second part is rightly told to follow the first or not",
+  "sentence_accuracy": "next-sentence prediction accuracy",
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
   "parameter_norm": "global L2 norm of the parameters, before the update",
   "learning_rate": "the schedule's value at the step",
-  "skipped_steps": "steps without effect, as loss or gradients were not finite; the other values are those of the rest",
-  # Speed, saves and evaluations left out.
+  "skipped_steps": "steps skipped because loss or gradients were not finite; other values exclude them",
+  # Speed, without saves and evaluations.
   "tokens_per_second": "input and target tokens, padding included, per second of wall time",
   "steps_per_second": "steps per second of wall time",
-  "model_teraflops": "TFLOP/s of a device, in the model's own matrix products: nothing that is recomputed counts",
+  "model_teraflops": "TFLOP/s per device in the model's matrix products, without recomputation",
   "model_flops_utilization": "model_teraflops as a share of the device's published bfloat16 peak",
-  "input_wait": "share of wall time the devices stood still for want of a batch",
-  # Of layers, every NORMS_PERIOD steps, of that step; [3] is the fourth layer of a stack.
+  "input_wait": "share of wall time the devices waited for a batch",
+  # By layer, every NORMS_PERIOD steps, for that step; [3] is the fourth layer of a stack.
   "gradient/PATH": "L2 norm of the gradients of the parameters under PATH",
   "parameter/PATH": "L2 norm of the parameters under PATH",
-  "update/PATH": "L2 norm of the change that the step made to the parameters under PATH",
-  # Of evaluation, beside the metrics of the task itself.
-  "perplexity": "e to the loss: among how many equally likely tokens the model is as good as choosing",
-  "target_tokens": "target tokens that an evaluation's loss is the mean of",
+  "update/PATH": "L2 norm of the update of the parameters under PATH",
+  # Evaluation, in addition to the metrics of the task.
+  "perplexity": "exp of the loss",
+  "target_tokens": "number of target tokens in an evaluation's mean loss",
 }
 
 _OVER_TOKENS = ("loss", "z_loss", "accuracy")
@@ -52,9 +52,9 @@ _OVER_SENTENCES = ("sentence_loss", "sentence_accuracy")
 
 
 def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-  """Means over several steps: sums over target tokens weighed by them, the rest step by step.
+  """Averages metrics over steps: sums over tokens and sentences by their counts, the rest by step.
 
-  Steps whose `finite` flag is down changed nothing and are only counted.
+  Steps whose `finite` flag is 0 changed nothing and are only counted.
   """
   finite = [m for m in steps if bool(m.get("finite", True))]
   counted = finite or steps
@@ -76,7 +76,7 @@ def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def named_norms(norms: Mapping[str, Any]) -> dict[str, float]:
-  """Norms by path, those of stacked layers one by one: gradient/mlp [.5, .7] as gradient/mlp[0] and gradient/mlp[1]."""
+  """Splits the norms of stacked layers: gradient/mlp [.5, .7] into gradient/mlp[0] and gradient/mlp[1]."""
   named = {}
   for path, norm in norms.items():
     named |= {f"{path}[{i}]": float(x) for i, x in enumerate(norm)} if np.ndim(norm) else {path: float(norm)}
@@ -84,7 +84,7 @@ def named_norms(norms: Mapping[str, Any]) -> dict[str, float]:
 
 
 class Writer(Protocol):
-  """What further writers are."""
+  """The interface of additional writers."""
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None: ...
 
@@ -92,11 +92,10 @@ class Writer(Protocol):
 
 
 class MetricWriter:
-  """Writes each row of numbers to `metrics.jsonl`, to TensorBoard and to `writers`.
+  """Writes rows of metrics to `metrics.jsonl`, to TensorBoard and to `writers`, on process 0 only.
 
-  Rows after `first_step` are forgotten: a resumed run does those steps again, and each is to stand once. `before` is
-  what `read_metrics` found, where that was asked already. On several hosts the first one writes for all; on the others
-  nothing is written.
+  Rows after `first_step` are dropped: a resumed run trains those steps again, and each should appear once. `before` is
+  the result of `read_metrics`, if it is already known.
   """
 
   def __init__(
@@ -117,15 +116,15 @@ class MetricWriter:
       write_text(model_dir / GLOSSARY_FILE, glossary_text())
       self._writers = [_JsonLines(path, kept), _TensorBoard(model_dir, first_step), *writers]
     except OSError as error:
-      raise cannot_write(path, error) from None
+      raise write_error(path, error) from None
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-    """`kind` is "train" or "eval/<task>": TensorBoard groups by it."""
+    """Writes a row. `kind` is "train" or "eval/<task>"; TensorBoard groups by it."""
     for writer in self._writers:
       writer.write(step, kind, values)
 
   def flush(self) -> None:
-    """Along with a checkpoint: a run that goes on from there has all rows up to it."""
+    """Sends pending rows. Called with every checkpoint, so that a run that resumes from it has all rows up to it."""
     for writer in self._writers:
       if isinstance(writer, _JsonLines | _TensorBoard):
         writer.flush()
@@ -136,26 +135,26 @@ class MetricWriter:
 
 
 class _JsonLines:
-  """Every row is with the system when `write` returns: a killed process loses none. On a store, soon or at `flush`."""
+  """Passes every row to the operating system in `write`, so that a killed process loses none; to a store at `flush`."""
 
   def __init__(self, path: Path, content: bytes):
     self._path = path
     self._file = storage.open_append(path, content)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-    # JSON knows no NaN; null keeps the row readable by every parser.
+    # JSON has no NaN; every parser reads null.
     finite = {k: (v if math.isfinite(v) else None) for k, v in values.items()}
     row = json.dumps({"step": step, "kind": kind, **finite}).encode() + b"\n"
-    with _naming(self._path):
+    with _raise_write_errors(self._path):
       while row:
         row = row[self._file.write(row) :]
 
   def flush(self) -> None:
-    with _naming(self._path):
+    with _raise_write_errors(self._path):
       storage.upload_pending(self._file)
 
   def close(self) -> None:
-    with _naming(self._path):
+    with _raise_write_errors(self._path):
       self._file.close()
 
 
@@ -164,43 +163,44 @@ class _TensorBoard:
     self._events = EventWriter(model_dir, first_step)
 
   def write(self, step: int, kind: str, values: Mapping[str, float]) -> None:
-    with _naming(self._events.path):
+    with _raise_write_errors(self._events.path):
       self._events.scalars(step, {f"{kind}/{k}": v for k, v in values.items()})
 
   def flush(self) -> None:
-    with _naming(self._events.path):
+    with _raise_write_errors(self._events.path):
       self._events.flush()
 
   def close(self) -> None:
-    with _naming(self._events.path):
+    with _raise_write_errors(self._events.path):
       self._events.close()
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _raise_write_errors(path: Path) -> Iterator[None]:
+  """Turns an OSError into a RunError that names the file."""
   try:
     yield
   except OSError as error:
-    raise cannot_write(path, error) from None
+    raise write_error(path, error) from None
 
 
-def cannot_write(path: Path, error: OSError) -> RunError:
-  """A full disk, a quota, a file system that went away: what a user can do something about."""
+def write_error(path: Path, error: OSError) -> RunError:
+  """Returns the error for a full disk, an exceeded quota or a file system that is gone."""
   full = error.errno in (errno.ENOSPC, errno.EDQUOT)
   return RunError(
     f"cannot write {path}",
     because=error.strerror or error,
-    try_="make room there; the same command then goes on from the last checkpoint" if full else "",
+    try_="free some space; the same command then resumes from the last checkpoint" if full else "",
   )
 
 
 def glossary_text() -> str:
   lines = [f"- `{name}`: {meaning}" for name, meaning in GLOSSARY.items()]
-  return "\n".join(["# What the numbers in metrics.jsonl and TensorBoard mean", "", *lines]) + "\n"
+  return "\n".join(["# Metrics in metrics.jsonl and TensorBoard", "", *lines]) + "\n"
 
 
 def read_metrics(model_dir: str | Path) -> list[dict[str, Any]]:
-  """All rows written so far; lines that a killed run left unfinished, or that are not ours, are passed over."""
+  """Returns all rows written so far, without unfinished lines of a killed run and lines of other programs."""
   path = storage.as_path(model_dir) / FILE
   rows = []
   if path.is_file():
@@ -221,7 +221,7 @@ def _is_row(row: Mapping[str, Any]) -> bool:
 
 
 def _keep_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> bytes:
-  """Makes these the rows of the file, if there is one, and gives its content."""
+  """Replaces the rows of the file, if it exists, and returns the new content."""
   content = "".join(json.dumps(row) + "\n" for row in rows).encode()
   if path.is_file():
     storage.write_atomic(path, content)

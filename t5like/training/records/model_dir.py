@@ -1,4 +1,4 @@
-"""The directory of a run: ours, new, or refused."""
+"""Checks the model directory of a run."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from t5like.training.guards.run_lock import LOCK
 CONFIG = "config.gin"
 RUN_CARD = "run_card.txt"
 RUN_CARD_DATA = "run_card.json"
-SUPERVISOR = "supervisor"  # .jsonl: its decisions
+SUPERVISOR = "supervisor"  # .jsonl: the supervisor's decisions
 
 
 def check_model_dir(path: str | Path) -> Path:
-  """The absolute path, if a run may write there. Creates nothing but missing parents are looked at."""
+  """Returns the absolute path if a run may write there, else raises UserError. Creates nothing."""
   storage.check_reachable(path, "MODEL_DIR")
   folder = storage.as_path(path).absolute()
   if folder.exists() and not folder.is_dir():
     raise UserError(f"MODEL_DIR is a file: {folder}", try_="another --gin.MODEL_DIR=...")
-  # A run that was killed before it had written its configuration leaves its lock and an unfinished file, and its
-  # supervisor a word on that.
+  # A run that was killed before it wrote its configuration leaves its lock, an unfinished file and a supervisor log.
   ours = (LOCK, SUPERVISOR, f"{CONFIG}.")
   found = sorted(p.name for p in folder.iterdir() if not p.name.startswith(ours)) if folder.is_dir() else []
   if found and CONFIG not in found:
     raise UserError(
-      f"MODEL_DIR holds other things: {folder}",
+      f"MODEL_DIR has other files: {folder}",
       found=", ".join(found[:5]),
       expected=f"an empty or new folder, or one of an earlier run (with {CONFIG})",
       try_="another --gin.MODEL_DIR=...",
     )
   if storage.is_remote(folder):
-    return folder  # whether it can be written shows at its lock, which is the first object
+    return folder  # the lock, its first object, shows whether it can be written
   existing = folder
   while not existing.exists():
     existing = existing.parent
@@ -46,5 +45,5 @@ def check_model_dir(path: str | Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-  """Replaces a file in one step: a reader sees the old or the new text, never half of it."""
+  """Replaces a file atomically: a reader sees the old or the new text, never half of it."""
   storage.write_atomic(path, text)

@@ -1,4 +1,4 @@
-"""The loss curve of a run as a picture."""
+"""Plots the loss curve of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from t5like.training.records.metrics import cannot_write
+from t5like.training.records.metrics import write_error
 
 FILE = "loss.png"
 
@@ -40,7 +40,7 @@ def plot_loss(model_dir: Path, rows: Sequence[Mapping[str, Any]]) -> Path | None
     figure.savefig(picture, format="png")
     path.write_bytes(picture.getvalue())
   except OSError as error:
-    raise cannot_write(path, error) from None
+    raise write_error(path, error) from None
   finally:
     pyplot.close(figure)
   return path

@@ -1,7 +1,7 @@
 """TensorBoard event files without TensorFlow.
 
-An event file is a sequence of TFRecords, each a serialized `Event` protocol buffer. A scalar needs
-five fields of it, encoded here by hand.
+An event file is a sequence of TFRecords, each a serialized `Event` protocol buffer. A scalar needs five of its fields,
+encoded here by hand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TABLE = _crc_table()
 
 
 def _masked_crc(data: bytes) -> bytes:
-  """TFRecord's checksum: CRC-32C, rotated and offset so that checksums of checksums stay sound."""
+  """Returns TFRecord's checksum: CRC-32C, rotated and offset so that checksums of checksums stay useful."""
   crc = 0xFFFFFFFF
   for byte in data:
     crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -51,7 +51,7 @@ def _varint(number: int) -> bytes:
 def _float(value: float) -> bytes:
   try:
     return struct.pack("<f", value)
-  except OverflowError:  # the perplexity of a model that knows nothing may be beyond a float32
+  except OverflowError:  # the perplexity of an untrained model may exceed float32
     return struct.pack("<f", math.copysign(math.inf, value))
 
 
@@ -69,16 +69,16 @@ def _record(data: bytes) -> bytes:
 
 
 class EventWriter:
-  """Appends scalars to one event file of a folder.
+  """Appends scalars to an event file.
 
-  After a restart at `first_step`, TensorBoard is told to forget what earlier files have of later steps.
+  After a restart at `first_step`, a session-start event makes TensorBoard drop later steps of earlier files.
   """
 
   def __init__(self, folder: str | Path, first_step: int = 0):
     now = time.time()
     name = f"events.out.tfevents.{int(now)}.{socket.gethostname()}.{time.time_ns() % 10**9}"
     self.path = storage.as_path(folder) / name
-    self._file = storage.open_append(self.path)  # nothing is left behind in this process when it is killed
+    self._file = storage.open_append(self.path)  # unbuffered: nothing is lost when the process is killed
     self._append(_event(now, 0, _message(3, b"brain.Event:2")))
     if first_step:
       self._append(_event(now, first_step + 1, _message(7, b"\x08\x01")))  # a session log: START

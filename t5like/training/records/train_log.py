@@ -1,4 +1,4 @@
-"""The numbers of steps: their means in the metrics files, the newest on the live line."""
+"""Logs the metrics of steps: means to the metric files, the newest to the progress line."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from t5like.training.records.metrics import MetricWriter, mean_metrics, named_no
 
 
 class TrainLog:
-  """Collects the metrics of steps, writes their means every `period` steps, and keeps the live line alive.
+  """Collects the metrics of steps, writes their means every `period` steps and updates the progress line.
 
-  `flops` tells the model FLOPs of a step from its batch, and `peak_flops` what one device could do in a second:
-  None where nobody knows (a CPU), and then the line shows FLOP/s instead of a share.
+  `flops` returns the model FLOPs of a step from its batch. `peak_flops` is the peak FLOP/s of a device, or None if
+  unknown (a CPU); the progress line then shows FLOP/s instead of MFU.
   """
 
-  _SHOW_SECONDS = 5.0  # the live line is renewed at least so often, however long the period
+  _SHOW_SECONDS = 5.0  # the progress line is updated at least this often, however long the period
 
   def __init__(
     self,
@@ -33,7 +33,7 @@ class TrainLog:
   ):
     self._writer, self._progress = writer, progress
     self._period, self._norms_period, self._last_step = period, norms_period, last_step
-    self._flops_of, self._peak_flops = flops, peak_flops
+    self._step_flops, self._peak_flops = flops, peak_flops
     self._pending: list[Mapping[str, jax.Array]] = []
     self._shown = time.monotonic()
     self.restart_clock()
@@ -41,19 +41,19 @@ class TrainLog:
   def restart_clock(self) -> None:
     self._started, self._waited, self._tokens, self._flops = time.monotonic(), 0.0, 0, 0.0
 
-  def leave_out(self, seconds: float) -> None:
-    """Takes out of the speed what was not training: a save, an evaluation."""
+  def exclude(self, seconds: float) -> None:
+    """Excludes time that was not training, such as a save or an evaluation, from the speed."""
     self._started += seconds
 
   def add(self, step: int, metrics: Mapping[str, Any], batch: Mapping[str, Any], waited: float) -> None:
-    """A step that has ended: its metrics, its batch, and how long the devices waited for it."""
+    """Adds a finished step: its metrics, its batch, and the seconds that the devices waited for the batch."""
     metrics = dict(metrics)
     norms = metrics.pop("norms", None)
     if norms is not None and self._norms_period and step % self._norms_period == 0:
       self._writer.write(step, "norms", named_norms(jax.device_get(norms)))
     self._pending.append(metrics)
     self._tokens += _tokens(batch)
-    self._flops += self._flops_of(batch)
+    self._flops += self._step_flops(batch)
     self._waited += waited
     due = step % self._period == 0 or step == self._last_step
     if not due and time.monotonic() - self._shown < self._SHOW_SECONDS:
@@ -66,7 +66,7 @@ class TrainLog:
       self.restart_clock()
 
   def _means(self) -> dict[str, float]:
-    """Over the steps since the last row."""
+    """Returns the means over the steps since the last row."""
     self._pending = jax.device_get(self._pending)
     values = mean_metrics(self._pending)
     seconds = max(time.monotonic() - self._started, 1e-9)
@@ -95,5 +95,5 @@ class TrainLog:
 
 
 def _tokens(batch: Mapping[str, Any]) -> int:
-  """Positions that a model goes through, padding included."""
+  """Returns the number of input and target tokens, padding included."""
   return sum(batch[name].size for name in ("encoder_input_tokens", "decoder_input_tokens") if name in batch)

@@ -1,4 +1,4 @@
-"""Metrics to Weights & Biases, where it is installed and asked for."""
+"""Writes metrics to Weights & Biases, if it is installed and WANDB_PROJECT is set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ID_FILE = "wandb_run_id"
 
 
 class WandbWriter:
-  """One W&B run for one model directory, through all restarts; on the first host only.
+  """Writes to one W&B run per model directory, across restarts; on process 0 only.
 
   WANDB_MODE=offline in the environment keeps everything below `model_dir`/wandb until `wandb sync`.
   """
@@ -31,7 +31,7 @@ class WandbWriter:
       import wandb
     except ImportError:
       raise UserError(
-        "Weights & Biases is not installed", try_="pip install wandb, or leave it out: --gin.WANDB_PROJECT=''"
+        "Weights & Biases is not installed", try_="pip install wandb, or disable it: --gin.WANDB_PROJECT=''"
       ) from None
     model_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -48,8 +48,8 @@ class WandbWriter:
         f"Weights & Biases cannot be reached: {error}",
         try_="wandb login, or WANDB_MODE=offline in the environment",
       ) from None
-    # Evaluations of a step come after its training row, and a resumed run does some steps again: W&B's own counter
-    # only goes up, so the step is a value like the others, and the axis of them all.
+    # W&B's step counter only increases, but evaluations follow the training row of a step and a resumed run repeats
+    # some steps: so the step is an ordinary value and the x-axis of all others.
     self._run.define_metric("step")
     self._run.define_metric("*", step_metric="step")
 
@@ -64,7 +64,7 @@ class WandbWriter:
 
 
 def _run_id(model_dir: Path) -> str:
-  """The id that this directory's run has, or from now on has."""
+  """Returns the W&B run id of this directory, creating it if needed."""
   path = model_dir / ID_FILE
   if path.is_file() and (known := path.read_text(encoding="utf-8").strip()):
     return known
