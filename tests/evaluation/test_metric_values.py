@@ -80,7 +80,7 @@ def test_a_metric_that_fails_is_named_and_the_others_are_computed():
   values = compute(metrics, ANSWERS)
   assert values.numbers == {"n": 2.0}
   assert values.failures["fails"] == "KeyError: 'missing'"
-  assert "not a dict" in values.failures["number"]
+  assert "expected a dict" in values.failures["number"]
 
 
 # As a user's module has them; found by the name of this module.

@@ -1,7 +1,7 @@
-"""Makes tests/data/metrics/*.json: what the original libraries answer to random and awkward inputs.
+"""Writes tests/data/metrics/*.json: results of the original libraries on random inputs and edge cases.
 
-Needs t5 0.9.4, scikit-learn, sacrebleu, rouge-score and seqeval, and the file `squad_metrics.py` of
-transformers 4 (the official SQuAD 2.0 script as functions), none of which the tests need:
+Needs t5 0.9.4, scikit-learn, sacrebleu, rouge-score, seqeval and the file `squad_metrics.py` of
+transformers 4 (the official SQuAD 2.0 script as functions); the tests need none of them:
 
   python tests/tasks/make_metric_goldens.py path/to/transformers/data/metrics/squad_metrics.py
 """
@@ -98,7 +98,7 @@ def correlation_cases(rng):
       -targets,
       np.where(rng.uniform(size=size) < 0.3, -1.0, targets),
       np.round(targets),
-      np.full(size, 2.6),  # undefined: we say 0
+      np.full(size, 2.6),  # undefined: ours is 0
     ):
       for name in ("pearson_corrcoef", "spearman_corrcoef"):
         expected = getattr(t5, name)(targets, predictions)
@@ -137,7 +137,7 @@ def answers():
 
 
 def guess(right):
-  """Right, nearly right, wrong or empty."""
+  """Returns a correct, nearly correct, wrong or empty answer."""
   text = random.choice(right) if len(right) else ""
   return random.choice([text, text.upper() + "!", f"the {text} hippo", phrase(4), ""])
 
@@ -150,7 +150,7 @@ def text_cases():
       yield case("edit_distance", targets, predictions, t5.edit_distance(targets, predictions))
       yield case("rouge", targets, predictions, seeded_rouge(targets, predictions))
     yield case("rouge", targets, predictions, seeded_rouge(targets, predictions, use_stemmer=True), use_stemmer=True)
-    if size > 1:  # one list of references a sentence; the library takes the other order
+    if size > 1:  # one list of references per sentence; the library expects the transpose
       several = [[t, phrase(14, 3)] for t in targets]
       predictions = [guess(references) for references in several]
       expected = t5.bleu([list(stream) for stream in zip(*several, strict=True)], predictions)
@@ -210,7 +210,7 @@ def ranking_cases(rng):
 
 
 def load_squad_metrics(path):
-  """The file on its own: what it imports from transformers serves other functions."""
+  """Loads the file in isolation: only other functions need its imports from transformers."""
   for name in (
     "stand_in",
     "stand_in.data",
@@ -238,7 +238,7 @@ def squad2_cases(official):
       said = dict(enumerate(texts))
       expected = official.squad_evaluate(questions, said)
       for name in ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"):
-        expected.pop(name, None)  # of probabilities that nobody gave
+        expected.pop(name, None)  # based on probabilities that were not given
       yield case("squad2", targets, texts, expected)
       none = {i: round(random.random(), 2) for i in said}
       predictions = [{"text": text, "no_answer_probability": none[i]} for i, text in said.items()]
@@ -310,7 +310,7 @@ def postprocessor_cases():
 
 
 def as_seqio(example):
-  """The row as seqio's evaluation hands it over."""
+  """Returns the row as seqio's evaluation passes it."""
 
   def value(v):
     if isinstance(v, str):
