@@ -84,9 +84,9 @@ def reason(error: Exception) -> str:
   text = re.sub(
     r"\{\{.*?\}\} | \[Op:.*?\] name: *$", "", error.message if isinstance(error, tf.errors.OpError) else str(error)
   )
-  _, marker, ours = text.partition("UserError: ")
+  _, marker, message = text.partition("UserError: ")
   if marker:
-    return ours.partition("\nTraceback")[0].strip()
+    return message.partition("\nTraceback")[0].strip()
   # TensorFlow's runtime errors start with it; errors of building a pipeline end with it, after the location.
   lines = [line for line in text.split("\n") if line.strip()] or [type(error).__name__]
   return lines[0 if isinstance(error, tf.errors.OpError) else -1].strip()[:300]

@@ -28,7 +28,7 @@ def corrupt(
   output_features: Mapping[str, seqio.Feature],
   objective: Objective,
 ) -> tf.data.Dataset:
-  """Turns {"targets": tokens of a document} into the features of `features(objective)`, without end-of-sequence.
+  """Converts {"targets": tokens of a document} to the features of `features(objective)`, without EOS.
 
   Noise depends on seqio's seed and the index of a row, not on how the work is parallelized.
   """

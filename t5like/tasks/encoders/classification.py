@@ -87,7 +87,7 @@ def copa(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @seqio.map_over_dataset
 def multirc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Pairs the paragraph without markup with a question and one answer; the longer paragraph is truncated."""
+  """Pairs the paragraph, without markup, with a question and one of its answers."""
   paragraph = tf.strings.regex_replace(tf.strings.regex_replace(example["paragraph"], "<br>", " "), "</?b>", "")
   idx = example["idx"]
   return {
