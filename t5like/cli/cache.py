@@ -1,6 +1,6 @@
-"""Tokenize a seqio task once; every run, objective and epoch then reads the tokens.
+"""Tokenize a seqio task once, for all runs, objectives and epochs.
 
-A build that was stopped, even by a kill or a full disk, goes on where it was when the command is given again.
+An interrupted build, even after a kill or a full disk, resumes when the command is run again.
 
 t5like cache novels --vocabulary=tiny
 """
@@ -21,14 +21,14 @@ from t5like.tasks.quiet_start import load_seqio
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("task", help="a registered seqio task")
-  parser.add_argument("--vocabulary", default="t5", help="a vocabulary's name or file (default: t5)")
+  parser.add_argument("--vocabulary", default="t5", help="name or file of a vocabulary (default: t5)")
   parser.add_argument("--split", default="train", help="the split to tokenize (default: train)")
-  parser.add_argument("--out", default=DEFAULT_ROOT, help=f"the folder of all caches (default: {DEFAULT_ROOT})")
+  parser.add_argument("--out", default=DEFAULT_ROOT, help=f"folder of all token caches (default: {DEFAULT_ROOT})")
   parser.add_argument(
     "--workers",
     type=int,
     metavar="N",
-    help="processes that tokenize, besides the one that reads (default: one for each CPU); 0: do all in one",
+    help="number of tokenizing processes in addition to the reader (default: one per CPU); 0: a single process",
   )
   add_task_modules(parser)
   parser.add_argument(
@@ -36,23 +36,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
     action="append",
     default=[],
     metavar="SPLIT=FILES",
-    help="register TASK as a corpus of these JSON-lines or text files, such as train='news/*.jsonl.gz'",
+    help="register TASK as a corpus of JSON-lines or text files, such as train='news/*.jsonl.gz'",
   )
   parser.add_argument(
     "--lengths",
     metavar="inputs=N,targets=N",
-    help="the tokens of a row, for tasks whose own steps depend on them or work on tokens",
+    help="sequence lengths in tokens, for tasks whose preprocessors depend on them or work on tokens",
   )
   parser.add_argument(
-    "--evaluation", action="store_true", help="draw random steps once, to evaluate on: they are else streamed"
+    "--evaluation", action="store_true", help="cache one draw of random preprocessors, for evaluation (default: stream)"
   )
-  parser.add_argument("--force", action="store_true", help="build again even if an up-to-date cache is there")
+  parser.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
 
 
 def run(args: argparse.Namespace) -> int:
   exit_with_parent()
   if args.workers is not None and args.workers < 0:
-    raise UserError(f"--workers={args.workers}", expected="0 or more")
+    raise UserError(f"invalid --workers: {args.workers} (expected 0 or more)")
   storage.check_reachable(args.out, "--out")
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   load_seqio()
@@ -77,5 +77,5 @@ def run(args: argparse.Namespace) -> int:
 def _files(given: Sequence[str]) -> dict[str, str]:
   files = dict(item.split("=", 1) for item in given if "=" in item)
   if len(files) < len(given):
-    raise UserError(f"--files={given[-1]}", expected="SPLIT=FILES, such as train='news/*.jsonl.gz'")
+    raise UserError(f"invalid --files: {given[-1]}", expected="SPLIT=FILES, such as train='news/*.jsonl.gz'")
   return files

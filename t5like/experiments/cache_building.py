@@ -20,7 +20,7 @@ from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
 from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.library.corpora import register_corpus
-from t5like.tasks.missing_data import data_explained
+from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import load_vocabulary
 
 if TYPE_CHECKING:
@@ -84,14 +84,14 @@ class _Builder:
 
   def build_task(self, task: seqio.Task) -> Path:
     settings, folder = self._settings, self._folder(task.name)
-    with data_explained(task):
+    with explain_data_errors(task):
       registry.check_split(task, settings.split)
       kind = cache_kind(task, settings.split)
       if kind.name != "text":
         finished_tokens.check_features(task.name, task.output_features)
       record = self._record([task], kind.name, kind.why)
       if kind.name == "text":
-        self._build_text(task, folder, {} if kind.is_closed_as_usual else {"closing": dict(kind.closing)})
+        self._build_text(task, folder, {} if kind.appends_eos_after_trim else {"closing": dict(kind.closing)})
       elif kind.name == "stream" and not settings.evaluation:
         self._report(f"task {task.name!r} must be streamed, nothing is cached: {kind.why}")
       elif settings.lengths:
@@ -113,8 +113,8 @@ class _Builder:
     code: dict[str, str] = {}
     libraries: dict[str, str] = {}
     for task in tasks:
-      code |= text_pipeline.code_of(task, self._settings.task_modules)
-      libraries |= text_pipeline.libraries(task)
+      code |= text_pipeline.module_hashes(task, self._settings.task_modules)
+      libraries |= text_pipeline.library_versions(task)
     scoring = {} if kind == "mixture" else text_pipeline.scoring(tasks[0])
     return data.TaskRecord(kind, why, code, libraries, scoring)
 
@@ -124,7 +124,7 @@ class _Builder:
       task,
       folder,
       text_pipeline.describe(task, split) | dict(more),
-      [functools.partial(text_pipeline.text_examples, p, split) for p in source_shards.parts_of(task, split)],
+      [functools.partial(text_pipeline.text_examples, p, split) for p in source_shards.split_by_shards(task, split)],
       text_pipeline.text_features(task, split),
       self._vocabulary.encode_batch,
       self._vocabulary.vocab_size,
@@ -135,7 +135,7 @@ class _Builder:
     """Builds finished tokens, with the source as a single part, as preprocessors may join examples."""
     split, lengths = self._settings.split, self._settings.lengths
     adapted = finished_tokens.for_model(task, self._vocabulary)
-    size = finished_tokens.size(adapted, self._vocabulary)
+    size = finished_tokens.id_limit(adapted, self._vocabulary)
     targets = finished_tokens.targets_vocabulary(adapted, self._vocabulary)
     self._build(
       task,
@@ -145,7 +145,7 @@ class _Builder:
       finished_tokens.features(adapted, split, lengths),
       None,
       size,
-      {"finished": True, "why": why, "answers": finished_tokens.answers_are(adapted), "targets_vocabulary": targets},
+      {"finished": True, "why": why, "answers": finished_tokens.answer_kind(adapted), "targets_vocabulary": targets},
     )
 
   def _build(

@@ -75,12 +75,12 @@ def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
 
   from t5like.tasks import registry
   from t5like.tasks.caching import text_pipeline
-  from t5like.tasks.missing_data import data_explained
+  from t5like.tasks.missing_data import explain_data_errors
 
   found = {}
   for name in _members(request):
     task = registry.find_task(name)
-    with data_explained(task):
+    with explain_data_errors(task):
       is_corpus = text_pipeline.text_features(task, request["split"]) == ["targets"]
       examples = text_pipeline.text_examples(task, request["split"]) if is_corpus else ()
       documents = [example["targets"] for example in itertools.islice(examples, request["limit"] or None)]

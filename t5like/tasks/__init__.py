@@ -1,5 +1,5 @@
-"""The seqio registry: what the examples are, how they become text, how answers are scored.
+"""seqio tasks: where the examples come from, how they become text, how predictions are scored.
 
-Importing this package costs nothing: `registry`, `text_pipeline` and the task modules import seqio
-and TensorFlow; `metrics` and `postprocessors` are plain Python.
+Importing this package is cheap. `registry`, `text_pipeline` and the task modules import seqio and
+TensorFlow; `metrics` and `postprocessors` are plain Python.
 """

@@ -1,4 +1,4 @@
-"""Which tasks and mixtures are registered, by the data that they read."""
+"""Lists the registered tasks and mixtures, grouped by the data they read."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ LOCAL = "local files"
 @dataclasses.dataclass(frozen=True)
 class ListedTask:
   name: str
-  splits: Mapping[str, int | None] | None  # with their sizes where these are known; None where only TFDS knows
-  objectives: int  # objectives that a corpus is registered with, each as a task of its own
+  splits: Mapping[str, int | None] | None  # split -> size, if known; None if only TFDS knows the splits
+  objectives: int  # number of objectives a corpus is registered with, each as a separate task
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  groups: Mapping[str, Sequence[ListedTask]]  # by the data that they read, local files first
-  mixtures: Mapping[str, int]  # with the number of their tasks that are trained on
+  groups: Mapping[str, Sequence[ListedTask]]  # by data source, local files first
+  mixtures: Mapping[str, int]  # mixture -> number of tasks with a training split
 
 
 def list_tasks(part: str = "", modules: Sequence[str] = ()) -> Listing:
-  """Returns the tasks and mixtures whose names contain `part`; a corpus stands for its tasks with every objective."""
+  """Returns the tasks and mixtures whose names contain `part`; a corpus and its objectives are one entry."""
   tasks = {name: registry.find_task(name) for name in registry.task_names(modules)}
   variants = {name: [v for objective in CATALOGUE if (v := f"{name}_{objective}") in tasks] for name in tasks}
   implied = {variant for name in tasks if part in name for variant in variants[name]}
@@ -51,5 +51,5 @@ def list_tasks(part: str = "", modules: Sequence[str] = ()) -> Listing:
 def _splits(task: seqio.Task) -> dict[str, int | None] | None:
   try:
     return {split: known_size(task, split) for split in task.splits}
-  except ValueError:  # seqio asks TFDS for the splits of a data set that is not here
+  except ValueError:  # seqio asks TFDS for the splits, and the data set is not available locally
     return None

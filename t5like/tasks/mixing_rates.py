@@ -1,4 +1,4 @@
-"""How often tasks are drawn, by their sizes; plain Python, for those who mix token caches without seqio too."""
+"""Mixing rates of tasks from their sizes. Plain Python, so that token caches are mixed without seqio."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from t5like.errors import UserError
 
-# Training examples, the weights of the t5 library. A task of size 0 is only evaluated.
+# Training examples per task: the weights of the t5 library. A task of size 0 is only evaluated.
 GLUE = {
   "glue_cola": 8_551,
   "glue_sst2": 67_349,
@@ -28,8 +28,8 @@ SUPER_GLUE = {
   "super_glue_record": 138_854,
   "super_glue_rte": 2_490,
   "super_glue_wic": 5_428,
-  "super_glue_wsc": 259,  # the rows whose referent is right
-  "dpr": 1_322,  # more pronouns, since WSC has so few
+  "super_glue_wsc": 259,  # only the rows with the correct referent
+  "dpr": 1_322,  # more pronoun resolution, as WSC is small
   "super_glue_axb": 0,
   "super_glue_axg": 0,
 }
@@ -38,7 +38,7 @@ SUPER_GLUE = {
 def mixing_rates(
   sizes: Mapping[str, float], maximum: float | None = None, temperature: float = 1.0
 ) -> dict[str, float]:
-  """min(size, maximum) ** (1 / temperature) for every task: relative, they need not sum to anything."""
+  """Returns min(size, maximum) ** (1 / temperature) for every task. Rates are relative: they need not sum to 1."""
   if temperature <= 0 or (maximum is not None and maximum <= 0):
     raise UserError("a mixture needs a positive temperature and maximum", temperature=temperature, maximum=maximum)
   return {

@@ -1,4 +1,4 @@
-"""Mixtures of tasks: how often each is drawn, by size, equally, or in between (Raffel et al. 2019, section 3.5.2)."""
+"""Mixtures of tasks, sampled by size, equally, or in between (Raffel et al. 2019, section 3.5.2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Strategy = Literal["proportional", "equal", "temperature"]
 
 @dataclasses.dataclass(frozen=True)
 class RateBySize:
-  """The rate of a task whose size is asked of its source, when it is first needed."""
+  """The rate of a task, from the size its source reports; evaluated lazily."""
 
   maximum: float | None = None
   temperature: float = 1.0
@@ -28,15 +28,16 @@ class RateBySize:
 
 
 def known_size(task: seqio.Task, split: str) -> int | None:
-  """The rows of a split where they are known without reading any data."""
+  """Returns the number of rows of a split, or None if that requires reading data."""
   if split == "train" and (size := {**GLUE, **SUPER_GLUE}.get(task.name)):
     return size
-  told_by_tfds = isinstance(task.source, seqio.TfdsDataSource)  # which looks for the data, and may download them
-  return None if told_by_tfds else task.source.num_input_examples(split)
+  if isinstance(task.source, seqio.TfdsDataSource):  # it would look for the data and may download it
+    return None
+  return task.source.num_input_examples(split)
 
 
 def training_examples(task: seqio.Task) -> int:
-  """The rows of the training split: as published where we know, else as its source says."""
+  """Returns the number of training rows: the published number, or else what the source reports."""
   known = {**GLUE, **SUPER_GLUE}
   if task.name in known:
     return known[task.name]
@@ -45,13 +46,13 @@ def training_examples(task: seqio.Task) -> int:
   because = None
   try:
     size = task.source.num_input_examples("train")
-  except Exception as error:  # TFDS has many ways to say that a data set is not there
+  except Exception as error:  # TFDS raises many types for a missing data set
     size, because = None, str(error).strip().split("\n")[0]
   if size is None:
     raise UserError(
-      f"the size of task {task.name!r} is not known, and so not its share in a mixture",
+      f"the size of task {task.name!r} is unknown, so its share in a mixture cannot be computed",
       because=because,
-      try_=f"give sizes: register_mixture(name, {{{task.name!r}: 12345, ...}}), or strategy='equal'",
+      try_=f"pass sizes: register_mixture(name, {{{task.name!r}: 12345, ...}}), or strategy='equal'",
     )
   return size
 
@@ -64,24 +65,26 @@ def register_mixture(
   temperature: float | None = None,
   leave_out: Sequence[str] = (),
 ) -> seqio.Mixture:
-  """Registers a mixture with seqio; the same definition may come twice, another under its name is refused.
+  """Registers a mixture with seqio.
 
-  tasks: their names, or a size for each name.
-  strategy: "proportional" draws a task as often as it has examples, but as if it had no more than
-    `maximum` (K in the paper); "equal" draws all alike; "temperature" takes the rates of
-    "proportional" to the power 1 / temperature (T in the paper, 2 if not given).
+  Registering the same definition twice is allowed; a different one under the same name is an error.
+
+  tasks: names of tasks, or a mapping from name to size.
+  strategy: "proportional" samples tasks by their number of examples, capped at `maximum` (K in the
+    paper); "equal" samples all at the same rate; "temperature" raises the rates of "proportional" to
+    the power 1 / temperature (T in the paper, 2 by default).
   leave_out: tasks to drop, as in leave-one-out training.
   """
   _check_settings(strategy, maximum, temperature)
   if not {*tasks} <= set(seqio.TaskRegistry.names()):
-    import_modules()  # tasks that t5like ships may be mixed without importing their modules
+    import_modules()  # so that shipped tasks can be mixed without importing their modules
   for task in (*tasks, *leave_out):
     known = seqio.TaskRegistry.names() if task in tasks else tasks
     if task not in known:
-      raise UserError(f"no task {task!r} to mix in {name!r}", nearest=nearest(task, known))
+      raise UserError(f"no task {task!r} for the mixture {name!r}", nearest=nearest(task, known))
   sizes = {task: tasks[task] if isinstance(tasks, Mapping) else None for task in tasks if task not in leave_out}
   if not sizes:
-    raise UserError(f"no task is left in the mixture {name!r}")
+    raise UserError(f"the mixture {name!r} has no tasks left")
   _check_features(name, sizes)
   by_size = RateBySize(maximum, (temperature or 2.0) if strategy == "temperature" else 1.0)
   rates = {task: _rate(strategy, task, size, by_size) for task, size in sizes.items()}
@@ -99,16 +102,16 @@ def _check_settings(strategy: str, maximum: float | None, temperature: float | N
   if strategy not in strategies:
     raise UserError(f"no strategy {strategy!r}", nearest=nearest(strategy, strategies), known=", ".join(strategies))
   if temperature is not None and strategy != "temperature":
-    raise UserError(f"strategy {strategy!r} has no temperature", try_="strategy='temperature'")
+    raise UserError(f"strategy {strategy!r} takes no temperature", try_="strategy='temperature'")
   if maximum is not None and strategy == "equal":
-    raise UserError("strategy 'equal' has no maximum: it does not look at sizes", try_="strategy='proportional'")
+    raise UserError("strategy 'equal' takes no maximum: it ignores sizes", try_="strategy='proportional'")
 
 
 def _check_features(name: str, tasks: Iterable[str]) -> None:
   features = {task: tuple(seqio.TaskRegistry.get(task).output_features) for task in tasks}
   if len(set(features.values())) > 1:
     raise UserError(
-      f"the tasks of the mixture {name!r} do not have the same features",
+      f"the tasks of the mixture {name!r} have different features",
       **{task: ", ".join(names) for task, names in features.items()},
     )
 
@@ -122,7 +125,7 @@ def _add(name: str, rates: Mapping[str, float | RateBySize]) -> seqio.Mixture:
   if was != dict(rates):
     differs = [task for task in {**was, **rates} if was.get(task) != rates.get(task)]
     raise UserError(
-      f"a mixture {name!r} is registered already, with other rates",
+      f"a mixture {name!r} is already registered with other rates",
       differs=", ".join(differs),
       try_=f"another name, or seqio.MixtureRegistry.remove({name!r}) first",
     )
@@ -130,25 +133,25 @@ def _add(name: str, rates: Mapping[str, float | RateBySize]) -> seqio.Mixture:
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
-  """A task's part of a mixture's training examples."""
+class TaskShare:
+  """The share of a task in a mixture's training examples."""
 
   task: str
-  size: int | None  # None where it is not known, which "equal" need not
+  size: int | None  # None if unknown; strategy "equal" does not need it
   rate: float
-  share: float  # of 1
+  share: float  # the shares of a mixture sum to 1
 
 
-def shares(mixture: seqio.Mixture, split: str = "train") -> list[Member]:
-  """What each task is drawn with; one without the split is never drawn."""
+def shares(mixture: seqio.Mixture, split: str = "train") -> list[TaskShare]:
+  """Returns size, rate and share of each task; a task without the split has rate 0."""
   rates = {task.name: mixture.get_rate(task) if split in task.splits else 0.0 for task in mixture.tasks}
   total = sum(rates.values())
   if not total:
-    raise UserError(f"no task of the mixture {mixture.name!r} is drawn in split {split!r}")
+    raise UserError(f"no task of the mixture {mixture.name!r} has a rate above 0 in split {split!r}")
   order = [name for name in mixture.rate_per_task_name if name in rates]
   tasks = {task.name: task for task in mixture.tasks}
   return [
-    Member(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
+    TaskShare(name, _size_if_known(tasks[name]), rates[name], rates[name] / total)
     for name in (*order, *(name for name in rates if name not in order))
   ]
 
@@ -165,13 +168,13 @@ def is_mixture(found: seqio.Task | seqio.Mixture) -> bool:
 
 
 def proportions(name: str) -> dict[str, float]:
-  """The share of each task in a mixture's training examples; they sum to 1."""
+  """Returns the share of each task in a mixture's training examples; they sum to 1."""
   if name not in seqio.MixtureRegistry.names():
     raise UserError(f"no mixture {name!r}", nearest=nearest(name, seqio.MixtureRegistry.names()))
   return {share.task: share.share for share in shares(seqio.MixtureRegistry.get(name))}
 
 
-# In both benchmarks RTE is the same data: half the weight each, as in the t5 library.
+# RTE is the same data in both benchmarks: half the weight each, as in the t5 library.
 _BOTH = {**GLUE, **SUPER_GLUE, "glue_rte": GLUE["glue_rte"] / 2, "super_glue_rte": SUPER_GLUE["super_glue_rte"] / 2}
 
 for _name, _tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE), ("glue_and_super_glue", _BOTH)):
@@ -182,5 +185,5 @@ for _name, _tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE), ("glue_and_sup
 for _name, _tasks in (("glue", GLUE), ("super_glue", SUPER_GLUE)):
   for _task, _size in _tasks.items():
     if _size:
-      _left_out = [t for t in _tasks if t.startswith(_task)]  # MNLI takes its two validation sets along
+      _left_out = [t for t in _tasks if t.startswith(_task)]  # MNLI includes its two validation sets
       register_mixture(f"{_name}_without_{_task.removeprefix(f'{_name}_')}", _tasks, leave_out=_left_out)

@@ -1,6 +1,6 @@
-"""The way from a seqio task to our objectives: documents as tokens go in, corrupted rows come out.
+"""Applies t5like's objectives as seqio preprocessors: takes tokenized documents, returns corrupted rows.
 
-A corpus task has `functools.partial(corrupt, objective=...)` behind seqio's `tokenize`.
+A corpus task has `functools.partial(corrupt, objective=...)` after seqio's `tokenize`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from t5like.objectives.cutting import document_rows, sentence_rows, separate, st
 from t5like.objectives.ragged import numbered
 from t5like.tasks.seqio_vocabularies import from_seqio
 
-# Documents that are joined before rows are cut, as the original pipeline does.
+# Number of documents concatenated before rows are cut, as in the original pipeline.
 DOCUMENTS = 128
 _DEFAULT_LENGTH = 512
 
@@ -28,9 +28,9 @@ def corrupt(
   output_features: Mapping[str, seqio.Feature],
   objective: Objective,
 ) -> tf.data.Dataset:
-  """Turns {"targets": tokens of a document} into the features of `features(objective)`, without end-of-sequence.
+  """Converts {"targets": tokens of a document} to the features of `features(objective)`, without EOS.
 
-  Noise depends on seqio's seed and the place of a row in the data, not on how work is spread.
+  Noise depends on seqio's seed and the index of a row, not on how the work is parallelized.
   """
   special = SpecialTokens.of(from_seqio(output_features["targets"].vocabulary))
   lengths = row_lengths(objective, sequence_length)
@@ -41,7 +41,7 @@ def corrupt(
   @seqio.map_over_dataset(num_seeds=1)
   def corrupt_documents(documents: tf.RaggedTensor, seed: tf.Tensor) -> dict[str, tf.RaggedTensor]:
     def call(tokens: np.ndarray, document_lengths: np.ndarray, seeds: np.ndarray) -> list[np.ndarray]:
-      # seqio's converters shift targets themselves: the token that `shifted` objectives add is not for them.
+      # seqio's converters shift the targets, so they do not need the extra token of `shifted` objectives.
       rows, numbers = cut(tokens, document_lengths, objective, lengths.raw - int(objective.shifted), special)
       draws = Draws.of(int(seeds[0]), int(seeds[1]), numbers)
       return _flat(objective(rows, draws, special), names)
@@ -61,7 +61,7 @@ def corrupt(
 
 
 def row_lengths(objective: Objective, sequence_length: Mapping[str, int] | None) -> Lengths:
-  """The objective's own lengths for the inputs that seqio was asked for."""
+  """Returns the objective's lengths for seqio's `sequence_length`."""
   given = sequence_length or {}
   lengths = objective.lengths(given.get("inputs") or given.get("targets") or _DEFAULT_LENGTH)
   targets = given.get("targets")
@@ -77,7 +77,7 @@ def row_lengths(objective: Objective, sequence_length: Mapping[str, int] | None)
 def cut(
   tokens: np.ndarray, documents: np.ndarray, objective: Objective, raw: int, special: SpecialTokens
 ) -> tuple[Rows, np.ndarray]:
-  """Rows of documents end to end, as the objective wants them, and the number of each row."""
+  """Cuts concatenated documents into rows as the objective requires; returns the rows and their numbers."""
   if objective.separated:
     tokens, documents = separate(tokens, documents, special.eos)
   if objective.unit == "stream":
@@ -92,22 +92,22 @@ def cut(
   others = None
   if objective.needs_others:
     document = np.searchsorted(np.cumsum(documents), starts, side="right")
-    others = _of_other_documents(rows, document)
+    others = _rows_of_other_documents(rows, document)
   return Rows(rows.tokens, rows.lengths, others), np.arange(len(starts))
 
 
-def _of_other_documents(rows: Ragged, document: np.ndarray) -> Ragged:
-  """For each row the first row behind it that is of another document, going round at the end."""
+def _rows_of_other_documents(rows: Ragged, document: np.ndarray) -> Ragged:
+  """Returns, for each row, the next row that belongs to another document, wrapping around at the end."""
   count = len(document)
   new = np.flatnonzero(document != np.roll(document, 1))
-  if not new.size:  # one document only: another row of it
+  if not new.size:  # a single document: use another row of it
     return Ragged(np.roll(rows.tokens, -1, axis=0), np.roll(rows.lengths, -1))
   following = new[np.searchsorted(new, np.arange(count), side="right") % len(new)]
   return Ragged(rows.tokens[following], rows.lengths[following])
 
 
 def _flat(result, names: list[str]) -> list[np.ndarray]:
-  """Values of each feature end to end, and the lengths of all rows [features, rows]."""
+  """Returns the concatenated values of each feature, and the row lengths [features, rows]."""
   values, lengths = [], []
   for name in names:
     array = getattr(result, name)
@@ -123,7 +123,7 @@ def _flat(result, names: list[str]) -> list[np.ndarray]:
 
 
 def features(objective: Objective, vocabulary: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-  """The seqio features that an objective makes."""
+  """Returns the seqio features that an objective produces."""
   text = seqio.Feature(vocabulary, add_eos=objective.makes == "pairs" and objective.closed)
   if objective.makes == "pairs":
     has_inputs = objective.lengths(_DEFAULT_LENGTH).inputs > 0

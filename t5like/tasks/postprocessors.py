@@ -1,9 +1,9 @@
-"""From decoded text to what the metrics compare. Plain Python: no TensorFlow, no registry.
+"""Postprocessors: convert decoded text to the values that metrics compare. Plain Python: no TensorFlow, no registry.
 
-Each is `fn(text, example=None, is_target=False)`: called with the target's text and `is_target`, and
-with the model's. `example` holds the other fields of the row, as Python values when they come from a
-token cache and as numpy values with bytes when seqio's own evaluation calls. The names are those of
-the t5 library, and so are the results.
+Each is `fn(text, example=None, is_target=False)` and is called once with the target's text and
+`is_target=True`, once with the model's text. `example` holds the other fields of the row: Python values
+from a token cache, numpy values with bytes from seqio's evaluation. Names and results are those of the
+t5 library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Example = Mapping[str, Any]
 
 
 def strip_text(text: str, **unused) -> str:
-  """The answer without the white space around it."""
+  """Strips leading and trailing whitespace."""
   return text.strip()
 
 
@@ -26,7 +26,7 @@ def lower_text(string: str, **unused) -> str:
 
 
 def string_to_float(string: str, default: float = -1.0, **unused) -> float:
-  """The number that the text says, `default` where it says none (STS-B)."""
+  """Parses the text as a number; returns `default` if it is not one (STS-B)."""
   try:
     return float(string)
   except ValueError:
@@ -34,7 +34,7 @@ def string_to_float(string: str, default: float = -1.0, **unused) -> float:
 
 
 def string_label_to_class_id(string_label: str, label_classes: Sequence[str], default: int = -1, **unused) -> int:
-  """The class whose word the text is, to the letter; `default` where it is none."""
+  """Returns the id of the class whose label equals the text exactly, or `default`."""
   return list(label_classes).index(string_label) if string_label in label_classes else default
 
 
@@ -42,60 +42,60 @@ MULTIRC_LABELS = ("False", "True")
 
 
 def multirc(string_label: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-  """Whether the answer option is said to be right; a target also tells the question it belongs to."""
+  """Returns whether the answer option is labeled correct; a target also carries the id of its question."""
   value = {"value": string_label_to_class_id(string_label, MULTIRC_LABELS)}
   return value | {"group": _plain(example["idx/question"])} if is_target else value
 
 
 def record(answer: str, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-  """The entity; for a target all right entities, and the query they answer."""
+  """Returns the entity; for a target, all correct entities and the id of the query."""
   if not is_target:
     return {"value": answer}
   return {"value": _texts(example["answers"]), "group": (_plain(example["idx/passage"]), _plain(example["idx/query"]))}
 
 
 def qa(answer: str, example: Example | None = None, is_target: bool = False) -> str | list[str]:
-  """The answer; for a target all answers that count as right."""
+  """Returns the answer; for a target, all accepted answers."""
   return _texts(example["answers"]) if is_target else answer
 
 
 def qa_or_none(
   answer: str, example: Example | None = None, is_target: bool = False, no_answer: str = "unanswerable"
 ) -> str | list[str]:
-  """As `qa`, for `metrics.squad2`: the text `no_answer` becomes '', a target without answers stays empty."""
+  """Like `qa`, for `metrics.squad2`: the text `no_answer` becomes '', a target without answers stays empty."""
   if is_target:
     return [text for text in _texts(example["answers"]) if text]
   return "" if answer.strip() == no_answer else answer
 
 
 def span_qa(answer: str, example: Example | None = None, is_target: bool = False) -> str | dict[str, Any]:
-  """The span as said; for a target the answers and the context that its numbers count in."""
+  """Returns the predicted span as text; for a target, the answers and the context that span indices refer to."""
   if not is_target:
     return answer
   return {"answers": _texts(example["answers"]), "context": _text(example["context"])}
 
 
-# Words that do not tell one referent from another (as in the t5 library).
+# Words that do not distinguish one referent from another (as in the t5 library).
 _DETERMINERS = frozenset(
   "a an few her his each every many much my our some that the their these this those which whose your".split()
 )
 
 
 def wsc_simple(prediction: str, example: Example | None = None, is_target: bool = False) -> int:
-  """1 where the words of the predicted referent hold those of the row's, or are held by them.
+  """Returns 1 if the words of the predicted referent are a subset or superset of those of the row's referent.
 
-  The target is the row's label: whether that referent is the right one. An empty prediction is -1,
-  for it must not agree with a row whose referent is wrong.
+  The target is the row's label: whether its referent is correct. An empty prediction is -1, so that it
+  does not match a row whose referent is wrong.
   """
   if is_target:
     return _plain(example["label"])
-  said, referent = _without_determiners(prediction), _without_determiners(_text(example["targets_pretokenized"]))
-  if not said:
+  predicted, referent = _without_determiners(prediction), _without_determiners(_text(example["targets_pretokenized"]))
+  if not predicted:
     return -1
-  if ("'" in said) != ("'" in referent):
+  if ("'" in predicted) != ("'" in referent):
     return 0  # "Bob" is not "Bob's hat"
-  said_words, referent_words = set(said.split(" ")), set(referent.split(" "))
-  return int(said_words <= referent_words or referent_words <= said_words)
+  predicted_words, referent_words = set(predicted.split(" ")), set(referent.split(" "))
+  return int(predicted_words <= referent_words or referent_words <= predicted_words)
 
 
 def _without_determiners(text: str) -> str:
@@ -108,7 +108,7 @@ def rank_classification(
   is_target: bool = False,
   passthrough_feature_keys: Sequence[str] | None = None,
 ) -> Any:
-  """What `metrics.rank_classification` takes: the score as it is; for a target index, truth, weight and length."""
+  """Prepares `metrics.rank_classification`: passes scores through; a target is (index, is_correct, weight, length)."""
   if not is_target:
     return score
   parts = (
@@ -121,7 +121,7 @@ def rank_classification(
 
 
 def tags(text: str, example: Example | None = None, is_target: bool = False) -> list[str]:
-  """One tag a word, for `metrics.entity_f1`: the text's words, or a target's own `tags` where the example has them."""
+  """Returns one tag per word, for `metrics.entity_f1`: a target's `tags` field if present, or else the text's words."""
   return _texts(example["tags"]) if is_target and example and "tags" in example else text.split()
 
 

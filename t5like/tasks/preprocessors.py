@@ -1,7 +1,7 @@
-"""From raw examples to text, for any task: each function maps a tf.data.Dataset.
+"""Preprocessors from raw examples to text for any task: each function maps a tf.data.Dataset.
 
-What only one family needs stands with its registrations: `glue`, `super_glue`, `squad`, `summarization`,
-`translation`, `ner`.
+Preprocessors of a single family are next to its registrations: `glue`, `super_glue`, `squad`,
+`summarization`, `translation`, `ner`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import seqio
 import tensorflow as tf
 
-# The target where a label or an answer is withheld, as in the test sets of GLUE.
+# The target when a label or answer is withheld, as in the test sets of GLUE.
 UNLABELED = "<unk>"
 
 
@@ -29,11 +29,11 @@ def labeled_text(
   label_names: Sequence[str] | None = None,
   kept: Sequence[str] = (),
 ) -> tf.data.Dataset:
-  """`<name> k1: v1 k2: v2` with the label word as target (T5's GLUE form).
+  """Formats examples as `<name> k1: v1 k2: v2` with the label word as target (T5's GLUE form).
 
-  `keys` come in the order given; without them, all fields but the label and `idx`, in alphabetical order.
-  `label_names` turn a class number into its word, -1 into `<unk>`; without them the label is a word already.
-  `kept` fields are handed on for evaluation; one that is a group of fields becomes `field/part`.
+  `keys` are used in the given order; by default all fields except the label and `idx`, alphabetically.
+  `label_names` map class numbers to words, -1 to `<unk>`; without them the label is already a word.
+  `kept` fields are passed on for evaluation; nested fields become `field/part`.
   """
 
   def to_text(example):
@@ -49,7 +49,7 @@ def labeled_text(
 
 
 def _fields(example: dict, names: Sequence[str]) -> dict[str, tf.Tensor]:
-  """The named fields, with groups of fields laid flat: seqio's features have one level."""
+  """Returns the named fields; nested ones are flattened, as seqio's features have one level."""
   flat = {}
   for name in names:
     value = example[name]
@@ -58,9 +58,9 @@ def _fields(example: dict, names: Sequence[str]) -> dict[str, tf.Tensor]:
 
 
 def text_to_text(*steps: Callable) -> list[Callable]:
-  """`steps` that make `inputs` and `targets` text, then what seqio needs to make them tokens.
+  """Returns `steps`, which produce text `inputs` and `targets`, followed by seqio's tokenization and EOS steps.
 
-  The placeholder is where seqio's own offline cache, if one is made, takes over.
+  The placeholder is where seqio's offline cache, if there is one, is read.
   """
   return [
     *steps,

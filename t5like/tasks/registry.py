@@ -1,4 +1,4 @@
-"""Registers tasks with seqio and finds them again by name."""
+"""Registers tasks with seqio and looks them up by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from t5like.errors import UserError, nearest
 from t5like.tasks.caching import identity
 from t5like.vocabularies import vocabulary_path
 
-# Imported before a name is looked up, so that every shipped task is known.
+# Imported before a lookup, so that every shipped task is registered.
 SHIPPED_MODULES = tuple(
   f"t5like.tasks.{module}"
   for module in (
@@ -36,7 +36,7 @@ SHIPPED_MODULES = tuple(
 
 @functools.cache
 def default_features() -> dict[str, seqio.Feature]:
-  """T5's own vocabulary; the token cache can be made with any other."""
+  """Returns features with T5's vocabulary; a token cache can be built with any other."""
   vocabulary = seqio.SentencePieceVocabulary(str(vocabulary_path("t5")), extra_ids=100)
   return {
     "inputs": seqio.Feature(vocabulary, add_eos=True, required=False),
@@ -45,12 +45,12 @@ def default_features() -> dict[str, seqio.Feature]:
 
 
 def register_task(name: str, **definition: Any) -> seqio.Task:
-  """`seqio.TaskRegistry.add`, except that the same definition may come twice, as when a notebook cell runs again.
+  """Registers a task like `seqio.TaskRegistry.add`, but accepts the same definition twice (a rerun notebook cell).
 
-  Takes source, preprocessors, output_features, postprocess_fn, metric_fns and whatever else seqio does.
+  Takes source, preprocessors, output_features, postprocess_fn, metric_fns and any other argument of seqio.Task.
   """
   if name in seqio.MixtureRegistry.names():
-    raise UserError(f"a task cannot be named {name!r}: a mixture is", try_="another name")
+    raise UserError(f"cannot name a task {name!r}: a mixture has that name", try_="another name")
   task = seqio.Task(name, **definition)
   if name not in seqio.TaskRegistry.names():
     seqio.TaskRegistry.add_provider(name, task)
@@ -59,7 +59,7 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
   was, given = identity.definition(registered), identity.definition(task)
   if different := [part for part in was if was[part] != given[part]]:
     raise UserError(
-      f"a task {name!r} is registered already, with another definition",
+      f"a task {name!r} is already registered with another definition",
       differs=", ".join(different),
       try_=f"another name, or seqio.TaskRegistry.remove({name!r}) first",
     )
@@ -67,19 +67,19 @@ def register_task(name: str, **definition: Any) -> seqio.Task:
 
 
 def import_modules(modules: Sequence[str] = ()) -> None:
-  """Imports the shipped task modules and the user's own, which registers their tasks."""
+  """Imports the shipped task modules and `modules`, which registers their tasks."""
   for module in (*SHIPPED_MODULES, *modules):
     try:
       importlib.import_module(module)
     except ModuleNotFoundError as error:
       if error.name != module and not module.startswith(f"{error.name}."):
         raise UserError(
-          f"the task module {module!r} cannot be imported", because=error, try_=f"pip install {error.name}"
+          f"cannot import the task module {module!r}", because=error, try_=f"pip install {error.name}"
         ) from error
       raise UserError(
         f"no task module {module!r}",
-        asked_by="TASK_MODULES",
-        try_="run from the folder that holds it, or put that folder on PYTHONPATH",
+        requested_by="TASK_MODULES",
+        try_="run from the folder that contains it, or put that folder on PYTHONPATH",
       ) from None
     except UserError:
       raise
@@ -88,7 +88,7 @@ def import_modules(modules: Sequence[str] = ()) -> None:
         raise
       frame = traceback.extract_tb(error.__traceback__)[-1]
       raise UserError(
-        f"the task module {module!r} cannot be imported",
+        f"cannot import the task module {module!r}",
         because=f"{type(error).__name__}: {error}",
         at=f"{frame.filename}:{frame.lineno}: {frame.line}",
       ) from error
@@ -105,7 +105,7 @@ def mixture_names(modules: Sequence[str] = ()) -> list[str]:
 
 
 def find_task(name: str, modules: Sequence[str] = ()) -> seqio.Task:
-  """The registered task, after importing the shipped task modules and the user's own."""
+  """Returns the registered task, after importing the shipped task modules and `modules`."""
   found = find_task_or_mixture(name, modules)
   if isinstance(found, seqio.Mixture):
     raise UserError(f"{name!r} is a mixture, not a task", try_=", ".join(task.name for task in found.tasks))
@@ -118,16 +118,16 @@ def find_task_or_mixture(name: str, modules: Sequence[str] = ()) -> seqio.Task |
     raise UserError(
       f"no task {name!r}",
       nearest=nearest(name, known),
-      known=f"{len(known)} tasks and mixtures, which `t5like tasks list` names",
-      try_="--task_modules=my.module (in training --gin.TASK_MODULES=\"['my.module']\"), the module that registers it",
+      known=f"{len(known)} tasks and mixtures, see `t5like tasks list`",
+      try_="--task_modules=my.module (in training --gin.TASK_MODULES=\"['my.module']\"): the module that registers it",
     )
   return seqio.get_mixture_or_task(name)
 
 
 def check_mixture_name(name: str) -> None:
-  """seqio would take a mixture under a task's name, and then never find it."""
+  """Raises if a task has this name: seqio would accept the mixture and never find it."""
   if name in seqio.TaskRegistry.names():
-    raise UserError(f"a mixture cannot be named {name!r}: a task is", try_="another name")
+    raise UserError(f"cannot name a mixture {name!r}: a task has that name", try_="another name")
 
 
 def check_split(task: seqio.Task, split: str) -> None:

@@ -1,4 +1,4 @@
-"""Our vocabularies as seqio's: its own classes where their ids are equal, a thin one over ours elsewhere."""
+"""t5like vocabularies for seqio: its own classes where the ids are equal, otherwise a thin wrapper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from t5like.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabul
 
 
 def as_seqio(vocabulary: Vocabulary | str) -> seqio.Vocabulary:
-  """seqio's SentencePiece and byte vocabularies run as TensorFlow operations; the others call back into Python."""
+  """Returns a seqio vocabulary. SentencePiece and byte ones run as TensorFlow ops; the others call Python."""
   if isinstance(vocabulary, str):
     return _by_name(vocabulary)
   if isinstance(vocabulary, SentencePieceVocabulary):
@@ -31,7 +31,7 @@ def _by_name(name: str) -> seqio.Vocabulary:
 
 
 class WrappedVocabulary(seqio.Vocabulary):
-  """A vocabulary of ours with seqio's methods; two are equal if all their ids are."""
+  """A t5like vocabulary with seqio's interface; two are equal if all their ids are."""
 
   def __init__(self, vocabulary: Vocabulary):
     super().__init__(extra_ids=0)
@@ -55,7 +55,7 @@ class WrappedVocabulary(seqio.Vocabulary):
 
   @property
   def pad_id(self) -> int:
-    """0, as seqio pads with it whatever the vocabulary says."""
+    """Returns 0 if there is no padding id: seqio always pads with 0."""
     return self.wrapped.pad_id or 0
 
   @property
@@ -69,7 +69,7 @@ class WrappedVocabulary(seqio.Vocabulary):
     return self.wrapped.decode(ids)
 
   def _encode_tf(self, s: tf.Tensor) -> tf.Tensor:
-    """A scalar to ids [length]; strings of any other shape to ragged ids, encoded together."""
+    """Encodes a scalar to ids [length]; strings of any other shape to ragged ids, in one batch."""
     if s.shape.rank == 0:
       ids = tf.numpy_function(lambda text: np.array(self._encode(text), np.int32), [s], tf.int32, stateful=False)
       ids.set_shape([None])
@@ -88,7 +88,7 @@ class WrappedVocabulary(seqio.Vocabulary):
     return ids
 
   def _decode_tf(self, ids: tf.Tensor) -> tf.Tensor:
-    """Ids [..., length] to strings [...]."""
+    """Decodes ids [..., length] to strings [...]."""
 
     def decode_all(rows: np.ndarray) -> np.ndarray:
       texts = [self.wrapped.decode(row).encode() for row in rows.reshape(-1, rows.shape[-1])]
@@ -109,36 +109,36 @@ class WrappedVocabulary(seqio.Vocabulary):
 
 
 def _text(value: str | bytes | np.ndarray) -> str:
-  """TensorFlow hands over bytes; outside a graph, in an array without axes."""
+  """Decodes what TensorFlow passes: bytes, or outside a graph a 0-d array of bytes."""
   value = value.item() if isinstance(value, np.ndarray) else value
   return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
 def own_vocabulary(features: Mapping[str, seqio.Feature]) -> seqio.Vocabulary | None:
-  """The vocabulary that inputs and targets share; None where they have several, or pass ids through."""
-  of_texts = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
-  shared = of_texts and all(vocabulary == of_texts[0] for vocabulary in of_texts)
-  return of_texts[0] if shared and not isinstance(of_texts[0], seqio.PassThroughVocabulary) else None
+  """Returns the vocabulary that inputs and targets share; None if they differ or pass ids through."""
+  found = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
+  shared = found and all(vocabulary == found[0] for vocabulary in found)
+  return found[0] if shared and not isinstance(found[0], seqio.PassThroughVocabulary) else None
 
 
 def with_vocabulary(features: Mapping[str, seqio.Feature], model: seqio.Vocabulary) -> dict[str, seqio.Feature]:
-  """The features of a task for a model of this vocabulary.
+  """Returns a task's features with the vocabulary of a model.
 
-  It takes the place of the one that the texts of the task have, whatever feature has it. Ids that are passed through,
-  and texts with two vocabularies, stay as the task has them.
+  It replaces the vocabulary of inputs and targets in every feature that has it. Pass-through ids, and tasks
+  whose inputs and targets have different vocabularies, are left unchanged.
   """
-  of_texts = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
-  of_texts = [vocabulary for vocabulary in of_texts if not isinstance(vocabulary, seqio.PassThroughVocabulary)]
-  if not of_texts or any(vocabulary != of_texts[0] for vocabulary in of_texts):
+  found = [features[name].vocabulary for name in ("inputs", "targets") if name in features]
+  found = [vocabulary for vocabulary in found if not isinstance(vocabulary, seqio.PassThroughVocabulary)]
+  if not found or any(vocabulary != found[0] for vocabulary in found):
     return dict(features)
   return {
-    name: dataclasses.replace(feature, vocabulary=model) if feature.vocabulary == of_texts[0] else feature
+    name: dataclasses.replace(feature, vocabulary=model) if feature.vocabulary == found[0] else feature
     for name, feature in features.items()
   }
 
 
 def from_seqio(vocabulary: seqio.Vocabulary) -> Vocabulary:
-  """Ours behind one of seqio's, for what seqio does not tell: sentence ends, words, special ids."""
+  """Returns the t5like vocabulary for one of seqio's, which lacks sentence ends, words and special ids."""
   if isinstance(vocabulary, WrappedVocabulary):
     return vocabulary.wrapped
   if isinstance(vocabulary, seqio.SentencePieceVocabulary):

@@ -1,4 +1,4 @@
-"""Importing this registers every task and mixture that t5like ships, so that a module of yours can mix them."""
+"""Import this module to register all shipped tasks and mixtures, for example to mix them in your own module."""
 
 from t5like.tasks import registry
 

@@ -1,4 +1,4 @@
-"""seqio data sources over files, of this machine or of a store."""
+"""seqio data sources over local or remote files."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.tasks.preparation.datasets import json_objects
 from t5like.tasks.preparation.files import OriginalFile
-from t5like.tasks.preparation.members import JSON_ENDINGS, plain
+from t5like.tasks.preparation.members import JSON_ENDINGS, text_documents
 
 
 def read_json_lines(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-  """The named members of every object of a JSON-lines file, plain or compressed."""
+  """Yields the given fields of every object in a JSON-lines file, plain or compressed."""
   file = OriginalFile(storage.as_path(path))
   for number, record in json_objects(file):
     if not all(isinstance(record.get(field), str) for field in fields):  # a number or null would fail inside tf.data
-      raise file.malformed(number, f"an object with {', '.join(fields)}, each a text", record)
+      raise file.malformed(number, f"an object with {', '.join(fields)}, all strings", record)
     yield {field: record[field] for field in fields}
 
 
 def read_table(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, str]]:
-  """The named columns of every row of a CSV or TSV file, plain or compressed."""
+  """Yields the given columns of every row of a CSV or TSV file, plain or compressed."""
   file = OriginalFile(storage.as_path(path))
   tabs = ".tsv" in file.name
   quoting = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if tabs else {"strict": True}
@@ -50,30 +50,30 @@ def read_table(path: str | Path, fields: Sequence[str]) -> Iterator[dict[str, st
 
 
 def read_documents(path: str | Path, text_key: str, documents: str) -> Iterator[str]:
-  """The texts of a JSON-lines file or of a text file, plain or compressed."""
+  """Yields the documents of a JSON-lines file or a text file, plain or compressed."""
   file = OriginalFile(storage.as_path(path))
   if file.name.endswith(JSON_ENDINGS):
     yield from (record[text_key] for record in read_json_lines(path, [text_key]))
   else:
-    yield from (text for _, text in plain(file, documents))
+    yield from (text for _, text in text_documents(file, documents))
 
 
 class FileBlocks:
-  """The items of files as a tf.data set, read in Python in blocks of `size`.
+  """The items of files as a tf.data.Dataset, read in Python in blocks of `size`.
 
-  Block n of a file is a function of the file and n, so tf.data saves its place as a number; the place of a generator
-  it could not save. In order a block costs nothing extra; elsewhere the file is read from its beginning.
+  Block n is a function of the file and n, so tf.data can save its position as a number; it cannot save a
+  generator's. Sequential reads are cheap; any other block is reached by reading the file from the start.
   """
 
-  _OPEN = 64  # files half read; of more, those longest idle are opened again
+  _OPEN = 64  # partly read files kept open; beyond that, the least recently used is reopened when needed
 
   def __init__(self, open_: Callable[[str], Iterator[Sequence[str]]], columns: int, size: int):
     self._open, self._columns, self._size = open_, columns, size
-    self._readers: dict[tuple[str, int], Iterator[Sequence[str]]] = {}  # by the block that comes next
+    self._readers: dict[tuple[str, int], Iterator[Sequence[str]]] = {}  # key: file and its next block
     self._lock = threading.Lock()
 
   def read(self, path: str, number: int) -> list[Sequence[str]]:
-    """Block `number`; empty behind the end."""
+    """Returns block `number`; empty past the end."""
     with self._lock:
       reader = self._readers.pop((path, number), None)
     if reader is None:
@@ -87,7 +87,7 @@ class FileBlocks:
     return block
 
   def dataset(self, path: str | tf.Tensor) -> tf.data.Dataset:
-    """Items one by one: a tuple of `columns` strings."""
+    """Returns a dataset of single items, each a tuple of `columns` strings."""
 
     def call(path: bytes, number: np.int64) -> list[np.ndarray]:
       block = self.read(path.decode(), int(number))
@@ -102,7 +102,7 @@ class FileBlocks:
 
 
 class _RowsOfFiles(seqio.FunctionDataSource):
-  """One file a split; `fields` are the texts of a row to keep."""
+  """One file per split; `fields` are the string fields of a row to keep."""
 
   def __init__(self, files: Mapping[str, str | Path], fields: Sequence[str], sizes: Mapping[str, int] | None = None):
     self.files = {split: str(path) for split, path in files.items()}
@@ -125,22 +125,22 @@ class _RowsOfFiles(seqio.FunctionDataSource):
 
 
 class JsonLinesSource(_RowsOfFiles):
-  """JSON objects, one a line, plain or compressed; `fields` are the string members to keep."""
+  """JSON lines, plain or compressed; `fields` are the string fields to keep."""
 
   _read = staticmethod(read_json_lines)
 
 
 class TableSource(_RowsOfFiles):
-  """Rows of a table with a line of column names, plain or compressed; `fields` are the columns to keep.
+  """Rows of a table with a header line, plain or compressed; `fields` are the columns to keep.
 
-  Columns are parted by tabs in a .tsv file, whose quotation marks are text, and by commas elsewhere, as in CSV.
+  A .tsv file is tab-separated with no quoting; any other file is CSV.
   """
 
   _read = staticmethod(read_table)
 
 
 def seedable(source: seqio.DataSource) -> seqio.DataSource:
-  """seqio hands its seed to a function that reads data, which most do not take: these read their files in order."""
+  """Wraps a FunctionDataSource whose function takes no seed, which seqio passes; it then reads files in order."""
   if not isinstance(source, seqio.FunctionDataSource) or "seed" in inspect.signature(source._dataset_fn).parameters:
     return source
   seeded = copy.copy(source)

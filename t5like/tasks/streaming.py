@@ -1,7 +1,7 @@
-"""A task or mixture read through seqio itself, without a token cache.
+"""Streams a task or mixture through seqio, without a token cache.
 
-The pipeline is the task's own, with the vocabulary of the model in place of its default one. Only open it in a
-process that may be ended at once: where a pipeline calls back into Python, tf.data may wait for ever on taking it down.
+The pipeline is the task's own, with the model's vocabulary instead of its default one. Open it only in a process that
+can be killed at any time: when a pipeline calls back into Python, tf.data may hang on teardown.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from t5like.tasks import objective_adapter
 from t5like.tasks.caching import finished_tokens
 from t5like.tasks.caching.cache_kind import Steps
 from t5like.tasks.caching.text_pipeline import text_features, text_preprocessors
-from t5like.tasks.missing_data import data_explained, pipeline_explained, reason
+from t5like.tasks.missing_data import explain_data_errors, explain_pipeline_errors, reason
 from t5like.tasks.mixtures import shares
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.tasks.sources import seedable
 from t5like.vocabularies import Vocabulary
 
-_SIZE, _SEGMENTS = "_size", "_segment_ids"  # behind the name of a feature; the second is seqio's
+_SIZE, _SEGMENTS = "_size", "_segment_ids"  # suffixes of feature names; the second is seqio's
 
 
 def with_vocabulary(
   found: seqio.Task | seqio.Mixture, split: str, vocabulary: Vocabulary, objective: Objective | None
 ) -> seqio.Task | seqio.Mixture:
-  """A copy that makes this vocabulary's ids; `objective` says what becomes of a corpus."""
+  """Returns a copy that uses this vocabulary; `objective` is applied to a corpus."""
   if isinstance(found, seqio.Task):
     return _task_with_vocabulary(found, split, vocabulary, objective)
   tasks = {task.name: task for task in found.tasks}
@@ -47,17 +47,17 @@ def with_vocabulary(
 def _task_with_vocabulary(
   task: seqio.Task, split: str, vocabulary: Vocabulary, objective: Objective | None
 ) -> seqio.Task:
-  with data_explained(task):
+  with explain_data_errors(task):
     check_split(task, split)
     is_corpus = text_corpus(task, split)
     if is_corpus and objective is None:
       raise UserError(
-        f"task {task.name!r} is a corpus: it needs an objective",
+        f"task {task.name!r} is a corpus and needs an objective",
         try_=f"--gin.TASK={task.name}_span_corruption, or --gin_file=objectives/span_corruption.gin",
       )
     if objective is not None and not is_corpus:
       raise UserError(
-        f"task {task.name!r} has inputs and targets of its own: it takes no objective",
+        f"task {task.name!r} defines its inputs and targets and takes no objective",
         try_="--gin_file=runs/finetune.gin",
       )
   if objective is None:
@@ -73,22 +73,22 @@ def _task_with_vocabulary(
 
 
 def text_corpus(task: seqio.Task, split: str) -> bool:
-  """Whether a task is running text, which takes an objective: nothing but `targets` that `tokenize` makes tokens of."""
+  """Returns whether a task is plain text for an objective: only `targets`, and no step but `tokenize` and EOS."""
   return Steps.of(task).is_plain and text_features(task, split) == ["targets"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Streamed:
-  """What a batch is made of; `row` has the row of each text where they are packed."""
+class StreamBatch:
+  """The texts of a batch; if packed, `row` is the row of each text."""
 
   texts: Pairs | Masked
   row: np.ndarray | None = None
 
 
 class Stream:
-  """Batches without end, shuffled within seqio's buffer and of this host's share of the data.
+  """Infinite batches of this host's shard of the data, shuffled within seqio's buffer.
 
-  lengths: what seqio is to cut features at, for an objective the inputs that it is to make.
+  lengths: seqio's sequence_length; for an objective, the length of the inputs it produces.
   """
 
   def __init__(
@@ -102,9 +102,9 @@ class Stream:
     pack: bool = False,
     shard: tuple[int, int] = (0, 1),
   ):
-    tf.config.set_visible_devices([], "GPU")  # TensorFlow would take all of their memory
+    tf.config.set_visible_devices([], "GPU")  # TensorFlow would reserve all GPU memory
     self._name, self._pack, self._masked = found.name, pack, objective is not None and objective.makes == "masked"
-    with pipeline_explained(self._name):
+    with explain_pipeline_errors(self._name):
       dataset = found.get_dataset(
         sequence_length=lengths,
         split=split,
@@ -113,7 +113,7 @@ class Stream:
         shard_info=seqio.ShardInfo(*shard),
         num_epochs=None,
         trim_output_features=objective is None,
-        try_in_mem_cache=False,  # tf.data would save all of it with its place
+        try_in_mem_cache=False,  # tf.data would save the cache with its state
       )
       names = list(found.output_features)
       if objective is None:
@@ -123,35 +123,35 @@ class Stream:
       batch = _packed(dataset, packed) if pack else _padded(dataset, names)
       self._iterator = iter(batch(rows, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
 
-  def __iter__(self) -> Iterator[Streamed]:
+  def __iter__(self) -> Iterator[StreamBatch]:
     return self
 
-  def __next__(self) -> Streamed:
-    with pipeline_explained(self._name):
+  def __next__(self) -> StreamBatch:
+    with explain_pipeline_errors(self._name):
       values = {name: tensor.numpy() for name, tensor in next(self._iterator).items()}
     return _unpacked(values) if self._pack else _unpadded(values, self._masked)
 
   def obstacle(self) -> str | None:
-    """Why tf.data cannot save the place of this pipeline, None where it can; it knows from the first batch on."""
+    """Returns why tf.data cannot save the state of this pipeline, or None. Call it after the first batch."""
     with tempfile.TemporaryDirectory() as folder:
       return self.save(Path(folder) / "state")
 
   def save(self, path: Path) -> str | None:
-    """Saves the place of the pipeline with all that its buffers hold; says why where that cannot be."""
+    """Saves the state of the pipeline including its buffers; returns the reason if tf.data cannot."""
     try:
       tf.train.Checkpoint(iterator=self._iterator).write(str(path))
     except (tf.errors.FailedPreconditionError, tf.errors.UnimplementedError) as error:
       return reason(error)
     except tf.errors.OpError as error:
-      raise UserError("the place of the stream cannot be saved", file=path, because=reason(error)) from None
+      raise UserError("cannot save the state of the stream", file=path, because=reason(error)) from None
 
   def restore(self, path: Path) -> None:
-    """Goes on where `save` was called; the stream must have been opened with the same arguments."""
+    """Resumes from a saved state; the stream must have been opened with the same arguments."""
     try:
       tf.train.Checkpoint(iterator=self._iterator).read(str(path)).assert_consumed()
     except (tf.errors.OpError, AssertionError) as error:
       raise UserError(
-        "the saved place of the stream cannot be read",
+        "cannot read the saved state of the stream",
         folder=path.parent,
         because=reason(error),
         try_="remove this folder: the stream then starts over",
@@ -159,7 +159,7 @@ class Stream:
 
 
 def _padded(dataset: tf.data.Dataset, names: list[str]):
-  """One text a row. Sizes go along, as 0 is a word of some vocabularies."""
+  """Pads one text per row. Sizes are kept, as 0 is a token in some vocabularies."""
 
   def sized(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     values = {name: tf.cast(example[name], tf.int32) for name in names}
@@ -168,7 +168,7 @@ def _padded(dataset: tf.data.Dataset, names: list[str]):
   return dataset.map(sized, num_parallel_calls=tf.data.AUTOTUNE).padded_batch
 
 
-def _unpadded(values: Mapping[str, np.ndarray], masked: bool) -> Streamed:
+def _unpadded(values: Mapping[str, np.ndarray], masked: bool) -> StreamBatch:
   def texts(name: str) -> Ragged:
     if name not in values:
       rows = len(values["targets"])
@@ -176,27 +176,27 @@ def _unpadded(values: Mapping[str, np.ndarray], masked: bool) -> Streamed:
     return Ragged(values[name], values[f"{name}{_SIZE}"].astype(np.int64))
 
   if not masked:
-    return Streamed(Pairs(texts("inputs"), texts("targets")))
+    return StreamBatch(Pairs(texts("inputs"), texts("targets")))
   parts = {name: values[name] for name in ("targets", "weights", "token_types")}
-  return Streamed(Masked(texts("inputs"), **parts, labels=values.get("labels")))
+  return StreamBatch(Masked(texts("inputs"), **parts, labels=values.get("labels")))
 
 
 def _packed(dataset: tf.data.Dataset, lengths: Mapping[str, int]):
-  """seqio's own packing. It takes 0 for padding, so ids are moved up by one on the way, and numbers texts by their
-  beginnings, so examples with an empty side are left out."""
+  """Packs with seqio. It treats 0 as padding, so ids are shifted up by one, and it numbers texts by their starts, so
+  examples with an empty side are dropped."""
 
-  def moved(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+  def shift_ids(example: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     return {name: tf.cast(example[name], tf.int32) + 1 for name in lengths}
 
-  def whole(example: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  def no_side_is_empty(example: Mapping[str, tf.Tensor]) -> tf.Tensor:
     return tf.reduce_all([tf.size(text) > 0 for text in example.values()])
 
-  dataset = dataset.map(moved, num_parallel_calls=tf.data.AUTOTUNE).filter(whole)
+  dataset = dataset.map(shift_ids, num_parallel_calls=tf.data.AUTOTUNE).filter(no_side_is_empty)
   return seqio.utils.trim_and_pack_dataset(dataset, lengths).batch
 
 
-def _unpacked(values: Mapping[str, np.ndarray]) -> Streamed:
-  counts = values[f"inputs{_SEGMENTS}"].max(axis=1)  # texts of each row
+def _unpacked(values: Mapping[str, np.ndarray]) -> StreamBatch:
+  counts = values[f"inputs{_SEGMENTS}"].max(axis=1)  # texts per row
   first = np.cumsum(counts) - counts
 
   def texts(name: str) -> Ragged:
@@ -205,4 +205,4 @@ def _unpacked(values: Mapping[str, np.ndarray]) -> Streamed:
     number = (first[:, None] + segments - 1)[real]
     return Ragged.of(values[name][real] - 1, np.bincount(number, minlength=counts.sum()))
 
-  return Streamed(Pairs(texts("inputs"), texts("targets")), np.repeat(np.arange(len(counts)), counts))
+  return StreamBatch(Pairs(texts("inputs"), texts("targets")), np.repeat(np.arange(len(counts)), counts))

@@ -1,4 +1,4 @@
-"""The original pipeline, to measure beside ours. Needs the `t5` library, which t5like does not depend on."""
+"""The original T5 pipeline, as a benchmark baseline. Needs the `t5` library, which is not a dependency."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from t5like.tasks.registry import default_features
 
 
 def packed_rows(texts: Sequence[str], inputs: int, targets: int) -> tuple[int, float]:
-  """Reads `texts` through seqio and t5's span corruption into packed rows: how many, in how many seconds."""
+  """Runs `texts` through seqio and t5's span corruption into packed rows; returns their number and the seconds."""
   source = seqio.FunctionDataSource(
     lambda split, shuffle_files, seed=None: tf.data.Dataset.from_tensor_slices({"text": list(texts)}), ["train"]
   )
@@ -33,7 +33,7 @@ def packed_rows(texts: Sequence[str], inputs: int, targets: int) -> tuple[int, f
   dataset = task.get_dataset(lengths, "train", shuffle=False)
   packed = seqio.EncDecFeatureConverter(pack=True)(dataset, lengths).batch(128).prefetch(tf.data.AUTOTUNE)
   batches = packed.as_numpy_iterator()
-  next(batches)  # building the graph is not counted
+  next(batches)  # exclude building the graph
   started = time.perf_counter()
   rows = sum(len(batch["encoder_input_tokens"]) for batch in batches)
   return rows, time.perf_counter() - started

@@ -1,4 +1,4 @@
-"""All that is to be seen of a task before it is used: its first rows at every stage, and what a run makes of them."""
+"""A preview of a task before training: its first rows at every stage, and what a run reads."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from t5like.tasks.caching.cache_kind import CacheKind, cache_kind
 from t5like.tasks.checks.examples import is_corpus
 from t5like.tasks.encoders.checks import is_encoder_form
 from t5like.tasks.encoders.forms import encoder_vocabulary
-from t5like.tasks.missing_data import data_explained
-from t5like.tasks.previews import Preview, corrupted, finished, previews
+from t5like.tasks.missing_data import explain_data_errors
+from t5like.tasks.previews import Preview, corrupted, finished_examples, previews
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_vocabularies import as_seqio, own_vocabulary
 from t5like.vocabularies import Vocabulary, load_vocabulary
@@ -25,7 +25,7 @@ DEFAULT_INPUTS, DEFAULT_TARGETS = 512, 114
 
 
 class TaskPreview:
-  """The first examples of a task, with a vocabulary and, where it is a corpus, an objective."""
+  """The first examples of a task, with a vocabulary and, for a corpus, an objective."""
 
   def __init__(
     self,
@@ -37,14 +37,12 @@ class TaskPreview:
     lengths: Mapping[str, int] | None = None,
     seed: int = 0,
   ):
-    """Takes names: of a vocabulary (default: t5, bert_uncased for encoders) and of an objective for a corpus
-    (default: that in the name of the task, or span_corruption). `lengths` are the tokens of a row."""
-    with data_explained(task):
+    """Takes the names of a vocabulary (default: t5, bert_uncased for encoders) and, for a corpus, of an objective
+    (default: the one in the task's name, or span_corruption). `lengths` is the row length in tokens."""
+    with explain_data_errors(task):
       check_split(task, split)
     if objective and not is_corpus(task):
-      raise UserError(
-        f"{task.name!r} has targets of its own: an objective is for a corpus", try_="leave out --objective"
-      )
+      raise UserError(f"{task.name!r} defines its own targets; an objective is for a corpus", try_="omit --objective")
     self.task, self.split, self._count, self.seed = task, split, count, seed
     self._lengths = {"inputs": DEFAULT_INPUTS, "targets": DEFAULT_TARGETS, **(lengths or {})}
     self.is_encoder_form = is_encoder_form(task)
@@ -59,25 +57,25 @@ class TaskPreview:
       name = given or ("bert_uncased" if self._is_masked else "t5")
       return name, load_vocabulary(name)
     if given:
-      raise UserError(f"{self.task.name!r} has a vocabulary of its own", try_="leave out --vocabulary")
-    return "of its own", encoder_vocabulary(self.task.output_features)
+      raise UserError(f"{self.task.name!r} has its own vocabulary", try_="omit --vocabulary")
+    return "defined by the task", encoder_vocabulary(self.task.output_features)
 
   @functools.cached_property
-  def kept(self) -> CacheKind:
-    """What a token cache keeps of the task."""
-    with data_explained(self.task):
+  def cache_kind(self) -> CacheKind:
+    """Returns what a token cache stores of the task."""
+    with explain_data_errors(self.task):
       return cache_kind(self.task, self.split)
 
   def rows(self) -> Iterator[Preview]:
-    """Yields the first rows of the source, and the examples that become of them."""
+    """Yields the first rows of the source with the examples made from them."""
     return previews(self.task, self.split, self._count, self._lengths["inputs"])
 
   def finished(self) -> list[dict[str, Any]]:
-    """Returns the first examples after all steps, as tokens; they need not be those of the first rows."""
-    return finished(self.task, self.split, self.vocabulary, self._count, self._lengths)
+    """Returns the first examples after all preprocessors, as tokens; they need not come from the first rows."""
+    return finished_examples(self.task, self.split, self.vocabulary, self._count, self._lengths)
 
   def tokens(self, example: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Returns the tokens of an example's text features, as a token cache keeps them and a batch closes them."""
+    """Returns the tokens of an example's text features, with EOS as in a batch."""
     found = {}
     for name, feature in self.task.output_features.items():
       if isinstance(example.get(name), str):
@@ -85,9 +83,9 @@ class TaskPreview:
     return found
 
   def corrupted(self) -> tuple[Lengths, list[CorruptedRow]] | None:
-    """Returns what the objective makes of the first rows; None for labeled examples.
+    """Returns the objective's lengths and the first corrupted rows; None for labeled examples.
 
-    Also None without sentinels, where the default objective has nothing to work with; one that was given says so.
+    Also None if the vocabulary has no sentinels for the default objective; an explicit objective raises instead.
     """
     objective = self.objective
     if objective is None or not (self.vocabulary.sentinel_ids or self._is_masked or self._objective_is_given):
@@ -97,18 +95,16 @@ class TaskPreview:
     return lengths, rows
 
   def vocabulary_notes(self) -> list[str]:
-    """Returns lines that say where the vocabulary that the task was registered with is not the one shown."""
+    """Returns notes on differences between the task's registered vocabulary and the one shown."""
     features = self.task.output_features
     named = {name: features[name].vocabulary for name in ("inputs", "targets") if name in features}
     if own_vocabulary(features) is None:
       listed = ", ".join(f"{name} {_vocabulary_text(v)}" for name, v in named.items())
-      return [
-        f"vocabularies of its own: {listed}; the ids of a PassThroughVocabulary, and of two different ones, are kept"
-      ]
+      return [f"its own vocabularies: {listed}; a run keeps pass-through ids, and vocabularies that differ"]
     own, shown = next(iter(named.values())), self.vocabulary_name
     if own == as_seqio(self.vocabulary):
       return []
-    return [f"it was registered with {_vocabulary_text(own)}; a run uses the vocabulary of its model, here {shown}"]
+    return [f"registered with {_vocabulary_text(own)}; a run uses the vocabulary of its model, here {shown}"]
 
 
 def _vocabulary_text(vocabulary: seqio.Vocabulary) -> str:

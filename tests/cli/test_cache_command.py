@@ -1,4 +1,4 @@
-"""`t5like cache`: what it prints, that it goes on where it stopped, and parts of a source that has several files."""
+"""`t5like cache`: its output, rebuilding, and sources with several files."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_the_same_cache_with_and_without_workers(t5like, corpus, tmp_path, monke
   from t5like.tasks.caching import source_shards
 
   monkeypatch.setattr(piece_workers, "_MIN_CHARACTERS_FOR_WORKERS", 0)
-  monkeypatch.setattr(source_shards, "_PART_BYTES", 1)  # a part for each file, however small
+  monkeypatch.setattr(source_shards, "_PART_BYTES", 1)  # one part per file, however small
   for workers in (0, 2):
     done = t5like(
       "cache", corpus, "--vocabulary=tiny", f"--task_modules={corpus}", f"--out={tmp_path}/{workers}",
@@ -50,7 +50,7 @@ def test_the_same_cache_with_and_without_workers(t5like, corpus, tmp_path, monke
   assert open_cache(manifest.parent, rebuild_command="").examples == 150
 
 
-def test_a_second_run_finds_it_up_to_date_and_a_damaged_one_is_built_anew(t5like, corpus, tmp_path):
+def test_a_second_run_finds_the_cache_up_to_date_and_rebuilds_a_damaged_one(t5like, corpus, tmp_path):
   line = ["cache", corpus, "--vocabulary=tiny", f"--task_modules={corpus}", f"--out={tmp_path}/out", "--workers=0"]
   assert "token cache written" in t5like(*line).stdout
   before = contents(tmp_path / "out")
@@ -62,7 +62,7 @@ def test_a_second_run_finds_it_up_to_date_and_a_damaged_one_is_built_anew(t5like
   assert contents(tmp_path / "out") == before
 
 
-def test_workers_are_counted_from_nought(t5like, tmp_path):
+def test_a_negative_number_of_workers_is_refused(t5like, tmp_path):
   assert "0 or more" in t5like("cache", "novels", "--workers=-1", f"--out={tmp_path}", status=2).stderr
 
 
@@ -71,7 +71,7 @@ def test_the_progress_line():
   assert line.text(CacheProgress(250, 5000, 0, 0), 10) == (
     "  250 of 1,000 examples, 5,000 tokens, 500 tokens/s, about 30 s left"
   )
-  # What an earlier attempt had done counts for the rest, not for the speed: 250 fresh examples took 200 s.
+  # Work of an earlier attempt counts for the remaining time, not for the speed: 250 new examples took 200 s.
   assert line.text(CacheProgress(500, 10_000, 250, 5000), 200) == (
     "  500 of 1,000 examples, 10,000 tokens, 25 tokens/s, about 6 min 40 s left, "
     "5,000 tokens resumed from an earlier attempt"
@@ -80,7 +80,7 @@ def test_the_progress_line():
   assert "about 2 h 46 min left" in BuildProgress(total=1001).text(CacheProgress(1, 1, 0, 0), 10)
 
 
-def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_path):
+def test_an_unreadable_row_is_named_with_its_file_and_line(t5like, tmp_path):
   good = '{"text": "It was a bright cold day."}\n'
   for name, row, expected, found in [
     ("member", b'{"txt": "abc"}', "an object with text", "{'txt': 'abc'}"),
@@ -96,5 +96,5 @@ def test_a_row_that_cannot_be_read_is_named_with_its_file_and_line(t5like, tmp_p
       ["tasks", "show", f"rows_{name}", "--n=60"],
     ):
       message = t5like(*command, status=2).stderr
-      assert message.startswith("error: a row is not what its format asks for") and "Traceback" not in message
+      assert message.startswith("error: a row does not match its format") and "Traceback" not in message
       assert f"{path}:51" in message and expected in message and found in message

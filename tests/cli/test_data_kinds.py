@@ -1,4 +1,4 @@
-"""Every kind of data a run can be fed with: objectives by name, encoders, decoders, mixtures, phases, own files."""
+"""Every kind of training data: objectives by name, encoders, decoders, mixtures, phases, local files."""
 
 import json
 import re
@@ -15,7 +15,7 @@ def metrics(folder):
   return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_objective_may_stand_in_the_tasks_name(t5like, pretrain, tmp_path):
+def test_the_task_name_may_contain_the_objective(t5like, pretrain, tmp_path):
   line = [a for a in pretrain if "objectives/" not in a]
   out = t5like(*line, "--gin.TASK=novels_prefix_lm", f"--gin.MODEL_DIR={tmp_path}/a", "--dry_run").stdout
   assert "objective prefix_lm" in out and "up to 31 tokens of one document" in out
@@ -26,14 +26,14 @@ def test_the_objective_may_stand_in_the_tasks_name(t5like, pretrain, tmp_path):
 
 
 @pytest.mark.parametrize("objective", ["bert_mlm_nsp", "roberta"])
-def test_an_encoder_learns_to_fill_in(t5like, tmp_path, token_caches, objective):
+def test_an_encoder_trains_on_masked_lm(t5like, tmp_path, token_caches, objective):
   out = t5like(
     "train", *ENCODER, "--gin_file=runs/pretrain.gin", f"--gin.TASK=novels_{objective}", "--gin.TRAIN_STEPS=4",
     f"--gin.CACHE_DIR={token_caches}", f"--gin.MODEL_DIR={tmp_path}/run",
   ).stdout  # fmt: skip
   assert "objective masked_lm" in out
   rows = metrics(tmp_path / "run")
-  assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5  # of 30,522 pieces
+  assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5  # vocabulary of 30,522 pieces
   assert ("sentence_accuracy" in rows[-1]) == (objective == "bert_mlm_nsp")
 
 
@@ -46,7 +46,7 @@ def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp
   assert "has no inputs for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
 
 
-def test_a_gpt_learns_to_go_on(t5like, tmp_path, token_caches):
+def test_a_gpt_trains_on_causal_lm(t5like, tmp_path, token_caches):
   out = t5like(
     "train", "--gin_file=models/gpt2/small.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2",
     "--gin.HEAD_DIM=8", "--gin.NUM_DECODER_LAYERS=1", "--gin.BATCH_SIZE=8", "--gin.LENGTHS={'inputs': 32}",
@@ -58,19 +58,19 @@ def test_a_gpt_learns_to_go_on(t5like, tmp_path, token_caches):
 
 def test_phases_change_length_and_batch_and_resume_exactly(t5like, pretrain, tmp_path):
   phases = "--gin.PHASES=[{'steps': 2, 'lengths': {'inputs': 16}}, {'steps': 2, 'batch_size': 16}]"
-  whole = t5like(
-    *pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=6", "--gin.LOG_PERIOD=1"
+  out = t5like(
+    *pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/uninterrupted", "--gin.TRAIN_STEPS=6", "--gin.LOG_PERIOD=1"
   ).stdout
-  assert "8 rows x (16 inputs" in whole and "16 rows x (32 inputs" in whole
+  assert "8 rows x (16 inputs" in out and "16 rows x (32 inputs" in out
   for steps in (3, 6):  # stopped in the second phase
-    t5like(*pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/parts", f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1")
-  losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("whole", "parts")]
+    t5like(*pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/resumed", f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1")
+  losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("uninterrupted", "resumed")]
   assert losses[0] == losses[1] and len(losses[0]) == 6
   err = t5like(*pretrain, "--gin.PHASES=[{'stepz': 2}]", f"--gin.MODEL_DIR={tmp_path}/x", status=2).stderr
   assert "PHASES" in err and "'steps': 1000" in err
 
 
-def test_text_of_ones_own_is_one_gin_line(t5like, small_model, tmp_path, monkeypatch):
+def test_a_corpus_of_local_files_takes_one_gin_line(t5like, small_model, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for number in range(3):
     lines = [f"Day {number}.{i}: it rained again, and we stayed at home." for i in range(20)]
@@ -115,7 +115,7 @@ def test_a_mixture_trains_and_scores_each_of_its_tasks(t5like, finetune, tmp_pat
   out = t5like(
     *line, "--gin.TASK=both", "--gin.TASK_MODULES=['mixed_tasks']", "--gin.TRAIN_STEPS=2", "--gin.MODEL_DIR=run"
   ).stdout
-  # sqrt(30,000) against sqrt(300) is 10 to 1.
+  # sqrt(30,000) : sqrt(300) = 10 : 1.
   assert "a mixture of 2 tasks\n" in out
   assert re.search(r"90\.9%  snli, [\d,]+ examples\n +9\.1%  snli_again, ", out)
   assert "snli (validation, 20 examples) at step 2" in out and "snli_again (validation, 20 examples) at step 2" in out

@@ -1,4 +1,4 @@
-"""A user's own task in a module of their own, as the README shows it."""
+"""A custom task in a user's module, as in the README."""
 
 import json
 
@@ -44,8 +44,8 @@ def folder(tmp_path):
   return tmp_path
 
 
-def test_a_corpus_and_a_labeled_task_of_ones_own(t5like, t5like_process, small_model, folder, monkeypatch):
-  """The second run is a process of its own, as users have it, which starts another that builds a token cache."""
+def test_a_custom_corpus_and_labeled_task(t5like, t5like_process, small_model, folder, monkeypatch):
+  """The second run is a separate process, as for users, which starts another one to build a token cache."""
   monkeypatch.chdir(folder)
   own = [*small_model, "--gin.TASK_MODULES=['my_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2"]
   pretrain = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretrain.gin", "--gin.TASK=logbook"]
@@ -58,8 +58,8 @@ def test_a_corpus_and_a_labeled_task_of_ones_own(t5like, t5like_process, small_m
   assert "sums (validation, 16 examples) at step 2: long " in out and "quiz question: 0 plus 0?" in out
 
 
-@pytest.mark.slow  # TensorFlow starts five times; tests/data/test_cache.py has the check itself
-def test_a_changed_file_makes_the_cache_stale_and_builds_it_again(t5like_process, folder):
+@pytest.mark.slow  # starts TensorFlow five times; tests/data/test_cache.py tests the check itself
+def test_a_changed_file_makes_the_cache_stale_and_rebuilds_it(t5like_process, folder):
   command = ["cache", "logbook", "--vocabulary=tiny", "--out=tokens", "--task_modules=my_tasks"]
   assert "token cache written" in t5like_process(*command, cwd=folder).stdout
   assert "up to date" in t5like_process(*command, cwd=folder).stdout

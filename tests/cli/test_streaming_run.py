@@ -149,7 +149,7 @@ def test_invalid_input_is_refused_before_anything_is_written(t5like, streamed, t
   err = t5like(*run, "--gin.TASK=novles", status=2).stderr
   assert "no task 'novles'" in err and re.search(r"nearest +novels", err)
   err = t5like(*run, "--gin.TASK=weather", f"--gin.CORPUS_FILES={{'train': '{tmp_path}/*.txt'}}", status=2).stderr
-  assert "no file of split 'train' is there" in err and "Traceback" not in err
+  assert "no files found for split 'train'" in err and "Traceback" not in err
   (tmp_path / "bad.jsonl").write_text(json.dumps({"text": "it rained"}) + "\n{\n")
   err = t5like(*run, "--gin.TASK=weather", f"--gin.CORPUS_FILES={{'train': '{tmp_path}/bad.jsonl'}}", status=2).stderr
   assert f"{tmp_path}/bad.jsonl:2" in err and "Traceback" not in err

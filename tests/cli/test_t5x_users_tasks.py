@@ -1,4 +1,4 @@
-"""A module of tasks written for T5X, plain seqio: it trains and evaluates as it is, and edits are noticed."""
+"""A task module written for T5X in plain seqio trains and evaluates unchanged, and edits are detected."""
 
 import json
 import os
@@ -78,13 +78,13 @@ def folder(tmp_path, monkeypatch):
   (tmp_path / "helpers.py").write_text(HELPERS)
   (tmp_path / "rows.tsv").write_text("".join(f"Number {i} and {i * 7}\t{i} is it\n" for i in range(20)))
   monkeypatch.chdir(tmp_path)
-  monkeypatch.syspath_prepend(tmp_path)  # before the folder of another test, which commands leave there
+  monkeypatch.syspath_prepend(tmp_path)  # before folders that commands of other tests left on the path
   yield tmp_path
   forget()
 
 
 def forget():
-  """As if a new process began: nothing is imported and registered yet."""
+  """Simulates a new process, where nothing is imported or registered."""
   for module in ("t5x_tasks", "helpers"):
     sys.modules.pop(module, None)
   for task in ("pairs", "halved"):
@@ -119,7 +119,7 @@ def cached(task, split="train"):
   return data.open_cache(folder, rebuild_command="")
 
 
-def test_all_three_kinds_of_metrics_are_computed_in_the_loop_and_by_eval(t5like, train, folder):
+def test_all_three_kinds_of_metrics_are_computed_in_training_and_by_eval(t5like, train, folder):
   out = train("pairs").stdout
   (row,) = [row for row in read_metrics("run") if row["kind"] == "eval/pairs"]
   assert set(row) == {"step", "kind", "exact", "mean_score", "confidence"}
@@ -132,7 +132,7 @@ def test_all_three_kinds_of_metrics_are_computed_in_the_loop_and_by_eval(t5like,
   assert json.loads(open("run/predictions/pairs-validation-2.jsonl").readline())["target"] == "0 is it"
 
 
-def test_steps_behind_tokenize_are_run(train, folder):
+def test_steps_after_tokenize_are_run(train, folder):
   out = train("halved", "--gin.EVAL_SPLIT=''").stdout
   assert "cached as finished tokens: the step halves works on tokens" in out
   ids = TINY.encode("say: number 3 and 21") + TINY.encode("3 is it")
@@ -141,7 +141,7 @@ def test_steps_behind_tokenize_are_run(train, folder):
   assert example == {"inputs": ids[:half] + end, "targets": ids[half:][:5] + end}
 
 
-def test_an_edited_task_is_rebuilt_wherever_the_edit_is(t5like, train, folder):
+def test_an_edit_in_any_module_of_a_task_rebuilds_its_cache(t5like, train, folder):
   train("pairs", "--gin.EVAL_SPLIT=''")
   assert TINY.decode(cached("pairs").example(0)["inputs"]).startswith("say: number")
   edit(folder / "helpers.py", 'PROMPT = "say: "', 'PROMPT = "tell: "')
@@ -156,10 +156,10 @@ def test_an_edited_task_is_rebuilt_wherever_the_edit_is(t5like, train, folder):
   assert " AND " in TINY.decode(cached("pairs").example(0)["inputs"])
 
 
-def test_caches_of_before_are_looked_at_and_other_ends_are_noticed(train, folder):
+def test_caches_of_earlier_versions_are_reused_and_an_edited_eos_step_is_detected(train, folder):
   train("pairs", "--gin.EVAL_SPLIT=''")
   record = cached("pairs").folder / "task.json"
-  record.unlink()  # as earlier versions left it
+  record.unlink()  # earlier versions did not write it
   out = train("pairs", "--gin.EVAL_SPLIT=''", model_dir="second").stdout
   assert "up to date" in out and record.is_file()
   edit(folder / "t5x_tasks.py", "seqio.preprocessors.append_eos_after_trim]", "seqio.preprocessors.append_eos]")
@@ -167,7 +167,7 @@ def test_caches_of_before_are_looked_at_and_other_ends_are_noticed(train, folder
   assert cached("pairs").eos_placement("targets") == "before_trim"
 
 
-def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, train, folder):
+def test_edited_metrics_take_effect_without_rebuilding_tokens(t5like, train, folder):
   edit(folder / "t5x_tasks.py", "100.0 * sum", "undefined * sum")
   error = train("pairs", status=2).stderr
   assert "the metric exact of task 'pairs' fails on the targets" in error and "undefined" in error
@@ -179,7 +179,7 @@ def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, t
   assert os.stat(cached("pairs", "validation").folder / "cache.json").st_mtime_ns == built
   assert {"exact"} & set(next(row for row in read_metrics("run") if row["kind"] == "eval/pairs")) == set()
   edit(folder / "t5x_tasks.py", "metric_fns=[likelihood]", "metric_fns=[exact]")
-  out = train("pairs").stdout  # at its last step already
+  out = train("pairs").stdout  # already at its last step
   assert "pairs has changed since it was scored at step 2" in out and "exact" in out
 
 
@@ -198,7 +198,7 @@ def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):
   assert os.path.isdir("run/checkpoints/2")
 
 
-def test_a_run_that_is_killed_amid_an_evaluation_has_saved_before_and_evaluates_first(train, folder):
+def test_a_run_killed_during_an_evaluation_has_saved_and_evaluates_first_on_resume(train, folder):
   leaves = FAILING.replace("LEAVE", "import os; os._exit(9)") + '  return {"exact": 1.0}\n'
   edit(folder / "t5x_tasks.py", "def likelihood(", leaves + "\n\ndef likelihood(")
   periods = ["--gin.EVAL_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.TRAIN_STEPS=3"]

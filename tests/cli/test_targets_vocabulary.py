@@ -1,4 +1,4 @@
-"""Tasks whose targets have another vocabulary than the model's: answers are read with it, as seqio does."""
+"""Tasks whose targets have a different vocabulary than the model: answers are decoded with it, as in seqio."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def manifest():
 
 
 def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, folder):
-  """A model that always writes the ids of the bytes "ok" is always right."""
+  """A model that always writes the ids of the bytes "ok" is always correct."""
   train("spelled", "--gin.TRAIN_STEPS=60", "--gin.LOG_PERIOD=20")
   (row,) = [row for row in read_metrics("run") if row["kind"] == "eval/spelled"]
   answer = json.loads(open("run/predictions/spelled-validation-60.jsonl").readline())
@@ -102,11 +102,11 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   assert "t5like eval --task=spelled" in refused
 
 
-def test_caches_that_do_not_say_how_answers_are_read_are_written_again(train, folder):
+def test_caches_without_the_vocabulary_of_their_targets_are_rebuilt(train, folder):
   train("spelled", "--gin.TRAIN_STEPS=1")
   content = json.loads(manifest().read_text())
   assert content["targets_vocabulary"] == {"name": "byte:extra_ids=0", "fingerprint": ByteVocabulary(0).fingerprint}
-  del content["targets_vocabulary"], content["description"]["targets_vocabulary"]  # as earlier versions left it
+  del content["targets_vocabulary"], content["description"]["targets_vocabulary"]  # as in earlier versions
   manifest().write_text(json.dumps(content))
   out = train("spelled", "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=second").stdout
   assert "is stale: it does not record the vocabulary of its targets" in out
@@ -121,17 +121,17 @@ REFUSED = [
 ]
 
 
-def test_a_vocabulary_that_is_not_there_is_refused_before_the_first_step(train, folder):
+def test_a_missing_vocabulary_is_reported_before_the_first_step(train, folder):
   train("spelled", "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=first", "--gin.EVAL_EXAMPLES=1")
   content = json.loads(manifest().read_text())
-  for kept, said in REFUSED:
-    manifest().write_text(json.dumps(content | {"targets_vocabulary": kept}))
+  for stored, reason in REFUSED:
+    manifest().write_text(json.dumps(content | {"targets_vocabulary": stored}))
     refused = train("spelled", "--gin.TRAIN_STEPS=1", status=2).stderr
-    assert "the targets of task 'spelled' have their own vocabulary" in refused and said in refused
+    assert "the targets of task 'spelled' have their own vocabulary" in refused and reason in refused
     assert not os.path.exists("run/checkpoints")
 
 
-def test_a_kind_of_vocabulary_that_has_no_name_is_refused_but_can_be_trained_on(train, folder):
+def test_a_vocabulary_without_a_name_is_refused_in_evaluation_but_not_in_training(train, folder):
   refused = train("unknown", "--gin.TRAIN_STEPS=1", status=2).stderr
   assert "which cannot be loaded: a Unknown" in refused and not os.path.exists("run/checkpoints")
   train("unknown", "--gin.TRAIN_STEPS=1", "--gin.EVAL_SPLIT=''")

@@ -8,7 +8,7 @@ TEXT = "Thank you for inviting me to your party last week ."
 
 
 def shown(t5like, name, *options):
-  """The lines of an objective by their first word."""
+  """Returns the printed lines of an objective by their first word."""
   lines = t5like("tasks", "objective", name, *options).stdout.splitlines()
   assert lines[0] == f"text      {TEXT}"
   return dict(line.split(maxsplit=1) for line in lines[3:])
@@ -26,7 +26,7 @@ def test_all_are_shown(t5like):
 @pytest.mark.parametrize(
   ("name", "inputs", "targets"),
   [
-    # Table 3, with our noise: which tokens are chosen is chance, what becomes of them is not.
+    # Table 3, with our noise: which tokens are corrupted is random, how they are corrupted is not.
     (
       "span_corruption",
       "Thank you for <extra_id_0> to your party last week .",
@@ -44,7 +44,7 @@ def test_the_papers_sentence(t5like, name, inputs, targets):
   assert words(lines["targets"]) == targets.split()
 
 
-def test_deshuffling_has_the_same_pieces_and_another_seed_another_order(t5like):
+def test_deshuffling_reorders_the_same_pieces_by_seed(t5like):
   lines = [shown(t5like, "deshuffling", f"--seed={seed}") for seed in (0, 1)]
   first, second = (line["inputs"].split() for line in lines)
   assert sorted(first) == sorted(second) == sorted(lines[0]["targets"].split()) and first != second
@@ -56,5 +56,5 @@ def test_encoders_and_lengths(t5like):
   assert "125 tokens of text, 128 inputs" in lines["lengths"]
 
 
-def test_an_unknown_name(t5like):
+def test_an_unknown_name_suggests_the_nearest(t5like):
   assert "nearest  span_corruption" in t5like("tasks", "objective", "span_corupton", status=2).stderr

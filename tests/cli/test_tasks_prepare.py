@@ -1,4 +1,4 @@
-"""`t5like tasks prepare`: the table it prints, where it writes, and what it refuses."""
+"""`t5like tasks prepare`: its table, output folder, and errors."""
 
 import shutil
 from pathlib import Path
@@ -21,10 +21,10 @@ def test_it_writes_where_tfds_looks(t5like, tmp_path, monkeypatch):
   t5like("tasks", "prepare", "wnut_17", "--from", FILES / "wnut")
   assert (tmp_path / "tfds/wnut_17/1.0.0/features.json").is_file()
   refused = t5like("tasks", "prepare", "wnut_17", "--from", FILES / "wnut", status=2)
-  assert "prepared already" in refused.stderr and "--force" in refused.stderr
+  assert "already prepared" in refused.stderr and "--force" in refused.stderr
 
 
-def test_files_can_be_named(t5like, tmp_path):
+def test_files_can_be_given(t5like, tmp_path):
   german, english = FILES / "wmt/newstest2013.de", FILES / "wmt/newstest2013.en"
   done = t5like(
     "tasks", "prepare", "wmt16_translate/de-en", "--from", tmp_path, "--out", tmp_path / "out",

@@ -17,7 +17,7 @@ def test_an_example_at_every_stage(t5like, monkeypatch):
   assert "\033" not in out  # not a terminal
 
 
-def test_tokens_are_those_of_the_vocabulary_given(t5like):
+def test_tokens_are_those_of_the_given_vocabulary(t5like):
   out = t5like("tasks", "show", "snli", "--split=validation", "--vocabulary=bert_uncased").stdout
   assert "of bert_uncased: s ##nl ##i hypothesis :" in out
   assert "(validation), row 0" in out
@@ -32,7 +32,7 @@ def test_a_corpus_with_an_objective(t5like):
   assert out == t5like("tasks", "show", "novels", "--lengths=inputs=64").stdout
 
 
-def test_the_objective_in_a_tasks_name_and_one_that_is_asked_for(t5like):
+def test_the_objective_from_the_task_name_and_from_the_option(t5like):
   out = t5like("tasks", "show", "novels_bert_mlm", "--lengths=inputs=48").stdout
   assert "bert_mlm of novels_bert_mlm: 46 tokens of text, 48 inputs" in out and "[MASK]" in out
   assert "  predict 7 " in out  # 15% of 46
@@ -46,24 +46,24 @@ def test_a_mixture_is_shown_as_a_table(t5like):
   lines = t5like("tasks", "show", "glue_temperature").stdout.splitlines()
   assert lines[1].split() == ["task", "size", "rate", "percent"]
   rows = {line.split()[0]: line.split()[1:] for line in lines[2:]}
-  assert rows["glue_cola"] == ["8,551", "92.47", "4.42"]  # sqrt(8551), of 2,091.6 in all
+  assert rows["glue_cola"] == ["8,551", "92.47", "4.42"]  # sqrt(8551), of 2,091.6 in total
   assert rows["glue_ax"] == ["0", "0.00", "-"]
 
 
-def test_the_list_names_tasks_splits_and_mixtures(t5like):
+def test_the_list_contains_tasks_splits_and_mixtures(t5like):
   out = t5like("tasks", "list").stdout
   lines = {line.split()[0]: " ".join(line.split()[1:]) for line in out.splitlines() if line.startswith("  ")}
   assert lines["snli"] == "train 30,000, validation 2,000"
   assert lines["glue_rte"] == "train 2,490, validation, test"
   assert lines["glue_without_cola"] == "7 tasks"
-  assert lines["novels"].startswith("train 537, validation 23 and novels_<objective> for")
+  assert lines["novels"].startswith("train 537, validation 23 also novels_<objective> for")
   assert "novels_span_corruption" not in out and "TFDS super_glue" in out
   assert "novels_span_corruption" in t5like("tasks", "list", "novels_span").stdout
   assert "snli" not in t5like("tasks", "list", "squad").stdout
-  assert "no task or mixture has 'sqaud'" in t5like("tasks", "list", "sqaud", status=2).stderr
+  assert "no task or mixture name contains 'sqaud'" in t5like("tasks", "list", "sqaud", status=2).stderr
 
 
 @pytest.mark.parametrize("options", [["--n=0"], ["--split=dev"], ["--lengths=inputs"]])
-def test_mistakes(t5like, options):
+def test_invalid_options_are_refused(t5like, options):
   task = "novels" if "lengths" in options[0] else "snli"
   assert t5like("tasks", "show", task, *options, status=2).stderr.startswith("error: ")

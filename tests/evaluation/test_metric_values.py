@@ -80,7 +80,7 @@ def test_a_failing_metric_is_reported_and_the_others_are_computed():
   values = compute(metrics, ANSWERS)
   assert values.numbers == {"n": 2.0}
   assert values.failures["fails"] == "KeyError: 'missing'"
-  assert "not a dict" in values.failures["number"]
+  assert "expected a dict" in values.failures["number"]
 
 
 # Stand-ins for functions of a user's module, found under the name of this module.

@@ -1,4 +1,4 @@
-"""Rows as TFDS gives them, and what a task makes of them: for the tests and for make_goldens.py."""
+"""Rows as TFDS yields them and the examples of a task, for the tests and make_goldens.py."""
 
 import contextlib
 import functools
@@ -19,18 +19,18 @@ FOLDER = Path(__file__).parents[1] / "data" / "tasks"
 
 @functools.cache
 def rows() -> dict[str, list[dict]]:
-  """Raw rows by TFDS name."""
+  """Returns raw rows by TFDS name."""
   return json.loads((FOLDER / "rows.json").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def t5_library() -> dict[str, list[dict]]:
-  """What the t5 library's tasks make of those rows, by our names of the tasks."""
+  """Returns the examples of the t5 library's tasks for those rows, by our task names."""
   return json.loads((FOLDER / "t5_library.json").read_text(encoding="utf-8"))
 
 
 def raw_dataset(tfds_name: str, raw: list[dict]) -> tf.data.Dataset:
-  """Rows with the types and shapes that the TFDS builder declares."""
+  """Returns rows with the types and shapes that the TFDS builder declares."""
   features = tfds.builder(tfds_name).info.features
   specs = tf.nest.map_structure(lambda info: tf.TensorSpec(info.shape, info.tf_dtype), features.get_tensor_info())
 
@@ -43,7 +43,7 @@ def raw_dataset(tfds_name: str, raw: list[dict]) -> tf.data.Dataset:
 
 
 def examples(task: seqio.Task, raw: tf.data.Dataset) -> list[dict]:
-  """The task's examples as plain values: texts, T5 token ids, and the fields that evaluation needs."""
+  """Returns the task's examples as plain values: texts, T5 token ids, and the fields for evaluation."""
   source = seqio.FunctionDataSource(lambda split, shuffle_files: raw, splits=["all"])
   task = task.replace(source=source, output_features=registry.default_features())
   dataset = task.get_dataset(None, "all", shuffle=False)
@@ -65,7 +65,7 @@ def ours(name: str, tfds_name: str) -> list[dict]:
 
 @contextlib.contextmanager
 def stored(name: str, splits: dict[str, list[dict]], folder: Path):
-  """The task with its TFDS data set stored in `folder`, as `t5like tasks prepare` would, and read from there."""
+  """Stores a task's TFDS data set in `folder`, like `t5like tasks prepare`, and yields the task reading from there."""
   task = registry.find_task(name)
   tfds_name, _, version = task.source.tfds_dataset.name.partition(":")
   dataset, _, config = tfds_name.partition("/")
@@ -82,11 +82,11 @@ def stored(name: str, splits: dict[str, list[dict]], folder: Path):
   task.source.tfds_dataset.override_data_dir(None)
 
 
-def scores_of_perfect_answers(name: str, made: list[dict]) -> dict[str, float]:
-  """Every target answered with its own text, scored as a token cache has it: from JSON, with no registry."""
+def scores_of_perfect_answers(name: str, found: list[dict]) -> dict[str, float]:
+  """Scores each target's text as its prediction, like a token cache: from JSON, without the registry."""
   named = json.loads(json.dumps(text_pipeline.scoring(registry.find_task(name))))
   postprocess = scoring.find_function(named["postprocessor"]) if named["postprocessor"] else lambda text, **_: text
-  rows_ = json.loads(json.dumps(made))
+  rows_ = json.loads(json.dumps(found))
   targets = [postprocess(row["targets_pretokenized"], example=row, is_target=True) for row in rows_]
   answers = [postprocess(row["targets_pretokenized"], example=row, is_target=False) for row in rows_]
   return {

@@ -1,4 +1,4 @@
-"""Writes what Hugging Face makes of pairs and of SQuAD's windows, for test_encoder_goldens.py to compare with.
+"""Writes Hugging Face's encodings of text pairs and SQuAD windows as goldens for test_encoder_goldens.py.
 
 Needs transformers, and the official dev-v1.1.json for the sample of questions:
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(REPOSITORY))
 GOLDENS = REPOSITORY / "tests/data/encoder_forms"
 PIECES = REPOSITORY / "t5like/vocabularies/embedded/bert_uncased.txt"
 QUESTIONS = 12
-# (window, overlap): the usual one, and a small one that makes many windows of any passage.
+# (window, overlap): the usual setting, and a small one that splits any passage into many windows.
 SETTINGS = [(384, 128), (96, 32)]
 PAIR_LENGTHS = (16, 33, 64, 512)
 
@@ -32,22 +32,22 @@ def tokenizer():
 
 
 def windows(hf, question: str, passage: str, answer: tuple[int, int], length: int, overlap: int) -> list:
-  """[ids, token types, offsets in the passage, (start, end)] of every window."""
-  made = hf(
+  """Returns [ids, token types, offsets in the passage, (start, end)] of every window."""
+  encoded = hf(
     question, passage, truncation="only_second", max_length=length, stride=overlap,
     return_overflowing_tokens=True, return_offsets_mapping=True,
   )  # fmt: skip
   rows = []
-  for number, ids in enumerate(made["input_ids"]):
-    parts, spans = made.sequence_ids(number), made["offset_mapping"][number]
+  for number, ids in enumerate(encoded["input_ids"]):
+    parts, spans = encoded.sequence_ids(number), encoded["offset_mapping"][number]
     inside = [place for place, part in enumerate(parts) if part == 1]
     offsets = [list(span) if part == 1 else [-1, -1] for span, part in zip(spans, parts, strict=True)]
-    rows.append([ids, made["token_type_ids"][number], offsets, _positions(spans, inside, answer)])
+    rows.append([ids, encoded["token_type_ids"][number], offsets, _positions(spans, inside, answer)])
   return rows
 
 
 def _positions(spans: list, inside: list[int], answer: tuple[int, int]) -> list[int]:
-  """The tokens of the answer, by looking at every token; [0, 0] where the window does not hold all of it."""
+  """Returns the first and last token of the answer by brute force; [0, 0] if it is not fully inside the window."""
   if spans[inside[0]][0] > answer[0] or spans[inside[-1]][1] < answer[1]:
     return [0, 0]
   starts = [place for place in inside if spans[place][0] <= answer[0]]
@@ -74,7 +74,9 @@ def write(hf, rows: list[dict]) -> None:
   by_length = sorted(rows, key=lambda row: -len(row["context"]))
   sample = [*by_length[:6:3], *rows[:: len(rows) // (QUESTIONS - 2)][: QUESTIONS - 2]]
   (GOLDENS / "squad_sample.json").write_text(json.dumps(sample, indent=1) + "\n")
-  made = [[windows(hf, row["question"], row["context"], span(row), *setting) for row in sample] for setting in SETTINGS]
+  split = [
+    [windows(hf, row["question"], row["context"], span(row), *setting) for row in sample] for setting in SETTINGS
+  ]
   texts = [(row["question"], row["context"][: 40 * number]) for number, row in enumerate(sample, 1)]
   texts += [(b, a) for a, b in texts]
   pairs = [
@@ -83,11 +85,11 @@ def write(hf, rows: list[dict]) -> None:
     for length in PAIR_LENGTHS
   ]  # fmt: skip
   singles = [hf(a, truncation=True, max_length=16)["input_ids"] for a, _ in texts]
-  golden = {"settings": SETTINGS, "windows": made, "pair_lengths": PAIR_LENGTHS, "texts": texts}
+  golden = {"settings": SETTINGS, "windows": split, "pair_lengths": PAIR_LENGTHS, "texts": texts}
   golden |= {"pairs": pairs, "singles": singles}
   text = json.dumps(golden, separators=(",", ":"))
   (GOLDENS / "hugging_face.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
-  print(f"{len(sample)} questions, {sum(len(w) for setting in made for w in setting)} windows")
+  print(f"{len(sample)} questions, {sum(len(w) for setting in split for w in setting)} windows")
 
 
 def compare(hf, rows: list[dict]) -> None:

@@ -1,10 +1,10 @@
-"""Writes tests/data/tasks/t5_library.json: what the original t5 library makes of the rows in rows.json.
+"""Writes tests/data/tasks/t5_library.json: the examples of the original t5 library for the rows in rows.json.
 
-Run it where `t5` 0.9.4 is installed (it is no test), from the repository's root:
+A script, not a test. Run it with `t5` 0.9.4 installed, from the repository root:
 
     PYTHONPATH=. python tests/tasks/make_goldens.py
 
-Texts, token ids and the fields for evaluation are stored whole; tests/tasks compare ours with them.
+Stores texts, token ids and the fields for evaluation; the tests in tests/tasks compare ours with them.
 """
 
 import functools
@@ -18,7 +18,7 @@ from t5.data import preprocessors
 GLUE = "cola sst2 mrpc qqp stsb mnli mnli_matched mnli_mismatched qnli rte wnli ax".split()
 SUPER_GLUE = "boolq cb copa multirc record rte wic axb axg".split()
 
-# Our name of a task: the TFDS data set and the t5 library's task.
+# Our task name -> TFDS data set and task name of the t5 library.
 TASKS = {
   **{f"glue_{name}": (f"glue/{name}", f"glue_{name}_v002") for name in GLUE},
   **{f"super_glue_{name}": (f"super_glue/{name}", f"super_glue_{name}_v102") for name in SUPER_GLUE},
@@ -36,7 +36,7 @@ TASKS = {
 
 
 def register_xsum() -> None:
-  """XSum is not among the library's tasks; its summaries take the form of CNN/DailyMail's."""
+  """Registers XSum, which the library lacks, in the form of CNN/DailyMail."""
   like = seqio.TaskRegistry.get("cnn_dailymail_v002")
   summarize = functools.partial(preprocessors.summarize, article_key="document", summary_key="summary")
   seqio.TaskRegistry.add(
@@ -49,13 +49,13 @@ def register_xsum() -> None:
 
 def main() -> None:
   register_xsum()
-  made = {
+  found = {
     ours: examples(seqio.TaskRegistry.get(theirs), raw_dataset(tfds_name, rows()[tfds_name]))
     for ours, (tfds_name, theirs) in TASKS.items()
   }
   lines = []
-  for name, of_task in made.items():
-    body = ",\n".join(f"  {json.dumps(example, ensure_ascii=False)}" for example in of_task)
+  for name, task_examples in found.items():
+    body = ",\n".join(f"  {json.dumps(example, ensure_ascii=False)}" for example in task_examples)
     lines.append(f"{json.dumps(name)}: [\n{body}\n]")
   (FOLDER / "t5_library.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
-"""Makes tests/data/metrics/*.json: what the original libraries answer to random and awkward inputs.
+"""Writes tests/data/metrics/*.json: results of the original libraries on random inputs and edge cases.
 
-Needs t5 0.9.4, scikit-learn, sacrebleu, rouge-score and seqeval, and the file `squad_metrics.py` of
-transformers 4 (the official SQuAD 2.0 script as functions), none of which the tests need:
+Needs t5 0.9.4, scikit-learn, sacrebleu, rouge-score, seqeval and the file `squad_metrics.py` of
+transformers 4 (the official SQuAD 2.0 script as functions); the tests need none of them:
 
   python tests/tasks/make_metric_goldens.py path/to/transformers/data/metrics/squad_metrics.py
 """
@@ -47,7 +47,7 @@ def plain(value):
 
 
 def case(metric, targets, predictions, expected, factory=None, **keywords):
-  """`factory` holds the arguments of a function that returns the metric."""
+  """Returns a test case; `factory` holds the arguments of a function that returns the metric."""
   found = {
     "metric": metric,
     "targets": targets,
@@ -98,7 +98,7 @@ def correlation_cases(rng):
       -targets,
       np.where(rng.uniform(size=size) < 0.3, -1.0, targets),
       np.round(targets),
-      np.full(size, 2.6),  # undefined: we say 0
+      np.full(size, 2.6),  # undefined: ours is 0
     ):
       for name in ("pearson_corrcoef", "spearman_corrcoef"):
         expected = getattr(t5, name)(targets, predictions)
@@ -137,7 +137,7 @@ def answers():
 
 
 def guess(right):
-  """Right, nearly right, wrong or empty."""
+  """Returns a correct, nearly correct, wrong or empty answer."""
   text = random.choice(right) if len(right) else ""
   return random.choice([text, text.upper() + "!", f"the {text} hippo", phrase(4), ""])
 
@@ -150,7 +150,7 @@ def text_cases():
       yield case("edit_distance", targets, predictions, t5.edit_distance(targets, predictions))
       yield case("rouge", targets, predictions, seeded_rouge(targets, predictions))
     yield case("rouge", targets, predictions, seeded_rouge(targets, predictions, use_stemmer=True), use_stemmer=True)
-    if size > 1:  # one list of references a sentence; the library takes the other order
+    if size > 1:  # one list of references per sentence; the library expects the transpose
       several = [[t, phrase(14, 3)] for t in targets]
       predictions = [guess(references) for references in several]
       expected = t5.bleu([list(stream) for stream in zip(*several, strict=True)], predictions)
@@ -170,13 +170,13 @@ def qa_cases():
       yield case(name, targets, predictions, getattr(t5, name)(targets, predictions))
       yield case(name, targets, [""] * size, getattr(t5, name)(targets, [""] * size))
     spans = [{"answers": t, "context": phrase(20, 5)} for t in targets]
-    said = [
+    span_predictions = [
       random.choice(
         ["start: 1 end: 3", "start:0 end:0", "start: 9 end: 2", "start: x end: y", "", "no", "start: 1 end"]
       )
       for _ in range(size)
     ]
-    yield case("span_squad", spans, said, t5.span_squad(spans, said))
+    yield case("span_squad", spans, span_predictions, t5.span_squad(spans, span_predictions))
 
 
 def ranking_cases(rng):
@@ -210,7 +210,7 @@ def ranking_cases(rng):
 
 
 def load_squad_metrics(path):
-  """The file on its own: what it imports from transformers serves other functions."""
+  """Loads the file in isolation: only other functions need its imports from transformers."""
   for name in (
     "stand_in",
     "stand_in.data",
@@ -235,15 +235,15 @@ def squad2_cases(official):
       targets = [[] if random.random() < unanswerable else [*answers(), phrase(3, 1)] for _ in range(size)]
       texts = [guess(t) for t in targets]
       questions = [types.SimpleNamespace(qas_id=i, answers=[{"text": a} for a in t]) for i, t in enumerate(targets)]
-      said = dict(enumerate(texts))
-      expected = official.squad_evaluate(questions, said)
+      texts_by_id = dict(enumerate(texts))
+      expected = official.squad_evaluate(questions, texts_by_id)
       for name in ("best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh"):
-        expected.pop(name, None)  # of probabilities that nobody gave
+        expected.pop(name, None)  # based on probabilities that were not given
       yield case("squad2", targets, texts, expected)
-      none = {i: round(random.random(), 2) for i in said}
-      predictions = [{"text": text, "no_answer_probability": none[i]} for i, text in said.items()]
+      none = {i: round(random.random(), 2) for i in texts_by_id}
+      predictions = [{"text": text, "no_answer_probability": none[i]} for i, text in texts_by_id.items()]
       for threshold in (1.0, 0.5):
-        expected = official.squad_evaluate(questions, said, dict(none), threshold)
+        expected = official.squad_evaluate(questions, texts_by_id, dict(none), threshold)
         yield case("squad2", targets, predictions, expected, threshold=threshold)
 
 
@@ -254,9 +254,9 @@ def tagging_cases():
     for size in (1, 6, 15):
       targets = [random.choices(choices, k=random.randint(1, 12)) for _ in range(size)]
       predictions = [[tag if random.random() < 0.8 else random.choice(choices) for tag in t] for t in targets]
-      for said in (predictions, targets, [["O"] * len(t) for t in targets]):
-        expected = {"token_accuracy": seqeval.metrics.accuracy_score(targets, said)}
-        report = seqeval.metrics.classification_report(targets, said, output_dict=True, zero_division=0)
+      for guesses in (predictions, targets, [["O"] * len(t) for t in targets]):
+        expected = {"token_accuracy": seqeval.metrics.accuracy_score(targets, guesses)}
+        report = seqeval.metrics.classification_report(targets, guesses, output_dict=True, zero_division=0)
         for name, row in report.items():
           suffix = {"micro avg": ""}.get(name, f"_{name}")
           if name not in ("macro avg", "weighted avg"):
@@ -265,7 +265,7 @@ def tagging_cases():
               f"recall{suffix}": row["recall"],
               f"f1{suffix}": row["f1-score"],
             }
-        yield case("entity_f1", targets, said, {name: 100 * value for name, value in expected.items()})
+        yield case("entity_f1", targets, guesses, {name: 100 * value for name, value in expected.items()})
   labels = [0, 1, 2]
   targets = random.choices(labels, k=20)
   predictions = random.choices(labels, k=20)
@@ -301,8 +301,8 @@ def postprocessor_cases():
     for label in (0, 1):
       row = {"targets_pretokenized": referent, "label": label}
       yield of("wsc_simple", referent, row, True)
-      for said in (*referents, "bunny", "Bob", "a hat", "", "the", "fuzzy brown bunny", "MARK"):
-        yield of("wsc_simple", said, row)
+      for answer in (*referents, "bunny", "Bob", "a hat", "", "the", "fuzzy brown bunny", "MARK"):
+        yield of("wsc_simple", answer, row)
   row = {"idx": [3, 1], "is_correct": True, "weight": 0.5, "targets": [5, 6, 1]}
   yield of("rank_classification", "-1.5", row)
   yield of("rank_classification", "", row, True)
@@ -310,7 +310,7 @@ def postprocessor_cases():
 
 
 def as_seqio(example):
-  """The row as seqio's evaluation hands it over."""
+  """Returns the row as seqio's evaluation passes it."""
 
   def value(v):
     if isinstance(v, str):

@@ -1,6 +1,6 @@
-"""Tasks as a user of T5X writes them: plain seqio, nothing of t5like. Each has a shape of its own.
+"""Tasks as a T5X user writes them, in plain seqio without t5like; each covers a different kind of pipeline.
 
-`register(folder, vocabulary)` registers all of them over real files in `folder`, and returns their names.
+`register(folder, vocabulary)` registers all of them over files in `folder`, and returns their names.
 """
 
 import functools
@@ -14,7 +14,7 @@ ROWS = [
   (f"{WORDS[i % 10]} and {' '.join(WORDS[: i % 7])} over {WORDS[(3 * i) % 10]}", f"{WORDS[i % 7]} {WORDS[i % 3]}")
   for i in range(17)
 ]
-LENGTHS = {"inputs": 14, "targets": 6}  # some rows are cut, on both sides
+LENGTHS = {"inputs": 14, "targets": 6}  # truncates some inputs and targets
 
 
 def read_rows(split, shuffle_files, seed=None):
@@ -27,8 +27,8 @@ def function_source():
 
 
 @seqio.map_over_dataset
-def asked(example, question="weather: "):
-  return {**example, "inputs": tf.strings.join([question, example["inputs"]])}
+def with_prefix(example, prefix="weather: "):
+  return {**example, "inputs": tf.strings.join([prefix, example["inputs"]])}
 
 
 @seqio.map_over_dataset
@@ -54,7 +54,7 @@ def not_too_many_tokens(dataset, output_features):
 
 @seqio.map_over_dataset
 def halves(example):
-  """A prefix language model without chance: the first half is read, the second written."""
+  """Splits tokens as in a deterministic prefix LM: the first half is the input, the second the target."""
   tokens = example["targets"]
   middle = tf.size(tokens) // 2
   return {"inputs": tokens[:middle], "targets": tokens[middle:]}
@@ -76,7 +76,7 @@ def each_word(dataset):
 
 
 def joined(dataset):
-  """Tokens of four examples in one."""
+  """Joins the tokens of four examples into one."""
   dataset = dataset.map(lambda example: {"targets": example["targets"], "inputs": example["inputs"]})
   dataset = dataset.padded_batch(4)
   return dataset.map(lambda rows: {name: tf.boolean_mask(ids, ids > 0) for name, ids in rows.items()})
@@ -108,7 +108,7 @@ def targets_alone(example):
 
 
 def windows(dataset):
-  """Rows of five tokens of one text."""
+  """Cuts the tokens into rows of five."""
   return dataset.map(lambda e: e["targets"]).unbatch().batch(5).map(lambda ids: {"targets": ids})
 
 
@@ -120,8 +120,8 @@ def dropped(example, seed):
 
 @seqio.map_over_dataset(num_seeds=1)
 def one_of_two_prompts(example, seed):
-  asked = tf.gather(["a: ", "b: "], tf.random.stateless_uniform([], seed, 0, 2, tf.int32))
-  return {**example, "inputs": tf.strings.join([asked, example["inputs"]])}
+  prefix = tf.gather(["a: ", "b: "], tf.random.stateless_uniform([], seed, 0, 2, tf.int32))
+  return {**example, "inputs": tf.strings.join([prefix, example["inputs"]])}
 
 
 @seqio.map_over_dataset
@@ -142,13 +142,13 @@ TOKENIZE = seqio.preprocessors.tokenize
 CLOSED = [TOKENIZE, seqio.preprocessors.append_eos_after_trim]
 CACHED = [TOKENIZE, seqio.CacheDatasetPlaceholder(), seqio.preprocessors.append_eos_after_trim]
 
-# By name: what is kept of it, and its preprocessors; all over the same rows.
+# Name -> kind of cache and preprocessors; all over the same rows.
 STEPS = {
   "plain": ("text", CLOSED),
   "with_placeholder": ("text", CACHED),
   "with_required_placeholder": ("text", [TOKENIZE, seqio.CacheDatasetPlaceholder(required=True), CLOSED[1]]),
-  "mapped": ("text", [asked, *CLOSED]),
-  "with_arguments": ("text", [functools.partial(asked, question="sky? "), *CLOSED]),
+  "mapped": ("text", [with_prefix, *CLOSED]),
+  "with_arguments": ("text", [functools.partial(with_prefix, prefix="sky? "), *CLOSED]),
   "filtered": ("text", [long_enough, *CLOSED]),
   "with_lambda": ("text", [lambda dataset: dataset.filter(lambda e: tf.strings.length(e["targets"]) > 8), *CLOSED]),
   "one_to_many": ("text", [each_word, *CLOSED]),
@@ -172,7 +172,7 @@ STEPS = {
 
 
 def register(folder, vocabulary):
-  """Registers all tasks with features of this vocabulary; (name, what is kept) of each."""
+  """Registers all tasks with features of this vocabulary; returns the kind of cache of each."""
   feature = functools.partial(seqio.Feature, vocabulary)
   features = {"inputs": feature(add_eos=True), "targets": feature(add_eos=True)}
   kinds = {}

@@ -1,4 +1,4 @@
-"""Averages that were published together with the scores of the tasks."""
+"""Benchmark averages equal the published ones, computed from the published scores of the tasks."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_super_glue_as_published():
   assert super_glue_average(t5_11b) == pytest.approx(89.3, abs=0.051)
 
 
-def test_short_names_plain_numbers_and_further_metrics_are_taken():
+def test_short_names_plain_numbers_and_extra_metrics_are_accepted():
   short = {task.removeprefix("glue_"): score for task, score in T5_BASELINE.items()}
   short["cola"] = {"accuracy": 1.0, "matthews_corrcoef": 53.84}
   short["mrpc"] = (92.07 + 88.92) / 2
@@ -63,7 +63,7 @@ def test_short_names_plain_numbers_and_further_metrics_are_taken():
   assert glue_average(short) == pytest.approx(glue_average(T5_BASELINE))
 
 
-def test_what_is_missing_is_named():
+def test_missing_tasks_and_metrics_are_named():
   def without(task):
     return {name: score for name, score in BERT.items() if name != task}
 

@@ -1,4 +1,4 @@
-"""Corpora as any seqio user meets them: local files, C4, and a task for every objective."""
+"""Corpora in seqio: local files, C4, and a task for every objective."""
 
 import bz2
 import gzip
@@ -41,7 +41,7 @@ def rows(task, length=64, targets=None, seed=0):
   return list(dataset.as_numpy_iterator())
 
 
-def test_text_comes_out_of_all_files(corpus):
+def test_text_is_read_from_all_files(corpus):
   documents = [e["targets"] for e in text_pipeline.text_examples(registry.find_task("forty"), "train")]
   assert sorted(documents) == sorted(TEXTS)
 
@@ -79,14 +79,14 @@ def test_nothing_is_lost_between_documents_and_rows(corpus):
   assert rebuilt == tokens
 
 
-def test_noise_follows_the_seed_and_nothing_else(corpus):
+def test_noise_depends_only_on_the_seed(corpus):
   def inputs(seed):
     return [row["inputs"].tolist() for row in rows("forty_span_corruption", seed=seed)]
 
   assert inputs(0) == inputs(0) != inputs(1)
 
 
-def test_seqio_packs_and_batches_as_ever(corpus):
+def test_seqio_packs_and_batches_a_corpus(corpus):
   lengths = {"inputs": 128, "targets": 64}
   converter = seqio.EncDecFeatureConverter(pack=True)
   dataset = seqio.get_dataset(
@@ -103,29 +103,29 @@ def test_full_lm_ends_documents_and_causal_lm_fills_its_rows(corpus):
   assert [r["targets"].tolist() for r in rows("forty_causal_lm", targets=64)] == [r["targets"].tolist() for r in found]
 
 
-def test_targets_that_cannot_fit_are_refused(corpus):
+def test_targets_that_do_not_fit_are_refused(corpus):
   with pytest.raises(UserError, match="has 15 target tokens") as error:
     rows("forty_span_corruption", targets=14)
   assert "'targets': 15" in str(error.value) and "variant 't5'" in str(error.value)
 
 
 @pytest.mark.parametrize(("documents", "expected"), [("line", 3), ("paragraph", 2), ("file", 1)])
-def test_text_files_are_parted_as_asked(tmp_path, documents, expected):
+def test_text_files_are_split_into_the_requested_documents(tmp_path, documents, expected):
   (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"One line\nand another.\n\nA second paragraph.\n"))
-  task = register_corpus(f"parted_{documents}", {"train": tmp_path / "a.txt.bz2"}, documents=documents)
+  task = register_corpus(f"split_by_{documents}", {"train": tmp_path / "a.txt.bz2"}, documents=documents)
   assert len(list(text_pipeline.text_examples(task, "train"))) == expected
 
 
 def test_missing_files_are_named(tmp_path):
   task = register_corpus("missing", {"train": tmp_path / "nothing*.jsonl"})
-  with pytest.raises(UserError, match="no file of split 'train'") as error:
+  with pytest.raises(UserError, match="no files found for split 'train'") as error:
     list(text_pipeline.text_examples(task, "train"))
   assert "nothing*.jsonl" in str(error.value)
   with pytest.raises(UserError, match="either files or a source"):
     register_corpus("neither")
 
 
-def test_any_seqio_source_is_a_corpus():
+def test_any_seqio_source_can_be_a_corpus():
   def dataset(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices({"body": TEXTS})
 
@@ -133,16 +133,16 @@ def test_any_seqio_source_is_a_corpus():
   assert [e["targets"] for e in text_pipeline.text_examples(task, "train")] == TEXTS
 
 
-def test_c4_and_wikipedia_are_registered_without_touching_their_data():
+def test_c4_and_wikipedia_are_registered_without_reading_their_data():
   for name in ("c4", "c4_span_corruption", "wikipedia_bert_mlm_nsp"):
     assert name in registry.task_names()
 
 
-def test_rows_are_cut_as_stated():
-  # By hand.
+def test_rows_are_cut_as_documented():
+  # Computed by hand.
   assert [a.tolist() for a in stream_rows(10, 4)] == [[0, 4, 8], [4, 4, 2]]
   assert [a.tolist() for a in document_rows(np.array([5, 2, 4]), 4)] == [[0, 4, 5, 7], [4, 1, 2, 4]]
-  # Sentences end behind 3, 5, 12, 14; rows of at most 6: 0-5, 5-11 and 11-12 cut from the long one, 11-14.
+  # Sentences end after 3, 5, 12, 14; rows of at most 6: 0-5, 5-11 and 11-12 cut from the long one, 11-14.
   assert [a.tolist() for a in sentence_rows(np.array([3, 5, 12, 14]), 14, 6)] == [[0, 5, 11], [5, 6, 3]]
   joined, lengths = separate(np.array([10, 11, 12]), np.array([2, 1]), 1)
   assert joined.tolist() == [10, 11, 1, 12, 1] and lengths.tolist() == [3, 2]

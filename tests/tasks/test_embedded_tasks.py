@@ -1,4 +1,4 @@
-"""The embedded tasks as any seqio user meets them, and as the token cache takes them."""
+"""The embedded tasks in seqio and as read by the token cache."""
 
 import pytest
 import seqio
@@ -27,12 +27,12 @@ def test_seqio_reads_snli_in_text_to_text_form():
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("name", ["novels", "snli"])
-def test_row_counts_are_those_registered(name, split):
+def test_row_counts_equal_the_registered_ones(name, split):
   task = registry.find_task(name)
   assert sum(1 for _ in text_pipeline.text_examples(task, split)) == task.source.num_input_examples(split)
 
 
-def test_the_text_pipeline_stops_before_tokens():
+def test_the_text_pipeline_stops_before_tokenization():
   example = next(text_pipeline.text_examples(registry.find_task("snli"), "train"))
   assert example == {
     "inputs": "snli hypothesis: A person is training his horse for a competition. "
@@ -47,7 +47,7 @@ def test_the_corpus_is_prose():
   assert any("Baskerville" in d for d in documents)
 
 
-def test_unknown_names_are_answered_with_the_nearest():
+def test_unknown_names_suggest_the_nearest():
   with pytest.raises(UserError, match="no task 'snil'") as error:
     registry.find_task("snil")
   assert "nearest  snli" in str(error.value) and "TASK_MODULES" in str(error.value)
@@ -71,7 +71,7 @@ def test_the_description_changes_with_the_preprocessor():
   assert described("a") != described("b") and described("a") == described("a")
 
 
-def test_scoring_can_be_found_without_the_registry():
+def test_scoring_functions_can_be_imported_without_the_registry():
   assert text_pipeline.scoring(registry.find_task("snli")) == {
     "postprocessor": {"function": "t5like.tasks.postprocessors:strip_text", "keywords": {}},
     "metrics": [{"function": "t5like.tasks.metrics:accuracy", "keywords": {}}],
@@ -80,7 +80,7 @@ def test_scoring_can_be_found_without_the_registry():
     text_pipeline._importable(lambda x: x)
 
 
-def test_accuracy_is_the_published_value():
+def test_accuracy_equals_the_published_value():
   assert metrics.accuracy([0, 0, 2, 1], [0, 1, 2, 1]) == {"accuracy": 75.0}
 
 
@@ -89,16 +89,16 @@ def test_a_bad_line_is_named(tmp_path):
 
   path = tmp_path / "x.jsonl"
   path.write_text('{"text": "a"}\n{"txt": "b"}\n')
-  with pytest.raises(UserError, match="not what its format asks for") as error:
+  with pytest.raises(UserError, match="does not match its format") as error:
     list(read_json_lines(path, ["text"]))
   assert f"{path}:2" in str(error.value)
 
 
-def test_the_same_definition_may_come_twice_and_another_is_refused(tmp_path):
+def test_the_same_definition_can_be_registered_twice_but_not_a_different_one(tmp_path):
   def register(file):
     return corpora.register_corpus("registered_twice", {"train": tmp_path / file})
 
   assert register("a.jsonl") is register("a.jsonl")
-  with pytest.raises(UserError, match="registered already, with another definition") as error:
+  with pytest.raises(UserError, match="already registered with another definition") as error:
     register("b.jsonl")
   assert "differs  source" in str(error.value)

@@ -1,4 +1,4 @@
-"""Encoder forms of tasks through seqio: texts, labels and batches of rows written by hand."""
+"""Encoder forms of tasks in seqio: texts, labels and batches of handwritten rows."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ SAMPLE = json.loads((Path(__file__).parents[1] / "data/encoder_forms/squad_sampl
 
 
 def task_over(name: str, rows: list[dict]) -> seqio.Task:
-  """The registered task, with these rows instead of its source."""
+  """Returns the registered task with these rows as its source."""
 
   def dataset(split, shuffle_files):
     del split, shuffle_files
@@ -33,7 +33,7 @@ def task_over(name: str, rows: list[dict]) -> seqio.Task:
 
 
 def signature(value):
-  """Types as TFDS gives them: labels int64, other whole numbers int32."""
+  """Returns types as in TFDS: labels int64, other integers int32."""
   if isinstance(value, dict):
     return {
       k: tf.TensorSpec([], tf.int64) if k == "label" and isinstance(v, int) else signature(v) for k, v in value.items()
@@ -61,7 +61,7 @@ def pieces(ids):
   return " ".join(BERT.piece(token) for token in ids)
 
 
-# Rows in the form of TFDS, and what an encoder reads of them.
+# Rows as in TFDS, and the encoder's inputs and label.
 CLASSIFIED = {
   "glue_cola": ({"sentence": "They drank.", "label": 1}, "[CLS] they drank . [SEP]", 1),
   "glue_sst2": ({"sentence": "dull", "label": 0}, "[CLS] dull [SEP]", 0),
@@ -106,20 +106,20 @@ def test_texts_and_labels(name):
   assert example["idx"] == 7
 
 
-def test_every_classification_task_of_both_benchmarks_has_the_form():
+def test_every_classification_task_of_both_benchmarks_has_an_encoder_form():
   configs = {f"glue_{name}" for name in (*glue.LABELS, "stsb")}
   configs |= {f"super_glue_{name}" for name in (*super_glue.LABELS, "wsc", "record")}
   assert {f"{name}_classification" for name in configs} <= set(seqio.TaskRegistry.names())
 
 
-def test_class_numbers_are_those_of_the_text_to_text_labels():
-  """As TFDS numbers them; CB has another order than MNLI."""
+def test_class_numbers_match_the_text_to_text_labels():
+  """Numbered as in TFDS; CB's order differs from MNLI's."""
   size = {name: seqio.TaskRegistry.get(f"{name}_classification").output_features["labels"].vocabulary.size
           for name in ("glue_mnli", "super_glue_cb", "glue_cola")}  # fmt: skip
   assert size == {"glue_mnli": 3, "super_glue_cb": 3, "glue_cola": 2}
 
 
-def test_copas_choices_are_candidates():
+def test_copa_choices_are_candidates():
   row = {"premise": "It rained.", "question": "effect", "choice1": "Sun.", "choice2": "Mud.", "label": 1, "idx": 3}
   found = examples("super_glue_copa_classification", [row, {**row, "question": "cause", "label": -1, "idx": 4}])
   assert [pieces(e["inputs"]) for e in found] == [
@@ -139,7 +139,7 @@ def choice(found, scores, metric=encoder_scores.choice_accuracy):
   return metric(targets, [encoder_scores.candidate(s, e) for s, e in zip(scores, found, strict=True)])
 
 
-def test_multircs_answers_are_grouped_by_question():
+def test_multirc_answers_are_grouped_by_question():
   row = {"paragraph": "<b>Sent 1: </b>Tea.<br>Hot.", "question": "Which?", "answer": "Green", "label": 1,
          "idx": {"paragraph": 5, "question": 8, "answer": 13}}  # fmt: skip
   (example,) = examples("super_glue_multirc_classification", [row])
@@ -148,7 +148,7 @@ def test_multircs_answers_are_grouped_by_question():
   assert encoder_scores.grouped_class_id([2.0, 1.0], example) == {"value": 0}
 
 
-def test_records_entities_fill_the_gap():
+def test_record_entities_fill_the_gap():
   row = {
     "passage": "Ann met Bob\n@highlight\nBob left",
     "query": "@placeholder left \\1 us",
@@ -194,7 +194,7 @@ def squad_rows(rows):
     }  # fmt: skip
 
 
-def test_squads_windows_through_seqio_and_back_to_scores():
+def test_squad_windows_through_seqio_and_back_to_scores():
   rows = list(squad_rows(SAMPLE))
   found = examples("squad_spans", rows, length=128)
   assert len(found) > len(rows) and {e["id"].decode() for e in found} == {row["id"] for row in rows}
@@ -212,7 +212,7 @@ def test_squads_windows_through_seqio_and_back_to_scores():
   assert encoder_scores.squad_windows(targets, wrong)["em"] < 20
 
 
-def test_squad_2_knows_questions_without_an_answer():
+def test_squad_2_supports_questions_without_an_answer():
   rows = [
     *squad_rows(SAMPLE[2:4]),
     {**next(iter(squad_rows(SAMPLE[4:5]))), "answers": {"text": [], "answer_start": []}},
@@ -229,11 +229,11 @@ def test_squad_2_knows_questions_without_an_answer():
   assert found["labels"].shape == (1, 2)
 
 
-def test_tags_stand_at_first_pieces():
+def test_tags_are_at_the_first_token_of_a_word():
   row = {"tokens": ["Zyxwvia", "\u200b", "sings", "."], "ner": [1, 2, 0, 0]}
   (example,) = examples("wnut_17_tagging", [row], length=64)
   words = [BERT.encode(word) for word in row["tokens"]]
-  assert len(words[0]) > 1 and words[1] == []  # several tokens, none
+  assert len(words[0]) > 1 and words[1] == []  # several tokens, no tokens
   assert example["inputs"].tolist() == [BERT.cls_id, *sum(words, []), BERT.sep_id]
   rest = len(words[0]) - 1
   assert example["targets"].tolist() == [0, 1, *[0] * rest, 0, 0, 0]
@@ -250,14 +250,14 @@ def test_tags_stand_at_first_pieces():
   )
 
 
-def test_long_sentences_are_cut_and_their_last_words_are_outside():
+def test_long_sentences_are_truncated_and_their_last_words_are_tagged_o():
   row = {"tokens": ["word"] * 20, "ner": [1] * 20}
   (example,) = examples("wnut_17_tagging", [row], length=8)
   assert len(example["inputs"]) == 8 and example["inputs"][-1] == BERT.sep_id
   assert encoder_scores.tags(example["targets"], example, tag_names=["O", "A"]) == ["A"] * 6 + ["O"] * 14
 
 
-def test_conll_files_of_ones_own(tmp_path):
+def test_custom_conll_files(tmp_path):
   (tmp_path / "train.txt").write_text("Ann B-PER\nin O\nRome B-LOC\n\nOK O\n")
   task = tagging.register_ner_tagging("own_tagging", {"train": tmp_path / "train.txt"})
   found = list(task.get_dataset({"inputs": 16}, split="train", shuffle=False).as_numpy_iterator())
@@ -268,15 +268,15 @@ def test_conll_files_of_ones_own(tmp_path):
     tagging.register_ner_tagging("other", {"train": tmp_path / "none.txt"})
 
 
-def test_the_steps_that_make_tokens_are_marked():
+def test_the_steps_that_tokenize_are_marked():
   for name in ("glue_cola_classification", "squad_spans", "wnut_17_tagging"):
     steps = seqio.TaskRegistry.get(name).preprocessors
     assert [getattr(step, "makes_tokens", False) for step in steps] == [False, False, True]
   assert classification.encode_segments.makes_tokens and squad_spans.encode_windows.makes_tokens
 
 
-def test_a_vocabulary_without_marks_is_refused():
+def test_a_vocabulary_without_cls_and_sep_is_refused():
   features = encoder_features()
   features["inputs"] = seqio.Feature(as_seqio("t5"), add_eos=False)
-  with pytest.raises(UserError, match="need \\[CLS\\] and \\[SEP\\]"):
+  with pytest.raises(UserError, match="no \\[CLS\\] and \\[SEP\\]"):
     encoder_vocabulary(features)

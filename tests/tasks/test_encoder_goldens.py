@@ -1,4 +1,4 @@
-"""Windows and pairs equal those of Hugging Face's BertTokenizer, and answers come back to the letter. No TensorFlow."""
+"""Windows and pairs equal those of Hugging Face's BertTokenizer, and answers are recovered exactly. No TensorFlow."""
 
 import gzip
 import json
@@ -60,26 +60,26 @@ def test_pairs():
 
 
 def test_berts_own_stride_and_query_length():
-  """By hand: 20 tokens, a question of 3 cut to 2, windows of 11: six of the passage, beginning four apart."""
+  """By hand: 20 tokens, a question of 3 truncated to 2, windows of 11 with six passage tokens, four apart."""
   passage = " ".join(f"{n}" for n in range(10, 30))
-  made = make_windows(BERT, "one two three", passage, (0, 2), length=11, stride=4, longest_question=2)
+  windows = make_windows(BERT, "one two three", passage, (0, 2), length=11, stride=4, longest_question=2)
   starts = [0, 4, 8, 12, 16]
-  assert len(made.tokens) == len(starts)
-  assert made.lengths.tolist() == [11, 11, 11, 11, 9]
+  assert len(windows.tokens) == len(starts)
+  assert windows.lengths.tolist() == [11, 11, 11, 11, 9]
   for row, start in enumerate(starts):
-    words = [passage[begin:end] for begin, end in made.offsets[row] if begin >= 0]
+    words = [passage[begin:end] for begin, end in windows.offsets[row] if begin >= 0]
     assert words == [str(10 + start + n) for n in range(len(words))]
-  assert made.labels.tolist() == [[4, 4]] + [[0, 0]] * 4
-  # Token 4 stands last but one in window 0 (one token after it) and first in window 1 (none before it).
-  assert made.best_context[0, 4:10].tolist() == [1, 1, 1, 1, 1, 0]
-  assert made.best_context[:, 4:].sum() == 20  # every token has one best window
+  assert windows.labels.tolist() == [[4, 4]] + [[0, 0]] * 4
+  # Token 4 is second to last in window 0 (one token after it) and first in window 1 (none before it).
+  assert windows.best_context[0, 4:10].tolist() == [1, 1, 1, 1, 1, 0]
+  assert windows.best_context[:, 4:].sum() == 20  # every token has one best window
 
 
 @pytest.mark.parametrize("stride", [3, 6, 50])
 def test_no_token_falls_between_windows(stride):
   passage = " ".join(f"{n}" for n in range(10, 40))
-  made = make_windows(BERT, "who", passage, length=10, stride=stride)
-  assert {tuple(span) for row in made.offsets.tolist() for span in row if span[0] >= 0} == {
+  windows = make_windows(BERT, "who", passage, length=10, stride=stride)
+  assert {tuple(span) for row in windows.offsets.tolist() for span in row if span[0] >= 0} == {
     (3 * n, 3 * n + 2) for n in range(30)
   }
 
@@ -99,7 +99,7 @@ def answered(windows, starts, ends, passage, **options):
 
 
 @pytest.mark.parametrize("length, stride", [(384, 128), (96, 24)])
-def test_labels_lead_back_to_the_answers_very_words(length, stride):
+def test_labels_map_back_to_the_exact_answer(length, stride):
   for row in SAMPLE:
     windows = make_windows(BERT, row["question"], row["context"], span(row), length, stride)
     assert windows.labels.any()
@@ -108,7 +108,7 @@ def test_labels_lead_back_to_the_answers_very_words(length, stride):
     assert answered(windows, starts, ends, row["context"]).text == row["answers"][0]["text"]
 
 
-def test_every_span_of_tokens_is_a_piece_of_the_passage():
+def test_every_span_of_tokens_is_a_substring_of_the_passage():
   passage = "Café  O'Hara—born 1999, “Paris”; naïve\tßtraße 漢字 ok."
   windows = make_windows(BERT, "Who?", passage, length=64)
   inside = np.flatnonzero(windows.offsets[0, :, 0] >= 0)
@@ -121,12 +121,12 @@ def test_every_span_of_tokens_is_a_piece_of_the_passage():
 
 
 class TestChoosingAnAnswer:
-  passage = " ".join(f"w{n}" for n in range(10))  # two tokens a word
+  passage = " ".join(f"w{n}" for n in range(10))  # two tokens per word
 
   def windows(self, length=64, stride=128):
     return make_windows(BERT, "Who?", self.passage, length=length, stride=stride)
 
-  def test_spans_are_at_most_so_long(self):
+  def test_spans_have_a_maximum_length(self):
     windows = self.windows()
     first = int(np.flatnonzero(windows.offsets[0, :, 0] >= 0)[0])
     starts, ends = scores(windows, [(first, first + 5)])
@@ -134,16 +134,16 @@ class TestChoosingAnAnswer:
     assert answered(windows, starts, ends, self.passage).text == "w0 w1 w2"
     assert answered(windows, starts, ends, self.passage, longest=5).text == "w0"
 
-  def test_a_span_does_not_end_before_it_begins_nor_lie_in_the_question(self):
+  def test_a_span_does_not_end_before_it_starts_and_is_not_in_the_question(self):
     windows = self.windows()
     first = int(np.flatnonzero(windows.offsets[0, :, 0] >= 0)[0])
     starts, ends = scores(windows, [(first + 4, first + 1)])
     starts[0, 1] = ends[0, 1] = 9  # the question
     starts[0, first + 2], ends[0, first + 5] = 1, 2
-    # 5 + 5 would end before it begins; 5 + 2 is the best of the others.
+    # 5 + 5 would end before it starts; 5 + 2 is the best of the others.
     assert answered(windows, starts, ends, self.passage).text == "w2"
 
-  def test_best_window_over_all(self):
+  def test_the_best_window_wins(self):
     windows = self.windows(length=16, stride=4)
     assert len(windows.tokens) > 2
     row = 1
@@ -171,20 +171,20 @@ class TestChoosingAnAnswer:
     assert (null.text, null.score, null.null_score) == ("", 10, 11)
     assert answered(windows, starts, ends, self.passage, unanswerable=True, threshold=1.0).text == "w0"
 
-  def test_the_least_sure_window_says_that_there_is_none(self):
-    """By BERT's rule the null score of a question is the lowest of its windows."""
+  def test_the_null_score_is_the_lowest_of_all_windows(self):
+    """BERT's rule for the null score of a question."""
     windows = self.windows(length=16, stride=4)
     starts, ends = np.zeros((2, *windows.tokens.shape))
     starts[:, 0] = np.arange(len(starts)) + 7
     assert answered(windows, starts, ends, self.passage, unanswerable=True).null_score == 7
 
 
-def test_odd_passages():
+def test_empty_passages_and_long_questions():
   assert make_windows(BERT, "Who?", "", length=32).tokens.shape == (1, 32)
   assert answered(*_empty(), "").text == ""
-  with pytest.raises(UserError, match="no room"):
+  with pytest.raises(UserError, match="too short for a passage"):
     make_windows(BERT, "who " * 20, "text", length=16)
-  with pytest.raises(UserError, match="no room"):
+  with pytest.raises(UserError, match="too short for a passage"):
     make_windows(BERT, "who", "text", length=16, overlap=16)
 
 

@@ -1,4 +1,4 @@
-"""GLUE as text: to the letter and to the id what the t5 library makes, and scored as it scores."""
+"""GLUE as text: texts, ids and scores are exactly those of the t5 library."""
 
 import pytest
 import seqio
@@ -10,12 +10,12 @@ TASKS = "cola sst2 mrpc qqp stsb mnli mnli_matched mnli_mismatched qnli rte wnli
 
 
 @pytest.mark.parametrize("config", TASKS)
-def test_every_field_is_that_of_the_t5_library(config):
-  made, expected = ours(f"glue_{config}", f"glue/{config}"), t5_library()[f"glue_{config}"]
-  assert made == expected and len(made) >= 6
+def test_every_field_equals_the_t5_library(config):
+  found, expected = ours(f"glue_{config}", f"glue/{config}"), t5_library()[f"glue_{config}"]
+  assert found == expected and len(found) >= 6
 
 
-# Written by hand from the form `<name> k1: v1 k2: v2`; the rows stand in tests/data/tasks/rows.json.
+# Written by hand from the form `<name> k1: v1 k2: v2`; the rows are in tests/data/tasks/rows.json.
 BY_HAND = {
   "cola": ("cola sentence: The lamp that I bought it is red.", "unacceptable"),
   "sst2": ("sst2 sentence: a slow , joyless ride through the suburbs ", "negative"),
@@ -42,27 +42,27 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("config", BY_HAND)
-def test_the_form_by_hand(config):
+def test_the_text_equals_a_handwritten_one(config):
   first = ours(f"glue_{config}", f"glue/{config}")[0]
   assert (first["inputs_pretokenized"], first["targets_pretokenized"]) == BY_HAND[config]
 
 
-def test_stsb_scores_are_words_in_steps_of_a_fifth():
-  made = {e["inputs_pretokenized"]: [] for e in ours("glue_stsb", "glue/stsb")}
+def test_stsb_targets_are_multiples_of_a_fifth():
+  targets = {e["inputs_pretokenized"]: [] for e in ours("glue_stsb", "glue/stsb")}
   for example in ours("glue_stsb", "glue/stsb"):
-    made[example["inputs_pretokenized"]].append(example["targets_pretokenized"])
+    targets[example["inputs_pretokenized"]].append(example["targets_pretokenized"])
   # Scores 0, .1, .3, .5, .7, .9, 1.1, 1.66, 1.7, 2.5, 2.7, 3.1, 3.3, 3.9, 4.5, 4.9, 5 and a withheld -1:
-  # halves go to the even multiple.
-  assert made["stsb sentence1: One. sentence2: Two."] == (
+  # halves are rounded to the even multiple.
+  assert targets["stsb sentence1: One. sentence2: Two."] == (
     "0.0 0.0 0.4 0.4 0.8 0.8 1.2 1.6 1.6 2.4 2.8 3.2 3.2 4.0 4.4 4.8 5.0 -1.0".split()
   )
 
 
 @pytest.mark.parametrize("config", TASKS)
-def test_right_answers_score_100_from_a_token_cache(config):
-  made = [e for e in ours(f"glue_{config}", f"glue/{config}") if e["targets_pretokenized"] not in ("<unk>", "-1.0")]
-  if config == "ax":  # nobody outside knows the answers
-    assert not made and registry.find_task("glue_ax").metric_fns == []
+def test_correct_answers_score_100_from_a_token_cache(config):
+  found = [e for e in ours(f"glue_{config}", f"glue/{config}") if e["targets_pretokenized"] not in ("<unk>", "-1.0")]
+  if config == "ax":  # its answers are withheld
+    assert not found and registry.find_task("glue_ax").metric_fns == []
     return
   expected = {
     "cola": {"matthews_corrcoef": 100},
@@ -70,7 +70,7 @@ def test_right_answers_score_100_from_a_token_cache(config):
     "qqp": {"f1": 100, "accuracy": 100},
     "stsb": {"pearson_corrcoef": 100, "spearman_corrcoef": 100},
   }.get(config, {"accuracy": 100})
-  assert scores_of_perfect_answers(f"glue_{config}", made) == pytest.approx(expected)
+  assert scores_of_perfect_answers(f"glue_{config}", found) == pytest.approx(expected)
 
 
 ROWS = [
@@ -88,7 +88,7 @@ def test_seqio_trains_and_evaluates_on_a_stored_data_set(tmp_path):
       "glue_sst2", lengths, dataset_split="validation", shuffle=False, feature_converter=converter
     )
     vocabulary = task.output_features["targets"].vocabulary
-    # TFDS stores rows in an order of its own.
+    # TFDS shuffles the rows it stores.
     batches = {vocabulary.decode(b["encoder_input_tokens"].tolist()): b for b in dataset.as_numpy_iterator()}
     # T5's pieces of "sst2 sentence: a joy", by the sentencepiece library.
     joy = batches["sst2 sentence: a joy"]

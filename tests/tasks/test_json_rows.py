@@ -1,4 +1,4 @@
-"""Rows of a task of one's own: a member that is no text is named before tf.data meets it."""
+"""Rows of custom tasks: a field that is not a string is reported before tf.data reads it."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from t5like.tasks.sources import TableSource, read_json_lines, read_table
 
 
 @pytest.mark.parametrize("value", [None, 3, ["x"], True])
-def test_a_member_that_is_no_text_is_named_with_its_line(value, tmp_path):
+def test_a_field_that_is_not_a_string_is_named_with_its_line(value, tmp_path):
   path = tmp_path / "rows.jsonl"
   rows = [{"premise": "a", "label": "yes"}, {"premise": "b", "label": value}]
   path.write_text("\n".join(map(json.dumps, rows)))
@@ -29,7 +29,7 @@ def test_a_member_that_is_no_text_is_named_with_its_line(value, tmp_path):
     ("rows.csv.gz", 'answer,id,question\r\n"yes, no",1,"says ""hi"\r\nb,2,\r\n'),
   ],
 )
-def test_tables_are_read_by_the_names_of_their_columns(name, content, tmp_path):
+def test_tables_are_read_by_column_name(name, content, tmp_path):
   path = tmp_path / name
   path.write_bytes(gzip.compress(content.encode()) if name.endswith(".gz") else content.encode())
   rows = [{"question": 'says "hi', "answer": "yes, no"}, {"question": "", "answer": "b"}]
@@ -39,7 +39,7 @@ def test_tables_are_read_by_the_names_of_their_columns(name, content, tmp_path):
   assert [{k: v.decode() for k, v in row.items()} for row in dataset.as_numpy_iterator()] == rows
 
 
-def test_tables_with_other_columns_are_refused(tmp_path):
+def test_tables_with_missing_columns_are_refused(tmp_path):
   (tmp_path / "rows.csv").write_text("a,b\n1,2\n3\n")
   with pytest.raises(UserError, match="no column 'c'(.|\n)*a, b"):
     next(read_table(tmp_path / "rows.csv", ["a", "c"]))

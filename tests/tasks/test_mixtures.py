@@ -1,4 +1,4 @@
-"""Mixtures: rates by hand and by seqio, shares that seqio's data really have, definitions that do not change unseen."""
+"""Mixtures: rates by hand and by seqio, shares measured on seqio's data, and conflicting definitions."""
 
 import collections
 import functools
@@ -19,17 +19,17 @@ from t5like.tasks.mixtures import mixing_rates, proportions, register_mixture, s
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def rows_of(split, shuffle_files, seed=None, *, letter, size):
+def read_rows(split, shuffle_files, seed=None, *, letter, size):
   return tf.data.Dataset.from_tensor_slices([f"{letter} {i}" for i in range(size)]).map(lambda text: {"targets": text})
 
 
 @pytest.fixture(scope="module")
 def corpora():
-  """Three tasks of 100, 400 and 2,500 rows."""
+  """Registers three tasks with 100, 400 and 2,500 rows."""
   sizes = {"mixed_a": 100, "mixed_b": 400, "mixed_c": 2_500}
   for name, size in sizes.items():
     source = seqio.FunctionDataSource(
-      functools.partial(rows_of, letter=name[-1], size=size), splits=["train"], num_input_examples={"train": size}
+      functools.partial(read_rows, letter=name[-1], size=size), splits=["train"], num_input_examples={"train": size}
     )
     features = {"targets": registry.default_features()["targets"]}
     registry.register_task(
@@ -50,7 +50,7 @@ def test_rates_by_hand():
 
 @pytest.mark.parametrize("maximum", [None, 50, 500, 2**21])
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 3.5])
-def test_rates_are_seqios(corpora, maximum, temperature):
+def test_rates_equal_seqios(corpora, maximum, temperature):
   rates = mixing_rates(corpora, maximum, temperature)
   for name in corpora:
     task = seqio.TaskRegistry.get(name)
@@ -70,7 +70,7 @@ def test_shares_by_hand(corpora):
   ]
 
 
-def test_seqio_draws_with_these_shares(corpora):
+def test_seqio_samples_with_these_shares(corpora):
   register_mixture("drawn", corpora, "temperature", maximum=900)  # 10 : 20 : 30
   dataset = seqio.get_mixture_or_task("drawn").get_dataset(None, "train", shuffle=False, seed=1, num_epochs=None)
   vocabulary = registry.default_features()["targets"].vocabulary
@@ -84,12 +84,12 @@ def test_seqio_draws_with_these_shares(corpora):
 def test_benchmarks_have_the_published_weights():
   assert "glue" in registry.mixture_names()
   glue, super_glue = proportions("glue"), proportions("super_glue")
-  # 949,101 examples in all, of which MNLI has 392,702; 185,673, of which ReCoRD has 138,854.
+  # 949,101 examples in total, 392,702 of them MNLI; 185,673 in total, 138,854 of them ReCoRD.
   assert glue["glue_mnli"] == pytest.approx(392_702 / 949_101) and glue["glue_mnli_matched"] == 0
   assert super_glue["super_glue_record"] == pytest.approx(138_854 / 185_673)
   assert super_glue["dpr"] == pytest.approx(1_322 / 185_673)
   assert set(proportions("glue_equal").values()) == {0.125, 0.0}
-  # RTE is in both: half its 2,490 rows each, of 949,101 + 185,673 - 2,490.
+  # RTE is in both with half of its 2,490 rows each, of 949,101 + 185,673 - 2,490.
   assert proportions("glue_and_super_glue")["glue_rte"] == pytest.approx(1_245 / 1_132_284)
   assert seqio.MixtureRegistry.get("glue_temperature").get_rate(seqio.TaskRegistry.get("glue_cola")) == 8_551**0.5
 
@@ -103,19 +103,19 @@ def test_leave_one_out():
   assert not any("mnli" in task for task in proportions("glue_without_mnli"))
 
 
-def test_the_same_mixture_may_come_twice_and_another_is_refused(corpora):
+def test_the_same_mixture_can_be_registered_twice_but_not_a_different_one(corpora):
   first = register_mixture("twice", list(corpora), maximum=500)
   assert register_mixture("twice", list(corpora), maximum=500) is first
-  with pytest.raises(UserError, match="registered already, with other rates") as error:
+  with pytest.raises(UserError, match="already registered with other rates") as error:
     register_mixture("twice", list(corpora), maximum=400)
   assert "mixed_b" in str(error.value)
-  with pytest.raises(UserError, match="cannot be named 'snli'"):
+  with pytest.raises(UserError, match="cannot name a mixture 'snli': a task has that name"):
     register_mixture("snli", list(corpora))
-  with pytest.raises(UserError, match="cannot be named 'twice': a mixture is"):
+  with pytest.raises(UserError, match="cannot name a task 'twice': a mixture has that name"):
     register_corpus("twice", {"train": "x.jsonl"})
 
 
-def test_mistakes_are_answered(corpora):
+def test_invalid_mixtures_are_refused(corpora):
   with pytest.raises(UserError, match="no task 'mixed_x'"):
     register_mixture("bad", ["mixed_x"])
   with pytest.raises(UserError, match="no task 'mixed_d'") as error:
@@ -124,13 +124,13 @@ def test_mistakes_are_answered(corpora):
   with pytest.raises(UserError, match="no strategy 'equals'") as error:
     register_mixture("bad", list(corpora), "equals")
   assert "nearest  equal" in str(error.value)
-  with pytest.raises(UserError, match="has no temperature"):
+  with pytest.raises(UserError, match="takes no temperature"):
     register_mixture("bad", list(corpora), temperature=2.0)
-  with pytest.raises(UserError, match="has no maximum"):
+  with pytest.raises(UserError, match="takes no maximum"):
     register_mixture("bad", list(corpora), "equal", maximum=5)
-  with pytest.raises(UserError, match="no task is left"):
+  with pytest.raises(UserError, match="has no tasks left"):
     register_mixture("bad", ["mixed_a"], leave_out=["mixed_a"])
-  with pytest.raises(UserError, match="do not have the same features") as error:
+  with pytest.raises(UserError, match="have different features") as error:
     register_mixture("bad", ["mixed_a", "glue_rte"])
   assert "glue_rte  inputs, targets" in str(error.value)
   with pytest.raises(UserError, match="no mixture 'glu'"):
@@ -141,11 +141,11 @@ def test_mistakes_are_answered(corpora):
   assert registry.find_task_or_mixture("super_glue").name == "super_glue"
 
 
-def test_a_size_that_nobody_knows_is_asked_for(corpora, tmp_path):
+def test_an_unknown_size_must_be_given(corpora, tmp_path):
   path = tmp_path / "x.jsonl"
   path.write_text('{"text": "a"}\n')
   task = register_corpus("of_unknown_size", {"train": path})
-  with pytest.raises(UserError, match="size of task 'of_unknown_size' is not known"):
+  with pytest.raises(UserError, match="size of task 'of_unknown_size' is unknown"):
     training_examples(task)
   register_mixture("given_sizes", {"of_unknown_size": 300, "mixed_a": 100})
   assert proportions("given_sizes") == {"of_unknown_size": 0.75, "mixed_a": 0.25}
@@ -158,8 +158,8 @@ def test_a_size_that_nobody_knows_is_asked_for(corpora, tmp_path):
     "import t5like.tasks.shipped, seqio\nseqio.MixtureRegistry.add('mine', [('snli', 3), ('conll2003', 1)])",
   ],
 )
-def test_a_module_that_mixes_shipped_tasks_is_imported_as_any_other(tmp_path, module):
-  """In a process of its own, where nothing is registered yet: as in the first cell of a notebook."""
+def test_a_module_that_mixes_shipped_tasks_can_be_imported(tmp_path, module):
+  """Runs in a new process, where nothing is registered yet, like the first cell of a notebook."""
   (tmp_path / "my_mixtures.py").write_text(module)
   program = "import my_mixtures, seqio; print(sorted(t.name for t in seqio.get_mixture_or_task('mine').tasks))"
   env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}

@@ -1,4 +1,4 @@
-"""Summaries, translations and named entities as text, and what holds for every shipped task."""
+"""Summarization, translation and named entities as text, and properties of every shipped task."""
 
 import json
 import subprocess
@@ -34,10 +34,10 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", FROM_THE_LIBRARY)
-def test_every_field_is_that_of_the_t5_library(name):
-  made, expected = ours(name, FROM_THE_LIBRARY[name]), t5_library()[name]
-  assert made == expected and len(made) >= 6
-  assert (made[0]["inputs_pretokenized"], made[0]["targets_pretokenized"]) == BY_HAND[name]
+def test_every_field_equals_the_t5_library(name):
+  found, expected = ours(name, FROM_THE_LIBRARY[name]), t5_library()[name]
+  assert found == expected and len(found) >= 6
+  assert (found[0]["inputs_pretokenized"], found[0]["targets_pretokenized"]) == BY_HAND[name]
 
 
 def test_any_pair_of_languages(tmp_path):
@@ -45,7 +45,7 @@ def test_any_pair_of_languages(tmp_path):
   task = translation.register_translation("own_zh", source, "zh-cn", "tlh", names={"tlh": "Klingon"})
   assert task.preprocessors[0].keywords["source_name"] == "Chinese"
   assert task.preprocessors[0].keywords["target_name"] == "Klingon"
-  with pytest.raises(UserError, match="language 'xx' is not known") as error:
+  with pytest.raises(UserError, match="unknown language 'xx'") as error:
     translation.register_translation("own_xx", source, "en", "xx")
   assert "names={'xx': 'its English name'}" in str(error.value)
 
@@ -76,8 +76,8 @@ def ner_task(tmp_path_factory):
 
 
 def test_entities_are_marked_in_the_sentence(ner_task):
-  (made,) = text_pipeline.text_examples(ner_task, "a")
-  assert made == {
+  (example,) = text_pipeline.text_examples(ner_task, "a")
+  assert example == {
     "inputs": "ner: U.N. official Ekeus / Paris Lyon",
     "targets": "[ U.N. | organization ] official [ Ekeus | person ] / [ Paris | location ] [ Lyon | location ]",
     "tokens": ["U.N.", "official", "Ekeus", "|", "Paris", "Lyon"],
@@ -87,11 +87,11 @@ def test_entities_are_marked_in_the_sentence(ner_task):
   assert second["inputs"] == "ner: (Haters ) :" and second["targets"] == "(Haters [ ) : | creative-work ]"
 
 
-def test_tags_come_back_exactly(ner_task):
+def test_tags_are_recovered_exactly(ner_task):
   assert restored(ner_task, "a") == [["B-ORG", "O", "B-PER", "O", "B-LOC", "B-LOC"]]
   assert restored(ner_task, "b") == [["O", "B-place"], ["O", "B-creative-work", "I-creative-work"]]
-  made = [e | {"targets_pretokenized": e["targets"]} for e in text_pipeline.text_examples(ner_task, "a")]
-  scores = scores_of_perfect_answers("own_entities", made)
+  found = [e | {"targets_pretokenized": e["targets"]} for e in text_pipeline.text_examples(ner_task, "a")]
+  scores = scores_of_perfect_answers("own_entities", found)
   assert scores["f1"] == scores["f1_PER"] == scores["f1_LOC"] == scores["token_accuracy"] == 100
 
 
@@ -108,7 +108,7 @@ TOKENS = "Rick met Al in New York 😀 .".split()
   ("answer", "tags"),
   [
     ("[ Rick | person ] met Al in [ New York | location ] ⁇ .", "B-person O O O B-location I-location O O"),
-    # Words lost, doubled or misspelled; a type left open; nothing between the brackets; nested brackets.
+    # Words missing, repeated or misspelled; an unclosed type; empty brackets; nested brackets.
     ("[ Rick | person ] met in [ New York | location ]", "B-person O O O B-location I-location O O"),
     ("[ Rik | person ] met met Al in [ Nw York | location ] .", "B-person O O O B-location I-location O O"),
     ("[ Rick | person met Al", "O O O O O O O O"),
@@ -118,15 +118,15 @@ TOKENS = "Rick met Al in New York 😀 .".split()
     ("quite another [ sentence | person ]", None),
   ],
 )
-def test_what_a_model_says_is_aligned_with_the_sentence(answer, tags):
-  example = {"tokens": [token.encode() for token in TOKENS]}  # bytes, as seqio has them
+def test_the_answer_of_a_model_is_aligned_with_the_sentence(answer, tags):
+  example = {"tokens": [token.encode() for token in TOKENS]}  # bytes, as in seqio
   found = ner_text.tags_of_text(answer, example=example)
   assert len(found) == len(TOKENS)
   if tags is not None:
     assert found == tags.split()
 
 
-def test_files_that_cannot_be_read_are_named(ner_task, tmp_path):
+def test_unreadable_files_are_named(ner_task, tmp_path):
   for split, message in (("missing", "is missing"), ("empty", "has no sentences"), ("bad", "a line has no tag")):
     with pytest.raises(UserError, match=message) as error:
       list(text_pipeline.text_examples(ner_task, split))
@@ -154,20 +154,20 @@ def test_class_numbers_of_a_stored_data_set_become_tags(tmp_path):
     "chunks": [11, 21, 11, 12],
   }
   with stored("conll2003", {"dev": [row]}, tmp_path) as task:
-    (made,) = text_pipeline.text_examples(task, "validation")
-  assert made["targets"] == "[ EU | organization ] rejects [ German | miscellaneous ] call"
-  assert task.postprocess_fn(made["targets"], example=made, is_target=True) == ["B-ORG", "O", "B-MISC", "O"]
+    (example,) = text_pipeline.text_examples(task, "validation")
+  assert example["targets"] == "[ EU | organization ] rejects [ German | miscellaneous ] call"
+  assert task.postprocess_fn(example["targets"], example=example, is_target=True) == ["B-ORG", "O", "B-MISC", "O"]
 
 
 def test_iobes_and_empty_tokens():
   task = registry.find_task("conll2003")
   raw = raw_dataset("conll2003", [{"tokens": ["a b", "", "|]"], "ner": [1, 2, 5], "pos": [0] * 3, "chunks": [0] * 3}])
-  (made,) = examples(task, raw)
-  assert made["inputs_pretokenized"] == "ner: a_b _ /)"
-  assert made["targets_pretokenized"] == "[ a_b _ | person ] [ /) | location ]"
+  (found,) = examples(task, raw)
+  assert found["inputs_pretokenized"] == "ner: a_b _ /)"
+  assert found["targets_pretokenized"] == "[ a_b _ | person ] [ /) | location ]"
   other = raw.map(lambda example: {"tokens": example["tokens"], "tags": ["B-X", "E-X", "S-X"]})
-  (made,) = ner.tagged_text(other).as_numpy_iterator()
-  assert made["targets"].decode() == "[ a_b _ | X ] [ /) | X ]"
+  (found,) = ner.tagged_text(other).as_numpy_iterator()
+  assert found["targets"].decode() == "[ a_b _ | X ] [ /) | X ]"
 
 
 FAMILIES = ("glue_", "super_glue_", "squad", "wmt_", "cnn_", "xsum", "dpr", "conll", "wnut")
@@ -183,7 +183,7 @@ def test_every_shipped_task_can_be_scored_without_the_registry():
     assert task.splits and task.supports_caching
 
 
-def test_registering_constructs_no_builder_and_takes_no_time():
+def test_registering_constructs_no_builder_and_is_fast():
   script = """if True:
     import time, seqio, tensorflow_datasets
     from t5like.tasks import registry
@@ -195,4 +195,4 @@ def test_registering_constructs_no_builder_and_takes_no_time():
   """
   root = Path(__file__).parents[2]
   done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
-  assert float(done.stdout.split()[-1]) < 5  # seconds of this processor; a builder takes one of each task
+  assert float(done.stdout.split()[-1]) < 5  # CPU seconds; constructing a builder takes one per task

@@ -1,4 +1,4 @@
-"""Postprocessors: equal to the t5 library's on the values of a token cache and on those of seqio's evaluation."""
+"""Postprocessors equal the t5 library's, on values from a token cache and from seqio's evaluation."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ CASES = json.loads((DATA / "postprocessors.json").read_text(encoding="utf-8"))
 
 
 def as_seqio(value):
-  """A field as seqio's evaluation hands it over: bytes, numpy scalars, arrays."""
+  """Converts a field to what seqio's evaluation passes: bytes, numpy scalars, arrays."""
   if isinstance(value, str):
     return value.encode()
   if isinstance(value, list):
@@ -41,7 +41,7 @@ def as_json(value):
   return json.loads(json.dumps(value, default=lambda v: v.tolist()))
 
 
-def test_every_result_is_plain_python_from_numpy_fields():
+def test_results_of_numpy_fields_are_plain_python():
   row = {"idx/question": np.int32(3), "idx/passage": np.int32(4), "idx/query": np.int32(5), "label": np.int64(1)}
   row |= {"answers": np.array([b"x"], object), "context": b"x y"}
   for name in ("multirc", "record", "qa", "span_qa", "wsc_simple"):
@@ -49,22 +49,22 @@ def test_every_result_is_plain_python_from_numpy_fields():
 
 
 def test_unanswerable_questions():
-  of = functools.partial(postprocessors.qa_or_none, no_answer="unanswerable")
+  qa = functools.partial(postprocessors.qa_or_none, no_answer="unanswerable")
   answerable, not_answerable = {"answers": ["Rome", ""]}, {"answers": np.array([], object)}
-  assert of("Rome", example=answerable, is_target=True) == ["Rome"]
-  assert of("unanswerable", example=not_answerable, is_target=True) == []
-  assert of(" unanswerable") == "" and of("Rome") == "Rome"
-  targets = [of("", example=e, is_target=True) for e in (answerable, not_answerable, not_answerable)]
-  scores = metrics.squad2(targets, [of("rome!"), of("unanswerable"), of("Rome")])
+  assert qa("Rome", example=answerable, is_target=True) == ["Rome"]
+  assert qa("unanswerable", example=not_answerable, is_target=True) == []
+  assert qa(" unanswerable") == "" and qa("Rome") == "Rome"
+  targets = [qa("", example=e, is_target=True) for e in (answerable, not_answerable, not_answerable)]
+  scores = metrics.squad2(targets, [qa("rome!"), qa("unanswerable"), qa("Rome")])
   assert scores["exact"] == pytest.approx(200 / 3) and scores["NoAns_f1"] == 50 and scores["HasAns_exact"] == 100
 
 
-def test_tags_come_from_the_example_where_it_has_them():
+def test_tags_are_taken_from_the_example_if_present():
   assert postprocessors.tags("O B-person\tI-person ") == ["O", "B-person", "I-person"]
   assert postprocessors.tags("O", example={"targets": "O"}, is_target=True) == ["O"]
   assert postprocessors.tags("O", example={"tags": np.array([b"B-x"], object)}, is_target=True) == ["B-x"]
 
 
-def test_a_label_is_a_word_to_the_letter():
-  of = functools.partial(postprocessors.string_label_to_class_id, label_classes=["no", "not"])
-  assert [of(text, example={}, is_target=True) for text in ("no", "not", "n", "", "NO")] == [0, 1, -1, -1, -1]
+def test_labels_must_match_exactly():
+  class_id = functools.partial(postprocessors.string_label_to_class_id, label_classes=["no", "not"])
+  assert [class_id(text, example={}, is_target=True) for text in ("no", "not", "n", "", "NO")] == [0, 1, -1, -1, -1]

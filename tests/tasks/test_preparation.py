@@ -1,4 +1,4 @@
-"""Original files become TFDS data sets: the rows of TFDS's own builders, read back through seqio."""
+"""Original files are converted to TFDS data sets with the rows of TFDS's builders, and read back through seqio."""
 
 import gzip
 import json
@@ -21,8 +21,8 @@ SUPER_GLUE = ["boolq", "cb", "copa", "multirc", "record", "rte", "wic", "wsc", "
 
 
 def splits_of(name, folder, **options):
-  """The data set and its rows by split."""
-  (dataset,) = catalogue.datasets_named(name, Folder(FILES / folder))
+  """Returns the data set and its rows by split."""
+  (dataset,) = catalogue.find_datasets(name, Folder(FILES / folder))
   found = catalogue.find_splits(dataset, Folder(FILES / folder), **options)
   return dataset, {split.name: list(split.rows(split)) for split in found if split.rows}
 
@@ -32,7 +32,7 @@ def prepare(name, folder, out, **options):
 
 
 def read(name, split, out):
-  """Rows as a seqio task gets them, by what is unique in them."""
+  """Returns the rows as a seqio task reads them."""
   source = seqio.TfdsDataSource(name, tfds_data_dir=str(out), splits=[split])
   return list(source.get_dataset(split, shuffle=False).as_numpy_iterator())
 
@@ -42,7 +42,7 @@ def encoded(dataset, rows):
 
 
 @pytest.mark.parametrize("config", GLUE)
-def test_glue_rows_are_those_of_the_official_builder(config):
+def test_glue_rows_equal_the_official_builder(config):
   dataset, rows = splits_of(f"glue/{config}", "glue")
   folder = "diagnostic" if config == "ax" else dataset.builder.builder_config.data_dir
   stems = {"train": "train", "validation": "dev", "test": "test"}
@@ -60,15 +60,15 @@ def test_glue_rows_are_those_of_the_official_builder(config):
     assert encoded(dataset, got) == encoded(dataset, official)
 
 
-def test_qqp_leaves_out_broken_rows_but_counts_them():
-  (dataset,) = catalogue.datasets_named("glue/qqp", Folder(FILES / "glue"))
+def test_qqp_skips_broken_rows_but_counts_them():
+  (dataset,) = catalogue.find_datasets("glue/qqp", Folder(FILES / "glue"))
   train = catalogue.find_splits(dataset, Folder(FILES / "glue"))[0]
-  # Of five lines two are one row broken in two and one has no label.
+  # Two of the five lines are a broken row, and one has no label.
   assert [row["idx"] for _, row in train.rows(train)] == [0, 3]
-  assert train.left_out == {"without all their columns": 3}
+  assert train.left_out == {"with missing columns": 3}
 
 
-def test_mrpc_from_microsofts_files_is_parted_by_glues_ids():
+def test_mrpc_from_microsofts_files_is_split_by_glues_ids():
   dataset, rows = splits_of("glue/mrpc", "glue")
   files = {
     "dev_ids": FILES / "glue/MRPC/mrpc_dev_ids.tsv",
@@ -78,7 +78,7 @@ def test_mrpc_from_microsofts_files_is_parted_by_glues_ids():
   for split, stem in (("train", "train"), ("validation", "dev"), ("test", "test")):
     official = dataset.builder._generate_examples(None, stem, {name: str(path) for name, path in files.items()})
     assert encoded(dataset, rows[split]) == encoded(dataset, official)
-  assert [row["idx"] for _, row in rows["train"]] == [0, 1, 3]  # counted over train and validation together
+  assert [row["idx"] for _, row in rows["train"]] == [0, 1, 3]  # numbered across train and validation
   assert [row["label"] for _, row in rows["test"]] == [-1, -1]
 
 
@@ -93,7 +93,7 @@ def test_mrpc_from_the_three_tables():
 
 
 @pytest.mark.parametrize("config", SUPER_GLUE)
-def test_super_glue_rows_are_those_of_the_official_builder(config):
+def test_super_glue_rows_equal_the_official_builder(config):
   dataset, rows = splits_of(f"super_glue/{config}", "superglue")
   folder = dataset.builder.builder_config.data_url.split("/")[-1].removesuffix(".zip")
   stems = {"train": "train", "validation": "val", "test": "test"}
@@ -105,20 +105,20 @@ def test_super_glue_rows_are_those_of_the_official_builder(config):
     assert rows.keys() == {"validation", "test"}  # train.jsonl is missing
 
 
-def test_wsc_fixed_writes_spans_as_the_text_does():
+def test_wsc_fixed_spans_match_the_text():
   _, rows = splits_of("super_glue/wsc.fixed", "superglue")
   spans = [(r["span1_text"], r["span2_text"]) for _, r in rows["train"]]
   assert spans == [("The trophy", "It"), ("Tom", "he")]
 
 
-def test_record_gives_entities_and_answers_as_sorted_sets():
+def test_record_entities_and_answers_are_sorted_sets():
   _, rows = splits_of("super_glue/record", "superglue")
   ((_, train),) = rows["train"]
   assert train["entities"] == ["Bergen", "Oslo"] and train["answers"] == ["Oslo"]
   assert rows["test"][0][1]["answers"] == []
 
 
-def test_squad_rows_are_those_of_the_official_builder(tmp_path):
+def test_squad_rows_equal_the_official_builder(tmp_path):
   for name, splits in (("squad/v1.1", ("train", "validation")), ("squad/v2.0", ("validation",))):
     dataset, rows = splits_of(name, "squad")
     assert tuple(rows) == splits
@@ -131,13 +131,13 @@ def test_squad_rows_are_those_of_the_official_builder(tmp_path):
       assert encoded(dataset, rows[split]) == encoded(dataset, dataset.builder._generate_examples(str(file)))
 
 
-def test_answers_of_one_id_are_joined():
+def test_answers_with_the_same_id_are_merged():
   _, rows = splits_of("squad/v1.1", "squad")
   ((_, row),) = rows["validation"]
   assert [answer["text"] for answer in row["answers"]] == ["dark", "Rye"]
 
 
-def test_wmt_corpora_go_to_the_splits_that_tfds_gives_them(tmp_path, monkeypatch):
+def test_wmt_corpora_are_in_the_same_splits_as_in_tfds(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)  # the official parser globs below the current folder
   dataset, rows = splits_of("wmt_t2t_translate/de-en", "wmt")
   assert rows == {
@@ -152,7 +152,7 @@ def test_wmt_corpora_go_to_the_splits_that_tfds_gives_them(tmp_path, monkeypatch
     ],
   }
 
-  # The official builder's own parser, on the layout of the archives it downloads.
+  # The official builder's parser, on the layout of the archives it downloads.
   for name, place in (("europarl-v7.de-en", "training"), ("newstest2013", "dev")):
     (tmp_path / place).mkdir()
     for language in ("de", "en"):
@@ -162,7 +162,7 @@ def test_wmt_corpora_go_to_the_splits_that_tfds_gives_them(tmp_path, monkeypatch
     assert encoded(dataset, rows[split]) == encoded(dataset, official)
 
 
-def test_sources_and_targets_take_their_language_from_the_folder_or_the_option():
+def test_the_source_language_is_inferred_from_the_folder_or_given():
   _, rows = splits_of("wmt_t2t_translate/de-en", "en_de_sample")
   assert rows == {
     "train": [
@@ -192,14 +192,14 @@ def test_conll_columns():
   }
 
 
-def test_conll2003_rows_are_those_of_the_official_builder():
+def test_conll2003_rows_equal_the_official_builder():
   dataset, rows = splits_of("conll2003", "conll2003")
   for split, name in (("train", "train.txt"), ("dev", "valid.txt")):
     official = dataset.builder._generate_examples(FILES / "conll2003" / name)
     assert encoded(dataset, rows[split]) == encoded(dataset, official)
 
 
-def test_pronoun_rows_are_those_of_the_official_builder():
+def test_pronoun_rows_equal_the_official_builder():
   dataset, rows = splits_of("definite_pronoun_resolution", "pronouns")
   for split in ("train", "test"):
     official = dataset.builder._generate_examples(FILES / f"pronouns/{split}.c.txt")
@@ -207,7 +207,7 @@ def test_pronoun_rows_are_those_of_the_official_builder():
   assert [row["label"] for _, row in rows["train"]] == [1, 1]
 
 
-def test_c4_from_compressed_json_lines_keeps_pages_of_one_address():
+def test_c4_from_compressed_json_lines_keeps_duplicate_urls():
   _, rows = splits_of("c4/en", "c4")
   assert [row["url"][-1] for _, row in rows["train"]] == ["1", "2", "1"]
   assert rows["validation"] == [
@@ -219,19 +219,19 @@ def test_c4_from_compressed_json_lines_keeps_pages_of_one_address():
   ("documents", "expected"),
   [("line", ["One.", "Two.", "Three."]), ("paragraph", ["One.\nTwo.", "Three."]), ("file", ["One.\nTwo.\n\nThree."])],
 )
-def test_plain_text_is_parted_into_documents(tmp_path, documents, expected):
+def test_plain_text_is_split_into_documents(tmp_path, documents, expected):
   (tmp_path / "novel.txt").write_text("One.\nTwo.\n\nThree.\n")
   _, rows = splits_of("wikipedia/20230601.en", tmp_path, documents=documents)
   assert rows == {"train": [(i, {"text": text, "title": ""}) for i, text in enumerate(expected)]}
 
 
-def test_any_tfds_data_set_from_json_lines_with_its_members(tmp_path):
+def test_any_tfds_data_set_can_be_read_from_json_lines(tmp_path):
   (tmp_path / "train.jsonl").write_text('{"text": "Fine.", "label": "pos"}\n\n{"text": "Poor.", "label": 0}\n')
   _, rows = splits_of("imdb_reviews/plain_text", tmp_path)
   assert rows == {"train": [(0, {"text": "Fine.", "label": "pos"}), (1, {"text": "Poor.", "label": 0})]}
 
 
-def test_stored_records_are_the_bytes_that_tfds_itself_would_store(tmp_path):
+def test_stored_records_are_byte_identical_to_tfds(tmp_path):
   prepare("glue/sst2", "glue", tmp_path / "ours")
   official = tfds.builder_cls("glue")(config="sst2", data_dir=str(tmp_path / "official"))
   folder = FILES / "glue/SST-2"
@@ -257,7 +257,7 @@ def test_stored_records_are_the_bytes_that_tfds_itself_would_store(tmp_path):
     ("definite_pronoun_resolution", "pronouns", "1.1.0"),
   ],
 )
-def test_seqio_reads_what_the_official_builder_describes(tmp_path, name, folder, version):
+def test_seqio_reads_the_types_of_the_official_builder(tmp_path, name, folder, version):
   (report,) = prepare(name, folder, tmp_path)
   assert report.folder == tmp_path / name / version
   split = "test" if name == "definite_pronoun_resolution" else "validation"
@@ -267,7 +267,7 @@ def test_seqio_reads_what_the_official_builder_describes(tmp_path, name, folder,
   assert len(list(dataset)) == next(s.rows for s in report.splits if s.split == split)
 
 
-def test_values_come_back_as_they_stood_in_the_files(tmp_path):
+def test_stored_values_equal_those_in_the_files(tmp_path):
   prepare("glue/stsb", "glue", tmp_path)
   (row,) = read("glue/stsb:2.0.0", "validation", tmp_path)
   assert row["label"] == np.float32(3.2) and row["sentence1"] == b"Snow lies on the hill." and row["idx"] == 0
@@ -279,7 +279,7 @@ def test_values_come_back_as_they_stood_in_the_files(tmp_path):
   assert row["tokens"].tolist() == [b"Zed", b"sings"] and row["ner"].tolist() == [9, 0]  # B-person is class 9
 
 
-def test_a_group_prepares_what_is_there_and_says_what_is_not(tmp_path):
+def test_a_group_prepares_what_it_finds_and_reports_what_is_missing(tmp_path):
   shutil.copytree(FILES / "superglue/CB", tmp_path / "files/CB")
   reports = {r.title: r for r in storing.prepare_all("super_glue", tmp_path / "files", tmp_path / "out")}
   assert {title for title, r in reports.items() if r.folder} == {"super_glue/cb"}
@@ -290,7 +290,7 @@ def test_a_group_prepares_what_is_there_and_says_what_is_not(tmp_path):
   assert again["super_glue/cb"].kept
 
 
-def test_a_registered_task_stands_for_its_data_set():
+def test_a_registered_task_resolves_to_its_data_set():
   name = "prepared_for_a_test"
   seqio.TaskRegistry.add(
     name,
@@ -299,14 +299,14 @@ def test_a_registered_task_stands_for_its_data_set():
     output_features={"targets": seqio.Feature(seqio.ByteVocabulary())},
   )
   try:
-    (dataset,) = catalogue.datasets_named(name, Folder(FILES))
+    (dataset,) = catalogue.find_datasets(name, Folder(FILES))
   finally:
     seqio.TaskRegistry.remove(name)
   assert (dataset.title, dataset.version) == ("glue/rte", "1.0.0")
 
 
-def test_data_sets_that_tfds_does_not_know(tmp_path):
-  (report,) = prepare("my_ner", "wnut", tmp_path, own_format="conll")
+def test_data_sets_that_are_not_in_tfds(tmp_path):
+  (report,) = prepare("my_ner", "wnut", tmp_path, custom_format="conll")
   assert {s.split: s.rows for s in report.splits} == {"train": 2, "validation": 1, "test": None}
   names = tfds.builder("my_ner", data_dir=str(tmp_path)).info.features["ner"].feature.names
   assert names == ["O", "B-location", "I-location", "B-person"]
@@ -314,11 +314,11 @@ def test_data_sets_that_tfds_does_not_know(tmp_path):
   (tmp_path / "texts").mkdir()
   with gzip.open(tmp_path / "texts/corpus.train.txt.gz", "wt") as file:
     file.write("alpha\nbeta\n")
-  list(storing.prepare_all("my_texts", tmp_path / "texts", tmp_path, own_format="text"))
+  list(storing.prepare_all("my_texts", tmp_path / "texts", tmp_path, custom_format="text"))
   assert sorted(row["text"] for row in read("my_texts:1.0.0", "train", tmp_path)) == [b"alpha", b"beta"]
 
 
-def test_files_are_found_in_archives_and_one_folder_down(tmp_path):
+def test_files_are_found_in_archives_and_one_level_down(tmp_path):
   shutil.make_archive(str(tmp_path / "SST-2"), "zip", FILES / "glue", "SST-2")
   _, zipped = splits_of("glue/sst2", tmp_path)
   _, plain = splits_of("glue/sst2", FILES)  # SST-2 is in FILES/glue
@@ -326,7 +326,7 @@ def test_files_are_found_in_archives_and_one_folder_down(tmp_path):
   assert zipped == plain == itself and len(plain["train"]) == 4
 
 
-def test_named_files_are_used_before_any_search(tmp_path):
+def test_given_files_take_precedence_over_a_search(tmp_path):
   given = {"validation": [str(FILES / "glue/SST-2/train.tsv")]}
   (report,) = storing.prepare_all("glue/sst2", FILES / "glue", tmp_path, files=given)
   assert {s.split: s.rows for s in report.splits} == {"train": 4, "validation": 4, "test": 2}

@@ -1,4 +1,4 @@
-"""seqio's own Evaluator over our postprocessors and metrics: fields come as numpy values, metrics as partials."""
+"""seqio's Evaluator with our postprocessors and metrics: fields are numpy values, metrics are partials."""
 
 import functools
 
@@ -13,7 +13,7 @@ PADDED = 16
 
 
 def evaluate(name, columns, postprocessor, metric_fns, answers):
-  """The scores that seqio gives to `answers` to the rows of `columns`."""
+  """Returns seqio's scores of `answers` for the rows of `columns`."""
 
   def read(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices(columns)
@@ -54,7 +54,7 @@ def test_multirc():
     [metrics.multirc_f1_over_all_answers, metrics.mean_group_metric(metrics.all_match)],
     ["True", "False", "True", "True"],
   )
-  # Two of three that were said to be right are; of two questions one is right in all its options.
+  # Two of three options predicted True are; one of two questions is correct in all its options.
   assert scores == pytest.approx({"f1": 80.0, "exact_match": 50.0})
 
 

@@ -1,4 +1,4 @@
-"""What a run reads of a task is what seqio itself gives: example by example, for tasks of many shapes."""
+"""A run reads exactly the examples that seqio produces, for many kinds of pipelines."""
 
 import functools
 import itertools
@@ -42,9 +42,9 @@ CACHED = [name for name, kind in SHAPES.items() if kind != "stream"]
 
 
 def reference(name, layout, **settings):
-  """The examples of seqio, as a model of this layout takes them."""
+  """Returns seqio's examples in the layout of a model."""
   task = seqio.get_mixture_or_task(name)
-  if getattr(task, "requires_caching", False):  # seqio reads it from its own cache alone: that gives the same
+  if getattr(task, "requires_caching", False):  # seqio would read only its own cache, with the same examples
     task = task.replace(
       preprocessors=[s for s in task.preprocessors if not isinstance(s, seqio.CacheDatasetPlaceholder)]
     )
@@ -68,7 +68,7 @@ def cache_of(t5like, name, folder):
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_cached_examples_are_seqios(t5like, kinds, tmp_path, name):
+def test_cached_examples_equal_seqios(t5like, kinds, tmp_path, name):
   assert kinds[name] == SHAPES[name]
   record, cache = cache_of(t5like, name, tmp_path)
   assert record.kind == SHAPES[name]
@@ -85,12 +85,12 @@ def test_cached_examples_are_seqios(t5like, kinds, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [name for name, kind in SHAPES.items() if kind == "stream"])
-def test_what_draws_random_numbers_is_streamed_as_seqio_gives_it(t5like, kinds, tmp_path, name):
+def test_random_pipelines_are_streamed_as_seqio_does(t5like, kinds, tmp_path, name):
   record, _ = cache_of(t5like, name, tmp_path)
   assert record.kind == "stream" and "draws random numbers" in record.why
   assert list(seqio_shapes.STEPS[name.removeprefix("shape_")][1])[0].__name__ in record.why or "dropped" in record.why
   if name == "shape_random_python":
-    return  # its numbers are Python's own, and no seed of seqio's
+    return  # its numbers come from Python, not from seqio's seed
   task = streaming.with_vocabulary(seqio.TaskRegistry.get(name), "train", TINY, None)
   batches = streaming.Stream(task, "train", LENGTHS, rows=4, seed=11)
   settings = {"shuffle": True, "seed": 11, "num_epochs": None}
@@ -103,18 +103,18 @@ def test_what_draws_random_numbers_is_streamed_as_seqio_gives_it(t5like, kinds, 
         np.testing.assert_array_equal(ours[feature][row], value, err_msg=feature)
 
 
-def test_random_steps_are_drawn_once_to_evaluate_on(t5like, kinds, tmp_path):
+def test_random_steps_are_drawn_once_for_evaluation(t5like, kinds, tmp_path):
   options = ["--vocabulary=tiny", f"--out={tmp_path}", "--lengths=inputs=14,targets=6", "--evaluation"]
   t5like("cache", "shape_random_tokens", "--split=validation", *options)
   base = data.cache_folder(tmp_path, "shape_random_tokens", "validation", "tiny", TINY.fingerprint)
-  assert data.read_record(base).kind == "stream"  # training must not take them for the task
+  assert data.read_record(base).kind == "stream"  # training must not read this cache
   cache = data.open_cache(data.finished_folder(base, LENGTHS), rebuild_command="")
   assert cache.examples == len(seqio_shapes.ROWS)
   fields = list(cache.fields())
   assert [example["targets_pretokenized"] for example in fields] == [targets for _, targets in seqio_shapes.ROWS]
 
 
-def test_members_of_mixtures_are_kept_each_in_its_own_way(t5like, kinds, tmp_path):
+def test_each_task_of_a_mixture_is_cached_by_its_own_kind(t5like, kinds, tmp_path):
   t5like("cache", "shape_nested", "--vocabulary=tiny", f"--out={tmp_path}", "--lengths=inputs=14,targets=6")
   folder = data.cache_folder(tmp_path, "shape_nested", "train", "tiny", TINY.fingerprint)
   rates = data.read_mixture(folder, rebuild_command="")
@@ -127,8 +127,8 @@ def test_members_of_mixtures_are_kept_each_in_its_own_way(t5like, kinds, tmp_pat
   }
 
 
-def test_the_vocabulary_of_the_model_takes_the_place_of_the_tasks_own(t5like, kinds, tmp_path):
-  """The same steps over T5's vocabulary, run for a model that has another one."""
+def test_the_vocabulary_of_the_model_replaces_that_of_the_task(t5like, kinds, tmp_path):
+  """Runs the same steps, registered with T5's vocabulary, for a model with another one."""
   kept = {}
   for vocabulary in ("t5", "tiny"):
     (tmp_path / vocabulary).mkdir()
@@ -140,7 +140,7 @@ def test_the_vocabulary_of_the_model_takes_the_place_of_the_tasks_own(t5like, ki
       np.testing.assert_array_equal(a[feature], b[feature])
 
 
-def test_a_corpus_with_an_objective_of_ours_is_kept_as_text(t5like, tmp_path):
+def test_a_corpus_with_a_t5like_objective_is_cached_as_text(t5like, tmp_path):
   t5like("cache", "novels_span_corruption", "--vocabulary=tiny", f"--out={tmp_path}")
   folder = data.cache_folder(tmp_path, "novels_span_corruption", "train", "tiny", TINY.fingerprint)
   assert data.read_record(folder).kind == "text" and data.open_cache(folder, rebuild_command="").is_corpus

@@ -1,4 +1,4 @@
-"""Our vocabularies inside seqio: the same ids from Python, TensorFlow and a task's own pipeline."""
+"""t5like vocabularies in seqio: the same ids from Python, TensorFlow and a task's pipeline."""
 
 import pickle
 
@@ -17,7 +17,7 @@ def pair(request):
   return load_vocabulary(request.param), as_seqio(request.param)
 
 
-def test_ids_are_ours(pair):
+def test_ids_equal_ours(pair):
   ours, theirs = pair
   for text in TEXTS:
     assert list(theirs.encode(text)) == ours.encode(text) == theirs.encode_tf(tf.constant(text)).numpy().tolist()
@@ -33,7 +33,7 @@ def test_decoding(pair):
   assert theirs.decode_tf(tf.constant(ids)).numpy().decode() == ours.decode(ids)
 
 
-def test_native_classes_where_ids_are_equal():
+def test_seqio_classes_are_used_where_ids_are_equal():
   assert isinstance(as_seqio("t5"), seqio.SentencePieceVocabulary)
   assert isinstance(as_seqio("byte"), seqio.ByteVocabulary)
   assert isinstance(as_seqio(load_vocabulary("gpt2")), WrappedVocabulary)
@@ -51,7 +51,7 @@ def test_equality_and_pickling():
   assert one != as_seqio("bert_uncased") and one != as_seqio("t5")
 
 
-def test_in_a_tasks_pipeline(pair):
+def test_ids_in_a_task_pipeline(pair):
   ours, theirs = pair
   dataset = tf.data.Dataset.from_tensor_slices({"inputs": TEXTS})
   features = {"inputs": seqio.Feature(theirs, add_eos=True)}

@@ -1,4 +1,4 @@
-"""SQuAD as text: to the letter and to the id what the t5 library makes; 2.0 by hand."""
+"""SQuAD as text: texts and ids are exactly those of the t5 library; 2.0 is compared with handwritten ones."""
 
 import pytest
 from golden_rows import examples, ours, raw_dataset, rows, scores_of_perfect_answers, stored, t5_library
@@ -8,9 +8,9 @@ from t5like.tasks.caching import text_pipeline
 
 
 @pytest.mark.parametrize("name", ["squad", "squad_context_free", "squad_span"])
-def test_every_field_is_that_of_the_t5_library(name):
-  made, expected = ours(name, "squad/v1.1"), t5_library()[name]
-  assert made == expected and len(made) >= 15
+def test_every_field_equals_the_t5_library(name):
+  found, expected = ours(name, "squad/v1.1"), t5_library()[name]
+  assert found == expected and len(found) >= 15
 
 
 CONTEXT = "In 1912, Mr. O'Neil's \"Blue-Door\" café sold 1,234.5 cups."
@@ -22,23 +22,23 @@ def row(question, answers, **more):
   return {"id": "x", "title": "t", "context": CONTEXT, "question": question, "answers": given, **more}
 
 
-def test_the_forms_by_hand():
+def test_texts_equal_handwritten_ones():
   raw = raw_dataset("squad/v1.1", [row("What's sold?", ["1,234.5 cups", "cups."])])
-  (made,) = examples(registry.find_task("squad"), raw)
-  assert made["inputs_pretokenized"] == f"question: What ' s sold ? context: {PADDED}"
-  assert made["targets_pretokenized"] == "1 , 234 . 5 cups"
-  assert made["answers"] == ["1 , 234 . 5 cups", "cups . "] and made["id"] == "x"
-  (made,) = examples(registry.find_task("squad_context_free"), raw)
-  assert made["inputs_pretokenized"] == "squad trivia question: What ' s sold ? "
-  (made,) = examples(registry.find_task("squad_span"), raw)
-  # Marks become spaces, and each space begins a word: "In", "1912", "", "", "Mr", ...
+  (found,) = examples(registry.find_task("squad"), raw)
+  assert found["inputs_pretokenized"] == f"question: What ' s sold ? context: {PADDED}"
+  assert found["targets_pretokenized"] == "1 , 234 . 5 cups"
+  assert found["answers"] == ["1 , 234 . 5 cups", "cups . "] and found["id"] == "x"
+  (found,) = examples(registry.find_task("squad_context_free"), raw)
+  assert found["inputs_pretokenized"] == "squad trivia question: What ' s sold ? "
+  (found,) = examples(registry.find_task("squad_span"), raw)
+  # Punctuation becomes spaces, and each space starts a word: "In", "1912", "", "", "Mr", ...
   words = "".join(c if c.isascii() and c.isalnum() else " " for c in PADDED).split(" ")
   start = words.index("1")
   assert words[start : start + 8] == ["1", "", "", "234", "", "", "5", "cups"]
-  assert made["targets_pretokenized"] == f"start: {start} end: {start + 7}"
+  assert found["targets_pretokenized"] == f"start: {start} end: {start + 7}"
 
 
-def test_a_span_that_is_not_found_is_left_out():
+def test_examples_without_a_span_are_dropped():
   raw = raw_dataset("squad/v1.1", [row("?", ["a teapot"]), row("?", ["café"])])
   assert len(examples(registry.find_task("squad"), raw)) == 2
   assert len(examples(registry.find_task("squad_span"), raw)) == 1
@@ -55,7 +55,7 @@ ROWS_OF_2_0 = [
 ]
 
 
-def test_squad_2_says_unanswerable():
+def test_squad_2_has_unanswerable_targets():
   answered, none = examples(registry.find_task("squad_v2"), raw_dataset("squad/v2.0", ROWS_OF_2_0))
   assert answered["inputs_pretokenized"] == f"question: When ? context: {PADDED}"
   assert (answered["targets_pretokenized"], answered["answers"]) == ("1912", ["1912", "In 1912"])
@@ -63,23 +63,23 @@ def test_squad_2_says_unanswerable():
   assert (none["targets_pretokenized"], none["answers"]) == ("unanswerable", [])
 
 
-def test_a_question_whose_answers_are_withheld_has_no_target():
-  (made,) = examples(registry.find_task("squad"), raw_dataset("squad/v1.1", [row("Who?", [])]))
-  assert made["targets_pretokenized"] == "<unk>"
+def test_a_question_with_withheld_answers_has_no_target():
+  (found,) = examples(registry.find_task("squad"), raw_dataset("squad/v1.1", [row("Who?", [])]))
+  assert found["targets_pretokenized"] == "<unk>"
 
 
-def test_right_answers_score_100_from_a_token_cache():
+def test_correct_answers_score_100_from_a_token_cache():
   real = [e for e in ours("squad", "squad/v1.1") if not e["id"].startswith("own")]
   assert len(real) == 8
   assert scores_of_perfect_answers("squad", real) == {"em": 100, "f1": 100}
-  made = examples(registry.find_task("squad_v2"), raw_dataset("squad/v2.0", ROWS_OF_2_0))
-  scores = scores_of_perfect_answers("squad_v2", made)
+  found = examples(registry.find_task("squad_v2"), raw_dataset("squad/v2.0", ROWS_OF_2_0))
+  scores = scores_of_perfect_answers("squad_v2", found)
   assert {name: scores[name] for name in ("exact", "f1", "HasAns_exact", "NoAns_exact", "NoAns_total")} == {
     "exact": 100, "f1": 100, "HasAns_exact": 100, "NoAns_exact": 100, "NoAns_total": 1,
   }  # fmt: skip
 
 
-def test_answers_of_any_number_reach_seqio_and_the_token_cache(tmp_path):
+def test_any_number_of_answers_reaches_seqio_and_the_token_cache(tmp_path):
   given = rows()["squad/v1.1"][:8]
   with stored("squad", {"validation": given}, tmp_path) as task:
     texts = {e["id"]: e for e in text_pipeline.text_examples(task, "validation")}

@@ -1,6 +1,6 @@
-"""Tasks read through seqio itself: the run's own ids, seqio's packing, shares of hosts, and a place that is saved.
+"""Streaming through seqio: the run's vocabulary, seqio's packing, sharding by host, and saved state.
 
-No pipeline here calls back into Python while it runs: taking such a one down may hang (see the module).
+No pipeline here calls back into Python while it runs: its teardown could hang (see the module).
 """
 
 import functools
@@ -22,7 +22,7 @@ NUMBERS = "zero one two three four five six seven eight nine".split()
 
 
 def rows(name, count=40):
-  """Questions of different lengths, each with an answer of its own."""
+  """Returns questions of different lengths with different answers."""
   texts = [
     f"{name}: what is {' and '.join(NUMBERS[: 1 + i % 5])} of {NUMBERS[i // 10]} {NUMBERS[i % 10]}"
     for i in range(count)
@@ -31,7 +31,7 @@ def rows(name, count=40):
 
 
 def labeled(name, steps=(), features=None, count=40):
-  def read(split, shuffle_files):  # takes no seed, as most of such functions do
+  def read(split, shuffle_files):  # takes no seed, like most such functions
     inputs, targets = zip(*rows(name, count), strict=True) if count else ([], [])
     return tf.data.Dataset.from_tensor_slices(
       {"inputs": tf.constant(inputs, tf.string), "targets": tf.constant(targets, tf.string)}
@@ -52,7 +52,7 @@ def stream(found, seed=7, size=4, **settings):
 
 
 def texts(batch):
-  """(question, answer) of every example in a batch; both must end with end-of-sequence."""
+  """Returns (question, answer) of every example in a batch; both must end with EOS."""
 
   def decoded(side):
     ids = [tokens[:length] for tokens, length in zip(side.tokens, side.lengths, strict=True)]
@@ -63,7 +63,7 @@ def texts(batch):
 
 
 @pytest.mark.parametrize("pack", [False, True])
-def test_examples_come_whole_in_the_runs_own_ids(pack):
+def test_examples_are_complete_and_in_the_runs_vocabulary(pack):
   batches = stream(labeled("sum"), pack=pack)
   seen = []
   for _ in range(8):
@@ -77,7 +77,7 @@ def test_examples_come_whole_in_the_runs_own_ids(pack):
 
 
 def test_packing_keeps_an_id_of_zero():
-  # GPT-2's "!" is 0, which seqio takes for padding.
+  # GPT-2's "!" is 0, which seqio treats as padding.
   given = tf.data.Dataset.from_generator(
     lambda: iter(
       [{"inputs": [0, 5, 0], "targets": [0]}, {"inputs": [7], "targets": [3, 0]}, {"inputs": [], "targets": [1]}]
@@ -91,7 +91,7 @@ def test_packing_keeps_an_id_of_zero():
   assert got.row.tolist() == [0, 0]
 
 
-def test_a_saved_place_gives_the_batches_that_were_to_come(tmp_path):
+def test_a_restored_stream_continues_with_the_same_batches(tmp_path):
   def open_(seed):
     mixture = seqio.Mixture("mixed", [(labeled("sum"), 3.0), (labeled("product"), 1.0)])
     return stream(mixture, seed, pack=True)
@@ -114,7 +114,7 @@ def test_a_saved_place_gives_the_batches_that_were_to_come(tmp_path):
     open_(7).restore(tmp_path / "state")
 
 
-def test_hosts_share_the_examples():
+def test_hosts_read_disjoint_shards():
   shares = []
   for host in range(2):
     batches = stream(labeled("sum"), shard=(host, 2))
@@ -122,7 +122,7 @@ def test_hosts_share_the_examples():
   assert not shares[0] & shares[1] and shares[0] | shares[1] == set(rows("sum"))
 
 
-def test_what_tf_data_cannot_save_is_named(tmp_path):
+def test_the_reason_why_tf_data_cannot_save_is_returned(tmp_path):
   @seqio.map_over_dataset
   def draw(example):
     return example | {"number": tf.random.uniform([])}
@@ -137,7 +137,7 @@ def test_what_tf_data_cannot_save_is_named(tmp_path):
   assert not list(tmp_path.glob("state*"))
 
 
-def test_mistakes_are_told_before_any_batch(tmp_path):
+def test_mistakes_are_reported_before_any_batch(tmp_path):
   corpus = seqio.Task(
     "diary",
     source=seqio.TextLineDataSource({"train": str(tmp_path / "none.txt")}),
@@ -148,9 +148,9 @@ def test_mistakes_are_told_before_any_batch(tmp_path):
     output_features={"targets": default_features()["targets"]},
   )
   objective = CATALOGUE["span_corruption"]
-  with pytest.raises(UserError, match="is a corpus: it needs an objective"):
+  with pytest.raises(UserError, match="is a corpus and needs an objective"):
     streaming.with_vocabulary(corpus, "train", TINY, None)
-  with pytest.raises(UserError, match="it takes no objective"):
+  with pytest.raises(UserError, match="takes no objective"):
     streaming.with_vocabulary(labeled("sum"), "train", TINY, objective)
   with pytest.raises(UserError, match="no split 'trian'(.|\n)*nearest +train"):
     streaming.with_vocabulary(labeled("sum"), "trian", TINY, None)

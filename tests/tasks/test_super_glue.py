@@ -1,4 +1,4 @@
-"""SuperGLUE and definite pronoun resolution as text: to the letter and to the id what the t5 library makes."""
+"""SuperGLUE and definite pronoun resolution as text: texts and ids are exactly those of the t5 library."""
 
 import pytest
 import tensorflow as tf
@@ -15,12 +15,12 @@ TASKS = {
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_every_field_is_that_of_the_t5_library(name):
-  made, expected = ours(name, TASKS[name]), t5_library()[name]
-  assert made == expected and len(made) >= 6
+def test_every_field_equals_the_t5_library(name):
+  found, expected = ours(name, TASKS[name]), t5_library()[name]
+  assert found == expected and len(found) >= 6
 
 
-# Written by hand; the rows stand in tests/data/tasks/rows.json.
+# Written by hand; the rows are in tests/data/tasks/rows.json.
 BY_HAND = {
   "super_glue_cb": (
     "cb hypothesis: it will rain premise: B: Do you think it will rain? A: I doubt that it will.",
@@ -55,12 +55,12 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_the_form_by_hand(name):
+def test_the_text_equals_a_handwritten_one(name):
   first = ours(name, TASKS[name])[0]
   assert (first["inputs_pretokenized"], first["targets_pretokenized"]) == BY_HAND[name]
 
 
-def test_a_real_row_of_boolq_and_copa_by_hand():
+def test_real_rows_of_boolq_and_copa():
   boolq, copa = rows()["super_glue/boolq"][0], rows()["super_glue/copa"][0]
   first = ours("super_glue_boolq", "super_glue/boolq")[0]
   assert first["inputs_pretokenized"] == f"boolq passage: {boolq['passage']} question: {boolq['question']}"
@@ -73,29 +73,29 @@ def test_a_real_row_of_boolq_and_copa_by_hand():
   assert first["targets_pretokenized"] == ("choice1", "choice2")[copa["label"]]
 
 
-def test_record_has_an_example_for_every_answer_and_keeps_them_all():
-  made = ours("super_glue_record", "super_glue/record")
-  assert [e["targets_pretokenized"] for e in made[:4]] == ["Lena Brook", "Brook", "She", "<unk>"]
-  assert [e["answers"] for e in made[:4]] == [["Lena Brook", "Brook"]] * 2 + [["She"], []]
-  assert [(e["idx/passage"], e["idx/query"]) for e in made[:4]] == [(0, 10), (0, 10), (1, 11), (2, 12)]
+def test_record_has_an_example_per_answer_and_keeps_all_answers():
+  found = ours("super_glue_record", "super_glue/record")
+  assert [e["targets_pretokenized"] for e in found[:4]] == ["Lena Brook", "Brook", "She", "<unk>"]
+  assert [e["answers"] for e in found[:4]] == [["Lena Brook", "Brook"]] * 2 + [["She"], []]
+  assert [(e["idx/passage"], e["idx/query"]) for e in found[:4]] == [(0, 10), (0, 10), (1, 11), (2, 12)]
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_right_answers_score_100_from_a_token_cache(name):
-  if name in ("super_glue_axb", "super_glue_axg"):  # nobody outside knows the answers
+def test_correct_answers_score_100_from_a_token_cache(name):
+  if name in ("super_glue_axb", "super_glue_axg"):  # their answers are withheld
     assert registry.find_task(name).metric_fns == []
     return
-  made = [e for e in ours(name, TASKS[name]) if e["targets_pretokenized"] != "<unk>"]
-  if name == "super_glue_wsc":  # naming the row's referent is right where the referent is
-    made = [e for e in made if e["label"] == 1]
-  if name == "super_glue_record":  # a question is asked once, whatever its first answer is called
-    made = [e for e in made if e["answers"]]
+  found = [e for e in ours(name, TASKS[name]) if e["targets_pretokenized"] != "<unk>"]
+  if name == "super_glue_wsc":  # naming the row's referent is correct only if the referent is
+    found = [e for e in found if e["label"] == 1]
+  if name == "super_glue_record":  # a question counts once, with its first example
+    found = [e for e in found if e["answers"]]
   expected = {
     "super_glue_cb": {"mean_3class_f1": 100, "accuracy": 100},
     "super_glue_multirc": {"f1": 100, "exact_match": 100},
     "super_glue_record": {"em": 100, "f1": 100},
   }.get(name, {"accuracy": 100})
-  scores = scores_of_perfect_answers(name, made)
+  scores = scores_of_perfect_answers(name, found)
   if name == "super_glue_record":  # empty texts have no words in common
     assert scores["em"] == 100
   else:
@@ -111,23 +111,23 @@ def wsc_row(text, pronoun, index, label=1, referent="Tom"):
   ("text", "pronoun", "index", "marked"),
   [
     ("Mitchell asked Tom if he could lend some money.", "he", 4, "Mitchell asked Tom if *he* could lend some money."),
-    # The first word, which the t5 library refuses.
+    # The first word, which the t5 library rejects.
     ("He met Tom .", "He", 0, "*He* met Tom ."),
-    # The last one, with the library's space behind it.
+    # The last word, followed by a space as in the library.
     ("Tom saw it", "it", 2, "Tom saw *it* "),
-    # Which of several is told by the index, and nothing else is marked.
+    # The index selects one of several, and nothing else is marked.
     ("he said he knew he could", "he", 2, "he said *he* knew he could"),
-    # Punctuation at the pronoun is parted from it, and an index that is one off is set right.
+    # Punctuation is split off the pronoun, and an off-by-one index is corrected.
     ('threw him over. "Good for him," he said. ', "him", 5, 'threw him over. "Good for *him* ," he said.'),
     ("want to use it , but", "it", 2, "want to use *it* , but"),
-    # A word X is not touched.
+    # A word X is left unchanged.
     ("Malcolm X said that he left", "he", 4, "Malcolm X said that *he* left"),
   ],
 )
 def test_wsc_marks_the_pronoun(text, pronoun, index, marked):
   raw = raw_dataset("super_glue/wsc.fixed", [wsc_row(text, pronoun, index)])
-  (made,) = examples(registry.find_task("super_glue_wsc"), raw)
-  assert (made["inputs_pretokenized"], made["targets_pretokenized"]) == (f"wsc: {marked}", "Tom")
+  (found,) = examples(registry.find_task("super_glue_wsc"), raw)
+  assert (found["inputs_pretokenized"], found["targets_pretokenized"]) == (f"wsc: {marked}", "Tom")
 
 
 def test_wsc_without_its_pronoun_is_refused():
@@ -136,14 +136,14 @@ def test_wsc_without_its_pronoun_is_refused():
     examples(registry.find_task("super_glue_wsc"), raw)
 
 
-def test_wsc_trains_on_right_referents_and_evaluates_on_all(tmp_path):
+def test_wsc_trains_on_correct_referents_and_evaluates_on_all(tmp_path):
   given = [wsc_row(f"{name} knew that he won", "he", 3, label, name) for name, label in [("A", 1), ("B", 0), ("C", 1)]]
   with stored("super_glue_wsc", {"train": given, "validation": given}, tmp_path) as task:
     train = list(text_pipeline.text_examples(task, "train"))
     assert sorted(e["targets"] for e in train) == ["A", "C"]
     assert task.num_input_examples("train") == 2 and task.num_input_examples("validation") == 3
     lengths = {"inputs": 32, "targets": 8}
-    made = [e for e in task.get_dataset(lengths, "train", shuffle=True, seed=1).as_numpy_iterator()]
-    assert {e["targets_pretokenized"] for e in made} == {b"A", b"C"}
+    found = [e for e in task.get_dataset(lengths, "train", shuffle=True, seed=1).as_numpy_iterator()]
+    assert {e["targets_pretokenized"] for e in found} == {b"A", b"C"}
     evaluated = list(text_pipeline.text_examples(task, "validation"))
     assert sorted((e["targets"], e["label"]) for e in evaluated) == [("A", 1), ("B", 0), ("C", 1)]

@@ -1,4 +1,4 @@
-"""Every task of the public t5 library, as it is, beside seqio. Needs `pip install t5==0.9.4 --no-deps`, and babel."""
+"""Every task of the t5 library, unchanged, compared with seqio. Needs `pip install t5==0.9.4 --no-deps` and babel."""
 
 import itertools
 
@@ -20,7 +20,7 @@ DOCUMENTS = [f"{' '.join(f'word{(7 * i + j) % 50}' for j in range(40 + i))}." fo
 
 
 def library_tasks():
-  """The tasks over sources of which we have rows, under names of their own."""
+  """Yields the tasks over sources for which we have rows, under new names."""
   pytest.importorskip("t5")
   import t5.data.tasks  # noqa: F401  registers them
 
@@ -43,25 +43,25 @@ def library_tasks():
     yield own
 
 
-def test_every_task_gives_what_seqio_gives(t5like, tmp_path):
+def test_examples_of_every_task_equal_seqios(t5like, tmp_path):
   kinds = {}
   for task in library_tasks():
     if task.name.startswith("own_c4_prefix_lm_objective"):
-      continue  # these take inputs and targets of one length alone, or make the features of a decoder themselves
+      continue  # these need inputs and targets of equal length, or create a decoder's features
     if task.name.startswith("own_glue_wnli_v002_simple_eval"):
-      continue  # fails in seqio on our rows, which are not all like WNLI's
+      continue  # fails in seqio on our rows, some of which differ from WNLI's
     record, cache = cache_of(t5like, task.name, tmp_path)
     kinds[task.name] = record.kind
     if record.kind == "stream":
-      made = streaming.with_vocabulary(task, "train", TINY, None)
-      stream = streaming.Stream(made, "train", LENGTHS, rows=2, seed=3)
+      model_task = streaming.with_vocabulary(task, "train", TINY, None)
+      stream = streaming.Stream(model_task, "train", LENGTHS, rows=2, seed=3)
       expected = itertools.islice(reference(task.name, layout(task), shuffle=True, seed=3, num_epochs=None), 20)
       batches = [next(stream).texts for _ in range(10)]
       ours = [LAYOUTS[layout(task)](Examples(b.inputs, b.targets, 2), length(task), SPECIAL.start) for b in batches]
       ours = {feature: np.concatenate([batch[feature] for batch in ours]) for feature in ours[0]}
     else:
       if cache.is_corpus:
-        continue  # running text, which objectives of ours corrupt
+        continue  # plain text, which t5like objectives corrupt
       expected = reference(task.name, layout(task), shuffle=False)
       examples = read_examples(cache, np.arange(cache.examples), length(task), SPECIAL)
       ours = LAYOUTS[layout(task)](examples, length(task), SPECIAL.start)

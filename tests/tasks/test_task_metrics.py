@@ -1,4 +1,4 @@
-"""Metrics: equal to the libraries that define them, published values, and answers nobody should crash on."""
+"""Metrics: equal to the libraries that define them, published values, and robustness to invalid answers."""
 
 import functools
 import json
@@ -33,9 +33,9 @@ def test_equals_the_original_libraries(name):
 
 def test_published_values():
   moose = [["big moose", "hippo"], ["correct1"], ["correct2.1", "correct2.2"], ["a", "b"]]
-  said = ["‘a big  Moose!‘", "wrong", "correct2.2", "c"]
-  assert metrics.squad(moose, said) == pytest.approx({"em": 25, "f1": 35})
-  assert metrics.trivia_qa(moose, said) == pytest.approx({"em": 50, "f1": 50})
+  predictions = ["‘a big  Moose!‘", "wrong", "correct2.2", "c"]
+  assert metrics.squad(moose, predictions) == pytest.approx({"em": 25, "f1": 35})
+  assert metrics.trivia_qa(moose, predictions) == pytest.approx({"em": 50, "f1": 50})
   assert metrics.mean_multiclass_f1(3)([0, 1, 1, 2], [0, 0, 2, 2]) == pytest.approx({"mean_3class_f1": 44.44444444})
   assert metrics.spearman_corrcoef([0, 2, 1], [0, 1, 2]) == pytest.approx({"spearman_corrcoef": 50})
   assert metrics.pearson_corrcoef([0, 2], [0, 1]) == pytest.approx({"pearson_corrcoef": 100})
@@ -46,25 +46,25 @@ def test_published_values():
 
 
 def test_squad2_answers_up_to_the_threshold():
-  said = [{"text": "Rome", "no_answer_probability": 0.5}, {"text": "Rome", "no_answer_probability": 0.6}]
-  scores = metrics.squad2([["Rome"], []], said, threshold=0.5)  # the first is answered, the second is not
+  predictions = [{"text": "Rome", "no_answer_probability": 0.5}, {"text": "Rome", "no_answer_probability": 0.6}]
+  scores = metrics.squad2([["Rome"], []], predictions, threshold=0.5)  # the first is answered, the second is not
   assert scores["exact"] == 100 and scores["best_exact"] == 100 and scores["best_exact_thresh"] == 0.5
-  assert metrics.squad2([["Rome"], []], said)["exact"] == 50
+  assert metrics.squad2([["Rome"], []], predictions)["exact"] == 50
 
 
 def test_conlleval_by_hand():
   targets = [["B-PER", "I-PER", "O", "B-LOC"], ["I-LOC", "B-LOC", "O"]]  # four entities; the second row is IOB1
-  predictions = [["B-PER", "I-PER", "O", "O"], ["B-LOC", "I-LOC", "B-PER"]]  # three, of which one is right
+  predictions = [["B-PER", "I-PER", "O", "O"], ["B-LOC", "I-LOC", "B-PER"]]  # three, one of them correct
   scores = metrics.entity_f1(targets, predictions)
   assert scores["precision"] == pytest.approx(100 / 3) and scores["recall"] == 25
   assert scores["f1"] == pytest.approx(200 / 7) and scores["f1_PER"] == pytest.approx(200 / 3)
   assert scores["f1_LOC"] == 0 and scores["token_accuracy"] == pytest.approx(300 / 7)
-  # Missing tags are O, surplus ones are cut.
+  # Missing tags are O, extra ones are dropped.
   assert metrics.entity_f1([["B-X", "O"]], [["B-X"]])["f1"] == 100
   assert metrics.entity_f1([["B-X", "O"]], [["B-X", "O", "B-X"]])["precision"] == 100
 
 
-def test_an_answer_of_several_references_is_compared_by_sentence():
+def test_bleu_takes_several_references_per_sentence():
   references = [["the cat sat on the mat", "a cat sat there now"], ["it rained all day long"]]
   assert metrics.bleu(references, ["a cat sat there now", "it rained all day long"])["bleu"] == pytest.approx(100)
 
@@ -84,7 +84,7 @@ def test_a_constant_or_invalid_answer_never_crashes_class_metrics(answer):
         assert 0 <= score <= 100
 
 
-def test_what_is_undefined_scores_nothing():
+def test_undefined_scores_are_zero():
   assert metrics.pearson_corrcoef([1.0], [2.0]) == {"pearson_corrcoef": 0}
   assert metrics.pearson_corrcoef([1.0, 2.0], [float("nan"), 1.0]) == {"pearson_corrcoef": 0}
   assert metrics.pearson_corrcoef([1.0, 2.0, 3.0], [float("inf"), 1.0, 1.0]) == {"pearson_corrcoef": 0}
@@ -96,10 +96,10 @@ def test_what_is_undefined_scores_nothing():
 
 
 @pytest.mark.parametrize("name", [n for n in metrics.__all__ if not n.startswith(("mean_", "deduplicate"))])
-def test_nothing_to_score_and_lost_rows_are_refused(name):
+def test_empty_lists_and_lists_of_different_lengths_are_refused(name):
   with pytest.raises(UserError, match="nothing to score"):
     getattr(metrics, name)([], [])
-  with pytest.raises(UserError, match="2 targets cannot be scored with 1 predictions"):
+  with pytest.raises(UserError, match="got 2 targets but 1 predictions"):
     getattr(metrics, name)([{"value": 1}] * 2, [{"value": 1}])
 
 
@@ -116,7 +116,7 @@ def test_groups_may_be_lists_and_arrays():
   assert metrics.mean_group_metric(metrics.squad)(rows, answers)["em"] == 25
 
 
-def test_factories_are_partials_that_json_can_hold():
+def test_factories_return_partials_that_can_be_stored_as_json():
   for metric in (
     metrics.mean_multiclass_f1(3),
     metrics.mean_group_metric(metrics.all_match),
@@ -126,7 +126,7 @@ def test_factories_are_partials_that_json_can_hold():
     assert json.loads(json.dumps(metric.keywords)) == metric.keywords
 
 
-def test_rouge_gives_the_published_bootstrap_values():
+def test_rouge_equals_the_published_bootstrap_values():
   files = [(DATA / f"rouge_{side}.txt").read_text().splitlines() for side in ("targets", "predictions")]
   # rouge-score's own test data; the values are those of the t5 library.
   expected = {"rouge1": 38.517523467350486, "rouge2": 22.1524010821563, "rougeLsum": 38.362646331618514}

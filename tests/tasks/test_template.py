@@ -1,4 +1,4 @@
-"""The template that users copy runs as it is, and so does the short task of the README."""
+"""The template for custom tasks runs unchanged, and so does the example in the README."""
 
 import importlib
 import json
@@ -19,7 +19,7 @@ README = Path(template.__file__).with_name("README.md")
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """A user's folder: where they work, and where Python looks for modules."""
+  """A user's working directory, which is also on the import path."""
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(tmp_path)
   importlib.invalidate_caches()
@@ -45,12 +45,12 @@ def test_a_copy_of_the_template_is_a_task(folder):
   batch = next(dataset.as_numpy_iterator())
   vocabulary = task.output_features["targets"].vocabulary
   assert vocabulary.decode(batch["decoder_target_tokens"].tolist()) in ("yes", "no")
-  modules = ["copied_tasks", "t5like.tasks.template"]  # the latter has registered it first, in this process
+  modules = ["copied_tasks", "t5like.tasks.template"]  # the latter registered it first in this process
   metrics = [scoring.find_function(entry, modules) for entry in text_pipeline.scoring(task)["metrics"]]
   assert [metric(["yes", "no"], ["yes", "yes"]) for metric in metrics] == [{"accuracy": 50.0}, {"said_yes": 100.0}]
 
 
-def test_the_task_of_the_readme_runs(folder):
+def test_the_example_in_the_readme_runs(folder):
   (code,) = re.findall(r"```python\n(import .*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
   assert len(code.splitlines()) <= 25
   (folder / "readme_tasks.py").write_text(code)
@@ -65,7 +65,7 @@ def test_the_task_of_the_readme_runs(folder):
 def test_the_readme_names_every_shipped_task():
   named = set(re.findall(r"`([a-z0-9_]+)`", README.read_text(encoding="utf-8")))
   families = ("glue", "super_glue", "squad", "dpr", "cnn", "xsum", "wmt", "conll", "wnut")
-  forms = ("_classification", "_spans", "_tagging")  # named by their ending
+  forms = ("_classification", "_spans", "_tagging")  # listed by their suffix
   shipped = {n for n in registry.task_names() if n.startswith(families) and not n.endswith(forms)}
   assert all(form in README.read_text(encoding="utf-8") for form in forms)
   assert shipped <= named and len(shipped) >= 34, sorted(shipped - named)

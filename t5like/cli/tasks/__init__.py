@@ -1,4 +1,4 @@
-"""Look at the registered seqio tasks, check them, and prepare their data where nothing can be downloaded.
+"""List, inspect and check seqio tasks, and prepare their data offline.
 
 t5like tasks list
 t5like tasks show snli --n=3
@@ -10,11 +10,11 @@ from t5like.cli.subcommands import add_subcommands, run_subcommand
 from t5like.tasks.quiet_start import load_seqio
 
 SUBCOMMANDS = {
-  "list": ("name every task and mixture that is registered", "cli.tasks.list"),
-  "show": ("print examples as they are, as text and as tokens, or a mixture's shares", "cli.tasks.show"),
-  "check": ("look for what would spoil training or evaluation", "cli.tasks.check"),
-  "objective": ("show what an objective makes of a text", "cli.tasks.objective"),
-  "prepare": ("turn original files into the TFDS data sets that tasks read", "cli.tasks.prepare"),
+  "list": ("list the registered tasks and mixtures", "cli.tasks.list"),
+  "show": ("print raw examples, their text and tokens, or the shares of a mixture", "cli.tasks.show"),
+  "check": ("check a task for problems in training or evaluation", "cli.tasks.check"),
+  "objective": ("apply an objective to a text", "cli.tasks.objective"),
+  "prepare": ("convert original files to the TFDS data sets that tasks read", "cli.tasks.prepare"),
   "vocabulary": ("train a SentencePiece vocabulary on a task's text or on files", "cli.tasks.vocabulary"),
 }
 _WITHOUT_SEQIO = ("objective", "vocabulary")

@@ -1,9 +1,9 @@
-"""Look for what would spoil training or evaluation: features missing, text cut, labels unseen, right answers that fail.
+"""Check a task for problems: missing features, truncated text, unseen labels, correct answers that score low.
 
 t5like tasks check snli
 t5like tasks check glue_rte --split=validation --lengths inputs=256,targets=8
 
-Ends with status 0 where all is well and 1 where there is a problem.
+Exits with status 0 if there are no problems, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _MOST_SCORES = 6
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("task", help="a registered task, or a mixture: each of its tasks")
-  parser.add_argument("--split", default="train", help="the split to look at (default: train)")
-  parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, or that of an encoder's form)")
+  parser.add_argument("task", help="a registered task, or a mixture (checks each of its tasks)")
+  parser.add_argument("--split", default="train", help="the split to check (default: train)")
+  parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, or an encoder task's own)")
   parser.add_argument(
-    "--lengths", metavar="FEATURE=N,...", help="the lengths of a run in tokens (default: inputs=512,targets=62)"
+    "--lengths", metavar="FEATURE=N,...", help="sequence lengths of a run in tokens (default: inputs=512,targets=62)"
   )
-  parser.add_argument("--limit", type=int, help="rows to look at (default: 100,000)")
+  parser.add_argument("--limit", type=int, help="maximum number of rows to check (default: 100,000)")
   add_task_modules(parser)
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
   lengths = parse_lengths(args.lengths)
   if args.limit is not None and args.limit < 1:
-    raise UserError(f"--limit must be 1 or more, not {args.limit}")
+    raise UserError(f"invalid --limit: {args.limit} (expected at least 1)")
   problems = 0
   for report, vocabulary in check_all(args.task, args.split, args.vocabulary, lengths, args.limit, task_modules(args)):
     print_report(report, vocabulary)
@@ -49,35 +49,35 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_report(report: CheckReport, vocabulary: str) -> None:
-  part = "" if report.whole else "the first "
+  part = "" if report.is_complete else "the first "
   print(paint(f"{report.task} ({report.split})", "bold") + f": {part}{report.rows:,} rows, vocabulary {vocabulary}")
   if report.tokens:
-    print(f"  {'tokens':<9}{'median':>8}{'90%':>8}{'99%':>8}{'longest':>9}   unknown   cut")
+    print(f"  {'tokens':<9}{'median':>8}{'90%':>8}{'99%':>8}{'longest':>9}   unknown   truncated")
     for name, tokens in report.tokens.items():
       middle = "".join(f"{tokens.percentile(percent):>8,}" for percent in (50, 90, 99))
-      cut = "-"
+      truncated = "-"
       if name in report.lengths:
-        cut = f"{100 * tokens.share_longer(report.lengths[name]):.2f}% at {report.lengths[name]}"
+        truncated = f"{100 * tokens.share_longer(report.lengths[name]):.2f}% at {report.lengths[name]}"
       unknown = f"{100 * tokens.unknown_share:.3f}%"
-      print(f"  {name:<9}{middle}{tokens.percentile(100):>9,}   {unknown:>7}   {cut}")
+      print(f"  {name:<9}{middle}{tokens.percentile(100):>9,}   {unknown:>7}   {truncated}")
   if report.labels:
     counts = ", ".join(f"{word} {count:,}" for word, count in report.labels.counts.most_common())
     _print_wrapped("labels", counts)
   if report.scores:
     part = f" (first {report.scores.rows:,} rows)" if report.scores.rows < report.rows else ""
-    _print_wrapped(f"right answers score{part}", _scores(report.scores.through_vocabulary))
+    _print_wrapped(f"correct answers score{part}", _scores(report.scores.through_vocabulary))
     _print_wrapped(f"always {_short(report.scores.majority_answer)!r} scores", _scores(report.scores.majority))
   for finding in report.problems:
     _print_finding("problem", "red", finding)
   for finding in report.notes:
     _print_finding("note", "yellow", finding)
   count = len(report.problems)
-  said = f"{count} problem{'s' if count > 1 else ''}" if count else "no problems"
-  print("  " + paint(said, "red" if count else "green"))
+  conclusion = f"{count} problem{'s' if count > 1 else ''}" if count else "no problems"
+  print("  " + paint(conclusion, "red" if count else "green"))
 
 
 def _scores(scores: dict[str, float]) -> str:
-  """The first few: entity types have three each."""
+  """Formats the first few scores: entity types have three each."""
   shown = [f"{name} {value:.2f}" for name, value in scores.items() if not name.endswith(("total", "_thresh"))]
   return ", ".join(shown[:_MOST_SCORES]) + (
     f" and {len(shown) - _MOST_SCORES} more" if len(shown) > _MOST_SCORES else ""
@@ -90,7 +90,7 @@ def _short(text: str) -> str:
 
 def _print_finding(kind: str, color: str, finding: Finding) -> None:
   print(f"  {paint(kind, color)}  {finding.what}")
-  for label, text in (("such as", finding.example), ("try", finding.remedy)):
+  for label, text in (("example", finding.example), ("try", finding.remedy)):
     if text:
       print(f"  {'':<{len(kind)}}    {label:<8}{' '.join(text.split())}")
 

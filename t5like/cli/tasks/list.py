@@ -1,4 +1,4 @@
-"""Every registered task with its splits, by the data it reads, and every mixture.
+"""List the registered tasks with their splits, grouped by data source, and the mixtures.
 
 t5like tasks list
 t5like tasks list glue --task_modules=my.tasks
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("part", nargs="?", default="", help="only names that contain this")
+  parser.add_argument("part", nargs="?", default="", help="list only names that contain this text")
   add_task_modules(parser)
 
 
@@ -28,12 +28,12 @@ def run(args: argparse.Namespace) -> int:
   found = list_tasks(args.part, task_modules(args))
   names = [*found.mixtures, *(task.name for group in found.groups.values() for task in group)]
   if not names:
-    raise UserError(f"no task or mixture has {args.part!r} in its name", try_="t5like tasks list")
+    raise UserError(f"no task or mixture name contains {args.part!r}", try_="t5like tasks list")
   width = max(map(len, names)) + 2
   for group, tasks in found.groups.items():
     print(paint(group, "bold"))
     for task in tasks:
-      more = f"   and {task.name}_<objective> for {task.objectives} objectives" if task.objectives else ""
+      more = f"   also {task.name}_<objective> for {task.objectives} objectives" if task.objectives else ""
       print(f"  {task.name:<{width}}{_splits(task)}{more}")
   if found.mixtures:
     print(paint("mixtures", "bold"))
@@ -45,5 +45,5 @@ def run(args: argparse.Namespace) -> int:
 
 def _splits(task: ListedTask) -> str:
   if task.splits is None:
-    return "splits as TFDS has them"
+    return "splits as in TFDS"
   return ", ".join(f"{split} {size:,}" if size is not None else split for split, size in task.splits.items())

@@ -1,4 +1,4 @@
-"""What an objective makes of a text: what the model reads, and what it has to say.
+"""Apply an objective to a text and print the model's inputs and targets.
 
 t5like tasks objective span_corruption --text "Thank you for inviting me to your party last week ."
 t5like tasks objective all
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Thank you for inviting me to your party last week ."  # Raffel et al. 2019, Table 3
 OTHER = "The weather was fine and everybody came ."
-_ROWS = {"stream": "all documents end to end", "document": "one document", "sentences": "whole sentences"}
+_ROWS = {"stream": "concatenated documents", "document": "one document", "sentences": "complete sentences"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("objective", help="its name, or all")
+  parser.add_argument("objective", help="name of an objective, or all")
   parser.add_argument("--text", default=EXAMPLE, help="the text (default: the T5 paper's example)")
-  parser.add_argument("--other", default=OTHER, help="a text of another document, for next-sentence prediction")
-  parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, bert_uncased for encoders)")
-  parser.add_argument("--seed", type=int, default=0, help="another seed gives other noise")
+  parser.add_argument("--other", default=OTHER, help="text of another document, for next-sentence prediction")
+  parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, bert_uncased for encoders)")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
   add_task_modules(parser)
-  parser.add_argument("--length", type=int, default=512, help="state the lengths for so many input tokens")
+  parser.add_argument("--length", type=int, default=512, help="input length for the printed lengths (default: 512)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,4 +64,4 @@ def _print_objective(name: str, objective: Objective, args: argparse.Namespace) 
   if row.follows is not None:
     print(f"  follows  {'yes' if row.follows else 'no'}")
   sizes = f"{lengths.raw} tokens of text, {lengths.inputs} inputs, {lengths.targets} targets"
-  print(f"  lengths  {sizes}; a row is of {_ROWS[objective.unit]}")
+  print(f"  lengths  {sizes}; a row is cut from {_ROWS[objective.unit]}")

@@ -1,4 +1,4 @@
-"""Turn a data set's original files into the TFDS data set that its tasks read, where TFDS cannot download it.
+"""Convert the original files of a data set to the TFDS data set that its tasks read, if TFDS cannot download it.
 
 t5like tasks prepare glue/sst2 --from glue_data
 t5like tasks prepare super_glue --from superglue
@@ -22,28 +22,28 @@ DEFAULT_OUT = "~/tensorflow_datasets"
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("name", help="a TFDS name (glue/sst2), a task (glue_sst2) or a group (glue, super_glue, squad)")
-  parser.add_argument("--from", dest="source", required=True, metavar="DIR", help="the folder of the original files")
+  parser.add_argument("--from", dest="source", required=True, metavar="DIR", help="folder of the original files")
   parser.add_argument(
-    "--out", metavar="DIR", help=f"where TFDS keeps its data sets (default: $TFDS_DATA_DIR or {DEFAULT_OUT})"
+    "--out", metavar="DIR", help=f"TFDS data directory to write to (default: $TFDS_DATA_DIR or {DEFAULT_OUT})"
   )
   parser.add_argument(
     "--files",
     action="append",
     default=[],
     metavar="SPLIT=PATH[,PATH]",
-    help="the files of a split, where their names do not say it",
+    help="files of a split, if their names do not contain it",
   )
   parser.add_argument(
-    "--format", choices=("conll", "text"), help="make a data set that TFDS does not know, from such files"
+    "--format", choices=("conll", "text"), help="create a data set that is not in TFDS from files of this format"
   )
   parser.add_argument(
     "--documents",
     choices=("line", "paragraph", "file"),
     default="line",
-    help="what one document of a plain text file is (default: line)",
+    help="unit of a document in plain text files (default: line)",
   )
-  parser.add_argument("--source_language", metavar="LANGUAGE", help="the language of src-*.txt files")
-  parser.add_argument("--force", action="store_true", help="replace what was prepared before")
+  parser.add_argument("--source_language", metavar="LANGUAGE", help="language of src-*.txt files")
+  parser.add_argument("--force", action="store_true", help="replace an already prepared data set")
   add_task_modules(parser)
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
       args.source,
       out,
       files=files,
-      own_format=args.format,
+      custom_format=args.format,
       documents=args.documents,
       source_language=args.source_language,
       force=args.force,
@@ -78,6 +78,6 @@ def _files(given: list[str]) -> dict[str, list[str]]:
   for text in given:
     split, equals, paths = text.partition("=")
     if not equals or not paths:
-      raise UserError(f"--files {text!r} names no file", expected="--files SPLIT=PATH[,PATH]")
+      raise UserError(f"invalid --files: {text!r}", expected="--files SPLIT=PATH[,PATH]")
     files.setdefault(split, []).extend(path for path in paths.split(",") if path)
   return files

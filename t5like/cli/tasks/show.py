@@ -1,4 +1,4 @@
-"""Print examples of a task: as read, as text, as tokens; what an objective makes of a corpus; the shares of a mixture.
+"""Print examples of a task (raw, text, tokens), the corrupted rows of a corpus, or the shares of a mixture.
 
 t5like tasks show snli --n=3
 t5like tasks show novels --objective=prefix_lm --lengths inputs=64
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
   from t5like.tasks.task_preview import TaskPreview
   from t5like.vocabularies import Vocabulary
 
-# A document may be a book: so much of it says what it is.
+# A document may be a book: print only the start.
 _MOST_CHARACTERS, _MOST_PIECES = 500, 120
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("task", help="a registered task or mixture")
-  parser.add_argument("--n", type=int, default=1, help="how many examples (default: 1)")
+  parser.add_argument("--n", type=int, default=1, help="number of examples (default: 1)")
   parser.add_argument("--split", default="train", help="the split to read (default: train)")
-  parser.add_argument("--vocabulary", help="a vocabulary's name or file (default: t5, bert_uncased for encoders)")
-  parser.add_argument("--objective", help="what to make of a corpus (default: that in its name, or span_corruption)")
-  parser.add_argument("--lengths", metavar="inputs=N", help="input tokens of a row (default: 512)")
-  parser.add_argument("--seed", type=int, default=0, help="another seed gives other noise")
+  parser.add_argument("--vocabulary", help="name or file of a vocabulary (default: t5, bert_uncased for encoders)")
+  parser.add_argument("--objective", help="objective for a corpus (default: the one in its name, or span_corruption)")
+  parser.add_argument("--lengths", metavar="inputs=N", help="input length of a row in tokens (default: 512)")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the noise (default: 0)")
   add_task_modules(parser)
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
   from t5like.tasks.task_preview import TaskPreview
 
   if args.n < 1:
-    raise UserError(f"--n must be 1 or more, not {args.n}")
+    raise UserError(f"invalid --n: {args.n} (expected at least 1)")
   found = registry.find_task_or_mixture(args.task, task_modules(args))
   if mixtures.is_mixture(found):
     print_shares(found)
@@ -58,14 +58,14 @@ def print_shares(mixture: Any) -> None:
 
   rows = shares(mixture)
   width = max(len("task"), *(len(row.task) for row in rows))
-  print(paint(f"{mixture.name}", "bold") + ": a mixture of " + f"{len(rows)} tasks, as drawn in training")
+  print(paint(f"{mixture.name}", "bold") + f": a mixture of {len(rows)} tasks, with their rates in training")
   print(f"  {'task':<{width}}{'size':>12}{'rate':>14}{'percent':>9}")
   for row in rows:
     size = "-" if row.size is None else f"{row.size:,}"
     percent = f"{100 * row.share:.2f}" if row.rate else "-"
     print(f"  {row.task:<{width}}{size:>12}{row.rate:>14,.2f}{percent:>9}")
   if not all(row.rate for row in rows):
-    print("  tasks of rate 0 are evaluated, and never drawn in training")
+    print("  tasks with rate 0 are only evaluated")
 
 
 def print_task(preview: TaskPreview) -> None:
@@ -79,9 +79,9 @@ def print_task(preview: TaskPreview) -> None:
       _print_text_row(preview, row)
   if preview.is_encoder_form:
     return
-  if preview.kept.name != "text":
-    how = "streamed" if preview.kept.name == "stream" else "cached as finished tokens"
-    print(paint(f"{task.name} after all of its steps", "bold") + f" ({how}: {preview.kept.why})")
+  if preview.cache_kind.name != "text":
+    how = "streamed" if preview.cache_kind.name == "stream" else "cached as finished tokens"
+    print(paint(f"{task.name} after all preprocessors", "bold") + f" ({how}: {preview.cache_kind.why})")
     for example in preview.finished():
       for feature in ("inputs", "targets"):
         if feature in example:
@@ -98,28 +98,28 @@ def print_task(preview: TaskPreview) -> None:
 
 
 def _print_text_row(preview: TaskPreview, row: Preview) -> None:
-  is_kept = preview.kept.name == "text"
-  if not row.examples and is_kept:
-    print("  " + paint("left out by a preprocessor", "yellow"))
+  is_text = preview.cache_kind.name == "text"
+  if not row.examples and is_text:
+    print("  " + paint("filtered out by a preprocessor", "yellow"))
   for example in row.examples:
     if preview.objective is None or example.get("targets", "").encode() not in row.raw.values():
       _print_fields("text", example, "green")
-    tokens = preview.tokens(example) if is_kept else {}
+    tokens = preview.tokens(example) if is_text else {}
     for number, (feature, ids) in enumerate(tokens.items()):
       _print_tokens("" if number else "tokens", feature, ids, preview.vocabulary, preview.vocabulary_name)
 
 
 def _print_encoder_row(preview: TaskPreview, row: Preview) -> None:
-  """Tokens and labels as the task makes them, with the vocabulary of its features."""
+  """Prints the task's tokens and labels, with the vocabulary of its features."""
   for example in row.examples:
     _print_tokens("tokens", "inputs", example["inputs"], preview.vocabulary)
     _print_fields("", {n: example[n] for n in preview.task.output_features if n != "inputs"}, "magenta")
 
 
 def _print_tokens(stage: str, feature: str, tokens: Sequence[int], vocabulary: Vocabulary, name: str = "") -> None:
-  said = f"{feature}  {len(tokens):,}{f' of {name}' if name else ''}: "
-  start = f"  {paint(f'{stage:<8}', 'magenta')}{said}"
-  _print_wrapped(start, 12, _pieces(tokens, vocabulary), len(said) - 2)
+  label = f"{feature}  {len(tokens):,}{f' of {name}' if name else ''}: "
+  start = f"  {paint(f'{stage:<8}', 'magenta')}{label}"
+  _print_wrapped(start, 12, _pieces(tokens, vocabulary), len(label) - 2)
 
 
 def _print_fields(stage: str, fields: Mapping[str, Any], color: str) -> None:
@@ -156,7 +156,7 @@ def _print_corrupted(row: CorruptedRow, vocabulary: Vocabulary) -> None:
 
 
 def _print_wrapped(start: str, indent: int, text: str, further: int = 0) -> None:
-  """The text behind `start`, which takes `indent` + `further` columns of the first line; colors take none."""
+  """Prints `text` after `start`, whose width without color codes is `indent` + `further` columns."""
   width = max(shutil.get_terminal_size((120, 24)).columns, 60)
   first = " " * (indent + further)
   lines = textwrap.wrap(

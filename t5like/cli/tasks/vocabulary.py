@@ -1,10 +1,10 @@
-"""Train a SentencePiece vocabulary on a registered task's text, or on text and JSON-lines files.
+"""Train a SentencePiece vocabulary on the text of registered tasks, or on text and JSON-lines files.
 
   t5like tasks vocabulary novels --size=8000 --out=my.model
   t5like tasks vocabulary texts/*.txt corpus.jsonl.gz --size=32000 --out=my.model
 
-Padding is 0, end-of-sequence 1, unknown 2; 100 sentinels are added when it is loaded, as in T5.
-The same text and options give the same file.
+Padding is 0, EOS 1, unknown 2; 100 sentinels are added when it is loaded, as in T5.
+The same text and options produce the same file.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from t5like.tasks.quiet_start import load_seqio
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("sources", nargs="+", metavar="TASK_OR_FILE", help="tasks, or .txt and .jsonl files (.gz, .xz)")
-  parser.add_argument("--size", type=int, default=32_000, help="pieces, sentinels not counted (default: 32000)")
+  parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels (default: 32000)")
   parser.add_argument("--out", required=True, help="the .model file to write")
   parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe", "char", "word"))
-  parser.add_argument("--byte_fallback", action="store_true", help="spell unknown characters as bytes")
+  parser.add_argument("--byte_fallback", action="store_true", help="encode unknown characters as bytes")
   parser.add_argument(
     "--character_coverage", type=float, default=0.9995, help="share of characters to keep (default: 0.9995)"
   )
   parser.add_argument(
-    "--max_sentences", type=int, default=1_000_000, help="learn from a sample of at most so many (default: 1000000)"
+    "--max_sentences", type=int, default=1_000_000, help="maximum number of sampled sentences (default: 1000000)"
   )
-  parser.add_argument("--seed", type=int, default=0, help="of the sample")
+  parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: 0)")
   parser.add_argument("--split", default="train", help="the split of a task (default: train)")
-  parser.add_argument("--field", default="text", help="the member of JSON lines that is the text (default: text)")
+  parser.add_argument("--field", default="text", help="the field of JSON lines with the text (default: text)")
   add_task_modules(parser)
 
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
   rows = -(-vocabulary.vocab_size // 128) * 128  # as models pad their embedding
   print(f"{args.out}: {pieces:,} pieces + {vocabulary.extra_ids} sentinels, from {report.sentences:,} sentences")
   print(f"  covers {report.coverage:.4%} of the characters")
-  print(f"  {report.tokens_per_word:.2f} tokens a word, {report.characters_per_token:.2f} characters a token")
+  print(f"  {report.tokens_per_word:.2f} tokens per word, {report.characters_per_token:.2f} characters per token")
   print(f"use it with  --gin.VOCABULARY={args.out} --gin.VOCAB_SIZE={rows}")
   return 0
 

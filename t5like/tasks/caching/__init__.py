@@ -1,1 +1,1 @@
-"""From a seqio task to the rows of a token cache."""
+"""Converts a seqio task to the rows of a token cache."""

@@ -1,8 +1,8 @@
-"""How the examples of a task can be kept so that a run reads what seqio itself would give.
+"""Decides how to cache the examples of a task so that a run reads exactly what seqio would produce.
 
-text     the steps before `tokenize` are kept as text, tokenized once with the model's vocabulary: any lengths
-tokens   all steps are run for given lengths, and the finished tokens kept
-stream   nothing is kept: seqio runs the steps anew in every epoch, as they draw random numbers
+text     caches the text before `tokenize`, tokenized once with the model's vocabulary: works for any lengths
+tokens   runs all preprocessors for given lengths and caches the finished tokens
+stream   caches nothing: the preprocessors are random, so seqio runs them again in every epoch
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import tensorflow as tf
 from t5like.tasks import objective_adapter
 from t5like.tasks.seqio_vocabularies import own_vocabulary
 
-Closing = Literal["after_trim", "before_trim", "none"]  # when end-of-sequence is appended to a feature
+Closing = Literal["after_trim", "before_trim", "none"]  # when EOS is appended to a feature
 
-# The beginnings of the names of operations that draw random numbers.
+# Name prefixes of TensorFlow operations that draw random numbers.
 _RANDOM = (
   "Random", "Shuffle", "AnonymousRandom", "Multinomial", "TruncatedNormal", "ParameterizedTruncated", "Sampling",
   "StatelessRandom", "StatelessMultinomial", "StatelessTruncated", "StatelessParameterized", "StatelessShuffle",
@@ -30,28 +30,28 @@ _RANDOM = (
   "NonDeterministicInts",
 )  # fmt: skip
 _PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
-_COMPARED = 64  # rows, where Python code may draw random numbers
+_COMPARED = 64  # rows compared under two seeds if Python code may be random
 _ANY_LENGTH = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class CacheKind:
-  """What a cache keeps of a task; `why` it is not the text."""
+  """What a cache stores of a task; `why` explains any kind but "text"."""
 
   name: Literal["text", "tokens", "stream"]
   why: str = ""
   closing: Mapping[str, Closing] = dataclasses.field(default_factory=dict)
 
   @property
-  def is_closed_as_usual(self) -> bool:
+  def appends_eos_after_trim(self) -> bool:
     return all(closing == "after_trim" for closing in self.closing.values())
 
 
 def cache_kind(task: seqio.Task, split: str) -> CacheKind:
-  """Decides it from the steps of the task; no more than a few examples are read."""
+  """Determines the kind from the preprocessors of the task; reads a few examples at most."""
   steps = Steps.of(task)
   if step := random_step(task, split, steps.before if steps.is_plain else list(task.preprocessors)):
-    return CacheKind("stream", f"the step {step} draws random numbers, so that every epoch differs")
+    return CacheKind("stream", f"the step {step} draws random numbers, so every epoch differs")
   if why := steps.why_not_text(task) or _why_no_text(task, split, steps):
     return CacheKind("tokens", why)
   return CacheKind("text", closing=steps.closing(task))
@@ -59,17 +59,17 @@ def cache_kind(task: seqio.Task, split: str) -> CacheKind:
 
 def _why_no_text(task: seqio.Task, split: str, steps: Steps) -> str:
   if steps.is_encoder_form or objective_adapter.corrupt in map(unbound, steps.after):
-    return ""  # of a corpus, an objective of ours makes the inputs
+    return ""  # t5like creates the inputs
   members = text_dataset(task, split, steps.before).element_spec
   for name, feature in task.output_features.items():
     if name in ("inputs", "targets") and (name in members or feature.required):
       if name not in members or members[name].dtype != tf.string or members[name].shape.rank:
-        return f"its {name} are not one text each"
+        return f"its {name} are not single strings"
   return ""
 
 
 def text_dataset(task: seqio.Task, split: str, steps: Sequence[Callable]) -> tf.data.Dataset:
-  """The task's examples in the order of its source, after `steps`."""
+  """Returns the task's examples after `steps`, in the order of the source."""
   *_, (_, dataset) = _datasets(task, task.source.get_dataset(split=split, shuffle=False), steps, None)
   return dataset
 
@@ -77,7 +77,7 @@ def text_dataset(task: seqio.Task, split: str, steps: Sequence[Callable]) -> tf.
 def _datasets(
   task: seqio.Task, dataset: tf.data.Dataset, steps: Sequence[Callable], lengths: Mapping[str, int] | None
 ) -> Iterator[tuple[Callable | None, tf.data.Dataset]]:
-  """The source's data set, then each step and what it makes of the one before."""
+  """Yields the source dataset, then each step with its output."""
   yield None, dataset
   for step in steps:
     if not isinstance(step, seqio.CacheDatasetPlaceholder):
@@ -90,7 +90,7 @@ def _datasets(
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-  """The preprocessors of a task around its `tokenize`; placeholders of seqio's own cache are left out."""
+  """The preprocessors of a task before and after `tokenize`, without placeholders for seqio's cache."""
 
   before: list[Callable]
   tokenize: Callable | None
@@ -107,35 +107,35 @@ class Steps:
 
   @property
   def is_plain(self) -> bool:
-    """Whether nothing happens to tokens but that end-of-sequence is appended, or an objective of ours applied."""
+    """Returns whether the only steps after `tokenize` append EOS or apply a t5like objective."""
     return self.tokenize is not None and all(unbound(step) in _KNOWN_AFTER for step in self.after)
 
   @property
   def is_encoder_form(self) -> bool:
-    """Whether t5like itself makes the tokens, in the form that an encoder reads."""
+    """Returns whether a t5like step creates the tokens, in an encoder's form."""
     return getattr(unbound(self.tokenize), "makes_tokens", False)
 
   def why_not_text(self, task: seqio.Task) -> str:
-    """Why a run needs more than the text before `tokenize`; '' where that is enough."""
+    """Returns why the text before `tokenize` is not sufficient for a run, or ''."""
     if self.tokenize is None:
-      return "it has tokens made by steps of its own, not by seqio.preprocessors.tokenize"
-    if others := [name_of(step) for step in self.after if unbound(step) not in _KNOWN_AFTER]:
+      return "it is tokenized by its own steps, not by seqio.preprocessors.tokenize"
+    if others := [step_name(step) for step in self.after if unbound(step) not in _KNOWN_AFTER]:
       return f"the step {others[0]} works on tokens"
-    if looking := [name_of(step) for step in self.before if "sequence_length" in inspect.signature(step).parameters]:
-      return f"the step {looking[0]} depends on the lengths of rows"
+    if by_length := [step_name(s) for s in self.before if "sequence_length" in inspect.signature(s).parameters]:
+      return f"the step {by_length[0]} depends on the sequence length"
     if own_vocabulary(task.output_features) is None and not self.is_encoder_form:
-      return "its inputs and targets have vocabularies of their own"
+      return "its inputs and targets have different vocabularies"
     return ""
 
   def closing(self, task: seqio.Task) -> dict[str, Closing]:
-    """When each text gets its end-of-sequence token."""
+    """Returns when EOS is appended to each feature."""
     appended: Closing = "none"
     functions = [unbound(step) for step in (self.tokenize, *self.after)]
     if seqio.preprocessors.append_eos_after_trim in functions:
       appended = "after_trim"
     elif {seqio.preprocessors.append_eos, seqio.preprocessors.tokenize_and_append_eos} & set(functions):
       appended = "before_trim"
-    elif keywords_of(self.tokenize).get("with_eos"):
+    elif bound_keywords(self.tokenize).get("with_eos"):
       appended = "before_trim"
     features = task.output_features
     return {n: appended if features[n].add_eos else "none" for n in ("inputs", "targets") if n in features}
@@ -146,21 +146,21 @@ _KNOWN_AFTER = (seqio.preprocessors.append_eos, seqio.preprocessors.append_eos_a
 
 
 def unbound(step: Callable | None) -> Callable | None:
-  """The function itself, without bound arguments."""
+  """Unwraps functools.partial."""
   while isinstance(step, functools.partial):
     step = step.func
   return step
 
 
-def keywords_of(step: Callable | None) -> dict:
+def bound_keywords(step: Callable | None) -> dict:
   keywords: dict = {}
   while isinstance(step, functools.partial):
     keywords, step = {**step.keywords, **keywords}, step.func
   return keywords
 
 
-def name_of(step: Callable) -> str:
-  """As a message names it: a lambda by the line it is on."""
+def step_name(step: Callable) -> str:
+  """Returns the name of a step for messages; a lambda includes its line number."""
   function = inspect.unwrap(unbound(step))
   name = getattr(function, "__qualname__", type(function).__name__)
   code = getattr(function, "__code__", None)
@@ -168,20 +168,20 @@ def name_of(step: Callable) -> str:
 
 
 def random_step(task: seqio.Task, split: str, steps: Sequence[Callable]) -> str | None:
-  """The name of the first step that gives other examples with another seed; None where all are always the same.
+  """Returns the name of the first step whose examples depend on the seed, or None.
 
-  Operations that draw random numbers are found in TensorFlow's graph; Python code inside of it cannot be looked into,
-  so that some of its examples are made twice, with two seeds.
+  Random operations are found in TensorFlow's graph. Python code in the graph is opaque: some of its examples are
+  created twice, with two seeds, and compared.
   """
   lengths = dict.fromkeys(task.output_features, _ANY_LENGTH)
   python, runs_python = 0, None
   for step, dataset in _datasets(task, task.source.get_dataset(split=split, shuffle=False), steps, lengths):
     operations = _operations(dataset)
     if any(operation.startswith(_RANDOM) for operation in operations):
-      return name_of(step) if step else f"{type(task.source).__name__}, the source,"
+      return step_name(step) if step else f"{type(task.source).__name__}, the source,"
     calls = sum(operation in _PYTHON for operation in operations)
     if step and calls > python and runs_python is None:
-      runs_python = name_of(step)
+      runs_python = step_name(step)
     python = calls
   if runs_python and _first_examples(task, split, steps, 1) != _first_examples(task, split, steps, 2):
     return runs_python
@@ -195,7 +195,7 @@ def _operations(dataset: tf.data.Dataset) -> list[str]:
 
 
 def _first_examples(task: seqio.Task, split: str, steps: Sequence[Callable], seed: int) -> list:
-  # Few rows, read to their end: a pipeline that calls Python may hang when it is taken down half read.
+  # Few rows, read to the end: a pipeline that calls Python may hang when it is torn down early.
   rows = task.source.get_dataset(split=split, shuffle=False).take(_COMPARED)
   with seqio.utils.map_seed_manager(seed):
     *_, (_, dataset) = _datasets(task, rows, steps, dict.fromkeys(task.output_features, _ANY_LENGTH))

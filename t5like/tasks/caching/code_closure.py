@@ -1,4 +1,4 @@
-"""The user's code that a task runs: its functions and what these use of the user's other functions and values."""
+"""Finds the user code that a task depends on: its functions and the user functions and values they use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib",
 
 
 class Closure:
-  """Walks from functions to what they use. Libraries, t5like among them, are not followed."""
+  """Walks from functions to what they use. Libraries, including t5like, are not followed."""
 
   def __init__(self, roots: Iterable[Any]):
-    self.modules: set[str] = set()  # those of the user that hold any of it
+    self.modules: set[str] = set()  # user modules that contain any of the code
     self._parts: dict[str, str] = {}
     self._seen: set[int] = set()
-    self._kept: list[Any] = []  # alive, so that no id comes twice
+    self._kept: list[Any] = []  # keeps objects alive, so that ids stay unique
     for root in roots:
       self._walk(root)
 
@@ -51,19 +51,19 @@ class Closure:
     elif isinstance(value, types.FunctionType):
       self._walk_function(value)
     elif isinstance(value, type):
-      if is_users(value.__module__):
+      if is_user_module(value.__module__):
         self._note(value)
         for member in vars(value).values():
           self._walk(getattr(member, "__func__", getattr(member, "fget", member)))
-    elif not isinstance(value, types.ModuleType) and is_users(type(value).__module__):
+    elif not isinstance(value, types.ModuleType) and is_user_module(type(value).__module__):
       self._walk(type(value))
       self._walk(getattr(value, "__dict__", {}))
 
   def _walk_function(self, function: types.FunctionType) -> None:
     if (wrapped := getattr(function, "__wrapped__", None)) is not None:
       self._walk(wrapped)
-    if not is_users(function.__module__):
-      for cell in _cells(function):  # a library's decorator around a function of the user
+    if not is_user_module(function.__module__):
+      for cell in _cells(function):  # a library's decorator around a user function
         if callable(cell):
           self._walk(cell)
       return
@@ -93,7 +93,7 @@ def _cells(function: types.FunctionType) -> list[Any]:
 
 
 def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-  """Globals, variables of enclosing functions and defaults, by name."""
+  """Yields names and values of the globals, closure variables and defaults of a function."""
   names, codes = set(), [function.__code__]
   while codes:
     code = codes.pop()
@@ -102,7 +102,7 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
   for name in sorted(names):
     value = function.__globals__.get(name, getattr(builtins, name, None))
     if isinstance(value, types.ModuleType):
-      if is_users(value.__name__):  # helpers.clean: whatever of the names that module has
+      if is_user_module(value.__name__):  # as in helpers.clean: every used name that the module defines
         yield from ((f"{name}.{other}", getattr(value, other)) for other in sorted(names) if hasattr(value, other))
     elif value is not None:
       yield name, value
@@ -118,8 +118,8 @@ def _is_plain(value: Any) -> bool:
   return isinstance(value, _PLAIN)
 
 
-def is_users(module: str | None) -> bool:
-  """Whether a module is the user's own: not of Python, of an installed package, or of t5like."""
+def is_user_module(module: str | None) -> bool:
+  """Returns whether a module is user code: not part of Python, an installed package, or t5like."""
   if not module or module.partition(".")[0] in (*sys.builtin_module_names, "t5like"):
     return False
   found = sys.modules.get(module)

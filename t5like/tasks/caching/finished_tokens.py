@@ -1,4 +1,4 @@
-"""The examples of a task after all of its own steps, as seqio gives them for rows of given lengths."""
+"""The examples of a task after all of its preprocessors, as seqio produces them for given lengths."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import seqio
 
 from t5like.errors import UserError
 from t5like.tasks.caching.text_pipeline import plain
-from t5like.tasks.missing_data import pipeline_explained
+from t5like.tasks.missing_data import explain_pipeline_errors
 from t5like.tasks.registry import check_split
 from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio, with_vocabulary
 from t5like.tasks.sources import seedable
 from t5like.vocabularies import Vocabulary, load_vocabulary, name_of
 
-# Of random steps, where a task is evaluated: the same examples every time.
+# Seed of random steps in evaluation, so that the examples are always the same.
 SEED = 0
 
 
 def for_model(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
-  """A copy that makes the ids of a model's vocabulary, and needs no cache of seqio's."""
+  """Returns a copy that uses a model's vocabulary and requires no seqio cache."""
   check_features(task.name, task.output_features)
   steps = [
     seqio.CacheDatasetPlaceholder() if isinstance(step, seqio.CacheDatasetPlaceholder) else step
@@ -37,40 +37,40 @@ def for_model(task: seqio.Task, vocabulary: Vocabulary) -> seqio.Task:
 
 
 def check_features(task: str, members: Iterable[str]) -> None:
-  """Refuses examples without targets."""
+  """Raises if the examples have no targets."""
   if "targets" not in members:
     raise UserError(
-      f"the examples of task {task!r} have no targets to learn",
+      f"the examples of task {task!r} have no targets",
       features=", ".join(members),
-      expected="targets, and inputs where there are any, as seqio's EncDec, LM and PrefixLM converters take them",
+      expected="targets, optionally inputs, as for seqio's EncDec, LM and PrefixLM converters",
     )
 
 
 def features(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> list[str]:
-  """inputs and targets, as far as the examples have them."""
-  with pipeline_explained(task.name):
+  """Returns which of "inputs" and "targets" the examples have."""
+  with explain_pipeline_errors(task.name):
     members = _dataset(task, split, lengths).element_spec
   check_features(task.name, members)
   return [name for name in ("inputs", "targets") if name in members]
 
 
-def size(task: seqio.Task, vocabulary: Vocabulary) -> int:
-  """Ids are below it."""
+def id_limit(task: seqio.Task, vocabulary: Vocabulary) -> int:
+  """Returns the exclusive upper bound of token ids."""
   features = task.output_features
   return max(
     vocabulary.vocab_size, *(features[n].vocabulary.vocab_size for n in ("inputs", "targets") if n in features)
   )
 
 
-def answers_are(task: seqio.Task) -> str:
-  """How ids of targets are read: "text" of the model's vocabulary, or "ids" that mean something to the task alone."""
+def answer_kind(task: seqio.Task) -> str:
+  """Returns how target ids are read: as "text", or as "ids" with a task-specific meaning."""
   return "ids" if isinstance(task.output_features["targets"].vocabulary, seqio.PassThroughVocabulary) else "text"
 
 
 def targets_vocabulary(task: seqio.Task, model: Vocabulary) -> dict[str, str] | None:
-  """The vocabulary that answers are read with, by name; None where it is the model's, or ids mean something themselves.
+  """Returns name and fingerprint of the vocabulary that decodes answers; None if it is the model's, or ids are plain.
 
-  One that cannot be found again by name has no name but the reason: training needs none.
+  If it cannot be loaded by name, the name is empty and "why" gives the reason: training does not need it.
   """
   own = task.output_features["targets"].vocabulary
   if isinstance(own, seqio.PassThroughVocabulary):
@@ -81,17 +81,17 @@ def targets_vocabulary(task: seqio.Task, model: Vocabulary) -> dict[str, str] | 
       return None
     name = name_of(vocabulary)
     if load_vocabulary(name).fingerprint != vocabulary.fingerprint:
-      raise UserError(f"{name} is another vocabulary than that of the targets")
+      raise UserError(f"{name} is not the vocabulary of the targets")
   except UserError as error:
     return {"name": "", "fingerprint": "", "why": f"a {type(own).__name__} ({error.what})"}
   return {"name": name, "fingerprint": vocabulary.fingerprint}
 
 
 def token_examples(task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int) -> Iterator[dict[str, Any]]:
-  """In the order of the source: ids of inputs and targets, and the other members as plain values."""
+  """Yields ids of inputs and targets and the other fields as plain values, in the order of the source."""
   check_split(task, split)
   target_vocabulary = task.output_features["targets"].vocabulary
-  with pipeline_explained(task.name):
+  with explain_pipeline_errors(task.name):
     for number, example in enumerate(_dataset(task, split, lengths).as_numpy_iterator()):
       for name in ("inputs", "targets"):
         if name in example:
@@ -110,10 +110,10 @@ def _dataset(task: seqio.Task, split: str, lengths: Mapping[str, int]):
 def _check(task: str, name: str, number: int, ids: np.ndarray, limit: int) -> None:
   if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
     raise UserError(
-      f"the {name} of task {task!r} are not a row of token ids", example=number, found=f"{ids.dtype} {ids.shape}"
+      f"the {name} of task {task!r} are not a 1-D array of token ids", example=number, found=f"{ids.dtype} {ids.shape}"
     )
   if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
     wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
     raise UserError(
-      f"the {name} of task {task!r} have the id {wrong:,}", example=number, expected=f"0 to {limit - 1:,}"
+      f"invalid token id in the {name} of task {task!r}: {wrong:,}", example=number, expected=f"0 to {limit - 1:,}"
     )

@@ -1,4 +1,4 @@
-"""What a task is made of, as plain values that can be compared: has its definition, or its data, changed?"""
+"""The identity of a task as plain values, to detect changes of its definition or data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import seqio
 
 
 def definition(task: seqio.Task) -> dict[str, Any]:
-  """Everything that two registrations under one name must agree on."""
+  """Returns everything that two registrations under one name must agree on."""
   return {
     "source": source_identity(task.source),
     "preprocessors": [code_identity(step) for step in task.preprocessors],
@@ -23,7 +23,7 @@ def definition(task: seqio.Task) -> dict[str, Any]:
 
 
 def source_identity(source: seqio.DataSource) -> str:
-  """Its class and what it was made with, as far as that is plain values."""
+  """Returns the class of a source and its plain-valued settings."""
   settings = {
     name.strip("_"): value if isinstance(value, str | int | float | tuple | list | dict) else code_identity(value)
     for name, value in sorted(vars(source).items())
@@ -34,12 +34,12 @@ def source_identity(source: seqio.DataSource) -> str:
   return f"{type(source).__name__}{settings}"
 
 
-# seqio keeps these in its sources; `files`, `fields` and `settings` are ours.
+# Attributes of seqio's sources; `files`, `fields` and `settings` are those of t5like's.
 _SOURCE_SETTINGS = ("files", "fields", "settings", "_split_to_filepattern", "_dataset_fn", "_splits")
 
 
 def code_identity(step: Callable) -> str:
-  """A name and a hash of source and settings, so that an edited function is noticed."""
+  """Returns a function's name and a hash of its source code and bound arguments, to detect edits."""
   settings = ""
   while isinstance(step, functools.partial):
     settings += repr(step.args) + repr(sorted((k, _setting(v)) for k, v in step.keywords.items()))
@@ -50,7 +50,7 @@ def code_identity(step: Callable) -> str:
   try:
     code = inspect.getsource(step)
   except (OSError, TypeError):
-    # An instance: its class and its fields, where they print as values and not as addresses.
+    # An instance: its class, and its fields unless its repr is an address.
     code = repr(type(step)) + ("" if " at 0x" in repr(step) else repr(step))
   name = getattr(step, "__qualname__", type(step).__qualname__)
   return f"{name}:{hashlib.sha256((code + settings).encode()).hexdigest()[:16]}"

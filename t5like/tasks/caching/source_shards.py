@@ -1,4 +1,4 @@
-"""A task in parts, by the files of its source: a token cache that is half built then need not read all of it again."""
+"""Splits a task by the files of its source, so that an interrupted cache build does not start over."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 import seqio
 import tensorflow as tf
 
-# Smaller parts cost more to open than they save.
+# Smaller parts cost more to open than they save on a resume.
 _PART_BYTES = 1 << 25
 
 
-class _OnePart(seqio.DataSource):
-  """Some of the shards of a source."""
+class _ShardSubset(seqio.DataSource):
+  """Every num_shards-th shard of a source."""
 
   def __init__(self, source: seqio.DataSource, part: seqio.ShardInfo):
-    self._whole, self._part = source, part
+    self._full, self._part = source, part
     super().__init__(splits=source.splits)
 
   @property
@@ -24,18 +24,18 @@ class _OnePart(seqio.DataSource):
     return False
 
   def list_shards(self, split: str) -> list[str]:
-    return list(self._whole.list_shards(split))[self._part.index :: self._part.num_shards]
+    return list(self._full.list_shards(split))[self._part.index :: self._part.num_shards]
 
   def get_dataset(
     self, split: str = "train", shuffle: bool = False, seed: int | None = None, **unused
   ) -> tf.data.Dataset:
-    return self._whole.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=self._part)
+    return self._full.get_dataset(split, shuffle=shuffle, seed=seed, shard_info=self._part)
 
 
-def parts_of(task: seqio.Task, split: str) -> list[seqio.Task]:
-  """The task for each part of its source; one part where the source is small or cannot be parted.
+def split_by_shards(task: seqio.Task, split: str) -> list[seqio.Task]:
+  """Returns one task per part of the source; a single one if the source is small or cannot be split.
 
-  How many depends on the files alone. seqio's own offline cache runs preprocessors shard by shard too.
+  The number of parts depends only on the files. seqio's offline cache also runs preprocessors shard by shard.
   """
   count = _parts(task.source, split)
   if count == 1:
@@ -43,7 +43,7 @@ def parts_of(task: seqio.Task, split: str) -> list[seqio.Task]:
   parts = []
   for index in range(count):
     part = copy.copy(task)
-    part._source = _OnePart(task.source, seqio.ShardInfo(index=index, num_shards=count))
+    part._source = _ShardSubset(task.source, seqio.ShardInfo(index=index, num_shards=count))
     parts.append(part)
   return parts
 

@@ -1,7 +1,7 @@
-"""Runs a seqio task up to the point where text becomes tokens.
+"""Runs a seqio task up to tokenization.
 
-The token cache is made from what comes out here, with whatever vocabulary a model has; objectives
-and end-of-sequence come later, in the loader.
+A token cache is built from its output with the vocabulary of a model; objectives and EOS are applied
+later, in the loader.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
 from t5like.tasks.registry import check_split
 
-_HASHED = 1 << 20  # bytes of a file at each of three places
-# An encoder reads a first and a second text; its label is a number.
+_HASHED = 1 << 20  # bytes hashed at the start, middle and end of a file
+# Text fields; "first" and "second" are those of an encoder, whose label is a number.
 _TEXTS = ("inputs", "targets", "first", "second")
 
 
 def text_preprocessors(task: seqio.Task) -> list[Callable]:
-  """The steps before seqio's `tokenize`, which must be there."""
+  """Returns the steps before seqio's `tokenize`, which is required."""
   steps = Steps.of(task)
   if steps.tokenize is None:
     raise UserError(
-      f"task {task.name!r} does not say where its text becomes tokens",
+      f"task {task.name!r} has no tokenization step",
       expected="seqio.preprocessors.tokenize among its preprocessors",
     )
   return steps.before
@@ -48,7 +48,7 @@ def _text_dataset(task: seqio.Task, split: str) -> tf.data.Dataset:
 
 
 def text_features(task: seqio.Task, split: str) -> list[str]:
-  """The members of an example that become tokens: inputs and targets, or the texts that an encoder reads."""
+  """Returns the fields that are tokenized: inputs and targets, or the texts of an encoder."""
   members = _text_dataset(task, split).element_spec
   return [
     name for name in _TEXTS if name in members and members[name].dtype == tf.string and not members[name].shape.rank
@@ -56,10 +56,10 @@ def text_features(task: seqio.Task, split: str) -> list[str]:
 
 
 def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
-  """Examples as plain Python values, before tokenization, in the source's order."""
+  """Yields examples as plain Python values, before tokenization, in the order of the source."""
   dataset = _text_dataset(task, split)
   if all(spec.shape.rank == 0 for spec in dataset.element_spec.values()):
-    # Handing values over one by one costs more than making them.
+    # Batches: transferring values one by one costs more than computing them.
     for block in dataset.batch(1024).as_numpy_iterator():
       columns = {name: plain(values) for name, values in block.items()}
       yield from (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
@@ -69,7 +69,7 @@ def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
 
 
 def texts(task: seqio.Task, split: str) -> Iterator[str]:
-  """Yields what a model would read or write of every example, one feature after the other."""
+  """Yields the text fields of every example, one after the other."""
   for example in text_examples(task, split):
     for member in ("inputs", "targets", "first", "second"):
       if isinstance(example.get(member), str):
@@ -77,7 +77,7 @@ def texts(task: seqio.Task, split: str) -> Iterator[str]:
 
 
 def plain(value: Any) -> Any:
-  """bytes to str, arrays to lists: values that JSON can hold."""
+  """Converts bytes to str and arrays to lists, for JSON."""
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
   if isinstance(value, bytes):
@@ -88,16 +88,16 @@ def plain(value: Any) -> Any:
 
 
 def describe(task: seqio.Task, split: str) -> dict[str, Any]:
-  """What the text of this task depends on: a change of any of it makes a token cache stale."""
+  """Returns everything the text of this task depends on: any change makes a token cache stale."""
   return _describe(task, split, text_preprocessors(task))
 
 
 def describe_tokens(task: seqio.Task, split: str, lengths: Mapping[str, int]) -> dict[str, Any]:
-  """What the finished tokens of this task depend on."""
+  """Returns everything the finished tokens of this task depend on."""
   return _describe(task, split, task.preprocessors) | {
     "lengths": dict(lengths),
     "features": {name: feature_identity(feature) for name, feature in task.output_features.items()},
-    "libraries": libraries(task),
+    "libraries": library_versions(task),
   }
 
 
@@ -113,8 +113,8 @@ def _describe(task: seqio.Task, split: str, steps: Sequence[Callable]) -> dict[s
   }
 
 
-def code_of(task: seqio.Task, modules: Sequence[str]) -> dict[str, str]:
-  """The hash of each module that the task is made of: its functions', what these use, and the user's task modules."""
+def module_hashes(task: seqio.Task, modules: Sequence[str]) -> dict[str, str]:
+  """Returns the hash of every module the task uses: those of its functions, their dependencies, and `modules`."""
   functions = [task.source, *task.preprocessors, task.postprocessor, *task.metric_fns]
   names = {*Closure(functions).modules, *modules}
   for function in functions:
@@ -125,8 +125,8 @@ def code_of(task: seqio.Task, modules: Sequence[str]) -> dict[str, str]:
   return {name: file_hash(path) for name, path in files.items() if path is not None}
 
 
-def libraries(task: seqio.Task) -> dict[str, str]:
-  """The versions of the installed packages whose functions the task is made of."""
+def library_versions(task: seqio.Task) -> dict[str, str]:
+  """Returns the versions of seqio, t5 and tensorflow_datasets, as far as the task uses them."""
   functions = [task.source, *task.preprocessors]
   modules = {getattr(unbound(function), "__module__", None) or type(function).__module__ for function in functions}
   names = {"seqio", *(module.partition(".")[0] for module in modules)} & {"seqio", "t5", "tensorflow_datasets"}
@@ -134,9 +134,9 @@ def libraries(task: seqio.Task) -> dict[str, str]:
 
 
 def scoring(task: seqio.Task) -> dict[str, Any]:
-  """The postprocessor and metric functions by importable names, to score without the registry.
+  """Returns the importable names of the postprocessor and metrics, to score without the registry.
 
-  Those that have none (lambdas, functions inside of others) are named by their task and place.
+  Lambdas and nested functions, which have none, are identified by task and index.
   """
   kinds = {"predictions": task.predict_metric_fns, "scores": task.score_metric_fns}
   kinds["aux_values"] = task.predict_with_aux_metric_fns
@@ -167,7 +167,7 @@ def _source_files(source: seqio.DataSource, split: str) -> list[str]:
 
 
 def _file_identity(path: str) -> dict[str, Any]:
-  """Its size and a hash of its beginning, middle and end: a corpus of terabytes is not read for this."""
+  """Returns size and a hash of start, middle and end of a file: hashing terabytes would take too long."""
   data = storage.as_path(path)
   if not data.is_file():
     return {"path": path}
@@ -181,7 +181,7 @@ def _file_identity(path: str) -> dict[str, Any]:
 
 
 def _importable(function: Callable) -> dict[str, Any]:
-  """How to find a function again where the registry cannot be imported: its name and bound keywords."""
+  """Returns a function's module-qualified name and bound keywords, to import it without the registry."""
   keywords = {}
   while isinstance(function, functools.partial):
     if function.args:
@@ -192,7 +192,7 @@ def _importable(function: Callable) -> dict[str, Any]:
   if "<" in name:
     raise UserError(
       f"the function {name} of a task cannot be imported by name",
-      try_="define postprocessors and metrics at the top of a module; functools.partial may bind keywords",
+      try_="define postprocessors and metrics at module level; functools.partial may bind keywords",
     )
   try:
     json.dumps(keywords)

@@ -1,4 +1,4 @@
-"""What can be wrong with the rows of a task: features missing, empty, too long, unknown to the vocabulary, repeated."""
+"""Checks the rows of a task: features that are missing, empty, too long, unknown to the vocabulary, or duplicated."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.tasks import objective_adapter
 from t5like.tasks.caching import text_pipeline
-from t5like.tasks.missing_data import data_explained, first_line, told_by_reader
+from t5like.tasks.missing_data import explain_data_errors, reader_error, reason
 from t5like.tasks.preprocessors import UNLABELED
 from t5like.vocabularies import Vocabulary
 
 TEXT_FEATURES = ("inputs", "targets")
-# More unknown tokens than this mean that the text and the vocabulary do not belong together.
+# A larger share of unknown tokens means that the vocabulary does not fit the text.
 UNKNOWN_LIMIT = 0.01
 _BLOCK = 1000
 
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-  """Something to mend (a problem), or to know (a note)."""
+  """Something to fix (a problem) or to know (a note)."""
 
   what: str
   example: str = ""
@@ -40,10 +40,10 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """A feature as tokens, end-of-sequence counted where the feature has it."""
+  """Token counts of a feature, including EOS if the feature has it."""
 
   lengths: np.ndarray  # [rows]
-  unknown: np.ndarray  # [rows] tokens that stand for what the vocabulary has not
+  unknown: np.ndarray  # [rows] number of unknown tokens
 
   def percentile(self, percent: float) -> int:
     return int(np.percentile(self.lengths, percent, method="higher"))
@@ -57,34 +57,34 @@ class Tokens:
 
 
 def read_rows(task: seqio.Task, split: str, limit: int | None) -> tuple[list[Row], bool]:
-  """The first `limit` rows as text and fields, and whether that is the whole split."""
+  """Returns the first `limit` rows as text and fields, and whether these are the entire split."""
   rows: list[Row] = []
-  with data_explained(task):
+  with explain_data_errors(task):
     try:
       examples = text_pipeline.text_examples(task, split)
       rows.extend(itertools.islice(examples, limit))
       return rows, limit is None or next(examples, None) is None
     except tf.errors.OpError as error:
-      raise told_by_reader(error) or UserError(
-        f"a preprocessor of task {task.name!r} fails", after=f"{len(rows):,} rows", because=first_line(error)
+      raise reader_error(error) or UserError(
+        f"a preprocessor of task {task.name!r} failed", after=f"{len(rows):,} rows", because=reason(error)
       ) from None
 
 
 def text_features(task: seqio.Task) -> list[str]:
-  """The features that must be text; of a corpus an objective makes the inputs."""
+  """Returns the features that must be text; for a corpus, an objective creates the inputs."""
   return ["targets"] if is_corpus(task) else [name for name in TEXT_FEATURES if name in task.output_features]
 
 
 def is_corpus(task: seqio.Task) -> bool:
-  """Text without questions: objectives cut it into rows, so that no document is too long."""
+  """Returns whether a task is plain text, which objectives cut into rows: no document is too long."""
   functions = (step.func if isinstance(step, functools.partial) else step for step in task.preprocessors)
   return "inputs" not in task.output_features or objective_adapter.corrupt in functions
 
 
 def feature_findings(task: seqio.Task, rows: Sequence[Row]) -> Iterator[Finding]:
-  """Features that are not there, not text, or empty."""
+  """Yields features that are missing, not text, or empty."""
   if not rows:
-    yield Finding("the split has no rows", remedy="look at its source, and at steps that filter")
+    yield Finding("the split has no rows", remedy="check its source and any filtering steps")
     return
   for name in text_features(task):
     missing = [i for i, row in enumerate(rows) if name not in row]
@@ -92,16 +92,16 @@ def feature_findings(task: seqio.Task, rows: Sequence[Row]) -> Iterator[Finding]
       yield Finding(
         f"{_rows(missing, rows)} no {name!r}",
         f"row {missing[0]} has: {', '.join(rows[missing[0]])}",
-        f"a preprocessor that makes {name!r}",
+        f"a preprocessor that produces {name!r}",
         problem=task.output_features[name].required or len(missing) < len(rows),
       )
     wrong = [i for i, row in enumerate(rows) if name in row and not isinstance(row[name], str)]
     if wrong:
       value = rows[wrong[0]][name]
       yield Finding(
-        f"{_rows(wrong, rows)} {name!r} that are no text but {type(value).__name__}",
+        f"{_rows(wrong, rows)} {name!r} of type {type(value).__name__} (expected text)",
         f"row {wrong[0]}: {value!r}",
-        "make them text before seqio's tokenize, e.g. with tf.strings.as_string",
+        "convert them to text before seqio's tokenize, e.g. with tf.strings.as_string",
       )
     empty = [i for i, row in enumerate(rows) if isinstance(row.get(name), str) and not row[name].strip()]
     if empty:
@@ -109,7 +109,7 @@ def feature_findings(task: seqio.Task, rows: Sequence[Row]) -> Iterator[Finding]
       yield Finding(
         f"{_rows(empty, rows)} empty {name!r}",
         f"row {empty[0]}: {excerpt(str(others))}",
-        "filter them out, or mend the step that makes them",
+        "filter them out, or fix the step that creates them",
       )
 
 
@@ -124,7 +124,7 @@ def excerpt(text: str, length: int = 100) -> str:
 
 
 def count_tokens(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> dict[str, Tokens]:
-  """What every text feature is as tokens."""
+  """Counts the tokens of every text feature."""
   counted = {}
   for name in text_features(task):
     texts = [row[name] for row in rows if isinstance(row.get(name), str)]
@@ -140,14 +140,14 @@ def count_tokens(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) 
 
 
 def length_findings(tokens: Mapping[str, Tokens], lengths: Mapping[str, int], rows: Sequence[Row]) -> Iterator[Finding]:
-  """Features that do not fit; one that never fits is a problem."""
+  """Yields features that are truncated; a problem only if every row is."""
   for name, counted in tokens.items():
     if name not in lengths or not (share := counted.share_longer(lengths[name])):
       continue
     longest = int(counted.lengths.argmax())
-    cut = "every row's" if share == 1 else f"{100 * share:.2g}% of the"
+    subject = f"{name!r} of every row is" if share == 1 else f"{100 * share:.2g}% of {name!r} are"
     yield Finding(
-      f"{cut} {name!r} {'is' if share == 1 else 'are'} cut at {lengths[name]} tokens",
+      f"{subject} truncated at {lengths[name]} tokens",
       f"row {longest} has {counted.lengths[longest]:,}: {excerpt(rows[longest][name])}",
       f"--lengths {name}={counted.percentile(99)} fits 99% of them",
       problem=share == 1,
@@ -155,7 +155,7 @@ def length_findings(tokens: Mapping[str, Tokens], lengths: Mapping[str, int], ro
 
 
 def vocabulary_findings(tokens: Mapping[str, Tokens], rows: Sequence[Row], vocabulary: Vocabulary) -> Iterator[Finding]:
-  """Characters that the vocabulary does not have."""
+  """Yields features with characters that are missing from the vocabulary."""
   for name, counted in tokens.items():
     withheld = name == "targets" and all(row["targets"] == UNLABELED for row in rows)
     if not counted.unknown.any() or withheld:
@@ -164,7 +164,7 @@ def vocabulary_findings(tokens: Mapping[str, Tokens], rows: Sequence[Row], vocab
     yield Finding(
       f"{100 * counted.unknown_share:.2g}% of the tokens of {name!r} are unknown to the vocabulary",
       f"row {most}: {_unknown_pieces(vocabulary, rows[most][name])}",
-      "another vocabulary, or other characters",
+      "another vocabulary, or replace these characters",
       problem=counted.unknown_share > UNKNOWN_LIMIT,
     )
 
@@ -176,7 +176,7 @@ def _unknown_pieces(vocabulary: Vocabulary, text: str) -> str:
 
 
 def duplicate_findings(rows: Sequence[Row]) -> Iterator[Finding]:
-  """Rows that come twice, and questions that have two answers."""
+  """Yields duplicate rows, and inputs with different targets."""
   first: dict[tuple, int] = {}
   answers = collections.defaultdict(dict)
   repeated = []
@@ -194,16 +194,16 @@ def duplicate_findings(rows: Sequence[Row]) -> Iterator[Finding]:
     yield Finding(
       f"{_rows(repeated, rows)} the same text as an earlier one",
       f"rows {same} and {repeated[0]}: {excerpt(str(text))}",
-      "remove them, unless they are meant to weigh more",
+      "remove them, unless the extra weight is intended",
       problem=False,
     )
   several = [found for found in answers.values() if len(found) > 1]
   if several and any("inputs" in row for row in rows[:1]):
     numbers = list(several[0].values())
-    told = " / ".join(excerpt(text, 30) for text in list(several[0])[:3])
+    targets = " / ".join(excerpt(text, 30) for text in list(several[0])[:3])
     yield Finding(
-      f"{len(several):,} question{'s have' if len(several) > 1 else ' has'} more than one target",
-      f"rows {', '.join(map(str, numbers[:3]))}: {told}",
-      "look at them, unless a question may have several answers",
+      f"{len(several):,} input{'s have' if len(several) > 1 else ' has'} more than one target",
+      f"rows {', '.join(map(str, numbers[:3]))}: {targets}",
+      "inspect them, unless several answers are expected",
       problem=False,
     )

@@ -1,4 +1,4 @@
-"""Can a task be scored? Its labels, what its metrics say of the right answers, and of always the same one."""
+"""Checks whether a task can be scored: its labels, and its metrics on correct answers and on the majority answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from t5like.tasks.metrics.values import Answers, Metric, compute, tried_rows
 from t5like.tasks.preprocessors import UNLABELED
 from t5like.vocabularies import Vocabulary
 
-# Targets are taken for labels where so few differ, and each comes so often.
+# Targets count as labels if there are at most this many distinct ones, each frequent on average.
 _MOST_LABELS, _LEAST_ROWS_A_LABEL = 20, 5
-# A model that says what stands in the target is wrong on these where the target itself is.
+# Postprocessors of tasks whose targets may be wrong answers.
 _TARGETS_MAY_BE_WRONG = (postprocessors.wsc_simple,)
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-  """The words that targets are."""
+  """The labels of a classification task."""
 
   counts: collections.Counter
-  known: tuple[str, ...] | None  # the label set that the task declares
+  known: tuple[str, ...] | None  # the labels that the task declares
 
   @property
   def never_seen(self) -> list[str]:
@@ -36,13 +36,13 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """What the task's metrics say of answers that need no model."""
+  """The task's metrics on answers that need no model."""
 
-  right: dict[str, float]  # the targets themselves
-  through_vocabulary: dict[str, float]  # the targets as a model can write them: the best score there is
-  majority: dict[str, float]  # always the commonest target
+  targets: dict[str, float]  # of the targets themselves
+  through_vocabulary: dict[str, float]  # of the targets encoded and decoded: the best possible score
+  majority: dict[str, float]  # of always predicting the most common target
   majority_answer: str
-  rows: int  # that were scored
+  rows: int  # number of rows scored
 
 
 def unlabeled(rows: Sequence[Row]) -> list[int]:
@@ -50,7 +50,7 @@ def unlabeled(rows: Sequence[Row]) -> list[int]:
 
 
 def find_labels(task: seqio.Task, rows: Sequence[Row]) -> Labels | None:
-  """The label set of a classification task; None where targets are free text."""
+  """Returns the labels of a classification task; None if targets are free text."""
   counts = collections.Counter(row["targets"] for row in rows if row["targets"] != UNLABELED)
   known = _declared_labels(task.postprocessor)
   few = len(counts) <= min(_MOST_LABELS, len(rows) / _LEAST_ROWS_A_LABEL)
@@ -66,7 +66,7 @@ def _declared_labels(postprocessor: Callable | None) -> tuple[str, ...] | None:
   return tuple(keywords["label_classes"]) if "label_classes" in keywords else None
 
 
-def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> Iterator[Finding]:
+def label_findings(labels: Labels | None, rows: Sequence[Row], is_complete: bool) -> Iterator[Finding]:
   without = unlabeled(rows)
   if without and len(without) < len(rows):
     yield Finding(
@@ -80,48 +80,49 @@ def label_findings(labels: Labels | None, rows: Sequence[Row], whole: bool) -> I
     for word in sorted(labels.counts.keys() - set(labels.known)):
       row = next(number for number, row in enumerate(rows) if row["targets"] == word)
       yield Finding(
-        f"{labels.counts[word]:,} rows have the target {word!r}, which is none of the labels",
+        f"{labels.counts[word]:,} rows have the target {word!r}, which is not a label",
         f"row {row}: {excerpt(str(rows[row].get('inputs')))}",
         f"one of: {', '.join(labels.known)}",
       )
     for label in labels.never_seen:
       yield Finding(
-        f"the label {label!r} is never seen" + ("" if whole else f" in the first {len(rows):,} rows"),
-        remedy="the label's spelling, the order of label_classes, or the data",
-        problem=whole,
+        f"the label {label!r} never occurs" + ("" if is_complete else f" in the first {len(rows):,} rows"),
+        remedy="check the label's spelling, the order of label_classes, or the data",
+        problem=is_complete,
       )
 
 
 def score(task: seqio.Task, rows: Sequence[Row], vocabulary: Vocabulary) -> tuple[Scores | None, list[Finding]]:
-  """Runs postprocessor and metrics over answers that are known to be right, and over the commonest one."""
+  """Runs postprocessor and metrics on correct answers and on the most common one."""
   rows = rows[: tried_rows(map(_name, task.predict_metric_fns), len(rows))]
   if not task.predict_metric_fns or not rows or len(unlabeled(rows)) == len(rows):
     return None, []
   texts = [row["targets"] for row in rows]
-  written = [vocabulary.decode(tokens) for tokens in vocabulary.encode_batch(texts)]
-  commonest = collections.Counter(texts).most_common(1)[0][0]
+  decoded = [vocabulary.decode(tokens) for tokens in vocabulary.encode_batch(texts)]
+  most_common = collections.Counter(texts).most_common(1)[0][0]
   try:
     targets = _postprocessed(task, rows, texts, is_target=True)
-    right, through, same = (
-      _postprocessed(task, rows, answers, is_target=False) for answers in (texts, written, [commonest] * len(rows))
+    correct, through, majority = (
+      _postprocessed(task, rows, answers, is_target=False) for answers in (texts, decoded, [most_common] * len(rows))
     )
-    scored = (_scores(task, targets, answers) for answers in (right, through, same))
-    scores = Scores(*scored, commonest, len(rows))
+    scored = (_scores(task, targets, answers) for answers in (correct, through, majority))
+    scores = Scores(*scored, most_common, len(rows))
   except _Failed as failed:
     return None, [failed.finding]
-  findings = [*_imperfect(task, scores, targets), *_changed_by_vocabulary(rows, texts, written, right, through, scores)]
+  findings = list(_imperfect(task, scores, targets))
+  findings += _changed_by_vocabulary(rows, texts, decoded, correct, through, scores)
   return scores, findings
 
 
 class _Failed(Exception):
   def __init__(self, what: str, error: str, example: str):
-    self.finding = Finding(f"{what} fails: {error}", example, "mend it")
+    self.finding = Finding(f"{what} failed: {error}", example, "fix it")
 
 
 def _postprocessed(task: seqio.Task, rows: Sequence[Row], texts: Sequence[str], is_target: bool) -> list[Any]:
   values = []
   for number, (row, text) in enumerate(zip(rows, texts, strict=True)):
-    # As evaluation hands rows over: text features under another name.
+    # As in evaluation: text features have another name.
     example = {f"{name}_pretokenized" if name in task.output_features else name: value for name, value in row.items()}
     try:
       values.append(task.postprocess_fn(text, example=example, is_target=is_target))
@@ -152,24 +153,24 @@ def _name(function: Callable) -> str:
 
 
 def _imperfect(task: seqio.Task, scores: Scores, targets: Sequence[Any]) -> Iterator[Finding]:
-  """Right answers must score all there is to score; a constant has no correlation, a missing class no F1."""
+  """Yields a finding if correct answers do not get the best score; constants and missing classes are exempt."""
   if len({repr(target) for target in targets}) < 2:
     return
   missing_class = (
-    {name for name in scores.right if name.endswith("class_f1")} if _classes_missing(task, targets) else {}
+    {name for name in scores.targets if name.endswith("class_f1")} if _classes_missing(task, targets) else {}
   )
   low = {
     name: value
-    for name, value in scores.right.items()
+    for name, value in scores.targets.items()
     if name not in missing_class and (best := _best(task, name)) is not None and abs(value - best) > 1e-6
   }
   if low:
     expected = _function(task.postprocessor) in _TARGETS_MAY_BE_WRONG
     yield Finding(
       "the targets themselves score only " + ", ".join(f"{name} {value:.2f}" for name, value in low.items()),
-      remedy="read it as the share of targets that are right: in this task a label says whether they are"
+      remedy="this is the share of correct targets: in this task a label marks them"
       if expected
-      else "postprocessor and metric must agree with what the preprocessor writes",
+      else "make postprocessor and metric consistent with the targets that the preprocessor writes",
       problem=not expected,
     )
 
@@ -180,7 +181,7 @@ def _classes_missing(task: seqio.Task, targets: Sequence[Any]) -> bool:
 
 
 def _best(task: seqio.Task, name: str) -> float | None:
-  """The best value of one of our metrics; None for counts, thresholds and the metrics of others."""
+  """Returns the best value of a t5like metric; None for counts, thresholds and other metrics."""
   if not all(_function(metric).__module__.startswith("t5like.tasks.") for metric in task.predict_metric_fns):
     return None
   if name.endswith(("total", "_thresh")):
@@ -191,25 +192,25 @@ def _best(task: seqio.Task, name: str) -> float | None:
 def _changed_by_vocabulary(
   rows: Sequence[Row],
   texts: Sequence[str],
-  written: Sequence[str],
-  right: Sequence[Any],
+  decoded: Sequence[str],
+  correct: Sequence[Any],
   through: Sequence[Any],
   scores: Scores,
 ) -> Iterator[Finding]:
-  """Targets that a model cannot write, whatever it learns; a problem where it costs any score."""
-  changed = [n for n, pair in enumerate(zip(right, through, strict=True)) if repr(pair[0]) != repr(pair[1])]
+  """Yields a finding if the vocabulary cannot express some targets; a problem if that lowers the score."""
+  changed = [n for n, pair in enumerate(zip(correct, through, strict=True)) if repr(pair[0]) != repr(pair[1])]
   if not changed:
     return
   first = changed[0]
   lost = {
     name: value - scores.through_vocabulary[name]
-    for name, value in scores.right.items()
+    for name, value in scores.targets.items()
     if abs(value - scores.through_vocabulary.get(name, value)) > 1e-9
   }
   cost = ", which costs " + ", ".join(f"{name} {value:.2f}" for name, value in lost.items()) if lost else ""
   yield Finding(
-    f"{len(changed):,} of {len(rows):,} targets cannot be written with the vocabulary{cost}",
-    f"row {first}: {excerpt(texts[first], 60)!r} comes back as {excerpt(written[first], 60)!r}",
-    "other words for the labels, or a vocabulary with these characters",
+    f"{len(changed):,} of {len(rows):,} targets cannot be expressed in the vocabulary{cost}",
+    f"row {first}: {excerpt(texts[first], 60)!r} decodes to {excerpt(decoded[first], 60)!r}",
+    "other label words, or a vocabulary with these characters",
     problem=any(abs(value) > 1 for value in lost.values()),
   )

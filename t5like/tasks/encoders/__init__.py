@@ -1,1 +1,1 @@
-"""Labeled tasks in the form encoders with heads take: classes, spans, tags."""
+"""Labeled tasks for encoders with heads: classification, spans, tagging."""

@@ -1,4 +1,4 @@
-"""From the features of an encoder's task to the batch an encoder takes, with seqio's own machinery."""
+"""A seqio feature converter from the features of an encoder task to an encoder's batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import seqio
 import tensorflow as tf
 
 _SPEC = seqio.FeatureConverter.FeatureSpec
-# Features that are one value a token, and the name each has in a batch.
+# Per-token features and their names in a batch.
 _PER_TOKEN = {
   "inputs": "encoder_input_tokens",
   "token_types": "encoder_token_types",
@@ -18,11 +18,11 @@ _PER_TOKEN = {
 
 
 class EncoderFeatureConverter(seqio.FeatureConverter):
-  """For `seqio.get_dataset(task, {"inputs": 128}, feature_converter=EncoderFeatureConverter())`.
+  """Converts encoder tasks: `seqio.get_dataset(task, {"inputs": 128}, feature_converter=EncoderFeatureConverter())`.
 
-  It takes what features a task has: `labels` of classification (a number), of spans (two) and of
-  regression (a float); `targets` and `weights` of tagging and of masked language modeling. Other
-  lengths than that of `inputs` need not be given.
+  It converts the features that a task has: `labels` of classification (an integer), spans (two integers)
+  and regression (a float); `targets` and `weights` of tagging and masked language modeling. Only the
+  length of `inputs` is needed.
   """
 
   TASK_FEATURES = {}

@@ -1,4 +1,4 @@
-"""What can be wrong with a task in a form for encoders, whose examples are tokens and class numbers."""
+"""Checks a task in an encoder form, whose examples are tokens and class numbers."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import seqio
 from t5like.tasks.checks.examples import Finding, Tokens, length_findings, vocabulary_findings
 from t5like.tasks.checks.scoring import Labels
 from t5like.tasks.encoders.forms import encoder_vocabulary
-from t5like.tasks.missing_data import data_explained
+from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import Vocabulary
 
-# Long enough to see how long a text is; a text in windows is read in windows of the run's length.
+# Long enough to measure text lengths; windowed tasks are read with the run's length instead.
 _UNCUT = 4096
 WITHHELD = -1
 
 
 def is_encoder_form(task: seqio.Task) -> bool:
-  """Its own step makes the tokens, with the vocabulary of its features."""
+  """Returns whether a step of the task creates the tokens, with the vocabulary of its features."""
   functions = (step.func if isinstance(step, functools.partial) else step for step in task.preprocessors)
   return any(getattr(function, "makes_tokens", False) for function in functions)
 
@@ -31,8 +31,8 @@ def is_encoder_form(task: seqio.Task) -> bool:
 def read_tokens(
   task: seqio.Task, split: str, length: int, limit: int | None
 ) -> tuple[list[dict[str, np.ndarray]], bool]:
-  """The first `limit` examples as numpy values, and whether that is the whole split."""
-  with data_explained(task):
+  """Returns the first `limit` examples as numpy values, and whether these are the entire split."""
+  with explain_data_errors(task):
     dataset = task.get_dataset({"inputs": length}, split, shuffle=False, num_epochs=1, try_in_mem_cache=False)
     examples = dataset.as_numpy_iterator()
     rows = list(itertools.islice(examples, limit))
@@ -42,19 +42,20 @@ def read_tokens(
 def check_tokens(
   task: seqio.Task, split: str, lengths: Mapping[str, int], limit: int | None
 ) -> tuple[int, bool, dict[str, Tokens], Labels | None, list[Finding]]:
-  """Rows read, whether all, tokens, labels, and what is wrong."""
+  """Returns the number of rows read, whether these are all, token counts, labels, and findings."""
   vocabulary = encoder_vocabulary(task.output_features)
   in_windows = "labels" in task.output_features and task.output_features["labels"].rank == 1
-  rows, whole = read_tokens(task, split, lengths["inputs"] if in_windows else _UNCUT, limit)
+  rows, is_complete = read_tokens(task, split, lengths["inputs"] if in_windows else _UNCUT, limit)
   if not rows:
-    return 0, whole, {}, None, [Finding("the split has no rows", remedy="look at its source, and at steps that filter")]
+    empty = Finding("the split has no rows", remedy="check its source and any filtering steps")
+    return 0, is_complete, {}, None, [empty]
   tokens = {"inputs": _counted(rows, vocabulary)}
   texts = [{"inputs": _as_written(row, vocabulary)} for row in rows]
   findings = [*length_findings(tokens, lengths, texts), *vocabulary_findings(tokens, texts, vocabulary)]
   labels = _labels(task, rows)
-  findings += _label_findings(task, labels, rows, whole)
+  findings += _label_findings(task, labels, rows, is_complete)
   findings += _nothing_to_predict(rows)
-  return len(rows), whole, tokens, labels, findings
+  return len(rows), is_complete, tokens, labels, findings
 
 
 def _counted(rows: Sequence[Mapping[str, np.ndarray]], vocabulary: Vocabulary) -> Tokens:
@@ -63,7 +64,7 @@ def _counted(rows: Sequence[Mapping[str, np.ndarray]], vocabulary: Vocabulary) -
 
 
 def _as_written(row: Mapping[str, Any], vocabulary: Vocabulary) -> str:
-  """The texts of a row where they are handed on; in what tokens decode to, the unknown is gone."""
+  """Returns the original texts of a row if it has them; decoded tokens lack unknown characters."""
   given = row.get("tokens", [row[name] for name in ("first", "second") if name in row])
   if len(given):
     return " ".join(text.decode("utf-8", errors="replace") for text in given)
@@ -71,8 +72,8 @@ def _as_written(row: Mapping[str, Any], vocabulary: Vocabulary) -> str:
 
 
 def _labels(task: seqio.Task, rows: Sequence[Mapping[str, np.ndarray]]) -> Labels | None:
-  """Class numbers as they occur; None for regression and spans."""
-  if "weights" in rows[0]:  # tagging: only the first piece of a word counts
+  """Returns the counts of class numbers; None for regression and spans."""
+  if "weights" in rows[0]:  # tagging: only the first token of a word counts
     values = np.concatenate([row["targets"][row["weights"] > 0] for row in rows])
     classes = task.output_features["targets"].vocabulary.vocab_size
   elif "labels" in rows[0] and rows[0]["labels"].ndim == 0 and np.issubdtype(rows[0]["labels"].dtype, np.integer):
@@ -85,7 +86,7 @@ def _labels(task: seqio.Task, rows: Sequence[Mapping[str, np.ndarray]]) -> Label
 
 
 def _label_findings(
-  task: seqio.Task, labels: Labels | None, rows: Sequence[Mapping[str, np.ndarray]], whole: bool
+  task: seqio.Task, labels: Labels | None, rows: Sequence[Mapping[str, np.ndarray]], is_complete: bool
 ) -> Iterator[Finding]:
   if labels is None:
     return
@@ -94,15 +95,15 @@ def _label_findings(
     return
   for number in sorted(set(labels.counts) - set(labels.known)):
     yield Finding(
-      f"{labels.counts[number]:,} labels are {number}, which is no class",
+      f"{labels.counts[number]:,} labels are {number}, which is not a class",
       f"classes are 0 to {len(labels.known) - 1}",
-      "filter them out, or mend the step that makes them",
+      "filter them out, or fix the step that creates them",
     )
   for number in labels.never_seen:
     yield Finding(
-      f"class {number} is never seen" + ("" if whole else f" in the first {len(rows):,} rows"),
-      remedy="the order of the labels, or the data",
-      problem=whole and "weights" not in rows[0],  # a kind of entity may well be rare
+      f"class {number} never occurs" + ("" if is_complete else f" in the first {len(rows):,} rows"),
+      remedy="check the order of the labels, or the data",
+      problem=is_complete and "weights" not in rows[0],  # an entity type may be rare
     )
 
 
@@ -110,7 +111,7 @@ def _nothing_to_predict(rows: Sequence[Mapping[str, np.ndarray]]) -> Iterator[Fi
   empty = [number for number, row in enumerate(rows) if "weights" in row and not row["weights"].any()]
   if empty:
     yield Finding(
-      f"{len(empty):,} of {len(rows):,} rows have nothing to predict",
+      f"{len(empty):,} of {len(rows):,} rows have no token to predict",
       f"row {empty[0]}: all its weights are 0",
       "filter them out",
     )

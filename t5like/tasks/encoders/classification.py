@@ -1,7 +1,7 @@
 """GLUE and SuperGLUE for encoders: `<task>_classification`, with class numbers instead of words.
 
-Sources are those of the text-to-text tasks. Where a question has several candidate answers, each is
-an example of its own, right (1) or wrong (0), and `group` says which belong together.
+Sources are those of the text-to-text tasks. If a question has several candidate answers, each is a
+separate example, right (1) or wrong (0), and `group` identifies the question.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from t5like.tasks.encoders.forms import class_labels, encode_segments, encoder_f
 from t5like.tasks.library import glue, super_glue
 from t5like.tasks.registry import register_task
 
-# The fields that make the first and the second text.
+# The fields used as first and second text.
 GLUE_TEXTS = {
   "cola": ("sentence",),
   "sst2": ("sentence",),
@@ -45,20 +45,20 @@ _GAP = "@placeholder"
 
 @seqio.map_over_dataset
 def segments(example: dict[str, tf.Tensor], texts: Sequence[str]) -> dict[str, tf.Tensor]:
-  """The fields of one or two texts, and the label: -1 where it is withheld."""
+  """Selects the fields of one or two texts and the label, which is -1 if withheld."""
   named = dict(zip(("first", "second"), (example[name] for name in texts), strict=False))
   return named | {"label": example["label"], "idx": example["idx"]}
 
 
 @seqio.map_over_dataset
 def wic(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """Does a word mean the same in both sentences? The word stands behind them."""
+  """Asks whether a word means the same in both sentences; the word follows the second one."""
   second = tf.strings.join([example["sentence2"], example["word"]], separator=" ")
   return {"first": example["sentence1"], "second": second, "label": example["label"], "idx": example["idx"]}
 
 
 def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """Does the pronoun, in asterisks, stand for the noun? The text-to-text form marks the pronoun."""
+  """Asks whether the pronoun, marked with asterisks as in the text-to-text form, refers to the noun."""
 
   def to_segments(example):
     text = tf.strings.regex_replace(example["inputs"], "^wsc: ", "")
@@ -68,7 +68,7 @@ def wsc(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def copa(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """The premise with its question, and one of two choices."""
+  """Pairs the premise and its question with each of two choices."""
 
   def to_segments(example):
     is_cause = tf.equal(example["question"], "cause")
@@ -87,7 +87,7 @@ def copa(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @seqio.map_over_dataset
 def multirc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """The paragraph without its markup, and a question with one of its answers: the paragraph is what may be cut."""
+  """Pairs the paragraph, without markup, with a question and one of its answers."""
   paragraph = tf.strings.regex_replace(tf.strings.regex_replace(example["paragraph"], "<br>", " "), "</?b>", "")
   idx = example["idx"]
   return {
@@ -100,10 +100,10 @@ def multirc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
 
 
 def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """The passage, and the query with one of the passage's entities in its gap."""
+  """Pairs the passage with the query, each entity of the passage in turn filling its gap."""
 
   def to_segments(example):
-    # Highlights are sentences of their own; those without an end get one.
+    # Highlights are separate sentences; a missing full stop is added.
     passage = tf.strings.regex_replace(example["passage"], "([.?!\"'])\n@highlight\n", r"\1 ")
     passage = tf.strings.regex_replace(passage, "\n@highlight\n", ". ")
     entities, answers = example["entities"], example["answers"]
@@ -133,7 +133,7 @@ def _register(
   register_task(
     f"{name}_classification",
     source=source,
-    # seqio's own offline cache keeps texts: what is cut off depends on the length asked for.
+    # seqio's offline cache stores texts: truncation depends on the requested length.
     preprocessors=[to_segments, seqio.CacheDatasetPlaceholder(), encode_segments],
     output_features=encoder_features(labels=labels),
     postprocess_fn=postprocessor,
@@ -156,7 +156,7 @@ for _config, _texts in GLUE_TEXTS.items():
     glue.METRICS.get(_config, [metrics.accuracy]),
   )
 
-_OF_SUPER_GLUE = {
+_SUPER_GLUE_STEPS = {
   **{config: functools.partial(segments, texts=texts) for config, texts in SUPER_GLUE_TEXTS.items()},
   "wic": wic,
 }
@@ -165,7 +165,7 @@ _SUPER_GLUE_METRICS = {
   "axb": [],  # the answers of the diagnostic sets are withheld
   "axg": [],
 }
-for _config, _to_segments in _OF_SUPER_GLUE.items():
+for _config, _to_segments in _SUPER_GLUE_STEPS.items():
   _register(
     f"super_glue_{_config}",
     _tfds(
@@ -178,7 +178,7 @@ for _config, _to_segments in _OF_SUPER_GLUE.items():
     encoder_scores.class_id,
     _SUPER_GLUE_METRICS.get(_config, [metrics.accuracy]),
   )
-# Rows whose noun is the wrong one teach an encoder as much as the others: all are trained on.
+# Rows with a wrong noun are as useful to an encoder as the others: it is trained on all.
 _register(
   "super_glue_wsc",
   _tfds("super_glue/wsc.fixed", super_glue.VERSION),

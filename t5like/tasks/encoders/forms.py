@@ -1,8 +1,8 @@
-"""The forms of tasks for encoders: what BERT reads instead of T5's text, through seqio all the same.
+"""Encoder forms of tasks: BERT's inputs instead of T5's text, built with seqio.
 
-A task in an encoder form has a step that makes its text, and then one that makes its tokens, which
-`tokenizes` marks: a token cache stops before it. Features are `inputs` with [CLS] and [SEP],
-`token_types` and `labels`; for tagging `targets` and `weights`, one a token, instead of labels.
+A task in an encoder form has a step that creates its text, then one that creates its tokens and is marked
+by `tokenizes`: a token cache stops before it. Features are `inputs` with [CLS] and [SEP], `token_types`
+and `labels`; tagging has per-token `targets` and `weights` instead of labels.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio
 from t5like.vocabularies import Vocabulary
 
 VOCABULARY = "bert_uncased"
-DEFAULT_LENGTH = 512  # as long as BERT's positions reach
-_BATCH = 256  # texts that are tokenized in one call
+DEFAULT_LENGTH = 512  # BERT's number of positions
+_BATCH = 256  # texts tokenized per call
 
 Step = TypeVar("Step", bound=Callable)
 
 
 def tokenizes(step: Step) -> Step:
-  """Marks a preprocessor as the one that makes tokens of text, as seqio's `tokenize` does."""
+  """Marks a preprocessor as the one that tokenizes, like seqio's `tokenize`."""
   step.makes_tokens = True
   return step
 
 
 def encoder_features(vocabulary: str = VOCABULARY, **more: seqio.Feature) -> dict[str, seqio.Feature]:
-  """`inputs` and `token_types`, and whatever else a form has."""
+  """Returns the features `inputs` and `token_types` plus `more`."""
   return {
     "inputs": seqio.Feature(as_seqio(vocabulary), add_eos=False),
     "token_types": seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False),
@@ -54,7 +54,7 @@ def encoder_vocabulary(output_features: Mapping[str, seqio.Feature]) -> Vocabula
   vocabulary = from_seqio(output_features["inputs"].vocabulary)
   if vocabulary.cls_id is None or vocabulary.sep_id is None:
     raise UserError(
-      "an encoder's inputs need [CLS] and [SEP], the vocabulary has none", expected="bert_uncased or bert_cased"
+      "the vocabulary has no [CLS] and [SEP], which an encoder needs", expected="bert_uncased or bert_cased"
     )
   return vocabulary
 
@@ -69,9 +69,9 @@ def encode_segments(
   sequence_length: Mapping[str, int] | None,
   output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-  """{"first", "second" or none, "label"} to [CLS] first [SEP] second [SEP], cut to length from the longer text.
+  """Encodes {"first", optional "second", "label"} as [CLS] first [SEP] second [SEP], truncating the longer text.
 
-  Other fields, and the texts, are handed on.
+  The texts and other fields are passed on.
   """
   vocabulary = encoder_vocabulary(output_features)
   length = row_length(sequence_length)
@@ -100,7 +100,7 @@ def encode_segments(
 
 
 def ragged_features(values: Mapping[str, tf.Tensor], lengths: tf.Tensor) -> dict[str, tf.RaggedTensor]:
-  """Values of all rows end to end, out of a numpy function, as rows."""
+  """Splits concatenated values, as returned by a numpy function, into rows."""
   lengths.set_shape([None])
   for tensor in values.values():
     tensor.set_shape([None])

@@ -1,7 +1,7 @@
-"""From what an encoder's head says to what the metrics compare. Plain Python: no TensorFlow, no registry.
+"""Postprocessors of an encoder head's outputs, and metrics. Plain Python: no TensorFlow, no registry.
 
-Each postprocessor is `fn(scores, example=None, is_target=False)`: the head's scores of one example,
-[classes], or one number for regression; a target comes from the example's own fields.
+Each postprocessor is `fn(scores, example=None, is_target=False)`: `scores` are the head's outputs for one
+example, [classes], or a number for regression; a target is read from the example's fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Example = Mapping[str, Any]
 
 
 def class_id(scores: Any, example: Example | None = None, is_target: bool = False) -> int:
-  """The class with the highest score."""
+  """Returns the class with the highest score."""
   return int(example["labels"]) if is_target else int(np.argmax(scores))
 
 
@@ -28,13 +28,13 @@ def regression(score: Any, example: Example | None = None, is_target: bool = Fal
 
 
 def grouped_class_id(scores: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-  """A class, and for a target the question it belongs to (MultiRC)."""
+  """Returns the class; for a target, also the id of its question (MultiRC)."""
   value = {"value": class_id(scores, example, is_target)}
   return value | {"group": _group(example)} if is_target else value
 
 
 def candidate(scores: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-  """One of several answers to a question: how much more likely right than wrong; a target says whether it is right."""
+  """Returns the log-odds that a candidate answer is right; for a target, whether it is, and its question."""
   if not is_target:
     return {"score": float(scores[1] - scores[0])}
   target = {"group": _group(example), "right": int(example["labels"]) == 1}
@@ -44,19 +44,19 @@ def candidate(scores: Any, example: Example | None = None, is_target: bool = Fal
 
 
 def choice_accuracy(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
-  """Share of questions whose likeliest candidate is right (COPA)."""
+  """Computes the share of questions whose most likely candidate is right (COPA)."""
   chosen = _chosen(targets, predictions)
   return {"accuracy": 100 * sum(target["right"] for target in chosen) / len(chosen)}
 
 
 def choice_squad(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
-  """Exact match and F1 of the likeliest candidate's words with the answers (ReCoRD)."""
+  """Computes exact match and word F1 of the most likely candidate against the answers (ReCoRD)."""
   chosen = _chosen(targets, predictions)
   return metrics.squad([target["answers"] for target in chosen], [target["text"] for target in chosen])
 
 
 def _chosen(targets: Sequence[Example], predictions: Sequence[Example]) -> list[Example]:
-  """For each question the target of the candidate with the highest score, the first of equals."""
+  """Returns, for each question, the target of the candidate with the highest score; ties go to the first."""
   groups = defaultdict(list)
   for target, prediction in zip(targets, predictions, strict=True):
     groups[target["group"]].append((prediction["score"], target))
@@ -64,7 +64,7 @@ def _chosen(targets: Sequence[Example], predictions: Sequence[Example]) -> list[
 
 
 def squad_window(logits: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
-  """The scores of first and last token in a window, [length, 2], with what leads from tokens back to text."""
+  """Returns the start and end logits of a window, [length, 2], with the offsets that map tokens to text."""
   if is_target:
     return {"id": _text(example["id"]), "answers": [_text(answer) for answer in example["answers"]]}
   count = len(example["offset_starts"])
@@ -79,14 +79,14 @@ def squad_window(logits: Any, example: Example | None = None, is_target: bool = 
 
 
 def squad_windows(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
-  """SQuAD 1.1's exact match and F1 of the best span over all windows of each question."""
+  """Computes SQuAD 1.1's exact match and F1 of the best span over all windows of each question."""
   return metrics.squad(*_answers(targets, predictions, unanswerable=False))
 
 
 def squad_v2_windows(
   targets: Sequence[Example], predictions: Sequence[Example], threshold: float = 0.0
 ) -> dict[str, float]:
-  """SQuAD 2.0's scores; no answer is given where [CLS] outdoes the best span by more than `threshold`."""
+  """Computes SQuAD 2.0's scores; there is no answer if [CLS] beats the best span by more than `threshold`."""
   return metrics.squad2(*_answers(targets, predictions, unanswerable=True, threshold=threshold))
 
 
@@ -101,14 +101,14 @@ def _answers(
     unanswerable=unanswerable,
     threshold=threshold,
   )
-  of_question = {target["id"]: target["answers"] for target in targets}
-  return [of_question[question] for question in answers], [answer.text for answer in answers.values()]
+  expected = {target["id"]: target["answers"] for target in targets}
+  return [expected[question] for question in answers], [answer.text for answer in answers.values()]
 
 
 def tags(
   predicted: Any, example: Example | None = None, is_target: bool = False, tag_names: Sequence[str] = ()
 ) -> list[str]:
-  """A tag for every word from class numbers, [length], or their scores, [length, tags]; O where a word was cut off."""
+  """Returns a tag per word from class numbers, [length], or scores, [length, tags]; O for truncated words."""
   if is_target:
     return [tag_names[int(tag)] for tag in example["tags"]]
   numbers = np.asarray(predicted)

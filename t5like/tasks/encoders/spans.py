@@ -1,6 +1,6 @@
-"""Answers as spans of tokens: a passage in overlapping windows, and from scores back to its very words.
+"""Span answers: splits a passage into overlapping windows, and maps scores back to its text.
 
-As in BERT (Devlin et al. 2018, section 4.2, and the code of its authors). Plain numpy: no TensorFlow.
+As in BERT (Devlin et al. 2018, section 4.2, and the authors' code). Plain numpy: no TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Windows:
   tokens: np.ndarray  # [windows, length] int32
   token_types: np.ndarray  # [windows, length] int32: 1 on the passage and its [SEP]
   lengths: np.ndarray  # [windows] int32
-  labels: np.ndarray  # [windows, 2] int32: first and last token of the answer; (0, 0) where it is not in the window
-  offsets: np.ndarray  # [windows, length, 2] int32: characters of the passage; -1 on everything else
-  best_context: np.ndarray  # [windows, length] int32: 1 where no other window shows more around this token
+  labels: np.ndarray  # [windows, 2] int32: first and last token of the answer; (0, 0) if it is not in the window
+  offsets: np.ndarray  # [windows, length, 2] int32: character span in the passage; -1 elsewhere
+  best_context: np.ndarray  # [windows, length] int32: 1 if no other window has more context around this token
 
 
 def make_windows(
@@ -40,23 +40,23 @@ def make_windows(
   overlap: int | None = None,
   longest_question: int | None = LONGEST_QUESTION,
 ) -> Windows:
-  """The passage in windows that begin `stride` tokens apart, or that share `overlap` tokens.
+  """Splits the passage into windows that start `stride` tokens apart, or that overlap by `overlap` tokens.
 
-  BERT's own code moves by a stride; what Hugging Face calls stride is the overlap. `answer` is its
-  first character in the passage and the one after its last.
+  BERT's code uses a stride; Hugging Face's "stride" is the overlap. `answer` is a (start, end) character
+  range in the passage, end exclusive.
   """
-  asked = vocabulary.encode(question)[:longest_question]
+  question_ids = vocabulary.encode(question)[:longest_question]
   ids, spans = _encoded(vocabulary, passage)
-  room = length - len(asked) - 3
-  step = min(stride, room) if overlap is None else room - overlap  # no token may fall between windows
+  room = length - len(question_ids) - 3
+  step = min(stride, room) if overlap is None else room - overlap  # windows must not leave gaps
   if room < 1 or step < 1:
     raise UserError(
-      f"a window of {length} tokens has no room for a passage after a question of {len(asked)}",
+      f"a window of {length} tokens is too short for a passage after a question of {len(question_ids)}",
       try_="a longer window, or a shorter overlap",
     )
   starts = _window_starts(len(ids), room, step)
   ends = np.minimum(starts + room, len(ids))
-  head = [vocabulary.cls_id, *asked, vocabulary.sep_id]
+  head = [vocabulary.cls_id, *question_ids, vocabulary.sep_id]
   windows = Windows(
     tokens=np.zeros((len(starts), length), np.int32),
     token_types=np.zeros((len(starts), length), np.int32),
@@ -75,32 +75,32 @@ def make_windows(
     windows.offsets[row, inside] = spans[start:end]
     windows.best_context[row, inside] = best[start:end] == row
     if answer is not None:
-      windows.labels[row] = _tokens_of(answer, spans[start:end], inside.start)
+      windows.labels[row] = _answer_tokens(answer, spans[start:end], inside.start)
   return windows
 
 
-@functools.lru_cache(maxsize=64)  # questions about a passage follow one another
+@functools.lru_cache(maxsize=64)  # questions about the same passage are consecutive
 def _encoded(vocabulary: Vocabulary, passage: str) -> tuple[np.ndarray, np.ndarray]:
   ids, spans = vocabulary.encode_with_offsets(passage)
   return np.array(ids, np.int32), np.array(spans, np.int32).reshape(-1, 2)
 
 
 def _window_starts(tokens: int, room: int, step: int) -> np.ndarray:
-  """A new window as long as the one before does not reach the end; one for an empty passage."""
+  """Returns window starts up to the first window that reaches the end; one for an empty passage."""
   beyond = max(0, tokens - room)
   return np.arange(0, -(-beyond // step) + 1) * step
 
 
 def _best_windows(starts: np.ndarray, ends: np.ndarray, tokens: int) -> np.ndarray:
-  """[tokens] the window that shows the most on the poorer side of each token; of equals, the longer, then the first."""
+  """Returns [tokens] the window with the largest smaller-side context; ties go to the longer, then the first."""
   place = np.arange(tokens)[None, :]
   start, end = starts[:, None], ends[:, None]
   context = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)
   return np.argmax(np.where((place >= start) & (place < end), context, -np.inf), axis=0)
 
 
-def _tokens_of(answer: tuple[int, int], spans: np.ndarray, first: int) -> tuple[int, int]:
-  """First and last token that hold the answer's characters, counted from `first`; (0, 0) where some lie outside."""
+def _answer_tokens(answer: tuple[int, int], spans: np.ndarray, first: int) -> tuple[int, int]:
+  """Returns the first and last token of the answer, offset by `first`; (0, 0) if it is not fully inside."""
   begin, end = answer
   if not len(spans) or spans[0, 0] > begin or spans[-1, 1] < end:
     return 0, 0
@@ -112,7 +112,7 @@ def _tokens_of(answer: tuple[int, int], spans: np.ndarray, first: int) -> tuple[
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-  """`score` is that of the best span, `null_score` that of there being no answer: both sums of two logits."""
+  """An answer with the score of the best span and of "no answer", each a sum of two logits."""
 
   text: str
   score: float
@@ -131,12 +131,12 @@ def squad_answers(
   unanswerable: bool = False,
   threshold: float = 0.0,
 ) -> dict[str, Answer]:
-  """The answer to every question from the scores of all its windows, [windows, length].
+  """Returns the answer to every question from the scores of all its windows, [windows, length].
 
-  `questions` and `passages` say for each window which question it belongs to and what it reads. The
-  `candidates` best first and last tokens of a window are paired; a span lies in the passage, has at
-  most `longest` tokens and begins where its window shows the most context. With `unanswerable`
-  (SQuAD 2.0) a question has no answer, '', if [CLS] outdoes the best span by more than `threshold`.
+  `questions` and `passages` are the question id and the passage of each window. The `candidates` best
+  start and end tokens of a window are paired; a span must be inside the passage, have at most `longest`
+  tokens and start at a token with `best_context`. With `unanswerable` (SQuAD 2.0) the answer is '' if
+  [CLS] beats the best span by more than `threshold`.
   """
   best: dict[str, tuple[float, str]] = {}
   null: dict[str, float] = {}
@@ -156,9 +156,9 @@ def squad_answers(
 def _best_span(
   starts: np.ndarray, ends: np.ndarray, offsets: np.ndarray, best_context: np.ndarray, candidates: int, longest: int
 ) -> tuple[float, tuple[int, int] | None]:
-  """The first and last token of the best span; None where the window holds no passage token of its own."""
+  """Returns the score and the first and last token of the best span; None if the window has no valid one."""
   in_passage = offsets[:, 0] >= 0
-  for allowed in (np.ones_like(in_passage), in_passage):  # the second time only if no candidate was in the passage
+  for allowed in (np.ones_like(in_passage), in_passage):  # second try only if no candidate was in the passage
     first = _highest(np.where(allowed, starts, -np.inf), candidates)
     last = _highest(np.where(allowed, ends, -np.inf), candidates)
     size = last[None, :] - first[:, None] + 1

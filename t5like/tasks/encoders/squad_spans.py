@@ -1,4 +1,4 @@
-"""SQuAD for encoders: the answer as first and last token of a window, `squad_spans` and `squad_v2_spans`."""
+"""SQuAD for encoders, `squad_spans` and `squad_v2_spans`: labels are the first and last token of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from t5like.tasks.registry import register_task
 
 @seqio.map_over_dataset
 def questions(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """The question and its passage, with all answers and the characters where they begin."""
+  """Selects the question and its passage, with all answers and their start characters."""
   return {
     "id": example["id"],
     "first": example["question"],
@@ -34,17 +34,17 @@ def encode_windows(
   stride: int = spans.STRIDE,
   longest_question: int = spans.LONGEST_QUESTION,
 ) -> tf.data.Dataset:
-  """An example for every window. Labels place the first answer; `offsets` and `best_context` lead back to text."""
+  """Creates one example per window. Labels are those of the first answer; offsets map predictions back to text."""
   vocabulary = encoder_vocabulary(output_features)
   length = row_length(sequence_length, spans.LENGTH)
 
   def make(question: bytes, passage: bytes, answers: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
     question, passage = _text(question), _text(passage)
     answer = (int(starts[0]), int(starts[0]) + len(_text(answers[0]))) if len(answers) else None
-    made = spans.make_windows(vocabulary, question, passage, answer, length, stride, longest_question=longest_question)
-    kept = np.arange(length)[None, :] < made.lengths[:, None]
-    per_token = [made.tokens, made.token_types, made.best_context, made.offsets[..., 0], made.offsets[..., 1]]
-    return [*(values[kept] for values in per_token), made.labels, made.lengths.astype(np.int64)]
+    found = spans.make_windows(vocabulary, question, passage, answer, length, stride, longest_question=longest_question)
+    kept = np.arange(length)[None, :] < found.lengths[:, None]
+    per_token = [found.tokens, found.token_types, found.best_context, found.offsets[..., 0], found.offsets[..., 1]]
+    return [*(values[kept] for values in per_token), found.labels, found.lengths.astype(np.int64)]
 
   def encode(example: dict) -> dict:
     given = [example[name] for name in ("first", "second", "answers", "answer_starts")]

@@ -1,7 +1,7 @@
-"""A tag for every word, for encoders: `<task>_tagging`.
+"""Tagging for encoders, one tag per word: `<task>_tagging`.
 
-A word's tag stands at its first token; the others, [CLS] and [SEP] have weight 0 (Devlin et al. 2018,
-section 5.3).
+The first token of a word carries its tag; other tokens, [CLS] and [SEP] have weight 0 (Devlin et al.
+2018, section 5.3).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH = 256
 
 @seqio.map_over_dataset
 def tagged_words(example: dict[str, tf.Tensor], tags_key: str, tag_names: Sequence[str]) -> dict[str, tf.Tensor]:
-  """Words, and their tags as class numbers."""
+  """Selects the words, and their tags as class numbers."""
   tags = example[tags_key]  # [words]
   if tags.dtype == tf.string:
     tags = tf.argmax(tf.equal(tags[:, None], tf.constant(list(tag_names))[None, :]), axis=1)
@@ -41,9 +41,9 @@ def encode_tags(
   sequence_length: Mapping[str, int] | None,
   output_features: Mapping[str, seqio.Feature],
 ) -> tf.data.Dataset:
-  """{"tokens", "tags"} to [CLS] tokens of all words [SEP], with `targets` and `weights`.
+  """Encodes {"tokens", "tags"} as [CLS] tokens of all words [SEP], with `targets` and `weights`.
 
-  `word_numbers` says at which token each word begins, -1 elsewhere: it leads back from predictions to words.
+  `word_numbers` is the index of the word that starts at a token, -1 elsewhere, to map predictions back to words.
   """
   vocabulary = encoder_vocabulary(output_features)
   length = row_length(sequence_length)
@@ -63,10 +63,10 @@ def encode_tags(
 def align_tags(
   words: Sequence[bytes | str], counts: np.ndarray, tags: np.ndarray, vocabulary: Vocabulary, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Tokens, targets and word numbers of sentences end to end, and the tokens of each.
+  """Returns concatenated tokens, targets and word numbers of all sentences, and the length of each.
 
-  `words` and `tags` are those of all sentences, `counts` the words of each. A word is encoded by
-  itself, after a space: its tokens do not depend on its neighbors. Some words have no token.
+  `words` and `tags` are those of all sentences, `counts` the number of words in each. A word is encoded
+  separately, after a space: its tokens do not depend on its neighbors. Some words have no tokens.
   """
   texts = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
   encoded = vocabulary.encode_batch([f" {text}" for text in texts])
@@ -89,7 +89,7 @@ def align_tags(
 def register_tagging(
   name: str, source: seqio.DataSource, tag_names: Sequence[str], tags_key: str = "tags"
 ) -> seqio.Task:
-  """Registers tagging for encoders: rows have `tokens` and `tags_key`, words or class numbers of `tag_names`."""
+  """Registers a tagging task; rows have `tokens` and `tags_key`, which holds tag names or their indices."""
   return register_task(
     name,
     source=source,
@@ -110,14 +110,14 @@ def register_tagging(
 def register_ner_tagging(
   name: str, files: Mapping[str, str | Path], tag_names: Sequence[str] | None = None, **layout: Any
 ) -> seqio.Task:
-  """Registers tagging over CoNLL files; `layout` is what `ner.read_conll` is told of them.
+  """Registers a tagging task over CoNLL files; `layout` is passed to `ner.read_conll`.
 
-  Without `tag_names` the files are read for them now; O is class 0, the rest in alphabetical order.
+  Without `tag_names` the files are read now to collect them: O is class 0, the rest in alphabetical order.
   """
   if tag_names is None:
     missing = [str(path) for path in files.values() if not Path(path).is_file()]
     if missing:
-      raise UserError(f"the tags of {name!r} cannot be found", missing=", ".join(missing), try_="tag_names=[...]")
+      raise UserError(f"cannot collect the tags of {name!r}", missing=", ".join(missing), try_="tag_names=[...]")
     found = {tag for path in files.values() for _, tags in ner.read_conll(path, **layout) for tag in tags}
     tag_names = ("O", *sorted(found - {"O"}))
   return register_tagging(name, ner.ConllSource(files, **layout), tag_names)

@@ -1,1 +1,1 @@
-"""The tasks that t5like registers."""
+"""The tasks that ship with t5like."""

@@ -1,6 +1,6 @@
-"""Text to pre-train on: C4, Wikipedia, and any local files; a task for every objective over each.
+"""Pre-training corpora: C4, Wikipedia and local files, with a task for every objective.
 
-A corpus `c4` is the task `c4` (documents as they are) and `c4_<objective>` for each objective of
+A corpus `c4` is registered as the task `c4` (raw documents) and as `c4_<objective>` for each objective in
 `t5like.objectives.CATALOGUE`, such as `c4_span_corruption`. They share one token cache.
 """
 
@@ -22,14 +22,14 @@ from t5like.tasks.registry import register_task
 from t5like.tasks.seqio_vocabularies import as_seqio
 from t5like.tasks.sources import FileBlocks, read_documents
 
-_BLOCK = 256  # documents handed to TensorFlow at a time
+_BLOCK = 256  # documents passed to TensorFlow at a time
 
 
 class TextFiles(seqio.FileDataSource):
-  """Documents of JSON-lines and text files, plain or compressed; a pattern such as `news/*.jsonl.gz` is several.
+  """Documents of JSON-lines and text files, plain or compressed; patterns such as `news/*.jsonl.gz` are expanded.
 
-  `documents` says what a document of a text file is: a "line", a "paragraph" (blank lines part them)
-  or the whole "file". A JSON line is one document, its text in the member `text_key`.
+  `documents` is the unit of a document in a text file: "line", "paragraph" (separated by blank lines)
+  or "file". A JSON line is one document, its text in the field `text_key`.
   """
 
   def __init__(
@@ -51,7 +51,7 @@ class TextFiles(seqio.FileDataSource):
     patterns = self._split_to_filepattern[split]
     found = sorted({path for pattern in patterns for path in _matching(pattern)})
     if not found:
-      raise UserError(f"no file of split {split!r} is there", looked_for=", ".join(patterns))
+      raise UserError(f"no files found for split {split!r}", looked_for=", ".join(patterns))
     return found
 
   @tf.autograph.experimental.do_not_convert
@@ -64,7 +64,7 @@ class TextFiles(seqio.FileDataSource):
 
 
 def _matching(pattern: str) -> list[str]:
-  """Files of this machine, or of a store, that a pattern stands for."""
+  """Returns the local or remote files that match a pattern."""
   path = storage.as_path(pattern)
   if not storage.is_remote(path):
     return glob.glob(str(path))
@@ -81,14 +81,14 @@ def register_corpus(
   text_key: str = "text",
   documents: str = "line",
 ) -> seqio.Task:
-  """Registers text to pre-train on, and a task for every objective over it.
+  """Registers a pre-training corpus, and a task for every objective over it.
 
   `files` maps a split to files (see `TextFiles`); `source` is any seqio source whose examples have `text_key`.
   """
   if (files is None) == (source is None):
     raise UserError(f"the corpus {name!r} needs either files or a source")
   source = source or TextFiles(files, text_key, documents, sizes)
-  # TextFiles calls the text of every kind of file `text`.
+  # The field of TextFiles is always `text`.
   to_text = functools.partial(preprocessors.document, text_key="text" if files is not None else text_key)
   steps = [to_text, seqio.preprocessors.tokenize, seqio.CacheDatasetPlaceholder()]
   t5, bert = (_vocabulary(objective_makes) for objective_makes in ("pairs", "masked"))

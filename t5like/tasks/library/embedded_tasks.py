@@ -1,4 +1,4 @@
-"""The tasks over the data that ships with the package: a corpus and a labeled sample."""
+"""Tasks over the data that ships with the package: a corpus and a labeled sample."""
 
 import functools
 from pathlib import Path

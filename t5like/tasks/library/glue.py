@@ -15,7 +15,7 @@ VERSION = "2.0.0"
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _INFERENCE = ("entailment", "neutral", "contradiction")
-# The words of the classes, in the order of their numbers. STS-B has a score instead.
+# Label words in the order of class numbers. STS-B has a score instead.
 LABELS = {
   "cola": ("unacceptable", "acceptable"),
   "sst2": ("negative", "positive"),
@@ -45,14 +45,14 @@ SPLITS = {
 
 
 def glue_text(config: str, labels: Sequence[str]):
-  """The step from a GLUE row to text; the diagnostic set and MNLI's halves are all asked as `mnli`."""
+  """Returns the preprocessor of a GLUE task; the diagnostic set and MNLI's validation sets use the prefix `mnli`."""
   name = "mnli" if config == "ax" or config.startswith("mnli") else config
   return functools.partial(preprocessors.labeled_text, name=name, label_names=labels, kept=("idx",))
 
 
 @seqio.map_over_dataset
 def stsb(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """The similarity as a word: the score to the nearest 0.2, of which the annotators' scores are multiples."""
+  """Formats the similarity as text: the score rounded to a multiple of 0.2, like the annotators' scores."""
   inputs = ["stsb sentence1:", example["sentence1"], "sentence2:", example["sentence2"]]
   return {
     "inputs": tf.strings.join(inputs, separator=" "),

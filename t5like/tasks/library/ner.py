@@ -1,6 +1,6 @@
-"""Named entity recognition as text: CoNLL files of one's own, CoNLL-2003 and WNUT-17.
+"""Named entity recognition as text: CoNLL-2003, WNUT-17 and custom CoNLL files.
 
-`ner_text` describes the form and reads it back.
+`ner_text` describes the format and parses it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from t5like.tasks.library import ner_text
 from t5like.tasks.preparation import conll
 from t5like.tasks.registry import default_features, register_task
 
-# The tags in the order of their class numbers, as TFDS and Hugging Face have them.
+# Tags in the order of class numbers, as in TFDS and Hugging Face.
 TAGS = {
   "conll2003": ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
   "wnut_17": conll.WNUT_17_TAGS,
 }
-# Words a model has met before it meets the task say more to it than abbreviations.
+# A pre-trained model knows these words better than the abbreviations.
 TYPE_NAMES = {"PER": "person", "ORG": "organization", "LOC": "location", "MISC": "miscellaneous"}
 
 
@@ -36,24 +36,24 @@ def tagged_text(
   tag_names: Sequence[str] | None = None,
   type_names: Mapping[str, str] | None = None,
 ) -> dict[str, tf.Tensor]:
-  """`ner: ` and the tokens; in the target, entities stand in brackets with their type.
+  """Formats the tokens as `ner: ...`; in the target, entities are in brackets with their type.
 
-  Tags are words, or class numbers of `tag_names`, in IOB1, IOB2 or IOBES. `type_names` maps the types
-  of tags to the words the text has for them.
+  Tags are strings, or indices into `tag_names`, in IOB1, IOB2 or IOBES. `type_names` maps entity types
+  to the words used in the text.
   """
   tags = example[tags_key]  # [tokens]
   if tag_names:
     tags = tf.gather(list(tag_names), tags)
   kinds = tf.strings.regex_replace(tags, "^(?:[BIESLU]-|O$)", "")  # '' outside
   inside = tf.not_equal(kinds, "")
-  goes_on = inside & tf.equal(kinds, tf.concat([[""], kinds[:-1]], 0))
-  goes_on &= ~tf.strings.regex_full_match(tags, "[BSU]-.*")
-  ends = inside & ~tf.concat([goes_on[1:], [False]], 0)
+  continues = inside & tf.equal(kinds, tf.concat([[""], kinds[:-1]], 0))
+  continues &= ~tf.strings.regex_full_match(tags, "[BSU]-.*")
+  ends = inside & ~tf.concat([continues[1:], [False]], 0)
 
   for kind, name in (type_names or {}).items():
     kinds = tf.where(tf.equal(kinds, kind), name, kinds)
   words = _as_words(example["tokens"])
-  before = tf.where(inside & ~goes_on, f"{ner_text.OPEN} ", "")
+  before = tf.where(inside & ~continues, f"{ner_text.OPEN} ", "")
   after = tf.where(ends, tf.strings.join([f" {ner_text.BAR} ", kinds, f" {ner_text.CLOSE}"]), "")
   marked = tf.strings.join([before, words, after])
   return {
@@ -73,9 +73,9 @@ def _as_words(tokens: tf.Tensor) -> tf.Tensor:
 def read_conll(
   path: str | Path, token_column: int = 0, tag_column: int = -1, comment: str | None = None, encoding: str = "utf-8"
 ) -> Iterator[tuple[list[str], list[str]]]:
-  """Tokens and tags of every sentence: a line a token, columns by tabs or else spaces, a blank line between.
+  """Yields tokens and tags of every sentence: one token per line, columns separated by tabs or else spaces.
 
-  `-DOCSTART-` lines are left out, and so are those that begin with `comment`.
+  Sentences are separated by blank lines. `-DOCSTART-` lines and those that start with `comment` are skipped.
   """
   tokens: list[str] = []
   tags: list[str] = []
@@ -92,7 +92,7 @@ def read_conll(
         yield tokens, tags
       tokens, tags = [], []
       continue
-    # Not split(): it would part a token at any of Unicode's spaces.
+    # Not split(): it would split a token at any Unicode space.
     columns = line.split("\t") if "\t" in line else re.split(" +", line.strip(" "))
     try:
       token, tag = columns[token_column], columns[tag_column]
@@ -114,7 +114,7 @@ def read_conll(
 class ConllSource(seqio.FunctionDataSource):
   """Sentences of CoNLL files as `tokens` and `tags`.
 
-  `files` maps a split to its file; `reading` is what `read_conll` is told of their layout.
+  `files` maps a split to its file; `reading` is passed to `read_conll`.
   """
 
   def __init__(self, files: Mapping[str, str | Path], **reading: Any):
@@ -127,7 +127,7 @@ class ConllSource(seqio.FunctionDataSource):
     path = self.files[split]
     if not Path(path).is_file():
       raise UserError(f"the file of split {split!r} is missing", file=path)
-    # Read at once, so that a bad line is the user's error and not TensorFlow's; such files are small.
+    # Read eagerly, so that a bad line raises UserError and not TensorFlow's; such files are small.
     sentences = list(read_conll(path, **self.fields))
     if not sentences:
       raise UserError(f"the file of split {split!r} has no sentences", file=path)
@@ -174,7 +174,7 @@ _register(
   functools.partial(tagged_text, tags_key="ner", tag_names=TAGS["conll2003"]),
   TYPE_NAMES,
 )
-# Unusual and emerging entities (Derczynski et al. 2017). TFDS does not have it: `t5like tasks prepare` stores it.
+# Unusual and emerging entities (Derczynski et al. 2017). It is not in TFDS: use `t5like tasks prepare`.
 _register(
   "wnut_17",
   seqio.TfdsDataSource("wnut_17:1.0.0", splits=("train", "validation", "test")),

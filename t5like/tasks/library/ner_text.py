@@ -1,11 +1,10 @@
-"""Named entities as text and back (the form of TANL, Paolini et al. 2021). Plain Python: no TensorFlow.
+"""Named entities as text and back (the format of TANL, Paolini et al. 2021). Plain Python: no TensorFlow.
 
     ner: Rick lives in New York .
     [ Rick | person ] lives in [ New York | location ] .
 
-The answer repeats the sentence, so that every entity has a place in it. Brackets and bars in the
-words themselves are written as `(`, `)` and `/`, in the question too: a mark is always a mark, and
-tags come back exactly from the text that they were made into.
+The answer repeats the sentence, so that every entity has a position. Brackets and bars inside words are
+replaced by `(`, `)` and `/`, also in the input: markup is unambiguous, and tags are recovered exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 OPEN, BAR, CLOSE = "[", "|", "]"
-# What a mark inside a word is written as.
+# Replacements of markup characters inside words.
 WRITTEN_AS = {OPEN: "(", BAR: "/", CLOSE: ")"}
-# A word of a file may hold white space, or nothing; in a text it must be one word.
+# A word in a file may contain whitespace or be empty; in text it must be a single word.
 NOT_IN_A_WORD = r"[\t\n\f\r ]+|^$"
 FILLER = "_"
 
@@ -26,7 +25,7 @@ _WRITTEN_AS = str.maketrans(WRITTEN_AS)
 
 
 def as_word(token: str) -> str:
-  """A token as it stands in inputs and targets."""
+  """Returns a token as written in inputs and targets."""
   return re.sub(NOT_IN_A_WORD, FILLER, token).translate(_WRITTEN_AS)
 
 
@@ -36,13 +35,13 @@ def tags_of_text(
   is_target: bool = False,
   type_names: Mapping[str, str] | None = None,
 ) -> list[str]:
-  """IOB2 tags of the example's `tokens`, from a text in which entities are marked; a postprocessor.
+  """Returns IOB2 tags of the example's `tokens`, from a text with marked entities; a postprocessor.
 
-  `type_names` maps the types of tags to the words that texts have for them. A model may repeat the
-  sentence badly: its words are aligned with the tokens, and an entity takes the tokens that its words
-  are aligned with. What is not well marked is not an entity.
+  `type_names` maps entity types to the words used in the text. A model may not repeat the sentence
+  exactly: its words are aligned with the tokens, and an entity covers the tokens its words align with.
+  Malformed markup is ignored.
   """
-  del is_target  # a target is such a text too
+  del is_target  # targets have the same format
   words, spans = _parse(text)
   tokens = [as_word(_text(token)) for token in example["tokens"]]
   places = _alignment(words, tokens)
@@ -59,7 +58,7 @@ def tags_of_text(
 
 
 def _parse(text: str) -> tuple[list[str], list[tuple[int, int, str]]]:
-  """The words without marks, and (first word, word after the last, type name) of every entity."""
+  """Returns the words without markup, and (start, end, type name) of every entity, end exclusive."""
   words: list[str] = []
   spans = []
   start = None
@@ -78,7 +77,7 @@ def _parse(text: str) -> tuple[list[str], list[tuple[int, int, str]]]:
 
 
 def _until_close(parts: Iterator[str]) -> str:
-  """The words before the closing bracket; '' where there is none."""
+  """Returns the words before the closing bracket, or '' if there is none."""
   name = []
   for part in parts:
     if part == CLOSE:
@@ -88,14 +87,14 @@ def _until_close(parts: Iterator[str]) -> str:
 
 
 def _alignment(words: Sequence[str], tokens: Sequence[str]) -> dict[int, int]:
-  """For each word of an answer the token it repeats, where one can be told."""
+  """Maps each word of an answer to the token it repeats, if there is one."""
   if list(words) == list(tokens):
     return {place: place for place in range(len(tokens))}
   places = {}
   for kind, first, last, first_token, last_token in difflib.SequenceMatcher(
     None, words, tokens, autojunk=False
   ).get_opcodes():
-    if kind in ("equal", "replace"):  # as when a letter is not in the vocabulary
+    if kind in ("equal", "replace"):  # "replace" for example when a letter is not in the vocabulary
       places |= zip(range(first, last), range(first_token, last_token), strict=False)
   return places
 

@@ -10,12 +10,12 @@ import tensorflow as tf
 from t5like.tasks import metrics, postprocessors, preprocessors
 from t5like.tasks.registry import default_features, register_task
 
-# What `squad_v2` says of a question that its passage does not answer.
+# The target of `squad_v2` for unanswerable questions.
 UNANSWERABLE = "unanswerable"
 
 
 def pad_punctuation(text: tf.Tensor) -> tf.Tensor:
-  """Spaces around ASCII punctuation, and runs of white space as one space."""
+  """Adds spaces around ASCII punctuation and collapses whitespace."""
   return _single_spaces(tf.strings.regex_replace(text, "([[:punct:]])", r" \1 "))
 
 
@@ -27,7 +27,7 @@ def _single_spaces(text: tf.Tensor) -> tf.Tensor:
 def squad(
   example: dict[str, tf.Tensor], include_context: bool = True, no_answer: str = preprocessors.UNLABELED
 ) -> dict[str, tf.Tensor]:
-  """`question: Q context: C`, or the question alone; the first answer is the target, all are kept.
+  """Formats `question: Q context: C`, or only the question; the first answer is the target, all are kept.
 
   `no_answer` is the target of a question without answers.
   """
@@ -48,9 +48,9 @@ def squad(
 
 
 def squad_span(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """The target says where the first answer stands, `start: 3 end: 6`, counting the words of the context.
+  """Like `squad`, but the target is the word span of the first answer in the context, `start: 3 end: 6`.
 
-  Examples whose answer is not found are left out.
+  Examples whose answer is not found are dropped.
   """
 
   def to_span(example):
@@ -61,10 +61,10 @@ def squad_span(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _span(context: tf.Tensor, answer: tf.Tensor) -> tf.Tensor:
-  """The first place of the answer's words in the context, or ''.
+  """Returns the first span of the answer's words in the context, or ''.
 
-  As in the t5 library, the very last place is not looked at, and what follows each mark that is not a
-  letter, digit or underscore of ASCII counts as a word, be it empty.
+  As in the t5 library, the last possible position is not searched, and the text after each character that
+  is not an ASCII letter, digit or underscore counts as a word, even if it is empty.
   """
   haystack, needle = _words(context), _words(answer)  # [words], [answer words]
   length = tf.size(needle)

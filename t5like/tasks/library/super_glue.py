@@ -15,7 +15,7 @@ VERSION = "1.0.2"
 
 _TRUTH = ("False", "True")
 _ENTAILMENT = ("entailment", "not_entailment")
-# The words of the classes, in the order of their numbers. ReCoRD and WSC are answered in words of the text.
+# Label words in the order of class numbers. ReCoRD and WSC are answered with words of the text.
 LABELS = {
   "boolq": _TRUTH,
   "cb": ("entailment", "contradiction", "neutral"),
@@ -29,7 +29,7 @@ LABELS = {
 
 
 def multirc(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """One answer option of a question, true or false; the markup of paragraphs is removed."""
+  """Formats one answer option of a question, true or false, and removes the markup of the paragraph."""
   dataset = preprocessors.labeled_text(
     dataset, "multirc", keys=("question", "answer", "paragraph"), label_names=LABELS["multirc"], kept=("idx",)
   )
@@ -42,20 +42,20 @@ def multirc(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def axb(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """The broad diagnostic set, asked as RTE: its sentences take the names that RTE gives to them."""
+  """Formats the broad-coverage diagnostic set as RTE, renaming its sentences."""
   renamed = {"premise": "sentence1", "hypothesis": "sentence2", "label": "label", "idx": "idx"}
   dataset = seqio.preprocessors.rekey(dataset, renamed)
   return preprocessors.labeled_text(dataset, "rte", label_names=LABELS["axb"], kept=("idx",))
 
 
 def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
-  """One example for every right answer, with all of them kept; where they are withheld, one `<unk>`.
+  """Creates one example per correct answer and keeps all answers; withheld answers become one `<unk>`.
 
-  Its metric looks at a question once, however many examples it made.
+  Its metric counts each question once, regardless of the number of its examples.
   """
 
   def to_text(example):
-    # Highlights are sentences of their own; those without an end get one.
+    # Highlights are separate sentences; a missing full stop is added.
     passage = tf.strings.regex_replace(example["passage"], "([.?!\"'])\n@highlight\n", r"\1 ")
     passage = tf.strings.regex_replace(passage, "\n@highlight\n", ". ")
     entities = tf.strings.reduce_join(example["entities"], separator=", ")
@@ -67,21 +67,21 @@ def record(dataset: tf.data.Dataset) -> tf.data.Dataset:
       "idx/query": example["idx"]["query"],
     }
 
-  def an_example_each(example):
+  def one_example_per_answer(example):
     answers = example["answers"]
     targets = tf.cond(tf.size(answers) > 0, lambda: answers, lambda: tf.constant([preprocessors.UNLABELED]))
     return tf.data.Dataset.from_tensor_slices(targets).map(lambda target: {**example, "targets": target})
 
-  return dataset.map(to_text, num_parallel_calls=tf.data.AUTOTUNE).flat_map(an_example_each)
+  return dataset.map(to_text, num_parallel_calls=tf.data.AUTOTUNE).flat_map(one_example_per_answer)
 
 
 @seqio.map_over_dataset
 def wsc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """`wsc: ` and the text with the pronoun in asterisks; the target is the noun that it may refer to.
+  """Formats `wsc: ` and the text with the pronoun in asterisks; the target is the noun it may refer to.
 
-  `span2_index` counts the words before the pronoun. Two texts of the data set count differently or
-  have punctuation at the pronoun: the word taken is the nearest one that is the pronoun, and
-  punctuation is parted from it, which gives what the t5 library has for those two.
+  `span2_index` is the number of words before the pronoun. In two texts it is off, or punctuation is attached
+  to the pronoun: the nearest matching word is used and its punctuation is split off, which reproduces the
+  t5 library's output for both.
   """
   text, pronoun = example["text"], example["span2_text"]
   words = tf.strings.split(text, sep=" ")
@@ -91,9 +91,9 @@ def wsc(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     distance = tf.abs(tf.range(tf.size(words)) - example["span2_index"])
     place = tf.argmin(tf.where(is_pronoun, distance, tf.int32.max), output_type=tf.int32)
   punctuation = tf.strings.substr(words[place], tf.strings.length(pronoun), tf.strings.length(words[place]))
-  parted = tf.boolean_mask([punctuation], [punctuation != ""])
-  before = tf.concat([words[:place], [tf.strings.join(["*", pronoun, "*"])], parted], 0)
-  # A pronoun that is the last word keeps a space behind it, as in the t5 library.
+  trailing = tf.boolean_mask([punctuation], [punctuation != ""])
+  before = tf.concat([words[:place], [tf.strings.join(["*", pronoun, "*"])], trailing], 0)
+  # A pronoun at the end is followed by a space, as in the t5 library.
   marked = tf.strings.join([_joined(before), _joined(words[place + 1 :])], separator=" ")
   marked = tf.where(punctuation != "", tf.strings.strip(marked), marked)
   return {
@@ -111,8 +111,8 @@ def _joined(words: tf.Tensor) -> tf.Tensor:
 class RightReferents(seqio.TfdsDataSource):
   """Trains on the rows whose label is 1, evaluates on all.
 
-  A model can only be taught the noun that a pronoun does refer to; a wrong noun is told by the
-  model's naming another.
+  A model can only learn to name the noun that a pronoun refers to; it rejects a wrong noun by naming
+  another one.
   """
 
   def get_dataset(self, split: str | None = None, *args: Any, **kwargs: Any) -> tf.data.Dataset:
@@ -127,7 +127,7 @@ class RightReferents(seqio.TfdsDataSource):
 
 @seqio.map_over_dataset
 def definite_pronouns(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-  """WSC's form: the first occurrence of the pronoun is the one to resolve (Rahman and Ng 2012)."""
+  """Formats an example like WSC; the first occurrence of the pronoun is to be resolved (Rahman and Ng 2012)."""
   pattern = tf.strings.join([" (", example["pronoun"], r")( |\.|,)"])
   marked = tf.strings.regex_replace(example["sentence"], pattern, r" *\1*\2", replace_global=False)
   return {

@@ -1,4 +1,4 @@
-"""Translation in T5's text-to-text form: the three pairs of the T5 paper from TFDS, and any other."""
+"""Translation in T5's text-to-text form: the three language pairs of the T5 paper from TFDS, and custom ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from t5like.errors import UserError
 from t5like.tasks import metrics, preprocessors
 from t5like.tasks.registry import default_features, register_task
 
-# English names of the languages of the WMT news tasks: what a model is asked with.
+# English names of the languages of the WMT news tasks, as used in prompts.
 LANGUAGES = {
   "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "et": "Estonian", "fi": "Finnish", "fr": "French",
   "gu": "Gujarati", "hi": "Hindi", "hu": "Hungarian", "is": "Icelandic", "it": "Italian", "ja": "Japanese",
@@ -33,16 +33,16 @@ def translate(
 def register_translation(
   name: str, data: seqio.DataSource, source: str, target: str, names: dict[str, str] | None = None
 ) -> seqio.Task:
-  """Registers the translation of `data`, whose rows have the text of each language under its code.
+  """Registers a translation task over `data`, whose rows have one field per language code.
 
-  `names` gives the English names of languages that are not in `LANGUAGES`.
+  `names` maps codes that are not in `LANGUAGES` to English names.
   """
   known = {**LANGUAGES, **(names or {})}
   for code in (source, target):
-    # Codes with a region, such as zh-cn, are asked by the language.
+    # A code with a region, such as zh-cn, uses the name of the language.
     if code.split("-")[0] not in known and code not in known:
       raise UserError(
-        f"the name of the language {code!r} is not known",
+        f"unknown language {code!r}",
         known=", ".join(sorted(known)),
         try_=f"names={{{code!r}: 'its English name'}}",
       )

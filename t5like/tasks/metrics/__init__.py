@@ -1,12 +1,12 @@
-"""Scores of predictions against targets, in percent. Plain Python: no TensorFlow, no registry.
+"""Metrics of predictions against targets, in percent. Plain Python: no TensorFlow, no registry.
 
-Every metric is `fn(targets, predictions) -> {name: score}` under the name that the t5 library gives
-it, and agrees with that library and with scikit-learn. Two rules hold where those fail or give NaN:
-what is undefined (the correlation of a constant, the F1 of a class that nobody named) scores 0, and
-lists that are empty or of different lengths are refused.
+Every metric is `fn(targets, predictions) -> {name: score}`, has the name it has in the t5 library, and
+agrees with that library and with scikit-learn. Two rules apply where those fail or return NaN: undefined
+values (the correlation of a constant, the F1 of a class that never occurs) are 0, and empty lists or
+lists of different lengths raise UserError.
 
-A factory such as `mean_multiclass_f1(3)` returns a `functools.partial` of a function of this module,
-so that a token cache can name it.
+A factory such as `mean_multiclass_f1(3)` returns a `functools.partial` of a module-level function, so
+that a token cache can refer to it by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
 
-# Token caches and files of predictions name scoring functions by module; those of before 2026-11 by these.
+# Token caches and prediction files name scoring functions by module; those written before 2026-11 use these.
 MOVED_MODULES = {
   f"t5like.tasks.{old}": f"t5like.tasks.{new}"
   for old, new in (
@@ -46,12 +46,12 @@ MOVED_MODULES = {
 
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-  """Share of predictions that equal their target: class ids, words, or sequences of them."""
+  """Computes the share of predictions that equal their target: class ids, words, or sequences of them."""
   return {"accuracy": _share_equal(targets, predictions)}
 
 
 def sequence_accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-  """Share of predicted sequences that equal their target in every place."""
+  """Computes the share of predicted sequences that equal their target in every position."""
   return {"sequence_accuracy": _share_equal(targets, predictions)}
 
 
@@ -61,7 +61,7 @@ def _share_equal(targets: Sequence[Any], predictions: Sequence[Any]) -> float:
 
 
 def all_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-  """100 where every prediction equals its target, otherwise 0: the score of a group."""
+  """Returns 100 if every prediction equals its target, otherwise 0; for groups."""
   check_pairs(targets, predictions)
   return {"exact_match": 100.0 * all(map(equal, targets, predictions))}
 
@@ -70,19 +70,19 @@ exact_match = all_match  # its name in earlier releases of the t5 library
 
 
 def matthews_corrcoef(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-  """Matthews' correlation for any number of classes (Gorodkin 2004); an invalid answer is a class of its own."""
+  """Computes Matthews' correlation for any number of classes (Gorodkin 2004); an invalid answer is another class."""
   check_pairs(targets, predictions)
   count = len(targets)
-  of_target, of_prediction = collections.Counter(_plain(targets)), collections.Counter(_plain(predictions))
-  right = sum(map(equal, targets, predictions))
-  # Integers: a product of four counts of a large set would not fit into a float.
-  covariance = right * count - sum(n * of_prediction[c] for c, n in of_target.items())
-  spread = (count**2 - sum(n * n for n in of_target.values())) * (count**2 - sum(n * n for n in of_prediction.values()))
+  expected, predicted = collections.Counter(_plain(targets)), collections.Counter(_plain(predictions))
+  correct = sum(map(equal, targets, predictions))
+  # Integers: a product of four large counts would lose precision in a float.
+  covariance = correct * count - sum(n * predicted[c] for c, n in expected.items())
+  spread = (count**2 - sum(n * n for n in expected.values())) * (count**2 - sum(n * n for n in predicted.values()))
   return {"matthews_corrcoef": 100 * covariance / spread**0.5 if spread else 0.0}
 
 
 def f1_score_with_invalid(targets: Sequence[int], predictions: Sequence[int]) -> dict[str, float]:
-  """F1 of class 1; a prediction that is neither 0 nor 1 counts as the wrong one of the two."""
+  """Computes F1 of class 1; a prediction other than 0 or 1 counts as the wrong class."""
   check_pairs(targets, predictions)
   target, prediction = np.asarray(targets), np.asarray(predictions)
   prediction = np.where(np.isin(prediction, (0, 1)), prediction, 1 - target)
@@ -90,12 +90,12 @@ def f1_score_with_invalid(targets: Sequence[int], predictions: Sequence[int]) ->
 
 
 def mean_multiclass_f1(num_classes: int) -> Metric:
-  """The mean over classes 0 .. num_classes - 1 of their F1 (CommitmentBank has three)."""
+  """Returns a metric: the mean F1 over classes 0 .. num_classes - 1 (CommitmentBank has three)."""
   return functools.partial(multiclass_f1, num_classes=num_classes)
 
 
 def multiclass_f1(targets: Sequence[int], predictions: Sequence[int], *, num_classes: int) -> dict[str, float]:
-  """What `mean_multiclass_f1` binds. A class that is neither a target nor predicted has F1 0, and counts."""
+  """Implements `mean_multiclass_f1`. A class that is neither a target nor predicted counts with F1 0."""
   check_pairs(targets, predictions)
   target, prediction = np.asarray(targets), np.asarray(predictions)
   scores = [class_f1(target == c, prediction == c) for c in range(num_classes)]
@@ -103,17 +103,17 @@ def multiclass_f1(targets: Sequence[int], predictions: Sequence[int], *, num_cla
 
 
 def pearson_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-  """Linear correlation; 0 where a side is constant or not finite."""
+  """Computes the linear correlation; 0 if a side is constant or not finite."""
   return {"pearson_corrcoef": _correlation("pearsonr", targets, predictions)}
 
 
 def spearman_corrcoef(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-  """Correlation of the ranks; 0 where a side is constant or holds NaN."""
+  """Computes the rank correlation; 0 if a side is constant or contains NaN."""
   return {"spearman_corrcoef": _correlation("spearmanr", targets, predictions)}
 
 
 def _correlation(kind: str, targets: Sequence[float], predictions: Sequence[float]) -> float:
-  from scipy import stats  # takes a second to import, which most tasks need not pay
+  from scipy import stats  # takes a second to import, and most tasks do not need it
 
   check_pairs(targets, predictions)
   pairs = np.asarray(targets, np.float64), np.asarray(predictions, np.float64)
@@ -127,16 +127,16 @@ def _correlation(kind: str, targets: Sequence[float], predictions: Sequence[floa
 def multirc_f1_over_all_answers(
   targets: Sequence[Mapping[str, Any]], predictions: Sequence[Mapping[str, Any]]
 ) -> dict[str, float]:
-  """MultiRC's F1a: every answer option on its own, whatever question it belongs to."""
+  """Computes MultiRC's F1a: over all answer options, regardless of their questions."""
   return f1_score_with_invalid([t["value"] for t in targets], [p["value"] for p in predictions])
 
 
 def mean_group_metric(
   metric_fn: Metric, group_key: str = "group", value_key: str = "value", return_subgroup_scores: bool = False
 ) -> Metric:
-  """A metric that scores each group of rows and takes the mean: MultiRC's exact match over the options of a question.
+  """Returns a metric that averages `metric_fn` over groups of rows, such as MultiRC's exact match per question.
 
-  The groups stand in the targets. Half of a group scores differently: evaluate whole splits.
+  Targets carry the groups. Incomplete groups score differently: evaluate complete splits.
   """
   return functools.partial(
     grouped_mean,
@@ -156,13 +156,13 @@ def grouped_mean(
   value_key: str = "value",
   return_subgroup_scores: bool = False,
 ) -> dict[str, float]:
-  """What `mean_group_metric` binds; `metric_fn` may be a name, `module:function`."""
+  """Implements `mean_group_metric`; `metric_fn` may be a name, `module:function`."""
   check_pairs(targets, predictions)
   groups: dict[Hashable, tuple[list, list]] = {}
   for target, prediction in zip(targets, predictions, strict=True):
-    of_target, of_prediction = groups.setdefault(_hashable(target[group_key]), ([], []))
-    of_target.append(target[value_key])
-    of_prediction.append(prediction[value_key])
+    group_targets, group_predictions = groups.setdefault(_hashable(target[group_key]), ([], []))
+    group_targets.append(target[value_key])
+    group_predictions.append(prediction[value_key])
   metric = _find(metric_fn)
   scores = {group: metric(*values) for group, values in groups.items()}
   names = next(iter(scores.values()))
@@ -173,7 +173,7 @@ def grouped_mean(
 
 
 def deduplicate_metric(metric_fn: Metric, group_key: str = "group", value_key: str = "value") -> Metric:
-  """A metric that looks at the first row of every group only: ReCoRD trains on one row an answer."""
+  """Returns a metric of the first row of every group only: ReCoRD has one row per answer."""
   return functools.partial(first_of_group, metric_fn=_by_name(metric_fn), group_key=group_key, value_key=value_key)
 
 
@@ -185,7 +185,7 @@ def first_of_group(
   group_key: str = "group",
   value_key: str = "value",
 ) -> dict[str, float]:
-  """What `deduplicate_metric` binds; `metric_fn` may be a name, `module:function`."""
+  """Implements `deduplicate_metric`; `metric_fn` may be a name, `module:function`."""
   check_pairs(targets, predictions)
   firsts: dict[Hashable, tuple[Any, Any]] = {}
   for target, prediction in zip(targets, predictions, strict=True):
@@ -194,7 +194,7 @@ def first_of_group(
 
 
 def _by_name(metric: Metric) -> str | Metric:
-  """A function at the top of a module as its name, which JSON can hold; any other as it is."""
+  """Returns the name of a module-level function, for JSON; any other function unchanged."""
   name = f"{getattr(metric, '__module__', '')}:{getattr(metric, '__qualname__', '<none>')}"
   return name if "<" not in name else metric
 
@@ -208,7 +208,7 @@ def _find(metric: str | Metric) -> Metric:
 
 
 def _hashable(value: Any) -> Hashable:
-  """Groups come as numpy values from seqio and as lists from a token cache."""
+  """Makes a group hashable: groups are numpy values from seqio and lists from a token cache."""
   if isinstance(value, np.ndarray | np.generic):
     value = value.tolist()
   return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value

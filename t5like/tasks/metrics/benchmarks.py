@@ -1,4 +1,4 @@
-"""One number for a task or a benchmark, as its leaderboard and the T5 paper compute it. Plain Python."""
+"""The headline score of a task or benchmark, as its leaderboard and the T5 paper compute it. Plain Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from t5like.errors import UserError, nearest
 
 Scores = Mapping[str, "float | Mapping[str, float]"]
 
-# The metrics that count; a task with several counts with their mean.
+# The metrics that enter the average; a task with several contributes their mean.
 GLUE = {
   "cola": ("matthews_corrcoef",),
   "sst2": ("accuracy",),
@@ -31,53 +31,53 @@ SUPER_GLUE = {
   "wic": ("accuracy",),
   "wsc": ("accuracy",),
 }
-# In the T5 paper's tables (section 2.4 and appendix E).
-_ALONE = {"squad": ("em",), "cnn_dailymail": ("rouge2",)}
+# As in the T5 paper's tables (section 2.4 and appendix E).
+_STANDALONE = {"squad": ("em",), "cnn_dailymail": ("rouge2",)}
 
 
 def short_name(task: str) -> str:
-  """The task's name in its benchmark: glue_cola_v002 is cola."""
+  """Returns the task's name in its benchmark: glue_cola_v002 is cola."""
   return re.sub(r"_v\d{3}$", "", task.removeprefix("super_glue_").removeprefix("glue_"))
 
 
 def counted_metrics(task: str) -> tuple[str, ...]:
-  """The metrics that a registered task counts with in its benchmark; () where it is part of none."""
+  """Returns the metrics of a registered task that its benchmark averages; () if it has no benchmark."""
   short = short_name(task)
   if task.startswith("super_glue_"):
     return SUPER_GLUE.get(short, ())
   if task.startswith("glue_"):
     return GLUE.get("mnli" if short.startswith("mnli") else short, ())
-  return _ALONE.get("cnn_dailymail" if task.startswith("cnn_dailymail") else short, ())
+  return _STANDALONE.get("cnn_dailymail" if task.startswith("cnn_dailymail") else short, ())
 
 
 def task_score(task: str, metrics: Mapping[str, float]) -> float:
-  """One number for a task: the mean of the metrics that count in its benchmark.
+  """Returns the headline score of a task: the mean of the metrics that its benchmark averages.
 
-  The mean of all its metrics for a task that is part of no benchmark, or that lacks one of these.
+  For a task without a benchmark, or if one of these metrics is missing, the mean of all its metrics.
   """
   names = counted_metrics(task)
   if not names or any(name not in metrics for name in names):
     names = tuple(metrics)
   if not names:
-    raise UserError(f"task {task!r} has no metric to be scored by")
+    raise UserError(f"task {task!r} has no metrics")
   return sum(metrics[name] for name in names) / len(names)
 
 
 def glue_average(scores_by_task: Scores, include_wnli: bool = False) -> float:
-  """The mean over GLUE's tasks.
+  """Returns the mean over GLUE's tasks.
 
   `scores_by_task` maps a task (`glue_cola` or `cola`) to its metrics by name, or to its score. MNLI
-  is one task: its score is the mean of `mnli_matched` and `mnli_mismatched` where these are given.
+  is one task: its score is the mean of `mnli_matched` and `mnli_mismatched` if these are given.
 
-  Eight tasks count, as in the T5 paper (section 2.3), where WNLI is left out because its validation
-  set contradicts its training set; the leaderboard counts nine: `include_wnli=True`.
+  Averages eight tasks, as in the T5 paper (section 2.3), which excludes WNLI because its validation set
+  contradicts its training set. The leaderboard averages nine: `include_wnli=True`.
   """
   scores = _by_short_name(scores_by_task, "glue_", {*GLUE, "mnli_matched", "mnli_mismatched", "ax"})
   halves = [scores[half] for half in ("mnli_matched", "mnli_mismatched") if half in scores]
   if len(halves) == 1 and "mnli" not in scores:
     raise UserError(
-      "MNLI's score is the mean of mnli_matched and mnli_mismatched, and only one is given",
-      try_="score the other, or give the one you want as `mnli`",
+      "MNLI's score is the mean of mnli_matched and mnli_mismatched, but only one is given",
+      try_="score the other, or pass the one you want as `mnli`",
     )
   if len(halves) == 2:
     scores["mnli"] = sum(_counted("glue_mnli", half) for half in halves) / 2
@@ -86,7 +86,7 @@ def glue_average(scores_by_task: Scores, include_wnli: bool = False) -> float:
 
 
 def super_glue_average(scores_by_task: Scores) -> float:
-  """The mean over SuperGLUE's eight tasks; tasks are named as in `glue_average`."""
+  """Returns the mean over SuperGLUE's eight tasks; tasks are named as in `glue_average`."""
   return _mean(
     _by_short_name(scores_by_task, "super_glue_", {*SUPER_GLUE, "axb", "axg"}), SUPER_GLUE, "SuperGLUE", "super_glue_"
   )
@@ -104,13 +104,13 @@ def _by_short_name(scores: Scores, prefix: str, known: set[str]) -> dict[str, fl
 
 def _mean(scores: Mapping, tasks: Iterable[str], benchmark: str, prefix: str) -> float:
   if missing := [task for task in tasks if task not in scores]:
-    raise UserError(f"an average of {benchmark} needs all its tasks", missing=", ".join(missing))
+    raise UserError(f"the {benchmark} average needs all its tasks", missing=", ".join(missing))
   found = [_counted(f"{prefix}{task}", scores[task]) for task in tasks]
   return sum(found) / len(found)
 
 
 def _counted(task: str, score: float | Mapping[str, float]) -> float:
-  """A task's score, which a benchmark's average takes from all of its metrics."""
+  """Returns a task's contribution to the average; all of its averaged metrics are required."""
   if not isinstance(score, Mapping):
     return float(score)
   names = counted_metrics(task)

@@ -1,4 +1,4 @@
-"""Scores of answers to questions: SQuAD 1.1 and 2.0, TriviaQA, CoQA, as their official scripts give them."""
+"""Question answering metrics: SQuAD 1.1 and 2.0, TriviaQA, CoQA, as in their official scripts."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from t5like.tasks.metrics.pairing import check_pairs
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-# TriviaQA takes quotation marks for punctuation too, and leaves a gap where any stood.
+# TriviaQA also treats quotation marks as punctuation, and replaces punctuation by a space.
 _SPACES_FOR_PUNCTUATION = str.maketrans({mark: " " for mark in string.punctuation + "‘’´`"})
 
 
 def normalize_squad(answer: str) -> str:
-  """Lower case, without punctuation and articles, single spaces."""
+  """Lowercases, removes punctuation and articles, and collapses whitespace."""
   return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def normalize_trivia_qa(answer: str) -> str:
-  """As SQuAD's, but a punctuation mark parts words."""
+  """Like SQuAD's, but punctuation separates words."""
   return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_SPACES_FOR_PUNCTUATION)).split())
 
 
 def squad(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """SQuAD 1.1: exact match and word F1, each against the best of a question's answers."""
+  """Computes SQuAD 1.1's exact match and word F1, each against the best of a question's answers."""
   return _best_match(targets, predictions, normalize_squad)
 
 
 def trivia_qa(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """TriviaQA: as SQuAD, under its own normalization."""
+  """Computes TriviaQA's scores: like SQuAD, with another normalization."""
   return _best_match(targets, predictions, normalize_trivia_qa)
 
 
@@ -51,20 +51,20 @@ def _best_match(
 
 
 def _answers(answers: Sequence[str] | str) -> Sequence[str]:
-  """A question without answers is answered rightly by nothing."""
+  """Returns the accepted answers; the empty answer if a question has none."""
   if isinstance(answers, str):
     return [answers]
   return answers if len(answers) else [""]
 
 
 def word_f1(target: Sequence[str], prediction: Sequence[str]) -> float:
-  """F1 of the words in common, each as often as both have it."""
+  """Computes F1 of the common words, counted as multisets."""
   common = sum((collections.Counter(target) & collections.Counter(prediction)).values())
   return 2 * common / (len(target) + len(prediction)) if common else 0.0
 
 
 def word_f1_or_both_empty(target: Sequence[str], prediction: Sequence[str]) -> float:
-  """SQuAD 2.0 and CoQA: saying nothing is right where nothing is to be said."""
+  """Like `word_f1`, but 1 if both are empty (SQuAD 2.0 and CoQA)."""
   return word_f1(target, prediction) if target or prediction else 1.0
 
 
@@ -73,11 +73,11 @@ def squad2(
   predictions: Sequence[str | Mapping[str, Any]],
   threshold: float = 1.0,
 ) -> dict[str, float]:
-  """SQuAD 2.0, under the names of its official script; a target without answers is an unanswerable question.
+  """Computes SQuAD 2.0's scores, named as in its official script; a target without answers is unanswerable.
 
-  A prediction is a text, '' for "no answer", or `{"text": ..., "no_answer_probability": ...}`: then
-  an answer whose probability of there being none is above `threshold` counts as none, and the best
-  scores that any threshold could give are reported too.
+  A prediction is a text, '' for "no answer", or `{"text": ..., "no_answer_probability": ...}`. In the
+  latter case a probability above `threshold` counts as "no answer", and the best scores over all
+  thresholds are also returned.
   """
   check_pairs(targets, predictions)
   texts = [p["text"] if isinstance(p, Mapping) else p for p in predictions]
@@ -88,9 +88,9 @@ def squad2(
   best = {}
   if all(with_probabilities):
     none = np.array([float(p["no_answer_probability"]) for p in predictions])
-    said = np.array([bool(text) for text in texts])
+    answered = np.array([bool(text) for text in texts])
     for name, values in scores.items():
-      best[f"best_{name}"], best[f"best_{name}_thresh"] = _best_threshold(values, none, answerable, said)
+      best[f"best_{name}"], best[f"best_{name}_thresh"] = _best_threshold(values, none, answerable, answered)
     scores = {name: np.where(none > threshold, ~answerable, values) for name, values in scores.items()}
 
   result = {name: 100 * float(values.mean()) for name, values in scores.items()}
@@ -103,7 +103,7 @@ def squad2(
 
 
 def _scores_or_none(answers: Sequence[str], prediction: str) -> tuple[float, float]:
-  """Exact match and F1; answers of punctuation and articles alone do not count as answers."""
+  """Returns exact match and F1; answers that consist of punctuation and articles are ignored."""
   answer_texts = [text for text in map(normalize_squad, answers) if text] or [""]
   predicted = normalize_squad(prediction)
   overlap = max(word_f1_or_both_empty(text.split(), predicted.split()) for text in answer_texts)
@@ -111,24 +111,24 @@ def _scores_or_none(answers: Sequence[str], prediction: str) -> tuple[float, flo
 
 
 def _best_threshold(
-  values: np.ndarray, none: np.ndarray, answerable: np.ndarray, said: np.ndarray
+  values: np.ndarray, none: np.ndarray, answerable: np.ndarray, answered: np.ndarray
 ) -> tuple[float, float]:
-  """The best total score over all thresholds, and the lowest threshold that gives it.
+  """Returns the best total score over all thresholds, and the lowest threshold that reaches it.
 
-  Below every probability nothing is answered: all unanswerable questions are right. Each question
-  that is answered as the threshold rises adds its score, or takes away a point if it has no answer.
+  At the lowest threshold nothing is answered, and all unanswerable questions are correct. As the threshold
+  rises, each answered question adds its score, or subtracts a point if it is unanswerable.
   """
   order = np.argsort(none, kind="stable")
-  change = np.where(answerable, values, np.where(said, -1.0, 0.0))[order]
+  change = np.where(answerable, values, np.where(answered, -1.0, 0.0))[order]
   totals = np.cumsum([(~answerable).sum(), *change])
   best = int(np.argmax(totals))
   return 100 * float(totals[best]) / len(values), float(none[order][best - 1]) if best else 0.0
 
 
 def span_squad(targets: Sequence[Mapping[str, Any]], predictions: Sequence[str]) -> dict[str, float]:
-  """SQuAD where an answer is said by its words' numbers, "start: 3 end: 6".
+  """Computes SQuAD's scores for answers given as word spans, "start: 3 end: 6".
 
-  Targets hold `answers` and `context`. What is not such a span is an empty answer.
+  Targets hold `answers` and `context`. A malformed span is an empty answer.
   """
   check_pairs(targets, predictions)
   texts = [_span_text(_words(t["context"]), _words(p)) for t, p in zip(targets, predictions, strict=True)]
@@ -148,7 +148,7 @@ def _span_text(context: Sequence[str], span: Sequence[str]) -> str:
 
 
 def coqa_f1(targets: Sequence[Sequence[str]], predictions: Sequence[str]) -> dict[str, float]:
-  """CoQA: word F1 against the best of the answers, SQuAD's normalization."""
+  """Computes CoQA's word F1 against the best of the answers, with SQuAD's normalization."""
   check_pairs(targets, predictions)
   scores = []
   for answers, prediction in zip(targets, predictions, strict=True):

@@ -1,4 +1,4 @@
-"""Scores of answers that were ranked by a number instead of decoded."""
+"""Metrics of answers that are ranked by a score instead of decoded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from t5like.tasks.metrics.pairing import check_pairs
 def auc(
   targets: Sequence[float], predictions: Sequence[float], targets_threshold: float | None = None
 ) -> dict[str, float]:
-  """Areas under the ROC and the precision-recall curve, from 0 to 1; targets are 0 or 1, or cut at a threshold."""
+  """Computes ROC AUC and PR AUC, from 0 to 1; targets are 0 or 1, or binarized at a threshold."""
   check_pairs(targets, predictions)
   positive = np.asarray(targets) >= (0.5 if targets_threshold is None else targets_threshold)
   scores = np.asarray(predictions, np.float64)
@@ -26,7 +26,7 @@ def auc(
 def score_auc(
   targets: Sequence[float], scores: Sequence[float], targets_threshold: float | None = None
 ) -> dict[str, float]:
-  """`auc` under the argument name by which seqio knows a metric of scores."""
+  """Like `auc`; the argument name `scores` marks it as a score metric for seqio."""
   return auc(targets, scores, targets_threshold)
 
 
@@ -37,15 +37,15 @@ def rank_classification(
   normalize_by_target_length: bool = False,
   idx_len: int = 2,
 ) -> dict[str, float]:
-  """Scores of choosing, for every input, the option whose text is likeliest.
+  """Scores the choice of the most likely option for every input.
 
-  targets: from the postprocessor of this name, one an option: (input number, option number), whether
-    it is right, the input's weight, the number of the option's tokens.
-  scores: log likelihoods of the options' texts.
-  num_classes: options of every input; None where that varies, which leaves accuracy alone.
+  targets: from the postprocessor of the same name, one per option: (input number, option number), whether
+    it is correct, the input's weight, the option's length in tokens.
+  scores: log-likelihoods of the options' texts.
+  num_classes: options per input; None if that varies, which yields accuracy only.
 
-  Two classes give F1 and the areas under the curves of class 1, more give the mean F1 of the classes.
-  Where several options are right, choosing any of them is.
+  Two classes add F1, ROC AUC and PR AUC of class 1, more classes add their mean F1. If several options
+  are correct, any of them counts.
   """
   check_pairs(targets, scores)
   _check_options(targets, idx_len)
@@ -53,9 +53,9 @@ def rank_classification(
     scores = [score / target[3] for target, score in zip(targets, scores, strict=True)]
   options = sorted(zip(targets, scores, strict=True), key=lambda option: tuple(option[0][0]))
   if num_classes is None:
-    return {"accuracy": _accuracy_of_varying(options)}
+    return {"accuracy": _accuracy_of_groups(options)}
   if len(options) % num_classes:
-    raise UserError(f"{len(options)} options are not {num_classes} for every input", try_="num_classes=None")
+    raise UserError(f"{len(options)} options are not a multiple of {num_classes}", try_="num_classes=None")
 
   right = np.array([target[1] for target, _ in options], bool).reshape(-1, num_classes)
   weights = np.array([target[2] for target, _ in options], np.float64).reshape(-1, num_classes)[:, 0]
@@ -81,14 +81,14 @@ def _check_options(targets: Sequence[Any], idx_len: int) -> None:
   if len(targets[0]) != 4:
     raise UserError(
       f"a target of rank_classification has {len(targets[0])} parts",
-      expected="4: index, whether it is right, weight, length of the target",
+      expected="4: index, is_correct, weight, length of the target",
     )
   index = targets[0][0]
   if not hasattr(index, "__len__") or len(index) != idx_len:
     raise UserError(f"the index of an option must have {idx_len} numbers", given=index)
 
 
-def _accuracy_of_varying(options: Sequence[tuple[Any, float]]) -> float:
+def _accuracy_of_groups(options: Sequence[tuple[Any, float]]) -> float:
   right = total = 0.0
   for _, group in itertools.groupby(options, key=lambda option: option[0][0][0]):
     rows, likelihoods = zip(*group, strict=True)

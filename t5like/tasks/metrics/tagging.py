@@ -1,4 +1,4 @@
-"""Scores of tags, one a word: entities as CoNLL's `conlleval` counts them, and words."""
+"""Tagging metrics, one tag per word: entities as CoNLL's `conlleval` counts them, and token accuracy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ OUTSIDE = "O"
 
 
 def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> dict[str, float]:
-  """Precision, recall and F1 of whole entities, over all and for each type (`f1_PER`), and the accuracy of tags.
+  """Computes precision, recall and F1 of entities, overall and per type (`f1_PER`), and the accuracy of tags.
 
-  An entity counts where its type and both its ends are right. IOB1 and IOB2 read the same here: an
-  entity starts at `B-X`, and at an `I-X` that does not go on with an X before it; the last word may
-  be `E-X` and a single one `S-X`. A prediction with too few tags is filled up with O, one with too
-  many is cut.
+  An entity is correct if its type and both boundaries are. IOB1 and IOB2 are read alike: an entity starts
+  at `B-X`, and at an `I-X` that does not continue an X; its last word may be `E-X`, a single word `S-X`.
+  A prediction with too few tags is padded with O, one with too many is truncated.
   """
   check_pairs(targets, predictions)
   in_targets, in_predictions, right = collections.Counter(), collections.Counter(), collections.Counter()
@@ -32,7 +31,7 @@ def entity_f1(targets: Sequence[Sequence[str]], predictions: Sequence[Sequence[s
 
 
 def token_accuracy(targets: Sequence[Sequence[object]], predictions: Sequence[Sequence[object]]) -> dict[str, float]:
-  """Share of tags that are right; a tag that a prediction lacks is taken as O."""
+  """Computes the share of correct tags; missing tags count as O."""
   check_pairs(targets, predictions)
   right = total = 0
   for target, prediction in zip(targets, predictions, strict=True):
@@ -42,16 +41,16 @@ def token_accuracy(targets: Sequence[Sequence[object]], predictions: Sequence[Se
 
 
 def entities(tags: Sequence[str]) -> Iterator[tuple[str, int, int]]:
-  """(type, first word, word after the last) of every entity."""
+  """Yields (type, start, end) of every entity, end exclusive."""
   start, kind, before = 0, "", OUTSIDE
   for place, tag in enumerate([*tags, OUTSIDE]):
-    prefix, _, of = str(tag).partition("-")
-    goes_on = before in ("B", "I") and prefix in ("I", "E") and of == kind
-    if kind and not goes_on:
+    prefix, _, tag_type = str(tag).partition("-")
+    continues = before in ("B", "I") and prefix in ("I", "E") and tag_type == kind
+    if kind and not continues:
       yield kind, start, place
       kind = ""
-    if of and prefix in ("B", "I", "E", "S") and not goes_on:
-      start, kind = place, of
+    if tag_type and prefix in ("B", "I", "E", "S") and not continues:
+      start, kind = place, tag_type
     before = prefix
 
 

@@ -1,4 +1,4 @@
-"""Scores of free text: BLEU for translations, ROUGE for summaries, edits between words."""
+"""Metrics of free text: BLEU for translation, ROUGE for summarization, word edit distance."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 from t5like.tasks.metrics.pairing import check_pairs
 
 _BOOTSTRAP_SAMPLES = 1000
-_BOOTSTRAP_SEED = 123  # of rouge-score's own test, whose published values we give
+_BOOTSTRAP_SEED = 123  # as in rouge-score's test, whose published values we reproduce
 
 
 def bleu(
   targets: Sequence[str] | Sequence[Sequence[str]], predictions: Sequence[str], tokenizer: str = "intl"
 ) -> dict[str, float]:
-  """Corpus BLEU by sacrebleu; a target may be a list of reference translations of its sentence."""
+  """Computes corpus BLEU with sacrebleu; a target may be a list of reference translations."""
   import sacrebleu
 
   check_pairs(targets, predictions)
   references = [[target] if isinstance(target, str) else list(target) for target in targets]
-  streams = [list(stream) for stream in itertools.zip_longest(*references)]  # sacrebleu wants them by reference
+  streams = [list(stream) for stream in itertools.zip_longest(*references)]  # sacrebleu expects [references, rows]
   score = sacrebleu.corpus_bleu(
     list(predictions), streams, smooth_method="exp", smooth_value=0.0, tokenize=tokenizer, use_effective_order=False
   )
@@ -36,17 +36,17 @@ def rouge(
   score_keys: Sequence[str] = ("rouge1", "rouge2", "rougeLsum"),
   **scorer_options: Any,
 ) -> dict[str, float]:
-  """F-measures by rouge-score: the median of the means of 1,000 resamplings, as the t5 library reports them.
+  """Computes ROUGE F-measures with rouge-score: the median of 1,000 bootstrap means, as in the t5 library.
 
-  The library resamples with whatever state numpy's generator is in; here the seed is fixed, so that
-  the same predictions score the same. `scorer_options` are RougeScorer's, such as use_stemmer.
+  The library resamples with numpy's global generator; here the seed is fixed, so that scores are
+  reproducible. `scorer_options` are RougeScorer's, such as use_stemmer.
   """
   from rouge_score import rouge_scorer
 
   check_pairs(targets, predictions)
   scorer = rouge_scorer.RougeScorer(list(score_keys), **scorer_options)
   scores = [
-    scorer.score(target=_one_sentence_a_line(target), prediction=_one_sentence_a_line(prediction))
+    scorer.score(target=_one_sentence_per_line(target), prediction=_one_sentence_per_line(prediction))
     for target, prediction in zip(targets, predictions, strict=True)
   ]
   generator = np.random.RandomState(_BOOTSTRAP_SEED)
@@ -55,8 +55,8 @@ def rouge(
   }
 
 
-def _one_sentence_a_line(summary: str) -> str:
-  """rougeLsum compares lines; in CNN/DailyMail a stop between spaces ends a sentence."""
+def _one_sentence_per_line(summary: str) -> str:
+  """Splits sentences for rougeLsum, which compares lines; in CNN/DailyMail " . " ends a sentence."""
   return summary.replace(" . ", " .\n")
 
 
@@ -66,7 +66,7 @@ def _bootstrap_median(values: np.ndarray, generator: np.random.RandomState) -> f
 
 
 def edit_distance(targets: Sequence[str], predictions: Sequence[str], lower: bool = True) -> dict[str, float]:
-  """Words to insert, delete or replace to turn predictions into targets; counts, not percent."""
+  """Computes the word edit distance from predictions to targets; counts, not percent."""
   check_pairs(targets, predictions)
   distances = []
   for target, prediction in zip(targets, predictions, strict=True):

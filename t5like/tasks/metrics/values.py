@@ -1,4 +1,4 @@
-"""Runs a task's metric functions and reads what they return: numbers, seqio's metric values, or groups of them."""
+"""Runs a task's metric functions and collects their results: numbers, seqio metric values, or nested dicts."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 PREDICTIONS, SCORES, AUX_VALUES = "predictions", "scores", "aux_values"
-# Metrics are tried on all true answers, as groups must be whole; these, which take seconds for 2,000, on fewer.
+# Metrics are tried on all targets, as groups must be complete; these take seconds per 2,000 rows and get fewer.
 _SLOW, _SLOW_ROWS = ("rouge", "edit_distance"), 2_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """A metric function; `takes` says what it compares targets with.
+  """A metric function; `takes` is what it compares targets with.
 
   predictions: fn(targets, predictions)
   scores: fn(targets, scores), the log-likelihood of each target
@@ -29,7 +29,7 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-  """What the metrics look at, one entry an example; likelihoods may be missing where no metric takes them."""
+  """The inputs of metrics, one entry per example; scores may be None if no metric takes them."""
 
   targets: Sequence[Any]
   predictions: Sequence[Any]
@@ -39,7 +39,7 @@ class Answers:
 
 @dataclasses.dataclass
 class Values:
-  """Numbers by name, other values (texts, kinds of media) as text, and the metrics that failed."""
+  """Numbers by name, other values (text, media) as text, and the errors of failed metrics."""
 
   numbers: dict[str, float] = dataclasses.field(default_factory=dict)
   others: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -47,12 +47,12 @@ class Values:
 
 
 def tried_rows(names: Iterable[str], rows: int) -> int:
-  """On how many of `rows` true answers metrics of these names are tried."""
+  """Returns how many of `rows` targets the metrics with these names are tried on."""
   return min(rows, _SLOW_ROWS) if set(names) & set(_SLOW) else rows
 
 
 def compute(metrics: Sequence[Metric], answers: Answers) -> Values:
-  """All metrics; one that raises is noted, and the others are computed all the same."""
+  """Computes all metrics; a metric that raises is recorded as a failure."""
   values = Values()
   for metric in metrics:
     try:
@@ -75,7 +75,7 @@ def _called(metric: Metric, answers: Answers) -> Mapping[str, Any]:
   else:
     result = metric.function(answers.targets, answers.predictions)
   if not isinstance(result, Mapping):
-    raise TypeError(f"it returned a {type(result).__name__}, not a dict of names and values")
+    raise TypeError(f"expected a dict of names and values, got a {type(result).__name__}")
   return result
 
 
@@ -88,7 +88,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def as_number(value: Any) -> float | None:
-  """None for what is no number, such as seqio's Text and Audio."""
+  """Returns the value as a float; None if it is not a number, such as seqio's Text and Audio."""
   if type(value).__name__ == "Scalar" and hasattr(value, "value"):  # seqio.metrics.Scalar
     value = value.value
   if isinstance(value, str | bytes):
@@ -102,7 +102,7 @@ def as_number(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-  written = getattr(value, "textdata", value)  # seqio.metrics.Text
-  if isinstance(written, bytes):
-    written = written.decode("utf-8", errors="replace")
-  return written if isinstance(written, str) else f"<{type(value).__name__}>"
+  text = getattr(value, "textdata", value)  # seqio.metrics.Text
+  if isinstance(text, bytes):
+    text = text.decode("utf-8", errors="replace")
+  return text if isinstance(text, str) else f"<{type(value).__name__}>"

@@ -1,6 +1,6 @@
-"""Offline preparation: original files become TFDS data sets, where TFDS cannot download them itself.
+"""Offline preparation: converts original files to TFDS data sets where TFDS cannot download them.
 
-Each format's module finds the files of a data set and reads them row by row; `storing` writes the rows
-where `seqio.TfdsDataSource` looks for them. Rows, keys and features are those of TFDS's own builders, so
-that the stored records come out in the same order too.
+The module of each format finds the files of a data set and reads their rows; `storing` writes them where
+`seqio.TfdsDataSource` looks for them. Rows, keys and features are those of TFDS's builders, and so is the
+order of the stored records.
 """

@@ -1,4 +1,4 @@
-"""From a name to the data sets it stands for, and from a data set to the reader of its files."""
+"""Resolves a name to data sets, and a data set to the reader of its files."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from t5like.tasks.preparation import conll, glue, members, pronouns, squad, supe
 from t5like.tasks.preparation.datasets import Dataset, SourceSplit
 from t5like.tasks.preparation.files import Folder
 
-# Names that stand for all their configurations.
+# Names that refer to all of their configurations.
 GROUPS = ("glue", "super_glue", "squad")
-# What a data set that TFDS does not know can be made of.
-OWN_FORMATS = ("conll", "text")
+# File formats of data sets that are not in TFDS.
+CUSTOM_FORMATS = ("conll", "text")
 
 _READERS: dict[str, Callable[[Dataset, Folder], list[SourceSplit]]] = {
   "glue": glue.find_splits,
@@ -29,19 +29,19 @@ _READERS: dict[str, Callable[[Dataset, Folder], list[SourceSplit]]] = {
 }
 
 
-def datasets_named(
-  name: str, folder: Folder, own_format: str | None = None, task_modules: Sequence[str] = ()
+def find_datasets(
+  name: str, folder: Folder, custom_format: str | None = None, task_modules: Sequence[str] = ()
 ) -> list[Dataset]:
-  """A TFDS name with or without version, a group of them, or a registered task that reads from TFDS."""
+  """Returns the data sets of a TFDS name, a group, or a registered task that reads from TFDS."""
   title, _, version = name.partition(":")
   dataset_name, _, config = title.partition("/")
-  if own_format is not None:
-    return [_own(title, version or "1.0.0", own_format, folder)]
+  if custom_format is not None:
+    return [_custom(title, version or "1.0.0", custom_format, folder)]
   if title == "wnut_17":
     # Not in TFDS; the name and class numbers are those of its public mirror.
     return [Dataset("wnut_17", None, version or "1.0.0", conll.features(conll.WNUT_17_TAGS))]
   if dataset_name not in tfds.list_builders(with_community_datasets=False):
-    return datasets_named(_tfds_name_of_task(name, task_modules), folder)
+    return find_datasets(_tfds_name_of_task(name, task_modules), folder)
   builder_class = tfds.builder_cls(dataset_name)
   configs = list(builder_class.builder_configs)
   if dataset_name in GROUPS and not config:
@@ -62,7 +62,7 @@ def datasets_named(
 def find_splits(
   dataset: Dataset, folder: Folder, documents: str = "line", source_language: str | None = None
 ) -> list[SourceSplit]:
-  """The splits of a data set, with those whose files are missing."""
+  """Returns the splits of a data set, including those whose files are missing."""
   if reader := _READERS.get(dataset.name):
     return reader(dataset, folder)
   if isinstance(dataset.features, tfds.features.Translation):
@@ -74,7 +74,7 @@ def find_splits(
 
 @functools.lru_cache
 def _official(name: str, config: str | None, version: str) -> Dataset:
-  # The folder does not exist, so that nothing prepared before decides the features.
+  # A nonexistent folder, so that an already prepared data set does not determine the features.
   builder = tfds.builder_cls(name)(config=config, data_dir="/nonexistent")
   info = builder.info
   return Dataset(
@@ -89,12 +89,13 @@ def _official(name: str, config: str | None, version: str) -> Dataset:
   )
 
 
-def _own(name: str, version: str, own_format: str, folder: Folder) -> Dataset:
-  if own_format not in OWN_FORMATS:
-    raise UserError(f"no format {own_format!r}", nearest=nearest(own_format, OWN_FORMATS), known=", ".join(OWN_FORMATS))
+def _custom(name: str, version: str, custom_format: str, folder: Folder) -> Dataset:
+  if custom_format not in CUSTOM_FORMATS:
+    known = ", ".join(CUSTOM_FORMATS)
+    raise UserError(f"no format {custom_format!r}", nearest=nearest(custom_format, CUSTOM_FORMATS), known=known)
   if not re.fullmatch("[a-z][a-z0-9_]*", name):
-    raise UserError(f"{name!r} cannot name a TFDS data set", expected="lower-case letters, digits and _")
-  if own_format == "text":
+    raise UserError(f"invalid name of a TFDS data set: {name!r}", expected="lower-case letters, digits and _")
+  if custom_format == "text":
     return Dataset(name, None, version, tfds.features.FeaturesDict({"text": tfds.features.Text()}))
   return Dataset(name, None, version, conll.features(conll.tags_of(conll.find_files(folder))))
 
@@ -108,8 +109,8 @@ def _tfds_name_of_task(name: str, task_modules: Sequence[str]) -> str:
     raise UserError(
       f"no data set or task {name!r}",
       nearest=nearest(name, candidates),
-      try_=f"a TFDS name such as glue/sst2, a task of `t5like tasks list`, or --format={'|'.join(OWN_FORMATS)} "
-      "for files of your own",
+      try_=f"a TFDS name such as glue/sst2, a task from `t5like tasks list`, or --format={'|'.join(CUSTOM_FORMATS)} "
+      "for your own files",
     )
   source = registry.find_task(name, task_modules).source
   if not isinstance(source, seqio.TfdsDataSource):

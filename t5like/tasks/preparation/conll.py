@@ -1,4 +1,4 @@
-"""Token and tag columns with an empty line between sentences (CoNLL; Tjong Kim Sang and De Meulder 2003)."""
+"""CoNLL files: token and tag columns, sentences separated by blank lines (Tjong Kim Sang and De Meulder 2003)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow_datasets as tfds
 from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
-# The order in which the data set is passed on elsewhere, so that class numbers mean the same.
+# In the order of the public mirrors of the data set, so that class numbers agree.
 WNUT_17_TAGS = ("O",) + tuple(
   f"{place}-{kind}"
   for kind in ("corporation", "creative-work", "group", "location", "person", "product")
@@ -26,7 +26,7 @@ _CONLL_2003_FILES = {
 
 
 def features(tags: Sequence[str]) -> tfds.features.FeaturesDict:
-  """`tokens` and `ner`, the names that TFDS's conll2003 uses."""
+  """Returns the features `tokens` and `ner`, named as in TFDS's conll2003."""
   return tfds.features.FeaturesDict(
     {
       "tokens": tfds.features.Sequence(tfds.features.Text()),
@@ -36,7 +36,7 @@ def features(tags: Sequence[str]) -> tfds.features.FeaturesDict:
 
 
 def find_files(folder: Folder) -> dict[str, list[OriginalFile]]:
-  """The files of each split, by what their names say."""
+  """Returns the files of each split, identified by their names."""
   if folder.given:
     return {split: list(files) for split, files in folder.given.items()}
   files: dict[str, list[OriginalFile]] = {}
@@ -48,7 +48,7 @@ def find_files(folder: Folder) -> dict[str, list[OriginalFile]]:
 
 
 def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
-  """wnut_17 and files of one's own: the token in the first column, its tag in the last."""
+  """Finds the splits of wnut_17 and custom files: the token in the first column, its tag in the last."""
   files = find_files(folder)
   return [
     SourceSplit(
@@ -71,7 +71,7 @@ def find_conll2003(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
 
 
 def tags_of(files: dict[str, list[OriginalFile]]) -> list[str]:
-  """Every tag that occurs: O first, then by kind."""
+  """Returns every tag that occurs: O first, then sorted by entity type."""
   found = {
     cells[-1] for group in files.values() for file in group for _, block in _sentences(file) for cells in block
   } - {"O"}
@@ -82,7 +82,7 @@ def _rows(
   split: SourceSplit, dataset: Dataset, files: list[OriginalFile], all_columns: bool = False
 ) -> Iterator[KeyedRow]:
   del split
-  # TFDS lists conll2003's columns in the order of the file.
+  # TFDS has conll2003's columns in the order of the file.
   names = ("tokens", "pos", "chunks", "ner") if all_columns else ("tokens", "ner")
   number = 0
   for file in files:
@@ -100,18 +100,18 @@ def _rows(
       yield number, row
       number += 1
     if all_columns:
-      # TFDS ends each of conll2003's files with a sentence of no tokens: 14,042 rows for 14,041 sentences.
+      # TFDS ends each file of conll2003 with an empty sentence: 14,042 rows for 14,041 sentences.
       yield number, {name: [] for name in names}
       number += 1
 
 
 def _sentences(file: OriginalFile) -> Iterator[tuple[int, list[list[str]]]]:
-  """The cells of each sentence's lines, and the number of its first line."""
+  """Yields the number of each sentence's first line, and the cells of its lines."""
   for block in file.blocks(lambda line: not line.strip() or line.startswith("-DOCSTART-")):
     sentence: list[list[str]] = []
     for number, line in block:
       line = line.strip(" \t\r")
-      # Not split() alone, which would part a token at any of Unicode's spaces.
+      # Not split(), which would split a token at any Unicode space.
       cells = line.split("\t") if "\t" in line else re.split(" +", line)
       if len(cells) < 2:
         raise file.malformed(number, "a token and a tag, separated by a tab or a space", line)

@@ -1,4 +1,4 @@
-"""What is prepared: a TFDS data set, its splits, and rows checked against its features."""
+"""TFDS data sets to prepare, their splits, and validation of rows against the features."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import tensorflow_datasets as tfds
 from t5like.errors import UserError
 from t5like.tasks.preparation.files import OriginalFile
 
-# A key decides a record's place in the stored order, as it does in TFDS's own builders.
+# The key determines a record's position in the stored order, as in TFDS's builders.
 KeyedRow = tuple[int | str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """A data set as TFDS names and describes it; `builder` is None for those that TFDS does not know."""
+  """A data set as TFDS names and describes it; `builder` is None if it is not in TFDS."""
 
   name: str
   config: str | None
@@ -42,17 +42,17 @@ class Dataset:
 
 @dataclasses.dataclass
 class SourceSplit:
-  """One split: its rows, or None where its files are missing, and then what was looked for."""
+  """A split: its rows, or None if its files are missing, and the files it was looked for in."""
 
   name: str
   rows: Callable[[SourceSplit], Iterator[KeyedRow]] | None
-  sought: str
-  # Rows that are left out as the official builder leaves them out: how many, by reason.
+  looked_for: str
+  # Number of rows skipped by reason, as in the official builder.
   left_out: collections.Counter = dataclasses.field(default_factory=collections.Counter)
 
 
 class Mismatch(Exception):
-  """A value is not what a feature takes."""
+  """A value does not match its feature."""
 
   def __init__(self, member: str, expected: str, found: Any):
     super().__init__(member)
@@ -60,10 +60,10 @@ class Mismatch(Exception):
 
 
 def conform(feature: Any, value: Any, member: str = "") -> Any:
-  """`value`, read from JSON, if a TFDS feature can hold it; raises Mismatch otherwise.
+  """Returns `value`, read from JSON, if it is valid for a TFDS feature; raises Mismatch otherwise.
 
-  `encode_example` of TFDS would take much that is wrong (a number for a text, "1.5" for a float) or
-  raise without saying where.
+  TFDS's `encode_example` would accept invalid values (a number for a text, "1.5" for a float) or raise
+  without naming the field.
   """
   if isinstance(feature, tfds.features.Sequence):
     return _conform_sequence(feature, value, member)
@@ -71,7 +71,7 @@ def conform(feature: Any, value: Any, member: str = "") -> Any:
     if not isinstance(value, dict):
       raise Mismatch(member, f"an object with {', '.join(feature)}", value)
     if absent := [name for name in feature if name not in value]:
-      raise Mismatch(f"{member}.{absent[0]}".strip("."), "a value", "no such member")
+      raise Mismatch(f"{member}.{absent[0]}".strip("."), "a value", "no such field")
     return {name: conform(feature[name], value[name], f"{member}.{name}".strip(".")) for name in feature}
   if isinstance(feature, tfds.features.ClassLabel):
     return _conform_label(feature, value, member)
@@ -85,7 +85,7 @@ def conform(feature: Any, value: Any, member: str = "") -> Any:
     return _of_type(value, (int,), "an integer", member)
   if np.issubdtype(feature.np_dtype, np.floating):
     return _of_type(value, (int, float), "a number", member)
-  raise UserError(f"{type(feature).__name__} features cannot be read from these files", feature=member)
+  raise UserError(f"cannot read {type(feature).__name__} features from these files", feature=member)
 
 
 def _of_type(value: Any, types: tuple[type, ...], expected: str, member: str) -> Any:
@@ -110,7 +110,7 @@ def _conform_sequence(feature: tfds.features.Sequence, value: Any, member: str) 
       name: conform(tfds.features.Sequence(inner[name]), value.get(name), f"{member}.{name}") for name in inner
     }
     if len({len(column) for column in columns.values()}) > 1:
-      raise Mismatch(member, "lists of one length", value)
+      raise Mismatch(member, "lists of equal length", value)
     return columns
   if not isinstance(value, list):
     raise Mismatch(member, "a list", value)
@@ -120,7 +120,7 @@ def _conform_sequence(feature: tfds.features.Sequence, value: Any, member: str) 
 
 
 def json_objects(file: OriginalFile) -> Iterator[tuple[int, dict[str, Any]]]:
-  """The objects of a JSON-lines file with their line numbers; empty lines hold none."""
+  """Yields line numbers and objects of a JSON-lines file, skipping empty lines."""
   for number, line in file.lines():
     if not line.strip():
       continue
@@ -133,19 +133,19 @@ def json_objects(file: OriginalFile) -> Iterator[tuple[int, dict[str, Any]]]:
     yield number, record
 
 
-def checked(features: Any, row: dict[str, Any], file: OriginalFile, line: int | str) -> dict[str, Any]:
-  """`conform` of a whole row; a mismatch names the file and the line."""
+def check_row(features: Any, row: dict[str, Any], file: OriginalFile, line: int | str) -> dict[str, Any]:
+  """Runs `conform` on a row; a mismatch is reported with file and line."""
   try:
     return conform(features, row)
   except Mismatch as wrong:
     raise file.malformed(line, f"{wrong.expected} as {wrong.member}", wrong.found) from None
 
 
-def unique(rows: Iterator[tuple[OriginalFile, int | str, KeyedRow]]) -> Iterator[KeyedRow]:
-  """Rows without their places; two of the same key are refused, naming both."""
+def check_unique(rows: Iterator[tuple[OriginalFile, int | str, KeyedRow]]) -> Iterator[KeyedRow]:
+  """Yields rows without their positions; a duplicate key is an error that names both."""
   places: dict[str, int | str] = {}
   for file, place, (key, row) in rows:
     if str(key) in places:
-      raise file.malformed(place, "an id of its own", f"{key}, as at {places[str(key)]}")
+      raise file.malformed(place, "a unique id", f"{key}, as at {places[str(key)]}")
     places[str(key)] = place
     yield key, row

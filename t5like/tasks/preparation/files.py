@@ -1,4 +1,4 @@
-"""Original files: finding them in a folder, plain or compressed, and reading them line by line."""
+"""Finds original files in a folder, plain or compressed, and reads them line by line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from t5like.files import storage
 
 COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 
-# How people name the file of a split.
+# Words in file names that identify a split.
 SPLIT_WORDS = {
   "train": ("train", "training"),
   "validation": ("validation", "valid", "val", "dev"),
@@ -41,11 +41,11 @@ class OriginalFile:
 
   @property
   def name(self) -> str:
-    """Its name without the ending of a compression."""
+    """Returns the file name without the suffix of a compression."""
     return Path(_plain_name(self.member or self.path.name)).name
 
   def open(self) -> BinaryIO:
-    """The uncompressed bytes."""
+    """Opens the uncompressed bytes."""
     if self.path.suffix == ".zip":
       return _open_member(self)
     if storage.is_remote(self.path):
@@ -54,14 +54,14 @@ class OriginalFile:
     return COMPRESSIONS.get(self.path.suffix, open)(self.path, "rb")
 
   def text(self) -> str:
-    """The whole content."""
+    """Returns the entire content."""
     return "".join(line for _, line in self.lines(keep_ends=True))
 
   def lines(self, newline: str | None = None, keep_ends: bool = False) -> Iterator[tuple[int, str]]:
-    """Numbered lines. `newline` is that of `open`: by default \\r\\n and \\r end a line as \\n does."""
+    """Yields numbered lines. `newline` is as in `open`: by default \\r\\n and \\r also end a line."""
     number = 0
     try:
-      # utf-8-sig: Microsoft's files begin with a byte order mark, which is no part of their first column.
+      # utf-8-sig: Microsoft's files start with a byte order mark, which is not part of the first column.
       with self.open() as data, io.TextIOWrapper(data, encoding="utf-8-sig", newline=newline) as text:
         for number, line in enumerate(text, 1):
           yield number, line if keep_ends else line.removesuffix("\n")
@@ -70,23 +70,25 @@ class OriginalFile:
       raise self.malformed(bad, "UTF-8 text", found) from None
     except (EOFError, lzma.LZMAError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
       raise UserError(
-        "a compressed file is damaged", file=f"{self}, after line {number}", because=error, try_="fetch it again"
+        "a compressed file is damaged", file=f"{self}, after line {number}", because=error, try_="download it again"
       ) from None
     except OSError as error:
-      raise UserError("a file cannot be read", file=self, because=error.strerror or error) from None
+      raise UserError("cannot read a file", file=self, because=error.strerror or error) from None
 
-  def blocks(self, parts: Callable[[str], bool] = lambda line: not line.strip()) -> Iterator[list[tuple[int, str]]]:
-    """Runs of numbered lines between those that part them: empty ones, unless `parts` says which."""
-    for is_between, lines in itertools.groupby(self.lines(), lambda numbered: parts(numbered[1])):
-      if not is_between:
+  def blocks(
+    self, is_separator: Callable[[str], bool] = lambda line: not line.strip()
+  ) -> Iterator[list[tuple[int, str]]]:
+    """Yields runs of numbered lines between separators, which are empty lines by default."""
+    for separates, lines in itertools.groupby(self.lines(), lambda numbered: is_separator(numbered[1])):
+      if not separates:
         yield list(lines)
 
   def malformed(self, line: int | str, expected: str, found: object) -> UserError:
-    """What to raise for a row that breaks the rules of its format; `line` may be a place inside JSON."""
+    """Returns the error for an invalid row; `line` may be a path inside JSON."""
     shown = found if isinstance(found, str) else repr(found)
     shown = " ".join(shown.split()) if len(shown) < 200 else " ".join(shown[:200].split()) + " ..."
     return UserError(
-      "a row is not what its format asks for", file=f"{self}:{line}", expected=expected, found=shown or "nothing"
+      "a row does not match its format", file=f"{self}:{line}", expected=expected, found=shown or "nothing"
     )
 
   def _undecodable(self) -> tuple[int, str]:
@@ -104,7 +106,7 @@ def _open_member(file: OriginalFile) -> BinaryIO:
   archive = zipfile.ZipFile(file.path.open("rb") if storage.is_remote(file.path) else file.path)
   members = [m for m in archive.namelist() if not m.endswith("/") and not m.startswith("__MACOSX")]
   if file.member is None and len(members) != 1:
-    raise UserError("an archive holds more than one file", file=file.path, found=", ".join(members[:5]))
+    raise UserError("an archive contains more than one file", file=file.path, found=", ".join(members[:5]))
   return archive.open(file.member or members[0])
 
 
@@ -114,7 +116,7 @@ def _plain_name(name: str) -> str:
 
 
 def split_named_by(name: str) -> str | None:
-  """The split a file's name speaks of: `wnut17train.conll` is train, `emerging.dev.conll` validation."""
+  """Returns the split in a file name: `wnut17train.conll` is train, `emerging.dev.conll` validation."""
   words = re.findall("[a-z]+", name.lower())
   for split, names in SPLIT_WORDS.items():
     if any(word in names for word in words):
@@ -123,25 +125,25 @@ def split_named_by(name: str) -> str | None:
 
 
 class Folder:
-  """Where the original files are. `given` names the files of a split outright and is used before any search."""
+  """The folder of the original files. `given` maps a split to its files and takes precedence over any search."""
 
-  def __init__(self, root: str | Path, given: Mapping[str, Sequence[str | Path]] | None = None, alone: bool = True):
+  def __init__(self, root: str | Path, given: Mapping[str, Sequence[str | Path]] | None = None, single: bool = True):
     self.root = Path(root).expanduser()
-    # Whether one data set is asked for; then its files may lie in the folder itself, whatever the folder's name.
-    self.alone = alone
+    # Whether a single data set is requested: then its files may be directly in the folder, whatever its name.
+    self.single = single
     if not self.root.is_dir():
       raise UserError("the folder of the original files is missing", given=self.root)
     self.given = {split: [self._given(path) for path in paths] for split, paths in (given or {}).items()}
 
   def find(self, *candidates: str) -> OriginalFile | None:
-    """The first of `candidates` (such as `SST-2/train.tsv`) that is here, one folder down, or in an archive."""
+    """Returns the first of `candidates` (such as `SST-2/train.tsv`) found here, one level down, or in an archive."""
     for candidate in candidates:
       if found := self._find_one(candidate):
         return found
     return None
 
   def all_files(self) -> list[OriginalFile]:
-    """Every file that lies in the folder itself."""
+    """Returns every file directly in the folder."""
     return [OriginalFile(path) for path in sorted(self.root.iterdir()) if path.is_file() and path.name[0] != "."]
 
   def _given(self, path: str | Path) -> OriginalFile:
@@ -154,18 +156,18 @@ class Folder:
     if found := _within(self.root, candidate):
       return found
     top, _, rest = candidate.rpartition("/")
-    if rest and (self.alone or top.casefold() == self.root.name.casefold()) and (found := _within(self.root, rest)):
+    if rest and (self.single or top.casefold() == self.root.name.casefold()) and (found := _within(self.root, rest)):
       return found
     below = [found for child in sorted(self.root.iterdir()) if child.is_dir() and (found := _within(child, candidate))]
     if len(below) > 1:
       raise UserError(
-        f"{candidate} is there more than once", found=", ".join(map(str, below)), try_="--from with one of the folders"
+        f"found {candidate} more than once", found=", ".join(map(str, below)), try_="--from with one of the folders"
       )
     return below[0] if below else None
 
 
 def _within(folder: Path, candidate: str) -> OriginalFile | None:
-  """`candidate` under `folder`, whatever its capitals and compression, or inside `<its folder>.zip`."""
+  """Finds `candidate` under `folder`, ignoring case and compression, or inside `<its folder>.zip`."""
   *tops, name = candidate.split("/")
   for part in tops:
     archives = [p for p in folder.glob("*.zip") if p.stem.casefold() == part.casefold()]
@@ -188,6 +190,6 @@ def _archived(archive: Path, candidate: str) -> OriginalFile | None:
   try:
     members = zipfile.ZipFile(archive).namelist()
   except zipfile.BadZipFile as error:
-    raise UserError("an archive is damaged", file=archive, because=error, try_="fetch it again") from None
+    raise UserError("an archive is damaged", file=archive, because=error, try_="download it again") from None
   wanted = [m for m in members if m == candidate or m == candidate.rpartition("/")[2]]
   return OriginalFile(archive, wanted[0]) if wanted else None

@@ -1,4 +1,4 @@
-"""GLUE's tab-separated files, as its official archives lay them out (Wang et al. 2018)."""
+"""GLUE's tab-separated files, in the layout of its official archives (Wang et al. 2018)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
 
 
 def _file_names(dataset: Dataset) -> dict[str, tuple[str, ...]]:
-  """Split to file, and the other names under which it is passed on."""
+  """Maps each split to its file and alternative names of it."""
   if dataset.config == "ax":
     return {"test": ("diagnostic/diagnostic.tsv", "AX/diagnostic.tsv", "AX/AX.tsv", "diagnostic/AX.tsv")}
   folder = dataset.builder.builder_config.data_dir
@@ -69,9 +69,9 @@ def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[
 def _table(
   file: OriginalFile, columns: tuple[str, ...] | None, split: SourceSplit, gaps: bool = False
 ) -> Iterator[tuple[int, dict[str, str] | None]]:
-  """Rows by column name. Quotes mean nothing and empty lines are no rows: so does TFDS read them.
+  """Yields rows by column name. Like TFDS, it does not interpret quotes and skips empty lines.
 
-  QQP's own train file has rows broken in two by a line end (`gaps`): TFDS counts them and leaves them out.
+  QQP's train file has rows broken by a line end (`gaps`): like TFDS, it counts and skips them.
   """
   for line, text in file.lines():
     if columns is None:
@@ -81,7 +81,7 @@ def _table(
       continue
     cells = text.split("\t")
     if gaps and (len(cells) < len(columns) or (columns[-1] == "is_duplicate" and not cells[len(columns) - 1])):
-      split.left_out["without all their columns"] += 1
+      split.left_out["with missing columns"] += 1
       yield line, None
     elif len(cells) != len(columns) and not gaps:
       raise file.malformed(
@@ -92,7 +92,7 @@ def _table(
 
 
 def _label(value: str | None, config: Any, file: OriginalFile, line: int, split: SourceSplit) -> Any:
-  """A class name, a class number or, for STS-B, a score; -1 where the file has no labels."""
+  """Returns a class name, a class number or, for STS-B, a score; -1 if the file has no labels."""
   if value is None:
     if split.name == "train" or split.name.startswith("validation"):
       raise file.malformed(1, f"a column {config.label_column!r}", "none of that name")
@@ -111,33 +111,33 @@ def _label(value: str | None, config: Any, file: OriginalFile, line: int, split:
 
 
 def _mrpc_splits(folder: Folder) -> list[SourceSplit]:
-  """From Microsoft's own files and GLUE's list of development ids, or from the three files made of them.
+  """Finds MRPC's splits in Microsoft's files and GLUE's list of development ids, or in the three files made from them.
 
-  TFDS numbers `idx` by the row of Microsoft's training file, which holds train and validation together;
-  the files made of it no longer say that number, so there `idx` is the row of each file.
+  TFDS sets `idx` to the row of Microsoft's training file, which contains train and validation. The files
+  made from it lack that number, so `idx` is the row of each file instead.
   """
-  whole = folder.find("MRPC/msr_paraphrase_train.txt")
+  combined = folder.find("MRPC/msr_paraphrase_train.txt")
   ids = folder.find("MRPC/mrpc_dev_ids.tsv", "MRPC/dev_ids.tsv")
   test = folder.find("MRPC/msr_paraphrase_test.txt")
   tables = {
     split: folder.given.get(split, [None])[0] or folder.find(f"MRPC/{stem}.tsv")
     for split, stem in (("train", "train"), ("validation", "dev"), ("test", "test"))
   }
-  if whole and not ids and not tables["train"]:
+  if combined and not ids and not tables["train"]:
     raise UserError(
-      "Microsoft's training file holds GLUE's train and validation rows together",
-      file=whole,
-      missing="MRPC/mrpc_dev_ids.tsv, which says which rows are for validation",
+      "Microsoft's training file contains both GLUE's train and validation rows",
+      file=combined,
+      missing="MRPC/mrpc_dev_ids.tsv, which lists the validation rows",
     )
   splits = []
   for split, table in tables.items():
-    sought = f"MRPC/msr_paraphrase_train.txt with mrpc_dev_ids.tsv, or MRPC/{split}.tsv"
+    looked_for = f"MRPC/msr_paraphrase_train.txt with mrpc_dev_ids.tsv, or MRPC/{split}.tsv"
     if split == "test":
-      file, parted = (test or table), None
+      file, development_ids = (test or table), None
     else:
-      file, parted = (whole, ids) if whole and ids else (table, None)
-    rows = functools.partial(_mrpc_rows, file=file, development_ids=parted) if file else None
-    splits.append(SourceSplit(split, rows, sought))
+      file, development_ids = (combined, ids) if combined and ids else (table, None)
+    rows = functools.partial(_mrpc_rows, file=file, development_ids=development_ids) if file else None
+    splits.append(SourceSplit(split, rows, looked_for))
   return splits
 
 

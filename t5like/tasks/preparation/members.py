@@ -1,6 +1,6 @@
-"""Any data set whose rows lie in JSON lines with the members of its features, and corpora of plain text.
+"""Data sets in JSON lines whose fields are their features, and plain-text corpora.
 
-CNN/DailyMail and XSum are passed on in this form, C4 (`c4-train.00000-of-01024.json.gz`) and Wikipedia too.
+CNN/DailyMail, XSum, C4 (`c4-train.00000-of-01024.json.gz`) and Wikipedia are distributed in this format.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, json_objects
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, json_objects
 from t5like.tasks.preparation.files import Folder, OriginalFile, split_named_by
 
-# Members that files in circulation leave out, and what stands there then.
+# Fields that public files may omit, and their defaults.
 _OPTIONAL = {
   "c4": {"url": "", "timestamp": "", "content-type": "", "content-length": ""},
   "wikipedia": {"title": ""},
@@ -25,7 +25,7 @@ _OPTIONAL = {
 JSON_ENDINGS = (".jsonl", ".json", ".ndjson")
 TEXT_ENDINGS = (".txt", ".text")
 
-# How plain text is parted into documents.
+# Units of a document in plain text.
 DOCUMENTS = ("line", "paragraph", "file")
 
 
@@ -36,9 +36,9 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
   if not by_split:
     files = _data_files(folder, dataset, endings)
     named = [file for file in files if split_named_by(file.name)]
-    for file in named or files:  # a folder of texts whose names say nothing is one to train on
+    for file in named or files:  # if no name contains a split, all are training data
       by_split.setdefault(split_named_by(file.name) or "train", []).append(file)
-  sought = f"files with the split in their name that end in {', '.join(endings)} (plain, .gz, .xz, .bz2 or .zip)"
+  looked_for = f"files with the split in their name that end in {', '.join(endings)} (plain, .gz, .xz, .bz2 or .zip)"
   usual = [s for s in ("train", "validation", "test") if s != "test" or dataset.name not in ("c4", "wikipedia")]
   return [
     SourceSplit(
@@ -46,14 +46,14 @@ def find_splits(dataset: Dataset, folder: Folder, documents: str = "line") -> li
       functools.partial(_rows, dataset=dataset, files=by_split[split], documents=documents)
       if split in by_split
       else None,
-      sought,
+      looked_for,
     )
     for split in dict.fromkeys((*usual, *by_split))
   ]
 
 
 def _data_files(folder: Folder, dataset: Dataset, endings: tuple[str, ...]) -> list[OriginalFile]:
-  """The folder's own files, or those of the one folder below it that is named like the data set."""
+  """Returns the files directly in the folder, or those in a subfolder named after the data set."""
   for place in (folder.root, folder.root / dataset.title, folder.root / dataset.name, folder.root / "text"):
     if place.is_dir():
       found = [f for f in Folder(place).all_files() if f.name.endswith(endings)]
@@ -67,28 +67,30 @@ def _rows(split: SourceSplit, dataset: Dataset, files: list[OriginalFile], docum
   number = 0
   for file in files:
     if file.name.endswith(TEXT_ENDINGS):
-      rows: Iterator[tuple[int, dict[str, Any]]] = ((line, {"text": text}) for line, text in plain(file, documents))
+      rows: Iterator[tuple[int, dict[str, Any]]] = (
+        (line, {"text": text}) for line, text in text_documents(file, documents)
+      )
     else:
       rows = json_objects(file)
     for line, record in rows:
-      row = _reshaped(dataset, record)
+      row = _unwrap_translation(dataset, record)
       if not optional.keys() <= row.keys():
         row = optional | row
-      yield number, checked(dataset.features, row, file, line)
+      yield number, check_row(dataset.features, row, file, line)
       number += 1
 
 
-def _reshaped(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:
-  """Hugging Face wraps the two languages of a pair in `translation`."""
+def _unwrap_translation(dataset: Dataset, record: dict[str, Any]) -> dict[str, Any]:
+  """Unwraps the field `translation`, in which Hugging Face nests a language pair."""
   if isinstance(dataset.features, tfds.features.Translation) and isinstance(record.get("translation"), dict):
     return record["translation"]
   return record
 
 
-def plain(file: OriginalFile, documents: str) -> Iterator[tuple[int, str]]:
-  """The documents of a text file and the lines they begin at: one a line, one a paragraph, or the whole file."""
+def text_documents(file: OriginalFile, documents: str) -> Iterator[tuple[int, str]]:
+  """Yields the documents of a text file with their first line numbers: lines, paragraphs, or the entire file."""
   if documents not in DOCUMENTS:
-    raise UserError(f"no way {documents!r} to part text into documents", known=", ".join(DOCUMENTS))
+    raise UserError(f"invalid unit of a document: {documents!r}", known=", ".join(DOCUMENTS))
   if documents == "file":
     text = file.text().strip()
     if text:

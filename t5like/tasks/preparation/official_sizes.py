@@ -1,7 +1,7 @@
-"""Rows of each split as published, to compare with what was prepared.
+"""Published number of rows of each split, to compare with what was prepared.
 
-From the TFDS catalogue (whose builders carry no sizes until they are downloaded), the GLUE, SuperGLUE and
-SQuAD papers; XSum as its authors count it. WNUT-17 and C4 as their distributors state them.
+From the TFDS catalog (whose builders have no sizes before a download) and the GLUE, SuperGLUE and SQuAD
+papers; XSum from its authors, WNUT-17 and C4 from their distributors.
 """
 
 from __future__ import annotations

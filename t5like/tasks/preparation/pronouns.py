@@ -1,4 +1,4 @@
-"""Definite pronoun resolution: blocks of sentence, pronoun, two candidates and the right one (Rahman and Ng 2012)."""
+"""Definite pronoun resolution: blocks of sentence, pronoun, two candidates, correct one (Rahman and Ng 2012)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _rows(split: SourceSplit, file: OriginalFile) -> Iterator[KeyedRow]:
   for number, block in enumerate(file.blocks()):
     line = block[0][0]
     if len(block) != 4:
-      raise file.malformed(line, "four lines: sentence, pronoun, two candidates, the right one", f"{len(block)} lines")
+      raise file.malformed(line, "four lines: sentence, pronoun, candidates, correct one", f"{len(block)} lines")
     sentence, pronoun, pair, right = (text.strip() for _, text in block)
     candidates = [candidate.strip() for candidate in pair.split(",")]
     if len(candidates) != 2:

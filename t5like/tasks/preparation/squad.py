@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, unique
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _STEMS = {"train": "train", "validation": "dev"}
@@ -27,12 +27,13 @@ def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[
   del split
   questions = _questions(file, dataset.config)
   if dataset.config == "v1.1":
-    questions = _joined(questions)
-  return unique((file, place, (row["id"], checked(dataset.features, row, file, place))) for place, row in questions)
+    questions = _merge_answers(questions)
+  rows = ((file, place, (row["id"], check_row(dataset.features, row, file, place))) for place, row in questions)
+  return check_unique(rows)
 
 
 def _questions(file: OriginalFile, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Each question with its place in the file, `data[3].paragraphs[0].qas[2]`."""
+  """Yields each question with its path in the file, `data[3].paragraphs[0].qas[2]`."""
   try:
     content = json.loads(file.text())
   except json.JSONDecodeError as error:
@@ -47,9 +48,9 @@ def _questions(file: OriginalFile, version: str) -> Iterator[tuple[str, dict[str
         if not isinstance(question, dict):
           raise file.malformed(where, "an object", question)
         if version == "v2.0" and "is_impossible" not in question:
-          raise file.malformed(where, "a member 'is_impossible', which every question of SQuAD 2.0 has", "none")
+          raise file.malformed(where, "a field 'is_impossible', which every question of SQuAD 2.0 has", "none")
         if missing := [m for m in ("id", "question", "answers") if m not in question]:
-          raise file.malformed(where, f"a member {missing[0]!r}", ", ".join(question))
+          raise file.malformed(where, f"a field {missing[0]!r}", ", ".join(question))
         yield where, row | question
 
 
@@ -60,8 +61,8 @@ def _list(value: Any, member: str, file: OriginalFile, place: str) -> list[Any]:
   return found
 
 
-def _joined(questions: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Answers that a file spreads over several entries of one id belong to one question."""
+def _merge_answers(questions: Iterator[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Merges the answers of entries with the same id into one question."""
   by_id: dict[str, tuple[str, dict[str, Any]]] = {}
   for place, question in questions:
     if question["id"] in by_id:

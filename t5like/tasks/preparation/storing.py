@@ -1,4 +1,4 @@
-"""Writes prepared rows as a TFDS data set: whole, or not at all."""
+"""Writes prepared rows as a TFDS data set, atomically."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
 
 _UNFINISHED = ".t5like-preparing-"
 _ROWS_BETWEEN_REPORTS = 10_000
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
-# Told the split and its rows so far, now and then.
+# Called periodically with the split and the number of rows so far.
 Progress = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitReport:
-  """A split: rows written (None: its files are missing, `note` says which), and its published size."""
+  """A split: rows written (None if its files are missing, see `note`), and its published size."""
 
   split: str
   rows: int | None
@@ -46,17 +46,17 @@ class SplitReport:
 
 @dataclasses.dataclass(frozen=True)
 class PreparationReport:
-  """What became of one data set; `folder` is None where no file of it was found."""
+  """The result for one data set; `folder` is None if none of its files was found."""
 
   title: str
   folder: Path | None
   splits: tuple[SplitReport, ...]
-  kept: bool = False  # was there before, and stays as it was
+  kept: bool = False  # already prepared, left unchanged
 
   def text(self, seconds: float) -> str:
     """Returns a table of rows written and the published size of each split."""
     if self.kept:
-      return f"{self.title}: prepared already, kept (--force replaces it): {self.folder}"
+      return f"{self.title}: already prepared, kept (--force replaces it): {self.folder}"
     if self.folder is None:
       return f"{self.title}: no files found"
     lines = [f"{self.title}: {self.folder}  ({seconds:.1f} s)", f"  {'split':<22}{'rows':>12}{'official':>14}  equal"]
@@ -75,15 +75,15 @@ def prepare(
   force: bool = False,
   progress: Progress | None = None,
 ) -> PreparationReport:
-  """Stores the splits whose files are there under `out`; `force` replaces what was prepared before."""
+  """Stores the splits whose files exist under `out`; `force` replaces an earlier preparation."""
   out = Path(out).expanduser()
   final = out / dataset.folder
   present = [split for split in splits if split.rows]
   if not present:
     return PreparationReport(dataset.title, None, _absent(dataset, splits))
   if final.exists() and not force:
-    raise UserError(f"{dataset.title} is prepared already", folder=final, try_="--force prepares it again")
-  with _room_to_work(out) as work:
+    raise UserError(f"{dataset.title} is already prepared", folder=final, try_="--force prepares it again")
+  with _work_folder(out) as work:
     counts = _store(dataset, present, work, progress)
     _move(work / dataset.folder, final, work)
   reports = []
@@ -95,7 +95,7 @@ def prepare(
         split.name,
         rows,
         OFFICIAL_SIZES.get(dataset.title, {}).get(split.name),
-        "; ".join(notes) if rows is not None else _looked_for(split),
+        "; ".join(notes) if rows is not None else f"looked for {split.looked_for}",
       )
     )
   return PreparationReport(dataset.title, final, tuple(reports))
@@ -107,24 +107,24 @@ def prepare_all(
   out: str | Path,
   *,
   files: dict[str, list[str]] | None = None,
-  own_format: str | None = None,
+  custom_format: str | None = None,
   documents: str = "line",
   source_language: str | None = None,
   force: bool = False,
   task_modules: Sequence[str] = (),
   progress: Progress | None = None,
 ) -> Iterator[PreparationReport]:
-  """Prepares what `name` stands for; of a group, every data set whose files are found."""
-  named = catalogue.datasets_named(name, Folder(source, files), own_format, task_modules)
+  """Prepares the data sets of `name`; for a group, those whose files are found."""
+  named = catalogue.find_datasets(name, Folder(source, files), custom_format, task_modules)
   if files and len(named) > 1:
     raise UserError(f"{name} is {len(named)} data sets", try_=f"--files with one of them, such as {named[0].title}")
-  folder = Folder(source, files, alone=len(named) == 1)
+  folder = Folder(source, files, single=len(named) == 1)
   found_any = False
   for dataset in named:
     splits = catalogue.find_splits(dataset, folder, documents, source_language)
     if unknown := [split for split in folder.given if split not in [known.name for known in splits]]:
       raise UserError(
-        f"{dataset.title} has no split {unknown[0]!r}", asked_by="--files", known=", ".join(s.name for s in splits)
+        f"{dataset.title} has no split {unknown[0]!r}", requested_by="--files", known=", ".join(s.name for s in splits)
       )
     final = Path(out).expanduser() / dataset.folder
     if len(named) > 1 and final.exists() and not force:
@@ -135,27 +135,23 @@ def prepare_all(
     found_any = found_any or report.folder is not None
     if report.folder is None and len(named) == 1:
       raise UserError(
-        f"no file of {dataset.title} in the folder",
+        f"no files of {dataset.title} in the folder",
         folder=folder.root,
-        expected="\n".join(f"{split.name}: {split.sought}" for split in splits),
-        try_="--files=train=PATH names them outright",
+        expected="\n".join(f"{split.name}: {split.looked_for}" for split in splits),
+        try_="--files=train=PATH specifies them explicitly",
       )
     yield report
   if not found_any:
-    raise UserError(f"no file of {name} in the folder", folder=folder.root, expected="the layout of its archives")
-
-
-def _looked_for(split: SourceSplit) -> str:
-  return f"looked for {split.sought}"
+    raise UserError(f"no files of {name} in the folder", folder=folder.root, expected="the layout of its archives")
 
 
 def _absent(dataset: Dataset, splits: Sequence[SourceSplit]) -> tuple[SplitReport, ...]:
   sizes = OFFICIAL_SIZES.get(dataset.title, {})
-  return tuple(SplitReport(s.name, None, sizes.get(s.name), _looked_for(s)) for s in splits)
+  return tuple(SplitReport(s.name, None, sizes.get(s.name), f"looked for {s.looked_for}") for s in splits)
 
 
 def _store(dataset: Dataset, splits: Sequence[SourceSplit], work: Path, progress: Progress | None) -> dict[str, int]:
-  """Writes under `work` in TFDS's own order: rows sorted by a hash of split and key, in as many shards as needed."""
+  """Writes under `work` in TFDS's order: rows sorted by a hash of split and key, in as many shards as needed."""
   tfds.disable_progress_bar()
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)
@@ -184,65 +180,65 @@ def _counted(split: SourceSplit, progress: Progress | None) -> Iterator[KeyedRow
     if progress and count % _ROWS_BETWEEN_REPORTS == 0:
       progress(split.name, count)
   if not count:
-    raise UserError(f"the file of split {split.name!r} holds no rows", file=split.sought)
+    raise UserError(f"the file of split {split.name!r} has no rows", file=split.looked_for)
 
 
 @contextlib.contextmanager
-def _room_to_work(out: Path) -> Iterator[Path]:
-  """A folder beside the data sets that is gone afterwards, whatever happens; a full disk is said plainly."""
+def _work_folder(out: Path) -> Iterator[Path]:
+  """Creates a temporary folder next to the data sets, removes it on exit, and reports a full disk."""
   try:
     out.mkdir(parents=True, exist_ok=True)
     _clear_abandoned(out)
     work = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{socket.gethostname()}-{os.getpid()}-", dir=out))
   except OSError as error:
-    raise UserError("the data sets cannot be written", folder=out, because=error.strerror) from None
+    raise UserError("cannot write the data sets", folder=out, because=error.strerror) from None
   try:
     yield work
   except Exception as error:
     if user_error := _in_chain(error, lambda e: isinstance(e, UserError)):
       raise user_error from None
-    if _in_chain(error, _says_no_room):
+    if _in_chain(error, _is_disk_full):
       free = shutil.disk_usage(out).free / 1e9
       raise UserError(
-        "there is no room left on the disk", folder=out, free=f"{free:.2f} GB", try_="--out on another disk"
+        "no space left on the disk", folder=out, free=f"{free:.2f} GB", try_="--out on another disk"
       ) from None
     raise
   finally:
     shutil.rmtree(work, ignore_errors=True)
 
 
-def _in_chain(error: BaseException | None, is_wanted) -> BaseException | None:
-  while error is not None and not is_wanted(error):
+def _in_chain(error: BaseException | None, matches) -> BaseException | None:
+  while error is not None and not matches(error):
     error = error.__cause__ or error.__context__
   return error
 
 
-def _says_no_room(error: BaseException) -> bool:
-  # TensorFlow's file system raises its own classes and keeps the system's words.
-  words = (os.strerror(number) for number in _NO_ROOM)
-  return getattr(error, "errno", None) in _NO_ROOM or any(word in str(error) for word in words)
+def _is_disk_full(error: BaseException) -> bool:
+  # TensorFlow's file system raises its own classes with the system's messages.
+  messages = (os.strerror(number) for number in _DISK_FULL)
+  return getattr(error, "errno", None) in _DISK_FULL or any(message in str(error) for message in messages)
 
 
 def _clear_abandoned(out: Path) -> None:
-  """Removes what a killed run of this machine left behind."""
+  """Removes the temporary folders of killed runs on this machine."""
   for folder in out.glob(f"{_UNFINISHED}{socket.gethostname()}-*"):
     pid = folder.name.removeprefix(f"{_UNFINISHED}{socket.gethostname()}-").partition("-")[0]
-    if pid.isdigit() and not _lives(int(pid)):
+    if pid.isdigit() and not _is_running(int(pid)):
       shutil.rmtree(folder, ignore_errors=True)
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
   try:
     os.kill(pid, 0)
   except (ProcessLookupError, OverflowError):
     return False
   except PermissionError:
-    pass  # another user's
+    pass  # another user's process
   return True
 
 
-def _move(made: Path, final: Path, work: Path) -> None:
+def _move(prepared: Path, final: Path, work: Path) -> None:
   final.parent.mkdir(parents=True, exist_ok=True)
   if final.exists():
     final.rename(work / "replaced")
-  made.rename(final)
+  prepared.rename(final)

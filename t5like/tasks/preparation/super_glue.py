@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, checked, json_objects, unique
+from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit, check_row, check_unique, json_objects
 from t5like.tasks.preparation.files import Folder, OriginalFile
 
 _FOLDERS = {
@@ -24,7 +24,7 @@ _FOLDERS = {
 }
 _STEMS = {"train": "train", "validation": "val", "test": "test"}
 
-# Spans of WSC whose words do not stand together in the text; `wsc.fixed` keeps them as they are.
+# Spans of WSC whose words are not contiguous in the text; `wsc.fixed` leaves them unchanged.
 _SCATTERED_SPANS = ("Kamenev and Zinoviev", "Kamenev, Zinoviev, and Stalin")
 
 
@@ -43,20 +43,20 @@ def find_splits(dataset: Dataset, folder: Folder) -> list[SourceSplit]:
 
 
 def _rows(split: SourceSplit, dataset: Dataset, file: OriginalFile) -> Iterator[KeyedRow]:
-  def placed() -> Iterator[tuple[OriginalFile, int, KeyedRow]]:
+  def rows_with_lines() -> Iterator[tuple[OriginalFile, int, KeyedRow]]:
     for line, record in json_objects(file):
       try:
         for key, row in _examples(dataset.config, record, split.name == "test"):
-          yield file, line, (key, checked(dataset.features, row, file, line))
+          yield file, line, (key, check_row(dataset.features, row, file, line))
       except _Missing as missing:
-        raise file.malformed(line, f"a member {missing.args[0]!r}", ", ".join(record)) from None
+        raise file.malformed(line, f"a field {missing.args[0]!r}", ", ".join(record)) from None
 
-  # The lines of ReCoRD and MultiRC hold several rows each, told apart by their own ids.
-  return unique(placed())
+  # A line of ReCoRD or MultiRC has several rows, each with an id.
+  return check_unique(rows_with_lines())
 
 
 class _Missing(Exception):
-  """A member that every row must have is not there."""
+  """A required field is missing."""
 
 
 def _member(record: Any, name: str) -> Any:
@@ -109,10 +109,10 @@ def _multirc(record: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _record(record: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-  """A row for each query. Entities and answers are sets, given in alphabetical order."""
+  """Yields a row per query. Entities and answers are sets in alphabetical order."""
   passage = _member(record, "passage")
   text = _member(passage, "text")
-  # The end of an entity is its last character.
+  # The end of an entity is inclusive.
   entities = {text[_member(e, "start") : _member(e, "end") + 1] for e in _member(passage, "entities")}
   for query in _member(record, "qas"):
     yield (
@@ -128,7 +128,7 @@ def _record(record: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _with_spans_in_text(row: dict[str, Any]) -> dict[str, Any]:
-  """`wsc.fixed`: a span that the text writes otherwise takes its first letter, loses line ends and full stop."""
+  """Fixes spans that differ from the text, as in `wsc.fixed`: case of the first letter, line ends, final period."""
   text = _member(row, "text")
   for span in ("span1", "span2"):
     words, index = _member(row, f"{span}_text"), _member(row, f"{span}_index")

@@ -1,4 +1,4 @@
-"""Parallel text: one sentence a line in a file of each language, or WMT's SGML (`newstest2014-deen-src.de.sgm`)."""
+"""Parallel text: one sentence per line in a file per language, or WMT's SGML (`newstest2014-deen-src.de.sgm`)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def find_splits(
   splits = []
   for split in dict.fromkeys((*subsets, "train", "validation", "test")):
     rows = functools.partial(_rows, pairs=pairs[split]) if split in pairs else None
-    alone = f"; {', '.join(halves[split])} has no partner" if split in halves else ""
-    splits.append(SourceSplit(split, rows, f"a pair of files such as {split}.{a} and {split}.{b}{alone}"))
+    unpaired = f"; {', '.join(halves[split])} has no counterpart" if split in halves else ""
+    splits.append(SourceSplit(split, rows, f"a pair of files such as {split}.{a} and {split}.{b}{unpaired}"))
   return splits
 
 
 def _subsets(dataset: Dataset) -> dict[str, list[str]]:
-  """Which corpora TFDS puts in which split, `{"validation": ["newstest2013"]}`."""
+  """Returns the corpora of each split in TFDS, `{"validation": ["newstest2013"]}`."""
   subsets = getattr(dataset.builder, "subsets", None) or {}
   return {str(split): list(names) for split, names in subsets.items()}
 
@@ -53,7 +53,7 @@ def _by_stem(
   subsets: dict[str, list[str]],
   source_language: str | None,
 ) -> dict[tuple[str, str], dict[str, OriginalFile]]:
-  """(split, name without the language) to the files by language."""
+  """Maps (split, name without the language) to the files by language."""
   groups: dict[tuple[str, str], dict[str, OriginalFile]] = {}
   if folder.given:
     for split, files in folder.given.items():
@@ -61,7 +61,7 @@ def _by_stem(
         language, stem = _language(file, languages, folder, source_language)
         if language is None:
           raise UserError(
-            "a file's name does not say its language", file=file, expected=" or ".join(f"*.{x}" for x in languages)
+            "a file name does not contain its language", file=file, expected=" or ".join(f"*.{x}" for x in languages)
           )
         groups.setdefault((split, stem), {})[language] = file
     return groups
@@ -77,7 +77,7 @@ def _by_stem(
 def _language(
   file: OriginalFile, languages: tuple[str, ...], folder: Folder, source_language: str | None
 ) -> tuple[str | None, str]:
-  """The language of a file and the rest of its name, which its partner shares."""
+  """Returns the language of a file and the rest of its name, which its counterpart shares."""
   parts = [part for part in re.split(r"[^A-Za-z0-9]+", file.name) if part]
   lowered = [part.lower() for part in parts]
   places = [i for i, part in enumerate(lowered) if part in languages]
@@ -89,7 +89,7 @@ def _language(
     source = source_language or _first_language(folder, languages)
     if source not in languages:
       raise UserError(
-        "it is not clear which language is the source",
+        "cannot determine which language is the source",
         file=file,
         known=", ".join(languages),
         try_=f"--source_language={languages[0]}",
@@ -101,13 +101,13 @@ def _language(
 
 
 def _first_language(folder: Folder, languages: tuple[str, ...]) -> str | None:
-  """`en_de_10k` is from English to German."""
+  """Returns the source language from the folder's name: `en_de_10k` is English to German."""
   words = re.split(r"[^a-z]+", folder.root.resolve().name.lower())
   return next((word for word in words if word in languages), None)
 
 
 def _split_of(stem: str, subsets: dict[str, list[str]]) -> tuple[str, str]:
-  """The split of a corpus, and the name under which TFDS keys its rows."""
+  """Returns the split of a corpus, and the name in TFDS's row keys."""
   flat = re.sub(r"[^a-z0-9]", "", stem.lower())
   for split, names in subsets.items():
     for name in names:
@@ -136,7 +136,7 @@ def _rows(split: SourceSplit, pairs: list[tuple[str, dict[str, OriginalFile]]]) 
 
 
 def _sentences(file: OriginalFile) -> Iterator[str]:
-  # A carriage return inside a sentence ends no line: the other language's file would lose its step.
+  # A carriage return inside a sentence does not end a line: the two files would get out of step.
   for _, line in file.lines(newline="\n"):
     if not file.name.endswith(".sgm"):
       yield line
