@@ -232,7 +232,7 @@ class Trainer:
     self._record_goodput(int(state.step))
 
   def _check_directory(self) -> int:
-    """Raises DirectoryRemoved, as further writes would go to an incomplete directory or to another run's."""
+    """Raises DirectoryRemoved if the directory is gone: further writes would create an incomplete one."""
     self._lock.check()
     if not (self._run.model_dir / directory.CONFIG).is_file():
       raise DirectoryRemoved(
