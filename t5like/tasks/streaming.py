@@ -73,7 +73,7 @@ def _task_with_vocabulary(
 
 
 def text_corpus(task: seqio.Task, split: str) -> bool:
-  """Returns whether a task is plain text for an objective: only `targets`, and no step but `tokenize` and EOS."""
+  """Returns whether a task is plain text for an objective: only `targets`, and nothing but EOS after `tokenize`."""
   return Steps.of(task).is_plain and text_features(task, split) == ["targets"]
 
 

@@ -92,7 +92,7 @@ def _window_starts(tokens: int, room: int, step: int) -> np.ndarray:
 
 
 def _best_windows(starts: np.ndarray, ends: np.ndarray, tokens: int) -> np.ndarray:
-  """Returns [tokens] the window with the largest smaller-side context; ties go to the longer, then the first."""
+  """Returns, per token, the window with the most context on its shorter side; ties go to the longer, then the first."""
   place = np.arange(tokens)[None, :]
   start, end = starts[:, None], ends[:, None]
   context = np.minimum(place - start, end - 1 - place) + 0.01 * (end - start)

@@ -42,7 +42,7 @@ class Dataset:
 
 @dataclasses.dataclass
 class SourceSplit:
-  """A split: its rows, or None if its files are missing, and the files it was looked for in."""
+  """A split: its rows, or None if its files are missing, and a description of the files looked for."""
 
   name: str
   rows: Callable[[SourceSplit], Iterator[KeyedRow]] | None
