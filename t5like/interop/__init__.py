@@ -1,1 +1,1 @@
-"""Checkpoints of other libraries: Hugging Face (both ways) and T5X (in). See README.md here."""
+"""Checkpoints of other libraries: Hugging Face (import and export) and T5X (import). See README.md."""

@@ -1,4 +1,4 @@
-"""BERT as Hugging Face names and stores it, and Google's own bert_config.json."""
+"""Hugging Face's BERT, and Google's bert_config.json."""
 
 from collections.abc import Mapping
 
@@ -9,21 +9,19 @@ from t5like.models import TransformerConfig
 
 MODEL_TYPES = ("bert",)
 PREFIX = "bert."
-IGNORED = (r"embeddings\.position_ids",)  # a constant buffer that older files carry
+IGNORED = (r"embeddings\.position_ids",)  # a constant buffer in older files
 
 
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
-  """The heads are those that the checkpoint holds."""
+  """Returns the config, with the heads that the checkpoint has."""
   if not tied:
-    raise UserError(
-      "an output projection apart from BERT's embedding is not supported", tensor="cls.predictions.decoder"
-    )
+    raise UserError("BERT with an untied output projection is not supported", tensor="cls.predictions.decoder")
   mlm_head = "cls.predictions.transform.dense.weight" in names
   if mlm_head:
     require_output(hf, names, "cls.predictions.decoder.weight")
   scheme = hf.get("position_embedding_type", "absolute")
   if scheme != "absolute" or hf.get("is_decoder"):
-    raise UserError("only BERT encoders with absolute positions can be converted", position_embedding_type=scheme)
+    raise UserError("only BERT encoders with absolute positions are supported", position_embedding_type=scheme)
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
     embed_dim=hf["hidden_size"],
@@ -73,7 +71,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "layer_norm_eps": config.norm_epsilon,
     "max_position_embeddings": config.max_positions,
     "position_embedding_type": "absolute",
-    "type_vocab_size": max(config.num_token_types, 1),  # theirs always adds one
+    "type_vocab_size": max(config.num_token_types, 1),  # Hugging Face always adds one
     "hidden_dropout_prob": config.dropout_rate,
     "attention_probs_dropout_prob": config.dropout_rate if attention_dropout is None else attention_dropout,
     "initializer_range": config.initializer_stddev,
@@ -122,7 +120,7 @@ def _dense(theirs: str, ours: str) -> list[Rule]:
 
 
 def _norm(theirs: str, ours: str) -> list[Rule]:
-  # The first BERT releases call these gamma and beta, after TensorFlow.
+  # Early BERT releases call these gamma and beta, as in TensorFlow.
   return [
     Rule(f"{theirs}.weight", (f"{ours}/scale",), copies=(f"{theirs}.gamma",)),
     Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=(f"{theirs}.beta",)),

@@ -1,4 +1,4 @@
-"""What the families' config.json have in common: activation names, and fields that theirs cannot say."""
+"""Shared by all model families: activation names, and checks of config.json fields."""
 
 from collections.abc import Collection, Mapping
 
@@ -16,9 +16,7 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 
 def from_hf_activation(name: str) -> str:
   if name not in _OURS:
-    raise UserError(
-      f"activation {name!r} in config.json is unknown", known=", ".join(_OURS), nearest=nearest(name, _OURS)
-    )
+    raise UserError(f"unknown activation {name!r} in config.json", known=", ".join(_OURS), nearest=nearest(name, _OURS))
   return _OURS[name]
 
 
@@ -27,18 +25,18 @@ def to_hf_activation(name: str) -> str:
 
 
 def require_output(hf: Mapping, names: Collection[str], output: str) -> None:
-  """Refuses a checkpoint whose output projection is neither the embedding nor there: it would be a random one."""
+  """Raises UserError if an untied output projection is missing: it would be initialized randomly."""
   if hf.get("tie_word_embeddings") is False and output not in names:
     raise UserError(
-      f"the checkpoint has no {output}, and its output projection is not the embedding",
+      f"the checkpoint has no {output}, but its output projection is not tied",
       field="tie_word_embeddings = false in config.json",
-      try_="a checkpoint with that tensor, or tie_word_embeddings = true if the embedding is meant",
+      try_="a checkpoint with that tensor, or tie_word_embeddings = true if it is tied to the embedding",
     )
 
 
 def require_fields(config: TransformerConfig, family: str, **needed: object) -> None:
-  """Refuses to export a model that Hugging Face's code for the family could not run."""
+  """Raises UserError if Hugging Face's implementation of the family cannot run the model."""
   for field, value in needed.items():
     given = getattr(config, field)
     if given != value:
-      raise UserError(f"Hugging Face's {family} has no {field} = {given!r}", expected=f"{field} = {value!r}")
+      raise UserError(f"Hugging Face's {family} does not support {field} = {given!r}", expected=f"{field} = {value!r}")

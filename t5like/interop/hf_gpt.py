@@ -1,6 +1,6 @@
-"""GPT-1 and GPT-2 as Hugging Face names and stores them.
+"""Hugging Face's GPT-1 and GPT-2.
 
-Their `Conv1D` kernels are [in, out] like ours; query, key and value are one tensor.
+Their `Conv1D` kernels are [in, out] like ours; query, key and value share one tensor.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from t5like.models import TransformerConfig
 
 MODEL_TYPES = ("gpt2", "openai-gpt")
 PREFIX = "transformer."
-IGNORED = (r"h\.\d+\.attn\.(bias|masked_bias)", r"position_ids")  # causal mask and counter, as buffers
+IGNORED = (r"h\.\d+\.attn\.(bias|masked_bias)", r"position_ids")  # buffers: causal mask and position counter
 
 
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
   for field in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
     if hf.get(field):
-      raise UserError(f"GPT-2 with {field} cannot be converted", field=f"{field} in config.json")
+      raise UserError(f"GPT-2 with {field} is not supported", field=f"{field} in config.json")
   require_output(hf, names, "lm_head.weight")
   is_gpt1 = hf["model_type"] == "openai-gpt"
-  # The GPT-1 code calls the tanh form "gelu".
+  # GPT-1 calls the tanh form "gelu".
   activation = hf.get("afn", "gelu") if is_gpt1 else hf.get("activation_function", "gelu_new")
   activation = "gelu_new" if is_gpt1 and activation == "gelu" else activation
   return TransformerConfig(
@@ -57,7 +57,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
   )  # fmt: skip
   if config.norm_position == "post":
     require_fields(config, "GPT-1", scale_attention=True, mlp_dim=4 * config.embed_dim)
-    if config.activation == "gelu_erf":  # the name "gelu" is taken, by the tanh form
+    if config.activation == "gelu_erf":  # the name "gelu" denotes the tanh form there
       require_fields(config, "GPT-1", activation="gelu")
   attention_dropout = config.attention_dropout_rate
   activation = to_hf_activation(config.activation)

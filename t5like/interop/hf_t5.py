@@ -1,4 +1,4 @@
-"""T5 1.0, 1.1, mT5, ByT5 and UMT5 as Hugging Face names and stores them."""
+"""Hugging Face's T5 1.0, 1.1, mT5, ByT5 and UMT5."""
 
 from collections.abc import Mapping
 
@@ -13,19 +13,19 @@ IGNORED = ()
 
 
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
-  """`tied`: the checkpoint holds no output projection that differs from the embedding."""
+  """Returns the config. `tied`: the output projection equals the embedding, or is absent."""
   activation, gated = _feed_forward(hf)
   if hf.get("decoder_start_token_id") not in (None, 0):
     raise UserError(
-      f"decoders that begin with id {hf['decoder_start_token_id']} cannot be converted",
+      f"unsupported decoder start id: {hf['decoder_start_token_id']}",
       field="decoder_start_token_id in config.json or generation_config.json",
-      expected="0: T5's outputs begin with padding",
+      expected="0 (T5's decoder starts with padding)",
     )
   if hf.get("pad_token_id") not in (None, 0):
     raise UserError(
-      f"T5 models whose padding has id {hf['pad_token_id']} cannot be converted",
+      f"unsupported padding id for T5: {hf['pad_token_id']}",
       field="pad_token_id in config.json",
-      expected="0: inputs are hidden where they are 0",
+      expected="0 (inputs equal to 0 are masked)",
     )
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
@@ -42,27 +42,27 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     relative_max_distance=hf.get("relative_attention_max_distance", 128),
     share_relative_bias=hf.get("model_type") != "umt5",
     tie_embeddings=tied,
-    scale_logits=_scales(hf),
+    scale_logits=_scales_outputs(hf),
     dropout_rate=hf.get("dropout_rate", 0.1),
   )
 
 
 def _feed_forward(hf: Mapping) -> tuple[str, bool]:
-  """The activation's name, and whether it is a gate.
+  """Returns the activation's name, and whether the MLP is gated.
 
-  Hugging Face reads "gated-gelu" as T5 1.1's tanh form, every other name as it stands; what its code makes of the
-  name is stored beside it, and counts where somebody changed it there.
+  Hugging Face reads "gated-gelu" as T5 1.1's tanh form and any other name literally. It stores the parsed fields too,
+  which take precedence.
   """
   proj = hf.get("feed_forward_proj", "relu" if hf.get("model_type", "t5") == "t5" else "gated-gelu")
   gate, _, activation = proj.rpartition("-")
   if gate not in ("", "gated"):
-    raise UserError(f"feed_forward_proj = {proj!r} in config.json is unknown", expected="gated-gelu")
+    raise UserError(f"unknown feed_forward_proj {proj!r} in config.json", expected="gated-gelu")
   activation = "gelu_new" if proj == "gated-gelu" else activation
   return hf.get("dense_act_fn") or activation, bool(hf.get("is_gated_act", gate))
 
 
-def _scales(hf: Mapping) -> bool:
-  """Hugging Face takes `tie_word_embeddings` for "multiplies by d_model**-0.5", and mT5 never does."""
+def _scales_outputs(hf: Mapping) -> bool:
+  """Whether outputs are scaled by d_model**-0.5: Hugging Face's meaning of `tie_word_embeddings`; never in mT5."""
   if hf.get("model_type") == "mt5":
     return False
   return hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
@@ -74,7 +74,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
     scale_embeddings=False, share_encoder_decoder=False, share_relative_bias=True,
   )  # fmt: skip
   activation = to_hf_activation(config.activation)
-  if config.gated_mlp:  # "gated-gelu" is the tanh form: the exact one goes by its other name
+  if config.gated_mlp:  # "gated-gelu" is the tanh form; the exact one has another name
     activation = "gated-" + {"gelu_new": "gelu", "gelu": "gelu_python"}.get(activation, activation)
   return {
     "architectures": ["T5ForConditionalGeneration"],
@@ -113,7 +113,7 @@ def rules(config: TransformerConfig) -> list[Rule]:
 
 def _stack(stack: str, config: TransformerConfig, layers: int, cross: bool) -> list[Rule]:
   found = [Rule(f"{stack}.final_layer_norm.weight", (f"{stack}/final_norm/scale",))]
-  # The table of a stack lies in its first layer; UMT5 has one in each.
+  # The bias table of a stack is in its first layer; UMT5 has one per layer.
   owners = [stack] if config.share_relative_bias else [f"{stack}/layers_{i}" for i in range(layers)]
   for i, owner in enumerate(owners):
     bias = f"{stack}.block.{i}.layer.0.SelfAttention.relative_attention_bias.weight"

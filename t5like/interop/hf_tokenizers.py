@@ -1,7 +1,7 @@
-"""A vocabulary as the tokenizer files of a Hugging Face folder, so that `AutoTokenizer` gives our ids.
+"""Exports a vocabulary as the tokenizer files of a Hugging Face folder, so that `AutoTokenizer` gives our ids.
 
-`tokenizer.json` has all of it, for any class of theirs that runs it; the vocabulary's own files are written next to it,
-under the names that the original classes look for. Bytes have no file: ByT5's tokenizer is code, and is named.
+`tokenizer.json` is complete, for fast tokenizers; the vocabulary's original files are written next to it, for the
+original classes. Bytes have no files: tokenizer_config.json selects ByT5's tokenizer.
 """
 
 from __future__ import annotations
@@ -18,24 +18,33 @@ from t5like.vocabularies import ByteVocabulary, SentencePieceVocabulary, Vocabul
 from t5like.vocabularies.sentencepiece import WORD_MARK
 
 _FILE = "tokenizer.json"
-_UNIGRAM, _BPE = 1, 2  # kinds of SentencePiece models
+_UNIGRAM, _BPE = 1, 2  # SentencePiece model types
 _NAMES = ("pad", "eos", "unk", "bos", "cls", "sep", "mask")
 
 
 @dataclasses.dataclass(frozen=True)
-class Around:
-  """The tokens that a model was trained to find before and after a text."""
+class TextSpecialTokens:
+  """The special tokens before and after a text, as in training."""
 
   start: int | None = None
   end: int | None = None
 
 
 def save_tokenizer(
-  folder: Path, vocabulary: Vocabulary, around: Around, max_length: int | None = None, token_types: bool = False
+  folder: Path,
+  vocabulary: Vocabulary,
+  around: TextSpecialTokens,
+  max_length: int | None = None,
+  token_types: bool = False,
 ) -> None:
-  """Writes tokenizer.json (or what names ByT5's tokenizer), tokenizer_config.json and the vocabulary's own files.
+  """Writes tokenizer.json (except for bytes), tokenizer_config.json and the vocabulary's original files.
 
-  `max_length` is the number of a model's positions; `token_types`: it tells the first of two texts from the second.
+  Args:
+    folder: the Hugging Face folder.
+    vocabulary: the model's vocabulary.
+    around: the special tokens around a text.
+    max_length: the model's number of positions.
+    token_types: whether the model has token types for pairs of texts.
   """
   settings: dict[str, Any] = {
     **{f"{kind}_token": _piece(vocabulary, getattr(vocabulary, f"{kind}_id")) for kind in _NAMES},
@@ -50,7 +59,7 @@ def save_tokenizer(
   elif isinstance(vocabulary, SentencePieceVocabulary):
     settings["extra_ids"] = vocabulary.extra_ids
     files[_FILE] = _with_template(_from_sentencepiece(vocabulary), vocabulary, around)
-  elif _FILE not in files or vocabulary.tokenizer.post_processor is None:  # the model's own file stays as it came
+  elif _FILE not in files or vocabulary.tokenizer.post_processor is None:  # the original file is kept
     files[_FILE] = _with_template(Tokenizer.from_str(vocabulary.tokenizer.to_str()), vocabulary, around)
   if vocabulary.sentinel_ids and _FILE in files:
     settings["additional_special_tokens"] = [_piece(vocabulary, token) for token in vocabulary.sentinel_ids]
@@ -62,9 +71,9 @@ def save_tokenizer(
 
 
 def token_ids(vocabulary: Vocabulary, batch_layout: str) -> dict[str, int]:
-  """The ids that a model's config.json names, those that it has."""
+  """Returns the special token ids for config.json."""
   ids = {"eos_token_id": vocabulary.eos_id, "pad_token_id": vocabulary.pad_id}
-  start = 0 if vocabulary.pad_id == 0 else vocabulary.eos_id  # what decoders begin with, as objectives.SpecialTokens
+  start = 0 if vocabulary.pad_id == 0 else vocabulary.eos_id  # the decoder start token, as in objectives.SpecialTokens
   if batch_layout == "encoder_decoder":
     ids["decoder_start_token_id"] = start
   elif batch_layout != "encoder":
@@ -76,8 +85,8 @@ def _piece(vocabulary: Vocabulary, token: int | None) -> str | None:
   return None if token is None else vocabulary.piece(token).removeprefix(WORD_MARK)
 
 
-def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: Around) -> bytes:
-  """Its file, with what precedes and follows one text, and each of two; the second one's tokens are of type 1."""
+def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: TextSpecialTokens) -> bytes:
+  """Serializes a tokenizer with a template for one text and for a pair; the second text has token type 1."""
   start, end = ([_piece(vocabulary, token)] if token is not None else [] for token in (around.start, around.end))
   is_roberta = start == ["<s>"]
   between = [*end, *end] if is_roberta else end
@@ -91,7 +100,7 @@ def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: Around)
 
 
 def _from_sentencepiece(vocabulary: SentencePieceVocabulary) -> Tokenizer:
-  """The same pieces with the same scores; sentinels are tokens that text may spell anywhere, as in their T5."""
+  """Converts a SentencePiece model, with the same scores; sentinels are matched anywhere in text, as in T5's."""
   from sentencepiece import sentencepiece_model_pb2
 
   proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model_bytes)
@@ -107,16 +116,16 @@ def _from_sentencepiece(vocabulary: SentencePieceVocabulary) -> Tokenizer:
     )
   else:
     raise UserError(
-      f"{vocabulary.path} is a SentencePiece model of words or characters: Hugging Face has no tokenizer for it",
+      f"{vocabulary.path}: Hugging Face has no tokenizer for word or character SentencePiece models",
       expected="a unigram or BPE model",
     )
   tokenizer = Tokenizer(model)
   steps = [normalizers.Precompiled(normalizer.precompiled_charsmap)] if normalizer.precompiled_charsmap else []
   if normalizer.remove_extra_whitespaces:
-    # A space at the beginning becomes the word mark that a text begins with in any case, or is removed.
+    # A leading space becomes the word mark that starts every text, or is removed.
     steps += [normalizers.Strip(left=not normalizer.add_dummy_prefix), normalizers.Replace(Regex(" {2,}"), " ")]
   elif normalizer.add_dummy_prefix:
-    steps += [normalizers.Prepend(" ")]  # before a space, too
+    steps += [normalizers.Prepend(" ")]  # even before a space
   tokenizer.normalizer = normalizers.Sequence(steps)
   scheme = "first" if normalizer.add_dummy_prefix else "never"
   space = dict(replacement=WORD_MARK, prepend_scheme=scheme, split=trainer.split_by_whitespace)
@@ -126,14 +135,14 @@ def _from_sentencepiece(vocabulary: SentencePieceVocabulary) -> Tokenizer:
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(**space), decoders.Fuse()])
   special = {getattr(vocabulary, f"{kind}_id") for kind in _NAMES} - {None} | set(vocabulary.sentinel_ids)
   tokenizer.add_special_tokens(
-    # A sentinel is a word: the space before it is part of it.
+    # A sentinel is a word and includes the space before it.
     [AddedToken(pieces[t][0].removeprefix(WORD_MARK), lstrip=t in vocabulary.sentinel_ids) for t in sorted(special)]
   )
   return tokenizer
 
 
 def _merges(pieces: list[tuple[str, float]]) -> list[tuple[str, str]]:
-  """Every pair of pieces that makes a third, in the order in which SentencePiece prefers them."""
+  """Returns all merges of two pieces into a third, in SentencePiece's order of preference."""
   known = {piece: (score, token) for token, (piece, score) in enumerate(pieces)}
   found = []
   for merged, (score, _) in known.items():

@@ -1,7 +1,6 @@
-"""Hugging Face checkpoints, both ways: a folder with config.json and safetensors, bit for bit.
+"""Imports and exports Hugging Face checkpoints: folders with config.json and safetensors.
 
-Every tensor keeps its dtype: `load` then `save` gives the same bits. Nothing
-here needs torch or transformers.
+Every tensor keeps its dtype: `load` followed by `save` gives the same bits. Needs neither torch nor transformers.
 """
 
 import dataclasses
@@ -18,18 +17,18 @@ from t5like.errors import UserError, nearest
 from t5like.interop import hf_bert, hf_gpt, hf_t5, safetensors_files
 from t5like.interop.hf_tokenizers import token_ids
 from t5like.interop.layouts import check_parameters, flatten, stack_layers, unflatten, unstack_layers
-from t5like.interop.mapping import ImportReport, export_tensors, import_tensors, refuse_missing
+from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
 from t5like.interop.safetensors_files import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.vocabularies import Vocabulary
 
-# model_type of config.json -> how its tensors are named, and our model.
+# model_type of config.json -> (rules module, model class).
 FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_t5, T5) for kind in hf_t5.MODEL_TYPES},
   **{kind: (hf_bert, BERT) for kind in hf_bert.MODEL_TYPES},
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
 }
-# Where a checkpoint may hold an output projection, and the embedding it is a copy of when tied.
+# Names of output projections, and of the embeddings that they are tied to.
 _OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight")
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
@@ -38,9 +37,9 @@ _GENERATION = "generation_config.json"
 @dataclasses.dataclass(frozen=True)
 class Imported:
   model: T5 | BERT | GPT
-  params: dict  # nested, numpy arrays in the checkpoint's own dtypes
+  params: dict  # nested; numpy arrays in the checkpoint's dtypes
   report: ImportReport
-  model_type: str  # as config.json says
+  model_type: str  # from config.json
 
 
 def load(folder: Path | str, **changes: object) -> Imported:
@@ -56,7 +55,7 @@ def load(folder: Path | str, **changes: object) -> Imported:
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read), folder)
   params, report = import_tensors(family.rules(config), wanted, read)
-  refuse_missing(report, str(folder))
+  check_complete(report, str(folder))
   dtype = str(params["token_embedder/embedding"].dtype)
   model = model_class(dataclasses.replace(config, **{"param_dtype": dtype} | changes))
   if model.config.scan_layers:
@@ -72,21 +71,25 @@ def save(
   model_type: str | None = None,
   vocabulary: Vocabulary | None = None,
 ) -> None:
-  """Writes a folder that transformers' `from_pretrained` reads; params scanned or not.
+  """Writes a folder for transformers' `from_pretrained`.
 
-  `model_type="mt5"` names the twin of T5 that Hugging Face keeps for mT5. `vocabulary` says which ids begin, end and
-  pad texts; its files are written by `hf_tokenizers.save_tokenizer`.
+  Args:
+    folder: the folder to write.
+    model: the model.
+    params: its parameters, scanned or not.
+    model_type: "mt5" selects Hugging Face's mT5 instead of T5.
+    vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
   """
   family = next(module for module, kind in FAMILIES.values() if isinstance(model, kind))
   hf = family.config_to_hf(model.config)
   if vocabulary is not None:
     hf |= token_ids(vocabulary, model.batch_layout)
-  if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # theirs never scales
+  if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
     hf |= {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))
   tensors = export_tensors(family.rules(model.config), flat)
   if model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
-    # Their config cannot say "tied, yet not scaled": the projection is written out.
+    # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
   embedding = flat["token_embedder/embedding"]
   if family is hf_bert and not model.config.num_token_types:
@@ -99,7 +102,7 @@ def save(
 
 
 def read_config(folder: Path) -> dict:
-  """config.json; or Google's bert_config.json, whose "gelu" is the tanh form."""
+  """Reads config.json, or Google's bert_config.json, whose "gelu" is the tanh form."""
   if (folder / "config.json").is_file():
     hf = read_json(folder / "config.json")
   elif (folder / "bert_config.json").is_file():
@@ -110,35 +113,35 @@ def read_config(folder: Path) -> dict:
   kind = hf.get("model_type", "")
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
-      f"model_type {kind!r} in {folder}/config.json is not one of ours",
+      f"unsupported model_type {kind!r} in {folder}/config.json",
       known=", ".join(FAMILIES),
       nearest=nearest(str(kind), FAMILIES),
     )
   if (folder / _GENERATION).is_file():
-    # transformers goes by this file where there is one.
+    # In transformers, this file takes precedence.
     hf |= {k: v for k, v in read_json(folder / _GENERATION).items() if k == "decoder_start_token_id"}
   return hf
 
 
 def _config(family: ModuleType, hf: Mapping, names: set[str], tied: bool, folder: Path) -> TransformerConfig:
-  """The model that config.json describes: checked, and no deeper than the checkpoint, before its layers are listed."""
+  """Returns the config in config.json; checks that it has no more layers than the checkpoint, before listing them."""
   try:
     config = family.config_from_hf(hf, names, tied)
   except KeyError as missing:
     raise UserError(f"{folder}/config.json has no {missing}", model_type=hf["model_type"]) from missing
   except (TypeError, ValueError, AttributeError, OverflowError) as error:
-    raise UserError(f"{folder}/config.json holds a value of another type than its field", because=error) from error
+    raise UserError(f"{folder}/config.json has a value of the wrong type", because=error) from error
   except UserError as error:
     lines = {name: text for name, text in error.lines.items() if name != "try"}
     raise UserError(f"{folder}/config.json: {error.what}", **lines) from None
   layers = config.num_encoder_layers + config.num_decoder_layers
   if layers > len(names):
-    raise UserError(f"{folder}/config.json says {layers:,} layers, the checkpoint has {len(names):,} tensors")
+    raise UserError(f"{folder}/config.json has {layers:,} layers, but the checkpoint only {len(names):,} tensors")
   return config
 
 
 def _tied(names: Mapping[str, str], read: Callable[[str], np.ndarray]) -> bool:
-  """As transformers decides: tied unless both tensors are there and differ."""
+  """Whether embeddings are tied, as in transformers: unless both tensors exist and differ."""
   output = next((name for name in _OUTPUTS if name in names), None)
   embedding = next((name for name in _EMBEDDINGS if name in names), None)
   return output is None or embedding is None or np.array_equal(read(output), read(embedding))

@@ -1,4 +1,4 @@
-"""Parameter trees: flat or nested, layers apart or stacked on a leading axis, checked against a model."""
+"""Parameter trees: flat or nested, with separate or stacked layers; checks against a model."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def unflatten(params: Parameters) -> dict:
 
 
 def stack_layers(params: Parameters) -> Parameters:
-  """`encoder/layers_3/x` of every layer -> `encoder/layers/x` with a leading layers axis."""
+  """Stacks `encoder/layers_3/x` of every layer to `encoder/layers/x`, with a leading layers axis."""
   stacked, layers = {}, {}
   for path, value in params.items():
     match = _LAYER.fullmatch(path)
@@ -37,26 +37,26 @@ def stack_layers(params: Parameters) -> Parameters:
 
 
 def unstack_layers(params: Parameters) -> Parameters:
-  """The inverse of `stack_layers`; layers that already stand apart stay as they are."""
-  apart = {}
+  """Inverts `stack_layers`; layers that are separate already stay as they are."""
+  separate = {}
   for path, value in params.items():
     match = _STACKED.fullmatch(path)
     if match is None:
-      apart[path] = value
+      separate[path] = value
     else:
-      apart |= {f"{match['stack']}/layers_{i}/{match['rest']}": layer for i, layer in enumerate(np.asarray(value))}
-  return apart
+      separate |= {f"{match['stack']}/layers_{i}/{match['rest']}": layer for i, layer in enumerate(np.asarray(value))}
+  return separate
 
 
 def expected_shapes(model: T5 | BERT | GPT) -> dict[str, tuple[int, ...]]:
-  """The shape of every parameter of `model`, without computing any."""
+  """Returns the shapes of all parameters of `model`, without computing any."""
   token = np.ones((1, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
   return {path: leaf.shape for path, leaf in flatten(shapes).items()}
 
 
-# Which field decides an axis, for the message about a checkpoint of another size.
+# The fields that determine a shape, for error messages.
 _FIELDS = (
   (r"token_embedder/embedding|logits_dense|mlm_head/bias", "VOCAB_SIZE, EMBED_DIM"),
   (r"position_embedding", "MAX_POSITIONS, EMBED_DIM"),
@@ -67,20 +67,20 @@ _FIELDS = (
 
 
 def check_parameters(model: T5 | BERT | GPT, params: Parameters, source: str) -> None:
-  """Refuses parameters that are not exactly those of `model`, naming the first difference."""
+  """Raises UserError at the first difference between parameters and those of `model`."""
   expected = expected_shapes(model)
-  # The embedding first: its shape tells a wrong vocabulary and a wrong width apart.
+  # The embedding first: its shape shows whether the vocabulary or the width is wrong.
   for path in sorted(set(expected) | set(params), key=lambda path: (path != "token_embedder/embedding", path)):
     if path not in params or path not in expected:
-      have, lack = ("the model", source) if path in expected else (source, "the model")
-      raise UserError(f"{have} has a parameter {path} that {lack} lacks", try_="the gin file of that model")
+      present, absent = ("the model", source) if path in expected else (source, "the model")
+      raise UserError(f"{present} has a parameter {path} that {absent} lacks", try_="the gin file of that model")
     if params[path].shape != expected[path]:
       field = next(field for pattern, field in _FIELDS if re.search(pattern, path))
       raise UserError(
-        f"{source} is of another size or vocabulary than the model",
+        f"{source} has another size or vocabulary than the model",
         parameter=path,
         checkpoint=params[path].shape,
         model=expected[path],
         field=field,
-        try_="the config.json or gin file of the checkpoint's own size and vocabulary",
+        try_="the config.json or gin file that belongs to the checkpoint",
       )

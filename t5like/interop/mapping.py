@@ -1,4 +1,4 @@
-"""Tensors of another library to our parameters and back, by a list of rules; and the report of it."""
+"""Maps tensors of another library to our parameters and back, by a list of rules, with a report."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -12,10 +12,9 @@ Parameters = dict[str, np.ndarray]  # by path: "encoder/layers_0/attention/query
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """One tensor of theirs is one of our parameters, or several side by side on the last axis.
+  """Maps one of their tensors to one of our parameters, or to several concatenated on the last axis.
 
-  `copies` are names under which a checkpoint may hold the same tensor again, or
-  hold it instead (tied weights).
+  `copies`: other names under which a checkpoint may store the same tensor, in addition or instead (tied weights).
   """
 
   theirs: str
@@ -27,7 +26,7 @@ class Rule:
     tensor = tensor.T if self.transpose else tensor
     if tensor.shape[-1] % len(self.ours):
       raise UserError(
-        f"{self.theirs} has {tensor.shape[-1]} columns, which {len(self.ours)} equal parts cannot share",
+        f"{self.theirs} has {tensor.shape[-1]} columns, which is not divisible by {len(self.ours)}",
         parts=", ".join(self.ours),
       )
     return dict(zip(self.ours, np.split(tensor, len(self.ours), axis=-1), strict=True))
@@ -40,7 +39,7 @@ class Rule:
 
 @dataclasses.dataclass
 class ImportReport:
-  """What became of every tensor of a checkpoint."""
+  """Lists the tensors of a checkpoint: used, missing and unexpected."""
 
   used: list[str] = dataclasses.field(default_factory=list)
   copies: list[str] = dataclasses.field(default_factory=list)  # equal to a tensor that was used
@@ -48,7 +47,7 @@ class ImportReport:
   unexpected: list[str] = dataclasses.field(default_factory=list)
 
   def summary(self) -> str:
-    """One line of counts, then every name that a person should look at."""
+    """Returns a line of counts and the names of missing and unexpected tensors."""
     counts = f"{len(self.used)} tensors used, {len(self.copies)} tied copies, {len(self.missing)} missing, "
     return "\n".join([f"{counts}{len(self.unexpected)} unexpected", *self._names("missing", "unexpected")])
 
@@ -56,7 +55,7 @@ class ImportReport:
     return "\n".join([self.summary().split("\n")[0], *self._names("used", "copies", "missing", "unexpected")])
 
   def renamed(self, names: Mapping[str, str]) -> "ImportReport":
-    """The same with the names that the file has, where they differ from the rules'."""
+    """Returns the report with the names used in the file, where they differ from the rules."""
     kinds = (field.name for field in dataclasses.fields(self))
     return ImportReport(**{kind: [names.get(name, name) for name in getattr(self, kind)] for kind in kinds})
 
@@ -67,41 +66,42 @@ class ImportReport:
 def import_tensors(
   rules: Iterable[Rule], names: Iterable[str], read: Callable[[str], np.ndarray]
 ) -> tuple[Parameters, ImportReport]:
-  """Our parameters from their tensors `names`, each fetched with `read` when its turn comes."""
-  left, params, report = dict.fromkeys(names), {}, ImportReport()
+  """Returns our parameters and a report; tensors are read one at a time."""
+  unused, params, report = dict.fromkeys(names), {}, ImportReport()
   for rule in rules:
-    name = next((n for n in (rule.theirs, *rule.copies) if n in left), None)
+    name = next((n for n in (rule.theirs, *rule.copies) if n in unused), None)
     if name is None:
       report.missing.append(rule.theirs)
       continue
     tensor = read(name)
     params |= rule.split(tensor)
     report.used.append(name)
-    del left[name]
+    del unused[name]
     for copy in rule.copies:
-      if copy in left and np.array_equal(read(copy), tensor):
+      if copy in unused and np.array_equal(read(copy), tensor):
         report.copies.append(copy)
-        del left[copy]
-  report.unexpected.extend(left)
+        del unused[copy]
+  report.unexpected.extend(unused)
   return params, report
 
 
 def export_tensors(rules: Iterable[Rule], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   rules = list(rules)
-  left = set(params) - {path for rule in rules for path in rule.ours}
-  if left:
+  unused = set(params) - {path for rule in rules for path in rule.ours}
+  if unused:
     raise UserError(
-      f"{len(left)} parameters have no place in the other library's model", parameters="\n".join(sorted(left)[:10])
+      f"{len(unused)} parameters have no counterpart in the other library's model",
+      parameters="\n".join(sorted(unused)[:10]),
     )
   return {rule.theirs: rule.join(params) for rule in rules}
 
 
-def refuse_missing(report: ImportReport, source: str) -> None:
+def check_complete(report: ImportReport, source: str) -> None:
   if report.missing:
     shown = report.missing[:10] + ([f"... and {len(report.missing) - 10} more"] if len(report.missing) > 10 else [])
     raise UserError(
-      f"{len(report.missing)} tensors that the model needs are not in {source}",
+      f"{len(report.missing)} tensors of the model are missing in {source}",
       missing="\n".join(shown),
       unexpected="\n".join(report.unexpected[:10]),
-      try_="a checkpoint of the whole model, of the size its config names",
+      try_="a complete checkpoint that matches its config",
     )

@@ -1,8 +1,7 @@
-"""T5X checkpoints (in): legacy msgpack files and zarr folders, layers apart or scanned.
+"""Imports T5X checkpoints: legacy msgpack files and zarr folders, scanned or not.
 
-T5X stores no config with its weights, so sizes are read off the shapes; the two
-things that shapes do not tell (activation, largest relative distance) take the
-values of every published T5X model unless a config is given.
+T5X stores no config with its weights, so sizes are inferred from shapes. The activation and the maximum relative
+distance, which shapes do not determine, are those of all published T5X models unless a config is given.
 """
 
 import dataclasses
@@ -16,10 +15,10 @@ from flax import serialization, traverse_util
 from t5like.errors import UserError
 from t5like.interop.huggingface import Imported
 from t5like.interop.layouts import check_parameters, stack_layers, unflatten, unstack_layers
-from t5like.interop.mapping import Parameters, Rule, import_tensors, refuse_missing
+from t5like.interop.mapping import Parameters, Rule, check_complete, import_tensors
 from t5like.models import T5, TransformerConfig
 
-# T5X's name of a part of a layer -> ours. Norms stand before what they feed.
+# T5X's names of the parts of a layer -> ours. Norms precede the part that they are named after.
 _ENCODER_LAYER = {
   "attention": "attention",
   "mlp": "mlp",
@@ -36,13 +35,13 @@ _DECODER_LAYER = {
 }
 _STACKS = {"encoder": _ENCODER_LAYER, "decoder": _DECODER_LAYER}
 _BIAS = "relpos_bias/rel_embedding"
-_PLACEHOLDER = "PLACEHOLDER://"  # how Orbax-written files point at a zarr folder
+_PLACEHOLDER = "PLACEHOLDER://"  # Orbax's reference to a zarr folder
 
 
 def load(path: Path | str, config: TransformerConfig | None = None, **changes: object) -> Imported:
-  """Reads a checkpoint file or folder; `config` (with `changes`) if given must fit it."""
+  """Reads a checkpoint file or folder; `config`, if given, must match it. `changes` are fields of the config."""
   source = str(path)
-  tensors = _without_scan(read_target(Path(path)))
+  tensors = _unstack_scanned(read_target(Path(path)))
   inferred = infer_config(tensors, source)
   if config is None:
     config = inferred
@@ -51,8 +50,8 @@ def load(path: Path | str, config: TransformerConfig | None = None, **changes: o
   config = dataclasses.replace(config, **changes)
   model = T5(config)
   params, report = import_tensors(rules(config), tensors, tensors.__getitem__)
-  params = {name: _joined_heads(name, value) for name, value in params.items()}
-  refuse_missing(report, source)
+  params = {name: _merge_heads(name, value) for name, value in params.items()}
+  check_complete(report, source)
   if config.scan_layers:
     params = stack_layers(params)
   check_parameters(model, params, source)
@@ -85,7 +84,7 @@ def _leaves(part: str, gated: bool) -> list[str]:
 
 
 def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
-  """The config that the shapes tell. Two MLP inputs are T5 1.1's gated GELU, one is T5 1.0's ReLU."""
+  """Infers the config from shapes. Two MLP inputs mean T5 1.1's gated GELU, one means T5 1.0's ReLU."""
   try:
     vocab_size, embed_dim = tensors["token_embedder/embedding"].shape
     shared = f"encoder/{_BIAS}" in tensors
@@ -94,7 +93,7 @@ def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
     mlp_dim = tensors["encoder/layers_0/mlp/wo/kernel"].shape[0]
   except KeyError as missing:
     raise UserError(
-      f"{source} is no T5X encoder-decoder", missing=missing, found=", ".join(sorted(tensors)[:6])
+      f"{source} is not a T5X encoder-decoder", missing=missing, found=", ".join(sorted(tensors)[:6])
     ) from missing
   tied, gated = "decoder/logits_dense/kernel" not in tensors, "encoder/layers_0/mlp/wi_0/kernel" in tensors
 
@@ -120,7 +119,7 @@ def infer_config(tensors: Parameters, source: str) -> TransformerConfig:
 
 
 def _check_sizes(config: TransformerConfig, inferred: TransformerConfig, source: str) -> None:
-  """Refuses a config of another size than the checkpoint's, naming every field that differs."""
+  """Raises UserError with all fields in which the config differs from the checkpoint."""
   sizes = (
     "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "num_encoder_layers", "num_decoder_layers",
     "relative_buckets", "share_relative_bias", "gated_mlp", "tie_embeddings",
@@ -128,46 +127,43 @@ def _check_sizes(config: TransformerConfig, inferred: TransformerConfig, source:
   differing = [field for field in sizes if getattr(config, field) != getattr(inferred, field)]
   if differing:
     raise UserError(
-      f"{source} is of another size or vocabulary than the config",
+      f"{source} has another size or vocabulary than the config",
       differs="\n".join(f"{f}: checkpoint {getattr(inferred, f)}, config {getattr(config, f)}" for f in differing),
-      try_="the gin file of the checkpoint's own size, or none: sizes are read off the checkpoint",
+      try_="the gin file that belongs to the checkpoint, or none to infer sizes from it",
     )
 
 
-def _joined_heads(name: str, kernel: np.ndarray) -> np.ndarray:
-  """Some T5X models keep heads apart: [embed, heads, kv] or, for out, [heads, kv, embed]."""
+def _merge_heads(name: str, kernel: np.ndarray) -> np.ndarray:
+  """Merges the heads axis of T5X models that have one: [embed, heads, kv] or, for out, [heads, kv, embed]."""
   if kernel.ndim != 3:
     return kernel
   return kernel.reshape(-1, kernel.shape[-1]) if name.endswith("out/kernel") else kernel.reshape(kernel.shape[0], -1)
 
 
-def _without_scan(tensors: Parameters) -> Parameters:
-  """Layers apart. T5X scans over axis 1 (`encoder/layers/x` or `encoder/encoder/x`)."""
-  apart = {}
+def _unstack_scanned(tensors: Parameters) -> Parameters:
+  """Unstacks layers. T5X scans over axis 1 (`encoder/layers/x` or `encoder/encoder/x`)."""
+  separate = {}
   for name, value in tensors.items():
-    name = name.replace("relative_posemb/", "relpos_bias/")  # its scalable models' name
+    name = name.replace("relative_posemb/", "relpos_bias/")  # the name in scalable T5X models
     match = re.fullmatch(r"(encoder|decoder)/(?:layers|\1)/(.*)", name)
     if match is None:
-      apart[name] = value
+      separate[name] = value
     else:
-      apart[f"{match[1]}/layers/{match[2]}"] = np.moveaxis(value, 1, 0)
-  return unstack_layers(apart)
-
-
-# Reading.
+      separate[f"{match[1]}/layers/{match[2]}"] = np.moveaxis(value, 1, 0)
+  return unstack_layers(separate)
 
 
 def read_target(path: Path) -> Parameters:
-  """The parameters (not the optimizer state) under a checkpoint file or folder, by T5X path."""
+  """Reads the parameters (not the optimizer state) of a checkpoint file or folder, by T5X path."""
   index = _index_file(path)
   try:
     tree = serialization.msgpack_restore(index.read_bytes())
   except Exception as error:  # msgpack raises several unrelated types on damaged input
-    raise UserError(f"{index} is not a whole T5X checkpoint", reason=f"{type(error).__name__}: {error}") from error
+    raise UserError(f"{index} is not an intact T5X checkpoint", reason=f"{type(error).__name__}: {error}") from error
   tree = tree.get("optimizer", tree) if isinstance(tree, Mapping) else {}
   target = tree.get("target", tree.get("params"))
   if not isinstance(target, Mapping):
-    raise UserError(f"{index} holds no `target` parameters", found=", ".join(map(str, tree)))
+    raise UserError(f"{index} has no `target` parameters", found=", ".join(map(str, tree)))
   target = target.get("params", target)
 
   def is_spec(_, node):
@@ -178,7 +174,7 @@ def read_target(path: Path) -> Parameters:
 
 
 def _index_file(path: Path) -> Path:
-  """The msgpack file of a checkpoint given as that file, its folder, or a folder with one checkpoint_N."""
+  """Returns the msgpack file of a checkpoint, given as file, folder, or parent of a single checkpoint_N."""
   if path.is_file():
     return path
   inside = [path / "checkpoint", *sorted(path.glob("checkpoint_*/checkpoint")), *sorted(path.glob("checkpoint_*"))]
@@ -186,12 +182,12 @@ def _index_file(path: Path) -> Path:
   if not files:
     raise UserError(f"no T5X checkpoint at {path}", expected="a file `checkpoint`, or a folder checkpoint_<step>")
   if len(files) > 1:
-    raise UserError(f"{path} holds several checkpoints", found=", ".join(str(p.relative_to(path)) for p in files))
+    raise UserError(f"{path} has several checkpoints", found=", ".join(str(p.relative_to(path)) for p in files))
   return files[0]
 
 
 def _tensor(leaf: object, folder: Path, name: str) -> np.ndarray:
-  """An array of the index itself, or the zarr folder that it points at."""
+  """Returns an array stored in the index, or read from the zarr folder that it refers to."""
   if isinstance(leaf, Mapping):
     return _read_zarr(folder / leaf["kvstore"]["path"], name)
   if isinstance(leaf, str) and leaf.startswith(_PLACEHOLDER):

@@ -1,11 +1,11 @@
-"""Writes tests/data/golden: tiny Hugging Face models with random weights, and what they compute.
+"""Writes tests/data/golden: tiny Hugging Face models with random weights, and their outputs.
 
-Run it where torch and transformers are installed (it is no test):
+Not a test; needs torch and transformers:
 
     python tests/interop/make_goldens.py [folder]
 
-Each folder holds config.json, model.safetensors and outputs.npz: the inputs with
-padding, logits, every hidden state, the loss. Made with transformers 5.22, torch 2.13.
+Each folder has config.json, model.safetensors and outputs.npz: the inputs with
+padding, logits, every hidden state, the loss. Generated with transformers 5.22, torch 2.13.
 """
 
 import sys
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
     torch.manual_seed(0)
     model, outputs = make()
     with torch.no_grad():
-      for parameter in model.parameters():  # fresh biases are 0 and norms 1: move them, so that mistakes show
+      for parameter in model.parameters():  # initial biases are 0 and norms 1: move them, so that errors show
         parameter.add_(0.1 * torch.randn_like(parameter))
       arrays = outputs(model.eval())
     model.save_pretrained(folder / make.__name__)

@@ -1,4 +1,4 @@
-"""Writes tests/data/golden/gpt_nano_sort: a trained minGPT as a sharded Hugging Face checkpoint (it is no test).
+"""Writes tests/data/golden/gpt_nano_sort: a trained minGPT as a sharded Hugging Face checkpoint (not a test).
 
     python tests/interop/make_gpt_nano_golden.py CHECKPOINTS/gpt_nano_sort
 

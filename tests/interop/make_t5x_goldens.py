@@ -1,6 +1,6 @@
 """Writes tests/data/golden/t5x_*.npz: what Hugging Face's T5 computes with T5X's real weights.
 
-Run it where torch, transformers and msgpack are installed (it is no test):
+Not a test; needs torch, transformers and msgpack:
 
     python tests/interop/make_t5x_goldens.py CHECKPOINTS
 
@@ -50,15 +50,15 @@ def array(_, data: bytes) -> np.ndarray:
 
 def zarr(folder: Path) -> np.ndarray:
   spec = json.loads((folder / ".zarray").read_text())
-  whole = np.zeros(spec["shape"], spec["dtype"])
+  result = np.zeros(spec["shape"], spec["dtype"])
   for chunk in folder.glob("[0-9]*"):
     at = [int(i) * size for i, size in zip(chunk.name.split("."), spec["chunks"], strict=False)]
     block = np.frombuffer(gzip.decompress(chunk.read_bytes()), spec["dtype"]).reshape(spec["chunks"])
     where = tuple(
       slice(a, min(a + size, limit)) for a, size, limit in zip(at, spec["chunks"], spec["shape"], strict=False)
     )
-    whole[where] = block[tuple(slice(0, w.stop - w.start) for w in where)]
-  return whole
+    result[where] = block[tuple(slice(0, w.stop - w.start) for w in where)]
+  return result
 
 
 def build(x: dict) -> torch.nn.Module:

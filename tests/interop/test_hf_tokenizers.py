@@ -1,4 +1,4 @@
-"""The tokenizer files of an exported folder: `tokenizers`, which AutoTokenizer runs, gives our ids for any vocabulary.
+"""Tokenizer files of an exported folder: `tokenizers`, used by AutoTokenizer, gives our ids for any vocabulary.
 
 tests/interop/test_live_transformers.py loads such folders with transformers itself.
 """
@@ -12,7 +12,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from t5like.errors import UserError
-from t5like.interop.hf_tokenizers import Around, save_tokenizer, token_ids
+from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer, token_ids
 from t5like.vocabularies import load_vocabulary, vocabulary_in
 
 TEXTS = [
@@ -30,14 +30,14 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_ids_are_ours_and_the_folder_is_read_back(name, tmp_path):
   vocabulary = load_vocabulary(name)
-  save_tokenizer(tmp_path, vocabulary, Around())
+  save_tokenizer(tmp_path, vocabulary, TextSpecialTokens())
   theirs = tokenizer_of(tmp_path)
   assert [theirs.encode(text, add_special_tokens=False).ids for text in TEXTS] == vocabulary.encode_batch(TEXTS)
   again = load_vocabulary(str(vocabulary_in(tmp_path)))
   assert again.fingerprint == vocabulary.fingerprint
 
 
-# What SentencePiece can be trained with, beyond T5's settings.
+# SentencePiece training settings other than T5's.
 KINDS = {
   "bpe": dict(model_type="bpe"),
   "bytes for unknown characters": dict(byte_fallback=True),
@@ -58,7 +58,7 @@ def test_sentencepiece_models_of_any_kind(kind, tmp_path):
     unk_id=2, bos_id=-1, minloglevel=3, character_coverage=0.999, **KINDS[kind],
   )  # fmt: skip
   vocabulary = load_vocabulary(str(tmp_path / "trained.model"))
-  save_tokenizer(tmp_path / "out", vocabulary, Around())
+  save_tokenizer(tmp_path / "out", vocabulary, TextSpecialTokens())
   texts = [*lines, *(" " + line for line in lines[:50]), *(text for text in TEXTS if "extra_id" not in text)]
   theirs = tokenizer_of(tmp_path / "out")
   found = [encoding.ids for encoding in theirs.encode_batch(texts, add_special_tokens=False)]
@@ -72,50 +72,52 @@ def read_texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in file]
 
 
-def test_models_of_words_have_no_tokenizer_there(tmp_path):
+def test_word_models_have_no_hugging_face_tokenizer(tmp_path):
   (tmp_path / "text.txt").write_text("a b c d e f g h\n" * 20)
   sentencepiece.SentencePieceTrainer.train(
     input=str(tmp_path / "text.txt"), model_prefix=str(tmp_path / "words"), model_type="word", vocab_size=10, pad_id=0,
     eos_id=1, unk_id=2, bos_id=-1, minloglevel=3,
   )  # fmt: skip
-  with pytest.raises(UserError, match="no tokenizer for it"):
-    save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), Around())
+  with pytest.raises(UserError, match="no tokenizer for word or character"):
+    save_tokenizer(tmp_path, load_vocabulary(str(tmp_path / "words.model")), TextSpecialTokens())
 
 
-def test_what_precedes_and_follows_texts(tmp_path):
-  """T5's end-of-sequence, BERT's [CLS] A [SEP] B [SEP] with types, RoBERTa's <s> A </s></s> B </s>, GPT-2's nothing."""
+def test_special_tokens_around_texts(tmp_path):
+  """T5: A </s>; BERT: [CLS] A [SEP] B [SEP] with token types; RoBERTa: <s> A </s></s> B </s>; GPT-2: none."""
 
   def encoded(name, around, *texts):
     save_tokenizer(tmp_path / name, load_vocabulary(name), around)
     found = tokenizer_of(tmp_path / name).encode(*texts)
     return found.tokens, found.type_ids
 
-  assert encoded("t5", Around(end=1), "cat") == (["▁cat", "</s>"], [0, 0])
-  bert = Around(start=101, end=102)
+  assert encoded("t5", TextSpecialTokens(end=1), "cat") == (["▁cat", "</s>"], [0, 0])
+  bert = TextSpecialTokens(start=101, end=102)
   assert encoded("bert_uncased", bert, "cat")[0] == ["[CLS]", "cat", "[SEP]"]
   pair = (["[CLS]", "cat", "[SEP]", "dog", "[SEP]"], [0, 0, 0, 1, 1])
   assert encoded("bert_uncased", bert, "cat", "dog") == pair
   roberta = ["<s>", "cat", "</s>", "</s>", "dog", "</s>"]
-  assert encoded("roberta", Around(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
-  assert encoded("gpt2", Around(), "cat")[0] == ["cat"]
+  assert encoded("roberta", TextSpecialTokens(start=0, end=2), "cat", "dog") == (roberta, [0] * 6)
+  assert encoded("gpt2", TextSpecialTokens(), "cat")[0] == ["cat"]
 
 
-def test_settings_name_the_special_tokens_and_the_sizes(tmp_path):
-  save_tokenizer(tmp_path, load_vocabulary("bert_uncased"), Around(101, 102), max_length=512, token_types=True)
+def test_settings_have_the_special_tokens_and_sizes(tmp_path):
+  save_tokenizer(
+    tmp_path, load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102), max_length=512, token_types=True
+  )
   settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
   names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
   assert {kind: settings[f"{kind}_token"] for kind in names} == names
   assert settings["model_max_length"] == 512 and settings["do_lower_case"] is True
   assert settings["model_input_names"] == ["input_ids", "token_type_ids", "attention_mask"]
-  save_tokenizer(tmp_path / "bytes", load_vocabulary("byte"), Around(end=1))
+  save_tokenizer(tmp_path / "bytes", load_vocabulary("byte"), TextSpecialTokens(end=1))
   assert [path.name for path in (tmp_path / "bytes").iterdir()] == ["tokenizer_config.json"]
   assert json.loads((tmp_path / "bytes/tokenizer_config.json").read_text())["tokenizer_class"] == "ByT5Tokenizer"
 
 
-def test_a_models_own_tokenizer_json_stays_as_it_came(tmp_path):
-  save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), Around(101, 102))
+def test_an_original_tokenizer_json_is_kept(tmp_path):
+  save_tokenizer(tmp_path / "a", load_vocabulary("bert_uncased"), TextSpecialTokens(101, 102))
   (tmp_path / "a/vocab.txt").unlink()
-  save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), Around())
+  save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), TextSpecialTokens())
   assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
 
 
@@ -129,10 +131,10 @@ def test_ids_in_a_models_configuration():
 
 def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
   t5like("convert", "to_hf", "finetuned", "exported")
-  assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # closed, as the run was trained
+  assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # with EOS, as in training
   config = json.loads((old_directories / "exported/config.json").read_text())
   assert (config["pad_token_id"], config["eos_token_id"], config["decoder_start_token_id"]) == (0, 1, 0)
-  # And back again, with nothing but the folder.
+  # And back again, from the folder alone.
   t5like("convert", "from_hf", "exported", "again")
   (old_directories / "rows.jsonl").write_text('{"inputs": "the cat purrs", "targets": "cat"}\n')
   scores = []
@@ -143,7 +145,7 @@ def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
 
 
 def test_a_converted_directory_can_be_moved(t5like, old_directories):
-  """Its vocabulary is inside: neither the folder it came from nor its own old place is needed."""
+  """Its vocabulary is inside: neither the source folder nor the old location is needed."""
   t5like("convert", "to_hf", "finetuned", "exported")
   t5like("convert", "from_hf", "exported", "converted_again")
   shutil.rmtree(old_directories / "exported")
@@ -152,8 +154,8 @@ def test_a_converted_directory_can_be_moved(t5like, old_directories):
   assert '"score"' in t5like("infer", "--model=moved", "--input=rows.jsonl", "--score").stdout
 
 
-def test_without_a_vocabulary_the_weights_are_exported_and_that_is_said(t5like, old_directories):
+def test_without_a_vocabulary_only_the_weights_are_exported(t5like, old_directories):
   done = t5like("convert", "to_hf", "converted", "exported")
-  assert "no tokenizer is written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
+  assert "no tokenizer written" in done.stdout and not (old_directories / "exported/tokenizer.json").exists()
   t5like("convert", "to_hf", "converted", "exported_2", "--vocabulary=tiny")
   assert (old_directories / "exported_2/tokenizer.json").is_file()

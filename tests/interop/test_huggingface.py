@@ -1,4 +1,4 @@
-"""Our models against Hugging Face's, by the golden files of make_goldens.py."""
+"""Compares our models with Hugging Face's, by the golden files of make_goldens.py."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def batch_of(case: str, golden) -> dict[str, np.ndarray]:
 
 
 def run(imported, batch):
-  """Outputs, and per stack the hidden states as Hugging Face lists them: embeddings, then each layer."""
+  """Returns outputs, and hidden states per stack as in Hugging Face: embeddings, then each layer."""
   wanted = {"Block", "Embedder", "Stack"}
 
   def capture(module, method):
@@ -50,7 +50,7 @@ def hidden_states(imported, captured, stack: str, layers: int, embedded: int) ->
     states += list(captured[stack]["layers"]["__call__"][0][0])
   else:
     states += [captured[stack][f"layers_{i}"]["__call__"][0][0] for i in range(layers)]
-  states[-1] = captured[stack]["__call__"][0][0]  # theirs ends with the final norm applied
+  states[-1] = captured[stack]["__call__"][0][0]  # in Hugging Face the last one includes the final norm
   return states
 
 
@@ -61,7 +61,7 @@ def assert_states(ours: list[jax.Array], theirs: np.ndarray, real: np.ndarray) -
 
 
 def cross_entropy(logits, labels) -> float:
-  """Mean over labels that are not -100, in float64."""
+  """Returns the mean over labels other than -100, in float64."""
   logits, labels = np.asarray(logits, np.float64), np.asarray(labels)
   kept = labels != -100
   scores = logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
@@ -75,7 +75,7 @@ def test_t5_equals_hugging_face(case, scan_layers):
   imported = huggingface.load(GOLDEN / case, scan_layers=scan_layers)
   config = imported.model.config
   outputs, captured = run(imported, batch_of(case, golden))
-  # Key padding is all that Hugging Face masks: its states at padding agree too, and nothing is left out.
+  # Hugging Face masks only key padding, so states at padding agree too.
   everywhere = np.ones_like(golden["input_ids"], bool)
   encoder = hidden_states(imported, captured, "encoder", config.num_encoder_layers, embedded=0)
   assert_states(encoder, golden["encoder_hidden_states"], everywhere)

@@ -1,4 +1,4 @@
-"""The full circle on a machine with torch: transformers writes, we read, write, and transformers reads again."""
+"""The full round trip, if torch is installed: transformers writes, we read and write, transformers reads."""
 
 import dataclasses
 from pathlib import Path
@@ -10,10 +10,10 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings
-from t5like.evaluation import Generator
+from t5like.inference import Generator
 from t5like.inference.prompts import prompt_form
 from t5like.interop import huggingface
-from t5like.interop.hf_tokenizers import Around, save_tokenizer
+from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.vocabularies import load_vocabulary
 
@@ -73,8 +73,8 @@ SENTENCES = ["Hello world, this is a test.", "  two  spaces, Ünïcödé – ½"
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
-  """AutoTokenizer gives our ids with what we put around them, AutoModel's next tokens are ours."""
+def test_auto_classes_load_an_exported_folder(name, tmp_path):
+  """AutoTokenizer gives our ids with special tokens; AutoModel predicts our next tokens."""
   vocabulary = load_vocabulary(name)
   size = -(-vocabulary.vocab_size // 128) * 128
   model = MODELS[name].clone(config=dataclasses.replace(MODELS[name].config, vocab_size=size))
@@ -84,7 +84,9 @@ def test_auto_classes_load_an_exported_folder_on_their_own(name, tmp_path):
   form = prompt_form(model, vocabulary, None)
   huggingface.save(tmp_path, model, params, None, vocabulary)
   positions = model.config.max_positions if model.config.positions == "learned" else None
-  save_tokenizer(tmp_path, vocabulary, Around(form.start, form.end), positions, model.config.num_token_types > 1)
+  save_tokenizer(
+    tmp_path, vocabulary, TextSpecialTokens(form.start, form.end), positions, model.config.num_token_types > 1
+  )
 
   tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
   assert tokenizer(SENTENCES)["input_ids"] == [form.tokens(vocabulary.encode(text)) for text in SENTENCES]

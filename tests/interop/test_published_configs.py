@@ -1,4 +1,4 @@
-"""The config.json of published checkpoints describes the model that our gin file of that name builds."""
+"""The config.json of published checkpoints matches our gin file of the same name."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
 from t5like.interop import hf_bert, hf_gpt, hf_t5
 
-# What does not change the parameters or what they compute in inference.
+# Fields that change neither the parameters nor inference.
 FREE = {"dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "compute_dtype", "scan_layers"}
 T5 = {"model_type": "t5", "d_kv": 64, "relative_attention_num_buckets": 32, "layer_norm_epsilon": 1e-06}
 GATED = T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 8}
@@ -28,7 +28,7 @@ def t5(vocab_size: int, d_model: int, d_ff: int, num_heads: int, num_layers: int
   return dict(vocab_size=vocab_size, d_model=d_model, d_ff=d_ff, num_heads=num_heads, num_layers=num_layers) | more
 
 
-# The fields that matter, as they stand in the files on the Hugging Face hub.
+# The relevant fields of the files on the Hugging Face hub.
 PUBLISHED = {
   "t5/small": (hf_t5, T5 | t5(32128, 512, 2048, 8, 6)),
   "t5/11b": (hf_t5, T5 | t5(32128, 1024, 65536, 128, 24, d_kv=128)),
@@ -39,7 +39,7 @@ PUBLISHED = {
     hf_gpt, GPT | {"model_type": "gpt2", "activation_function": "gelu_new", "vocab_size": 50257, "n_positions": 1024},
   ),
   "gpt1/base": (hf_gpt, GPT | {"model_type": "openai-gpt", "afn": "gelu", "vocab_size": 40478, "n_positions": 512}),
-  # With Google's GELU; Hugging Face's file says "gelu", the exact form.
+  # With Google's GELU; Hugging Face's file has "gelu", the exact form.
   "bert/base": (
     hf_bert,
     {"model_type": "bert", "hidden_act": "gelu_new", "hidden_size": 768, "intermediate_size": 3072,

@@ -1,4 +1,4 @@
-"""Trained checkpoints of other projects load and give what their own code gives."""
+"""Trained checkpoints of other projects give the same outputs as their original code."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from t5like.interop import huggingface, t5x
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
-# Weights that may not ship lie beside the checkout where there are any.
+# Weights that may not be distributed are next to the checkout, if available.
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "checkpoints"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the checkpoints of {SHARED}, too large to ship")
 TOLERANCE = dict(rtol=0, atol=1e-4)
@@ -20,7 +20,7 @@ def apply(imported, batch, **options):
 
 
 def test_gpt_nano_sort():
-  """minGPT, trained, read from shards; every block's activations are its author's."""
+  """A trained minGPT, read from shards; activations of every block equal those of the original code."""
   imported = huggingface.load(GOLDEN / "gpt_nano_sort", scan_layers=True)
   assert not imported.model.config.tie_embeddings and imported.report.unexpected == []
   golden = np.load(GOLDEN / "gpt_nano_sort" / "outputs.npz")
@@ -40,7 +40,7 @@ def test_gpt_nano_sort():
 
 
 def test_gpt_nano_sorts():
-  """What it was trained for: fed six letters, greedy decoding writes them in order."""
+  """Greedy decoding sorts six letters, as the model was trained to."""
   imported = huggingface.load(GOLDEN / "gpt_nano_sort")
   letters = np.array([[2, 1, 0, 1, 2, 0], [1, 1, 0, 2, 0, 0], [2, 2, 2, 1, 1, 1]], np.int32)
 
@@ -62,7 +62,7 @@ def test_gpt_nano_sorts():
 
 @needs_shared
 def test_bert_tiny_of_bleurt():
-  """Google's own config file: its "gelu" is the tanh form."""
+  """Google's bert_config.json, whose "gelu" is the tanh form."""
   imported = huggingface.load(SHARED / "bert_tiny_bleurt")
   assert sorted(imported.report.unexpected) == ["classifier.bias", "classifier.weight"]
   assert imported.model.config.activation == "gelu" and not imported.model.config.mlm_head

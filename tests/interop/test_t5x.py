@@ -1,4 +1,4 @@
-"""T5X checkpoints in every form they come in, written here from a golden model's weights."""
+"""T5X checkpoints in all formats, written from a golden model's weights."""
 
 import dataclasses
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_scanned_over_axis_1(tmp_path, expected, inner):
   assert_loads(tmp_path, expected)
 
 
-def test_heads_kept_apart(tmp_path, expected):
+def test_separate_heads_axis(tmp_path, expected):
   heads = expected.model.config.num_heads
 
   def split(path, value):
@@ -80,8 +80,8 @@ def test_heads_kept_apart(tmp_path, expected):
   assert_loads(tmp_path, expected)
 
 
-def test_a_bias_of_its_own_in_every_layer(tmp_path, expected):
-  """T5X's scalable models: equal tables in every layer compute what one shared table does."""
+def test_a_relative_bias_per_layer(tmp_path, expected):
+  """T5X's scalable models: equal tables in every layer are equivalent to one shared table."""
   tree = t5x_tree(expected.params)
   for stack, layers in (("encoder", 2), ("decoder", expected.model.config.num_decoder_layers)):
     table = tree.pop(f"{stack}/relpos_bias/rel_embedding")
@@ -96,7 +96,7 @@ def test_a_bias_of_its_own_in_every_layer(tmp_path, expected):
     np.testing.assert_allclose(own, shared, rtol=0, atol=1e-5)
 
 
-def test_a_config_of_another_size_is_refused(tmp_path, expected):
+def test_a_config_of_another_size_is_rejected(tmp_path, expected):
   write_msgpack(tmp_path / "checkpoint_5", t5x_tree(expected.params))
   config = dataclasses.replace(expected.model.config, mlp_dim=99, num_encoder_layers=1)
   with pytest.raises(UserError) as error:
@@ -105,18 +105,18 @@ def test_a_config_of_another_size_is_refused(tmp_path, expected):
   assert "num_encoder_layers: checkpoint 2, config 1" in str(error.value)
 
 
-def test_what_is_no_t5x_checkpoint(tmp_path, expected):
+def test_invalid_t5x_checkpoints(tmp_path, expected):
   with pytest.raises(UserError, match="no T5X checkpoint"):
     t5x.load(tmp_path)
   write_msgpack(tmp_path / "checkpoint_1", t5x_tree(expected.params))
-  whole = (tmp_path / "checkpoint_1").read_bytes()
-  (tmp_path / "checkpoint_1").write_bytes(whole[:-100])
-  with pytest.raises(UserError, match="not a whole T5X checkpoint"):
+  content = (tmp_path / "checkpoint_1").read_bytes()
+  (tmp_path / "checkpoint_1").write_bytes(content[:-100])
+  with pytest.raises(UserError, match="not an intact T5X checkpoint"):
     t5x.load(tmp_path)
   write_msgpack(tmp_path / "checkpoint_1", {"a/b": np.ones(2)})
-  with pytest.raises(UserError, match="no T5X encoder-decoder"):
+  with pytest.raises(UserError, match="not a T5X encoder-decoder"):
     t5x.load(tmp_path)
-  (tmp_path / "checkpoint_2").write_bytes(whole)
+  (tmp_path / "checkpoint_2").write_bytes(content)
   with pytest.raises(UserError, match="several checkpoints"):
     t5x.load(tmp_path)
   write_msgpack(

@@ -1,4 +1,4 @@
-"""Legal but rare checkpoints: read as transformers reads them, or refused; never another model without a word."""
+"""Valid but rare checkpoints: read as in transformers, or rejected; never silently misread."""
 
 import dataclasses
 import json
@@ -16,15 +16,15 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 
 
 def rewrite(folder: Path, case: str, tensors=lambda t: t, **config) -> Path:
-  """A golden checkpoint with its tensors changed, and fields of its config (None: taken away)."""
+  """Writes a golden checkpoint with changed tensors and config fields (None: removed)."""
   save_file(tensors(load_file(GOLDEN / case / "model.safetensors")), folder / "model.safetensors")
   fields = json.loads((GOLDEN / case / "config.json").read_text()) | config
   (folder / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
   return folder
 
 
-def test_umt5_is_t5_with_a_table_of_relative_positions_in_every_layer(tmp_path):
-  """With the same table in each it computes what T5 1.1 does, whose logits transformers gave."""
+def test_umt5_is_t5_with_relative_position_biases_in_every_layer(tmp_path):
+  """With the same table in each layer it equals T5 1.1, whose golden logits are from transformers."""
 
   def in_every_layer(tensors):
     def at(stack, layer):
@@ -48,14 +48,18 @@ def test_umt5_is_t5_with_a_table_of_relative_positions_in_every_layer(tmp_path):
 @pytest.mark.parametrize(
   "case, fields, activation",
   [
-    ("t5_1_1", dict(feed_forward_proj="gated-relu", dense_act_fn="gelu_new"), "gelu"),  # the code's own reading counts
+    (
+      "t5_1_1",
+      dict(feed_forward_proj="gated-relu", dense_act_fn="gelu_new"),
+      "gelu",
+    ),  # the parsed field takes precedence
     ("t5_1_1", dict(feed_forward_proj="gated-gelu", dense_act_fn="gelu"), "gelu_erf"),
     ("t5_1_1", dict(feed_forward_proj="gated-gelu_python", dense_act_fn=None), "gelu_erf"),
     ("mt5", dict(feed_forward_proj=None, dense_act_fn=None, is_gated_act=None), "gelu"),  # mT5's default is not T5's
     ("bert", dict(hidden_act="gelu_fast"), "gelu"),
   ],
 )
-def test_activations_by_their_rarer_names(case, fields, activation, tmp_path):
+def test_rare_names_of_activations(case, fields, activation, tmp_path):
   config = huggingface.load(rewrite(tmp_path, case, **fields)).model.config
   expected = huggingface.load(GOLDEN / case).model.config
   assert config == dataclasses.replace(expected, activation=activation)
@@ -64,26 +68,26 @@ def test_activations_by_their_rarer_names(case, fields, activation, tmp_path):
 @pytest.mark.parametrize(
   "case, fields, words",
   [
-    ("t5_1_0", dict(decoder_start_token_id=5), "id 5"),
-    ("t5_1_0", dict(pad_token_id=1), "padding has id 1"),
+    ("t5_1_0", dict(decoder_start_token_id=5), "start id: 5"),
+    ("t5_1_0", dict(pad_token_id=1), "unsupported padding id for T5: 1"),
     ("gpt2", dict(tie_word_embeddings=False), "no lm_head.weight"),
     ("bert", dict(tie_word_embeddings=False), "no cls.predictions.decoder.weight"),
   ],
 )
-def test_what_would_give_other_outputs_is_refused(case, fields, words, tmp_path):
+def test_settings_that_would_change_outputs_are_rejected(case, fields, words, tmp_path):
   with pytest.raises(UserError, match=words):
     huggingface.load(rewrite(tmp_path, case, **fields))
 
 
-def test_the_start_of_outputs_in_generation_config_counts(tmp_path):
+def test_the_decoder_start_in_generation_config_takes_precedence(tmp_path):
   folder = rewrite(tmp_path, "t5_1_0")
   (folder / "generation_config.json").write_text('{"decoder_start_token_id": 3, "pad_token_id": 3}')
-  with pytest.raises(UserError, match="id 3"):
+  with pytest.raises(UserError, match="start id: 3"):
     huggingface.load(folder)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64"])
-def test_quantized_weights_are_not_taken_for_weights(dtype, tmp_path):
+def test_quantized_weights_are_rejected(dtype, tmp_path):
   def quantized(tensors):
     return {n: (x * 100).astype(dtype) if n.endswith("SelfAttention.q.weight") else x for n, x in tensors.items()}
 
@@ -92,20 +96,20 @@ def test_quantized_weights_are_not_taken_for_weights(dtype, tmp_path):
 
 
 def exported(case: str, folder: Path, model_type: str | None = None, **changes) -> dict:
-  """The config.json of a golden model with other fields, its parameters as far as it has them."""
+  """Exports a golden model with changed config fields; returns its config.json."""
   imported = huggingface.load(GOLDEN / case)
   model = imported.model.clone(config=dataclasses.replace(imported.model.config, **changes))
   huggingface.save(folder, model, imported.params, model_type)
   return json.loads((folder / "config.json").read_text())
 
 
-def test_a_gate_with_the_exact_gelu_keeps_it(tmp_path):
-  """ "gated-gelu" is the tanh form to transformers; "gelu_python" is its other name for the exact one."""
+def test_gated_exact_gelu_is_preserved(tmp_path):
+  """In transformers "gated-gelu" is the tanh form, and "gelu_python" another name for the exact one."""
   assert exported("t5_1_1", tmp_path, activation="gelu_erf")["feed_forward_proj"] == "gated-gelu_python"
   assert huggingface.load(tmp_path).model.config.activation == "gelu_erf"
 
 
-def test_a_scaled_model_is_no_mt5(tmp_path):
+def test_a_scaled_model_is_not_exported_as_mt5(tmp_path):
   """MT5ForConditionalGeneration never multiplies by d_model**-0.5."""
   assert exported("t5_1_0", tmp_path / "scaled", "mt5")["model_type"] == "t5"
   assert exported("t5_1_0", tmp_path / "plain", "mt5", scale_logits=False)["model_type"] == "mt5"
@@ -116,7 +120,7 @@ def test_gpt_1_has_no_exact_gelu(tmp_path):
     exported("gpt1", tmp_path, activation="gelu_erf")
 
 
-def test_parameters_without_a_place_are_not_left_behind(tmp_path):
+def test_parameters_without_counterpart_are_not_dropped(tmp_path):
   imported = huggingface.load(GOLDEN / "gpt2")
   embedder = imported.params["token_embedder"] | {"token_type_embedding": np.ones((2, 4), np.float32)}
   with pytest.raises(UserError, match="token_type_embedding"):
@@ -124,7 +128,7 @@ def test_parameters_without_a_place_are_not_left_behind(tmp_path):
 
 
 def test_a_bert_without_token_types_gets_a_table_of_zeros(tmp_path):
-  """transformers' BERT always adds one row of such a table."""
+  """transformers' BERT always adds a row of that table."""
   imported = huggingface.load(GOLDEN / "bert")
   embedder = {k: v for k, v in imported.params["token_embedder"].items() if k != "token_type_embedding"}
   model = imported.model.clone(config=dataclasses.replace(imported.model.config, num_token_types=0))
