@@ -37,12 +37,12 @@ def test_an_old_converted_directory_answers_as_it_did(t5like, rows):
 
 def test_a_vocabulary_that_the_user_names_is_taken_with_a_warning(t5like, rows):
   out = t5like("infer", "--model=converted", "--input=rows.jsonl", "--score", "--vocabulary=byte")
-  assert "is not the vocabulary that the model was trained with" in out.stderr and len(out.stdout.splitlines()) == 2
+  assert "the model was trained with another vocabulary than byte" in out.stderr and len(out.stdout.splitlines()) == 2
 
 
 def test_an_old_evaluation_is_known_and_its_cache_is_read(t5like, old_directories):
   command = ["eval", "--model_dir=finetuned", "--task=pets", "--cache_dir=tokens"]
-  assert "was evaluated at step 4 already: accuracy 0.00" in t5like(*command).stdout
+  assert "was already evaluated at step 4: accuracy 0.00" in t5like(*command).stdout
   before = (old_directories / "finetuned/predictions/pets-validation-4.jsonl").read_text()
   t5like(*command, "--again")
   assert (old_directories / "finetuned/predictions/pets-validation-4.jsonl").read_text() == before

@@ -1,4 +1,4 @@
-"""Bring a model in from Hugging Face or T5X, or take one out to Hugging Face: bit for bit, unless --dtype casts.
+"""Import a model from Hugging Face or T5X, or export one to Hugging Face: bit for bit, unless --dtype casts.
 Translate a T5X gin file.
 
   t5like convert from_hf  ~/downloads/t5-small            ~/runs/t5_small
@@ -6,12 +6,12 @@ Translate a T5X gin file.
   t5like convert to_hf    ~/runs/t5_small                 ~/exported
   t5like convert gin      my_t5x_finetune.gin  --out=my_finetune.gin
 
-A model brought in is a model directory like that of a run: score it with `t5like eval`, or train on
-from it with --gin.INIT_FROM. conversion.txt there names every tensor used, missing and unexpected.
-With --gin_file the checkpoint must be the model of that file; without it, sizes come from the checkpoint.
+An imported model is a model directory like that of a run: evaluate it with `t5like eval`, or fine-tune it with
+--gin.INIT_FROM. Its conversion.txt lists every tensor used, missing and unexpected. With --gin_file the checkpoint must
+match that file's model; otherwise sizes are read from the checkpoint.
 
 `gin` prints a gin file for `t5like train`, or the commands for T5X's eval and infer files, and lists what it could not
-translate. --gin.NAME=VALUE sets T5X's macros that the file leaves open. Nothing that the file names is imported.
+translate. --gin.NAME=VALUE sets macros that the T5X file leaves open. Modules named in the file are not imported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from t5like.cli.options import add_gin_arguments, add_task_modules, gin_search_p
 from t5like.errors import UserError
 from t5like.files import storage
 
-if TYPE_CHECKING:  # help must not wait for jax
+if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.inference.converting import Conversion
   from t5like.models import TransformerConfig
 
@@ -35,11 +35,11 @@ _LIBRARIES = {"from_hf": "huggingface", "from_t5x": "t5x"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf", "gin"))
-  parser.add_argument("source", help="a checkpoint of the other library; for to_hf, a model directory; a gin file")
-  parser.add_argument("target", nargs="?", help="a new folder; for gin, none")
-  parser.add_argument("--out", metavar="FILE", help="gin: write there (default: print)")
-  parser.add_argument("--vocabulary", help="its name or file (default: the one beside the checkpoint, or by its size)")
-  parser.add_argument("--scan_layers", action="store_true", help="store layers stacked, for SCAN_LAYERS = True")
+  parser.add_argument("source", help="a checkpoint of the other library; to_hf: a model directory; gin: a gin file")
+  parser.add_argument("target", nargs="?", help="a new folder; gin: none")
+  parser.add_argument("--out", metavar="FILE", help="gin: output file (default: standard output)")
+  parser.add_argument("--vocabulary", help="name or file (default: next to the checkpoint, or by its size)")
+  parser.add_argument("--scan_layers", action="store_true", help="store stacked layers, for SCAN_LAYERS = True")
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)"
   )
@@ -77,9 +77,9 @@ def _import(args: argparse.Namespace) -> int:
   )
   done = converting.import_checkpoint(settings)
   if done.note:
-    print(f"{done.note}, text needs --vocabulary=FILE")
+    print(f"{done.note} (set --vocabulary=FILE to read text)")
   print(f"{_describe(done)} from {storage.as_path(args.source)}\n{done.summary}")
-  print(f"model directory: {done.target}  (every tensor: {converting.REPORT})")
+  print(f"model directory: {done.target}  (all tensors: {converting.REPORT})")
   return 0
 
 
@@ -88,9 +88,7 @@ def _export(args: argparse.Namespace) -> int:
 
   target = converting.new_folder(args.target)
   if args.gin_file or args.gin_overrides or args.scan_layers:
-    raise UserError(
-      "to_hf takes the model as its directory has it", expected="no options but --step, --dtype and --vocabulary"
-    )
+    raise UserError("to_hf exports the model unchanged", expected="only --step, --average, --dtype and --vocabulary")
   done = converting.export_model(
     converting.ExportSettings(
       args.source, target, args.vocabulary, args.dtype, args.step, args.average, task_modules(args)
@@ -98,22 +96,22 @@ def _export(args: argparse.Namespace) -> int:
   )
   if done.note:
     print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
-  print(f"{_describe(done)} to {done.target}\nread them with transformers' from_pretrained({str(done.target)!r})")
+  print(f"{_describe(done)} to {done.target}\nload them with transformers' from_pretrained({str(done.target)!r})")
   return 0
 
 
 def _translate(args: argparse.Namespace) -> int:
-  """Prints or writes the translation; what was left out goes to standard error, too."""
+  """Prints or writes the translation; reports untranslated lines on stderr."""
   from t5like.configuration.t5x_commands import translate_file
 
   if args.target is not None:
-    raise UserError("convert gin has no second folder", given=args.target, try_=f"--out={args.target}")
+    raise UserError("convert gin takes no target folder", given=args.target, try_=f"--out={args.target}")
   if args.gin_file:
     raise UserError("convert gin takes one T5X file", try_=f"t5like convert gin {args.gin_file[0]}")
   path = storage.local_path(args.source, "the gin file")
   out = Path(args.out).expanduser() if args.out else None
   if out is not None and out.exists():
-    raise UserError(f"{out} exists already", expected="a new file: conversion overwrites nothing")
+    raise UserError(f"{out} already exists", expected="a new file (convert never overwrites)")
   folders = [Path(folder).expanduser() for folder in gin_search_paths(args)]
   text, left_out = translate_file(path, args.gin_overrides, folders, str(args.out or "FILE.gin"))
   if out is None:
@@ -122,21 +120,21 @@ def _translate(args: argparse.Namespace) -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(text, encoding="utf-8")
   wrote = f"{out}: " if out else ""
-  print(f"{wrote}lines that were not translated: {len(left_out)}", file=sys.stderr)
+  print(f"{wrote}lines not translated: {len(left_out)}", file=sys.stderr)
   for line in left_out:
     print(f"  {' '.join(line.split())}", file=sys.stderr)
   return 0
 
 
 def _expected_config(args: argparse.Namespace) -> TransformerConfig | None:
-  """The model that --gin_file describes, None where none is given."""
+  """Returns the config of the model in --gin_file; None if it is not given."""
   from t5like.experiments.reading import read_model
 
   if not args.gin_file:
     if args.gin_overrides:
-      raise UserError("--gin options change a gin file's model", try_="--gin_file=models/t5/small.gin beside them")
+      raise UserError("--gin.NAME=VALUE needs --gin_file", try_="--gin_file=models/t5/small.gin")
     return None
-  # A run file binds MODEL and VOCABULARY; what else it needs has no part in a conversion.
+  # A run file is needed for MODEL and VOCABULARY.
   files = [*args.gin_file, "runs/finetune.gin"]
   config = read_model(files, args.gin_overrides, gin_search_paths(args)).model.config
   return dataclasses.replace(config, scan_layers=config.scan_layers or args.scan_layers)

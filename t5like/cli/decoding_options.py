@@ -1,4 +1,4 @@
-"""How to search for an output, as options of a command and as settings at a prompt."""
+"""Decoding settings as command-line options and as settings of the interactive prompt."""
 
 from __future__ import annotations
 
@@ -8,62 +8,64 @@ from typing import TYPE_CHECKING, Any
 
 from t5like.errors import InvalidSetting, UserError, nearest
 
-if TYPE_CHECKING:  # help must not wait for jax
+if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.decoding import DecodeSettings
   from t5like.vocabularies import Vocabulary
 
-# By field of DecodeSettings: how a value is read, and what it does.
+# Field of DecodeSettings -> (type, help text).
 OPTIONS: dict[str, tuple[type, str]] = {
-  "method": (str, "greedy, sample or beam (default: greedy, or what the other options ask for)"),
-  "max_length": (int, "write at most so many tokens (default: 128, or half of a model's positions)"),
-  "min_length": (int, "write at least so many tokens"),
-  "temperature": (float, "sampling: below 1 likelier tokens gain, above 1 they lose"),
-  "top_k": (int, "sampling: only the k likeliest tokens"),
-  "top_p": (float, "sampling: only the likeliest tokens that together have this probability"),
-  "min_p": (float, "sampling: only tokens at least so probable as a share of the likeliest"),
-  "seed": (int, "sampling: other draws (default: 0); a row's depend on nothing else"),
+  "method": (str, "greedy, sample or beam (default: greedy, unless other options imply one)"),
+  "max_length": (int, "maximum number of generated tokens (default: 128, at most half of the model's positions)"),
+  "min_length": (int, "minimum number of generated tokens"),
+  "temperature": (float, "sampling: below 1 sharpens, above 1 flattens the distribution"),
+  "top_k": (int, "sampling: only the k most likely tokens"),
+  "top_p": (float, "sampling: only the most likely tokens up to this total probability"),
+  "min_p": (float, "sampling: only tokens with at least this fraction of the highest probability"),
+  "seed": (int, "sampling: random seed (default: 0); samples depend on the seed and the row only"),
   "beams": (int, "beam search: hypotheses kept at each step (default: 4)"),
-  "length_penalty": (float, "beam search: more favors longer outputs (default: 0.6)"),
-  "penalty_form": (str, "beam search: gnmt as T5X (the default), or power as Hugging Face"),
-  "early_stopping": (str, "beam search: never (the default), heuristic or first"),
-  "n_best": (int, "outputs for each row: the best beams, or so many samples"),
-  "repetition_penalty": (float, "above 1, tokens that were read or written become less likely"),
+  "length_penalty": (float, "beam search: higher values favor longer outputs (default: 0.6)"),
+  "penalty_form": (str, "beam search: gnmt, as in T5X (default), or power, as in Hugging Face"),
+  "early_stopping": (str, "beam search: never (default), heuristic or first"),
+  "n_best": (int, "outputs per row: the best beams, or the number of samples"),
+  "repetition_penalty": (float, "above 1: penalize tokens of the prompt and the output"),
 }
 STOP = "stop"
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("how to search for an output")
+  group = parser.add_argument_group("decoding")
   for name, (kind, text) in OPTIONS.items():
     group.add_argument(f"--{name}", type=kind, metavar={str: "NAME", int: "N", float: "X"}[kind], help=text)
   group.add_argument(
-    f"--{STOP}", action="append", metavar="TEXT", help=r"outputs end before this text; repeat it; \n is a new line"
+    f"--{STOP}", action="append", metavar="TEXT", help=r"end outputs before this text (\n: newline); may be repeated"
   )
 
 
 def given_options(args: argparse.Namespace) -> dict[str, Any]:
-  """What was asked for, by field of DecodeSettings; stop texts under `stop`."""
+  """Returns the options given, by field of DecodeSettings; stop texts under `stop`."""
   return {name: getattr(args, name) for name in (*OPTIONS, STOP) if getattr(args, name) is not None}
 
 
 def parse_option(name: str, text: str) -> Any:
-  """The value of a setting that was typed in."""
+  """Parses the value of a setting."""
   if name == STOP:
     return [text] if text else []
   if name not in OPTIONS:
-    raise UserError(f"no setting {name!r}", nearest=nearest(name, [*OPTIONS, STOP]), known=", ".join([*OPTIONS, STOP]))
+    raise UserError(
+      f"unknown setting {name!r}", nearest=nearest(name, [*OPTIONS, STOP]), known=", ".join([*OPTIONS, STOP])
+    )
   kind = OPTIONS[name][0]
   try:
     return kind(text)
   except ValueError:
-    expected = {int: "a whole number", float: "a number"}[kind]
-    raise UserError(f"{name} {text} cannot work", expected=expected) from None
+    expected = {int: "an integer", float: "a number"}[kind]
+    raise UserError(f"invalid {name}: {text}", expected=expected) from None
 
 
 def decode_settings(
   given: Mapping[str, Any], vocabulary: Vocabulary, positions: int | None = None
 ) -> tuple[DecodeSettings, tuple[str, ...]]:
-  """As `t5like.decoding.options.decode_settings`; errors name the option."""
+  """Calls `t5like.decoding.options.decode_settings`; its errors name command-line options."""
   from t5like.decoding import options
 
   try:
@@ -72,8 +74,8 @@ def decode_settings(
     raise error.as_option() from None
 
 
-def belonging_to(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-  """The options that a method takes notice of: what is kept when another is chosen at a prompt."""
+def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the options that a method uses, to keep when switching to it."""
   from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
 
   others = {"greedy": (*OF_SAMPLING, *OF_BEAMS), "sample": OF_BEAMS[:-1], "beam": OF_SAMPLING}.get(method, ())
@@ -81,7 +83,7 @@ def belonging_to(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method_for(name: str) -> str | None:
-  """The only method that takes notice of an option; None where more do."""
+  """Returns the only method that uses an option; None if several do."""
   from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
 
   return {**dict.fromkeys(OF_SAMPLING, "sample"), **dict.fromkeys(OF_BEAMS[:-1], "beam")}.get(name)

@@ -1,15 +1,16 @@
-"""Score checkpoints: by decoding, by ranking candidates, by the loss of text; follow a run; compare two of them.
+"""Evaluate checkpoints by decoding, by ranking candidates or by loss; follow a run; compare two models.
 
   t5like eval --model_dir=~/runs/demo_snli --task=snli                    the newest checkpoint
-  t5like eval --model_dir=~/runs/demo_snli --task=snli --follow           each as training writes it
+  t5like eval --model_dir=~/runs/demo_snli --task=snli --follow           every new checkpoint
   t5like eval --model_dir=gpt2 --task=snli --shots=5 --rank --prompt=my_prompt.txt
   t5like eval --model_dir=gpt2 --loss --text=book.txt                     perplexity and bits per byte
-  t5like eval --compare ~/runs/a ~/runs/b                                 is b better, or is it chance?
+  t5like eval --compare ~/runs/a ~/runs/b                                 is the difference significant?
   t5like eval --model_dir=~/runs/glue --submit=glue                       files for the leaderboard
 
 MODEL_DIR is the directory of a run or conversion, one of its checkpoints, or a Hugging Face folder. Tables are written
-to MODEL_DIR/evaluations/scores.json and scores.csv, answers to MODEL_DIR/predictions. What was evaluated is remembered.
-On several machines, the same command on each with T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and T5LIKE_PROCESS_ID.
+to MODEL_DIR/evaluations/scores.json and scores.csv, answers to MODEL_DIR/predictions. Checkpoints evaluated before are
+skipped. Multi-host: run the same command on each host with T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and
+T5LIKE_PROCESS_ID.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from t5like.cli.options import add_task_modules, task_modules
 from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
 
-if TYPE_CHECKING:  # help must not wait for jax
+if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.evaluation import Evaluation, EvaluationSettings
   from t5like.evaluation.following import CheckpointSelection
   from t5like.evaluation.leaderboards import Submission
@@ -38,19 +39,19 @@ NOTHING_EVALUATED = 1
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--model_dir", "--model", help="a model directory, a checkpoint in it, or a Hugging Face folder")
-  parser.add_argument("--task", help="tasks or mixtures with metrics, by commas (default: the run's own)")
-  parser.add_argument("--split", help="the split to score (default: validation)")
+  parser.add_argument("--task", help="tasks or mixtures with metrics, comma-separated (default: the run's)")
+  parser.add_argument("--split", help="split to evaluate (default: validation)")
   parser.add_argument("--examples", type=int, default=0, metavar="N", help="only the first N examples of each task")
   parser.add_argument(
-    "--average", action="store_true", help="the moving average of the parameters, where a run kept it"
+    "--average", action="store_true", help="use the moving average of the parameters, if the run kept one"
   )
-  parser.add_argument("--again", action="store_true", help="also what was evaluated already")
-  parser.add_argument("--batch_size", type=int, metavar="N", help="rows at a time (default: the run's, or 32)")
+  parser.add_argument("--again", action="store_true", help="evaluate again what was evaluated before")
+  parser.add_argument("--batch_size", type=int, metavar="N", help="rows per batch (default: the run's, or 32)")
   parser.add_argument("--inputs_length", type=int, metavar="N", help="cut inputs to N tokens (default: as in training)")
   parser.add_argument("--show", type=int, default=3, metavar="N", help="answers to print (default: 3)")
-  parser.add_argument("--out", help="write there (default: MODEL_DIR)")
-  parser.add_argument("--vocabulary", help="a vocabulary's name or file, where the model does not tell")
-  parser.add_argument("--cache_dir", help="the folder of token caches (default: ~/.cache/t5like)")
+  parser.add_argument("--out", help="output folder (default: MODEL_DIR)")
+  parser.add_argument("--vocabulary", help="name or file (default: the model's own)")
+  parser.add_argument("--cache_dir", help="folder of token caches (default: ~/.cache/t5like)")
   add_task_modules(parser)
   _add_checkpoints(parser)
   _add_metrics(parser)
@@ -58,42 +59,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_checkpoints(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("which checkpoints").add_mutually_exclusive_group()
-  group.add_argument("--step", type=int, help="one (default: the newest)")
-  group.add_argument("--steps", metavar="all|N,N", help="all of them, or several")
-  group.add_argument("--follow", action="store_true", help="each as training writes it, until the run has ended")
+  group = parser.add_argument_group("checkpoints").add_mutually_exclusive_group()
+  group.add_argument("--step", type=int, help="a single step (default: the newest)")
+  group.add_argument("--steps", metavar="all|N,N", help="several steps")
+  group.add_argument("--follow", action="store_true", help="every new checkpoint, until the run ends")
 
 
 def _add_metrics(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("candidates and prompts")
+  group = parser.add_argument_group("ranking and prompts")
   group.add_argument(
-    "--rank", nargs="?", const="sum", metavar="sum|mean", help="choose the likeliest label; of a token"
+    "--rank",
+    nargs="?",
+    const="sum",
+    metavar="sum|mean",
+    help="choose the most likely label, by the sum or mean over tokens",
   )
-  group.add_argument("--candidates", metavar="FIELD|FILE", help="what to rank, in place of the task's labels")
+  group.add_argument("--candidates", metavar="FIELD|FILE", help="candidates to rank (default: the task's labels)")
+  group.add_argument("--shots", type=int, metavar="K", help="few-shot: K solved examples in each prompt; 0: zero-shot")
+  group.add_argument("--shots_split", default="train", help="split of the solved examples (default: train)")
+  group.add_argument("--prompt", metavar="FILE", help="a prompt template with {inputs} and {targets}")
   group.add_argument(
-    "--shots", type=int, metavar="K", help="K solved examples before each question; 0: the prompt alone"
-  )
-  group.add_argument("--shots_split", default="train", help="the split they come from (default: train)")
-  group.add_argument("--prompt", metavar="FILE", help="a template with {inputs} and {targets}")
-  group.add_argument(
-    "--infill", action="store_true", help="T5: the answer fills the first sentinel, as in pre-training"
+    "--infill", action="store_true", help="T5: predict the answer as the span of the first sentinel, as in pre-training"
   )
   group = parser.add_argument_group("loss, perplexity and bits per byte")
-  group.add_argument("--loss", action="store_true", help="of a corpus, of the targets of a task, or of --text")
-  group.add_argument("--text", metavar="FILE", help="a text file, or JSON lines with a text each")
-  group.add_argument("--text_field", default="text", help="the member of a JSON line (default: text)")
-  group.add_argument(
-    "--window", type=int, metavar="N", help="tokens read together (default: as many as the model takes)"
-  )
-  group.add_argument("--stride", type=int, metavar="N", help="GPT: from window to window (default: half a window)")
-  group.add_argument("--objective", metavar="NAME", help="what a denoiser has to fill in (default: as in training)")
+  group.add_argument("--loss", action="store_true", help="loss of a corpus, of a task's targets, or of --text")
+  group.add_argument("--text", metavar="FILE", help="a text file or JSON lines")
+  group.add_argument("--text_field", default="text", help="JSON field with the text (default: text)")
+  group.add_argument("--window", type=int, metavar="N", help="context length in tokens (default: the model's maximum)")
+  group.add_argument("--stride", type=int, metavar="N", help="GPT: tokens between windows (default: half a window)")
+  group.add_argument("--objective", metavar="NAME", help="denoising objective (default: as in training)")
   group = parser.add_argument_group("other")
-  group.add_argument("--submit", choices=("glue", "squad"), help="files for a leaderboard")
+  group.add_argument("--submit", choices=("glue", "squad"), help="write files for a leaderboard")
   group.add_argument(
-    "--squad_file", metavar="FILE", help="the official questions: answers get the text of their contexts"
+    "--squad_file", metavar="FILE", help="the official SQuAD file, to restore the original text of answers"
   )
-  group.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two model directories or files of predictions")
-  group.add_argument("--resamples", type=int, default=10_000, metavar="N", help="of the bootstrap (default: 10,000)")
+  group.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two model directories or prediction files")
+  group.add_argument("--resamples", type=int, default=10_000, metavar="N", help="bootstrap resamples (default: 10,000)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -158,7 +159,7 @@ def _load(args: argparse.Namespace) -> Model:
 def _checkpoints(
   args: argparse.Namespace, model: Model, settings: EvaluationSettings, stopped: Callable[[], bool]
 ) -> int:
-  """Evaluates and prints; returns the number of checkpoints."""
+  """Evaluates checkpoints and prints their scores; returns the number of checkpoints."""
   from t5like.console import say
   from t5like.evaluation.checkpoints import at_step, measure_checkpoints, task_measurements
   from t5like.evaluation.settings import description
@@ -177,7 +178,7 @@ def _checkpoints(
     how = ", ".join(filter(None, (settings.split, description(tasks.identity))))
     if len(records) > 1:
       say(f"{at_step(records[0].step)} ({how}):\n{scores_table(records)}")
-    elif records[0].predictions:  # a task alone has been reported
+    elif records[0].predictions:  # a single task has been reported above
       say(f"all answers: {out / records[0].predictions}")
   if chosen.several and len(found) > 1:
     say(f"all checkpoints ({settings.split}):\n{steps_table([record for records in found for record in records])}")
@@ -197,18 +198,18 @@ def _submitted(
   step = model.step(args.step)
   for written in submit(submission, tasks, model.parameters(step, args.average), _out(args, model), step):
     if written.rows is None:
-      yield f"{written.path}" + (f"  ({written.story})" if written.story else "")
+      yield f"{written.path}" + (f"  ({written.warning})" if written.warning else "")
       continue
     if written.note:
       yield f"note: {written.note}" if not submission.squad_file else written.note
-    yield f"{written.path}  {written.rows:,} rows" + (f"\n  note: {written.story}" if written.story else "")
+    yield f"{written.path}  {written.rows:,} rows" + (f"\n  note: {written.warning}" if written.warning else "")
 
 
 def _loss(args: argparse.Namespace) -> int:
   if args.follow:
-    raise UserError("--loss follows no run: the loop itself does it", try_="--gin.EVAL_LOSS_PERIOD=1000 in training")
+    raise UserError("--loss cannot be combined with --follow", try_="--gin.EVAL_LOSS_PERIOD=1000 in training")
   if given_options(args):
-    raise UserError("--loss writes nothing", expected=f"no --{next(iter(given_options(args)))} beside it")
+    raise UserError("--loss does not decode", expected=f"no --{next(iter(given_options(args)))}")
 
   from t5like.console import say
   from t5like.evaluation.checkpoints import at_step, measure_checkpoints
@@ -241,7 +242,7 @@ def _loss(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace) -> int:
-  """Prints two runs side by side, and the rows on which they differ."""
+  """Prints the scores of two models and the rows on which they differ."""
   from t5like.evaluation.comparison import Selection, compare_paths, differences_table
   from t5like.training.records.model_dir import write_text
 
@@ -251,15 +252,13 @@ def _compare(args: argparse.Namespace) -> int:
     print(f"{found.name}: {len(found.a.rows):,} rows\n  A {found.a.path}\n  B {found.b.path}")
     print(differences_table(found.differences))
     only = found.only_right()
-    print(
-      f"  {len(found.rows):,} rows are answered differently: only A is right in {only['A']:,}, only B in {only['B']:,}"
-    )
+    print(f"  {len(found.rows):,} answers differ: only A is correct in {only['A']:,}, only B in {only['B']:,}")
     for row in found.rows[: args.show]:
       print(f"  row {row['row']}: {row['inputs']}\n    target {row['target']!r}, A {row['a']!r}, B {row['b']!r}")
     if args.out:
       path = storage.as_path(args.out) / f"{found.name}.differs.jsonl"
       write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in found.rows))
-      print(f"  all of them: {path}")
+      print(f"  all differences: {path}")
   return 0
 
 
@@ -268,9 +267,9 @@ def _names(args: argparse.Namespace) -> list[str]:
 
 
 def _own_task(model: Model) -> list[str]:
-  if not model.trained_elsewhere and model.experiment.objective is None:
+  if model.has_training_config and model.experiment.objective is None:
     return [model.experiment.task]
-  raise UserError("this model has no task of its own to be scored on", try_="--task=TASK, or --loss")
+  raise UserError("the model was not fine-tuned on a task: --task is required", try_="--task=TASK, or --loss")
 
 
 def _out(args: argparse.Namespace, model: Model) -> Path:
@@ -284,10 +283,10 @@ def _chosen(args: argparse.Namespace) -> CheckpointSelection:
 
 
 def _check(args: argparse.Namespace) -> None:
-  """Options that cannot go together, before anything is loaded."""
+  """Raises UserError for conflicting options, before anything is loaded."""
   if bool(args.compare) == bool(args.model_dir):
     raise UserError(
-      "one model is scored, or two are compared",
+      "exactly one of --model_dir and --compare is required",
       expected="--model_dir=DIR, or --compare A B",
       try_="t5like eval --help",
     )
@@ -296,25 +295,25 @@ def _check(args: argparse.Namespace) -> None:
     _check_folder(storage.as_path(args.model_dir))
   for name, least in (("show", 0), ("resamples", 1)):
     if getattr(args, name) < least:
-      raise UserError(f"--{name}={getattr(args, name)} cannot work", expected=f"{least} or more")
+      raise UserError(f"invalid --{name}={getattr(args, name)}", expected=f"at least {least}")
   loss = args.loss or args.text
-  for name, needs, there in (
+  for name, needs, satisfied in (
     ("squad_file", "--submit=squad", args.submit == "squad"),
     ("window", "--loss", loss), ("stride", "--loss", loss), ("objective", "--loss", loss),
   ):  # fmt: skip
-    if getattr(args, name) is not None and not there:
-      raise UserError(f"--{name} belongs to {needs}", try_=f"{needs} --{name}={getattr(args, name)}")
+    if getattr(args, name) is not None and not satisfied:
+      raise UserError(f"--{name} requires {needs}", try_=f"{needs} --{name}={getattr(args, name)}")
   if loss and (args.rank or args.shots is not None or args.prompt or args.submit):
-    raise UserError("--loss looks at the text as it is", expected="no --rank, --shots, --prompt or --submit beside it")
+    raise UserError("--loss uses no prompts", expected="no --rank, --shots, --prompt or --submit")
   if args.submit and (args.follow or args.steps):
-    raise UserError("a submission is of one checkpoint", try_="--step=N")
+    raise UserError("--submit takes a single checkpoint", try_="--step=N")
 
 
 def _check_folder(folder: Path) -> None:
-  """Without a look at anything heavy: is there a model at all?"""
+  """Raises UserError if a folder has no model; a cheap check, before jax is imported."""
   if not any((folder / name).exists() for name in ("config.gin", "config.json", "bert_config.json", "params")):
     raise UserError(
-      "no model and no checkpoint here",
+      "no model or checkpoint found",
       looked=folder,
       found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
       expected="a model directory (config.gin), its checkpoints/<step>, or a Hugging Face folder (config.json)",

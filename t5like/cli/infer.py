@@ -1,6 +1,6 @@
-"""Answer text with a model: a file, standard input, a task, or at a prompt.
+"""Run a model on a file, standard input, a task, or interactively.
 
-  t5like infer --model=~/runs/demo                                      a prompt, in a terminal
+  t5like infer --model=~/runs/demo                                      interactive prompt
   t5like infer --model=~/downloads/t5-small --input=questions.txt       JSON lines to standard output
   t5like infer --model=~/runs/demo --input=rows.jsonl --field=question --output=answers.jsonl --beams=4
   t5like infer --model=~/runs/demo_snli --task=snli --split=validation --output=snli.jsonl
@@ -8,10 +8,10 @@
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
   t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed=mean, --neighbors=FILE
 
-The model is a model directory or a Hugging Face folder. A command that was killed goes on when it is given again:
-no row of --output is repeated or lost, and rows keep their order.
+The model is a model directory or a Hugging Face folder. Run a killed command again to resume it: no row of --output is
+repeated or lost, and rows keep their order.
 
-Exit status: 0 all rows answered; 1 some were refused, or it failed on the way; 2 bad input, nothing begun.
+Exit status: 0 all rows answered; 1 some rows rejected, or the run failed; 2 invalid arguments or input.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from t5like.cli.options import add_task_modules, task_modules
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.files import storage
 
-if TYPE_CHECKING:  # help must not wait for jax
+if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.inference.batch_inference import InferenceSettings
   from t5like.inference.job_settings import JobSettings
   from t5like.inference.model import Model
   from t5like.parallel import MeshAxes
 
-# The options that ask for something else than text, and the job that each stands for, by its name in job_settings; of
-# two that are given together the first is the job.
+# Options that select a job other than generation, and how to build it from `job_settings`. If two are given together,
+# the first one is the job.
 _JOBS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
   "score": lambda jobs, args: jobs.Score(args.target_field),
   "candidates": lambda jobs, args: jobs.Rank(file=args.candidates, per_token=args.per_token),
@@ -50,47 +50,51 @@ _FILES = ("input", "candidates", "neighbors")
 
 def configure(parser: argparse.ArgumentParser) -> None:
   _add_model_arguments(parser)
-  group = parser.add_argument_group("what to answer")
-  group.add_argument("--input", metavar="FILE", help="text or JSON lines, .gz too; - is standard input")
-  group.add_argument("--format", choices=("text", "jsonl"), help="of the input (default: by its name)")
-  group.add_argument("--field", metavar="NAME", help="of JSON lines, that has the text (default: inputs)")
+  group = parser.add_argument_group("input")
+  group.add_argument("--input", metavar="FILE", help="text or JSON lines, also .gz; -: standard input")
+  group.add_argument("--format", choices=("text", "jsonl"), help="format of the input (default: from the file name)")
+  group.add_argument("--field", metavar="NAME", help="JSON field with the text (default: inputs)")
   group.add_argument("--task", help="a task or mixture with inputs")
-  group.add_argument("--split", default="validation", help="of the task (default: validation)")
-  group.add_argument("--examples", type=int, default=0, metavar="N", help="of the task, at most (default: all)")
-  add_task_modules(group)
-  group.add_argument("--cache_dir", metavar="DIR", help="of token caches (default: ~/.cache/t5like)")
-  group.add_argument("--max_inputs", type=int, metavar="N", help="tokens that a row may have (default: all that fit)")
-  group.add_argument("--truncate", action="store_true", help="cut rows that are too long, in place of refusing them")
-  group.add_argument("--strict", action="store_true", help="stop at the first row that cannot be answered")
-
-  group = parser.add_argument_group("where answers go")
-  group.add_argument("--output", metavar="FILE", help="JSON lines, or .npy for --embed (default: standard output)")
-  group.add_argument("--overwrite", action="store_true", help="begin the output anew")
-  group.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows at a time (default: 32)")
-
-  group = parser.add_argument_group("in place of writing text")
-  group.add_argument("--score", action="store_true", help="the log-likelihood of each row's target, or of each line")
-  group.add_argument("--target_field", default="targets", metavar="NAME", help="that --score reads (default: targets)")
-  group.add_argument("--candidates", metavar="FILE", help="rank these answers, a line each, by their log-likelihood")
-  group.add_argument("--candidates_field", metavar="NAME", help="rank the list of answers in this field")
-  group.add_argument("--per_token", action="store_true", help="rank by the log-likelihood of a token")
-  group.add_argument("--fill_mask", action="store_true", help="the likeliest tokens under each [MASK]")
-  group.add_argument("--embed", metavar="cls|mean", help="a vector for each row")
+  group.add_argument("--split", default="validation", help="split of the task (default: validation)")
   group.add_argument(
-    "--neighbors", "--neighbours", metavar="FILE", help="the nearest lines of this file, by cosine of embeddings"
+    "--examples", type=int, default=0, metavar="N", help="maximum number of examples per task (default: all)"
   )
-  group.add_argument("--top", type=int, default=5, metavar="N", help="tokens under a mask, neighbors (default: 5)")
+  add_task_modules(group)
+  group.add_argument("--cache_dir", metavar="DIR", help="folder of token caches (default: ~/.cache/t5like)")
+  group.add_argument("--max_inputs", type=int, metavar="N", help="maximum tokens per row (default: the model's limit)")
+  group.add_argument("--truncate", action="store_true", help="cut rows that are too long instead of rejecting them")
+  group.add_argument("--strict", action="store_true", help="stop at the first rejected row")
+
+  group = parser.add_argument_group("output")
+  group.add_argument("--output", metavar="FILE", help="JSON lines, or .npy for --embed (default: standard output)")
+  group.add_argument("--overwrite", action="store_true", help="replace an existing output")
+  group.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows per batch (default: 32)")
+
+  group = parser.add_argument_group("instead of generating text")
+  group.add_argument("--score", action="store_true", help="log-likelihood of each row's target, or of each line")
+  group.add_argument(
+    "--target_field", default="targets", metavar="NAME", help="field of the target, for --score (default: targets)"
+  )
+  group.add_argument("--candidates", metavar="FILE", help="rank these answers, one per line, by log-likelihood")
+  group.add_argument("--candidates_field", metavar="NAME", help="rank the answers listed in this field")
+  group.add_argument("--per_token", action="store_true", help="rank by mean log-likelihood per token")
+  group.add_argument("--fill_mask", action="store_true", help="most likely tokens for each [MASK]")
+  group.add_argument("--embed", metavar="cls|mean", help="embedding of each row")
+  group.add_argument(
+    "--neighbors", "--neighbours", metavar="FILE", help="nearest lines of this file, by cosine similarity"
+  )
+  group.add_argument("--top", type=int, default=5, metavar="N", help="tokens per mask, or neighbors (default: 5)")
   add_decoding_arguments(parser)
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
-  group = parser.add_argument_group("the model")
+  group = parser.add_argument_group("model")
   group.add_argument("--model", required=True, metavar="DIR", help="a model directory or a Hugging Face folder")
-  group.add_argument("--step", type=int, help="of a model directory's checkpoint (default: the newest)")
-  group.add_argument("--average", action="store_true", help="the moving average of the parameters")
-  group.add_argument("--vocabulary", metavar="NAME", help="or file (default: the model's own, or the one beside it)")
-  group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="to compute in (default: the model's)")
-  group.add_argument("--mesh", metavar="AXES", help="such as data=2,tensor=4 (default: the run's own, or data=-1)")
+  group.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
+  group.add_argument("--average", action="store_true", help="use the moving average of the parameters")
+  group.add_argument("--vocabulary", metavar="NAME", help="name or file (default: the model's own)")
+  group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="compute dtype (default: the model's)")
+  group.add_argument("--mesh", metavar="AXES", help="such as data=2,tensor=4 (default: the run's, or data=-1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,55 +102,55 @@ def run(args: argparse.Namespace) -> int:
   from t5like import parallel
 
   parallel.start(config=repr(sorted(vars(args).items())))
-  asks = not args.input and not args.task and sys.stdin.isatty()
-  local = _local_files(args, asks)
-  with _named_as_options():
+  interactive = not args.input and not args.task and sys.stdin.isatty()
+  local = _local_files(args, interactive)
+  with _errors_as_options():
     settings = _settings(args, local)
     model = _load(args)
-    if asks:
-      return _ask(args, model, settings)
+    if interactive:
+      return _run_prompt(args, model, settings)
     from t5like.inference.batch_inference import answer_rows
 
     return 1 if answer_rows(model, settings) else 0
 
 
 def _check_options(args: argparse.Namespace) -> None:
-  """Options that contradict one another, before anything is loaded."""
+  """Raises UserError for conflicting options, before anything is loaded."""
   jobs = [name for name in _JOBS if getattr(args, name)]
   if len(jobs) > 1 and jobs != ["neighbors", "embed"]:
-    raise UserError(f"--{jobs[0]} and --{jobs[1]} are two things to do", expected="one of them")
+    raise UserError(f"--{jobs[0]} and --{jobs[1]} are mutually exclusive", expected="one of them")
   decoding = given_options(args)
   if jobs and decoding:
-    raise UserError(f"--{jobs[0]} writes no text: --{next(iter(decoding))} has no meaning there")
+    raise UserError(f"--{jobs[0]} generates no text and cannot be combined with --{next(iter(decoding))}")
   if args.input and args.task:
-    raise UserError("--input and --task are two things to answer", expected="one of them")
+    raise UserError("--input and --task are mutually exclusive", expected="one of them")
   if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbors):
-    raise UserError("only embeddings go into a .npy file", try_="--output=FILE.jsonl, or --embed=mean")
+    raise UserError("only embeddings can be written to a .npy file", try_="--output=FILE.jsonl, or --embed=mean")
   if args.top < 1:
-    raise UserError(f"--top={args.top} cannot work", expected="1 or more")
+    raise UserError(f"invalid --top={args.top}", expected="at least 1")
 
 
-def _local_files(args: argparse.Namespace, asks: bool) -> dict[str, str | None]:
-  """The files of the options, local. They are looked for before a model is loaded; all processes must read them."""
+def _local_files(args: argparse.Namespace, interactive: bool) -> dict[str, str | None]:
+  """Returns local copies of the input files, before a model is loaded. Every process needs them."""
   import jax
 
   given = {name: getattr(args, name) for name in _FILES}
-  if not args.input and not args.task and not asks:
+  if not args.input and not args.task and not interactive:
     given["input"] = "-"
-  if jax.process_count() > 1 and (asks or given["input"] == "-"):
-    raise UserError("several processes cannot share one standard input", try_="--input=FILE that all of them can read")
+  if jax.process_count() > 1 and (interactive or given["input"] == "-"):
+    raise UserError("standard input is not available with several processes", try_="--input=FILE")
   return {name: path and _local_file(path, name, args.output) for name, path in given.items()}
 
 
 def _local_file(path: str, name: str, output: str | None) -> str:
-  """The path of a file, or of the local copy of one on a store; refuses one that is the output, too."""
+  """Returns the path of a file, or of its local copy if it is remote; raises UserError if it is also the output."""
   if path == "-":
     return path
   storage.check_reachable(path, f"--{name}")
   file = storage.as_path(path)
   if not storage.is_remote(path) and (not os.path.exists(file) or os.path.isdir(file)):
     raise UserError(f"no file {path}", option=f"--{name}")
-  if output and _place(output) == _place(path):
+  if output and _resolved(output) == _resolved(path):
     raise UserError(f"--output and --{name} are the same file", given=path)
   try:
     return str(storage.local_copy(file))
@@ -156,7 +160,7 @@ def _local_file(path: str, name: str, output: str | None) -> str:
     raise UserError(f"cannot read {path}", because=error.strerror or error) from None
 
 
-def _place(path: str) -> object:
+def _resolved(path: str) -> object:
   return storage.as_path(path) if storage.is_remote(path) else os.path.realpath(storage.as_path(path))
 
 
@@ -177,8 +181,8 @@ def _job(args: argparse.Namespace) -> JobSettings:
 
 
 @contextmanager
-def _named_as_options() -> Iterator[None]:
-  """Errors about settings name the options of the command."""
+def _errors_as_options() -> Iterator[None]:
+  """Rephrases errors about settings in terms of command-line options."""
   from t5like.parallel import MeshError
 
   try:
@@ -190,18 +194,18 @@ def _named_as_options() -> Iterator[None]:
 
 
 def _load(args: argparse.Namespace) -> Model:
-  """The model with one step for all processes, though a run may write another meanwhile."""
+  """Loads the model. Process 0 picks the step for all, as the run may write a new checkpoint meanwhile."""
   from t5like.console import warn
   from t5like.inference import load
-  from t5like.inference.batch_inference import vocabulary_doubts
+  from t5like.inference.batch_inference import vocabulary_warnings
   from t5like.parallel.process_zero import run_on_process_zero
 
   model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
   step = model.step(args.step)
   if step is not None:
     step = run_on_process_zero(lambda: model.step(args.step))
-  for doubt in vocabulary_doubts(model):
-    warn(doubt)
+  for warning in vocabulary_warnings(model):
+    warn(warning)
   return model.at(step, args.average)
 
 
@@ -215,21 +219,19 @@ def _mesh_axes(given: str | None) -> MeshAxes | None:
   for part in given.split(","):
     name, _, size = part.partition("=")
     if name not in names or (name != "preset" and not size.lstrip("-").isdigit()):
-      raise UserError(
-        f"--mesh={given} cannot work", expected="sizes such as data=2,tensor=4", nearest=nearest(name, names)
-      )
+      raise UserError(f"invalid --mesh={given}", expected="sizes such as data=2,tensor=4", nearest=nearest(name, names))
     axes[name] = size if name == "preset" else int(size)
   return MeshAxes(**axes)
 
 
-def _ask(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:
+def _run_prompt(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:
   from t5like.cli.infer_prompt import InteractivePrompt
   from t5like.inference.job_settings import Fill, Generate
 
   if args.output:
-    raise UserError("--output is for the answers to a file or a task", try_="--input=FILE, or --task=TASK")
+    raise UserError("--output needs a file or a task as input", try_="--input=FILE, or --task=TASK")
   if args.score or args.candidates_field:
-    raise UserError("there is nothing to compare what you type with", try_="--input=FILE of JSON lines")
+    raise UserError("the interactive prompt cannot score or rank fields", try_="--input=FILE of JSON lines")
   job = settings.job
   if model.module.batch_layout == "encoder" and isinstance(job, Generate):
     job = Fill(args.top)

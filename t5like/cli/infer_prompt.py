@@ -1,4 +1,4 @@
-"""A prompt in a terminal: type a text, read the answer, change the settings."""
+"""The interactive prompt of `t5like infer`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from t5like.cli.decoding_options import OPTIONS, STOP, belonging_to, method_for, parse_option
+from t5like.cli.decoding_options import OPTIONS, STOP, method_for, options_for, parse_option
 from t5like.console import paint
 from t5like.decoding.options import decode_settings
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.jobs import Answer, Generation, Job
 from t5like.inference.model import Model
-from t5like.inference.rows import Refused, Row
+from t5like.inference.rows import RejectedRow, Row
 
-_COMMANDS = {"help": "this list", "quit": "end (Ctrl-D too)"}
-_OF_SETTINGS = {"settings": "what is set now", "reset": "all settings as at the beginning"}
-_POLL = 0.1  # seconds; between two looks at an answer Ctrl-C is heard
+_COMMANDS = {"help": "this list", "quit": "exit (or Ctrl-D)"}
+_SETTINGS_COMMANDS = {"settings": "show the current settings", "reset": "restore the initial settings"}
+_POLL = 0.1  # seconds; Ctrl-C is handled between two polls
 
 
 class InteractivePrompt:
-  """Reads lines until `:quit`. Ctrl-C ends an answer or a line, not the program."""
+  """Answers lines until `:quit`. Ctrl-C cancels an answer or a line, not the program."""
 
   def __init__(self, model: Model, job: Job, given: Mapping[str, Any]):
     self._model, self._job = model, job
-    self._first = dict(given)
+    self._initial = dict(given)
     self._given = dict(given)
     self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-    self._asked = 0
+    self._row_count = 0
 
   def run(self) -> int:
     with contextlib.suppress(ImportError):
@@ -49,8 +49,8 @@ class InteractivePrompt:
         print()
         break
       except KeyboardInterrupt:
-        print("\n:quit ends, :help tells more")
-    self._leave()
+        print("\ntype :quit to exit, :help for commands")
+    self._shut_down()
     return 0
 
   def _greeting(self) -> str:
@@ -61,17 +61,17 @@ class InteractivePrompt:
       f"{model.kind} from {where}",
       f"vocabulary {model.vocabulary_name} ({model.vocabulary.vocab_size:,} ids){positions}",
       self._settings_line(),
-      r"Type a text and press Enter; a line that ends with \ goes on. :help for the commands.",
+      r"Type a text and press Enter; end a line with \ to continue it. :help for commands.",
     ]
     return "\n".join(line for line in lines if line)
 
   def _settings_line(self) -> str:
-    """The settings that matter to the method in use, those that were changed among them."""
+    """Returns the settings that apply to the current method."""
     if not isinstance(self._job, Generation):
       return ""
     settings = self._job.settings
     fields = dataclasses.asdict(settings) | {STOP: [text for text in self._given.get(STOP, [])]}
-    shown = belonging_to(settings.method, {n: v for n, v in fields.items() if n in (*OPTIONS, STOP)})
+    shown = options_for(settings.method, {n: v for n, v in fields.items() if n in (*OPTIONS, STOP)})
     if settings.method != "sample":
       shown.pop("seed", None)
     quiet = {"min_length": 0, "repetition_penalty": 1.0, STOP: [], "n_best": 1}
@@ -99,65 +99,65 @@ class InteractivePrompt:
     if name == "help":
       return self._help()
     if name not in self._known():
-      raise UserError(f"no command :{name}", nearest=nearest(name, self._known()), try_=":help")
+      raise UserError(f"unknown command :{name}", nearest=nearest(name, self._known()), try_=":help")
     if name == "settings":
       return self._settings_line()
     if name == "reset":
-      self._change(self._first)
+      self._change(self._initial)
       return self._settings_line()
     if not value and name != STOP:
-      raise UserError(f":{name} has no value", expected=f":{name} VALUE", does=OPTIONS[name][1])
+      raise UserError(f":{name} needs a value", expected=f":{name} VALUE", does=OPTIONS[name][1])
     self._change(self._changed(name, parse_option(name, value)))
     return self._settings_line()
 
   def _known(self) -> list[str]:
-    settings = (*_OF_SETTINGS, *OPTIONS, STOP) if isinstance(self._job, Generation) else ()
+    settings = (*_SETTINGS_COMMANDS, *OPTIONS, STOP) if isinstance(self._job, Generation) else ()
     return [*_COMMANDS, *settings]
 
   def _changed(self, name: str, value: Any) -> dict[str, Any]:
-    """The options with one changed. What only another method takes notice of makes that the method."""
+    """Returns the options with one changed; switches to the method that the option belongs to."""
     method = value if name == "method" else method_for(name) or self._job.settings.method
     if name == "n_best" and value > 1 and method == "greedy":
       method = "beam"
-    return belonging_to(method, {**self._given, name: value}) | {"method": method}
+    return options_for(method, {**self._given, name: value}) | {"method": method}
 
   def _change(self, given: Mapping[str, Any]) -> None:
     settings, stops = decode_settings(given, self._model.vocabulary, self._model.positions)
-    self._job.change(settings, stops)
+    self._job.set_decoding(settings, stops)
     self._given = dict(given)
 
   def _help(self) -> str:
     entries = {f":{name}": text for name, text in _COMMANDS.items()}
     if isinstance(self._job, Generation):
-      entries |= {f":{name}": text for name, text in _OF_SETTINGS.items()}
+      entries |= {f":{name}": text for name, text in _SETTINGS_COMMANDS.items()}
       entries |= {f":{name} VALUE": text for name, (_, text) in OPTIONS.items()}
-      entries[f":{STOP} TEXT"] = r"the output ends before this text (\n is a new line); without one, it is taken back"
+      entries[f":{STOP} TEXT"] = r"end the output before this text (\n: newline); no text: remove it"
     width = max(map(len, entries))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in entries.items())
 
   def _answer(self, text: str) -> None:
-    # A sample differs from the one before, though the same text was typed: rows are told apart by their number.
-    row = Row(self._asked, "your text", text, {})
-    self._asked += 1
+    # Samples depend on the row number: the same text typed twice gives different ones.
+    row = Row(self._row_count, "your text", text, {})
+    self._row_count += 1
     prepared = self._job.prepare([row])[0]
-    if isinstance(prepared, Refused):
+    if isinstance(prepared, RejectedRow):
       raise UserError(prepared.reason)
-    begin = time.monotonic()
+    started = time.monotonic()
     running = self._worker.submit(self._job.answer, [prepared])
     try:
       while not running.done():
         concurrent.futures.wait([running], timeout=_POLL)
     except KeyboardInterrupt:
       running.cancel()
-      print("\n" + paint("(the answer was left)", "dim"))
+      print("\n" + paint("(canceled)", "dim"))
       return
     ((answer, tokens),) = running.result()
-    seconds = time.monotonic() - begin
+    seconds = time.monotonic() - started
     print(describe_answer(answer))
-    print(paint(f"({tokens} {self._job.counts}, {seconds:.1f} s)", "dim"))
+    print(paint(f"({tokens} {self._job.unit}, {seconds:.1f} s)", "dim"))
 
-  def _leave(self) -> None:
-    """A search cannot be stopped midway: where one that was left still runs, the process ends without it."""
+  def _shut_down(self) -> None:
+    """Ends the process even if a canceled answer is still running: decoding cannot be interrupted."""
     sys.stdout.flush()
     sys.stderr.flush()
     waiting = self._worker.submit(int)
@@ -169,7 +169,7 @@ class InteractivePrompt:
 
 
 def describe_answer(answer: Answer) -> str:
-  """An answer of any kind, for people."""
+  """Formats an answer of any job for the terminal."""
   if "outputs" in answer:
     outputs = answer["outputs"]
     if len(outputs) == 1:

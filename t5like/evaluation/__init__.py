@@ -1,4 +1,4 @@
-"""A model's score on a task: decode or rank, postprocess, compare. One evaluator for the training loop and the command.
+"""Evaluation of models on tasks: decode or rank, postprocess, score. Used by training and by `t5like eval`.
 
 evaluate(model, "snli", examples=200).scores
 """

@@ -1,4 +1,4 @@
-"""A model's answers to many prompts: written by a search, or chosen among candidates."""
+"""Answers to prompts, generated or chosen among candidates."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
 from t5like.inference.batching import RowBatch
 from t5like.inference.generation import Generator
+from t5like.inference.memory import NotEnoughMemory, answer_in_parts
 from t5like.inference.ranking import CandidateScorer, Likelihood
-from t5like.inference.room import NoRoom, answer_in_room
 
-_MOST_LABELS = 64
-_ROWS_BETWEEN_SIGNS = 256
+_MAX_LABELS = 64
+_ROWS_PER_UPDATE = 256
 
 Tokens = Sequence[int]
 Progress = Callable[[int], None]  # receives the number of rows done
 
 
 @dataclasses.dataclass(frozen=True)
-class WrittenAnswer:
-  """An answer that a search found."""
+class GeneratedAnswer:
+  """A generated answer."""
 
-  tokens: list[int]  # up to its end
-  log_likelihood: float  # its end included
+  tokens: list[int]  # without EOS
+  log_likelihood: float  # with EOS
 
 
-def write_answers(
+def generate_answers(
   generator: Generator,
   params: Any,
   prompts: Sequence[Tokens],
   settings: DecodeSettings,
   batch_size: int,
   progress: Progress = lambda done: None,
-) -> list[WrittenAnswer | NoRoom]:
-  """The best output for each prompt; NoRoom for one that the devices cannot take even alone."""
-  answers: list[WrittenAnswer | NoRoom] = [NoRoom(0, 0)] * len(prompts)
+) -> list[GeneratedAnswer | NotEnoughMemory]:
+  """Returns the best output for each prompt; NotEnoughMemory for a prompt that does not fit even alone."""
+  answers: list[GeneratedAnswer | NotEnoughMemory] = [NotEnoughMemory(0, 0)] * len(prompts)
   planner, done = generator.planner(batch_size, settings.max_length), 0
   for batch in planner.plan([len(prompt) for prompt in prompts]):
 
-    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[WrittenAnswer]:
+    def answer(rows: np.ndarray, batch: RowBatch = batch) -> list[GeneratedAnswer]:
       texts = [prompts[row] for row in rows]
       shape = planner.shape_for(rows, batch, max(map(len, texts)))
       decoded = generator.texts(params, texts, settings, shape, rows)
       best = (decoded.tokens[:, 0], decoded.lengths[:, 0], decoded.scores[:, 0])
-      return [WrittenAnswer(tokens[:n].tolist(), float(score)) for tokens, n, score in zip(*best, strict=True)]
+      return [GeneratedAnswer(tokens[:n].tolist(), float(score)) for tokens, n, score in zip(*best, strict=True)]
 
-    for row, found in zip(batch.rows, answer_in_room(batch.rows, answer), strict=True):
+    for row, found in zip(batch.rows, answer_in_parts(batch.rows, answer), strict=True):
       answers[row] = found
     done += len(batch.rows)
     progress(done)
@@ -62,13 +62,14 @@ def rank_answers(
   params: Any,
   prompts: Sequence[Tokens],
   candidates: Sequence[Sequence[Tokens]],
-  how: str = "sum",
+  reduction: str = "sum",
   progress: Progress = lambda done: None,
 ) -> tuple[list[int], list[list[float]]]:
-  """Which candidate of each prompt is likeliest (the first of equals), and the scores of all.
+  """Returns the index of each prompt's most likely candidate (ties: the first), and the scores of all.
 
-  `sum` compares log-likelihoods, `mean` those of a token: longer candidates are then not at a disadvantage. -1, and no
-  scores, for a prompt that the devices have no room for.
+  reduction: compare log-likelihoods by their "sum" or "mean" over tokens; the sum favors short candidates.
+
+  A prompt that does not fit into memory gets -1 and no scores.
   """
   best, scores = [], []
 
@@ -76,10 +77,10 @@ def rank_answers(
     chosen = [prompts[row] for row in rows], [candidates[row] for row in rows]
     return scorer(params, *split_starts(scorer.model.batch_layout, *chosen))
 
-  for first in range(0, len(prompts), _ROWS_BETWEEN_SIGNS):
-    for found in answer_in_room(range(first, min(first + _ROWS_BETWEEN_SIGNS, len(prompts))), score):
-      likelihoods = [] if isinstance(found, NoRoom) else found
-      values = [item.log_likelihood if how == "sum" else item.per_token for item in likelihoods]
+  for first in range(0, len(prompts), _ROWS_PER_UPDATE):
+    for found in answer_in_parts(range(first, min(first + _ROWS_PER_UPDATE, len(prompts))), score):
+      likelihoods = [] if isinstance(found, NotEnoughMemory) else found
+      values = [item.log_likelihood if reduction == "sum" else item.per_token for item in likelihoods]
       best.append(int(np.argmax(values)) if values else -1)
       scores.append(values)
     progress(len(best))
@@ -87,21 +88,21 @@ def rank_answers(
 
 
 def split_starts(layout: str, prompts: Sequence[Tokens], candidates: Sequence[Sequence[Tokens]]) -> tuple:
-  """What a scorer of candidates takes: a decoder's prompts without their first token, which only begins them."""
+  """Returns (inputs, candidates, starts) for CandidateScorer, with the first token split off a decoder's prompts."""
   if layout == "encoder_decoder":
     return prompts, candidates, None
   return [prompt[1:] for prompt in prompts], candidates, [prompt[0] for prompt in prompts]
 
 
 def label_set(scoring: Mapping[str, Any], examples: Sequence[Mapping[str, Any]], task: str) -> list[str]:
-  """The answers that a task knows: its label words, else its different targets where they are few."""
+  """Returns a task's labels: its label words, else its distinct targets if they are few."""
   postprocessor = scoring["postprocessor"] or {}
   if labels := postprocessor.get("keywords", {}).get("label_classes"):
     return list(labels)
   labels = sorted({example["targets_pretokenized"] for example in examples})
-  if not 2 <= len(labels) <= min(_MOST_LABELS, max(len(examples) // 2, 2)):
+  if not 2 <= len(labels) <= min(_MAX_LABELS, max(len(examples) // 2, 2)):
     raise UserError(
-      f"task {task!r} has no set of labels: its examples have {len(labels):,} different targets",
-      try_="--candidates=FIELD, a field of each example that lists them, or FILE with one a line",
+      f"task {task!r} has no label set: its examples have {len(labels):,} distinct targets",
+      try_="--candidates=FIELD, which lists them in each example, or FILE with one per line",
     )
   return labels

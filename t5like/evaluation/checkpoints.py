@@ -1,4 +1,4 @@
-"""Checkpoints, one after the other: each measurement is made once and remembered in the model directory."""
+"""Evaluates checkpoints in turn; each result is computed once and stored in the model directory."""
 
 from __future__ import annotations
 
@@ -24,29 +24,39 @@ Report = Callable[[Record, Evaluation], None]
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-  """One number or more of a checkpoint."""
+  """One or more numbers to compute for a checkpoint."""
 
-  blank: Record  # what is measured, without step and scores
-  measure: Callable[[Any, Record], Record]  # (parameters, the blank of a checkpoint) -> its record
+  blank: Record  # a record without step and scores
+  measure: Callable[[Any, Record], Record]  # (parameters, blank record) -> complete record
 
 
 def task_measurements(tasks: TaskEvaluation, out: Path, report: Report, stopped: Stopped = NEVER) -> list[Measurement]:
-  """The scores of tasks; answers are written to `out`, and `report` receives every new evaluation."""
+  """Returns measurements of task scores, which write answers to `out` and pass every new evaluation to `report`."""
 
-  def measurement(asked: Any) -> Measurement:
+  def measurement(evaluation_set: Any) -> Measurement:
     def measure(params: Any, blank: Record) -> Record:
-      result = tasks(params, asked, stopped)
-      path = write_predictions(result, out, asked, blank.step, tasks.identity)
+      result = tasks(params, evaluation_set, stopped)
+      path = write_predictions(result, out, evaluation_set, blank.step, tasks.identity)
       predictions = str(path.relative_to(out))
       record = dataclasses.replace(blank, scores=result.scores, majority=result.majority, predictions=predictions)
       report(record, result)
       return record
 
-    settings, count = description(tasks.identity), len(asked.fields)
-    blank = Record(None, "", asked.task, asked.split, settings, count, {}, data=asked.data, identity=tasks.identity)
+    settings, count = description(tasks.identity), len(evaluation_set.fields)
+    blank = Record(
+      None,
+      "",
+      evaluation_set.task,
+      evaluation_set.split,
+      settings,
+      count,
+      {},
+      data=evaluation_set.data,
+      identity=tasks.identity,
+    )
     return Measurement(blank, measure)
 
-  return [measurement(asked) for asked in tasks.sets]
+  return [measurement(evaluation_set) for evaluation_set in tasks.sets]
 
 
 def measure_checkpoints(
@@ -58,14 +68,14 @@ def measure_checkpoints(
   again: bool = False,
   stopped: Stopped = NEVER,
 ) -> Iterator[list[Record]]:
-  """Yields the records of one checkpoint after the other; those of earlier evaluations too, unless `again`.
+  """Yields the records of each checkpoint; reuses those of earlier evaluations unless `again`.
 
-  A checkpoint that cannot be read is reported and left out where others follow. Ends early when `stopped`.
+  If several checkpoints are selected, unreadable ones are reported and skipped. Ends early when `stopped`.
   """
-  for step in checkpoints.of(model, stopped):
+  for step in checkpoints.select(model, stopped):
     identity = _identity(model, step)
     if identity is None:
-      say(f"step {step:,} was removed before its turn")
+      say(f"step {step:,} was deleted before it could be evaluated")
       continue
     params, records = None, []
     for wanted in measurements:
@@ -93,12 +103,12 @@ def _identity(model: Model, step: int | None) -> str | None:
 
 
 def _known(results: Results, blank: Record) -> Record | None:
-  """What was measured before: process 0 looks it up, all go by what it finds."""
+  """Returns the record of an earlier evaluation; process 0 looks it up for all."""
   if not run_on_process_zero(lambda: int(results.find(blank) is not None)):
     return None
   known = (results.find(blank) if jax.process_index() == 0 else None) or blank
   scores = ", ".join(f"{name} {value:.2f}" for name, value in known.scores.items())
-  say(f"{blank.task} was evaluated at {at_step(blank.step)} already: {scores}  (--again does it anew)")
+  say(f"{blank.task} was already evaluated at {at_step(blank.step)}: {scores}  (--again repeats it)")
   return known
 
 

@@ -1,7 +1,7 @@
-"""Two sets of answers to the same questions: is one better, or is it chance?
+"""Significance of the difference between two sets of answers to the same examples.
 
-The paired bootstrap (Koehn 2004, Berg-Kirkpatrick et al. 2012): rows are drawn with replacement, the same for both
-sides, and the difference of scores is taken again and again.
+Uses the paired bootstrap (Koehn 2004, Berg-Kirkpatrick et al. 2012): rows are drawn with replacement, the same for both
+sides, and the difference of scores is computed for each resample.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from t5like.console import table
 from t5like.errors import UserError
-from t5like.evaluation.scoring import about_path, find_function, is_right, metric_scores
+from t5like.evaluation.scoring import about_path, find_function, is_correct, metric_scores
 from t5like.files import storage
 
 RESAMPLES = 10_000
-_RECOMPUTED_SHARE = 10  # metrics that are no mean over rows are taken again for one in so many resamples
-_CHUNK = 1 << 22  # counts in memory at a time
-_SAME = 0.3  # points between a metric and the mean of its rows: ROUGE reports the median of a bootstrap of its own
+_RECOMPUTED_SHARE = 10  # metrics other than means over rows use 1/10 of the resamples: they are recomputed for each
+_CHUNK = 1 << 22  # draws in memory at once
+_MEAN_TOLERANCE = 0.3  # tolerance, in points, for a mean over rows: ROUGE reports the median of its own bootstrap
 _PREDICTIONS = re.compile(r"(?P<what>.+?)-(?P<step>\d+)(?P<rest>(-.*)?)\.jsonl")
 EXACT_MATCH = {"function": "t5like.tasks.metrics:accuracy", "keywords": {}}
 
 
 @dataclasses.dataclass(frozen=True)
 class PairedAnswers:
-  """A file of predictions, as an evaluation writes it."""
+  """A file of predictions, as written by an evaluation."""
 
   path: Path
   rows: list[dict[str, Any]]
@@ -47,35 +47,35 @@ class PairedAnswers:
 
 @dataclasses.dataclass(frozen=True)
 class ScoreDifference:
-  """B against A in one metric."""
+  """The difference between B and A in one metric."""
 
   metric: str
   a: float
   b: float
-  low: float  # of b - a, 95 % of resamples lie between low and high
+  low: float  # the 95 % interval of b - a
   high: float
-  better: float  # the share of resamples in which B scores more, ties counting half
+  better: float  # fraction of resamples in which B scores higher; ties count half
   resamples: int
 
   @property
-  def certain(self) -> bool:
-    """The interval does not hold 0."""
+  def significant(self) -> bool:
+    """Whether the interval excludes 0."""
     return self.low > 0 or self.high < 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """Two files of answers to the same questions."""
+  """The comparison of two files of answers to the same examples."""
 
   name: str  # task, split and settings
   a: PairedAnswers
   b: PairedAnswers
-  differences: list[ScoreDifference]  # one a metric
-  rows: list[dict[str, Any]]  # those that are answered differently, with their numbers from 1
+  differences: list[ScoreDifference]  # per metric
+  rows: list[dict[str, Any]]  # those with different answers, numbered from 1
 
   def only_right(self) -> dict[str, int]:
-    """How many of the rows only one side answers right."""
-    right = [(is_right(row["a"], row["target"]), is_right(row["b"], row["target"])) for row in self.rows]
+    """Returns the number of rows that only one side answers correctly."""
+    right = [(is_correct(row["a"], row["target"]), is_correct(row["b"], row["target"])) for row in self.rows]
     return {"A": right.count((True, False)), "B": right.count((False, True))}
 
 
@@ -88,23 +88,23 @@ def compare_paths(
   modules: Sequence[str] = (),
   progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Comparison]:
-  """Compares two files of predictions, or all that two model directories both have, as `compare` does."""
-  for name, one, other in selection.pairs(a, b):
-    first, second = read_answers(one), read_answers(other)
+  """Compares two files of predictions, or all those that two model directories have in common."""
+  for name, path_a, path_b in selection.pairs(a, b):
+    first, second = read_answers(path_a), read_answers(path_b)
     found = compare(first, second, resamples, seed, progress, modules)
     yield Comparison(name, first, second, found, differing_rows(first, second))
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-  """Which files of predictions of two model directories are compared; None: all, of the newest step."""
+  """The prediction files to compare; None: all, of the newest step."""
 
   tasks: tuple[str, ...] | None = None
   split: str | None = None
   step: int | None = None
 
   def pairs(self, a: Path, b: Path) -> list[tuple[str, Path, Path]]:
-    """Two files, or the tasks, splits and settings that both directories have answers of."""
+    """Returns (name, file of A, file of B) for each task, split and settings that both have; or the two files."""
     if a.is_file() and b.is_file():
       return [(",".join(self.tasks or ()) or a.stem, a, b)]
     for path in (a, b):
@@ -116,7 +116,7 @@ class Selection:
     shared = [name for name in sides[0] if name in sides[1]]
     if not shared:
       raise UserError(
-        "the two directories have no answers to the same task, split and settings",
+        "the two directories share no task, split and settings",
         a=f"{a}: {', '.join(sides[0]) or 'none'}",
         b=f"{b}: {', '.join(sides[1]) or 'none'}",
         try_=f"t5like eval --model_dir={b} --task=TASK",
@@ -124,7 +124,7 @@ class Selection:
     return [(name, sides[0][name], sides[1][name]) for name in shared]
 
   def _newest(self, folder: Path) -> dict[str, Path]:
-    """By task, split and settings: the file of the newest step, or of the given one."""
+    """Returns the file of the newest step, or of the given one, by task, split and settings."""
     found: dict[str, tuple[int, Path]] = {}
     for path in sorted((folder / "predictions").glob("*.jsonl")):
       if not (match := _PREDICTIONS.fullmatch(path.name)):
@@ -153,12 +153,12 @@ def read_answers(path: Path) -> PairedAnswers:
       rows.append({"prediction": row["prediction"], "target": row["target"], **row})
     except (ValueError, KeyError, TypeError):
       raise UserError(
-        f"line {number} of {path} is no prediction",
+        f"line {number} of {path} is not a prediction",
         found=line[:100],
         expected='a JSON object with "prediction" and "target", as t5like eval writes them',
       ) from None
   if not rows:
-    raise UserError(f"{path} is empty: there is nothing to compare")
+    raise UserError(f"{path} is empty")
   about = about_path(path)
   try:
     metrics = storage.read_json(about)["metrics"] if about.is_file() else [EXACT_MATCH]
@@ -167,18 +167,18 @@ def read_answers(path: Path) -> PairedAnswers:
   return PairedAnswers(path, rows, metrics or [EXACT_MATCH])
 
 
-def check_same_questions(a: PairedAnswers, b: PairedAnswers) -> None:
+def check_same_examples(a: PairedAnswers, b: PairedAnswers) -> None:
   if len(a.rows) != len(b.rows):
     raise UserError(
-      f"{len(a.rows):,} answers cannot be compared with {len(b.rows):,}: they are of other questions",
+      f"the files have different numbers of rows: {len(a.rows):,} and {len(b.rows):,}",
       a=a.path, b=b.path, try_="evaluate both on the same split, with the same --examples",
     )  # fmt: skip
-  for number, (one, other) in enumerate(zip(a.rows, b.rows, strict=True), 1):
-    if one["target"] != other["target"] or one.get("inputs") != other.get("inputs"):
+  for number, (row_a, row_b) in enumerate(zip(a.rows, b.rows, strict=True), 1):
+    if row_a["target"] != row_b["target"] or row_a.get("inputs") != row_b.get("inputs"):
       raise UserError(
-        f"row {number} is another question in each file",
-        a=f"{a.path}: {str(one.get('inputs', one['target']))[:80]!r}",
-        b=f"{b.path}: {str(other.get('inputs', other['target']))[:80]!r}",
+        f"row {number} differs in inputs or target between the files",
+        a=f"{a.path}: {str(row_a.get('inputs', row_a['target']))[:80]!r}",
+        b=f"{b.path}: {str(row_b.get('inputs', row_b['target']))[:80]!r}",
       )
 
 
@@ -190,11 +190,11 @@ def compare(
   progress: Callable[[str], None] = lambda text: None,
   modules: Sequence[str] = (),
 ) -> list[ScoreDifference]:
-  """The difference in every metric, with its 95 % interval. The same seed gives the same numbers.
+  """Returns the difference in every metric, with its 95 % interval; deterministic for a seed.
 
-  `modules` are those of the user's own in which metrics may be found.
+  modules: the user's modules in which metrics may be found.
   """
-  check_same_questions(a, b)
+  check_same_examples(a, b)
   found = []
   for entry in a.metrics:
     metric = find_function(entry, modules)
@@ -208,63 +208,67 @@ def compare(
       drawn = dict(zip(means, bootstrap_means(rows, resamples, seed).T, strict=True))
     if rest:
       progress(f"scoring resamples for {', '.join(rest)} ...")
-      drawn |= _recomputed(sides, rest, max(resamples // _RECOMPUTED_SHARE, 1), seed)
+      drawn |= _bootstrap_recomputed(sides, rest, max(resamples // _RECOMPUTED_SHARE, 1), seed)
     found += [_difference(name, sides, drawn[name]) for name in shared if np.isfinite(drawn[name]).all()]
   return found
 
 
 def bootstrap_means(rows: np.ndarray, resamples: int, seed: int) -> np.ndarray:
-  """Means [resamples, metrics] of rows [n, metrics] drawn with replacement: by how often each was drawn."""
+  """Returns means [resamples, metrics] of rows [n, metrics] drawn with replacement, from multinomial counts."""
   draw, count = np.random.default_rng(seed), len(rows)
   at_once = max(_CHUNK // count, 1)
   means = []
   for start in range(0, resamples, at_once):
     size = min(at_once, resamples - start)
-    times = draw.multinomial(count, np.full(count, 1.0 / count), size=size)  # [size, n]
-    means.append(times @ rows / count)
+    draw_counts = draw.multinomial(count, np.full(count, 1.0 / count), size=size)  # [size, n]
+    means.append(draw_counts @ rows / count)
   return np.concatenate(means)
 
 
 class _Side:
-  """One side's scores under a metric, of all rows and of each alone."""
+  """One side's scores in a metric, over all rows and per row."""
 
   def __init__(self, metric: Callable, targets: Sequence[Any], predictions: Sequence[Any]):
     self._metric, self._targets, self._predictions = metric, targets, predictions
     self.scores = metric_scores([metric], targets, predictions)
-    self.rows = self._of_rows()
+    self.rows = self._score_each_row()
 
-  def of(self, numbers: Sequence[int]) -> dict[str, float]:
+  def score_rows(self, numbers: Sequence[int]) -> dict[str, float]:
     targets, predictions = ([side[n] for n in numbers] for side in (self._targets, self._predictions))
     with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # a correlation of few rows
+      warnings.simplefilter("ignore")  # from correlations of few rows
       return metric_scores([self._metric], targets, predictions)
 
-  def _of_rows(self) -> dict[str, np.ndarray]:
-    """By metric, the score of each row on its own; none where a row alone cannot be scored."""
+  def _score_each_row(self) -> dict[str, np.ndarray]:
+    """Returns the scores of single rows by metric; {} if the metric needs several rows."""
     try:
-      each = [self.of([number]) for number in range(len(self._targets))]
+      each = [self.score_rows([number]) for number in range(len(self._targets))]
     except (ValueError, ZeroDivisionError, IndexError):
       return {}
     return {name: np.array([row.get(name, np.nan) for row in each]) for name in self.scores}
 
   def is_mean(self, name: str) -> bool:
-    """Whether the metric is the mean over its rows: of all of them, and of three samples."""
+    """Whether the metric is a mean over rows, checked on all rows and on three samples."""
     rows, count = self.rows.get(name), len(self._targets)
     if rows is None or not np.isfinite(rows).all():
       return False
     draw = np.random.default_rng(0)
     samples = [np.arange(count), *(draw.integers(0, count, count) for _ in range(3))]
-    return all(abs(self.of(sample).get(name, np.nan) - rows[sample].mean()) < _SAME for sample in samples)
+    return all(
+      abs(self.score_rows(sample).get(name, np.nan) - rows[sample].mean()) < _MEAN_TOLERANCE for sample in samples
+    )
 
 
-def _recomputed(sides: Sequence[_Side], names: Sequence[str], resamples: int, seed: int) -> dict[str, np.ndarray]:
+def _bootstrap_recomputed(
+  sides: Sequence[_Side], names: Sequence[str], resamples: int, seed: int
+) -> dict[str, np.ndarray]:
   draw, count = np.random.default_rng(seed), len(sides[0]._targets)
   drawn = {name: np.empty(resamples) for name in names}
   for number in range(resamples):
     rows = draw.integers(0, count, count)
-    one, other = (side.of(rows) for side in sides)
+    scores_a, scores_b = (side.score_rows(rows) for side in sides)
     for name in names:
-      drawn[name][number] = other.get(name, np.nan) - one.get(name, np.nan)
+      drawn[name][number] = scores_b.get(name, np.nan) - scores_a.get(name, np.nan)
   return drawn
 
 
@@ -279,7 +283,7 @@ def differences_table(found: Sequence[ScoreDifference], a: str = "A", b: str = "
   rows = [("metric", a, b, "B - A", "95 % interval", "B better in", "resamples", "")]
   for d in found:
     interval = f"{d.low:+.2f} to {d.high:+.2f}"
-    verdict = ("B is better" if d.low > 0 else "A is better") if d.certain else "may be chance"
+    verdict = ("B is better" if d.low > 0 else "A is better") if d.significant else "not significant"
     rows.append(
       (
         d.metric,
@@ -296,10 +300,16 @@ def differences_table(found: Sequence[ScoreDifference], a: str = "A", b: str = "
 
 
 def differing_rows(a: PairedAnswers, b: PairedAnswers) -> list[dict[str, Any]]:
-  """The rows that are answered differently, with their numbers from 1."""
-  check_same_questions(a, b)
+  """Returns the rows with different answers, numbered from 1."""
+  check_same_examples(a, b)
   return [
-    {"row": n, "inputs": one.get("inputs"), "target": one["target"], "a": one["prediction"], "b": other["prediction"]}
-    for n, (one, other) in enumerate(zip(a.rows, b.rows, strict=True), 1)
-    if one["prediction"] != other["prediction"]
+    {
+      "row": n,
+      "inputs": row_a.get("inputs"),
+      "target": row_a["target"],
+      "a": row_a["prediction"],
+      "b": row_b["prediction"],
+    }
+    for n, (row_a, row_b) in enumerate(zip(a.rows, b.rows, strict=True), 1)
+    if row_a["prediction"] != row_b["prediction"]
   ]

@@ -1,4 +1,4 @@
-"""What an evaluation needs to know of a model: the same for the training loop and for a loaded checkpoint."""
+"""The model under evaluation, in the training loop or loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.inference import Model
-from t5like.inference.prompts import PromptForm, is_trained_elsewhere, position_limit, prompt_form
+from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.task_caches import default_lengths
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
@@ -22,24 +22,24 @@ _BATCH = 32
 
 @dataclasses.dataclass(frozen=True)
 class EvaluatedModel:
-  """A model with the prompts, lengths and batches that it is evaluated with."""
+  """A model with its prompt format, lengths and batch size for evaluation."""
 
   module: nn.Module
   mesh: Mesh
   vocabulary: Vocabulary
   form: PromptForm
-  inputs: int  # tokens of an input with its end, without a start token
-  targets: int  # tokens that an answer may have
+  inputs: int  # maximum input tokens, with EOS, without a start token
+  targets: int  # maximum answer tokens
   batch_size: int
 
   @classmethod
   def of(cls, module: nn.Module, mesh: Mesh, vocabulary: Vocabulary, experiment: Experiment | None) -> EvaluatedModel:
-    """As the experiment trained it, or as suits a model whose training is not known."""
+    """Returns the model with the settings of its training, or with defaults if its training is unknown."""
     form = prompt_form(module, vocabulary, experiment)
     inputs, targets = default_lengths(experiment, position_limit(module.config))
-    if is_trained_elsewhere(experiment):
+    if not has_training_config(experiment):
       return cls(module, mesh, vocabulary, form, inputs, targets, _BATCH)
-    if experiment.mix:  # labeled examples among text: they were read as in a fine-tuning
+    if experiment.mix:  # labeled examples were read as in fine-tuning
       special = SpecialTokens.of(vocabulary)
       lengths = row_lengths(experiment, experiment.lengths, special)
       inputs, targets = lengths.inputs, lengths.targets
@@ -63,11 +63,11 @@ class EvaluatedModel:
   def positions(self) -> int | None:
     return position_limit(self.module.config)
 
-  def check_writes(self) -> None:
-    """Refuses an encoder: it has no answers to be scored."""
+  def check_has_decoder(self) -> None:
+    """Raises UserError for an encoder, which cannot generate answers."""
     if self.layout == "encoder":
       raise UserError(
-        f"{type(self.module).__name__} is an encoder: it writes no answers",
+        f"{type(self.module).__name__} is an encoder and cannot generate answers",
         expected="a model with a decoder (T5, GPT)",
-        try_="--loss, which scores how well it fills in hidden text",
+        try_="--loss, which evaluates masked-token prediction",
       )

@@ -1,4 +1,4 @@
-"""The evaluator of the training loop, of `t5like eval` and of `t5like.evaluate`: from parameters to scores."""
+"""The evaluator used by training, `t5like eval` and `t5like.evaluate`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from t5like import data
 from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
-from t5like.evaluation.answering import WrittenAnswer, rank_answers, write_answers
+from t5like.evaluation.answering import GeneratedAnswer, generate_answers, rank_answers
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
 from t5like.evaluation.scoring import Evaluation, score_answers
@@ -22,19 +22,19 @@ Progress = Callable[[int], None]  # receives the number of examples done
 
 
 @dataclasses.dataclass(frozen=True)
-class _Answered:
-  """The answers to all examples of a set, by number."""
+class _Answers:
+  """The answers to all examples of a set, by example number."""
 
   texts: dict[int, Any]
-  without_room: list[int]  # examples that the devices had no memory for
-  more: dict[int, dict[str, Any]] | None = None  # for the rows of predictions
+  out_of_memory: list[int]  # examples that did not fit into device memory
+  more: dict[int, dict[str, Any]] | None = None  # extra fields of the prediction rows
   log_likelihoods: dict[int, float] | None = None
 
 
 class Evaluator:
-  """Answers and scores the examples of tasks; decoding is compiled once for every shape of a batch.
+  """Answers and scores the examples of tasks; decoding is compiled once per batch shape.
 
-  On several hosts all call it alike, and all have all answers.
+  All hosts must call it with the same arguments; all get all answers.
   """
 
   def __init__(self, model: EvaluatedModel, settings: EvaluationSettings, open_task: OpenTask | None = None):
@@ -49,49 +49,52 @@ class Evaluator:
     self.identity = settings.identity(self._builder.template)
 
   def read(self, task: str, cache: data.TokenCache) -> EvaluationSet:
-    """The examples of a token cache as the model is asked them."""
+    """Builds the evaluation set of a token cache."""
     return self._builder(task, cache)
 
   def __call__(self, params: Any, evaluation_set: EvaluationSet, progress: Progress = lambda done: None) -> Evaluation:
-    """Answers every example once, and scores all answers."""
-    asked = evaluation_set
-    answered = (self._write if asked.candidates is None else self._rank)(params, asked, progress)
-    target_scores = None if asked.targets is None else self._likelihoods(params, asked.prompts, asked.targets)
+    """Answers every example and scores the answers."""
+    answers = (self._generate if evaluation_set.candidates is None else self._rank)(params, evaluation_set, progress)
+    target_scores = (
+      None
+      if evaluation_set.targets is None
+      else self._likelihoods(params, evaluation_set.prompts, evaluation_set.targets)
+    )
     result = score_answers(
-      answered.texts,
-      asked.fields,
-      asked.scoring,
-      answered.more,
+      answers.texts,
+      evaluation_set.fields,
+      evaluation_set.scoring,
+      answers.more,
       self._settings.task_modules,
-      answered.log_likelihoods,
+      answers.log_likelihoods,
       target_scores,
     )
     notes = tuple(
-      f"{asked.task}: the devices have no room for example {n} of {len(asked.prompts[n]):,} tokens, "
-      "which counts as answered with nothing (--inputs_length=N cuts it)"
-      for n in answered.without_room
+      f"{evaluation_set.task}: example {n} ({len(evaluation_set.prompts[n]):,} tokens) does not fit into device memory "
+      "and is scored as an empty answer (--inputs_length=N truncates it)"
+      for n in answers.out_of_memory
     )
     return dataclasses.replace(result, notes=notes)
 
-  def _rank(self, params: Any, asked: EvaluationSet, progress: Progress) -> _Answered:
+  def _rank(self, params: Any, evaluation_set: EvaluationSet, progress: Progress) -> _Answers:
     best, scores = rank_answers(
-      self._scorer, params, asked.prompts, asked.candidate_tokens, self._settings.rank, progress
+      self._scorer, params, evaluation_set.prompts, evaluation_set.candidate_tokens, self._settings.rank, progress
     )
-    return _Answered(
-      {n: row[c] if c >= 0 else "" for n, (row, c) in enumerate(zip(asked.candidates, best, strict=True))},
+    return _Answers(
+      {n: row[c] if c >= 0 else "" for n, (row, c) in enumerate(zip(evaluation_set.candidates, best, strict=True))},
       [n for n, chosen in enumerate(best) if chosen < 0],
       {
         n: {"log_likelihoods": dict(zip(row, values, strict=False))}
-        for n, (row, values) in enumerate(zip(asked.candidates, scores, strict=True))
+        for n, (row, values) in enumerate(zip(evaluation_set.candidates, scores, strict=True))
       },
     )
 
-  def _write(self, params: Any, asked: EvaluationSet, progress: Progress) -> _Answered:
-    settings = self._settings_for(asked)
-    written = write_answers(self._generator, params, asked.prompts, settings, self._batch_size, progress)
-    found = {n: answer for n, answer in enumerate(written) if isinstance(answer, WrittenAnswer)}
-    return _Answered(
-      {n: self._text(found[n].tokens, asked) if n in found else "" for n in range(len(written))},
+  def _generate(self, params: Any, evaluation_set: EvaluationSet, progress: Progress) -> _Answers:
+    settings = self._settings_for(evaluation_set)
+    written = generate_answers(self._generator, params, evaluation_set.prompts, settings, self._batch_size, progress)
+    found = {n: answer for n, answer in enumerate(written) if isinstance(answer, GeneratedAnswer)}
+    return _Answers(
+      {n: self._text(found[n].tokens, evaluation_set) if n in found else "" for n in range(len(written))},
       [n for n in range(len(written)) if n not in found],
       log_likelihoods={n: answer.log_likelihood for n, answer in found.items()},
     )
@@ -99,28 +102,28 @@ class Evaluator:
   def _likelihoods(
     self, params: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
   ) -> list[float]:
-    """Of one answer to each prompt; NaN where the devices had no room for it."""
+    """Returns the log-likelihood of one answer per prompt; NaN if it does not fit into memory."""
     _, scores = rank_answers(self._scorer, params, prompts, [[tokens] for tokens in answers])
     return [row[0] if row else math.nan for row in scores]
 
-  def _settings_for(self, asked: EvaluationSet) -> DecodeSettings:
-    """With the template's own end of an answer among the stop sequences, where the vocabulary can write it."""
-    if asked.stop is None:
+  def _settings_for(self, evaluation_set: EvaluationSet) -> DecodeSettings:
+    """Adds the template's stop text to the stop sequences, if the vocabulary can encode it."""
+    if evaluation_set.stop is None:
       return self._decode
     vocabulary = self._model.vocabulary
-    tokens = tuple(vocabulary.encode(asked.stop))
+    tokens = tuple(vocabulary.encode(evaluation_set.stop))
     known = tokens and vocabulary.unk_id not in tokens
     more = (*self._decode.stop_sequences, tokens) if known else self._decode.stop_sequences
     return dataclasses.replace(self._decode, stop_sequences=tuple(dict.fromkeys(more)))
 
-  def _text(self, tokens: list[int], asked: EvaluationSet) -> str | list[int]:
-    if asked.answers == "ids":
+  def _text(self, tokens: list[int], evaluation_set: EvaluationSet) -> str | list[int]:
+    if evaluation_set.answers == "ids":
       return tokens
     if self._settings.infill:
       sentinels = self._model.special.sentinels
       tokens = tokens[1:] if tokens and tokens[0] == sentinels[0] else tokens
       tokens = tokens[: next((i for i, token in enumerate(tokens) if token in set(sentinels)), len(tokens))]
-    text = (asked.vocabulary or self._model.vocabulary).decode(tokens)
-    for stop in (*self._stops, *([] if asked.stop is None else [asked.stop])):
+    text = (evaluation_set.vocabulary or self._model.vocabulary).decode(tokens)
+    for stop in (*self._stops, *([] if evaluation_set.stop is None else [evaluation_set.stop])):
       text = text.partition(stop)[0]
     return text.strip() if self._settings.prompted else text

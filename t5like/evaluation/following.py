@@ -1,4 +1,4 @@
-"""Which checkpoints to evaluate: some, all, or each as a training run writes it."""
+"""Selects checkpoints to evaluate: some, all, or new ones as training writes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WAIT, _STOP, _END = -1, -2, -3
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointSelection:
-  """Which checkpoints of a model are evaluated: one, several, or each as training writes it."""
+  """The checkpoints to evaluate: one, several, or new ones as training writes them."""
 
   step: int | None = None  # None: the newest
   steps: str | None = None  # "all", or "1000,2000"
@@ -35,17 +35,17 @@ class CheckpointSelection:
   def several(self) -> bool:
     return bool(self.follow or self.steps)
 
-  def of(self, model: Model, stopped: Stopped = NEVER) -> Iterable[int | None]:
-    """The steps in their order; None for a model without steps. To be iterated by all processes alike."""
+  def select(self, model: Model, stopped: Stopped = NEVER) -> Iterable[int | None]:
+    """Returns steps in order; None for a model without steps. All processes must iterate over it."""
     if not self.several:
       return [model.step(self.step)]
     if model.experiment is None:
-      raise UserError(f"{model.folder} is a Hugging Face folder: it has no steps")
+      raise UserError(f"{model.folder} is a Hugging Face folder and has no steps")
     return Follower(model.folder, stopped) if self.follow else chosen_steps(model.folder, self.steps)
 
 
 def wait_for_model(model_dir: str, stopped: Stopped) -> None:
-  """Waits for the first checkpoint of a run that has just been started."""
+  """Waits for the first checkpoint of a run."""
   storage.check_reachable(model_dir, "--model_dir")
   folder, announced = storage.as_path(model_dir).absolute(), False
   while not stopped() and not ((folder / CONFIG).is_file() and checkpoint_steps(folder)):
@@ -56,13 +56,13 @@ def wait_for_model(model_dir: str, stopped: Stopped) -> None:
 
 
 def load_next(model: Model, step: int | None, average: bool, several: bool) -> Any:
-  """Parameters of a checkpoint; None, and a line on why, where it is damaged or gone and others follow."""
+  """Loads the parameters of a checkpoint; if `several`, reports a damaged or deleted one and returns None."""
   params, problem = None, None
   try:
     params = model.parameters(step, average)
   except UserError as error:
     problem = error
-  except (OSError, ValueError) as error:  # removed between two files
+  except (OSError, ValueError) as error:  # deleted while reading
     if step is None or (checkpoints_folder(model.folder) / str(step)).exists():
       raise
     problem = UserError(str(error))
@@ -73,49 +73,49 @@ def load_next(model: Model, step: int | None, average: bool, several: bool) -> A
   gone = step is not None and not (checkpoints_folder(model.folder) / str(step)).exists()
   because = problem.lines.get("because", "") if problem else "another host cannot read it"
   say(
-    f"step {step:,} was removed before its turn" if gone
-    else f"step {step:,} is passed over: {problem.what if problem else ''} {f'({because})' if because else ''}"
+    f"step {step:,} was deleted before it could be evaluated" if gone
+    else f"step {step:,} is skipped: {problem.what if problem else ''} {f'({because})' if because else ''}"
   )  # fmt: skip
   return None
 
 
 def chosen_steps(model_dir: Path, given: str) -> list[int]:
-  """'all', or steps such as '1000,2000'; those that are there, in order."""
-  there = checkpoint_steps(model_dir)
-  if not there:
-    raise UserError("no checkpoint here", looked=model_dir / FOLDER)
+  """Parses 'all' or steps such as '1000,2000'; returns existing steps in order."""
+  existing = checkpoint_steps(model_dir)
+  if not existing:
+    raise UserError("no checkpoints found", looked=model_dir / FOLDER)
   if given == "all":
-    return there
+    return existing
   try:
     wanted = sorted({int(step) for step in given.replace("_", "").split(",")})
   except ValueError:
-    raise UserError(f"--steps={given} cannot work", expected="all, or steps such as 1000,2000") from None
-  if missing := [step for step in wanted if step not in there]:
+    raise UserError(f"invalid --steps={given}", expected="all, or steps such as 1000,2000") from None
+  if missing := [step for step in wanted if step not in existing]:
     raise UserError(
       f"no checkpoint of step {', '.join(map(str, missing))}", looked=model_dir / FOLDER,
-      known=", ".join(map(str, there)),
+      known=", ".join(map(str, existing)),
     )  # fmt: skip
   return wanted
 
 
 def has_finished(model_dir: Path) -> bool:
-  """Whether the run's newest attempt says that it reached its end."""
+  """Whether the run's newest attempt finished."""
   attempts = read_attempts(model_dir / FILE)
   return bool(attempts) and attempts[-1]["ended"] == FINISHED
 
 
 @dataclasses.dataclass
 class Follower:
-  """The checkpoints of a directory as they come, oldest first, each once; to be used by all processes alike.
+  """Yields the steps of a directory as checkpoints appear, oldest first. All processes must iterate over it.
 
-  A checkpoint that is gone before its turn is passed over. It ends when the run has finished and nothing is left, or
-  when `stopped` says so.
+  Skips checkpoints that are deleted meanwhile. Ends when the run has finished and no checkpoint is left, or when
+  `stopped`.
   """
 
   model_dir: Path
   stopped: Stopped = NEVER
   poll: float = 5.0  # seconds
-  waiting: Callable[[], None] = lambda: None  # told when nothing is there to do
+  waiting: Callable[[], None] = lambda: None  # called when there is nothing to do
 
   def __iter__(self) -> Iterator[int]:
     done: set[int] = set()
@@ -130,10 +130,10 @@ class Follower:
         return
 
   def _next(self, done: set[int]) -> int:
-    """The next step, or what to do without one. Waits a little itself, so that other processes need not ask often."""
+    """Returns the next step, or a code if there is none; blocks for up to `poll` seconds to limit broadcasts."""
     deadline = time.monotonic() + self.poll
     while True:
-      finished = has_finished(self.model_dir)  # looked at first: what the run wrote at its end is seen below
+      finished = has_finished(self.model_dir)  # read first, so that checkpoints written at the end are seen below
       left = [step for step in checkpoint_steps(self.model_dir) if step not in done]
       if self.stopped():
         return _STOP

@@ -1,4 +1,4 @@
-"""Sums over many batches, added up while the devices go on with the next ones."""
+"""Sums over batches, accumulated while the devices compute the next ones."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 import jax
 
-_IN_FLIGHT = 3  # batches that Python is ahead of the devices
+_IN_FLIGHT = 3  # batches dispatched ahead
 
 
-def add_up(sums: Iterable[Mapping[str, jax.Array]], heard: Callable[[int], None]) -> collections.Counter[str]:
-  """The totals of what a step gave for each batch; `heard` is told how many batches are done.
-
-  In float64: the sum of many batches has more digits than a float32.
-  """
+def sum_batches(sums: Iterable[Mapping[str, jax.Array]], progress: Callable[[int], None]) -> collections.Counter[str]:
+  """Returns the totals of per-batch sums, in float64; `progress` receives the number of batches done."""
   totals: collections.Counter[str] = collections.Counter()
   in_flight: collections.deque[Mapping[str, jax.Array]] = collections.deque()
   done = 0
@@ -23,10 +20,10 @@ def add_up(sums: Iterable[Mapping[str, jax.Array]], heard: Callable[[int], None]
     nonlocal done
     totals.update({name: float(value) for name, value in in_flight.popleft().items()})
     done += 1
-    heard(done)
+    progress(done)
 
-  for given in sums:
-    in_flight.append(given)
+  for batch_sums in sums:
+    in_flight.append(batch_sums)
     if len(in_flight) == _IN_FLIGHT:
       finish_one()
   while in_flight:

@@ -1,8 +1,8 @@
-"""How well a model predicts text: loss, perplexity, and bits per byte, which compares models of any vocabulary.
+"""Loss, perplexity and bits per byte of text; the latter compares models with different vocabularies.
 
-Bits per byte are the nats of all predicted tokens over the bytes of the original text times ln 2. For a causal language
-model that is the likelihood of the text. A denoiser predicts the hidden part only and reads the rest: its numbers are
-of the hidden text, given what surrounds it. They compare denoisers with each other, not with language models.
+Bits per byte are the nats of all predicted tokens divided by the bytes of the original text times ln 2. For a causal
+language model this measures the likelihood of the text. A denoiser predicts only the masked part given the rest: its
+numbers compare with those of other denoisers, not of language models.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from t5like import decoding, parallel
 from t5like.data.layouts import Batch, counting
 from t5like.data.rows import to_batch
 from t5like.errors import UserError
-from t5like.evaluation.loss_sums import add_up
-from t5like.inference.generation import placed
+from t5like.evaluation.loss_sums import sum_batches
+from t5like.inference.generation import shard_batch
 from t5like.objectives import Draws, Lengths, Objective, Rows, SpecialTokens
 from t5like.training.losses import LossSettings
 from t5like.training.step import eval_step
 
-_SEED = 0x10551  # what is hidden is the same in every evaluation
+_SEED = 0x10551  # the same corruption in every evaluation
 Progress = Callable[[int, int], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class TextLoss:
-  """Sums over a text, and what follows from them."""
+  """Sums over a text, from which scores are computed."""
 
   nats: float
-  tokens: int  # predicted ones
-  right: float | None  # of these, where the likeliest token was the true one; None: not looked at
-  bytes: int  # of the original text that they stand for
+  tokens: int  # predicted tokens
+  correct: float | None  # correctly predicted tokens; None: unknown
+  bytes: int  # of the original text of these tokens
 
   @property
   def loss(self) -> float:
@@ -47,31 +47,31 @@ class TextLoss:
   def scores(self) -> dict[str, float]:
     found = {
       "loss": self.loss,
-      "perplexity": math.exp(min(self.loss, 700.0)),  # e^710 is beyond a float64
+      "perplexity": math.exp(min(self.loss, 700.0)),  # e^710 overflows a float64
       "bits_per_byte": self.nats / (max(self.bytes, 1) * math.log(2)),
     }
-    if self.right is not None:
-      found["accuracy"] = 100 * self.right / self.tokens
+    if self.correct is not None:
+      found["accuracy"] = 100 * self.correct / self.tokens
     return found | {"target_tokens": self.tokens, "bytes": self.bytes}
 
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-  """Tokens of a text that are read together; the last `counted` predictions count."""
+  """A window of a text; only its last `counted` predictions count."""
 
   text: int
   begin: int  # in the text with its start token
-  length: int  # predictions
+  length: int  # number of predictions
   counted: int
 
 
 def sliding_windows(lengths: Sequence[int], window: int, stride: int) -> list[Window]:
-  """Windows of at most `window` predictions, each `stride` after the last, in which every token counts exactly once.
+  """Returns windows of at most `window` predictions, `stride` apart, in which every token counts exactly once.
 
   A text of n tokens has n predictions: its first token follows a start token.
   """
   if not 1 <= stride <= window:
-    raise UserError(f"--stride={stride} cannot work", expected=f"1 to --window={window}: every token counts once")
+    raise UserError(f"invalid --stride={stride}", expected=f"1 to --window={window}: every token counts once")
   windows = []
   for text, length in enumerate(lengths):
     done, begin = 0, 0
@@ -83,12 +83,12 @@ def sliding_windows(lengths: Sequence[int], window: int, stride: int) -> list[Wi
 
 
 class BatchLosses:
-  """The loss of batches in a model's training form; compiled once for every shape."""
+  """Computes the loss of training batches; compiled once per shape."""
 
   def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int = 16):
     self._mesh = mesh
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    self.batch_size = -(-batch_size // ways) * ways
+    batch_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    self.batch_size = -(-batch_size // batch_shards) * batch_shards
 
     def step(params: Any, batch: Batch) -> dict[str, jax.Array]:
       return eval_step(model, LossSettings(), params, batch)
@@ -96,14 +96,14 @@ class BatchLosses:
     self._step = jax.jit(step, out_shardings=parallel.replicated(mesh))
 
   def __call__(self, params: Any, batches: Iterable[Batch], total: int, progress: Progress) -> tuple[float, int, float]:
-    """Of all batches: nats, predicted tokens, and how many of them were right. `progress` hears of rows, of `total`."""
-    given = (self._sums(params, batch) for batch in batches)
-    totals = add_up(given, lambda done: progress(min(done * self.batch_size, total), total))
+    """Returns nats, predicted tokens and correct predictions; `progress` receives rows done and `total`."""
+    batch_sums = (self._sums(params, batch) for batch in batches)
+    totals = sum_batches(batch_sums, lambda done: progress(min(done * self.batch_size, total), total))
     return totals["loss"], round(totals["target_tokens"]), totals["accuracy"]
 
   def _sums(self, params: Any, batch: Batch) -> dict[str, jax.Array]:
     with parallel.sharding_context(self._mesh):
-      return self._step(params, placed(batch, self._mesh))
+      return self._step(params, shard_batch(batch, self._mesh))
 
 
 def causal_loss(
@@ -116,7 +116,7 @@ def causal_loss(
   stride: int,
   progress: Progress = lambda done, total: None,
 ) -> TextLoss:
-  """Of a decoder over texts: each token given those before it in its window."""
+  """Returns the loss of a decoder over texts: each token given those before it in its window."""
   rows = [np.concatenate([[start], text]).astype(np.int32) for text in texts]
   windows = sorted(sliding_windows([len(text) for text in texts], window, stride), key=lambda w: w.length)
 
@@ -124,9 +124,9 @@ def causal_loss(
     for i in range(0, len(windows), losses.batch_size):
       yield _causal_batch(rows, windows[i : i + losses.batch_size], losses.batch_size, window)
 
-  nats, tokens, right = losses(params, batches(), len(windows), progress)
+  nats, tokens, correct = losses(params, batches(), len(windows), progress)
   assert tokens == sum(len(text) for text in texts), "every token counts exactly once"
-  return TextLoss(nats, tokens, right, bytes_)
+  return TextLoss(nats, tokens, correct, bytes_)
 
 
 def _causal_batch(rows: Sequence[np.ndarray], windows: Sequence[Window], size: int, at_most: int) -> Batch:
@@ -150,10 +150,10 @@ def denoising_loss(
   special: SpecialTokens,
   progress: Progress = lambda done, total: None,
 ) -> TextLoss:
-  """Of a denoiser over texts in rows of at most `lengths.raw` tokens, each token in exactly one row.
+  """Returns the loss of a denoiser over texts in rows of at most `lengths.raw` tokens, each token in one row.
 
-  Rows are of one text, or of all texts end to end, as the objective has them in training. The bytes are those of
-  the hidden tokens, by their share of all.
+  Rows hold one text, or all texts concatenated, as the objective does in training. Bytes are prorated to the masked
+  tokens.
   """
   rows = _rows(texts, objective, lengths.raw, special.eos)
   hidden = 0
@@ -167,23 +167,23 @@ def denoising_loss(
       hidden += int(np.count_nonzero(counted & ~special.reserved.take(targets, mode="clip")))
       yield batch
 
-  nats, tokens, right = losses(params, batches(), len(rows), progress)
+  nats, tokens, correct = losses(params, batches(), len(rows), progress)
   if not tokens:
-    raise UserError(f"{objective.name} hid nothing: the text is too short", tokens=sum(map(len, rows)))
+    raise UserError(f"{objective.name} masked no tokens: the text is too short", tokens=sum(map(len, rows)))
   words = sum(len(text) for text in texts)
-  return TextLoss(nats, tokens, right, round(bytes_ * hidden / words))
+  return TextLoss(nats, tokens, correct, round(bytes_ * hidden / words))
 
 
 def _rows(texts: Sequence[Sequence[int]], objective: Objective, raw: int, eos: int) -> list[np.ndarray]:
   closed = [np.asarray([*text, *([eos] if objective.separated else [])], np.int32) for text in texts]
-  whole = [np.concatenate(closed)] if objective.unit == "stream" else closed
-  return [text[first : first + raw] for text in whole for first in range(0, len(text), raw)]
+  sequences = [np.concatenate(closed)] if objective.unit == "stream" else closed
+  return [text[first : first + raw] for text in sequences for first in range(0, len(text), raw)]
 
 
 def _denoising_batch(
   rows: Sequence[np.ndarray], first: int, size: int, objective: Objective, lengths: Lengths, special: SpecialTokens
 ) -> Batch:
-  """Rows `first` and on, corrupted; behind the last come copies that weigh nothing."""
+  """Returns a corrupted batch from row `first` on, filled up with copies of zero weight."""
   numbers = np.arange(first, first + size)
   real = numbers < len(rows)
   numbers = np.where(real, numbers, first)
@@ -191,8 +191,8 @@ def _denoising_batch(
   for row, number in enumerate(numbers):
     counts[row] = len(rows[number])
     tokens[row, : counts[row]] = rows[number]
-  made = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
-  return counting(to_batch(made, objective, lengths, special, _layout(objective)), real)
+  corrupted = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
+  return counting(to_batch(corrupted, objective, lengths, special, _layout(objective)), real)
 
 
 def _layout(objective: Objective) -> str:

@@ -1,4 +1,4 @@
-"""Can a task be scored? Asked before any work that would be lost."""
+"""Checks that a task can be scored, before any expensive work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from t5like.tasks.metrics.values import tried_rows
 
 
 def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int = 0) -> None:
-  """Refuses a task without metrics, or whose scoring functions cannot be found in t5like, seqio, t5 and `modules`."""
+  """Raises UserError if a task has no metrics, or scoring functions outside of t5like, seqio, t5 and `modules`."""
   description = cache.manifest["description"]
   if not cache.scoring["metrics"] and not cache.scoring.get("refused"):
     raise UserError(
-      f"task {description['task']!r} has no metric functions: it cannot be evaluated by decoding",
+      f"task {description['task']!r} has no metric functions and cannot be evaluated by decoding",
       try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
     )
   check_functions(cache.scoring, modules)
@@ -24,7 +24,7 @@ def check_scorable(cache: data.TokenCache, modules: Sequence[str], examples: int
 
 
 def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examples: int = 0) -> None:
-  """Runs postprocessor and metrics on the true answers, as `t5like tasks check` does: before any work is lost."""
+  """Runs the postprocessor and metrics on the targets, as `t5like tasks check` does."""
   names = [str(entry.get("function", "")).rpartition(":")[2] for entry in cache.scoring["metrics"]]
   count = tried_rows(names, min(examples or cache.examples, cache.examples))
   try:
@@ -33,12 +33,12 @@ def try_metrics(cache: data.TokenCache, task: str, modules: Sequence[str], examp
     raise
   except Exception as error:  # whatever the user's postprocessor raises
     raise UserError(
-      f"the postprocessor of task {task!r} fails on its own targets", because=f"{type(error).__name__}: {error}"
+      f"the postprocessor of task {task!r} fails on the targets", because=f"{type(error).__name__}: {error}"
     ) from error
   if tried.failures:
     name, error = next(iter(tried.failures.items()))
     raise UserError(
-      f"the metric {name} of task {task!r} fails on the true answers",
+      f"the metric {name} of task {task!r} fails on the targets",
       because=error,
       try_=f"t5like tasks check {task}, or --gin.EVAL_SPLIT=''",
     )

@@ -1,4 +1,4 @@
-"""From decoded answers to the task's own metrics, with the baseline that shows what they are worth."""
+"""Scores answers with a task's metrics, alongside the majority baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, SCORES, Answers, Metric
 from t5like.training.records.model_dir import write_text
 
-# Where the tasks of t5like, and those written for seqio and the t5 library, have their metrics and postprocessors.
+# Modules with metrics and postprocessors of tasks of t5like, seqio and the t5 library.
 _SCORING_MODULES = (
   *(f"t5like.tasks.{module}" for module in ("metrics", "postprocessors", "encoders.scores", "library.ner_text")),
   "seqio.metrics", "seqio.evaluation", "t5.evaluation", "t5.data",
@@ -29,17 +29,17 @@ _SCORING_MODULES = (
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-  """What came out, row by row and as numbers."""
+  """The result of an evaluation: scores and answers."""
 
   scores: dict[str, float]
-  majority: dict[str, float]  # the same metrics if every answer were the text of the commonest target
-  rows: list[dict[str, Any]]  # inputs, prediction and target of every example
+  majority: dict[str, float]  # scores of always answering with the most common target
+  rows: list[dict[str, Any]]  # inputs, prediction and target per example
   majority_answer: str = ""
-  metrics: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # the functions, as a token cache has them
-  others: dict[str, str] = dataclasses.field(default_factory=dict)  # what metrics returned beside numbers
-  failures: dict[str, str] = dataclasses.field(default_factory=dict)  # metrics that raised, and what
-  notes: tuple[str, ...] = ()  # examples that could not be answered
-  tasks: dict[str, Evaluation] = dataclasses.field(default_factory=dict)  # of a mixture, each by its name
+  metrics: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)  # functions, as in token caches
+  others: dict[str, str] = dataclasses.field(default_factory=dict)  # non-numeric values of metrics
+  failures: dict[str, str] = dataclasses.field(default_factory=dict)  # metrics that raised, and their errors
+  notes: tuple[str, ...] = ()  # about examples that could not be answered
+  tasks: dict[str, Evaluation] = dataclasses.field(default_factory=dict)  # per task of a mixture
 
   def summary(self) -> str:
     scores = "   ".join(
@@ -51,18 +51,18 @@ class Evaluation:
     return "\n  ".join(filter(None, [scores or "no scores", *failed]))
 
   def report(self, task: str, split: str, step: int, shown: int) -> str:
-    """The first answers, and the scores with their baseline."""
+    """Formats the first `shown` answers and the scores with their baseline."""
     lines = []
     for row in self.rows[:shown]:
-      mark = "right" if is_right(row["prediction"], row["target"]) else "wrong"
+      mark = "correct" if is_correct(row["prediction"], row["target"]) else "wrong"
       lines += [f"  {row['inputs']}", f"    {mark}: {row['prediction']!r}, target {row['target']!r}"]
     scored = f"{task} ({split}, {len(self.rows):,} examples) at step {step:,}: {self.summary()}"
     return "\n".join([*lines, scored])
 
   def write(self, path: Path, data: str = "") -> None:
-    """One JSON object a row, replaced in one step; beside it what scored them, so that they can be scored again.
+    """Writes the rows as JSON lines, atomically, and the scores and metrics next to them, to allow rescoring.
 
-    `data` tells examples and scoring apart from others under the same name.
+    `data` identifies the examples and their scoring.
     """
     about = {"scores": self.scores, "metrics": self.metrics}
     about |= {name: found for name in ("others", "failures") if (found := getattr(self, name))}
@@ -72,18 +72,18 @@ class Evaluation:
 
 
 def about_path(predictions: Path) -> Path:
-  """Where the scores and the metrics of a file of predictions are kept."""
+  """Returns the path of the scores and metrics of a predictions file."""
   return predictions.with_suffix(".scores.json")
 
 
 def predictions_path(folder: Path, task: str, split: str, step: int, examples: int) -> Path:
-  """Where the answers of a model directory are kept; those of a part of a split do not replace the whole's."""
+  """Returns the path of a model directory's predictions; those of part of a split have their own."""
   part = f"-first{examples}" if examples else ""
   return folder / "predictions" / f"{task}-{split}-{step}{part}.jsonl"
 
 
-def is_right(prediction: Any, target: Any) -> bool:
-  """Whether an answer equals the target, or one of its right answers."""
+def is_correct(prediction: Any, target: Any) -> bool:
+  """Whether an answer equals the target, or one of several targets."""
   return prediction == target or (
     isinstance(target, list) and not isinstance(prediction, list) and prediction in target
   )
@@ -98,13 +98,18 @@ def score_answers(
   prediction_scores: Mapping[int, float] | None = None,
   target_scores: Sequence[float] | None = None,
 ) -> Evaluation:
-  """Scores the texts that a model gave to examples of these numbers; `more` goes into the rows next to them.
+  """Scores a model's answers.
 
-  modules: those of the user's own in which metrics and postprocessors may be found.
-  prediction_scores, target_scores: log-likelihoods of the answers, by number, and of the true ones, for metrics that
-    take them.
+  Args:
+    answers: by example number.
+    fields: of all examples.
+    scoring: postprocessor and metrics, from a token cache.
+    more: extra fields for the rows, by example number.
+    modules: the user's modules in which metrics and postprocessors may be found.
+    prediction_scores: log-likelihoods of the answers, for metrics that take them.
+    target_scores: log-likelihoods of the targets, for metrics that take them.
   """
-  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _as_it_is
+  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _unchanged
   rows, targets, outputs = [], [], []
   for number, text in sorted(answers.items()):
     example = fields[number]
@@ -119,7 +124,7 @@ def score_answers(
   answer, chosen = "", [fields[number] for number in sorted(answers)]
   by_prediction = [metric for metric in metrics if metric.takes == PREDICTIONS]
   baseline: dict[str, float] = {}
-  if by_prediction and (answer := _commonest([example["targets_pretokenized"] for example in chosen])):
+  if by_prediction and (answer := _most_common([example["targets_pretokenized"] for example in chosen])):
     constant = [postprocess(answer, example=example, is_target=False) for example in chosen]
     baseline = metric_values.compute(by_prediction, Answers(targets, constant)).numbers
   return Evaluation(values.numbers, baseline, rows, answer, list(scoring["metrics"]), values.others, values.failures)
@@ -128,7 +133,7 @@ def score_answers(
 def try_on_targets(
   scoring: Mapping[str, Any], fields: Sequence[Mapping[str, Any]], modules: Sequence[str]
 ) -> Evaluation:
-  """Scores the true answers themselves: what fails here would fail after hours of training."""
+  """Scores the targets as answers, to find errors that would otherwise show after hours of training."""
   answers = {number: example["targets_pretokenized"] for number, example in enumerate(fields)}
   zeros = dict.fromkeys(answers, 0.0)
   return score_answers(
@@ -136,12 +141,12 @@ def try_on_targets(
   )
 
 
-def _as_it_is(text: str, **unused) -> str:
+def _unchanged(text: str, **unused) -> str:
   return text
 
 
 def metric_scores(metrics: Sequence[Callable], targets: Sequence[Any], outputs: Sequence[Any]) -> dict[str, float]:
-  """The numbers of metrics that compare predictions; one that raises is an error."""
+  """Returns the numeric values of metrics that compare predictions; lets their exceptions through."""
   return {
     name: number
     for metric in metrics
@@ -157,7 +162,7 @@ def find_metrics(scoring: Mapping[str, Any], modules: Sequence[str]) -> list[Met
 
 
 def takes_scores(scoring: Mapping[str, Any]) -> bool:
-  """Whether a metric needs the log-likelihoods of the true answers."""
+  """Whether a metric needs the log-likelihoods of the targets."""
   return any(entry.get("takes") == SCORES for entry in scoring["metrics"])
 
 
@@ -167,8 +172,8 @@ def _name(entry: Mapping[str, Any]) -> str:
   return str(entry.get("function")).rpartition(":")[2]
 
 
-def _commonest(texts: Sequence[Any]) -> Any:
-  """The answer that is right most often; '' where targets are free text and none recurs, or are no text."""
+def _most_common(texts: Sequence[Any]) -> Any:
+  """Returns the most common target; '' if targets are not text, or too diverse for a baseline."""
   if not all(isinstance(text, str) for text in texts):
     return ""
   counts = collections.Counter(texts)
@@ -177,11 +182,10 @@ def _commonest(texts: Sequence[Any]) -> Any:
 
 
 def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Callable:
-  """The scoring function that a token cache or a file of predictions names, with its bound keywords.
+  """Returns the scoring function that a token cache or predictions file names, with its keywords bound.
 
-  Such files are data, perhaps somebody else's, and a name in them must not run just any function: it is looked for in
-  the modules of t5like, seqio and t5 that hold scoring functions, and in the packages of `modules`, which the user
-  named. Functions without a name of their own are those of a registered task.
+  Such files are not trusted: names are only looked up in the scoring modules of t5like, seqio and t5, and in the
+  packages of `modules`, which the user chose. Unnamed functions are taken from a registered task.
   """
   if isinstance(entry, Mapping) and isinstance(entry.get("registered"), Mapping):
     return _registered(entry["registered"], modules)
@@ -189,30 +193,30 @@ def find_function(entry: Mapping[str, Any], modules: Sequence[str] = ()) -> Call
     named, keywords = str(entry["function"]), dict(entry["keywords"])
     module, name = named.split(":")
   except (KeyError, TypeError, ValueError):
-    raise UserError("this names no scoring function", found=repr(entry)[:100]) from None
+    raise UserError("invalid entry for a scoring function", found=repr(entry)[:100]) from None
   module = MOVED_MODULES.get(module, module)
   packages = (*_SCORING_MODULES, *(given.partition(".")[0] for given in modules))
   if not is_inside(module, packages):
     raise UserError(
-      f"the scoring function {named} is not one of t5like, seqio or t5: it is only run if you name its module",
-      try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you know and trust it",
+      f"the scoring function {named} is not from t5like, seqio or t5 and needs an explicitly trusted module",
+      try_=f"--task_modules={module} (in training: --gin.TASK_MODULES), if you trust it",
     )
   try:
     function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
   except (ImportError, AttributeError) as error:
     raise UserError(
-      f"the scoring function {named} of this task cannot be imported",
+      f"cannot import the scoring function {named}",
       because=error,
       try_="put its module on PYTHONPATH, or rebuild the token cache",
     ) from None
-  # A module also has what it imports: `t5.evaluation.metrics:os.system` must not be reached through it.
+  # Names that the module imports are rejected, such as `t5.evaluation.metrics:os.system`.
   if not callable(function) or not is_inside(getattr(function, "__module__", None) or "", packages):
-    raise UserError(f"{named} is not a scoring function", expected="a function that the module itself defines")
+    raise UserError(f"{named} is not a scoring function", expected="a function defined in that module")
   return functools.partial(function, **keywords) if keywords else function
 
 
 def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:
-  """A lambda or an inner function of a task, out of seqio's registry: this loads TensorFlow."""
+  """Returns a lambda or inner function of a task from seqio's registry; loads TensorFlow."""
   from t5like.tasks.quiet_start import load_seqio
 
   load_seqio()
@@ -225,11 +229,11 @@ def _registered(entry: Mapping[str, Any], modules: Sequence[str]) -> Callable:
   try:
     return functions[entry["metric"]]
   except (IndexError, TypeError):
-    raise UserError(f"task {task.name!r} has other metrics than its token cache says", try_="t5like cache") from None
+    raise UserError(f"the metrics of task {task.name!r} do not match its token cache", try_="t5like cache") from None
 
 
 def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
-  """Another text whenever the user's own postprocessor or metrics are other code; empty where none is the user's."""
+  """Returns a text that changes with the code of the user's postprocessor and metrics; '' if there are none."""
   parts = []
   for entry in filter(None, (scoring["postprocessor"], *scoring["metrics"])):
     named = str(entry.get("function", "")).partition(":")[0]
@@ -246,10 +250,10 @@ def scoring_identity(scoring: Mapping[str, Any], modules: Sequence[str]) -> str:
 
 
 def check_functions(scoring: Mapping[str, Any], modules: Sequence[str]) -> None:
-  """Finds every scoring function of a task, so that one that is missing is known before anything is decoded."""
+  """Looks up every scoring function of a task, to fail before anything is decoded."""
   if scoring.get("refused"):
     raise UserError(
-      f"a task cannot be evaluated by {scoring['refused']}",
+      f"the task cannot be evaluated with {scoring['refused']}",
       expected="metric_fns, of (targets, predictions), (targets, scores) or (targets, predictions, aux_values)",
     )
   for entry in (scoring["postprocessor"], *scoring["metrics"]):

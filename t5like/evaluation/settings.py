@@ -1,4 +1,4 @@
-"""How tasks and texts are evaluated, as data: what a caller sets, and what tells one evaluation from another."""
+"""Settings of evaluations, and their identities."""
 
 from __future__ import annotations
 
@@ -15,59 +15,61 @@ from t5like.errors import InvalidSetting, UserError, nearest
 RANKINGS = ("sum", "mean")
 _DECODING = (*(field.name for field in dataclasses.fields(DecodeSettings) if field.name != "stop_sequences"), STOP)
 
-Identity = Mapping[str, Any]  # JSON values, by the names of settings; those at their defaults are left out
+Identity = Mapping[str, Any]  # JSON values by setting; defaults are left out
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSettings:
-  """How a task is evaluated. The defaults are those of the training loop: greedy decoding of all examples."""
+  """Settings of a task evaluation. Defaults are as in training: greedy decoding of all examples."""
 
   split: str = "validation"
   examples: int = 0  # the first N of each task; 0: all
-  # Rank candidates by the likelihood of all their tokens ("sum") or of one ("mean"); None: write answers.
+  # Rank candidates by the "sum" or "mean" of token log-likelihoods; None: generate answers.
   rank: str | None = None
   candidates: str | None = None  # a field of each example or a file; None: the task's labels
-  # Solved examples before each question, and their split; None: inputs as in training, 0: the prompt alone.
+  # Solved examples per prompt, and their split; None: inputs as in training; 0: zero-shot.
   shots: int | None = None
   shots_split: str = "train"
-  prompt: str | None = None  # the file of a prompt template
-  infill: bool = False  # T5: the answer fills the first sentinel, as in pre-training
+  prompt: str | None = None  # prompt template file
+  infill: bool = False  # T5: the answer is the span of the first sentinel, as in pre-training
   inputs_length: int | None = None  # tokens; None: as in training
-  average: bool = False  # the moving average of the parameters, where the run kept one
-  # Fields of DecodeSettings, and texts that end an answer under "stop".
+  average: bool = False  # use the moving average of the parameters
+  # Fields of DecodeSettings, and stop texts under "stop".
   decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   batch_size: int | None = None  # None: the run's, or 32
-  task_modules: tuple[str, ...] = ()  # the user's modules in which tasks and metrics are looked up
+  task_modules: tuple[str, ...] = ()  # the user's modules with tasks and metrics
   cache_dir: str | None = None  # None: ~/.cache/t5like
 
   def __post_init__(self):
     check_numbers(self, at_least_0=("examples", "shots"), at_least_1=("inputs_length", "batch_size"))
     if self.rank not in (None, *RANKINGS):
       raise InvalidSetting(
-        f"rank={self.rank} cannot work", expected=" or ".join(RANKINGS), nearest=nearest(self.rank, RANKINGS)
+        f"rank={self.rank} is invalid", expected=" or ".join(RANKINGS), nearest=nearest(self.rank, RANKINGS)
       )
     if self.candidates is not None and not self.rank:
-      raise InvalidSetting("candidates belongs to --rank", try_=f"--rank --candidates={self.candidates}")
+      raise InvalidSetting("candidates requires --rank", try_=f"--rank --candidates={self.candidates}")
     written = [name for name in self.decoding if name != "seed"]
     if self.rank and written:
-      raise InvalidSetting("rank writes nothing", expected=f"no --{written[0]} beside it")
+      raise InvalidSetting("rank does not decode", expected=f"no --{written[0]}")
     if self.decoding.get("n_best", 1) > 1:
-      raise InvalidSetting("n_best: an evaluation looks at the best answer only", expected="no --n_best")
+      raise InvalidSetting("n_best: only the best answer is evaluated", expected="no --n_best")
 
   @classmethod
   def of(cls, **given: Any) -> EvaluationSettings:
-    """Settings by name; those of decoding (`beams=4`) may be given next to the others."""
+    """Returns settings by name, including those of decoding (`beams=4`)."""
     names = [field.name for field in dataclasses.fields(cls)]
     for name in given:
       if name not in (*names, *_DECODING):
-        raise UserError(f"no setting {name!r}", nearest=nearest(name, [*names, *_DECODING]), known=", ".join(names))
+        raise UserError(
+          f"unknown setting {name!r}", nearest=nearest(name, [*names, *_DECODING]), known=", ".join(names)
+        )
     decoding = {name: value for name, value in given.items() if name not in names}
     own = {name: value for name, value in given.items() if name in names}
     return cls(**own | {"decoding": {**own.get("decoding", {}), **decoding}})
 
   @property
   def prompted(self) -> bool:
-    """Whether questions are put by a template, and not as in training."""
+    """Whether prompts use a template instead of the training format."""
     return self.shots is not None or self.prompt is not None or self.infill
 
   @property
@@ -75,9 +77,9 @@ class EvaluationSettings:
     return self.decoding.get("seed", 0)
 
   def identity(self, template: object = None) -> dict[str, Any]:
-    """The settings that decide scores: two evaluations of a checkpoint with the same are the same evaluation.
+    """Returns the settings that determine scores: equal identities mean the same evaluation.
 
-    template: the prompt template that was read, where questions are put by one.
+    template: the prompt template, if one is used.
     """
     seeded = self.shots or not self.rank
     found = {
@@ -96,16 +98,16 @@ class EvaluationSettings:
 
 @dataclasses.dataclass(frozen=True)
 class TextLossSettings:
-  """What text a model has to predict, and how it is read."""
+  """Settings of a loss evaluation."""
 
-  tasks: tuple[str, ...] = ()  # corpora, or tasks whose targets count; (): the run's own
+  tasks: tuple[str, ...] = ()  # corpora, or tasks with targets; (): the run's own
   split: str = "validation"
-  text: str | None = None  # a file in place of tasks
-  text_field: str = "text"  # of a JSON line
+  text: str | None = None  # a file instead of tasks
+  text_field: str = "text"  # of JSON lines
   examples: int = 0
-  window: int | None = None  # tokens read together; None: as many as the model takes
-  stride: int | None = None  # of a language model's windows; None: half a window
-  objective: str | None = None  # what a denoiser fills in; None: as in training
+  window: int | None = None  # context length in tokens; None: the model's maximum
+  stride: int | None = None  # tokens between windows, for language models; None: half a window
+  objective: str | None = None  # denoising objective; None: as in training
   inputs_length: int | None = None
   average: bool = False
   batch_size: int = 16
@@ -121,11 +123,11 @@ def check_numbers(settings: object, at_least_0: tuple[str, ...] = (), at_least_1
     for name in names:
       value = getattr(settings, name)
       if value is not None and value < least:
-        raise InvalidSetting(f"{name}={value} cannot work", expected=f"{least} or more")
+        raise InvalidSetting(f"{name}={value} is invalid", expected=f"at least {least}")
 
 
 def description(identity: Identity) -> str:
-  """An identity as text, for tables and the names of files; '' for greedy decoding of all examples."""
+  """Formats an identity for tables and file names; '' for greedy decoding of all examples."""
   has, words = identity.get, []
   words += [f"rank {identity['rank']}"] if has("rank") else []
   words += [f"{name} {value}" for name, value in has("decoding", {}).items()]

@@ -1,4 +1,4 @@
-"""Files for leaderboards: GLUE's tab-separated tables and SQuAD's JSON, in their official forms."""
+"""Leaderboard files: GLUE's tab-separated tables and SQuAD's JSON, in the official formats."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ from typing import Any
 from t5like.errors import UserError
 from t5like.training.records.model_dir import write_text
 
-_WORDS = ("entailment", "neutral", "contradiction")
-_PAIR = ("entailment", "not_entailment")
-_NUMBERS = ("0", "1")
+_NLI_LABELS = ("entailment", "neutral", "contradiction")
+_ENTAILMENT_LABELS = ("entailment", "not_entailment")
+_BINARY_LABELS = ("0", "1")
 
 
 @dataclasses.dataclass(frozen=True)
 class GlueFile:
-  """What gluebenchmark.com wants of one task."""
+  """The file that gluebenchmark.com requires for one task."""
 
   name: str
-  labels: tuple[str, ...] | None  # by class number; None: a score from 0 to 5
-  examples: int  # of the official test set
+  labels: tuple[str, ...] | None  # by class index; None: a score from 0 to 5
+  examples: int  # in the official test set
 
 
-# By task. The leaderboard wants all eleven in one zip file.
+# By task. The leaderboard requires all eleven in one zip file.
 GLUE = {
-  "glue_cola": GlueFile("CoLA.tsv", _NUMBERS, 1_063),
-  "glue_sst2": GlueFile("SST-2.tsv", _NUMBERS, 1_821),
-  "glue_mrpc": GlueFile("MRPC.tsv", _NUMBERS, 1_725),
+  "glue_cola": GlueFile("CoLA.tsv", _BINARY_LABELS, 1_063),
+  "glue_sst2": GlueFile("SST-2.tsv", _BINARY_LABELS, 1_821),
+  "glue_mrpc": GlueFile("MRPC.tsv", _BINARY_LABELS, 1_725),
   "glue_stsb": GlueFile("STS-B.tsv", None, 1_379),
-  "glue_qqp": GlueFile("QQP.tsv", _NUMBERS, 390_965),
-  "glue_mnli_matched": GlueFile("MNLI-m.tsv", _WORDS, 9_796),
-  "glue_mnli_mismatched": GlueFile("MNLI-mm.tsv", _WORDS, 9_847),
-  "glue_qnli": GlueFile("QNLI.tsv", _PAIR, 5_463),
-  "glue_rte": GlueFile("RTE.tsv", _PAIR, 3_000),
-  "glue_wnli": GlueFile("WNLI.tsv", _NUMBERS, 146),
-  "glue_ax": GlueFile("AX.tsv", _WORDS, 1_104),
+  "glue_qqp": GlueFile("QQP.tsv", _BINARY_LABELS, 390_965),
+  "glue_mnli_matched": GlueFile("MNLI-m.tsv", _NLI_LABELS, 9_796),
+  "glue_mnli_mismatched": GlueFile("MNLI-mm.tsv", _NLI_LABELS, 9_847),
+  "glue_qnli": GlueFile("QNLI.tsv", _ENTAILMENT_LABELS, 5_463),
+  "glue_rte": GlueFile("RTE.tsv", _ENTAILMENT_LABELS, 3_000),
+  "glue_wnli": GlueFile("WNLI.tsv", _BINARY_LABELS, 146),
+  "glue_ax": GlueFile("AX.tsv", _NLI_LABELS, 1_104),
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class WrittenFiles:
-  """A file of a submission, and what its maker should know of it."""
+  """A file of a submission, with remarks for the user."""
 
   path: Path
   rows: int | None  # None: an archive of the others
-  story: str = ""  # what may be wrong with it
+  warning: str = ""
   note: str = ""
 
 
 def write_glue(
-  folder: Path, task: str, fields: Sequence[Mapping[str, Any]], predictions: Sequence[Any], whole: bool = True
+  folder: Path, task: str, fields: Sequence[Mapping[str, Any]], predictions: Sequence[Any], complete: bool = True
 ) -> WrittenFiles:
-  """One task's table, by the numbers of its rows. `predictions` are class numbers, STS-B's are scores.
+  """Writes one task's table, sorted by row number. `predictions` are class indices, or scores for STS-B.
 
-  An answer that is no class becomes class 0: the leaderboard takes no blank. `whole`: all rows of the split are here.
+  An invalid answer becomes class 0, as the leaderboard takes no blanks. `complete`: the rows are the complete split.
   """
   form = GLUE[task]
   rows, invalid = [], 0
@@ -72,20 +72,20 @@ def write_glue(
     rows.append((int(example["idx"]), text))
   rows.sort()
   numbers = [number for number, _ in rows]
-  if (whole and numbers != list(range(len(rows)))) or len(set(numbers)) < len(rows):
-    raise UserError(f"the rows of {task} are not numbered 0 to {len(rows) - 1}: one is missing, or there twice")
+  if (complete and numbers != list(range(len(rows)))) or len(set(numbers)) < len(rows):
+    raise UserError(f"the rows of {task} are not numbered 0 to {len(rows) - 1}: one is missing or duplicated")
   path = folder / form.name
   write_text(path, "index\tprediction\n" + "".join(f"{number}\t{text}\n" for number, text in rows))
-  story = []
+  warnings = []
   if invalid:
-    story.append(f"{invalid:,} answers were no label and became the first: --rank gives none")
-  if whole and len(rows) != form.examples:
-    story.append(f"the official test set has {form.examples:,} rows: the leaderboard will refuse this file")
-  return WrittenFiles(path, len(rows), "; ".join(story))
+    warnings.append(f"{invalid:,} answers are not a label and were replaced by the first one (--rank avoids this)")
+  if complete and len(rows) != form.examples:
+    warnings.append(f"the official test set has {form.examples:,} rows: the leaderboard will reject this file")
+  return WrittenFiles(path, len(rows), "; ".join(warnings))
 
 
 def write_squad(path: Path, answers: Mapping[str, str]) -> WrittenFiles:
-  """A text for every question's id, as the official script and the leaderboard of 1.1 and 2.0 take it."""
+  """Writes the answers by question id, as the official script and leaderboards of 1.1 and 2.0 take them."""
   write_text(path, json.dumps(dict(answers), ensure_ascii=False) + "\n")
   return WrittenFiles(path, len(answers))
 
@@ -97,9 +97,9 @@ class SquadQuestion:
 
 
 def read_squad(path: Path) -> dict[str, SquadQuestion]:
-  """The official file of questions, by their ids; plain, .xz, .gz or .zip."""
+  """Reads an official SQuAD file (plain, .xz, .gz or .zip); returns questions by id."""
   try:
-    data = json.loads(_unpacked(path))
+    data = json.loads(_read_unpacked(path))
     return {
       question["id"]: SquadQuestion(paragraph["context"], [answer["text"] for answer in question["answers"]])
       for article in data["data"]
@@ -107,10 +107,10 @@ def read_squad(path: Path) -> dict[str, SquadQuestion]:
       for question in paragraph["qas"]
     }
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path} is no file of SQuAD", because=f"{type(error).__name__}: {error}") from None
+    raise UserError(f"{path} is not a SQuAD file", because=f"{type(error).__name__}: {error}") from None
 
 
-def _unpacked(path: Path) -> bytes:
+def _read_unpacked(path: Path) -> bytes:
   if path.suffix == ".zip":
     import zipfile
 
@@ -124,15 +124,15 @@ def _unpacked(path: Path) -> bytes:
   return path.read_bytes()
 
 
-_PIECE = re.compile(r"[^\W_]+|[^\w\s]|_")
+_WORD_OR_SYMBOL = re.compile(r"[^\W_]+|[^\w\s]|_")
 
 
-def as_written(answer: str, context: str) -> str | None:
-  """The place of the context that an answer is, whatever spaces stand around its punctuation; None where it is none.
+def find_in_context(answer: str, context: str) -> str | None:
+  """Finds an answer in its context, ignoring spaces around punctuation; None: not found.
 
-  T5's form of SQuAD sets spaces there, so that 'U . S .' must become 'U.S.' again.
+  T5's version of SQuAD adds such spaces, so that 'U . S .' must become 'U.S.' again.
   """
-  pieces = _PIECE.findall(answer)
+  pieces = _WORD_OR_SYMBOL.findall(answer)
   if not pieces:
     return None
   pattern = re.escape(pieces[0])
@@ -144,16 +144,16 @@ def as_written(answer: str, context: str) -> str | None:
   return None
 
 
-def restored(answers: Mapping[str, str], questions: Mapping[str, SquadQuestion]) -> tuple[dict[str, str], int]:
-  """Answers as their contexts have them, for all questions of the file, and how many stand in no context."""
+def restore_answers(answers: Mapping[str, str], questions: Mapping[str, SquadQuestion]) -> tuple[dict[str, str], int]:
+  """Returns the answers to all questions as they appear in their contexts, and the number of those not found."""
   missing = [number for number in questions if number not in answers]
   unknown = [number for number in answers if number not in questions]
   if missing or unknown:
     raise UserError(
-      "the answers are of other questions than the file's",
+      "the answers do not match the questions of the SQuAD file",
       unanswered=f"{len(missing):,}, such as {missing[0]}" if missing else "",
       unknown=f"{len(unknown):,}, such as {unknown[0]}" if unknown else "",
     )
-  found = {number: as_written(answers[number], question.context) for number, question in questions.items()}
+  found = {number: find_in_context(answers[number], question.context) for number, question in questions.items()}
   lost = sum(1 for number, text in found.items() if text is None and answers[number].strip())
   return {n: answers[n].strip() if text is None else text for n, text in found.items()}, lost

@@ -1,6 +1,6 @@
-"""Scores kept for reading: `evaluations/scores.json` and `scores.csv` of a model directory, and tables to print.
+"""Stored scores (`evaluations/scores.json` and `scores.csv` of a model directory) and tables to print.
 
-What was evaluated is remembered here: a record is of one checkpoint, task, split and identity of settings.
+A record holds the scores of one checkpoint, task, split and identity of settings; it is not computed twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from t5like.training.records.model_dir import write_text
 
 FOLDER = "evaluations"
 Score = Callable[[str, Mapping[str, float]], float]
-_WAIT = 60.0  # seconds; another evaluation holds the lock for moments only
+_WAIT = 60.0  # seconds; evaluations hold the lock only briefly
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Record:
   """The scores of one checkpoint on one task."""
 
   step: int | None  # None: a model without steps
-  checkpoint: str  # tells a checkpoint apart from another one that took its place
+  checkpoint: str  # identifies the checkpoint: a step may be written again
   task: str
   split: str
   settings: str  # how it was evaluated, as text; '' for greedy decoding of all examples
   examples: int
   scores: dict[str, float]
-  majority: dict[str, float] = dataclasses.field(default_factory=dict)  # of always giving the commonest answer
+  majority: dict[str, float] = dataclasses.field(default_factory=dict)  # of always giving the most common answer
   predictions: str = ""  # the file of answers
-  data: str = ""  # tells the examples apart from others under the same name
+  data: str = ""  # identifies the examples and their scoring
   identity: dict[str, Any] | None = None  # how it was evaluated, by setting; None: written by an earlier version
 
-  def is_of(self, other: Record) -> bool:
-    """Whether both are of the same evaluation. The text of the settings decides where a record has no identity."""
+  def is_same_evaluation(self, other: Record) -> bool:
+    """Whether both are of the same evaluation. Records without identity are compared by the text of settings."""
     for name in ("step", "checkpoint", "task", "split", "data"):
       if getattr(self, name) != getattr(other, name):
         return False
@@ -55,7 +55,7 @@ class Record:
 
 
 class Results:
-  """The records of a model directory. Several evaluations may write at a time."""
+  """The records of a model directory. Concurrent evaluations may write to it."""
 
   def __init__(self, folder: Path):
     self.folder = folder
@@ -67,40 +67,38 @@ class Results:
     try:
       return [Record(**record) for record in storage.read_json(self.json, list)]
     except (ValueError, TypeError) as error:
-      raise UserError(
-        "the file of earlier scores cannot be read", file=self.json, because=error, try_="move it away"
-      ) from None
+      raise UserError("cannot read the earlier scores", file=self.json, because=error, try_="move it away") from None
 
   def find(self, blank: Record) -> Record | None:
-    """The record of the same evaluation."""
-    return next((record for record in self.records() if record.is_of(blank)), None)
+    """Returns the record of the same evaluation, if any."""
+    return next((record for record in self.records() if record.is_same_evaluation(blank)), None)
 
   def add(self, record: Record) -> None:
-    """Keeps a record; one of the same checkpoint, task and settings gives way to it."""
-    with self._alone():
-      kept = [old for old in self.records() if not old.is_of(record)]
+    """Stores a record; replaces one of the same evaluation."""
+    with self._locked():
+      kept = [old for old in self.records() if not old.is_same_evaluation(record)]
       records = sorted([*kept, record], key=lambda r: (-1 if r.step is None else r.step, r.task, r.split, r.settings))
       write_text(self.json, json.dumps([dataclasses.asdict(r) for r in records], indent=2, ensure_ascii=False) + "\n")
       write_text(self.csv, csv_text(records))
 
   @contextlib.contextmanager
-  def _alone(self) -> Iterator[None]:
+  def _locked(self) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(hold(self.folder / ".lock", stale_after_seconds=_WAIT, wait=_WAIT))
       except LockHeld as other:
         raise UserError(
-          "another evaluation does not let go of the scores", folder=self.folder, holder=other.holder
+          "timed out waiting for another evaluation to release the scores", folder=self.folder, holder=other.holder
         ) from None
       except OSError as error:
         raise UserError(
-          "scores cannot be written", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
+          "cannot write scores", folder=self.folder, because=error.strerror, try_="--out=DIR, another folder"
         ) from None
       yield
 
 
 def csv_text(records: Iterable[Record]) -> str:
-  """A line for every metric."""
+  """Returns CSV with one line per metric."""
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
   writer.writerow(["step", "task", "split", "settings", "examples", "metric", "score", "always_commonest"])
@@ -112,7 +110,7 @@ def csv_text(records: Iterable[Record]) -> str:
 
 
 def checkpoint_identity(checkpoint: Path) -> str:
-  """Of the names and sizes of its files, among which Orbax gives each save names of its own."""
+  """Returns a digest of file names and sizes; Orbax uses new file names for each save."""
   if storage.is_remote(checkpoint):
     files = [f"{PARAMS}/{name} {info['size']}" for name, info in (checkpoint / PARAMS).files().items()]
   else:
@@ -123,7 +121,7 @@ def checkpoint_identity(checkpoint: Path) -> str:
 def averages(
   scores_by_task: Mapping[str, Mapping[str, float]], score: Score = benchmark_scores.task_score
 ) -> dict[str, float]:
-  """The mean over tasks, and that of GLUE or SuperGLUE as the T5 paper takes it where all its tasks are there."""
+  """Returns the mean over tasks, and the GLUE and SuperGLUE averages of the T5 paper if all tasks are present."""
   scored = {task: scores for task, scores in scores_by_task.items() if scores}
   found = {}
   if len(scored) > 1:
@@ -132,29 +130,29 @@ def averages(
     ("GLUE average", "glue_", benchmark_scores.glue_average),
     ("SuperGLUE average", "super_glue_", benchmark_scores.super_glue_average),
   ):
-    with contextlib.suppress(UserError):  # tasks are missing: there is no such number
+    with contextlib.suppress(UserError):  # tasks are missing
       found[name] = average({t: s for t, s in scored.items() if t.startswith(prefix)})
   return found
 
 
 def scores_table(records: Sequence[Record], score: Score = benchmark_scores.task_score) -> str:
-  """Tasks with their metrics and baselines, and their averages. `score` is what a task counts with in an average."""
+  """Formats tasks with their metrics, baselines and averages. `score` picks the value of a task for averages."""
   with_baseline = any(record.majority for record in records)
-  rows = [("task", "examples", "metric", "score", "always the commonest" if with_baseline else "")]
+  rows = [("task", "examples", "metric", "score", "majority baseline" if with_baseline else "")]
   for record in records:
     for number, (metric, value) in enumerate(record.scores.items()):
       first = (record.task, f"{record.examples:,}") if number == 0 else ("", "")
       baseline = f"{record.majority[metric]:.2f}" if metric in record.majority else ""
       rows.append((*first, metric, _number(value), baseline))
     if not record.scores:
-      rows.append((record.task, f"{record.examples:,}", "none: its answers are withheld", "", ""))
+      rows.append((record.task, f"{record.examples:,}", "none: targets are withheld", "", ""))
   for name, value in averages({record.task: record.scores for record in records}, score).items():
     rows.append((name, "", "", _number(value), ""))
   return table(rows, right=(1, 3, 4), indent="  ")
 
 
 def steps_table(records: Sequence[Record], score: Score = benchmark_scores.task_score) -> str:
-  """What each checkpoint scored, task by task, and on average."""
+  """Formats the scores of each checkpoint, per task and on average."""
   by_step: dict[int | None, dict[str, Record]] = {}
   for record in records:
     by_step.setdefault(record.step, {})[record.task] = record

@@ -1,4 +1,4 @@
-"""The token caches of tasks that a loaded model is evaluated on; built where they are missing."""
+"""Token caches of tasks for evaluation; missing ones are built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TaskCaches:
     self._modules, self._hint = task_modules, model.task_hint()
 
   def open(self, name: str, split: str) -> dict[str, data.TokenCache]:
-    """By task, those of a task or of all tasks of a mixture."""
+    """Returns the caches of a task, or of all tasks of a mixture, by task name."""
     tasks = [name] if self._is_single(name, split) else self._members(name, split)
     return {task: self._caches.open_or_build(task, split)[0].cache for task in tasks}
 
@@ -30,11 +30,11 @@ class TaskCaches:
     return cache
 
   def is_labeled(self, task: str, split: str) -> bool:
-    """Whether labeled examples of a task are cached already: then seqio is not needed."""
+    """Whether labeled examples of a task are cached, so that seqio is not needed."""
     return self._is_single(task, split) and not self._caches.open_or_build(task, split)[0].cache.is_corpus
 
   def _members(self, name: str, split: str) -> list[str]:
-    """A mixture is drawn from some of its tasks in training, and evaluated on all."""
+    """Returns all tasks of a mixture: training may use only some of them, evaluation uses all."""
     try:
       return seqio_process.members(name, split, self._modules)
     except UserError as error:

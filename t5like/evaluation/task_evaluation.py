@@ -1,4 +1,4 @@
-"""A loaded model on tasks: their examples are opened and read once, then scored with any parameters."""
+"""Evaluates a loaded model on tasks: examples are read once, then scored with any parameters."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from t5like.inference import Model
 
 
 class EvaluationStopped(Exception):
-  """The caller wanted an evaluation to end before all examples were answered."""
+  """Raised when the caller stops an evaluation early."""
 
 
 class TaskEvaluation:
   """Tasks and mixtures that a model is evaluated on. Use it under the model's `sharding()`."""
 
   def __init__(self, model: Model, tasks: Sequence[str], settings: EvaluationSettings, without_metrics: bool = False):
-    """Token caches are built where they are missing. `without_metrics` takes tasks whose answers are withheld, too."""
+    """Opens the tasks and builds missing token caches. `without_metrics` also accepts tasks with withheld targets."""
     self.settings = settings
     caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length)
     self._evaluator = Evaluator(EvaluatedModel.of_loaded(model), settings, caches.open_task)
@@ -50,7 +50,7 @@ class TaskEvaluation:
 
   @property
   def identity(self) -> dict[str, Any]:
-    """The settings that tell this evaluation from others of the same tasks."""
+    """The settings that distinguish this evaluation from others of the same tasks."""
     return self._evaluator.identity
 
   def __call__(self, params: Any, evaluation_set: EvaluationSet, stopped: Stopped = NEVER) -> Evaluation:
@@ -71,13 +71,13 @@ class TaskEvaluation:
 
 
 def _with_metrics(caches: dict[str, data.TokenCache], modules: Sequence[str]) -> dict[str, data.TokenCache]:
-  """Tasks that can be scored; of several, those without metrics are named and left out."""
-  silent = [task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus]
-  if silent and len(silent) == len(caches):
-    raise UserError(f"task {silent[0]!r} has no metric functions: its answers are withheld", try_="another task")
-  if silent:
-    say(f"without metrics, left out: {', '.join(silent)}")
-  scored = {task: cache for task, cache in caches.items() if task not in silent}
+  """Drops tasks without metrics and reports them; raises UserError if none is left."""
+  unscored = [task for task, cache in caches.items() if not cache.scoring["metrics"] and not cache.is_corpus]
+  if unscored and len(unscored) == len(caches):
+    raise UserError(f"task {unscored[0]!r} has no metric functions: its targets are withheld", try_="another task")
+  if unscored:
+    say(f"skipped, no metrics: {', '.join(unscored)}")
+  scored = {task: cache for task, cache in caches.items() if task not in unscored}
   for cache in scored.values():
     check_functions(cache.scoring, modules)
   return scored
@@ -86,9 +86,9 @@ def _with_metrics(caches: dict[str, data.TokenCache], modules: Sequence[str]) ->
 def write_predictions(
   result: Evaluation, folder: Path, evaluation_set: EvaluationSet, step: int | None, identity: dict[str, Any]
 ) -> Path:
-  """Writes the answers into a folder and returns the file.
+  """Writes the answers to a folder and returns the file.
 
-  Greedy answers have the names that the training loop gives them; those of other settings are named after these.
+  Greedy answers get the same file name as in training; other settings are added to the name.
   """
   examples = identity.get("examples", 0)
   path = predictions_path(folder, evaluation_set.task, evaluation_set.split, step or 0, examples)
@@ -100,7 +100,7 @@ def write_predictions(
     try:
       result.write(path, evaluation_set.data)
     except OSError as error:
-      raise UserError("answers cannot be written", file=path, because=error.strerror, try_="--out=DIR") from None
+      raise UserError("cannot write the answers", file=path, because=error.strerror, try_="--out=DIR") from None
   return path
 
 
@@ -116,30 +116,34 @@ def evaluate(
 ) -> Evaluation:
   """Scores a model on a task or on all tasks of a mixture, as `t5like eval` does.
 
-  model: a loaded model.
-  task: the name of a registered task or mixture; its token cache is built where it is missing.
-  examples: only the first N of each task; 0: all.
-  step: the checkpoint of a run; None: the newest.
-  out: a folder in which the answers are written; None: nothing is written.
-  settings: other fields of EvaluationSettings (`rank="sum"`, `shots=5`) and of DecodeSettings (`beams=4`).
+  Args:
+    model: a loaded model.
+    task: a registered task or mixture; its token cache is built if it is missing.
+    split: the split to evaluate.
+    examples: only the first N of each task; 0: all.
+    step: the checkpoint of a run; None: the newest.
+    out: a folder for the answers; None: they are not written.
+    **settings: other fields of EvaluationSettings (`rank="sum"`, `shots=5`) and of DecodeSettings (`beams=4`).
 
-  Returns the scores, the answers row by row, and the scores of always giving the commonest answer. Those of a mixture
-  are named TASK/METRIC, and each of its tasks is in `tasks`. Raises UserError.
+  Returns the scores, the answers, and the scores of the majority baseline. Scores of a mixture are named TASK/METRIC,
+  and `tasks` has the evaluation of each task. Raises UserError.
   """
   given = EvaluationSettings.of(split=split, examples=examples, **settings)
   with model.sharding():
     tasks = TaskEvaluation(model, [task], given)
     params, step = model.parameters(step, given.average), model.step(step)
     found = {}
-    for asked in tasks.sets:
-      found[asked.task] = tasks(params, asked)
+    for evaluation_set in tasks.sets:
+      found[evaluation_set.task] = tasks(params, evaluation_set)
       if out is not None:
-        write_predictions(found[asked.task], storage.as_path(out).absolute(), asked, step, tasks.identity)
-  return found[task] if list(found) == [task] else together(found)
+        write_predictions(
+          found[evaluation_set.task], storage.as_path(out).absolute(), evaluation_set, step, tasks.identity
+        )
+  return found[task] if list(found) == [task] else merge_evaluations(found)
 
 
-def together(tasks: dict[str, Evaluation]) -> Evaluation:
-  """The evaluations of several tasks as one."""
+def merge_evaluations(tasks: dict[str, Evaluation]) -> Evaluation:
+  """Merges the evaluations of several tasks into one."""
   return Evaluation(
     {f"{task}/{name}": value for task, result in tasks.items() for name, value in result.scores.items()},
     {f"{task}/{name}": value for task, result in tasks.items() for name, value in result.majority.items()},

@@ -1,4 +1,4 @@
-"""`t5like eval --loss`: how well a model predicts text, without decoding."""
+"""Loss evaluation of text, for `t5like eval --loss`."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from t5like.objectives import CATALOGUE, Lengths, Objective, find_objective, spl
 from t5like.vocabularies.training import read_texts
 
 _WINDOW = 512
-Progress = Callable[[int, int], None]  # receives rows done, of all
+Progress = Callable[[int, int], None]  # receives rows done and their total
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """Text to predict: documents, or targets that follow their inputs."""
+  """Text to predict: documents, or targets given their inputs."""
 
   name: str
   split: str
   texts: list[list[int]]
   bytes: int
-  inputs: list[list[int]] | None = None  # labeled: what each text is an answer to
+  inputs: list[list[int]] | None = None  # of each text, for labeled tasks
   data: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class LossMetric:
-  """How a text is measured."""
+  """A way to measure the loss of a text."""
 
-  identity: Mapping[str, Any]  # what tells it from other ways, by name
-  text: str  # the same for people
-  measure: Callable[[Any, Progress], TextLoss]  # of parameters
+  identity: Mapping[str, Any]  # distinguishes it from others, by setting
+  text: str  # the same, human-readable
+  measure: Callable[[Any, Progress], TextLoss]  # takes parameters
 
 
 def loss_measurements(model: Model, settings: TextLossSettings) -> list[Measurement]:
-  """The loss, perplexity and bits per byte of each text. Use them under the model's `sharding()`."""
+  """Returns measurements of the loss of each text. Use them under the model's `sharding()`."""
   texts = [_text_file(model, settings)] if settings.text else _tasks(model, settings)
   metrics = [_metric(model, settings, corpus) for corpus in texts]
   for metric in metrics:
@@ -64,7 +64,7 @@ def loss_measurements(model: Model, settings: TextLossSettings) -> list[Measurem
 
 
 def measured_loss(task: str, scores: Mapping[str, float]) -> float:
-  """What a text counts with in an average."""
+  """Returns the score of a text for averages."""
   return scores["loss"]
 
 
@@ -86,43 +86,43 @@ def _measurement(corpus: Corpus, metric: LossMetric, settings: TextLossSettings)
 
 
 def _text_file(model: Model, settings: TextLossSettings) -> Corpus:
-  """JSON lines are a document each, any other file is one; its bytes are those of its text."""
+  """Reads a file: JSON lines are one document each, any other file is a single document."""
   path = storage.as_path(settings.text)
   lines = list(read_texts(path, settings.text_field))
   is_json = any(ending in (".jsonl", ".json") for ending in path.suffixes)
   texts = lines if is_json else ["".join(lines)]
-  return _of_documents(model, path.name, "", texts[: settings.examples or None])
+  return _document_corpus(model, path.name, "", texts[: settings.examples or None])
 
 
-def _of_documents(model: Model, name: str, split: str, texts: Sequence[str]) -> Corpus:
+def _document_corpus(model: Model, name: str, split: str, texts: Sequence[str]) -> Corpus:
   if not any(texts):
-    raise UserError(f"{name} is empty: there is nothing to predict")
-  coded = model.vocabulary.encode_batch(list(texts))
+    raise UserError(f"{name} is empty")
+  encoded = model.vocabulary.encode_batch(list(texts))
   size = sum(len(text.encode("utf-8", errors="replace")) for text in texts)
   identity = zlib.crc32(json.dumps(list(texts)).encode())
-  return Corpus(name, split, [list(tokens) for tokens in coded], size, data=f"{identity:08x}")
+  return Corpus(name, split, [list(tokens) for tokens in encoded], size, data=f"{identity:08x}")
 
 
 def _tasks(model: Model, settings: TextLossSettings) -> list[Corpus]:
-  own = () if model.trained_elsewhere else (model.experiment.task,)
+  own = (model.experiment.task,) if model.has_training_config else ()
   names = settings.tasks or own
   if not names:
-    raise UserError("there is no text to predict", try_="--task=TASK, or --text=FILE")
+    raise UserError("no text to evaluate", try_="--task=TASK, or --text=FILE")
   caches = TaskCaches(model, settings.cache_dir, settings.task_modules, settings.inputs_length)
   split, examples, found = settings.split, settings.examples, []
   for name in (split_task_name(name)[0] for name in names):
     if caches.is_labeled(name, split):
-      found.append(_labeled(name, split, caches.open_task(name, split), examples))
+      found.append(_labeled_corpus(name, split, caches.open_task(name, split), examples))
       continue
     for task, documents in seqio_process.texts(name, split, examples, settings.task_modules).items():
       found.append(
-        _labeled(task, split, caches.open_task(task, split), examples) if documents is None
-        else _of_documents(model, task, split, documents)
+        _labeled_corpus(task, split, caches.open_task(task, split), examples) if documents is None
+        else _document_corpus(model, task, split, documents)
       )  # fmt: skip
   return found
 
 
-def _labeled(task: str, split: str, cache: data.TokenCache, examples: int) -> Corpus:
+def _labeled_corpus(task: str, split: str, cache: data.TokenCache, examples: int) -> Corpus:
   if set(cache.features) != {"inputs", "targets"}:
     raise UserError(f"task {task!r} has no targets to predict: its examples have {', '.join(cache.features)}")
   count = min(examples or cache.examples, cache.examples)
@@ -137,15 +137,15 @@ def _labeled(task: str, split: str, cache: data.TokenCache, examples: int) -> Co
 
 
 def _metric(model: Model, settings: TextLossSettings, corpus: Corpus) -> LossMetric:
-  """How this model is measured on this text."""
+  """Returns the loss metric for this model and text."""
   evaluated = EvaluatedModel.of_loaded(model)
   if corpus.inputs is not None:
-    return _of_targets(evaluated, settings, corpus)
+    return _target_metric(evaluated, settings, corpus)
   losses = BatchLosses(evaluated.module, evaluated.mesh, settings.batch_size)
   if evaluated.layout in ("decoder", "prefix_lm"):
-    return _causal(evaluated, settings, corpus, losses)
+    return _causal_metric(evaluated, settings, corpus, losses)
   if settings.stride:
-    raise UserError("--stride is for language models: a denoiser reads every token once")
+    raise UserError("--stride is only for language models: a denoiser reads every token once")
   objective, lengths = _objective(model, settings)
 
   def denoising(params: Any, progress: Progress) -> TextLoss:
@@ -158,12 +158,14 @@ def _metric(model: Model, settings: TextLossSettings, corpus: Corpus) -> LossMet
   )
 
 
-def _causal(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpus, losses: BatchLosses) -> LossMetric:
+def _causal_metric(
+  evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpus, losses: BatchLosses
+) -> LossMetric:
   window = settings.window or evaluated.positions or max(evaluated.inputs, 2)
   check_length(evaluated.module.config, window)
   stride = settings.stride or max(window // 2, 1)
   if stride > window:
-    raise UserError(f"--stride={stride} is more than --window={window}: tokens would be left out")
+    raise UserError(f"invalid --stride={stride}: exceeds --window={window}, tokens would be skipped")
   start = evaluated.special.start
 
   def causal(params: Any, progress: Progress) -> TextLoss:
@@ -176,11 +178,11 @@ def _causal(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpu
   )
 
 
-def _of_targets(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpus) -> LossMetric:
+def _target_metric(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: Corpus) -> LossMetric:
   if evaluated.layout == "encoder":
     raise UserError(
-      f"{type(evaluated.module).__name__} is an encoder: it cannot predict the targets of {corpus.name!r}",
-      try_="a corpus, or --text=FILE: it fills in hidden text",
+      f"{type(evaluated.module).__name__} is an encoder and cannot predict the targets of {corpus.name!r}",
+      try_="a corpus, or --text=FILE, for masked-token prediction",
     )
   form, eos, layout = evaluated.form, evaluated.special.eos, evaluated.layout
   length = settings.inputs_length or evaluated.inputs
@@ -190,12 +192,12 @@ def _of_targets(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: C
   longest = max(len(a) + len(b) for a, b in zip(inputs, targets, strict=True))
   if positions is not None and layout != "encoder_decoder" and longest > positions + 1:
     raise UserError(
-      f"inputs and targets of {longest} tokens do not fit the model's {positions} positions",
+      f"inputs and targets of {longest} tokens exceed the model's {positions} positions",
       try_=f"--inputs_length={max(positions - max(map(len, targets)), 1)}",
     )
   scorer = CandidateScorer(evaluated.module, evaluated.mesh, evaluated.special.start, settings.batch_size)
 
-  def of_targets(params: Any, progress: Progress) -> TextLoss:
+  def target_loss(params: Any, progress: Progress) -> TextLoss:
     nats = 0.0
     for first in range(0, len(inputs), 256):
       part = slice(first, first + 256)
@@ -205,16 +207,16 @@ def _of_targets(evaluated: EvaluatedModel, settings: TextLossSettings, corpus: C
     return TextLoss(nats, sum(map(len, targets)), None, corpus.bytes)
 
   identity = {"loss": "targets", "inputs_length": length}
-  return LossMetric(identity, "targets given their inputs, end-of-sequence among them", of_targets)
+  return LossMetric(identity, "targets given their inputs, end-of-sequence among them", target_loss)
 
 
 def _objective(model: Model, settings: TextLossSettings) -> tuple[Objective, Lengths]:
-  """What is hidden: as requested, as in training, or what such models are usually trained with."""
+  """Returns the denoising objective: as requested, as in training, or the usual one for the architecture."""
   masked = model.module.batch_layout == "encoder"
   if masked and not model.module.config.mlm_head:
-    raise UserError("this encoder has no head that fills in hidden text: it was saved without", folder=model.folder)
+    raise UserError("this encoder was saved without a masked-LM head", folder=model.folder)
   named = split_task_name(settings.tasks[0])[1] if settings.tasks else None
-  own = None if model.trained_elsewhere else model.experiment.objective
+  own = model.experiment.objective if model.has_training_config else None
   if settings.objective or named:
     objective = find_objective(settings.objective or named)
   elif own is not None and not own.needs_others:
@@ -225,9 +227,10 @@ def _objective(model: Model, settings: TextLossSettings) -> tuple[Objective, Len
   if (objective.makes == "masked") != masked or objective.needs_others or inputs_missing:
     fitting = ["bert_mlm", "spanbert", "electra"] if masked else ["span_corruption", "bert_style", "prefix_lm"]
     raise UserError(
-      f"{objective.name} cannot measure {type(model.module).__name__}", try_=f"--objective={' or '.join(fitting)}"
+      f"the objective {objective.name} does not fit {type(model.module).__name__}",
+      try_=f"--objective={' or '.join(fitting)}",
     )
-  inputs = settings.window or (_WINDOW if model.trained_elsewhere else model.experiment.lengths["inputs"])
+  inputs = settings.window or (model.experiment.lengths["inputs"] if model.has_training_config else _WINDOW)
   inputs = min(inputs, model.positions or inputs)
   lengths = objective.lengths(inputs)
   objective.check(lengths, model.special)

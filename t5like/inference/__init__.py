@@ -1,4 +1,4 @@
-"""A model ready for use: generate, score, rank, embed and fill masks.
+"""Inference: generate, score, rank, embed and fill masks with a loaded model.
 
 model = load("runs/demo")
 model.generate("a question", beams=4).text

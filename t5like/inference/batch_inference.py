@@ -1,4 +1,4 @@
-"""Answers the rows of a file or a task with a model, and continues an output file that was left unfinished."""
+"""Runs a model over the rows of a file or a task, and resumes an unfinished output file."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
-from t5like.inference.job_settings import Generate, JobSettings, Reading
+from t5like.inference.job_settings import Generate, JobSettings, ReadSettings
 from t5like.inference.jobs import Limits
 from t5like.inference.model import Model
 from t5like.inference.running import run_rows
 from t5like.inference.task_caches import task_caches
 from t5like.parallel.process_zero import run_on_process_zero
 
-_SPARE_ROWS = 1024
+_MAX_PADDING_ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class InferenceSettings:
-  """What to answer, how, and where answers go. Rows come from `input` or from `task`."""
+  """Input rows (`input` or `task`), the job to run on them, and the output."""
 
   job: JobSettings = dataclasses.field(default_factory=Generate)
-  input: str | None = None  # a local file; "-" is standard input
-  format: str | None = None  # "text" or "jsonl"; None: by the file's name
-  field: str | None = None  # of JSON lines, with the text
+  input: str | None = None  # a local file; "-": standard input
+  format: str | None = None  # "text" or "jsonl"; None: from the file name
+  field: str | None = None  # of a JSON line, holds the text
   task: str | None = None
   split: str = "validation"
-  examples: int = 0  # of the task, at most; 0: all
-  modules: Sequence[str] = ()  # that register the task
+  examples: int = 0  # maximum per task; 0: all
+  modules: Sequence[str] = ()  # register the task
   cache_dir: str | None = None
-  max_inputs: int | None = None  # tokens of a row
-  truncate: bool = False  # cut longer rows instead of refusing them
-  strict: bool = False  # stop at the first row that cannot be answered
+  max_inputs: int | None = None  # tokens per row
+  truncate: bool = False  # cut longer rows instead of rejecting them
+  strict: bool = False  # stop at the first rejected row
   output: str | None = None  # None: standard output
   overwrite: bool = False
   batch_size: int = 32
@@ -48,22 +48,22 @@ class InferenceSettings:
     for name, least in (("batch_size", 1), ("examples", 0), ("max_inputs", 1)):
       value = getattr(self, name)
       if value is not None and value < least:
-        raise InvalidSetting(f"{name}={value} cannot work", expected=f"{least} or more")
+        raise InvalidSetting(f"{name}={value} is invalid", expected=f"at least {least}")
 
   @property
   def form(self) -> str:
-    """The form of the rows: "task", "text" or "jsonl"."""
+    """The kind of input rows: "task", "text" or "jsonl"."""
     return "task" if self.task else row_files.input_format(self.input, self.format)
 
-  def reading(self, form: str) -> Reading:
+  def reading(self, form: str) -> ReadSettings:
     limits = Limits(self.max_inputs, self.truncate, self.field or row_files.TEXT_FIELD)
-    return Reading(limits, self.batch_size, self.strict, form)
+    return ReadSettings(limits, self.batch_size, self.strict, form)
 
 
 def answer_rows(model: Model, settings: InferenceSettings) -> int:
-  """Answers all rows that the output does not have yet; returns the number of rows that were refused.
+  """Answers all rows that are not in the output yet; returns the number of rejected rows.
 
-  The output file is continued where its model and settings are the same, and refused otherwise.
+  Resumes an existing output file if its model and settings are the same; raises UserError otherwise.
   """
   reading = settings.reading(settings.form)
   rows, total = _rows(model, settings, reading)
@@ -72,59 +72,58 @@ def answer_rows(model: Model, settings: InferenceSettings) -> int:
     storage.check_reachable(path, "--output")
   header = _header(model, settings.job, reading.limits) if path else {}
 
-  def take_file() -> int:
-    stack.enter_context(outputs.sole_writer(path))
+  def lock_output() -> int:
+    stack.enter_context(outputs.exclusive_writer(path))
     if not settings.overwrite:
       outputs.check_header(path, header)
     return 0
 
   with contextlib.ExitStack() as stack:
     if path:
-      run_on_process_zero(take_file)
+      run_on_process_zero(lock_output)
     job = settings.job.build(model, reading)
     if path:
-      run_on_process_zero(lambda: outputs.begin_file(path, header, settings.overwrite) or 0)
+      run_on_process_zero(lambda: outputs.start_file(path, header, settings.overwrite) or 0)
     if path and path.suffix == ".npy":
       output = outputs.VectorFile(path, job.width)
     else:
       output = outputs.JsonLines(path, reading.limits.field)
     stack.callback(output.close)
-    waits = reading.form != "task" and not row_files.is_regular(settings.input)
+    streaming = reading.form != "task" and not row_files.is_regular(settings.input)
     try:
-      return run_rows(job, rows, output, settings.batch_size, settings.strict, total, waits)
+      return run_rows(job, rows, output, settings.batch_size, settings.strict, total, streaming)
     except KeyboardInterrupt:
       if path:
-        warn("\nthe same command goes on where this one was")
+        warn("\nrun the same command again to resume")
       raise
 
 
-def vocabulary_doubts(model: Model) -> list[str]:
-  """Reasons to doubt that a vocabulary is the model's own.
+def vocabulary_warnings(model: Model) -> list[str]:
+  """Returns warnings about a vocabulary that does not seem to be the model's own.
 
-  An embedding has some rows more than the vocabulary has ids, to divide well; not thousands. And Hugging Face's
-  configuration has the ids at which outputs end.
+  Embeddings are padded by a few rows, not by thousands. A Hugging Face configuration also lists its EOS ids.
   """
   rows, ids, name = model.config.vocab_size, model.vocabulary.vocab_size, model.vocabulary_name
-  doubts = []
-  if rows - ids > _SPARE_ROWS:
-    doubts.append(f"is this the right vocabulary? {name} has {ids:,} ids, the model {rows:,} (--vocabulary=...)")
-  ends, end = model.source.configured_ends(), model.vocabulary.eos_id
+  warnings = []
+  if rows - ids > _MAX_PADDING_ROWS:
+    warnings.append(f"possibly the wrong vocabulary: {name} has {ids:,} ids, the model {rows:,} (set --vocabulary)")
+  ends, end = model.source.configured_eos_ids(), model.vocabulary.eos_id
   if ends and end not in ends:
     configured = ", ".join(map(str, sorted(ends)))
-    doubts.append(f"outputs end at id {end} of {name}; the model's own configuration says {configured}")
-  return doubts
+    warnings.append(f"{name} ends outputs at id {end}, but the model's configuration has {configured}")
+  return warnings
 
 
-def _rows(model: Model, settings: InferenceSettings, reading: Reading) -> tuple[row_files.Rows, int | None]:
-  """The rows, and their number where it is known."""
+def _rows(model: Model, settings: InferenceSettings, reading: ReadSettings) -> tuple[row_files.Rows, int | None]:
+  """Returns the rows and their number (None: unknown)."""
   if reading.form != "task":
     if settings.field and reading.form == "text":
       raise UserError(f"--field={settings.field}: lines of text have no fields", try_="--format=jsonl")
     total = row_files.count_lines(settings.input)
     if total == 0:
-      raise UserError(f"{settings.input} is empty: there are no rows to answer")
+      raise UserError(f"{settings.input} is empty")
     return row_files.read_rows(settings.input, reading.form, reading.limits.field), total
-  with _standard_output_aside():
+  with _redirect_stdout_to_stderr():
     caches = task_caches(model, settings.cache_dir, settings.modules)
     members = caches.open_or_build(settings.task, settings.split)
   row_files.check_task(members, model.kind)
@@ -133,8 +132,8 @@ def _rows(model: Model, settings: InferenceSettings, reading: Reading) -> tuple[
 
 
 @contextlib.contextmanager
-def _standard_output_aside() -> Iterator[None]:
-  """Sends what is printed to standard error, by other processes too: standard output is for answers."""
+def _redirect_stdout_to_stderr() -> Iterator[None]:
+  """Redirects stdout to stderr, for subprocesses too: stdout carries only answers."""
   sys.stdout.flush()
   kept = os.dup(1)
   os.dup2(2, 1)
@@ -147,7 +146,7 @@ def _standard_output_aside() -> Iterator[None]:
 
 
 def _header(model: Model, job: JobSettings, limits: Limits) -> dict[str, dict[str, Any]]:
-  """What must be the same when a file is continued."""
+  """Returns everything that must match for an output file to be resumed."""
   what = {"embed": None, "candidates_field": None, **dataclasses.asdict(limits), **job.identity(model)}
   weights = model.identity() | {"average": model.average, "dtype": model.config.compute_dtype}
   return {"model": weights, "settings": what}

@@ -1,4 +1,4 @@
-"""Rows of like length in batches of few shapes: every shape is compiled, and padding is read like text."""
+"""Groups rows of similar length into batches of few shapes: each shape is compiled, and padding costs compute."""
 
 from __future__ import annotations
 
@@ -9,48 +9,54 @@ import numpy as np
 
 from t5like import decoding
 
-# Costs are counted in tokens read. A compilation takes some seconds, in which a small model on a CPU reads this many.
-_COMPILATION = 32_768
-# A step of decoding reads all weights, however few rows there are: it takes as long as reading this many tokens.
-_DECODE_STEP = 64
-# At this length attention takes as long as all the rest of a layer; its share grows with the length.
-_EVEN = 4_096
+# Costs are in tokens read. A compilation takes seconds, in which a small model on a CPU reads about this many.
+_COMPILATION_COST = 32_768
+# A decoding step reads all weights, even for one row: it takes as long as reading this many tokens.
+_DECODE_STEP_COST = 64
+# At this length attention takes as long as the rest of a layer.
+_QUADRATIC_LENGTH = 4_096
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchShape:
-  """What a batch is padded to."""
+  """The padded shape of a batch."""
 
   rows: int
   length: int
 
   @property
   def cost(self) -> float:
-    return self.rows * self.length * (1 + self.length / _EVEN)
+    return self.rows * self.length * (1 + self.length / _QUADRATIC_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
 class RowBatch:
-  rows: np.ndarray  # their numbers
+  rows: np.ndarray  # row indices
   shape: BatchShape
 
 
 class BatchPlanner:
-  """Deals rows out to batches so that padding, compilations and steps of decoding together cost least.
+  """Assigns rows to batches at the lowest total cost of padding, compilations and decoding steps.
 
-  It remembers the shapes it has given out: those are compiled already.
+  Remembers the shapes it has returned: they are compiled already.
   """
 
-  def __init__(self, batch_size: int, ways: int = 1, at_most: int | None = None, written: int = 0):
-    """`ways` divides the rows of every batch, `at_most` is the longest that a row can be, and `written` the number of
-    tokens that are decoded for it."""
-    self._batch_size, self._ways, self._at_most = batch_size, ways, at_most
-    self._per_batch = _DECODE_STEP * written
-    self._known: set[BatchShape] = set()
+  def __init__(self, batch_size: int, batch_shards: int = 1, max_length: int | None = None, decode_length: int = 0):
+    """Initializes the planner.
+
+    Args:
+      batch_size: rows per batch.
+      batch_shards: every batch has a multiple of this number of rows.
+      max_length: the maximum row length.
+      decode_length: the number of tokens decoded per row.
+    """
+    self._batch_size, self._batch_shards, self._max_length = batch_size, batch_shards, max_length
+    self._decode_cost = _DECODE_STEP_COST * decode_length
+    self._compiled_shapes: set[BatchShape] = set()
 
   def plan(self, lengths: Sequence[int]) -> list[RowBatch]:
-    """All rows once, the longest first, so that what does not fit fails at once."""
-    sizes = np.array([decoding.bucket(length, at_most=self._at_most) for length in lengths], np.int64)
+    """Returns batches that cover every row once, longest rows first so that running out of memory shows at once."""
+    sizes = np.array([decoding.bucket(length, at_most=self._max_length) for length in lengths], np.int64)
     order = np.argsort(-np.asarray(lengths, np.int64), kind="stable")
     chosen = np.array(self._lengths(sizes), np.int64)
     padded = chosen[np.searchsorted(chosen, sizes)]  # [rows]
@@ -61,40 +67,41 @@ class BatchPlanner:
         rows = group[first : first + self._batch_size]
         is_full = len(rows) == self._batch_size
         shape = self.smallest(len(rows), length) if is_full else self._cheapest(len(rows), length)
-        self._known.add(shape)
+        self._compiled_shapes.add(shape)
         batches.append(RowBatch(rows, shape))
     return batches
 
   def shape_for(self, rows: Sequence[int], batch: RowBatch, longest: int) -> BatchShape:
-    """The shape of a batch, or of a part of it, with rows of up to `longest`, where the whole had no room."""
+    """Returns the shape for a batch, or for a part of it (rows of up to `longest` tokens) if the batch did not fit."""
     return batch.shape if len(rows) == len(batch.rows) else self.smallest(len(rows), longest)
 
   def smallest(self, rows: int, length: int) -> BatchShape:
-    """The smallest shape that holds rows of up to this length."""
+    """Returns the smallest shape for rows of up to this length."""
     return BatchShape(
-      self._ways * decoding.bucket(-(-rows // self._ways), smallest=1), decoding.bucket(length, at_most=self._at_most)
+      self._batch_shards * decoding.bucket(-(-rows // self._batch_shards), smallest=1),
+      decoding.bucket(length, at_most=self._max_length),
     )
 
   def _cheapest(self, rows: int, length: int) -> BatchShape:
-    """Of shapes for rows that fill no batch: one of their own, with its compilation, or a larger one that is known."""
-    own = self.smallest(rows, length)
-    fitting = [shape for shape in self._known if shape.rows >= own.rows and shape.length >= length]
+    """Returns the cheaper shape for a partial batch: the exact one, compiled for it, or a larger known one."""
+    exact = self.smallest(rows, length)
+    fitting = [shape for shape in self._compiled_shapes if shape.rows >= exact.rows and shape.length >= length]
     costs = {shape: shape.cost for shape in sorted(fitting, key=dataclasses.astuple)}
-    costs.setdefault(own, own.cost + _COMPILATION)
+    costs.setdefault(exact, exact.cost + _COMPILATION_COST)
     return min(costs, key=costs.get)
 
   def _lengths(self, sizes: np.ndarray) -> list[int]:
-    """Of the lengths that occur, ascending, those to pad to: the cheapest way to cut their range into segments."""
+    """Returns the lengths to pad to, ascending: the cheapest segmentation of the lengths that occur."""
     present, counts = np.unique(sizes, return_counts=True)
-    compiled = {shape.length for shape in self._known}
-    best: list[tuple[float, list[int]]] = [(0.0, [])]  # for the n shortest: what they cost, and the lengths chosen
+    compiled = {shape.length for shape in self._compiled_shapes}
+    best: list[tuple[float, list[int]]] = [(0.0, [])]  # for the n shortest: their cost, and the lengths chosen
     for end, length in enumerate(present.tolist(), 1):
-      fixed = 0 if length in compiled else _COMPILATION
+      compile_cost = 0 if length in compiled else _COMPILATION_COST
       options = []
       for begin in range(end):
         rows = int(counts[begin:end].sum())
         batches = -(-rows // self._batch_size)
-        cost = best[begin][0] + BatchShape(rows, length).cost + batches * self._per_batch + fixed
+        cost = best[begin][0] + BatchShape(rows, length).cost + batches * self._decode_cost + compile_cost
         options.append((cost, [*best[begin][1], length]))
       best.append(min(options))
     return best[-1][1]

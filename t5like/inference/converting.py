@@ -1,4 +1,4 @@
-"""Conversion: checkpoints of other libraries to model directories, and models to Hugging Face folders."""
+"""Converts checkpoints of other libraries to model directories, and models to Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ REPORT = "conversion.txt"
 
 @dataclasses.dataclass(frozen=True)
 class ImportSettings:
-  """How a checkpoint of Hugging Face or T5X becomes a model directory."""
+  """Settings for importing a Hugging Face or T5X checkpoint into a model directory."""
 
   source: str | Path
   target: str | Path  # a new folder
   library: str = "huggingface"  # or "t5x"
-  vocabulary: str | None = None  # its name or file; None: the one next to the checkpoint, or known by its size
-  scan_layers: bool = False  # store layers stacked
+  vocabulary: str | None = None  # name or file; None: the one next to the checkpoint, or guessed from its size
+  scan_layers: bool = False  # store stacked layers
   dtype: str | None = None  # cast parameters; None: as stored
-  expected: TransformerConfig | None = None  # the checkpoint must be this model; None: sizes come from the checkpoint
+  expected: TransformerConfig | None = None  # must match the checkpoint; None: sizes are read from the checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
 class ExportSettings:
-  """How a model directory becomes a Hugging Face folder."""
+  """Settings for exporting a model directory to a Hugging Face folder."""
 
   source: str | Path
   target: str | Path  # a new folder
   vocabulary: str | None = None
   dtype: str | None = None
   step: int | None = None  # None: the newest
-  average: bool = False  # the moving average of the parameters
+  average: bool = False  # export the moving average of the parameters
   modules: Sequence[str] = ()  # that the configuration may import
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-  """What was written."""
+  """The result of a conversion."""
 
   target: Path
   parameters: int
   arrays: int
-  summary: str = ""  # counts of tensors used, missing, unexpected
-  note: str = ""  # on a vocabulary that was not found
+  summary: str = ""  # numbers of tensors used, missing and unexpected
+  note: str = ""  # set if no vocabulary was found
 
   @classmethod
   def of(cls, target: Path, params: Any, **more: str) -> Conversion:
@@ -80,7 +80,7 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
     config = dataclasses.replace(imported.model.config, param_dtype=settings.dtype)
     params = cast(imported.params, settings.dtype)
     imported = dataclasses.replace(imported, model=imported.model.clone(config=config), params=params)
-  name, vocabulary, note = _vocabulary_beside(settings.vocabulary, source, imported.model.config)
+  name, vocabulary, note = _find_import_vocabulary(settings.vocabulary, source, imported.model.config)
   fingerprint = model_fingerprint(imported.model.config, vocabulary)
   if settings.expected is not None:
     expected = dataclasses.replace(settings.expected, param_dtype=imported.model.config.param_dtype)
@@ -89,7 +89,7 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
   if vocabulary is not None:
     name = copy_vocabulary(name, vocabulary, target)
-  # A T5X checkpoint does not record its dropout: that of runs/finetune.gin holds.
+  # T5X checkpoints do not record a dropout rate: runs/finetune.gin sets it.
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
   (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout))
@@ -98,7 +98,7 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
 
 
 def export_model(settings: ExportSettings) -> Conversion:
-  """Writes a Hugging Face folder from a model directory, its tokenizer included where its vocabulary is found."""
+  """Exports a model directory to a Hugging Face folder, with a tokenizer if the vocabulary is found."""
   from t5like.interop.layouts import check_parameters, flatten
 
   target, source = new_folder(settings.target), storage.as_path(settings.source).absolute()
@@ -109,7 +109,7 @@ def export_model(settings: ExportSettings) -> Conversion:
   except UserError as error:
     if settings.vocabulary:
       raise
-    note = f"no tokenizer is written: {error.what}"
+    note = f"no tokenizer written: {error.what}"
   params = load_parameters(source, settings.step, average=settings.average)
   check_parameters(experiment.model, flatten(params), str(source))
   if settings.dtype:
@@ -127,7 +127,7 @@ def save_hugging_face(
   experiment: Experiment | None,
   model_type: str | None = None,
 ) -> None:
-  """Writes a folder that `from_pretrained` of transformers reads: weights, config.json, and tokenizer files."""
+  """Writes a folder for transformers' `from_pretrained`: weights, config.json and tokenizer files."""
   from t5like.interop import huggingface
 
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
@@ -144,7 +144,7 @@ def save_model_directory(
 ) -> None:
   """Writes a model directory: a checkpoint without optimizer state at step 0, config.gin, and the vocabulary.
 
-  The configuration is that of `source` where it is a model directory, so that prompts keep their form.
+  If `source` is a model directory its configuration is kept, so that prompts are formatted as before.
   """
   save_parameters(target, params, step=0, fingerprint=model_fingerprint(model.config, vocabulary))
   if jax.process_index() != 0:
@@ -159,11 +159,11 @@ def save_model_directory(
 
 
 def new_folder(path: str | Path) -> Path:
-  """Returns the path of a folder to write to; refuses one that has files."""
+  """Returns the path of a folder to write to; raises UserError if it is not empty."""
   storage.check_reachable(path, "target")
   target = storage.as_path(path).absolute()
   if target.exists() and (not target.is_dir() or any(target.iterdir())):
-    raise UserError(f"{target} is not empty", expected="a new folder: conversion overwrites nothing")
+    raise UserError(f"{target} is not empty", expected="a new folder (convert never overwrites)")
   return target
 
 
@@ -172,7 +172,7 @@ def cast(params: Any, dtype: str) -> Any:
 
 
 def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
-  """Returns a config.gin that rebuilds the model, and with a task trains or scores it."""
+  """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
   config, name = model.config, type(model).__name__
   defaults = {field.name: field.default for field in dataclasses.fields(config)}
   fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
@@ -205,29 +205,29 @@ def _read(settings: ImportSettings, source: Path) -> Imported:
   return huggingface.load(source, scan_layers=scan_layers)
 
 
-def _vocabulary_beside(
+def _find_import_vocabulary(
   given: str | None, source: Path, config: TransformerConfig
 ) -> tuple[str, Vocabulary | None, str]:
-  """Returns the vocabulary's name or file, the vocabulary where it can be loaded, and a note where it cannot.
+  """Returns the vocabulary's name or file, the vocabulary (None: not found), and a note if it was not found.
 
-  The requested one; else the one next to the checkpoint; else the one that published checkpoints of this size were
-  trained with. Without any, the weights are converted all the same.
+  Tries the requested one, then the one next to the checkpoint, then that of published checkpoints of this size. The
+  weights are converted even without a vocabulary.
   """
-  beside = None if given else vocabulary_in(source)
-  name = given or (str(beside.absolute()) if beside else PUBLISHED.get(config.vocab_size, "unknown"))
+  nearby = None if given else vocabulary_in(source)
+  name = given or (str(nearby.absolute()) if nearby else PUBLISHED.get(config.vocab_size, "unknown"))
   try:
     vocabulary = load_vocabulary(name)
   except UserError:
-    if given or beside:
+    if given or nearby:
       raise
-    return name, None, f"the vocabulary ({name}) is not at hand: the weights are converted"
+    return name, None, f"vocabulary {name} not found: only the weights are converted"
   check_vocabulary(config, name, vocabulary)
   return name, vocabulary, ""
 
 
 def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
-  from t5like.interop.hf_tokenizers import Around, save_tokenizer
+  from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
 
   form, config = prompt_form(model, vocabulary, experiment), model.config
-  around = Around(form.start, form.end)
+  around = TextSpecialTokens(form.start, form.end)
   save_tokenizer(folder, vocabulary, around, position_limit(config), config.num_token_types > 1)

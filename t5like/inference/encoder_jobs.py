@@ -1,4 +1,4 @@
-"""Jobs over rows of text that need no decoder: fill in masks, embed, find the nearest sentences."""
+"""Inference jobs without a decoder: fill masks, embed, find nearest sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from t5like.errors import InvalidSetting, UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
 from t5like.inference.jobs import Answer, Generation, Limits, Prepared
-from t5like.inference.rows import Refused, Row, refuse
+from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.vocabularies.sentencepiece import WORD_MARK
 
 if TYPE_CHECKING:  # a model's methods run these jobs
@@ -19,25 +19,25 @@ if TYPE_CHECKING:  # a model's methods run these jobs
 
 
 class FillMask:
-  """The likeliest tokens under each mask of a row."""
+  """Predicts the most likely tokens for each mask of a row."""
 
-  counts = "tokens read"
+  unit = "tokens read"
 
   def __init__(self, model: Model, limits: Limits, top: int):
     vocabulary = model.vocabulary
     if vocabulary.mask_id is None:
-      raise UserError(f"the vocabulary {model.vocabulary_name!r} has no mask to fill in", try_="another vocabulary")
+      raise UserError(f"the vocabulary {model.vocabulary_name!r} has no mask token", try_="another vocabulary")
     self._model, self.limits = model, limits
     self._filler = model.runner(MaskFiller, vocabulary.mask_id, top)
 
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
     vocabulary = self._model.vocabulary
-    prepared: list[Prepared | Refused] = []
-    for read in self.limits.read(self._model, rows):
-      if isinstance(read, Refused):
+    prepared: list[Prepared | RejectedRow] = []
+    for read in self.limits.tokenize(self._model, rows):
+      if isinstance(read, RejectedRow):
         prepared.append(read)
       elif vocabulary.mask_id not in read[1]:
-        prepared.append(refuse(read[0], f"no {vocabulary.piece(vocabulary.mask_id)} in the text", self.limits.field))
+        prepared.append(reject(read[0], f"no {vocabulary.piece(vocabulary.mask_id)} in the text", self.limits.field))
       else:
         prepared.append(Prepared(*read))
     return prepared
@@ -63,16 +63,16 @@ class FillMask:
 
 
 class FillSpans(Generation):
-  """The likeliest spans for the sentinels of a row, as T5 writes them: <extra_id_0> span <extra_id_1> span ...
+  """Predicts spans for the sentinels of a row, as T5 generates them: <extra_id_0> span <extra_id_1> span ...
 
-  Beam search finds whole outputs, each with a span for every sentinel: a probability is that of the whole output.
+  Each beam search output holds a span for every sentinel, so a probability is that of the complete output.
   """
 
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
     sentinels = self._model.vocabulary.sentinel_ids
     first = self._model.vocabulary.piece(sentinels[0]).removeprefix(WORD_MARK)
     return [
-      refuse(p.row, f"no {first} in the text", self.limits.field)
+      reject(p.row, f"no {first} in the text", self.limits.field)
       if isinstance(p, Prepared) and not set(sentinels) & set(p.tokens)
       else p
       for p in super().prepare(rows)
@@ -89,7 +89,7 @@ class FillSpans(Generation):
     return answers
 
   def _spans(self, output: Sequence[int]) -> dict[int, list[int]]:
-    """Returns the tokens after each sentinel."""
+    """Returns the tokens that follow each sentinel."""
     spans: dict[int, list[int]] = {}
     current: list[int] = []
     for token in output:
@@ -116,18 +116,18 @@ class FillSpans(Generation):
 
 
 class Embedding:
-  """A vector for each row."""
+  """Computes an embedding for each row."""
 
-  counts = "tokens read"
+  unit = "tokens read"
 
   def __init__(self, model: Model, limits: Limits, pooling: str):
     self._model, self.limits = model, limits
     self._embedder = model.runner(TextEmbedder, pooling)
     self.width = model.config.embed_dim
 
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
-    read = self.limits.read(self._model, rows)
-    return [r if isinstance(r, Refused) else Prepared(*r) for r in read]
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
+    read = self.limits.tokenize(self._model, rows)
+    return [r if isinstance(r, RejectedRow) else Prepared(*r) for r in read]
 
   def planner(self, batch_size: int) -> BatchPlanner:
     return planner(self._model.module, self._model.mesh, batch_size)
@@ -141,17 +141,17 @@ class Embedding:
 
 
 class Neighbors:
-  """The sentences of a file that are nearest to each row, by the cosine of their embeddings."""
+  """Finds the sentences of a file nearest to each row, by cosine similarity of embeddings."""
 
-  counts = "tokens read"
+  unit = "tokens read"
 
   def __init__(self, embedding: Embedding, sentences: Sequence[Row], vectors: np.ndarray, top: int):
     if top < 1:
-      raise InvalidSetting(f"top={top} cannot work", expected="1 or more")
+      raise InvalidSetting(f"top={top} is invalid", expected="at least 1")
     self._embedding, self._sentences, self._vectors, self._top = embedding, sentences, vectors, top
     self.limits = embedding.limits
 
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | Refused]:
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
     return self._embedding.prepare(rows)
 
   def planner(self, batch_size: int) -> BatchPlanner:

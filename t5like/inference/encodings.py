@@ -1,4 +1,4 @@
-"""What an encoder makes of texts: vectors, and the tokens that it would put under masks."""
+"""Text embeddings and mask filling."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from jax.sharding import Mesh
 from t5like import decoding
 from t5like.errors import UserError, nearest
 from t5like.inference.batching import BatchPlanner, BatchShape
-from t5like.inference.generation import placed
+from t5like.inference.generation import shard_batch
+from t5like.inference.memory import MemoryCheckedFunction
 from t5like.inference.prompts import position_limit, prompt_batch
-from t5like.inference.room import SizedFunction
 from t5like.models.padding import encoder_valid
 
 POOLINGS = ("cls", "mean")
-Texts = Sequence[Sequence[int]]  # token ids, with the marks around them that the model knows
+Texts = Sequence[Sequence[int]]  # token ids, special tokens included
 
 
 class TextEmbedder:
-  """A vector for each text. On several hosts all call it with the same texts and get the same vectors.
+  """Embeds texts. All hosts call it with the same texts and get the same vectors.
 
   cls   the last hidden state of the first token, [CLS]
-  mean  the mean of the last hidden states of all tokens, the marks around the text among them
+  mean  the mean of the last hidden states of all tokens, special tokens included
 
-  Of an encoder-decoder it is the encoder that reads the text.
+  An encoder-decoder embeds with its encoder.
   """
 
   def __init__(self, model: nn.Module, mesh: Mesh, pooling: str):
     if pooling not in POOLINGS:
-      raise UserError(f"no pooling {pooling!r}", expected=" or ".join(POOLINGS), nearest=nearest(pooling, POOLINGS))
+      raise UserError(
+        f"unknown pooling {pooling!r}", expected=" or ".join(POOLINGS), nearest=nearest(pooling, POOLINGS)
+      )
     if pooling == "cls" and model.batch_layout != "encoder":
-      raise UserError(f"{type(model).__name__} has no [CLS] whose state stands for a text", try_="mean")
+      raise UserError(f"{type(model).__name__} has no [CLS] token to pool", try_="mean")
     self.model, self.pooling = model, pooling
     self._mesh = mesh
-    self._embed = SizedFunction(self._traced, mesh)
+    self._embed = MemoryCheckedFunction(self._traced, mesh)
 
   def __call__(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> np.ndarray:
-    """[texts, embed] float32. Texts are padded to `shape`, or to the smallest that holds them."""
-    batch = placed(_batch(self.model, self._mesh, texts, shape), self._mesh)
+    """Returns embeddings [texts, embed] in float32; pads texts to `shape`, or to the smallest one that fits."""
+    batch = shard_batch(_batch(self.model, self._mesh, texts, shape), self._mesh)
     return jax.device_get(self._embed(params, batch))[: len(texts)]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
@@ -57,30 +59,30 @@ class TextEmbedder:
 
 
 class MaskFiller:
-  """The likeliest tokens under each mask of a text."""
+  """Predicts the most likely tokens for each mask of a text."""
 
   def __init__(self, model: nn.Module, mesh: Mesh, mask_id: int, top: int):
     if model.batch_layout != "encoder" or not model.config.mlm_head:
       raise UserError(
-        f"this {type(model).__name__} cannot fill in masks: it has no head for masked tokens",
+        f"this {type(model).__name__} cannot fill masks: it has no masked-LM head",
         expected="an encoder with TransformerConfig.mlm_head, such as BertForMaskedLM",
       )
     if not 1 <= top <= model.config.vocab_size:
-      raise UserError(f"{top} tokens under a mask", expected=f"1 to {model.config.vocab_size}")
+      raise UserError(f"invalid number of tokens per mask: {top}", expected=f"1 to {model.config.vocab_size}")
     self.model = model
     self._mesh, self._mask_id, self._top = mesh, mask_id, top
-    self._fill = SizedFunction(self._traced, mesh)
+    self._fill = MemoryCheckedFunction(self._traced, mesh)
 
   def __call__(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each text probabilities and token ids, [masks, top], the likeliest first; `shape` as for TextEmbedder."""
+    """Returns (probabilities, token ids) for each text, both [masks, top], most likely first."""
     batch = _batch(self.model, self._mesh, texts, shape)
     masks = batch["encoder_input_tokens"] == self._mask_id
     counts = masks.sum(axis=1)
-    room = decoding.bucket(int(counts.max()), smallest=1)
-    # The masks of a row come first, in their order; what fills up the rest is dropped below.
-    places = np.argsort(~masks, axis=1, kind="stable")[:, :room].astype(np.int32)
-    places = np.pad(places, ((0, 0), (0, room - places.shape[1])))
-    found = jax.device_get(self._fill(params, placed(batch | {"places": places}, self._mesh)))
+    slots = decoding.bucket(int(counts.max()), smallest=1)
+    # The positions of a row's masks come first, in order; the rest is padding, dropped below.
+    places = np.argsort(~masks, axis=1, kind="stable")[:, :slots].astype(np.int32)
+    places = np.pad(places, ((0, 0), (0, slots - places.shape[1])))
+    found = jax.device_get(self._fill(params, shard_batch(batch | {"places": places}, self._mesh)))
     return [(found[0][row, : counts[row]], found[1][row, : counts[row]]) for row in range(len(texts))]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -92,9 +94,9 @@ class MaskFiller:
 
 
 def nearest_rows(vectors: np.ndarray, among: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-  """For each of `vectors` [n, embed] the rows of `among` [m, embed] nearest by cosine: similarities, and numbers.
+  """Finds for each of `vectors` [n, embed] the rows of `among` [m, embed] nearest by cosine.
 
-  Both are [n, min(count, m)], the nearest first; of equally near ones the first of `among`.
+  Returns similarities and row numbers, both [n, min(count, m)], nearest first; ties keep the order of `among`.
   """
   similarities = _unit(vectors) @ _unit(among).T
   order = np.argsort(-similarities, axis=1, kind="stable")[:, :count]
@@ -106,7 +108,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
-  """Of batches of texts that are read at once."""
+  """Returns a planner for batches that take one forward pass."""
   return BatchPlanner(batch_size, mesh.shape["data"] * mesh.shape["fsdp"], position_limit(model.config))
 
 

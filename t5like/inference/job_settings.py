@@ -1,4 +1,4 @@
-"""The jobs of `t5like infer` as data: what each needs, how it is built, and what identifies its answers."""
+"""Settings of the jobs of `t5like infer`: each builds its job and identifies its answers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbors
 from t5like.inference.jobs import Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
 from t5like.inference.outputs import digest
-from t5like.inference.rows import Refused, Row, count_lines, input_format, read_rows, windows
+from t5like.inference.rows import RejectedRow, Row, count_lines, input_format, read_rows, windows
 from t5like.inference.running import WINDOW, Progress, answer_window
 
 
 @dataclasses.dataclass(frozen=True)
-class Reading:
-  """How rows are read, whatever is done with them."""
+class ReadSettings:
+  """Settings for reading rows, shared by all jobs."""
 
   limits: Limits = Limits()
   batch_size: int = 32
@@ -32,24 +32,24 @@ class Reading:
 
 
 class JobSettings(Protocol):
-  """A job before a model is loaded."""
+  """The settings of a job, before a model is loaded."""
 
-  def build(self, model: Model, reading: Reading) -> Job: ...
+  def build(self, model: Model, reading: ReadSettings) -> Job: ...
 
   def identity(self, model: Model) -> dict[str, Any]:
-    """What must be the same when an output file is continued."""
+    """Returns everything that must match for an output file to be resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Generate:
-  """Text for each row; `decoding`: fields of DecodeSettings, and texts under `stop`."""
+  """Generates text for each row; `decoding`: fields of DecodeSettings, and stop texts under `stop`."""
 
   decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def settings(self, model: Model) -> tuple[DecodeSettings, tuple[str, ...]]:
     return decode_settings(self.decoding, model.vocabulary, model.positions)
 
-  def build(self, model: Model, reading: Reading) -> Generation:
+  def build(self, model: Model, reading: ReadSettings) -> Generation:
     return Generation(model, *self.settings(model), reading.limits)
 
   def identity(self, model: Model) -> dict[str, Any]:
@@ -59,17 +59,17 @@ class Generate:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """The log-likelihood of each row's target, or of each line where rows are lines of text."""
+  """Computes the log-likelihood of each row's target; of the row itself for lines of text."""
 
   target_field: str = "targets"
 
-  def build(self, model: Model, reading: Reading) -> Ranking:
-    whole = reading.form == "text"
-    if whole and not model.is_decoder:
+  def build(self, model: Model, reading: ReadSettings) -> Ranking:
+    score_inputs = reading.form == "text"
+    if score_inputs and not model.is_decoder:
       fields = f"{reading.limits.field!r} and {self.target_field!r}"
       raise UserError("--score needs a target for each row", expected=f"JSON lines with {fields}, or a task")
-    target_field = None if whole else self.target_field
-    return Ranking(model, reading.limits, reading.batch_size, target_field, whole=whole)
+    target_field = None if score_inputs else self.target_field
+    return Ranking(model, reading.limits, reading.batch_size, target_field, score_inputs=score_inputs)
 
   def identity(self, model: Model) -> dict[str, Any]:
     return {"job": "score", "target_field": self.target_field}
@@ -77,13 +77,13 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Rank:
-  """Candidate answers in the order of their log-likelihood: the lines of a file, or the list in a field of each row."""
+  """Ranks candidate answers by log-likelihood: the lines of a file, or the list in a field of each row."""
 
   file: str | None = None
   field: str | None = None
   per_token: bool = False
 
-  def build(self, model: Model, reading: Reading) -> Ranking:
+  def build(self, model: Model, reading: ReadSettings) -> Ranking:
     given = _candidates(self.file) if self.file else ()
     return Ranking(
       model,
@@ -95,17 +95,17 @@ class Rank:
     )
 
   def identity(self, model: Model) -> dict[str, Any]:
-    name = {"job": "candidates", "candidates": _content(self.file)} if self.file else {"job": "candidates_field"}
+    name = {"job": "candidates", "candidates": _content_digest(self.file)} if self.file else {"job": "candidates_field"}
     return {**name, "candidates_field": self.field, "per_token": self.per_token}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fill:
-  """The likeliest tokens under each mask."""
+  """Predicts the most likely tokens for each mask."""
 
   top: int = 5
 
-  def build(self, model: Model, reading: Reading) -> FillMask:
+  def build(self, model: Model, reading: ReadSettings) -> FillMask:
     return FillMask(model, reading.limits, self.top)
 
   def identity(self, model: Model) -> dict[str, Any]:
@@ -114,11 +114,11 @@ class Fill:
 
 @dataclasses.dataclass(frozen=True)
 class Embed:
-  """A vector for each row."""
+  """Computes an embedding for each row."""
 
   pooling: str = "mean"
 
-  def build(self, model: Model, reading: Reading) -> Embedding:
+  def build(self, model: Model, reading: ReadSettings) -> Embedding:
     return Embedding(model, reading.limits, self.pooling)
 
   def identity(self, model: Model) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Embed:
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-  """The nearest lines of a file, by the cosine of embeddings."""
+  """Finds the nearest lines of a file, by cosine similarity of embeddings."""
 
   DEFAULT_POOLING: ClassVar[str] = "mean"
 
@@ -135,45 +135,45 @@ class Nearest:
   pooling: str | None = None
   top: int = 5
 
-  def build(self, model: Model, reading: Reading) -> Neighbors:
-    """Embeds the sentences to look among, first."""
+  def build(self, model: Model, reading: ReadSettings) -> Neighbors:
+    """Embeds the sentences of the file, then returns the job."""
     embedding = Embedding(model, reading.limits, self.pooling or self.DEFAULT_POOLING)
-    return Neighbors(embedding, *_embedded(self.file, embedding, reading), self.top)
+    return Neighbors(embedding, *_embed_file(self.file, embedding, reading), self.top)
 
   def identity(self, model: Model) -> dict[str, Any]:
-    return {"job": "neighbors", "neighbors": _content(self.file), "embed": self.pooling, "top": self.top}
+    return {"job": "neighbors", "neighbors": _content_digest(self.file), "embed": self.pooling, "top": self.top}
 
 
-def _content(path: str) -> str:
+def _content_digest(path: str) -> str:
   return f"{digest(Path(path).read_text(encoding='utf-8', errors='surrogateescape')):016x}"
 
 
 def _candidates(path: str) -> list[str]:
-  """The candidates of a file; each must be one."""
+  """Reads candidates, one per line; raises UserError at an invalid or empty line."""
   rows = list(read_rows(path, "text", ""))
   for row in rows:
-    if isinstance(row, Refused) or not row.text.strip():
-      raise UserError(f"{path}: {row.place}: " + (row.why if isinstance(row, Refused) else "it is empty"))
+    if isinstance(row, RejectedRow) or not row.text.strip():
+      raise UserError(f"{path}: {row.location}: " + (row.why if isinstance(row, RejectedRow) else "empty line"))
   if not rows:
-    raise UserError(f"{path} is empty: there are no candidates")
+    raise UserError(f"{path} is empty: expected one candidate per line")
   return [row.text for row in rows]
 
 
-def _embedded(path: str, embedding: Embedding, reading: Reading) -> tuple[Sequence[Row], np.ndarray]:
-  """The sentences of a file, and their vectors."""
+def _embed_file(path: str, embedding: Embedding, reading: ReadSettings) -> tuple[Sequence[Row], np.ndarray]:
+  """Returns the sentences of a file and their embeddings."""
   warn(f"embedding {path}")
-  progress = Progress(count_lines(path), 0, embedding.counts)
+  progress = Progress(count_lines(path), 0, embedding.unit)
   kept, vectors = [], []
   sentences = read_rows(path, input_format(path, None), reading.limits.field)
   planner = embedding.planner(reading.batch_size)
   for window in windows(sentences, lambda: WINDOW * reading.batch_size):
-    rows, answers, refused = answer_window(embedding, window, planner, progress, reading.strict)
-    if refused:
-      raise UserError(f"{path}: {refused.place} cannot be embedded", try_="without --strict")
+    rows, answers, rejected = answer_window(embedding, window, planner, progress, reading.strict)
+    if rejected:
+      raise UserError(f"{path}: {rejected.location} cannot be embedded", try_="without --strict")
     good = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
     kept += [row for row, _ in good]
     vectors += [np.asarray(answer["embedding"], np.float32) for _, answer in good]
   progress.end()
   if not kept:
-    raise UserError(f"{path} has no sentence to look among")
+    raise UserError(f"no sentences in {path}")
   return kept, np.stack(vectors)

@@ -1,4 +1,4 @@
-"""A model ready for use: text in, text and numbers out."""
+"""The inference API: load a model, then generate, score, rank, embed and fill masks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.inference import converting
 from t5like.inference.encoder_jobs import Embedding, FillMask, FillSpans
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
-from t5like.inference.prompts import PromptForm, is_trained_elsewhere, position_limit, prompt_form
+from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output
 from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
@@ -35,7 +35,7 @@ from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.vocabularies import Vocabulary
 
-_BLOCKS, _BLOCK = 64, 4096  # of a file of weights, and their bytes
+_BLOCKS, _BLOCK = 64, 4096  # blocks sampled per weight file, and their size in bytes
 _BATCH, _LENGTH = 32, 64
 _TARGET, _CHOICES = "targets", "candidates"  # fields of rows
 Runner = TypeVar("Runner")
@@ -53,14 +53,14 @@ def load(
 
   Args:
     path: a run directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name` on the Hugging Face Hub.
-    vocabulary: its name or file; by default the model's own, or the one next to it.
-    mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh where it fits the available
+    vocabulary: name or file; by default the model's own, or the one next to it.
+    mesh: devices along each axis, such as {"tensor": 4}; by default the run's own mesh if it fits the available
       devices, else data parallelism.
-    dtype: of the computation, such as "bfloat16"; by default the model's.
-    modules: Python modules that the configuration of a run directory may import. A directory is data: others that it
-      names are not imported.
+    dtype: compute dtype, such as "bfloat16"; by default the model's.
+    modules: Python modules that the configuration of a run directory may import. Any others that it names are not
+      imported: a directory is data.
 
-  Returns: a Model. Its parameters are read when they are first needed.
+  Returns: a Model, whose parameters are read on first use.
   """
   source = open_source(path, dtype, modules)
   module = source.module
@@ -68,7 +68,7 @@ def load(
   axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
   built, preset = _mesh_for(axes, source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
-    warn(f"{vocabulary} is not the vocabulary that the model was trained with")
+    warn(f"the model was trained with another vocabulary than {vocabulary}")
   return Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary))
 
 
@@ -76,20 +76,20 @@ def load(
 class Model:
   """A module with its parameters, its vocabulary and the mesh that it runs on.
 
-  Every method takes one text or a list of them, and returns one result or a list in the same order. Texts are batched
-  by length. A text that is too long for the model raises UserError, unless `truncate` is set: then an encoder reads
-  its beginning and a decoder its end.
+  Every method takes one text or a list, and returns one result or a list in the same order. Texts are batched by
+  length. A text that is too long raises UserError, unless `truncate` is set: an encoder then keeps its beginning, a
+  decoder its end.
   """
 
   source: Source
   module: nn.Module
   vocabulary: Vocabulary
-  vocabulary_name: str  # as a token cache names it
+  vocabulary_name: str  # as in token caches
   mesh: Mesh
-  preset: str | None = None  # of the sharding rules; None: the default one
-  vocabulary_given: bool = False  # the user chose it, and knows why where the checkpoint names another
+  preset: str | None = None  # of sharding rules; None: the default
+  vocabulary_given: bool = False  # chosen by the user: overrides the one recorded in the checkpoint
   chosen_step: int | None = None  # None: the newest checkpoint
-  average: bool = False  # the moving average of the parameters
+  average: bool = False  # use the moving average of the parameters
 
   def at(self, step: int | None = None, average: bool = False) -> Model:
     """Returns the same model with the parameters of another checkpoint, or their moving average."""
@@ -109,17 +109,17 @@ class Model:
     """Generates text: an answer by an encoder-decoder, a continuation by a decoder.
 
     Args:
-      texts: what to answer or to continue.
-      beams: more than 1: beam search.
-      max_length: tokens to write at most; by default 64, or half of the positions of a model that has fewer.
-      samples: the number of samples to draw for each text.
-      stop: texts before which an output ends.
-      batch_size: texts at a time, at most.
+      texts: the prompts.
+      beams: beam search if more than 1.
+      max_length: maximum number of generated tokens; by default 64, at most half of the model's positions.
+      samples: number of samples per text.
+      stop: texts that end an output; they are not part of it.
+      batch_size: maximum number of texts per batch.
       truncate: cut texts that are too long.
-      **settings: other fields of decoding.DecodeSettings. temperature, top_k, top_p and min_p make it sampling,
-        length_penalty and others of beam search make it beam search; `seed` gives other samples.
+      **settings: other fields of decoding.DecodeSettings. temperature, top_k, top_p and min_p select sampling,
+        length_penalty and the like beam search; `seed` changes the samples.
 
-    Returns: an Output for each text; where `samples` or `n_best` is given, a list of Outputs for each text.
+    Returns: an Output per text; with `samples` or `n_best`, a list of Outputs per text.
     """
     given = dict(settings)
     given |= {"beams": beams} if beams != 1 else {}
@@ -131,23 +131,21 @@ class Model:
     decoding, stops = decode_settings(given, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))
     found = [[Output(**output) for output in a["outputs"]] for a in self._answers(job, texts, batch_size)]
-    return _alike(texts, found if "n_best" in given else [outputs[0] for outputs in found])
+    return _like_input(texts, found if "n_best" in given else [outputs[0] for outputs in found])
 
   def score(
     self, inputs: Texts, targets: Texts | None = None, batch_size: int = _BATCH, truncate: bool = False
   ) -> float | list[float]:
-    """Returns the log-likelihood of each target after its input, the sum over its tokens.
+    """Returns the log-likelihood of each target given its input, summed over its tokens.
 
     Without targets, a decoder scores the inputs themselves.
     """
     if targets is None and not self.is_decoder:
-      raise UserError(
-        f"{self.kind} scores targets: it has no likelihood for a text alone", try_="score(inputs, targets)"
-      )
-    fields = None if targets is None else [{_TARGET: target} for target in _listed(targets)]
+      raise UserError(f"{self.kind} needs targets to score", try_="score(inputs, targets)")
+    fields = None if targets is None else [{_TARGET: target} for target in _as_list(targets)]
     target_field = None if targets is None else _TARGET
-    job = Ranking(self, Limits(truncate=truncate), batch_size, target_field=target_field, whole=targets is None)
-    return _alike(inputs, [answer["score"] for answer in self._answers(job, inputs, batch_size, fields)])
+    job = Ranking(self, Limits(truncate=truncate), batch_size, target_field=target_field, score_inputs=targets is None)
+    return _like_input(inputs, [answer["score"] for answer in self._answers(job, inputs, batch_size, fields)])
 
   def rank(
     self,
@@ -157,42 +155,42 @@ class Model:
     batch_size: int = _BATCH,
     truncate: bool = False,
   ) -> list[Choice] | list[list[Choice]]:
-    """Orders candidate answers by their log-likelihood.
+    """Ranks candidate answers by log-likelihood.
 
     Args:
       inputs: one text or several.
-      candidates: a list of texts for all inputs, or a list of such lists, one for each input.
-      per_token: order by the mean over tokens, not by the sum: longer candidates are then not at a disadvantage.
-      batch_size: pairs of an input and a candidate at a time, at most.
+      candidates: a list of texts for all inputs, or one list per input.
+      per_token: rank by the mean over tokens instead of the sum, which favors short candidates.
+      batch_size: maximum number of (input, candidate) pairs per batch.
       truncate: cut inputs that are too long.
 
-    Returns: for each input a list of Choice(text, score, per_token), the likeliest first; of equals the first given.
+    Returns: for each input a list of Choices, most likely first; ties keep their order.
     """
-    each = [candidates] * len(_listed(inputs)) if all(isinstance(c, str) for c in candidates) else candidates
+    each = [candidates] * len(_as_list(inputs)) if all(isinstance(c, str) for c in candidates) else candidates
     fields = [{_CHOICES: list(texts)} for texts in each]
     job = Ranking(self, Limits(truncate=truncate), batch_size, candidates_field=_CHOICES, per_token=per_token)
     answers = self._answers(job, inputs, batch_size, fields)
-    return _alike(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
+    return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
 
   def embed(self, texts: Texts, pooling: str = "mean", batch_size: int = _BATCH, truncate: bool = False) -> np.ndarray:
-    """Returns vectors as float32, [texts, embed] or [embed] for one text.
+    """Returns float32 embeddings, [texts, embed] or [embed] for one text.
 
-    pooling: "mean", over the last hidden states of all tokens; "cls", the state of [CLS]. An encoder-decoder embeds
+    pooling: "mean" over the last hidden states of all tokens, or "cls", the state of [CLS]. An encoder-decoder embeds
     with its encoder.
     """
     job = Embedding(self, Limits(truncate=truncate), pooling)
     vectors = [answer["embedding"] for answer in self._answers(job, texts, batch_size)]
-    return _alike(texts, np.array(vectors, np.float32).reshape(-1, job.width))
+    return _like_input(texts, np.array(vectors, np.float32).reshape(-1, job.width))
 
   def fill_mask(
     self, texts: Texts, top: int = 5, batch_size: int = _BATCH, truncate: bool = False
   ) -> Filled | list[Filled]:
-    """Fills in the masks of each text: [MASK] for BERT, <extra_id_0> and so on for T5.
+    """Fills the masks of each text: [MASK] for BERT, <extra_id_0> and so on for T5.
 
-    An encoder gives the `top` likeliest tokens under each mask. An encoder-decoder gives spans: `top` outputs of beam
-    search, each with a span for every sentinel, and as probability that of the whole output.
+    An encoder returns the `top` most likely tokens per mask. An encoder-decoder returns spans: the `top` outputs of
+    beam search, each with a span for every sentinel and the probability of the complete output.
 
-    Returns: Filled(text, masks) for each text: the text with the likeliest filled in, and for each mask its candidates.
+    Returns: Filled(text, masks) per text: the text with the best candidates, and all candidates of each mask.
     """
     limits = Limits(truncate=truncate)
     if self.module.batch_layout == "encoder_decoder" and self.vocabulary.sentinel_ids:
@@ -202,12 +200,12 @@ class Model:
     else:
       job = FillMask(self, limits, top)
     answers = self._answers(job, texts, batch_size)
-    return _alike(
+    return _like_input(
       texts, [Filled(a["filled"], [[Candidate(**one) for one in mask] for mask in a["masks"]]) for a in answers]
     )
 
   def save(self, folder: str | Path) -> Path:
-    """Writes a new model directory, which `load`, `t5like infer`, `eval` and `train` read; returns its path."""
+    """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path."""
     target = converting.new_folder(folder)
     converting.save_model_directory(
       target, self.module, self.params, self.vocabulary, self.vocabulary_name, self.folder
@@ -215,7 +213,7 @@ class Model:
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
-    """Writes a new Hugging Face folder, tokenizer included, which transformers and `load` read; returns its path."""
+    """Writes a new Hugging Face folder with tokenizer, for transformers and `load`; returns its path."""
     target = converting.new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
     converting.save_hugging_face(target, self.module, params, self.vocabulary, self.experiment, self.source.model_type)
@@ -223,7 +221,7 @@ class Model:
 
   @cached_property
   def params(self) -> Any:
-    """The parameters on the devices, sharded as in training; read once."""
+    """The parameters on the devices, sharded as in training."""
     return self.parameters(self.chosen_step, self.average)
 
   @property
@@ -237,12 +235,12 @@ class Model:
 
   @property
   def positions(self) -> int | None:
-    """The number of learned positions; None where there is no limit."""
+    """The number of learned positions; None: no limit."""
     return position_limit(self.config)
 
   @property
   def is_decoder(self) -> bool:
-    """Whether it continues a prompt, and has no encoder that reads it."""
+    """Whether the model is decoder-only."""
     return self.module.batch_layout in ("decoder", "prefix_lm")
 
   @cached_property
@@ -259,53 +257,54 @@ class Model:
 
   @property
   def experiment(self) -> Experiment | None:
-    """The run or conversion that the model comes from; None for a Hugging Face folder."""
+    """The configuration of a run or conversion; None for a Hugging Face folder."""
     return self.source.experiment
 
   @property
-  def trained_elsewhere(self) -> bool:
-    return is_trained_elsewhere(self.experiment)
+  def has_training_config(self) -> bool:
+    """Whether the model was trained here, so that its task, objective and lengths are known."""
+    return has_training_config(self.experiment)
 
   @property
   def fingerprint(self) -> dict[str, Any]:
     return model_fingerprint(self.config, self.vocabulary)
 
   def steps(self) -> list[int]:
-    """The steps of all checkpoints that exist now; none in a Hugging Face folder."""
+    """Returns the steps of all existing checkpoints; none for a Hugging Face folder."""
     return self.source.steps()
 
   def step(self, step: int | None = None) -> int | None:
-    """The step that `parameters` reads: the given one, else the newest; None in a Hugging Face folder."""
+    """Returns the step that `parameters` would read: the given one or the newest; None for a Hugging Face folder."""
     return self.source.step(self.chosen_step if step is None else step)
 
   def parameters(self, step: int | None = None, average: bool = False) -> Any:
-    """Reads the parameters of a step, or their moving average, onto the devices, sharded as in training."""
+    """Loads the parameters of a step, or their moving average, onto the devices, sharded as in training."""
     step, fingerprint = self.step(step), self.fingerprint
     if self.vocabulary_given:
       fingerprint["vocabulary"] = self.source.recorded_vocabulary(step)
     params = self.source.read(step, average, fingerprint)
     with self.sharding():
-      return _placed(self.module, params, self.mesh)
+      return _shard_params(self.module, params, self.mesh)
 
   def identity(self, step: int | None = None) -> dict[str, Any]:
-    """Identifies the weights of a step, wherever their folder is, by a digest of parts of their files."""
+    """Returns an identity of the weights of a step, independent of their location: a digest of samples of the files."""
     step = self.step(step)
     structure = hashlib.sha256(repr(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
     weights = _digest(self.source.files(step))
     return {"weights": weights, "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
 
   def task_hint(self) -> str:
-    """The options that find the tasks and token caches of the model's own run; '' where there are none."""
+    """Returns the options for the tasks and token caches of the model's own run; '' if there are none."""
     return self.source.task_hint()
 
   @contextlib.contextmanager
   def sharding(self) -> Iterator[None]:
-    """While active, compilation follows the sharding rules of the model's run. `runner` does without."""
+    """Activates the sharding rules of the model's run for compilation. Not needed around `runner`."""
     with parallel.use_preset(self.preset):
       yield
 
   def runner(self, kind: Callable[..., Runner], *arguments: Any) -> Runner:
-    """Returns kind(module, mesh, *arguments), such as a Generator, made once under the model's sharding rules."""
+    """Returns kind(module, mesh, *arguments), such as a Generator, built once under the model's sharding rules."""
     key = (kind, arguments)
     if key not in self._runners:
       with self.sharding():
@@ -319,24 +318,24 @@ class Model:
   def _answers(
     self, job: Job, texts: Texts, batch_size: int, fields: Sequence[Mapping[str, Any]] | None = None
   ) -> list[Answer]:
-    texts = _listed(texts)
+    texts = _as_list(texts)
     if fields is not None and len(fields) != len(texts):
-      raise UserError(f"{len(texts)} inputs and {len(fields)} answers to them", expected="one for each input")
+      raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
     rows = [Row(n, f"texts[{n}]", text, {} if fields is None else fields[n]) for n, text in enumerate(texts)]
     return answer_all(job, rows, batch_size)
 
 
-def _listed(texts: Texts) -> list[str]:
+def _as_list(texts: Texts) -> list[str]:
   return [texts] if isinstance(texts, str) else list(texts)
 
 
-def _alike(texts: Texts, results: Any) -> Any:
-  """One result for one text."""
+def _like_input(texts: Texts, results: Any) -> Any:
+  """Returns a single result for a single text."""
   return results[0] if isinstance(texts, str) else results
 
 
 def _mesh_for(given: MeshAxes | None, own: MeshAxes, config: TransformerConfig) -> tuple[Mesh, str | None]:
-  """The requested mesh; else the run's own, or plain data parallelism where these are other devices than the run's."""
+  """Builds the requested mesh; else the run's own if it fits these devices, else plain data parallelism."""
   axes = own if given is None else given
   try:
     mesh = parallel.make_mesh(axes)
@@ -349,7 +348,7 @@ def _mesh_for(given: MeshAxes | None, own: MeshAxes, config: TransformerConfig) 
 
 
 def _digest(files: list[Path]) -> str:
-  """Digests the sizes and blocks spread over each file: other weights differ everywhere."""
+  """Hashes file sizes and blocks sampled from each file: different weights differ everywhere."""
   digest = hashlib.sha256()
   for path in files:
     size = path.stat().st_size
@@ -361,8 +360,8 @@ def _digest(files: list[Path]) -> str:
   return digest.hexdigest()[:16]
 
 
-def _placed(model: nn.Module, params: Any, mesh: Mesh) -> Any:
-  """Each host copies the parts of its own devices; `jax.device_put` would compare whole arrays over all hosts."""
+def _shard_params(model: nn.Module, params: Any, mesh: Mesh) -> Any:
+  """Shards parameters; each host copies its own shards, as `jax.device_put` would compare arrays across hosts."""
   token = np.ones((1, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]

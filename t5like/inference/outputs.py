@@ -1,7 +1,6 @@
-"""Where answers go. A file of them is also the record of what is done: a killed command goes on after its last row.
+"""Output files of `t5like infer`. They also record progress: a killed command resumes after the last complete row.
 
-Beside FILE lies FILE.run.json, which says what model and settings it was begun with: rows of another model or of
-other settings never get into one file.
+FILE.run.json next to FILE records the model and settings, so that rows of different models never share a file.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ import numpy as np
 from t5like.errors import RunError, UserError
 from t5like.files import storage
 from t5like.files.locks import LockHeld, hold
-from t5like.inference.rows import Refused, Row, Rows
+from t5like.inference.rows import RejectedRow, Row, Rows
 from t5like.training.records.model_dir import write_text
 
-Header = Mapping[str, Mapping[str, Any]]  # sections of what must not change between two parts of a file
+Header = Mapping[str, Mapping[str, Any]]  # sections of values that must match to resume a file
 ERROR = "error"
 _STALE_AFTER_SECONDS, _HEARTBEAT = 3600.0, 60.0
 
 
 class JsonLines:
-  """A JSON object a row, to a file or to standard output, in the order of the rows."""
+  """Writes one JSON object per row, in order, to a file or stdout."""
 
   def __init__(self, path: Path | None, field: str):
     self.path, self._field = path, field
     self._out = None
-    self.refused = 0
+    self.rejected = 0
 
-  def begin(self, rows: Rows) -> int:
-    """Opens the file after its last whole row, and takes the rows that are done from `rows`. How many there were."""
+  def resume(self, rows: Rows) -> int:
+    """Opens the file after its last complete row and skips the rows already done; returns their number."""
     if self.path is None:
       self._out = sys.stdout.buffer if hasattr(sys.stdout, "buffer") else None
       return 0
     done, end = self._read_done()
     check_same_rows(rows, done, self.path)
-    self._out = _appending(self.path)
+    self._out = _open_for_append(self.path)
     self._out.truncate(end)
     return len(done)
 
-  def write(self, rows: Sequence[Row | Refused], answers: Sequence[dict[str, Any] | None]) -> None:
+  def write(self, rows: Sequence[Row | RejectedRow], answers: Sequence[dict[str, Any] | None]) -> None:
     lines = b"".join(_line(self._object(row, answer)) for row, answer in zip(rows, answers, strict=True))
-    self.refused += sum(isinstance(row, Refused) for row in rows)
-    if self._out is None:  # a standard output of text alone
+    self.rejected += sum(isinstance(row, RejectedRow) for row in rows)
+    if self._out is None:  # a text-only stdout
       sys.stdout.write(lines.decode())
       return
-    with _writing(self.path):
+    with _write_errors(self.path):
       self._out.write(lines)
       self._out.flush()
 
@@ -62,89 +61,89 @@ class JsonLines:
       self._out.close()
 
   def finish(self) -> None:
-    """All rows are there."""
+    """Does nothing: the file is complete."""
 
-  def _object(self, row: Row | Refused, answer: dict[str, Any] | None) -> dict[str, Any]:
-    own = {ERROR: f"{row.place}: {row.reason}"} if isinstance(row, Refused) else answer
-    given = dict(row.fields) if isinstance(row, Refused) else {self._field: row.text, **row.fields}
-    # A field of the input that is called as one of ours, as in a file that was written here, keeps its value.
+  def _object(self, row: Row | RejectedRow, answer: dict[str, Any] | None) -> dict[str, Any]:
+    own = {ERROR: f"{row.location}: {row.reason}"} if isinstance(row, RejectedRow) else answer
+    given = dict(row.fields) if isinstance(row, RejectedRow) else {self._field: row.text, **row.fields}
+    # Input fields whose names clash with ours are kept under another name.
     passed = {f"input_{name}" if name in own or name == "row" else name: value for name, value in given.items()}
     return {"row": row.number, **passed, **own}
 
   def _read_done(self) -> tuple[array, int]:
-    """The digest of each whole row's text (0: refused), and where the last of them ends."""
+    """Returns the digest of each complete row's text (0: rejected) and the end offset of the last one."""
     done, end = array("Q"), 0
     if not self.path.is_file():
       return done, end
     with self.path.open("rb") as file:
       for line in file:
-        text = _done_text(line, len(done), self._field)
+        text = _row_text(line, len(done), self._field)
         if text is None:
-          break  # torn by a kill, or by a machine that went down
+          break  # truncated by a kill or crash
         done.append(text if isinstance(text, int) else digest(text))
-        self.refused += text == 0
+        self.rejected += text == 0
         end += len(line)
     return done, end
 
 
 class VectorFile:
-  """Embeddings as a .npy file, [rows, embed] float32, a row of NaN for a text that was refused.
+  """Writes embeddings to a .npy file, [rows, embed] float32, with NaN for rejected rows.
 
-  While it is written rows lie in FILE.part, each with a digest of its text.
+  Until it is finished, rows are stored in FILE.part, each with a digest of its text.
   """
 
   def __init__(self, path: Path, width: int):
-    self._target, self.refused = path, 0
-    self.path = _collected_in(path)
+    self._target, self.rejected = path, 0
+    self.path = _staging_path(path)
     self.path.parent.mkdir(parents=True, exist_ok=True)
-    self._part = _part_of(path)
-    self._kind = np.dtype([("digest", "<u8"), ("vector", "<f4", (width,))])
+    self._part = _partial_path(path)
+    self._record_dtype = np.dtype([("digest", "<u8"), ("vector", "<f4", (width,))])
     self._out = None
 
-  def begin(self, rows: Rows) -> int:
+  def resume(self, rows: Rows) -> int:
     if self._target.is_file():
       return self._check_finished(rows)
-    size = self._part.stat().st_size // self._kind.itemsize if self._part.is_file() else 0
-    stored = np.fromfile(self._part, self._kind, count=size) if size else np.zeros(0, self._kind)
+    size = self._part.stat().st_size // self._record_dtype.itemsize if self._part.is_file() else 0
+    stored = np.fromfile(self._part, self._record_dtype, count=size) if size else np.zeros(0, self._record_dtype)
     check_same_rows(rows, array("Q", stored["digest"].tolist()), self.path)
-    self.refused = int((stored["digest"] == 0).sum())
+    self.rejected = int((stored["digest"] == 0).sum())
     self._out = open(self._part, "ab")
-    self._out.truncate(size * self._kind.itemsize)
+    self._out.truncate(size * self._record_dtype.itemsize)
     return size
 
-  def write(self, rows: Sequence[Row | Refused], answers: Sequence[dict[str, Any] | None]) -> None:
-    records = np.zeros(len(rows), self._kind)
+  def write(self, rows: Sequence[Row | RejectedRow], answers: Sequence[dict[str, Any] | None]) -> None:
+    records = np.zeros(len(rows), self._record_dtype)
     for record, row, answer in zip(records, rows, answers, strict=True):
-      refused = isinstance(row, Refused)
-      record["digest"] = 0 if refused else digest(row.text)
-      record["vector"] = np.nan if refused else answer["embedding"]
-      self.refused += refused
-    with _writing(self._part):
+      rejected = isinstance(row, RejectedRow)
+      record["digest"] = 0 if rejected else digest(row.text)
+      record["vector"] = np.nan if rejected else answer["embedding"]
+      self.rejected += rejected
+    with _write_errors(self._part):
       self._out.write(records.tobytes())
       self._out.flush()
 
   def finish(self) -> None:
     if self._out is None:
       return
-    records = np.memmap(self._part, self._kind, "r")
+    records = np.memmap(self._part, self._record_dtype, "r")
     fresh = self.path.with_name(self.path.name + ".tmp")
-    with _writing(fresh), open(fresh, "wb") as file:
+    with _write_errors(fresh), open(fresh, "wb") as file:
       np.save(file, np.ascontiguousarray(records["vector"]))
-    write_text(_finished_path(self._target), f"{_digest_of_all(records['digest'])}\n")
+    write_text(_finished_path(self._target), f"{_combined_digest(records['digest'])}\n")
     fresh.replace(self.path)
     if self._target is not self.path:
-      with _writing(self._target):
+      with _write_errors(self._target):
         self._target.upload(self.path)
     self._part.unlink()
 
   def _check_finished(self, rows: Rows) -> int:
-    """A file that has all its rows has them of the same texts."""
-    digests = np.array([0 if isinstance(row, Refused) else digest(row.text) for row in rows], "<u8")
-    beside = _finished_path(self._target)
-    if not beside.is_file() or beside.read_text().strip() != _digest_of_all(digests):
-      raise UserError(f"{self._target} is finished, with another input", try_="another --output, or --overwrite")
+    """Checks that a finished file was computed from the same texts; returns the number of rows."""
+    digests = np.array([0 if isinstance(row, RejectedRow) else digest(row.text) for row in rows], "<u8")
+    record = _finished_path(self._target)
+    if not record.is_file() or record.read_text().strip() != _combined_digest(digests):
+      raise UserError(f"{self._target} was written for another input", try_="another --output, or --overwrite")
     self._part.unlink(missing_ok=True)
-    self.refused = int((digests == 0).sum())
+    self.rejected = int((digests == 0).sum())
     return len(digests)
 
   def close(self) -> None:
@@ -152,30 +151,30 @@ class VectorFile:
       self._out.close()
 
 
-def _appending(path: Path) -> Any:
+def _open_for_append(path: Path) -> Any:
   return storage.appending(path) if storage.is_remote(path) else open(path, "ab")
 
 
 @contextlib.contextmanager
-def _writing(path: Path | None) -> Iterator[None]:
+def _write_errors(path: Path | None) -> Iterator[None]:
   try:
     yield
   except OSError as error:
     if path is None:
-      raise  # a reader of standard output that went away
+      raise  # the reader of stdout is gone
     raise RunError(
       f"cannot write {path}: {error.strerror or error}",
-      try_="make room; the same command then goes on where this one was",
+      try_="free some space, then run the same command again to resume",
     ) from None
 
 
 def digest(text: str) -> int:
-  """Of a row's text; never 0, which stands for a row that was refused."""
+  """Returns a hash of a row's text; never 0, which marks a rejected row."""
   hashed = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
   return int.from_bytes(hashed, "little") or 1
 
 
-def _digest_of_all(digests: np.ndarray) -> str:
+def _combined_digest(digests: np.ndarray) -> str:
   return hashlib.sha256(digests.tobytes()).hexdigest()
 
 
@@ -184,29 +183,29 @@ def _finished_path(path: Path) -> Path:
 
 
 def check_same_rows(rows: Rows, done: Sequence[int], path: Path) -> None:
-  """Takes as many rows as are done, and refuses to go on where one of them has another text."""
+  """Skips the rows already done; raises UserError if the text of one of them differs."""
   for number, expected in enumerate(done):
     row = next(rows, None)
     if row is None:
       raise UserError(
-        f"{path} has {len(done):,} rows, the input only {number:,}", try_="another --output, or --overwrite"
+        f"{path} has {len(done):,} rows, but the input only {number:,}", try_="another --output, or --overwrite"
       )
-    if expected and (isinstance(row, Refused) or digest(row.text) != expected):
+    if expected and (isinstance(row, RejectedRow) or digest(row.text) != expected):
       raise UserError(
-        f"{path} was begun with another input",
-        differs=f"{row.place}: its row {number} answers another text",
-        try_="the input it was begun with, another --output, or --overwrite to begin anew",
+        f"{path} was written for another input",
+        differs=f"{row.location}: row {number} of the output has another text",
+        try_="the original input, another --output, or --overwrite to start over",
       )
 
 
 @contextlib.contextmanager
-def sole_writer(path: Path | None) -> Iterator[None]:
-  """Refuses a file that another process is writing."""
+def exclusive_writer(path: Path | None) -> Iterator[None]:
+  """Locks an output file; raises UserError if another process is writing it."""
   if path is None:
     yield
     return
   if path.exists() and not path.is_file():
-    raise UserError(f"--output={path} is no file", try_="a file, or no --output for standard output")
+    raise UserError(f"--output={path} is not a file", try_="a file, or no --output for standard output")
   with contextlib.ExitStack() as stack:
     try:
       stack.enter_context(hold(path.with_name(path.name + ".lock"), _STALE_AFTER_SECONDS, heartbeat=_HEARTBEAT))
@@ -221,14 +220,14 @@ def sole_writer(path: Path | None) -> Iterator[None]:
 
 
 def check_header(path: Path, header: Header) -> None:
-  """Refuses a file that was begun with another model or other settings, or by somebody else."""
-  if any(file.exists() for file in (path, _part_of(path))):
+  """Raises UserError if an existing file was not written with this model and these settings."""
+  if any(file.exists() for file in (path, _partial_path(path))):
     _compare(path, header_path(path), header)
 
 
-def begin_file(path: Path, header: Header, overwrite: bool) -> None:
-  """Writes down what a new file is begun with; `overwrite` makes it a new one."""
-  files = (path, _part_of(path))
+def start_file(path: Path, header: Header, overwrite: bool) -> None:
+  """Records the model and settings of a new file; `overwrite` deletes an existing one first."""
+  files = (path, _partial_path(path))
   if overwrite:
     for file in files:
       file.unlink(missing_ok=True)
@@ -240,39 +239,39 @@ def header_path(path: Path) -> Path:
   return path.with_name(path.name + ".run.json")
 
 
-def _collected_in(path: Path) -> Path:
-  """Vectors for a store are collected in this machine's copy, and sent when all are there."""
+def _staging_path(path: Path) -> Path:
+  """Returns the local path that vectors are collected at; remote files are uploaded when complete."""
   return storage.mirror_folder(path) if storage.is_remote(path) else path
 
 
-def _part_of(path: Path) -> Path:
-  return _collected_in(path).with_name(path.name + ".part")
+def _partial_path(path: Path) -> Path:
+  return _staging_path(path).with_name(path.name + ".part")
 
 
-def _compare(path: Path, beside: Path, header: Header) -> None:
+def _compare(path: Path, record: Path, header: Header) -> None:
   try:
-    begun = json.loads(beside.read_text(encoding="utf-8"))
+    stored = json.loads(record.read_text(encoding="utf-8"))
   except (OSError, ValueError):
     raise UserError(
-      f"{path} is there, and not begun by this command: {beside.name} is missing or damaged",
-      try_="another --output, or --overwrite to lose what is there",
+      f"{path} exists but cannot be resumed: {record.name} is missing or damaged",
+      try_="another --output, or --overwrite to replace it",
     ) from None
   differing = []
   now = json.loads(json.dumps(header))
-  for section in sorted({*begun, *now}):
-    old, new = begun.get(section, {}), now.get(section, {})
+  for section in sorted({*stored, *now}):
+    old, new = stored.get(section, {}), now.get(section, {})
     names = sorted({*old, *new})
-    differing += [f"{n}: begun with {old.get(n)!r}, now {new.get(n)!r}" for n in names if old.get(n) != new.get(n)]
+    differing += [f"{n}: was {old.get(n)!r}, now {new.get(n)!r}" for n in names if old.get(n) != new.get(n)]
   if differing:
     raise UserError(
-      f"{path} was begun with another model or other settings",
+      f"{path} was written with another model or other settings",
       differs="\n".join(differing),
-      try_="the same as before, another --output, or --overwrite to begin anew",
+      try_="the original settings, another --output, or --overwrite to start over",
     )
 
 
-def _done_text(line: bytes, number: int, field: str) -> str | int | None:
-  """The text of a whole row that has the right number; 0 where it was refused, None where the line is no such row."""
+def _row_text(line: bytes, number: int, field: str) -> str | int | None:
+  """Returns the text of a complete row with this number; 0 if it was rejected, None if the line is not such a row."""
   try:
     row = json.loads(line) if line.endswith(b"\n") else None
   except ValueError:
@@ -286,5 +285,5 @@ def _done_text(line: bytes, number: int, field: str) -> str | int | None:
 def _line(row: dict[str, Any]) -> bytes:
   try:
     return (json.dumps(row, ensure_ascii=False) + "\n").encode()
-  except UnicodeEncodeError:  # half a surrogate pair, which JSON can say and UTF-8 cannot
+  except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
     return (json.dumps(row) + "\n").encode()

@@ -1,4 +1,4 @@
-"""Prompts: the special tokens around a text, and the batch that a model reads."""
+"""Prompts: special tokens around a text, and batches of them."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ from t5like.vocabularies.subwords import SubwordVocabulary
 
 @dataclasses.dataclass(frozen=True)
 class PromptForm:
-  """The special tokens around a prompt, the same as in training."""
+  """The special tokens around a prompt, as in training."""
 
   start: int | None  # precedes a decoder's prompt
   end: int | None  # follows the text
-  alone: int  # the prompt for a text without tokens, where there is neither start nor end
+  empty: int  # the prompt for an empty text without start and end
 
   def tokens(self, text: list[int]) -> list[int]:
-    """Returns a prompt of at least one token."""
+    """Adds the special tokens to a text; returns at least one token."""
     around = ([] if self.start is None else [self.start], [] if self.end is None else [self.end])
-    return [*around[0], *text, *around[1]] or [self.alone]
+    return [*around[0], *text, *around[1]] or [self.empty]
 
 
-def is_trained_elsewhere(experiment: Experiment | None) -> bool:
-  """Whether the model comes from Hugging Face or T5X, converted or not: how it was trained is not known."""
-  return experiment is None or not experiment.task
+def has_training_config(experiment: Experiment | None) -> bool:
+  """Whether the model was trained here. The training of models from Hugging Face and T5X is unknown."""
+  return experiment is not None and bool(experiment.task)
 
 
 def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> PromptForm:
-  """Returns the form of a model's prompts.
+  """Returns the special tokens around a model's prompts.
 
-  BERT reads text between [CLS] and [SEP], T5 text that is closed by end-of-sequence. A T5 from elsewhere with BERT's or
-  RoBERTa's kind of vocabulary (CodeT5) has [CLS] before its text, too. A decoder reads what its training put before an
-  answer.
+  BERT reads [CLS] text [SEP]; T5 reads text and EOS, after [CLS] if it is an imported model with a BERT or RoBERTa
+  style vocabulary (CodeT5). A decoder's prompts are as in its training.
   """
-  special, elsewhere = SpecialTokens.of(vocabulary), is_trained_elsewhere(experiment)
+  special, is_imported = SpecialTokens.of(vocabulary), not has_training_config(experiment)
   eos = special.eos
   if model.batch_layout == "encoder":
     return PromptForm(special.cls, special.sep, eos)
   if model.batch_layout == "encoder_decoder":
-    closed = elsewhere or experiment.objective is None or experiment.objective.closed
-    opened = elsewhere and isinstance(vocabulary, SubwordVocabulary)
+    closed = is_imported or experiment.objective is None or experiment.objective.closed
+    opened = is_imported and isinstance(vocabulary, SubwordVocabulary)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
-  if elsewhere:
-    return PromptForm(None, None, eos)  # as Hugging Face's GPT-2: documents are separated by end-of-text
+  if is_imported:
+    return PromptForm(None, None, eos)  # as in Hugging Face's GPT-2, which only separates documents
   objective = experiment.objective
   if objective is None:
     return PromptForm(special.start, eos, eos)
@@ -60,15 +59,15 @@ def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment
 
 
 def position_limit(config: TransformerConfig) -> int | None:
-  """The number of learned positions; None where a model's positions have no limit."""
+  """Returns the number of learned positions; None: no limit."""
   return config.max_positions if config.positions == "learned" else None
 
 
 def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape) -> dict[str, np.ndarray]:
-  """Returns the batch of texts in tokens, one a row: [rows, length].
+  """Returns a batch of tokenized texts, one per row: [rows, length].
 
-  Lengths, not ids, mark the padding: any id may be part of a text. Rows that only fill up the batch have one token: no
-  softmax is over nothing.
+  Padding is marked by lengths, as any id may be part of a text. Filler rows have one token, so that no softmax is
+  empty.
   """
   tokens = np.zeros((shape.rows, shape.length), np.int32)
   lengths = np.ones(shape.rows, np.int32)

@@ -1,4 +1,4 @@
-"""How likely given answers are: rank classification, and likelihoods of any text."""
+"""Log-likelihoods of given answers, for rank classification and scoring."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jax.sharding import Mesh
 from t5like import decoding
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.inference.batching import BatchPlanner, BatchShape, RowBatch
-from t5like.inference.generation import placed
-from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
+from t5like.inference.generation import shard_batch
+from t5like.inference.memory import MemoryCheckedFunction, NotEnoughMemory, answer_in_parts
 from t5like.objectives import Lengths, Ragged
 
 
 @dataclasses.dataclass(frozen=True)
 class Likelihood:
-  """Of one candidate after its input."""
+  """The likelihood of a candidate given its input."""
 
-  log_likelihood: float  # the sum over its tokens
+  log_likelihood: float  # summed over tokens
   tokens: int
 
   @property
@@ -33,15 +33,15 @@ class Likelihood:
 
 
 class CandidateScorer:
-  """Log-likelihoods of candidate answers, each the sum over its tokens: give the end of sequence where it counts."""
+  """Computes log-likelihoods of candidates, summed over the given tokens (append EOS if it should count)."""
 
   def __init__(self, model: nn.Module, mesh: Mesh, start_id: int = 0, batch_size: int = 64):
     self.model = model
     self._mesh = mesh
     self._start_id = start_id
-    ways = mesh.shape["data"] * mesh.shape["fsdp"]
-    self._planner = BatchPlanner(-(-batch_size // ways) * ways, ways)
-    self._score = SizedFunction(self._traced, mesh, static_argnames=("targets",))
+    batch_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    self._planner = BatchPlanner(-(-batch_size // batch_shards) * batch_shards, batch_shards)
+    self._score = MemoryCheckedFunction(self._traced, mesh, static_argnames=("targets",))
 
   def __call__(
     self,
@@ -50,45 +50,44 @@ class CandidateScorer:
     candidates: Sequence[Sequence[Sequence[int]]],
     starts: Sequence[int] | None = None,
   ) -> list[list[Likelihood]]:
-    """For each input the likelihoods of its candidates; inputs may have different numbers of them.
+    """Returns the likelihoods of each input's candidates; their number may differ between inputs.
 
-    `starts` are the tokens that come before each input, where that is not the same one for all: a decoder that was
-    trained without a start token begins with the first token of its text. Raises NoRoom where the devices cannot take
-    even one of them alone.
+    `starts`: the token before each input, if not the same for all; a decoder trained without a start token starts with
+    the first token of its text. Raises NotEnoughMemory if even a single pair does not fit into device memory.
     """
     starts = [self._start_id] * len(inputs) if starts is None else starts
     rows = zip(inputs, candidates, starts, strict=True)
     pairs = [(text, answer, start) for text, answers, start in rows for answer in answers]
-    scores, room = {}, decoding.bucket(max((len(answer) for _, answer, _ in pairs), default=1))
+    scores, target_length = {}, decoding.bucket(max((len(answer) for _, answer, _ in pairs), default=1))
     for batch in self._planner.plan([len(text) for text, _, _ in pairs]):
 
       def score(rows: Sequence[int], batch: RowBatch = batch) -> list[Likelihood]:
         chosen = [pairs[row] for row in rows]
         shape = self._planner.shape_for(rows, batch, max(len(text) for text, _, _ in chosen))
-        return self._batch(params, chosen, shape, room)
+        return self._batch(params, chosen, shape, target_length)
 
-      found = answer_in_room(batch.rows, score)
-      if problem := next((one for one in found if isinstance(one, NoRoom)), None):
+      found = answer_in_parts(batch.rows, score)
+      if problem := next((one for one in found if isinstance(one, NotEnoughMemory)), None):
         raise problem
       scores |= dict(zip(batch.rows.tolist(), found, strict=True))
     ready = iter([scores[n] for n in range(len(pairs))])
     return [[next(ready) for _ in answers] for answers in candidates]
 
-  def _batch(self, params: Any, pairs: Sequence[tuple], shape: BatchShape, room: int) -> list[Likelihood]:
-    """`room` tokens are for the answers, which follow inputs of up to the shape's length."""
+  def _batch(self, params: Any, pairs: Sequence[tuple], shape: BatchShape, target_length: int) -> list[Likelihood]:
+    """Scores one batch; inputs are padded to the shape's length, answers to `target_length` tokens."""
     texts, answers, starts = ([pair[side] for pair in pairs] for side in (0, 1, 2))
-    # A row more than are real scores one token of nothing; its result is dropped.
-    filler, lengths = shape.rows - len(pairs), Lengths(0, shape.length, room)
+    # Filler rows score a single token; their results are dropped.
+    filler, lengths = shape.rows - len(pairs), Lengths(0, shape.length, target_length)
     inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
     start = np.array([*starts, *[self._start_id] * filler], np.int32)
     batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
-    # Each row fits the model's positions; the longest input and the longest candidate together need not.
+    # Every row fits the model's positions, but the longest input plus the longest candidate may not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
-    sums = np.asarray(self._score(params, placed(batch, self._mesh), targets=room))
+    sums = np.asarray(self._score(params, shard_batch(batch, self._mesh), targets=target_length))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
 
   def _traced(self, params: Any, batch: dict[str, jax.Array], *, targets: int) -> jax.Array:
-    """Sums [rows]. Only where targets stand are hidden states made into logits, the largest arrays there are."""
+    """Returns sums [rows]; computes logits, the largest arrays, only at target positions."""
     variables = {"params": params}
     hidden = self.model.apply(variables, batch, method="hidden_states")
     weights = batch["decoder_loss_weights"]

@@ -1,4 +1,4 @@
-"""What a model's methods return."""
+"""Result types of a model's methods."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Output:
   """Generated text."""
 
   text: str
-  score: float  # the log-likelihood of its tokens
-  tokens: int  # their number, without end-of-sequence
-  finished: bool  # False: it ended at max_length
-  ranking: float | None = None  # beam search orders by this: the score over its length penalty
+  score: float  # log-likelihood, summed over tokens
+  tokens: int  # number of tokens, without EOS
+  finished: bool  # False: cut at max_length
+  ranking: float | None = None  # beam search: the score divided by the length penalty
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Choice:
   """A candidate answer."""
 
   text: str
-  score: float  # the log-likelihood, the sum over its tokens
+  score: float  # log-likelihood, summed over tokens
   tokens: int
-  per_token: float  # their mean
+  per_token: float  # mean log-likelihood of a token
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-  """A token under a mask, or a span for a sentinel."""
+  """A token for a mask, or a span for a sentinel."""
 
   token: str
   probability: float
@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Filled:
-  """A text whose masks are filled in."""
+  """A text with its masks filled."""
 
-  text: str  # with the likeliest candidate for each mask
-  masks: list[list[Candidate]]  # for each mask, the likeliest first
+  text: str  # with the most likely candidate for each mask
+  masks: list[list[Candidate]]  # per mask, most likely first

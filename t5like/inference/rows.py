@@ -1,4 +1,4 @@
-"""The rows that `t5like infer` answers: lines of text, JSON lines, or the examples of a task."""
+"""Input rows of `t5like infer`: lines of text, JSON lines, or the examples of a task."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ FORMATS = ("text", "jsonl")
 TEXT_FIELD = "inputs"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60
-_WAITING = 4096  # rows that are read from a pipe ahead of what is answered
+_PREFETCH = 4096  # rows prefetched from a pipe
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One thing to answer."""
+  """One input."""
 
   number: int  # from 0, over all rows
-  place: str  # where it came from, for people: "line 3"
+  location: str  # for messages: "line 3"
   text: str
-  fields: Mapping[str, Any]  # what else is known of it, to be passed on
-  tokens: list[int] | None = None  # where the text is already in tokens
+  fields: Mapping[str, Any]  # other fields, copied to the output
+  tokens: list[int] | None = None  # set if the text is already tokenized
   targets: list[int] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Refused:
-  """A row that cannot be answered, and why."""
+class RejectedRow:
+  """A row that cannot be answered, with the reason."""
 
   number: int
-  place: str
+  location: str
   why: str
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  remedy: str = ""  # the options of `t5like infer` that would help
+  remedy: str = ""  # options of `t5like infer` that would help
 
   @property
   def reason(self) -> str:
     return f"{self.why}. {self.remedy}" if self.remedy else self.why
 
 
-Rows = Iterator[Row | Refused]
+Rows = Iterator[Row | RejectedRow]
 
 
-def refuse(row: Row, why: str, field: str = TEXT_FIELD, remedy: str = "") -> Refused:
-  return Refused(row.number, row.place, why, {field: row.text, **row.fields}, remedy)
+def reject(row: Row, why: str, field: str = TEXT_FIELD, remedy: str = "") -> RejectedRow:
+  return RejectedRow(row.number, row.location, why, {field: row.text, **row.fields}, remedy)
 
 
 def input_format(path: str, given: str | None) -> str:
-  """By the name of a file where it is not said."""
+  """Returns the given format, or the one that the file name suggests."""
   if given:
     return given
   name = Path(path).name.removesuffix(".gz")
@@ -70,18 +70,18 @@ def input_format(path: str, given: str | None) -> str:
 
 
 def read_rows(path: str, kind: str, field: str) -> Rows:
-  """The rows of a file, or of standard input for "-"."""
+  """Reads the rows of a file, or of standard input for "-"."""
   lines = _lines(path)
   return _text_rows(lines) if kind == "text" else _json_rows(lines, field)
 
 
 def is_regular(path: str) -> bool:
-  """A file that is all there, and no pipe whose rows come now and then."""
+  """Whether a path is a regular file, not a pipe."""
   return path != STDIN and os.path.isfile(path)
 
 
 def count_lines(path: str) -> int | None:
-  """How many rows there are about, to know how long it will take; None where only reading to the end would tell."""
+  """Returns the approximate number of rows, for the ETA; None for pipes and compressed files."""
   if path.endswith(".gz") or not is_regular(path):
     return None
   count, last = 0, b"\n"
@@ -98,7 +98,7 @@ def _lines(path: str) -> Iterator[bytes]:
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         yield line.removeprefix(_BOM) if number == 0 else line
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise RunError(f"{path} is no whole gzip file", because=error) from None
+    raise RunError(f"{path} is a truncated or damaged gzip file", because=error) from None
 
 
 def _open(path: str) -> BinaryIO:
@@ -112,47 +112,51 @@ def _open(path: str) -> BinaryIO:
 
 def _text_rows(lines: Iterable[bytes]) -> Rows:
   for number, line in enumerate(lines):
-    place = f"line {number + 1}"
+    location = f"line {number + 1}"
     try:
-      yield Row(number, place, line.decode("utf-8"), {})
+      yield Row(number, location, line.decode("utf-8"), {})
     except UnicodeDecodeError as error:
-      yield Refused(number, place, _no_utf8(error))
+      yield RejectedRow(number, location, _invalid_utf8(error))
 
 
 def _json_rows(lines: Iterable[bytes], field: str) -> Rows:
-  """Blank lines are no rows."""
+  """Parses JSON lines; skips blank ones."""
   numbers = itertools.count()
   for at, line in enumerate(lines):
     if line.strip():
       yield _json_row(next(numbers), f"line {at + 1}", line, field)
 
 
-def _json_row(number: int, place: str, line: bytes, field: str) -> Row | Refused:
+def _json_row(number: int, location: str, line: bytes, field: str) -> Row | RejectedRow:
   try:
     parsed = json.loads(line.decode("utf-8"))
   except UnicodeDecodeError as error:
-    return Refused(number, place, _no_utf8(error))
-  except (ValueError, RecursionError) as error:  # numbers of too many digits too
+    return RejectedRow(number, location, _invalid_utf8(error))
+  except (ValueError, RecursionError) as error:  # numbers with too many digits, too
     shown = line.decode("utf-8")
     shown = shown if len(shown) <= _SHOWN else f"...{shown[-_SHOWN:]}"
-    return Refused(number, place, f"no whole JSON object ({error}): {shown}")
+    return RejectedRow(number, location, f"invalid JSON ({error}): {shown}")
   if not isinstance(parsed, dict):
-    return Refused(number, place, f"no JSON object but {type(parsed).__name__}: {line.decode('utf-8')[:_SHOWN]}")
+    return RejectedRow(
+      number, location, f"expected a JSON object, got {type(parsed).__name__}: {line.decode('utf-8')[:_SHOWN]}"
+    )
   if field not in parsed:
     known = f"it has {', '.join(parsed) or 'nothing'}"
     close = nearest(field, parsed, count=1)
-    return Refused(number, place, f"no field {field!r}; {known}" + (f"; --field={close}?" if close else ""), parsed)
+    return RejectedRow(
+      number, location, f"no field {field!r}; {known}" + (f"; --field={close}?" if close else ""), parsed
+    )
   if not isinstance(parsed[field], str):
-    return Refused(number, place, f"the field {field!r} is no text but {type(parsed[field]).__name__}", parsed)
-  return Row(number, place, parsed[field], {k: v for k, v in parsed.items() if k != field})
+    return RejectedRow(number, location, f"field {field!r}: expected text, got {type(parsed[field]).__name__}", parsed)
+  return Row(number, location, parsed[field], {k: v for k, v in parsed.items() if k != field})
 
 
-def _no_utf8(error: UnicodeDecodeError) -> str:
-  return f"no UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
+def _invalid_utf8(error: UnicodeDecodeError) -> str:
+  return f"invalid UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start + 1}"
 
 
 def task_rows(members: Iterable[CachedTask], vocabulary: Vocabulary, examples: int = 0) -> Rows:
-  """Every example of a task, or of all tasks of a mixture one after the other; at most `examples` of each."""
+  """Yields the examples of a task, or of all tasks of a mixture in turn; at most `examples` of each."""
   numbers = itertools.count()
   members = list(members)
   for member in members:
@@ -172,34 +176,34 @@ def task_rows(members: Iterable[CachedTask], vocabulary: Vocabulary, examples: i
 
 
 def check_task(members: Iterable[CachedTask], model_name: str) -> None:
-  """Refuses a task whose features the model cannot take."""
+  """Raises UserError if a task's features do not fit the model."""
   for member in members:
     if member.cache.manifest.get("targets_vocabulary"):
       raise UserError(
-        f"the answers of task {member.task!r} are written in a vocabulary of their own, and infer writes the model's",
-        try_=f"t5like eval --task={member.task}, which keeps its answers in predictions/",
+        f"the targets of task {member.task!r} have their own vocabulary, which infer does not support",
+        try_=f"t5like eval --task={member.task}, which writes its answers to predictions/",
       )
     if not {"inputs", "targets"} <= set(member.cache.features):
       raise UserError(
-        f"task {member.task!r} has no inputs that {model_name} could answer",
+        f"task {member.task!r} has no inputs for {model_name}",
         features=", ".join(member.cache.features),
         expected="inputs and targets",
         try_="--input=FILE with the text itself" if member.cache.is_corpus else "",
       )
 
 
-def windows(rows: Rows, size: Callable[[], int], patience: float | None = None) -> Iterator[list[Row | Refused]]:
-  """Rows in lists of at most `size()`. With `patience`, rows that have arrived wait no longer than that for others."""
-  if patience is None:
+def windows(rows: Rows, size: Callable[[], int], max_wait: float | None = None) -> Iterator[list[Row | RejectedRow]]:
+  """Yields lists of at most `size()` rows; with `max_wait`, waits at most that many seconds to fill a list."""
+  if max_wait is None:
     while window := list(itertools.islice(rows, size())):
       yield window
     return
-  arrived: queue.Queue = queue.Queue(maxsize=_WAITING)
-  threading.Thread(target=_pass_on, args=(rows, arrived), daemon=True).start()
+  arrived: queue.Queue = queue.Queue(maxsize=_PREFETCH)
+  threading.Thread(target=_enqueue, args=(rows, arrived), daemon=True).start()
   window, ended = [], False
   while not ended:
     try:
-      row = arrived.get(timeout=patience if window else None)
+      row = arrived.get(timeout=max_wait if window else None)
       ended = row is None
       if isinstance(row, BaseException):
         raise row
@@ -211,7 +215,7 @@ def windows(rows: Rows, size: Callable[[], int], patience: float | None = None) 
       window = []
 
 
-def _pass_on(rows: Rows, arrived: queue.Queue) -> None:
+def _enqueue(rows: Rows, arrived: queue.Queue) -> None:
   try:
     for row in rows:
       arrived.put(row)

@@ -1,4 +1,4 @@
-"""Answers rows: a window of them at a time, in batches of like length, and writes the answers in order."""
+"""Answers rows window by window, in batches of similar length, and writes the answers in order."""
 
 from __future__ import annotations
 
@@ -11,63 +11,62 @@ from typing import Any
 
 import jax
 
-from t5like.console import ProgressLine, duration
-from t5like.console import warn as say
+from t5like.console import ProgressLine, duration, warn
 from t5like.errors import RunError, UserError
 from t5like.inference.batching import BatchPlanner, RowBatch
 from t5like.inference.jobs import Answer, Job, Prepared
+from t5like.inference.memory import NotEnoughMemory, answer_in_parts
 from t5like.inference.outputs import JsonLines, VectorFile
-from t5like.inference.room import NoRoom, answer_in_room
-from t5like.inference.rows import Refused, Row, Rows, refuse, windows
+from t5like.inference.rows import RejectedRow, Row, Rows, reject, windows
 from t5like.parallel.process_zero import run_on_process_zero
 
-# Rows of like length are put together from so many batches at most, or from as many as take about a minute: rows are
-# written when all of these are answered, and what is not written is lost by a kill.
+# Batches per window at most. Rows of similar length are grouped within a window, which is written when it is complete:
+# larger windows need less padding, but a kill loses more work. A window should take about a minute.
 WINDOW = 16
-_SHORT, _LONG = 15.0, 60.0  # seconds
-_NAMED = 10  # refused rows that are named on the screen; all are in the output
-_PATIENCE = 0.2  # seconds that rows from a pipe wait for others
+_FAST, _SLOW = 15.0, 60.0  # seconds
+_MAX_REPORTED = 10  # rejected rows reported on the screen; the output has all of them
+_PIPE_WAIT = 0.2  # seconds to wait for more rows from a pipe
 
 
 class Progress:
-  """Rows done, speed and time left, on standard error; names refused rows."""
+  """Reports rows done, speed, ETA and rejected rows on stderr."""
 
-  def __init__(self, total: int | None, done: int, counts: str):
+  def __init__(self, total: int | None, done: int, unit: str):
     self._line = ProgressLine(sys.stderr)
-    self._total, self._first, self._counts = total, done, counts
-    self._begin = time.monotonic()
+    self._total, self._first, self._unit = total, done, unit
+    self._started = time.monotonic()
     self._tokens = 0
-    self.rows, self._refused = done, 0
+    self.rows, self._rejected = done, 0
 
   def add(self, rows: int, tokens: int) -> None:
     self.rows, self._tokens = self.rows + rows, self._tokens + tokens
-    if self.rows != self._total:  # the last line is for `end`
+    if self.rows != self._total:  # `end` prints the last line
       self._line.show(self._text())
 
-  def refuse(self, refused: Sequence[Refused]) -> None:
+  def reject(self, rejected: Sequence[RejectedRow]) -> None:
     self._line.leave()
-    for row in refused:
-      self._refused += 1
-      if self._refused <= _NAMED:
-        say(f"refused: {row.place}: {row.reason}")
-      elif self._refused == _NAMED + 1:
-        say("more rows are refused; the output says which and why")
+    for row in rejected:
+      self._rejected += 1
+      if self._rejected <= _MAX_REPORTED:
+        warn(f"rejected: {row.location}: {row.reason}")
+      elif self._rejected == _MAX_REPORTED + 1:
+        warn("more rows were rejected; see the output")
 
   def end(self) -> None:
     if self.rows > self._first:
       self._line.show(self._text(), final=True)
 
   def _text(self) -> str:
-    spent = max(time.monotonic() - self._begin, 1e-9)
+    spent = max(time.monotonic() - self._started, 1e-9)
     new = self.rows - self._first
     text = f"{self.rows:,}" + (f"/{self._total:,}" if self._total is not None else "") + " rows"
-    text += f"   {self._tokens / spent:,.0f} {self._counts}/s"
+    text += f"   {self._tokens / spent:,.0f} {self._unit}/s"
     left = (self._total or 0) - self.rows
     return text + (f"   ETA {duration(spent / new * left)}" if new and left > 0 else "")
 
 
-class Pace:
-  """How many rows a window has. It begins with one batch, and doubles while windows are done quickly."""
+class WindowSize:
+  """The number of rows per window: starts at one batch and doubles while windows are fast."""
 
   def __init__(self, batch_size: int):
     self._batch_size, self._batches = batch_size, 1
@@ -75,14 +74,14 @@ class Pace:
   def rows(self) -> int:
     return self._batches * self._batch_size
 
-  def took(self, seconds: float) -> None:
-    """The last window, so long. Clocks differ, and all processes need the same windows: the first one decides."""
+  def update(self, seconds: float) -> None:
+    """Adapts to the duration of the last window. Process 0 decides, as all processes need the same windows."""
     self._batches = run_on_process_zero(lambda: self._next(seconds))
 
   def _next(self, seconds: float) -> int:
-    if seconds < _SHORT:
+    if seconds < _FAST:
       return min(2 * self._batches, WINDOW)
-    return max(self._batches // 2, 1) if seconds > _LONG else self._batches
+    return max(self._batches // 2, 1) if seconds > _SLOW else self._batches
 
 
 def run_rows(
@@ -92,88 +91,91 @@ def run_rows(
   batch_size: int,
   strict: bool,
   total: int | None,
-  waits: bool = False,
+  streaming: bool = False,
 ) -> int:
-  """Answers all rows that the output does not have yet; returns the number of refused ones.
+  """Answers all rows that are not in the output yet; returns the number of rejected rows.
 
-  `waits`: rows come from a pipe, now and then.
+  `streaming`: rows come from a pipe, at any time.
   """
   is_writer = jax.process_index() == 0
-  done = run_on_process_zero(lambda: output.begin(rows))
+  done = run_on_process_zero(lambda: output.resume(rows))
   if not is_writer:
     collections.deque(itertools.islice(rows, done), maxlen=0)
   if done:
-    say(f"{done:,} rows are there already")
-  progress = Progress(total, done, job.counts)
-  pace, planner = Pace(batch_size), job.planner(batch_size)
-  for window in windows(rows, pace.rows, _PATIENCE if waits else None):
-    begin = time.monotonic()
-    entries, answers, refused = answer_window(job, window, planner, progress, strict)
+    warn(f"resuming after {done:,} rows")
+  progress = Progress(total, done, job.unit)
+  window_size, planner = WindowSize(batch_size), job.planner(batch_size)
+  for window in windows(rows, window_size.rows, _PIPE_WAIT if streaming else None):
+    started = time.monotonic()
+    entries, answers, rejected = answer_window(job, window, planner, progress, strict)
     if is_writer and entries:
       output.write(entries, answers)
     done += len(entries)
-    pace.took(time.monotonic() - begin)
-    if refused:
+    window_size.update(time.monotonic() - started)
+    if rejected:
       progress.end()
-      raise _stopped(refused, done)
+      raise _stopped(rejected, done)
   progress.end()
   if not done:
-    raise UserError("the input is empty: there are no rows to answer")
+    raise UserError("the input is empty")
   if is_writer:
     output.finish()
-  refused = run_on_process_zero(lambda: output.refused)
-  if refused:
-    say(f"{refused:,} of {done:,} rows were refused: the output says why")
-  return refused
+  rejected = run_on_process_zero(lambda: output.rejected)
+  if rejected:
+    warn(f"{rejected:,} of {done:,} rows were rejected; see the output")
+  return rejected
 
 
 def answer_window(
-  job: Job, window: Sequence[Row | Refused], planner: BatchPlanner, progress: Progress, strict: bool
-) -> tuple[list[Row | Refused], list[Answer | None], Refused | None]:
-  """The rows of a window, the refused ones as such, and their answers; if `strict`, those before the first refused
-  one, and that."""
+  job: Job, window: Sequence[Row | RejectedRow], planner: BatchPlanner, progress: Progress, strict: bool
+) -> tuple[list[Row | RejectedRow], list[Answer | None], RejectedRow | None]:
+  """Answers the rows of a window.
+
+  Returns the rows (or rejections), their answers, and None; if `strict`, those before the first rejected row, and that
+  row.
+  """
   entries = _prepared(job, window)
-  stop = _first_refused(entries) if strict else len(entries)
+  stop = _first_rejected(entries) if strict else len(entries)
   entries, rest = entries[:stop], entries[stop:]
-  refused = [entry for entry in entries if isinstance(entry, Refused)]
-  progress.refuse(refused)
+  rejected = [entry for entry in entries if isinstance(entry, RejectedRow)]
+  progress.reject(rejected)
   answers: dict[int, Any] = {}
   for i, found in _batch_answers(job, entries, planner):
-    if isinstance(found, NoRoom):
-      entries[i] = _no_room(entries[i], found, job.limits.field)
-      refused.append(entries[i])
-      progress.refuse(refused[-1:])
+    if isinstance(found, NotEnoughMemory):
+      entries[i] = _out_of_memory(entries[i], found, job.limits.field)
+      rejected.append(entries[i])
+      progress.reject(rejected[-1:])
     else:
       answers[i], tokens = found
       progress.add(1, tokens)
   if strict:
-    entries, rest = entries[: (stop := _first_refused(entries))], [*entries[stop:], *rest]
-  elif refused:
-    progress.add(len(refused), 0)
-  rows = [entry if isinstance(entry, Refused) else entry.row for entry in entries]
+    entries, rest = entries[: (stop := _first_rejected(entries))], [*entries[stop:], *rest]
+  elif rejected:
+    progress.add(len(rejected), 0)
+  rows = [entry if isinstance(entry, RejectedRow) else entry.row for entry in entries]
   return rows, [answers.get(i) for i in range(len(rows))], rest[0] if rest else None
 
 
 def answer_all(job: Job, rows: Sequence[Row], batch_size: int) -> list[Answer]:
-  """Returns the answers to all rows, in their order. Raises UserError where one cannot be answered."""
+  """Returns the answers to all rows, in order. Raises UserError if one cannot be answered."""
   if not rows:
     return []
   entries = job.prepare(rows)
-  if (first := _first_refused(entries)) < len(entries):
-    refused = entries[first]
-    raise UserError(f"{refused.place}: {refused.why}", try_="truncate=True" if refused.remedy else "")
+  if (first := _first_rejected(entries)) < len(entries):
+    rejected = entries[first]
+    raise UserError(f"{rejected.location}: {rejected.why}", try_="truncate=True" if rejected.remedy else "")
   answers: dict[int, Answer] = {}
   for i, found in _batch_answers(job, entries, job.planner(batch_size)):
-    if isinstance(found, NoRoom):
-      raise UserError(f"{entries[i].row.place}: {_no_room_for(entries[i], found)}", try_="a shorter text")
+    if isinstance(found, NotEnoughMemory):
+      raise UserError(f"{entries[i].row.location}: {_describe_out_of_memory(entries[i], found)}", try_="a shorter text")
     answers[i] = found[0]
   return [answers[i] for i in range(len(rows))]
 
 
 def _batch_answers(
-  job: Job, entries: Sequence[Prepared | Refused], planner: BatchPlanner
-) -> Iterator[tuple[int, tuple[Answer, int] | NoRoom]]:
-  """Answers the prepared entries in batches of similar length; yields their numbers and answers."""
+  job: Job, entries: Sequence[Prepared | RejectedRow], planner: BatchPlanner
+) -> Iterator[tuple[int, tuple[Answer, int] | NotEnoughMemory]]:
+  """Answers the prepared entries in batches of similar length; yields (index, answer)."""
   good = [i for i, entry in enumerate(entries) if isinstance(entry, Prepared)]
   for batch in planner.plan([entries[i].length for i in good]):
     numbers = [good[n] for n in batch.rows]
@@ -182,31 +184,33 @@ def _batch_answers(
       shape = planner.shape_for(part, batch, max(entries[i].length for i in part))
       return job.answer([entries[i] for i in part], shape)
 
-    yield from zip(numbers, answer_in_room(numbers, answer), strict=True)
+    yield from zip(numbers, answer_in_parts(numbers, answer), strict=True)
 
 
-def _first_refused(entries: Sequence[Prepared | Refused]) -> int:
-  return next((i for i, entry in enumerate(entries) if isinstance(entry, Refused)), len(entries))
+def _first_rejected(entries: Sequence[Prepared | RejectedRow]) -> int:
+  return next((i for i, entry in enumerate(entries) if isinstance(entry, RejectedRow)), len(entries))
 
 
-def _no_room(prepared: Prepared, problem: NoRoom, field: str) -> Refused:
-  return refuse(prepared.row, _no_room_for(prepared, problem), field, remedy="--max_inputs=N --truncate cuts them")
+def _out_of_memory(prepared: Prepared, problem: NotEnoughMemory, field: str) -> RejectedRow:
+  return reject(
+    prepared.row, _describe_out_of_memory(prepared, problem), field, remedy="--max_inputs=N --truncate cuts it"
+  )
 
 
-def _no_room_for(prepared: Prepared, problem: NoRoom) -> str:
-  return f"the devices have no room for {prepared.length:,} tokens, even in a batch of their own ({problem})"
+def _describe_out_of_memory(prepared: Prepared, problem: NotEnoughMemory) -> str:
+  return f"{prepared.length:,} tokens do not fit into device memory, even as a batch of one ({problem})"
 
 
-def _prepared(job: Job, window: Sequence[Row | Refused]) -> list[Prepared | Refused]:
+def _prepared(job: Job, window: Sequence[Row | RejectedRow]) -> list[Prepared | RejectedRow]:
   ready = iter(job.prepare([row for row in window if isinstance(row, Row)]))
   return [next(ready) if isinstance(row, Row) else row for row in window]
 
 
-def _stopped(row: Refused, done: int) -> UserError:
-  """At a row that cannot be answered, as --strict asks."""
+def _stopped(row: RejectedRow, done: int) -> UserError:
+  """Returns the error of --strict at a rejected row."""
   kind = RunError if done else UserError
   return kind(
-    f"{row.place}: {row.reason}",
+    f"{row.location}: {row.reason}",
     done=f"{done:,} rows before it" if done else "",
-    try_="mend it and give the command again, or without --strict to go on with the rest",
+    try_="fix it and run the command again, or drop --strict to skip it",
   )

@@ -1,4 +1,4 @@
-"""Where a model comes from: a model directory with checkpoints, or a Hugging Face folder."""
+"""Sources of models: model directories with checkpoints, and Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -23,55 +23,55 @@ from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
 
 HUB = "hf://"
-_HUGGING_FACE = ("config.json", "bert_config.json")
+_HF_CONFIG_FILES = ("config.json", "bert_config.json")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
-_NAMED = 5  # tensors in a message
+_MAX_LISTED = 5  # tensors listed in a message
 
 
 class Source(Protocol):
-  """The folder of a model, and how its parameters are read."""
+  """A folder that holds a model."""
 
   folder: Path
   module: nn.Module
-  experiment: Experiment | None  # None: not of a run or a conversion
+  experiment: Experiment | None  # None: not a run or conversion
 
   @property
   def vocabulary(self) -> str | None:
-    """The name or file that the configuration gives; None where it gives none."""
+    """The name or file in the configuration; None: not configured."""
 
   @property
   def mesh(self) -> MeshAxes:
-    """The mesh of the model's training."""
+    """The mesh that the model was trained on."""
 
   @property
   def model_type(self) -> str | None:
-    """The name that Hugging Face has for it, where its sizes do not tell: mt5 is a T5."""
+    """Hugging Face's model type, if the sizes do not determine it (mt5 is a T5)."""
 
   def steps(self) -> list[int]:
-    """All checkpoints that exist now."""
+    """Returns the steps of all existing checkpoints."""
 
   def step(self, step: int | None) -> int | None:
-    """The step that `read` would read: the given one, else the newest; None where there are no steps."""
+    """Returns the step that `read` would read: the given one or the newest; None: no steps."""
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
-    """Parameters as numpy arrays."""
+    """Reads parameters as numpy arrays."""
 
   def recorded_vocabulary(self, step: int | None) -> str | None:
-    """The fingerprint of the vocabulary that the parameters were trained with, where it is recorded."""
+    """Returns the fingerprint of the vocabulary used in training; None: not recorded."""
 
   def files(self, step: int | None) -> list[Path]:
-    """The files whose contents identify the parameters."""
+    """Returns the files whose contents identify the parameters."""
 
-  def configured_ends(self) -> set[int]:
-    """The ids that end an output by a Hugging Face configuration; none where it has none."""
+  def configured_eos_ids(self) -> set[int]:
+    """Returns the EOS ids of a Hugging Face configuration."""
 
   def task_hint(self) -> str:
-    """The options that find the tasks and token caches of the model's own run; '' where there are none."""
+    """Returns the options for the tasks and token caches of the model's own run; '' if there are none."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDirectory:
-  """The directory of a run or a conversion; `given_step`: the user named one checkpoint in it."""
+  """The directory of a run or conversion; `given_step`: the user chose this checkpoint."""
 
   folder: Path
   module: nn.Module
@@ -107,24 +107,24 @@ class RunDirectory:
     sums = checkpoint / CHECKSUMS
     return [sums] if sums.is_file() else sorted(p for p in (checkpoint / PARAMS).rglob("*") if p.is_file())
 
-  def configured_ends(self) -> set[int]:
+  def configured_eos_ids(self) -> set[int]:
     return set()
 
   def task_hint(self) -> str:
-    """For the user to repeat: a command that followed them unasked would run code that the directory names."""
+    """Returns options for the user to repeat; applying them automatically would run code named by the directory."""
     own, options = self.experiment, []
     if own.cache_dir != DEFAULT_ROOT:
       options.append(f"--cache_dir={own.cache_dir}")
     options += [f"--task_modules={module}" for module in own.task_modules]
     files = [f"--files={split}={pattern}" for split, pattern in own.corpus_files.items()]
-    hints = [f"the run itself used {shlex.join(options)}"] if options else []
+    hints = [f"the run used {shlex.join(options)}"] if options else []
     hints += [f"and its corpus: t5like cache {own.task} {shlex.join(files)}"] if files else []
-    return ", ".join([*hints, "give that if you trust it"]) if hints else ""
+    return ", ".join([*hints, "add this if you trust it"]) if hints else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceFolder:
-  """A folder with config.json and safetensors, all of which is read at once."""
+  """A folder with config.json and safetensors; its parameters are read on opening."""
 
   folder: Path
   module: nn.Module
@@ -139,12 +139,12 @@ class HuggingFaceFolder:
 
   def step(self, step: int | None) -> None:
     if step is not None:
-      raise UserError(f"{self.folder} is a Hugging Face folder: it has no steps", given=f"--step={step}")
+      raise UserError(f"{self.folder} is a Hugging Face folder and has no steps", given=f"--step={step}")
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
     self.step(step)
     if average:
-      raise UserError(f"{self.folder} is a Hugging Face folder: it has no moving average of parameters")
+      raise UserError(f"{self.folder} is a Hugging Face folder and has no moving average of parameters")
     return self.params
 
   def recorded_vocabulary(self, step: int | None) -> None:
@@ -153,7 +153,7 @@ class HuggingFaceFolder:
   def files(self, step: int | None) -> list[Path]:
     return sorted(self.folder.glob("*.safetensors"))
 
-  def configured_ends(self) -> set[int]:
+  def configured_eos_ids(self) -> set[int]:
     from t5like.interop.safetensors_files import read_json
 
     if self.module.batch_layout == "encoder":
@@ -181,14 +181,14 @@ def open_source(path: str | Path, dtype: str | None = None, modules: Sequence[st
     return _open_run(folder.parent.parent, changes, modules, int(folder.name))
   if (folder / CONFIG).is_file():
     return _open_run(folder, changes, modules)
-  if any((folder / file).is_file() for file in _HUGGING_FACE):
+  if any((folder / file).is_file() for file in _HF_CONFIG_FILES):
     if storage.is_remote(folder):
       folder = storage.download_tree(folder, storage.mirror_folder(folder))
     return _open_hugging_face(folder, changes)
   raise UserError(
-    f"no model in {folder}" if folder.is_dir() else f"no folder {folder}",
+    f"no model in {folder}" if folder.is_dir() else f"no such folder: {folder}",
     found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
-    expected=f"a model directory (with {CONFIG}), or a Hugging Face folder (with config.json); nothing is downloaded",
+    expected=f"a model directory (with {CONFIG}), a Hugging Face folder (with config.json), or hf://org/name",
   )
 
 
@@ -196,7 +196,7 @@ def _open_run(
   folder: Path, changes: Mapping[str, Any], modules: Sequence[str], step: int | None = None
 ) -> RunDirectory:
   experiment = load_experiment(folder, modules)
-  find_checkpoint(folder, step)  # an error now, not after the vocabulary
+  find_checkpoint(folder, step)  # fail before loading the vocabulary
   module = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
   return RunDirectory(folder, module, experiment, step)
 
@@ -206,13 +206,13 @@ def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceF
 
   imported = huggingface.load(folder, **changes)
   if unused := imported.report.unexpected:
-    names = ", ".join(unused[:_NAMED]) + (" ..." if len(unused) > _NAMED else "")
-    warn(f"{len(unused)} tensors of {folder} have no place in the model: {names}")
+    names = ", ".join(unused[:_MAX_LISTED]) + (" ..." if len(unused) > _MAX_LISTED else "")
+    warn(f"ignored {len(unused)} unexpected tensors in {folder}: {names}")
   return HuggingFaceFolder(folder, imported.model, imported.params, imported.model_type)
 
 
 def _from_hub(name: str) -> Path:
-  """Downloads a model of the Hugging Face Hub, or finds it in the Hub's own cache."""
+  """Downloads a model from the Hugging Face Hub, or finds it in the Hub's cache."""
   try:
     from huggingface_hub import snapshot_download
   except ImportError:
@@ -221,6 +221,6 @@ def _from_hub(name: str) -> Path:
     ) from None
   try:
     return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=_HUB_FILES))
-  except Exception as error:  # its own classes differ from version to version: offline, no such name, no access
+  except Exception as error:  # exception classes differ between versions: offline, unknown name, no access
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
-    raise UserError(f"cannot download {name}", because=first, try_="a folder that was downloaded before") from None
+    raise UserError(f"cannot download {name}", because=first, try_="a local folder") from None

@@ -1,4 +1,4 @@
-"""The token caches of the tasks that a model answers."""
+"""Token caches of tasks for inference and evaluation."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.token_caches import TokenCaches
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.inference.model import Model
-from t5like.inference.prompts import is_trained_elsewhere
+from t5like.inference.prompts import has_training_config
 
-_TARGETS = 62  # a pre-training run has no target length of its own for labeled tasks: T5's serves them all
+_TARGETS = 62  # T5's, for pre-training runs, which have no target length for labeled tasks
 _INPUTS = 512
 
 
 def default_lengths(experiment: Experiment | None, positions: int | None) -> tuple[int, int]:
-  """Tokens of inputs and targets: as in training, or what suits a model whose training is not known.
+  """Returns the lengths of inputs and targets in tokens: as in training, or defaults for imported models.
 
-  positions: the number that the model has learned; None: no limit.
+  positions: the number of learned positions; None: no limit.
   """
-  if not is_trained_elsewhere(experiment):
+  if has_training_config(experiment):
     return experiment.lengths["inputs"], experiment.lengths.get("targets", _TARGETS)
   return (_INPUTS if positions is None else max(positions - _TARGETS, positions // 2)), _TARGETS
 
@@ -27,7 +27,7 @@ def default_lengths(experiment: Experiment | None, positions: int | None) -> tup
 def task_caches(
   model: Model, cache_dir: str | None = None, modules: Sequence[str] = (), inputs_length: int | None = None
 ) -> TokenCaches:
-  """Returns the token caches under a folder. Caches, modules and files that a model directory names are not used."""
+  """Returns the token caches in a folder. Caches, modules and files named by a model directory are not used."""
   inputs, targets = default_lengths(model.experiment, model.positions)
   return TokenCaches(
     cache_dir or DEFAULT_ROOT,

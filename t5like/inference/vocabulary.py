@@ -1,4 +1,4 @@
-"""The vocabulary of a model: the one requested, its run's own, the one next to the weights, or known by its size."""
+"""Finds a model's vocabulary: the requested one, the run's, the one next to the weights, or a published one."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from t5like.files import storage
 from t5like.models.config import TransformerConfig
 from t5like.vocabularies import Vocabulary, copied_vocabulary, load_vocabulary, vocabulary_in
 
-# The vocabularies that published checkpoints were trained with, by the rows of their embedding.
+# Vocabularies of published checkpoints, by the number of embedding rows.
 PUBLISHED = {
   32128: "t5", 32100: "t5", 250112: "mt5", 384: "byte", 30522: "bert_uncased", 28996: "bert_cased", 50257: "gpt2",
   50265: "roberta", 40478: "gpt1",
 }  # fmt: skip
 TOKENIZER = "tokenizer.json"
-_TRY = "--vocabulary=NAME_OR_FILE, the one that the model was trained with"
+_TRY = "--vocabulary=NAME_OR_FILE, as in the model's training"
 
 
 def find_vocabulary(
   folder: Path, config: TransformerConfig, given: str | None = None, own: str | None = None
 ) -> tuple[str, Vocabulary]:
-  """Its name or file, and itself. `given` by the user takes precedence over `own`, that of the model's configuration.
+  """Returns the vocabulary's name or file, and the vocabulary.
 
-  `own` may be somebody else's word: nothing is fetched from the network for it.
+  `given`, by the user, takes precedence over `own`, from the model's configuration, which is not trusted: nothing is
+  downloaded for it.
   """
   name, vocabulary = _load(folder, config, given, own)
   if vocabulary.vocab_size > config.vocab_size:
@@ -41,10 +42,10 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
   for name in _candidates(folder, config, own):
     try:
       return name, load_vocabulary(name)
-    except UserError as error:  # a file may have moved, or be of a kind that lacks its other half
+    except UserError as error:  # a file may have moved or be incomplete
       problems.append(error.what)
   if own and storage.is_remote(own):
-    problems.append(f"its VOCABULARY is {own}, and nothing is fetched because a model directory says so")
+    problems.append(f"its VOCABULARY is {own}, which is not downloaded automatically")
   raise UserError(
     f"no vocabulary for the model in {folder}",
     because="\n".join(problems) or f"no published model has {config.vocab_size:,} ids",
@@ -54,12 +55,12 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
 
 
 def _candidates(folder: Path, config: TransformerConfig, own: str | None) -> list[str]:
-  """Names to try, the surest first."""
+  """Returns names to try, most reliable first."""
   names = []
   if own:
     names += filter(None, [copied_vocabulary(own, folder), None if storage.is_remote(own) else own])
-  if beside := vocabulary_in(folder):
-    names += [str(beside), *([str(folder / TOKENIZER)] if (folder / TOKENIZER).is_file() else [])]
+  if nearby := vocabulary_in(folder):
+    names += [str(nearby), *([str(folder / TOKENIZER)] if (folder / TOKENIZER).is_file() else [])]
   if not names and not own and config.vocab_size in PUBLISHED:
     names.append(PUBLISHED[config.vocab_size])
   return list(dict.fromkeys(names))

@@ -12,7 +12,7 @@ import numpy as np
 
 from t5like import data, parallel
 from t5like.data.layouts import Batch, counting
-from t5like.evaluation.loss_sums import add_up
+from t5like.evaluation.loss_sums import sum_batches
 from t5like.experiments.compatibility import check_kind
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch, is_packed
@@ -61,7 +61,7 @@ class LossEvaluation:
   def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
     """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
     given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
-    return means(add_up(given, lambda done: progress(done, len(self._rows))))
+    return means(sum_batches(given, lambda done: progress(done, len(self._rows))))
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:

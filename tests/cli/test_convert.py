@@ -1,10 +1,10 @@
-"""`t5like convert` as a user runs it: in, out, and what it refuses."""
+"""End-to-end tests of `t5like convert`: import, export and invalid input."""
 
 import shutil
 from pathlib import Path
 
 import jax
-import ml_dtypes  # noqa: F401  (gives numpy its bfloat16)
+import ml_dtypes  # noqa: F401  (registers bfloat16 in numpy)
 import numpy as np
 import pytest
 from flax import serialization
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("flags", [[], ["--scan_layers"]])
-def test_hugging_face_there_and_back(t5like, checkpoint, tmp_path, flags):
+def test_hugging_face_round_trip(t5like, checkpoint, tmp_path, flags):
   done = t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny", *flags)
   assert "tensors used, 0 tied copies, 0 missing, 0 unexpected" in done.stdout
   report = (tmp_path / "model" / "conversion.txt").read_text()
@@ -36,7 +36,7 @@ def test_hugging_face_there_and_back(t5like, checkpoint, tmp_path, flags):
   assert huggingface.load(tmp_path / "out").model == huggingface.load(checkpoint).model
 
 
-def test_dtype_casts_on_the_way_in_and_out(t5like, checkpoint, tmp_path):
+def test_dtype_casts_on_import_and_export(t5like, checkpoint, tmp_path):
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny", "--dtype=bfloat16")
   assert load_parameters(tmp_path / "model")["encoder"]["final_norm"]["scale"].dtype == "bfloat16"
   t5like("convert", "to_hf", tmp_path / "model", tmp_path / "out", "--dtype=float32")
@@ -45,14 +45,14 @@ def test_dtype_casts_on_the_way_in_and_out(t5like, checkpoint, tmp_path):
     np.testing.assert_array_equal(after[name], tensor.astype("bfloat16").astype(np.float32))
 
 
-def test_a_converted_model_is_scored_like_a_run(t5like, checkpoint, token_caches, tmp_path):
+def test_a_converted_model_is_evaluated_like_a_run(t5like, checkpoint, token_caches, tmp_path):
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
   options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]
   done = t5like("eval", f"--model_dir={tmp_path / 'model'}", *options)
   assert "snli (validation, 4 examples) at step 0" in done.stdout
 
 
-def test_a_converted_model_is_trained_on_in_its_own_directory(t5like, checkpoint, token_caches, tmp_path):
+def test_a_converted_model_is_fine_tuned_in_its_own_directory(t5like, checkpoint, token_caches, tmp_path):
   t5like("convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny")
   command = [
     "train", f"--gin_file={tmp_path / 'model' / 'config.gin'}", "--gin.TASK=snli", f"--gin.CACHE_DIR={token_caches}",
@@ -62,7 +62,7 @@ def test_a_converted_model_is_trained_on_in_its_own_directory(t5like, checkpoint
   assert "its own checkpoint of step 2" in t5like(*command, "--gin.TRAIN_STEPS=3").stdout
 
 
-def test_the_vocabulary_beside_a_checkpoint_is_taken(t5like, checkpoint, tmp_path):
+def test_the_vocabulary_next_to_a_checkpoint_is_used(t5like, checkpoint, tmp_path):
   shutil.copytree(checkpoint, tmp_path / "hf")
   shutil.copy(vocabulary_path("tiny"), tmp_path / "hf" / "spiece.model")
   t5like("convert", "from_hf", tmp_path / "hf", tmp_path / "model")
@@ -76,16 +76,16 @@ def test_weights_are_converted_without_a_vocabulary_and_used_with_any_that_fits(
   t5like, checkpoint, token_caches, tmp_path
 ):
   done = t5like("convert", "from_hf", checkpoint, tmp_path / "model")
-  assert "not at hand" in done.stdout
-  refused = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
-  assert "no vocabulary 'unknown'" in refused.stderr
+  assert "not found: only the weights" in done.stdout
+  failed = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
+  assert "no vocabulary 'unknown'" in failed.stderr
   config = tmp_path / "model" / "config.gin"
   config.write_text(config.read_text() + "VOCABULARY = 'tiny'\n")
   options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]
   t5like("eval", f"--model_dir={tmp_path / 'model'}", *options)
 
 
-def test_t5x_in(t5like, tmp_path):
+def test_t5x_import(t5like, tmp_path):
   width, rng = 4, np.random.default_rng(0)
 
   def normal(*shape):
@@ -124,12 +124,12 @@ def test_t5x_in(t5like, tmp_path):
   )
 
 
-def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
+def test_a_checkpoint_that_does_not_match_the_gin_file(t5like, checkpoint, tmp_path):
   size = ["--gin.EMBED_DIM=16", "--gin.MLP_DIM=24", "--gin.NUM_HEADS=3", "--gin.HEAD_DIM=6", "--gin.VOCAB_SIZE=4224",
           "--gin.NUM_ENCODER_LAYERS=2", "--gin.NUM_DECODER_LAYERS=2"]  # fmt: skip
   command = ["convert", "from_hf", checkpoint, tmp_path / "model", "--vocabulary=tiny"]
-  refused = t5like(*command, "--gin_file=models/t5/tiny.gin", *size, status=2)
-  assert "gated_mlp" in refused.stderr and "tie_embeddings" in refused.stderr and "embed_dim" not in refused.stderr
+  failed = t5like(*command, "--gin_file=models/t5/tiny.gin", *size, status=2)
+  assert "gated_mlp" in failed.stderr and "tie_embeddings" in failed.stderr and "embed_dim" not in failed.stderr
   assert not (tmp_path / "model").exists()
   t5like(*command, "--gin_file=models/t5_1_1/small.gin", *size, "--gin.VOCABULARY=tiny")
 
@@ -145,7 +145,7 @@ def test_another_model_than_the_gin_file_says(t5like, checkpoint, tmp_path):
     (["from_flax", "{hf}", "{new}"], ["from_flax", "from_t5x"]),
   ],
 )
-def test_what_is_refused(t5like, checkpoint, tmp_path, arguments, words):
+def test_invalid_input(t5like, checkpoint, tmp_path, arguments, words):
   arguments = [a.format(hf=checkpoint, new=tmp_path / "new") for a in arguments]
-  refused = t5like("convert", *arguments, status=2)
-  assert all(word in refused.stderr for word in words), refused.stderr
+  failed = t5like("convert", *arguments, status=2)
+  assert all(word in failed.stderr for word in words), failed.stderr

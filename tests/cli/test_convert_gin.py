@@ -1,4 +1,4 @@
-"""`t5like convert gin` on T5X's own configurations of T5 1.1: values, and a dry run of the result."""
+"""`t5like convert gin` on T5X's configurations of T5 1.1: values, and a dry run of the result."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ T5X = Path(__file__).parents[1] / "data" / "t5x_gin" / "t5x" / "examples" / "t5"
 
 @pytest.fixture
 def translated(t5like, tmp_path, token_caches):
-  """The experiment of a translated file: converted, loaded and planned by a dry run."""
+  """Returns the experiment of a translated file: converted, loaded and checked by a dry run."""
 
   def translate(name, *overrides, train=("--gin.INIT_FROM=None",)):
     out = tmp_path / f"{Path(name).stem}.gin"
@@ -44,7 +44,7 @@ def test_fine_tuning(translated):
   assert "dropout 0.1" in card
 
 
-def test_a_task_of_the_t5_package_that_we_have(t5like):
+def test_a_task_of_the_t5_package_with_a_counterpart(t5like):
   text = t5like("convert", "gin", T5X / "base_wmt_finetune.gin").stdout
   assert "# T5X: wmt_t2t_ende_v003\nTASK = 'wmt_en_de'" in text and "TASK_MODULES" not in text
 
@@ -65,11 +65,11 @@ def test_mesh_microbatches_smoothing_and_kept_checkpoints(translated):
   assert (run.seed, run.steps, run.init_from, run.keep.last, run.log_period) == (0, 5000, None, 1, 250)
 
 
-def test_includes_of_a_checkout_are_followed_and_adamw_is_ours(translated):
+def test_includes_of_a_checkout_are_followed_and_adamw_is_translated(translated):
   run, text, done, _ = translated("base_wmt_from_scratch_adamw.gin", "--gin.MIXTURE_OR_TASK_NAME=snli",
                                   train=("--gin.TASK_MODULES=[]",))  # fmt: skip
   assert (run.steps, run.mesh.tensor, run.eval_period, run.pack) == (50_000, 2, 500, True)
-  # optax's defaults; entries of gradients cannot be clipped one by one
+  # optax's defaults; elementwise gradient clipping is not supported
   assert run.optimizer.description == "adamw(b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0001)"
   assert "optax.clip.max_delta = 1.0" in done.stderr and "optax.clip.max_delta = 1.0" in text
   theirs = optax.warmup_cosine_decay_schedule(0.0, 1e-4, 1000, 50_000, 0.0)
@@ -78,7 +78,7 @@ def test_includes_of_a_checkout_are_followed_and_adamw_is_ours(translated):
 
 
 def from_file(t5like, tmp_path, token_caches, *lines):
-  """The experiment of a T5X file that pre-trains from scratch, and what was not translated."""
+  """Returns the experiment of a T5X file that pre-trains from scratch, and the untranslated lines."""
   (tmp_path / "theirs.gin").write_text(
     "include 't5x/examples/t5/t5_1_1/small.gin'\ninclude 't5x/configs/runs/pretrain.gin'\nTRAIN_STEPS = 1000\n"
     "MIXTURE_OR_TASK_NAME = 'novels_span_corruption'\nTASK_FEATURE_LENGTHS = {'inputs': 64, 'targets': 20}\n"
@@ -148,13 +148,13 @@ def test_optimizers_of_optax(t5like, tmp_path, token_caches, lines, description,
       "utils.create_learning_rate_scheduler.warmup_steps = 10"], ["LEARNING_RATE = %gin.REQUIRED"]),
   ],
 )  # fmt: skip
-def test_what_we_do_not_have_is_listed_or_has_to_be_given(t5like, tmp_path, lines, words):
+def test_unsupported_settings_are_listed_or_required(t5like, tmp_path, lines, words):
   (tmp_path / "theirs.gin").write_text("include 't5x/configs/runs/pretrain.gin'\n" + "\n".join(lines) + "\n")
   out = t5like("convert", "gin", tmp_path / "theirs.gin").stdout
   assert all(word in out for word in words), out
 
 
-def test_a_schedule_that_we_lack_has_to_be_given_and_other_tasks_are_evaluated(t5like):
+def test_an_unsupported_schedule_is_required_and_other_tasks_are_evaluated(t5like):
   done = t5like("convert", "gin", T5X / "base_wmt_finetune.gin",
                 "--gin.utils.create_learning_rate_scheduler.factors=decay_every",
                 "--gin.infer_eval/utils.DatasetConfig.mixture_or_task_name=glue_cola_v002")  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_schedule_that_we_lack_has_to_be_given_and_other_tasks_are_evaluated(t
   assert "EVAL_TASKS = ['glue_cola']" in done.stdout
 
 
-def test_eval_and_infer_are_commands(t5like):
+def test_eval_and_infer_files_become_commands(t5like):
   done = t5like("convert", "gin", T5X / "base_wmt_eval.gin", "--gin.CHECKPOINT_PATH=/models/checkpoint_5")
   assert "t5like convert from_t5x /models/checkpoint_5 MODEL_DIR --gin_file=models/t5_1_1/base.gin" in done.stdout
   words = done.stdout.replace("\\\n", "").split()
@@ -176,7 +176,7 @@ SCHEDULES = [
   ("constant * linear_warmup * rsqrt_decay", 2.0, 100, {0: 2 / 10 / 100, 99: 0.2, 399: 2 / 399**0.5}),
   ("constant * rsqrt_normalized_decay", 0.5, 100, {0: 0.5, 400: 0.25}),
   ("linear_warmup * constant", 0.3, 10, {4: 0.15, 50: 0.3}),
-  # utils.create_learning_rate_scheduler of T5X: a decay_factor of 1/20000 a step; cycles of 100,000 steps
+  # utils.create_learning_rate_scheduler of T5X: a decay_factor of 1/20000 per step; cycles of 100,000 steps
   ("linear_decay", 0.4, 100, {99: 0.4, 100: 0.4, 10_100: 0.2, 20_100: 0.0}),
   ("constant * linear_decay", 0.4, 100, {100: 0.16, 10_100: 0.08}),
   ("constant * linear_warmup * cosine_decay", 0.4, 100, {0: 0.0, 50: 0.2, 100: 0.4, 50_100: 0.2}),
@@ -214,11 +214,11 @@ def test_a_file_is_data(t5like, tmp_path):
   [
     (["{missing}"], ["cannot read the gin file"]),
     (["{file}", "elsewhere"], ["--out=elsewhere"]),
-    (["{file}", "--out={file}"], ["exists already"]),
+    (["{file}", "--out={file}"], ["already exists"]),
   ],
 )
-def test_what_is_refused(t5like, tmp_path, arguments, words):
+def test_invalid_input(t5like, tmp_path, arguments, words):
   (tmp_path / "file.gin").write_text("BATCH_SIZE = 3\n")
   arguments = [a.format(missing=tmp_path / "none.gin", file=tmp_path / "file.gin") for a in arguments]
-  refused = t5like("convert", "gin", *arguments, status=2)
-  assert all(word in refused.stderr for word in words), refused.stderr
+  failed = t5like("convert", "gin", *arguments, status=2)
+  assert all(word in failed.stderr for word in words), failed.stderr

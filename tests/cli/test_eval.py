@@ -1,4 +1,4 @@
-"""`t5like eval` as a user runs it, on a small run with three checkpoints."""
+"""End-to-end tests of `t5like eval`, on a small run with three checkpoints."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ _made = []
 
 @pytest.fixture
 def t5like(t5like, token_caches):
-  """The command; evaluations find the token caches that are there."""
+  """The command, with the existing token caches for evaluations."""
 
   def run(*args, **options):
     caches = [f"--cache_dir={token_caches}"] if args[0] == "eval" else []
@@ -27,7 +27,7 @@ def t5like(t5like, token_caches):
 
 @pytest.fixture
 def run(t5like, finetune, tmp_path_factory):
-  """A fine-tuning run of 6 steps with a checkpoint each 2, made once."""
+  """A fine-tuning run of 6 steps with a checkpoint every 2 steps."""
   if not _made:
     folder = tmp_path_factory.mktemp("run") / "a"
     options = ["--gin.EVAL_SPLIT=''", "--gin.TRAIN_STEPS=6", "--gin.CHECKPOINT_PERIOD=2", "--gin.KEEP.last=10"]
@@ -50,7 +50,7 @@ def predictions(folder, record):
   return [json.loads(line) for line in (folder / record["predictions"]).read_text().splitlines()]
 
 
-def test_all_checkpoints_are_scored_once_and_remembered(t5like, copy):
+def test_all_checkpoints_are_evaluated_once(t5like, copy):
   options = ["eval", f"--model_dir={copy}", "--rank", "--examples=30"]
   out = t5like(*options, "--steps=all").stdout
   found = scores(copy)
@@ -59,7 +59,7 @@ def test_all_checkpoints_are_scored_once_and_remembered(t5like, copy):
     rows = predictions(copy, record)
     right = 100 * sum(row["prediction"] == row["target"] for row in rows) / 30
     assert len(rows) == 30 and record["scores"] == {"accuracy": pytest.approx(right)}
-    for row in rows:  # the prediction is the likeliest of the labels
+    for row in rows:  # the prediction is the most likely label
       assert row["prediction"] == max(row["log_likelihoods"], key=row["log_likelihoods"].get)
       assert set(row["log_likelihoods"]) == {"entailment", "neutral", "contradiction"}
     assert f"at step {record['step']}: accuracy {right:.2f}" in out
@@ -68,23 +68,23 @@ def test_all_checkpoints_are_scored_once_and_remembered(t5like, copy):
 
   before = (copy / "evaluations/scores.json").stat().st_mtime_ns
   again = t5like(*options, "--steps=all").stdout
-  assert again.count("was evaluated at step") == 3
+  assert again.count("was already evaluated at step") == 3
   assert (copy / "evaluations/scores.json").stat().st_mtime_ns == before
-  # Another checkpoint in the place of one is evaluated; --again does all.
+  # A rewritten checkpoint is evaluated again; --again evaluates all.
   params = load_parameters(copy, 4)
   shutil.rmtree(copy / "checkpoints/4")
   save_parameters(copy, params, 4, json.loads((copy / "checkpoints/2/metadata/metadata").read_text())["fingerprint"])
-  assert t5like(*options, "--steps=2,4").stdout.count("was evaluated at step") == 1
-  assert "was evaluated" not in t5like(*options, "--step=2", "--again").stdout
+  assert t5like(*options, "--steps=2,4").stdout.count("was already evaluated at step") == 1
+  assert "was already evaluated" not in t5like(*options, "--step=2", "--again").stdout
 
 
-def test_greedy_answers_few_shots_and_a_comparison(t5like, copy, tmp_path):
+def test_greedy_few_shot_and_comparison(t5like, copy, tmp_path):
   (tmp_path / "quiz.txt").write_text("Say what follows.\n---\n{inputs}\nAnswer: {targets}\n\n")
   out = t5like("eval", f"--model_dir={copy}", "--examples=16", "--show=1").stdout
   assert "snli (validation, 16 examples) at step 6: accuracy" in out and "all answers:" in out
   options = ["eval", f"--model_dir={copy}", "--examples=16", "--rank", "--shots=2", f"--prompt={tmp_path / 'quiz.txt'}"]
-  told = t5like(*options, "--inputs_length=100").stdout
-  assert "of 16 prompts have no room for 2 examples" in told
+  output = t5like(*options, "--inputs_length=100").stdout
+  assert "of 16 prompts cannot fit 2 shots" in output
   t5like(*options)
   t5like(*options, "--seed=1")
   by_settings = {record["settings"]: record for record in scores(copy)}
@@ -97,22 +97,22 @@ def test_greedy_answers_few_shots_and_a_comparison(t5like, copy, tmp_path):
   assert f"{100 * a / 16:.2f}" in compared and f"{100 * (b - a) / 16:+.2f}" in compared and "95 % interval" in compared
   (differs,) = tmp_path.glob("*.differs.jsonl")
   rows = [json.loads(line) for line in differs.read_text().splitlines()]
-  assert f"{len(rows)} rows are answered differently" in compared
+  assert f"{len(rows)} answers differ" in compared
   same = t5like("eval", "--compare", copy, copy, "--resamples=100").stdout
-  assert "may be chance" in same and "0 rows are answered differently" in same
+  assert "not significant" in same and "0 answers differ" in same
 
 
-def test_a_followed_run_ends_with_it_and_damage_is_passed_over(t5like, copy):
+def test_following_ends_with_the_run_and_skips_damaged_checkpoints(t5like, copy):
   victim = next(p for p in (copy / "checkpoints/4/params").rglob("*") if p.is_file() and p.stat().st_size > 1000)
   victim.write_bytes(victim.read_bytes()[:-100])
   out = t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--follow").stdout
-  assert "step 4 is passed over: the checkpoint cannot be read: it is damaged" in out
+  assert "step 4 is skipped: the checkpoint cannot be read: it is damaged" in out
   assert [record["step"] for record in scores(copy)] == [2, 6]
   assert "damaged" in t5like("eval", f"--model_dir={copy}", "--rank", "--examples=8", "--step=4", status=2).stderr
 
 
 def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
-  """Bits per byte of targets by hand from the likelihoods that ranking gives to the true labels."""
+  """Bits per byte of targets equal those computed from the likelihoods of ranking."""
   t5like("eval", f"--model_dir={copy}", "--rank", "--examples=24")
   rows = predictions(copy, scores(copy)[0])
   nats = -sum(row["log_likelihoods"][row["target"]] for row in rows)
@@ -121,48 +121,48 @@ def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
   found = next(record for record in scores(copy) if record["settings"].startswith("loss"))["scores"]
   assert found["bytes"] == size and found["bits_per_byte"] == pytest.approx(nats / size / np.log(2), rel=1e-5)
   (tmp_path / "book.jsonl").write_text('{"text": "It was a dark and stormy night. "}\n' * 20)
-  told = t5like("eval", f"--model_dir={copy}", "--loss", f"--text={tmp_path / 'book.jsonl'}").stdout
-  assert "hidden text given the rest (span_corruption" in told and "bits_per_byte" in told
+  output = t5like("eval", f"--model_dir={copy}", "--loss", f"--text={tmp_path / 'book.jsonl'}").stdout
+  assert "hidden text given the rest (span_corruption" in output and "bits_per_byte" in output
 
 
 @pytest.mark.parametrize(
-  ("options", "said"),
+  ("options", "message"),
   [
-    (["--task=novels", "--split=train"], "is a corpus: it has no answers to score"),
+    (["--task=novels", "--split=train"], "is a corpus without targets to score"),
     (["--task=snlii"], "nearest  snli"),
     (["--step=3"], "no checkpoint of step 3"),
     (["--average", "--examples=4"], "no moving average of the parameters"),
     (["--shots=1", "--prompt=none.txt"], "cannot read the prompt template none.txt"),
     (["--rank", "--candidates=choices"], "neither a field of task 'snli' nor a file"),
-    (["--rank", "--beams=4"], "--rank writes nothing"),
-    (["--stride=4"], "--stride belongs to --loss"),
+    (["--rank", "--beams=4"], "--rank does not decode"),
+    (["--stride=4"], "--stride requires --loss"),
     (["--loss", "--text=none.txt"], "cannot read none.txt"),
     (["--vocabulary=t5"], "the model's embedding"),
-    (["--shots=2", "--prompt={quiz}", "--inputs_length=8"], "tokens even without shots, there is room for 8"),
-    (["--submit=squad", "--task=snli"], "is no part of the squad leaderboard"),
+    (["--shots=2", "--prompt={quiz}", "--inputs_length=8"], "tokens (limit 8)"),
+    (["--submit=squad", "--task=snli"], "is not part of the squad leaderboard"),
     (["--top_p=2"], "--top_p = 2.0 cannot work"),
   ],
 )
-def test_bad_input_is_named_before_work_starts(t5like, run, tmp_path, options, said):
+def test_invalid_input_is_reported_before_work_starts(t5like, run, tmp_path, options, message):
   (tmp_path / "quiz.txt").write_text("{inputs} {targets}\n")
   options = [option.replace("{quiz}", str(tmp_path / "quiz.txt")) for option in options]
   error = t5like("eval", f"--model_dir={run}", f"--out={tmp_path}", *options, status=2).stderr
-  assert said in error and not (tmp_path / "evaluations").exists()
+  assert message in error and not (tmp_path / "evaluations").exists()
 
 
-def test_what_the_command_cannot_be_asked(t5like, tmp_path):
-  assert "one model is scored, or two are compared" in t5like("eval", status=2).stderr
+def test_invalid_commands(t5like, tmp_path):
+  assert "exactly one of --model_dir and --compare is required" in t5like("eval", status=2).stderr
   assert "nothing to compare in" in t5like("eval", "--compare", tmp_path / "a", tmp_path / "b", status=2).stderr
-  assert "no model and no checkpoint here" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
+  assert "no model or checkpoint found" in t5like("eval", f"--model_dir={tmp_path}", status=2).stderr
 
 
-def test_the_tasks_of_a_mixture_that_are_evaluated():
-  """Also those that are never drawn in training: MNLI's halves have no training examples of their own."""
-  asked = {"task": "glue", "split": "validation", "modules": []}
-  found = task_process._members(asked)
+def test_all_tasks_of_a_mixture_are_evaluated():
+  """Includes those not used in training: MNLI's halves have no training split."""
+  request = {"task": "glue", "split": "validation", "modules": []}
+  found = task_process._members(request)
   assert {"glue_mnli_matched", "glue_mnli_mismatched", "glue_cola"} <= set(found)
   assert "glue_mnli" not in found and "glue_ax" not in found  # they have no split of that name
   with pytest.raises(UserError, match="(?s)no task of the mixture 'glue' has a split 'dev'.*validation"):
-    task_process._members(asked | {"split": "dev"})
+    task_process._members(request | {"split": "dev"})
   with pytest.raises(UserError, match="no split 'dev'"):
     task_process._members({"task": "snli", "split": "dev", "modules": []})

@@ -18,7 +18,7 @@ SCORING = {
 
 @pytest.fixture
 def quiz(tmp_path):
-  """13 questions, which no batch divides evenly, as a token cache of bytes."""
+  """A token cache of 13 questions, which do not divide evenly into batches, as bytes."""
   vocabulary = load_vocabulary("byte")
   answers = ("yes", "no")
   examples = [{"inputs": f"Is {i} even?", "targets": answers[i % 2]} for i in range(13)]
@@ -51,15 +51,15 @@ def test_two_hosts_give_the_answers_of_one(t5like, quiz, tmp_path):
     assert one["log_likelihoods"] == pytest.approx(other["log_likelihoods"], rel=1e-5)
   golden = json.loads((GOLDEN / "losses.json").read_text(encoding="utf-8"))["quiz"]  # Hugging Face's, of "Is 7 even?"
   assert rows[7]["log_likelihoods"] == pytest.approx({label: golden[label] for label in ("no", "yes")}, rel=1e-5)
-  assert "13 examples" in outputs[0] and "13 examples" not in outputs[1]  # one speaks for both
+  assert "13 examples" in outputs[0] and "13 examples" not in outputs[1]  # only process 0 prints
 
 
-def test_prompts_that_no_position_is_left_for(t5like, quiz, tmp_path):
-  """The model has 48: questions of 12 bytes fit, an instruction of 60 does not."""
+def test_prompts_that_exceed_the_positions(t5like, quiz, tmp_path):
+  """The model has 48 positions: questions of 12 bytes fit, an instruction of 60 does not."""
   (tmp_path / "long.txt").write_text("x" * 60 + "\n---\n{inputs} {targets}\n")
   options = ["eval", f"--model_dir={GOLDEN}", "--task=quiz", f"--cache_dir={quiz}", f"--out={tmp_path}"]
   error = t5like(*options, f"--prompt={tmp_path / 'long.txt'}", "--max_length=8", status=2).stderr
-  assert "the prompt of example 0 has 71 tokens even without shots, there is room for 41" in error
-  assert "leave no room for a question" in t5like(*options, "--shots=0", "--max_length=60", status=2).stderr
+  assert "the prompt of example 0 is too long even without shots: 71 tokens (limit 41)" in error
+  assert "leave no room for a prompt" in t5like(*options, "--shots=0", "--max_length=60", status=2).stderr
   done = t5like(*options, "--shots=0", "--max_length=8").stdout
   assert "quiz (validation, 13 examples)" in done

@@ -1,4 +1,4 @@
-"""The prompt of `t5like infer`, as a person meets it: through a terminal."""
+"""The interactive prompt of `t5like infer`, through a pseudo-terminal."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ T5 = golden("t5_1_1")
 
 
 class Terminal:
-  """A process that believes a person is there."""
+  """A process attached to a pseudo-terminal."""
 
   def __init__(self, *arguments):
     self._own, theirs = pty.openpty()
@@ -39,7 +39,7 @@ class Terminal:
     os.write(self._own, line.encode() + b"\n")
 
   def until(self, *texts, timeout=400.0):
-    """All that is shown up to and with one of `texts`."""
+    """Returns the output up to and including one of `texts`."""
     deadline = time.monotonic() + timeout
     while not any(text in self._unread for text in texts):
       ready, _, _ = select.select([self._own], [], [], max(deadline - time.monotonic(), 0))
@@ -53,7 +53,7 @@ class Terminal:
     return re.sub(r"\x1b\[[?0-9;]*[a-z]", "", shown + text).replace("\r", "")
 
   def interrupt(self, *texts):
-    """Ctrl-C until one of `texts` is shown, as a person does it: Python may hear none just before it waits."""
+    """Sends Ctrl-C until one of `texts` is shown: Python may miss one just before it waits."""
     for _ in range(24):
       os.killpg(self.process.pid, signal.SIGINT)
       with contextlib.suppress(AssertionError):
@@ -61,7 +61,7 @@ class Terminal:
     return self.until(*texts, timeout=5.0)
 
   def ask(self, line):
-    """What is shown for a line, up to the next prompt."""
+    """Returns the output for a line, up to the next prompt."""
     self.type(line)
     self.until(line)
     return self.until("\n> ")
@@ -77,17 +77,17 @@ def terminal(tmp_path):
   opened.process.wait()
 
 
-def test_a_person_asks_changes_settings_and_leaves(terminal):
+def test_an_interactive_session(terminal):
   greeting = terminal.until("> ")
   assert "T5 from" in greeting and "method greedy" in greeting and "max_length 14" in greeting and ":help" in greeting
 
   row = T5["rows"][0]
   assert words(row["greedy"]) in terminal.ask(words(row["text"]))
 
-  # A mistake is told, and changes nothing.
+  # An error is reported and changes nothing.
   assert "nearest  temperature" in terminal.ask(":temprature 0.7")
   assert "0 (all tokens) or more" in terminal.ask(":top_k -2")
-  assert "a whole number" in terminal.ask(":top_k many")
+  assert "an integer" in terminal.ask(":top_k many")
   assert "method greedy" in terminal.ask(":settings")
 
   shown = terminal.ask(":temperature 0.7")
@@ -96,23 +96,23 @@ def test_a_person_asks_changes_settings_and_leaves(terminal):
   assert ":repetition_penalty VALUE" in terminal.ask(":help")
   assert "method greedy" in terminal.ask(":reset")
 
-  # Ctrl-C ends a line or an answer, and the program goes on.
-  terminal.interrupt(":quit ends")
+  # Ctrl-C cancels a line or an answer, not the program.
+  terminal.interrupt("type :quit")
   terminal.until("\n> ")
   terminal.ask(":max_length 200000")
   shown = ""
-  while "the answer was left" not in shown:  # pressed too soon, it ends the line
+  while "(canceled)" not in shown:  # pressed too early, it cancels the line
     terminal.type(words(row["text"]))
     terminal.until(words(row["text"]))
     time.sleep(0.5)
-    shown = terminal.interrupt("the answer was left", ":quit ends")
+    shown = terminal.interrupt("(canceled)", "type :quit")
     terminal.until("\n> ")
   assert "max_length 14" in terminal.ask(":reset")
   terminal.type(":quit")
   assert terminal.process.wait(timeout=400) == 0
 
 
-def test_options_say_which_method_they_are_of():
+def test_options_imply_their_method():
   vocabulary = load_vocabulary("byte")
   assert decode_settings({}, vocabulary)[0].method == "greedy"
   assert decode_settings({"top_p": 0.9}, vocabulary)[0].method == "sample"

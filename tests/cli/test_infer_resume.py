@@ -1,4 +1,4 @@
-"""A file of answers goes on after a kill, without repeating or losing a row; several processes answer as one."""
+"""An output file is resumed after a kill without repeated or lost rows; several processes answer as one."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from t5like.cli.main import main
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = [list(range(2 + n, 4 + n + n % 3)) for n in range(24)]
 SAMPLING = ["--temperature=1.5", "--seed=3", "--max_length=6", "--batch_size=2"]
-# As the command, with a look at the end at what was loaded.
+# Runs the command, then checks the loaded modules.
 WITHOUT_TENSORFLOW = (
   "import sys; from t5like.cli.main import main; status = main(sys.argv[1:]); "
   "assert not {'tensorflow', 'seqio'} & set(sys.modules); sys.exit(status)"
@@ -44,54 +44,54 @@ def start(arguments, devices=1, **environment):
 
 
 @pytest.fixture(scope="module")
-def whole(model, tmp_path_factory):
-  """All answers, written without a break."""
-  folder = tmp_path_factory.mktemp("whole")
+def uninterrupted(model, tmp_path_factory):
+  """All answers, written without interruption."""
+  folder = tmp_path_factory.mktemp("uninterrupted")
   source = write_rows(folder / "in.txt")
   assert main(["infer", f"--model={model}", f"--input={source}", f"--output={folder}/out.jsonl", *SAMPLING]) == 0
   return folder / "out.jsonl"
 
 
-def test_a_killed_command_goes_on_where_it_was(model, whole, t5like, tmp_path):
+def test_a_killed_command_resumes(model, uninterrupted, t5like, tmp_path):
   out = tmp_path / "out.jsonl"
   arguments = ["infer", f"--model={model}", f"--output={out}", *SAMPLING]
   process = start([*arguments, "--input=-"])
   process.stdin.write("".join(words(row) + "\n" for row in ROWS[:7]))
-  process.stdin.flush()  # rows from a pipe are answered as they come
+  process.stdin.flush()  # rows from a pipe are answered as they arrive
   wait_for(lambda: out.is_file() and out.read_bytes().count(b"\n") == 7, process)
   busy = t5like(*arguments, f"--input={write_rows(tmp_path / 'in.txt')}", status=2)
   assert "another process is writing" in busy.stderr
   process.send_signal(signal.SIGKILL)
   process.communicate()
   with open(out, "ab") as file:
-    file.write(b'{"row": 7, "inputs": "w9 w1')  # torn by a kill in the middle of a line
+    file.write(b'{"row": 7, "inputs": "w9 w1')  # truncated by a kill
   done = t5like(*arguments, f"--input={tmp_path}/in.txt")
-  assert "7 rows are there already" in done.stderr
+  assert "resuming after 7 rows" in done.stderr
   assert [row["row"] for row in read(out)] == list(range(len(ROWS)))
   assert [(r["inputs"], r["outputs"][0]["text"]) for r in read(out)] == [
-    (r["inputs"], r["outputs"][0]["text"]) for r in read(whole)
+    (r["inputs"], r["outputs"][0]["text"]) for r in read(uninterrupted)
   ]
-  assert len({r["outputs"][0]["text"] for r in read(out)}) > 12  # draws of rows differ
+  assert len({r["outputs"][0]["text"] for r in read(out)}) > 12  # samples differ between rows
 
-  # A finished file is left as it is.
+  # A finished file is unchanged.
   before = out.read_bytes()
-  assert "24 rows are there already" in t5like(*arguments, f"--input={tmp_path}/in.txt").stderr
+  assert "resuming after 24 rows" in t5like(*arguments, f"--input={tmp_path}/in.txt").stderr
   assert out.read_bytes() == before
 
 
 @pytest.mark.parametrize(
   "change, expected",
   [
-    ("settings", "temperature: begun with 1.5, now 0.5"),
-    ("model", "weights: begun with"),
-    ("input", "was begun with another input"),
-    ("stranger", "not begun by this command"),
+    ("settings", "temperature: was 1.5, now 0.5"),
+    ("model", "weights: was"),
+    ("input", "was written for another input"),
+    ("stranger", "exists but cannot be resumed"),
   ],
 )
-def test_a_file_begun_otherwise_is_refused_and_left_alone(model, whole, t5like, tmp_path, change, expected):
+def test_a_file_of_another_run_is_rejected_and_unchanged(model, uninterrupted, t5like, tmp_path, change, expected):
   source, out = write_rows(tmp_path / "in.txt"), tmp_path / "out.jsonl"
-  out.write_bytes(whole.read_bytes()[:900].rpartition(b"\n")[0] + b"\n")
-  (tmp_path / "out.jsonl.run.json").write_bytes(whole.with_name("out.jsonl.run.json").read_bytes())
+  out.write_bytes(uninterrupted.read_bytes()[:900].rpartition(b"\n")[0] + b"\n")
+  (tmp_path / "out.jsonl.run.json").write_bytes(uninterrupted.with_name("out.jsonl.run.json").read_bytes())
   settings = SAMPLING
   if change == "settings":
     settings = ["--temperature=0.5", *SAMPLING[1:]]
@@ -110,30 +110,30 @@ def test_a_file_begun_otherwise_is_refused_and_left_alone(model, whole, t5like, 
   assert out.read_bytes() == before
 
 
-def test_embeddings_go_on_too(model, t5like, tmp_path):
-  """--strict stops at a line that is then mended: what was embedded before it is not embedded again."""
+def test_embeddings_are_resumed_too(model, t5like, tmp_path):
+  """--strict stops at a line that is then fixed: rows embedded before are not embedded again."""
   source, out = write_rows(tmp_path / "in.txt"), tmp_path / "out.npy"
   lines = source.read_bytes().splitlines()
   arguments = ["infer", f"--model={model}", f"--input={source}", "--embed=mean", "--batch_size=4"]
   source.write_bytes(b"\n".join([*lines[:5], b"\xff", *lines[6:]]))
-  assert "line 6: no UTF-8" in t5like(*arguments, f"--output={out}", "--strict", status=1).stderr
+  assert "line 6: invalid UTF-8" in t5like(*arguments, f"--output={out}", "--strict", status=1).stderr
   assert not out.exists()
   source.write_bytes(b"\n".join(lines))
-  assert "5 rows are there already" in t5like(*arguments, f"--output={out}").stderr
-  t5like(*arguments, f"--output={tmp_path}/whole.npy")
-  np.testing.assert_allclose(np.load(out), np.load(tmp_path / "whole.npy"), atol=1e-6)
+  assert "resuming after 5 rows" in t5like(*arguments, f"--output={out}").stderr
+  t5like(*arguments, f"--output={tmp_path}/uninterrupted.npy")
+  np.testing.assert_allclose(np.load(out), np.load(tmp_path / "uninterrupted.npy"), atol=1e-6)
   assert np.load(out).shape == (24, 24) and not (tmp_path / "out.npy.part").exists()
-  assert "24 rows are there already" in t5like(*arguments, f"--output={out}").stderr
+  assert "resuming after 24 rows" in t5like(*arguments, f"--output={out}").stderr
   write_rows(source, ROWS[::-1])
-  assert "is finished, with another input" in t5like(*arguments, f"--output={out}", status=2).stderr
+  assert "was written for another input" in t5like(*arguments, f"--output={out}", status=2).stderr
 
 
-def test_two_processes_answer_every_row_once(model, whole, tmp_path):
-  """They go on from a part of the file; the first writes. TensorFlow is not loaded in any."""
+def test_two_processes_answer_every_row_once(model, uninterrupted, tmp_path):
+  """They resume a partial file; process 0 writes. None loads TensorFlow."""
   port = free_port()
   out = tmp_path / "out.jsonl"
-  out.write_bytes(b"".join(whole.read_bytes().splitlines(keepends=True)[:5]))
-  (tmp_path / "out.jsonl.run.json").write_bytes(whole.with_name("out.jsonl.run.json").read_bytes())
+  out.write_bytes(b"".join(uninterrupted.read_bytes().splitlines(keepends=True)[:5]))
+  (tmp_path / "out.jsonl.run.json").write_bytes(uninterrupted.with_name("out.jsonl.run.json").read_bytes())
   source = write_rows(tmp_path / "in.txt")
   arguments = ["infer", f"--model={model}", f"--input={source}", f"--output={out}", *SAMPLING, "--batch_size=8"]
   hosts = [
@@ -142,10 +142,10 @@ def test_two_processes_answer_every_row_once(model, whole, tmp_path):
     )
     for host in range(2)
   ]  # fmt: skip
-  said = [host.communicate(timeout=400)[0] for host in hosts]
-  assert [host.returncode for host in hosts] == [0, 0], said
-  assert "5 rows are there already" in said[0] and "rows" not in said[1]
-  rows = [json.loads(line) for line in whole.read_text().splitlines()]
+  outputs = [host.communicate(timeout=400)[0] for host in hosts]
+  assert [host.returncode for host in hosts] == [0, 0], outputs
+  assert "resuming after 5 rows" in outputs[0] and "rows" not in outputs[1]
+  rows = [json.loads(line) for line in uninterrupted.read_text().splitlines()]
   assert [(r["row"], r["inputs"], r["outputs"][0]["text"]) for r in read(out)] == [
     (r["row"], r["inputs"], r["outputs"][0]["text"]) for r in rows
   ]

@@ -1,4 +1,4 @@
-"""`t5like infer` over a seqio task, and what different kinds of training make of a prompt."""
+"""`t5like infer` on a seqio task, and prompt formats of different kinds of training."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from t5like.vocabularies import load_vocabulary, vocabulary_path
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-  """A T5 in Hugging Face's form that knows the vocabulary of the embedded tasks."""
+  """A Hugging Face T5 with the vocabulary of the embedded tasks."""
   folder = tmp_path_factory.mktemp("models") / "t5"
   sizes = {"embed_dim": 16, "mlp_dim": 16, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
   made = T5(TransformerConfig(vocab_size=4224, **sizes))
@@ -36,11 +36,11 @@ def test_a_task_is_answered_from_its_token_cache(model, token_caches, t5like, tm
   rows = [json.loads(line) for line in done.stdout.splitlines()]
   assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
   assert {row["targets"] for row in rows} <= {"entailment", "neutral", "contradiction"}
-  # The same texts from a file get the same answers: the vocabulary is the one in the folder.
+  # The same texts from a file get the same answers, with the vocabulary of the folder.
   (tmp_path / "in.jsonl").write_text(done.stdout)
   again = t5like("infer", f"--model={model}", f"--input={tmp_path}/in.jsonl", "--max_length=4").stdout.splitlines()
   assert [json.loads(line)["outputs"] for line in again] == [row["outputs"] for row in rows]
-  # Likelihoods of the task's own targets are those of the same words as candidates.
+  # Likelihoods of the targets equal those of the same words as candidates.
   scored = t5like(*command, "--task=snli", "--examples=5", "--score", "--batch_size=8").stdout.splitlines()
   (tmp_path / "labels.txt").write_text("entailment\nneutral\ncontradiction\n")
   ranked = t5like(
@@ -50,10 +50,10 @@ def test_a_task_is_answered_from_its_token_cache(model, token_caches, t5like, tm
     likelihoods = {entry["text"]: entry["score"] for entry in ranking["ranking"]}
     assert likelihoods[row["targets"]] == pytest.approx(score["score"], abs=1e-4)
   corpus = t5like(*command, "--task=novels", "--split=train", status=2)
-  assert "has no inputs that T5 could answer" in corpus.stderr and corpus.stdout == ""
+  assert "has no inputs for T5" in corpus.stderr and corpus.stdout == ""
 
 
-# By objective: what stands around a text in training, before what is predicted. <s> starts a decoder, </s> ends a text.
+# Per objective: the special tokens around a text in training. <s> starts a decoder, </s> ends a text.
 FORMS = [
   ("T5", "runs/finetune.gin", [], "text </s>"),
   ("T5", "runs/pretrain.gin", ["objectives/span_corruption.gin"], "text </s>"),
@@ -65,7 +65,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("family, run, objectives, expected", FORMS, ids=lambda x: str(x).replace("/", "_"))
-def test_a_prompt_is_what_the_model_was_trained_on(family, run, objectives, expected):
+def test_prompts_are_formatted_as_in_training(family, run, objectives, expected):
   register_configurables()
   files = ["models/t5/tiny.gin" if family == "T5" else "models/gpt2/small.gin", *objectives, run]
   task = ("TASK", "snli") if "finetune" in run else ("TASK", "novels")

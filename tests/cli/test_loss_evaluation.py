@@ -1,4 +1,4 @@
-"""Teacher-forced losses against a computation of their own, example by example, on any number of devices and hosts."""
+"""Teacher-forced losses equal an independent computation, on any number of devices and hosts."""
 
 import json
 import math
@@ -29,7 +29,7 @@ MESH = parallel.make_mesh(EIGHT)
 
 
 def log_softmax(logits):
-  """In float64, as all sums here."""
+  """Computes in float64, like all sums here."""
   logits = np.asarray(logits, np.float64)
   logits = logits - logits.max(-1, keepdims=True)
   return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -41,13 +41,13 @@ def mean_loss(logits, targets, weights):
 
 
 def by_hand(cache, params):
-  """All examples in one batch without devices to share it: rows padded, shifted and weighed here."""
+  """Computes the loss of all examples in one batch, with rows padded, shifted and weighted here."""
   rows = [cache.example(n) for n in range(cache.examples)]
   inputs, targets = (np.zeros((len(rows), length), np.int32) for length in (LENGTHS.inputs, LENGTHS.targets))
   weights = np.zeros(targets.shape)
   for row, example in enumerate(rows):
     for out, name in ((inputs, "inputs"), (targets, "targets")):
-      text = [*example[name][: out.shape[1] - 1], 1]  # 1 ends a text
+      text = [*example[name][: out.shape[1] - 1], 1]  # 1 is EOS
       out[row, : len(text)] = text
     weights[row, : len(text)] = 1
   batch = {"encoder_input_tokens": inputs, "decoder_input_tokens": np.pad(targets, ((0, 0), (1, 0)))[:, :-1]}
@@ -64,14 +64,14 @@ def by_hand(cache, params):
 
 @pytest.fixture(scope="module")
 def on_eight_devices(token_caches):
-  """Batches of 240 do not divide 2,000 examples."""
+  """Evaluates in batches of 240, which do not divide 2,000 examples."""
   return snli(token_caches, 240, False, parallel.make_mesh(EIGHT))
 
 
 @pytest.fixture(scope="module")
 def expected(on_eight_devices):
   _, params, cache = on_eight_devices
-  assert cache.examples == 2000 and (cache.lengths("inputs") >= LENGTHS.inputs).any()  # some are cut
+  assert cache.examples == 2000 and (cache.lengths("inputs") >= LENGTHS.inputs).any()  # some are truncated
   values = by_hand(cache, params)
   assert (
     values["target_tokens"] > 4000
@@ -83,11 +83,11 @@ def expected(on_eight_devices):
 
 def test_every_example_counts_exactly_once(on_eight_devices, expected):
   evaluation, params, _ = on_eight_devices
-  heard = []
-  values = evaluation(params, lambda done, total: heard.append((done, total)))
+  progress = []
+  values = evaluation(params, lambda done, total: progress.append((done, total)))
   assert values == pytest.approx(expected, rel=1e-5)
   assert values["target_tokens"] == expected["target_tokens"]
-  assert heard[-1] == (9, 9) and len(heard) > 3
+  assert progress[-1] == (9, 9) and len(progress) > 3
   assert evaluation(params) == values
 
 
@@ -154,17 +154,17 @@ def encoder(seed=0):
   return experiment_of(BERT(BERT_CONFIG), "numbers", "unused", lengths={"inputs": 32}, objective=OBJECTIVE, seed=seed)
 
 
-def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
+def test_an_encoder_sees_the_same_batches_in_every_evaluation(corpus):
   mesh, member = parallel.make_mesh(EIGHT), CachedTask("numbers", corpus)
   made, params = evaluations(encoder(), PHASE, [member], SPECIAL, mesh, corpus_batches=2)
   batches = list(evaluation_rows(encoder(), PHASE, member, SPECIAL, 2, MESH))
   assert len(batches) == 2
-  whole = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-  outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, whole)
+  joined = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+  outputs = jax.jit(BERT(BERT_CONFIG).apply)({"params": jax.device_get(params)}, joined)
   values = made["numbers"](params)
-  weights, labels = whole["encoder_loss_weights"], whole["labels"]
+  weights, labels = joined["encoder_loss_weights"], joined["labels"]
   assert values["target_tokens"] == weights.sum() > 32 and set(labels.tolist()) == {0, 1}
-  loss = mean_loss(outputs["logits"], whole["encoder_target_tokens"], weights)
+  loss = mean_loss(outputs["logits"], joined["encoder_target_tokens"], weights)
   assert values["loss"] == pytest.approx(loss, rel=1e-5)
   assert values["sentence_loss"] == pytest.approx(mean_loss(outputs["nsp_logits"], labels, np.ones(32)), rel=1e-5)
   right = np.asarray(outputs["nsp_logits"]).argmax(-1) == labels
@@ -174,7 +174,7 @@ def test_an_encoder_fills_in_the_same_batches_at_every_evaluation(corpus):
   assert all(np.array_equal(batch[name], again[n][name]) for n, batch in enumerate(batches) for name in batch)
 
 
-def test_a_small_corpus_is_gone_through_about_once(corpus):
+def test_a_small_corpus_is_read_about_once(corpus):
   rows = evaluation_rows(encoder(), PHASE, CachedTask("numbers", corpus), SPECIAL, 1000, MESH)
   assert len(rows) == -(-rows.source.rows_per_epoch // 16) < 10 and all(len(b["labels"]) == 16 for b in rows)
 
@@ -184,7 +184,7 @@ def test_labeled_examples_take_no_objective(on_eight_devices):
     evaluation_rows(encoder(), PHASE, CachedTask("snli", on_eight_devices[2]), SPECIAL, 1, MESH)
 
 
-def test_means_of_nothing_and_of_the_hopeless():
+def test_means_without_tokens_and_with_infinite_perplexity():
   nothing = means({"loss": 0.0, "accuracy": 0.0, "target_tokens": 0.0})
   assert math.isnan(nothing["loss"]) and math.isnan(nothing["perplexity"])
   assert means({"loss": 8000.0, "accuracy": 0.0, "target_tokens": 8.0})["perplexity"] == math.inf

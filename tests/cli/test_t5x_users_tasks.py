@@ -170,7 +170,7 @@ def test_caches_of_before_are_looked_at_and_other_ends_are_noticed(train, folder
 def test_metrics_never_go_stale_and_tokens_are_not_made_again_for_them(t5like, train, folder):
   edit(folder / "t5x_tasks.py", "100.0 * sum", "undefined * sum")
   error = train("pairs", status=2).stderr
-  assert "the metric exact of task 'pairs' fails on the true answers" in error and "undefined" in error
+  assert "the metric exact of task 'pairs' fails on the targets" in error and "undefined" in error
   assert not os.path.exists("run/checkpoints")
   built = os.stat(cached("pairs", "validation").folder / "cache.json").st_mtime_ns
   edit(folder / "t5x_tasks.py", "undefined * sum", "100.0 * sum")

@@ -97,7 +97,7 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   command = ["eval", "--model_dir=run", "--task=spelled", "--task_modules=two_vocabularies", "--cache_dir=tokens"]
   assert "exact 100.00" in t5like(*command, "--again").stdout
   refused = t5like(*command, "--rank", status=2).stderr
-  assert "answers of task 'spelled' are written in a vocabulary of their own" in refused and "--rank" in refused
+  assert "targets of task 'spelled' have their own vocabulary" in refused and "--rank" in refused
   refused = t5like("infer", "--model=run", *command[2:], "--output=out.jsonl", status=2).stderr
   assert "t5like eval --task=spelled" in refused
 
@@ -127,7 +127,7 @@ def test_a_vocabulary_that_is_not_there_is_refused_before_the_first_step(train, 
   for kept, said in REFUSED:
     manifest().write_text(json.dumps(content | {"targets_vocabulary": kept}))
     refused = train("spelled", "--gin.TRAIN_STEPS=1", status=2).stderr
-    assert "the answers of task 'spelled' are written in a vocabulary of their own" in refused and said in refused
+    assert "the targets of task 'spelled' have their own vocabulary" in refused and said in refused
     assert not os.path.exists("run/checkpoints")
 
 

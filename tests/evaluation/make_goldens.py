@@ -1,12 +1,12 @@
-"""Writes tests/data/golden/gpt2_bytes: a tiny Hugging Face GPT-2 over bytes, and how well it predicts a text.
+"""Writes tests/data/golden/gpt2_bytes: a tiny Hugging Face GPT-2 over bytes, with its losses.
 
-Run it where torch and transformers are installed (it is no test):
+Not a test; needs torch and transformers:
 
     python tests/evaluation/make_goldens.py
 
-Ids are ByT5's: a byte plus 3, and 0 before the text. losses.json holds, for windows of several sizes and strides, the
-sum of transformers' cross entropy over all bytes, each counted in the first window that has it; and which of some
-labels transformers finds likeliest after prompts. Made with transformers 5.22, torch 2.13.
+Ids are ByT5's: byte + 3, and 0 before the text. losses.json has, for several window sizes and strides, the sum of
+transformers' cross entropy over all bytes, each counted in the first window that contains it; and the log-likelihoods
+of some labels after prompts. Generated with transformers 5.22, torch 2.13.
 """
 
 import json
@@ -17,7 +17,7 @@ import transformers
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden" / "gpt2_bytes"
 POSITIONS = 48
-# The first sentence of Pride and Prejudice, with letters of more than one byte behind it.
+# The first sentence of Pride and Prejudice, followed by multi-byte characters.
 TEXT = (
   "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a "
   "wife. – Žluťoučký kůň.\n"
@@ -33,7 +33,7 @@ def ids(text: str) -> list[int]:
 
 
 def log_likelihoods(model, row: list[int]) -> torch.Tensor:
-  """Of every token but the first, given those before it."""
+  """Returns the log-likelihoods of all tokens but the first, given those before."""
   logits = model(torch.tensor([row[:-1]])).logits[0].double()
   return logits.log_softmax(-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
 
@@ -53,10 +53,10 @@ def main() -> None:
   config = transformers.GPT2Config(vocab_size=384, n_embd=12, n_head=2, n_layer=2, n_positions=POSITIONS, n_inner=24)
   model = transformers.GPT2LMHeadModel(config).eval()
   with torch.no_grad():
-    for parameter in model.parameters():  # fresh weights are so small that everything is equally likely
+    for parameter in model.parameters():  # with freshly initialized weights everything is almost equally likely
       parameter.add_(0.3 * torch.randn_like(parameter))
     row = [0, *ids(TEXT)]
-    whole = model(torch.tensor([row[:POSITIONS]]), labels=torch.tensor([row[:POSITIONS]])).loss.item()
+    mean_loss = model(torch.tensor([row[:POSITIONS]]), labels=torch.tensor([row[:POSITIONS]])).loss.item()
     losses = {f"{window},{stride}": windowed_nats(model, row, window, stride) for window, stride in WINDOWS}
     ranks = {
       prompt: {
@@ -65,13 +65,19 @@ def main() -> None:
       }
       for prompt in PROMPTS
     }  # fmt: skip
-    # As t5like eval asks a GPT of Hugging Face: nothing before the question, a new line after it.
+    # As t5like eval prompts a Hugging Face GPT: nothing before the question, a newline after it.
     quiz = {
       label: log_likelihoods(model, ids(f"{QUESTION}\n{label}"))[len(ids(QUESTION)) :].sum().item() for label in LABELS
     }
   model.save_pretrained(FOLDER)
   (FOLDER / "generation_config.json").unlink(missing_ok=True)
-  found = {"text": TEXT, "nats": losses, "mean_loss_of_first_positions": whole, "log_likelihoods": ranks, "quiz": quiz}
+  found = {
+    "text": TEXT,
+    "nats": losses,
+    "mean_loss_of_first_positions": mean_loss,
+    "log_likelihoods": ranks,
+    "quiz": quiz,
+  }
   (FOLDER / "losses.json").write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The paired bootstrap: against arithmetic, and on files of predictions."""
+"""The paired bootstrap, compared with exact values, and on prediction files."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from t5like.evaluation.comparison import (
   PairedAnswers,
   ScoreDifference,
   bootstrap_means,
-  check_same_questions,
+  check_same_examples,
   compare,
   differences_table,
   differing_rows,
-  is_right,
+  is_correct,
   read_answers,
 )
 
@@ -37,43 +37,43 @@ def test_resamples_of_two_rows_follow_the_binomial_law():
   assert np.array_equal(means, bootstrap_means(np.array([[0.0], [1.0]]), 10_000, seed=0)[:, 0])
 
 
-def test_the_interval_of_a_mean_is_that_of_the_central_limit():
-  """1,000 rows, A right in 600, B in 640: 100 rows that only B has right, 60 that only A has."""
+def test_the_interval_of_a_mean_follows_the_central_limit_theorem():
+  """1,000 rows; A is correct in 600, B in 640: 100 rows only in B, 60 only in A."""
   a = [1] * 600 + [0] * 400
   b = [1] * 540 + [0] * 60 + [1] * 100 + [0] * 300
   (found,) = compare(answers(a, [1] * 1000), answers(b, [1] * 1000))
-  deviation = 100 * math.sqrt((0.16 - 0.04**2) / 1000)  # the rows' differences are 0, 1 and -1
+  deviation = 100 * math.sqrt((0.16 - 0.04**2) / 1000)  # differences per row are 0, 1 and -1
   assert (found.a, found.b, found.resamples) == (60, 64, 10_000)
   assert (found.low, found.high) == pytest.approx((4 - 1.96 * deviation, 4 + 1.96 * deviation), abs=0.12)
-  assert found.certain and found.better > 0.99
+  assert found.significant and found.better > 0.99
   assert "B is better" in differences_table([found])
 
 
-def test_equal_runs_are_not_told_apart():
+def test_equal_runs_do_not_differ():
   one = answers([1, 0] * 50, [1, 1] * 50)
   (found,) = compare(one, one)
-  assert (found.low, found.high, found.better) == (0, 0, 0.5) and not found.certain
-  assert "may be chance" in differences_table([found]) and differing_rows(one, one) == []
+  assert (found.low, found.high, found.better) == (0, 0, 0.5) and not found.significant
+  assert "not significant" in differences_table([found]) and differing_rows(one, one) == []
 
 
-def test_a_metric_that_is_no_mean_is_taken_again_for_every_resample():
-  """F1 against a plain loop over resamples drawn by hand."""
+def test_a_metric_that_is_not_a_mean_is_recomputed_for_every_resample():
+  """F1, compared with a plain loop over resamples."""
   draw = np.random.default_rng(5)
   targets = draw.integers(0, 2, 200)
   a, b = (np.where(draw.random(200) < right, targets, 1 - targets) for right in (0.7, 0.8))
   accuracy, f1 = compare(*(answers(x.tolist(), targets.tolist(), [ACCURACY, F1]) for x in (a, b)))
   assert (accuracy.resamples, f1.resamples) == (10_000, 1_000)
 
-  def score(said, rows):
-    both = np.sum((said[rows] == 1) & (targets[rows] == 1))
-    return 200 * both / (np.sum(said[rows]) + np.sum(targets[rows]))
+  def score(predictions, rows):
+    both = np.sum((predictions[rows] == 1) & (targets[rows] == 1))
+    return 200 * both / (np.sum(predictions[rows]) + np.sum(targets[rows]))
 
   drawn = [score(b, rows) - score(a, rows) for rows in draw.integers(0, 200, (4000, 200))]
   assert f1.b - f1.a == pytest.approx(score(b, slice(None)) - score(a, slice(None)))
   assert (f1.low, f1.high) == pytest.approx(np.percentile(drawn, (2.5, 97.5)), abs=0.8)
 
 
-def test_a_metric_that_happens_to_be_the_mean_of_its_rows_is_taken_again(tmp_path, monkeypatch):
+def test_a_metric_that_equals_the_mean_only_by_chance_is_recomputed(tmp_path, monkeypatch):
   """The median of 0, 50 and 100 is their mean, but not that of most resamples."""
   (tmp_path / "own_median.py").write_text(
     "import statistics\ndef median(targets, predictions): return {'median': statistics.median(predictions)}\n"
@@ -86,7 +86,7 @@ def test_a_metric_that_happens_to_be_the_mean_of_its_rows_is_taken_again(tmp_pat
   assert (found.a, found.resamples) == (50, 4)
 
 
-def test_resamples_in_parts_are_as_many_and_of_whole_size(monkeypatch):
+def test_chunked_resamples_have_the_same_number_and_size(monkeypatch):
   monkeypatch.setattr(comparison, "_CHUNK", 6)  # two resamples of three rows at a time
   means = bootstrap_means(np.array([[0.0, 5.0], [3.0, 5.0], [6.0, 5.0]]), 501, seed=1)
   assert means.shape == (501, 2) and np.all(means[:, 1] == 5.0)
@@ -103,34 +103,34 @@ def test_the_table_of_differences():
     "  metric    old    new  B - A   95 % interval  B better in  resamples",
     "  em      50.00  52.00  +2.00  +0.50 to +3.50        99.0%     10,000  B is better",
     "  f1      60.00  58.50  -1.50  -2.00 to -1.00         1.5%      1,000  A is better",
-    "  bleu     1.00   1.00  +0.00  +0.00 to +0.00        50.0%         10  may be chance",
+    "  bleu     1.00   1.00  +0.00  +0.00 to +0.00        50.0%         10  not significant",
   ]
 
 
-def test_files_are_read_with_what_scored_them(tmp_path):
+def test_predictions_are_read_with_their_metrics(tmp_path):
   row = {"inputs": "q", "prediction": "x y", "target": ["x", "y"]}
   (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
-  assert read_answers(tmp_path / "a.jsonl").metrics[0]["function"].endswith("accuracy")  # nothing else is known
+  assert read_answers(tmp_path / "a.jsonl").metrics[0]["function"].endswith("accuracy")  # the default
   squad = {"function": "t5like.tasks.metrics:squad", "keywords": {}}
   (tmp_path / "a.scores.json").write_text(json.dumps({"metrics": [squad]}))
   em, f1 = compare(*[read_answers(tmp_path / "a.jsonl")] * 2, resamples=10)
   assert (em.metric, em.a, f1.metric, f1.a) == ("em", 0, "f1", pytest.approx(200 / 3))
 
 
-def test_what_cannot_be_compared_is_named(tmp_path):
+def test_incomparable_files_are_clear_errors(tmp_path):
   (tmp_path / "bad.jsonl").write_text('{"prediction": 1, "target": 1}\n{"prediction": 1, "tar\n')
   with pytest.raises(UserError, match="line 2 of .*bad.jsonl"):
     read_answers(tmp_path / "bad.jsonl")
   (tmp_path / "empty.jsonl").write_text("")
-  with pytest.raises(UserError, match="nothing to compare"):
+  with pytest.raises(UserError, match="empty.jsonl is empty"):
     read_answers(tmp_path / "empty.jsonl")
-  with pytest.raises(UserError, match="3 answers cannot be compared with 2"):
-    check_same_questions(answers([1] * 3, [1] * 3), answers([1] * 2, [1] * 2))
-  with pytest.raises(UserError, match="row 2 is another question"):
-    check_same_questions(answers([1, 1], [1, 1]), answers([1, 1], [1, 0]))
+  with pytest.raises(UserError, match="different numbers of rows: 3 and 2"):
+    check_same_examples(answers([1] * 3, [1] * 3), answers([1] * 2, [1] * 2))
+  with pytest.raises(UserError, match="row 2 differs in inputs or target"):
+    check_same_examples(answers([1, 1], [1, 1]), answers([1, 1], [1, 0]))
 
 
 def test_rows_that_differ():
   rows = differing_rows(answers([1, 2, 3], [1, 1, 3]), answers([1, 1, 4], [1, 1, 3]))
   assert [(row["row"], row["a"], row["b"]) for row in rows] == [(2, 2, 1), (3, 3, 4)]
-  assert is_right("x", ["x", "y"]) and is_right([1], [1]) and not is_right("z", ["x"])
+  assert is_correct("x", ["x", "y"]) and is_correct([1], [1]) and not is_correct("z", ["x"])

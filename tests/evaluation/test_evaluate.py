@@ -1,4 +1,4 @@
-"""`evaluate` from Python: the numbers of the training loop and of `t5like eval`, and nothing written unasked."""
+"""`t5like.evaluate` gives the scores of training and of `t5like eval`, and writes no files by default."""
 
 import dataclasses
 import json
@@ -10,9 +10,9 @@ from t5like import data
 from t5like.data.rows import read_examples
 from t5like.errors import UserError
 from t5like.evaluation import EvaluatedModel, EvaluationSettings, Evaluator, evaluate
-from t5like.evaluation.task_evaluation import together
+from t5like.evaluation.task_evaluation import merge_evaluations
 from t5like.experiments.reading import load_experiment
-from t5like.inference.model import load_model
+from t5like.inference import load
 from t5like.objectives import CATALOGUE, Lengths
 from t5like.training.records.metrics import read_metrics
 
@@ -26,7 +26,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(t5like, finetune, folder):
-  """A fine-tuning run of 4 steps, evaluated by the loop at steps 2 and 4 on 20 examples; made once."""
+  """A fine-tuning run of 4 steps, evaluated in training at steps 2 and 4 on 20 examples."""
   if not (folder / "checkpoints").exists():
     t5like(*finetune, *SMALL, f"--gin.MODEL_DIR={folder}")
   return folder
@@ -41,9 +41,9 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_the_loop_the_command_and_python_agree(t5like, run, token_caches, tmp_path, step):
+def test_training_command_and_python_agree(t5like, run, token_caches, tmp_path, step):
   before = contents(run)
-  found = evaluate(load_model(run), "snli", examples=20, step=step, cache_dir=str(token_caches))
+  found = evaluate(load(run), "snli", examples=20, step=step, cache_dir=str(token_caches))
   assert contents(run) == before  # nothing is written
   (row,) = [row for row in read_metrics(run) if row["kind"] == "eval/snli" and row["step"] == step]
   assert found.scores == {"accuracy": row["accuracy"]} and set(found.majority) == {"accuracy"}
@@ -56,8 +56,8 @@ def test_the_loop_the_command_and_python_agree(t5like, run, token_caches, tmp_pa
   assert lines(tmp_path / record["predictions"]) == found.rows
 
 
-def test_settings_are_those_of_the_command(t5like, run, token_caches, tmp_path):
-  model, options = load_model(run), {"examples": 12, "cache_dir": str(token_caches)}
+def test_settings_equal_those_of_the_command(t5like, run, token_caches, tmp_path):
+  model, options = load(run), {"examples": 12, "cache_dir": str(token_caches)}
   ranked = evaluate(model, "snli", rank="mean", shots=1, seed=3, out=tmp_path / "python", **options)
   t5like(
     "eval", f"--model_dir={run}", "--rank=mean", "--shots=1", "--seed=3", "--examples=12",
@@ -73,49 +73,49 @@ def test_settings_are_those_of_the_command(t5like, run, token_caches, tmp_path):
 @pytest.mark.parametrize(
   ("task", "given", "message"),
   [
-    ("novels", {"split": "train"}, "is a corpus: it has no answers to score"),
+    ("novels", {"split": "train"}, "is a corpus without targets to score"),
     ("snli", {"step": 3}, "no checkpoint of step 3"),
     ("snli", {"top_p": 2.0}, "top_p = 2.0 cannot work"),
-    ("snli", {"beam": 2}, "no setting 'beam'"),
+    ("snli", {"beam": 2}, "unknown setting 'beam'"),
   ],
 )
-def test_mistakes_are_errors_that_a_caller_can_handle(run, token_caches, task, given, message):
+def test_invalid_arguments_raise_user_errors(run, token_caches, task, given, message):
   with pytest.raises(UserError, match=message):
-    evaluate(load_model(run), task, cache_dir=str(token_caches), **given)
+    evaluate(load(run), task, cache_dir=str(token_caches), **given)
 
 
-def test_the_loop_and_a_loaded_model_are_evaluated_alike(run):
-  """The same prompts, lengths and batches, for a fine-tuning and for labeled tasks mixed with text."""
-  model = load_model(run)
+def test_training_and_a_loaded_model_are_evaluated_alike(run):
+  """The same prompts, lengths and batches, for fine-tuning and for labeled tasks mixed with text."""
+  model = load(run)
   own = EvaluatedModel.of_loaded(model)
-  assert own == EvaluatedModel.of(model.model, model.mesh, model.vocabulary, load_experiment(run, ()))
+  assert own == EvaluatedModel.of(model.module, model.mesh, model.vocabulary, load_experiment(run, ()))
   assert (own.inputs, own.targets, own.batch_size, own.form.start, own.form.end) == (32, 4, 8, None, 1)
   mixed = dataclasses.replace(
     model.experiment, task="novels", objective=CATALOGUE["span_corruption"], lengths={"inputs": 64},
     mix={"novels": 1.0, "snli": 1.0},
   )  # fmt: skip
   lengths = CATALOGUE["span_corruption"].lengths(64)
-  found = EvaluatedModel.of(model.model, model.mesh, model.vocabulary, mixed)
+  found = EvaluatedModel.of(model.module, model.mesh, model.vocabulary, mixed)
   assert (found.inputs, found.targets, found.form.end) == (lengths.inputs, lengths.targets, 1)
 
 
-def test_inputs_are_cut_and_closed_as_in_training(run, token_caches):
-  """The prompts of all examples against the rows that training would read."""
-  model = load_model(run)
+def test_inputs_are_truncated_and_terminated_as_in_training(run, token_caches):
+  """Compares the prompts of all examples with the rows of training."""
+  model = load(run)
   evaluated = EvaluatedModel.of_loaded(model)
   folder = data.cache_folder(token_caches, "snli", "validation", "tiny", model.vocabulary.fingerprint)
   cache = data.open_cache(folder, rebuild_command="")
   for closing in ("after_trim", "before_trim", "none"):
     cache.manifest["closing"] = {"inputs": closing}
     texts = read_examples(cache, np.arange(cache.examples), Lengths(0, 32, 4), evaluated.special).inputs
-    asked = Evaluator(evaluated, EvaluationSettings()).read("snli", cache)
-    assert asked.prompts == [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
-    assert max(map(len, asked.prompts)) == 32 and len(asked.fields) == 2000
+    evaluation_set = Evaluator(evaluated, EvaluationSettings()).read("snli", cache)
+    assert evaluation_set.prompts == [row[:n].tolist() for row, n in zip(texts.tokens, texts.lengths, strict=True)]
+    assert max(map(len, evaluation_set.prompts)) == 32 and len(evaluation_set.fields) == 2000
   assert len(Evaluator(evaluated, EvaluationSettings(examples=6)).read("snli", cache).prompts) == 6
 
 
-def test_a_mixture_is_one_evaluation_of_all_its_tasks(run, token_caches):
-  found = evaluate(load_model(run), "snli", examples=4, cache_dir=str(token_caches))
-  both = together({"snli": found, "other": found})
+def test_a_mixture_is_evaluated_on_all_its_tasks(run, token_caches):
+  found = evaluate(load(run), "snli", examples=4, cache_dir=str(token_caches))
+  both = merge_evaluations({"snli": found, "other": found})
   assert both.scores == {"snli/accuracy": found.scores["accuracy"], "other/accuracy": found.scores["accuracy"]}
   assert [row["task"] for row in both.rows] == ["snli"] * 4 + ["other"] * 4 and both.tasks["other"] is found

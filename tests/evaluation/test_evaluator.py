@@ -1,4 +1,4 @@
-"""Decoded answers equal those found by running the whole model again for every token."""
+"""Decoded answers equal those of a full forward pass per token."""
 
 import flax.linen as nn
 import jax
@@ -9,7 +9,7 @@ import pytest
 from t5like import parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.decoding import DecodeSettings
-from t5like.evaluation.answering import rank_answers, write_answers
+from t5like.evaluation.answering import generate_answers, rank_answers
 from t5like.inference.batching import BatchShape
 from t5like.inference.generation import Generator
 from t5like.inference.prompts import prompt_batch
@@ -27,16 +27,16 @@ MODELS = {
   "prefix_lm": GPT(TransformerConfig(**SIZE, prefix_lm=True)),
 }
 EOS, MAX_LENGTH = 1, 6
-# Rows of different lengths, closed by end-of-sequence, padded to 5; as many as there are devices.
+# Rows of different lengths with EOS, padded to 5; one per device.
 INPUTS = np.array([[7, 8, 9, 1, 0], [5, 1, 0, 0, 0], [9, 9, 4, 6, 1], [1, 0, 0, 0, 0]] * 2, np.int32)
 
 
 def greedy_by_hand(model, variables, row: np.ndarray) -> list[int]:
-  """Appends the likeliest token to the targets, one whole forward pass for each."""
+  """Appends the most likely token to the targets, with a full forward pass for each."""
   layout, answer = LAYOUTS[model.batch_layout], []
   forward = jax.jit(lambda batch: model.apply(variables, batch)["logits"])
   while len(answer) < MAX_LENGTH and EOS not in answer:
-    # A placeholder where the next token will be: it is predicted, not read.
+    # A placeholder for the next token, which is predicted but not read.
     targets = np.array([answer + [2] + [0] * (MAX_LENGTH - len(answer) - 1)], np.int32)
     batch = layout(Examples.from_padded(row[None], targets), Lengths(0, 5, MAX_LENGTH))
     position = int(np.flatnonzero(batch["decoder_loss_weights"][0])[-1])
@@ -54,19 +54,19 @@ def test_answers_equal_a_forward_pass_for_every_token(name):
   prompts = [row[row > 0].tolist() for row in INPUTS]
   if name != "t5":
     prompts = [[0, *row] for row in prompts]  # the start token
-  written = write_answers(Generator(model, mesh, EOS), variables["params"], prompts, DecodeSettings(max_length=6), 8)
+  written = generate_answers(Generator(model, mesh, EOS), variables["params"], prompts, DecodeSettings(max_length=6), 8)
   expected = [greedy_by_hand(model, variables, row) for row in INPUTS[:4]]
   found = [row.tokens for row in written]
   assert found[:4] == [row[: row.index(EOS)] if EOS in row else row for row in expected] == found[4:]
   assert len({tuple(row) for row in expected}) > 1  # the answers depend on the inputs
-  # The search's log-likelihood is that of the answer with its end.
+  # The log-likelihood includes EOS.
   ended = [[*row, EOS] if len(row) < MAX_LENGTH else row for row in found]
   _, scores = rank_answers(CandidateScorer(model, mesh), variables["params"], prompts, [[row] for row in ended])
   assert [row.log_likelihood for row in written] == pytest.approx([row[0] for row in scores], rel=1e-4)
 
 
-def test_prompts_end_where_the_answer_begins():
+def test_prompt_masks_end_where_the_answer_begins():
   prompts = prompt_batch("prefix_lm", [[0, 9, 4, 1], [0, 8, 1]], BatchShape(3, 5))
   assert prompts["decoder_input_tokens"].tolist() == [[0, 9, 4, 1, 0], [0, 8, 1, 0, 0], [0] * 5]
-  for name in ("decoder_causal_attention", "decoder_segment_ids"):  # a row that only fills up has one token
+  for name in ("decoder_causal_attention", "decoder_segment_ids"):  # a filler row has one token
     assert prompts[name].tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]]

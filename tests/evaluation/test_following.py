@@ -1,4 +1,4 @@
-"""Checkpoints as they come: each once, those that vanish passed over, until the run has ended."""
+"""Following a run: each checkpoint once, deleted ones skipped, until the run ends."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def note(folder, ended, started=1.0):
 
 
 def test_a_run_is_followed_to_its_end(tmp_path):
-  """Checkpoint 20 is removed while 10 is evaluated; 40 comes with the word that all is finished."""
+  """Checkpoint 20 is deleted while 10 is evaluated; the run finishes with 40."""
   save(tmp_path, 10, 20)
   note(tmp_path, "running")
   waits, seen = [], []
@@ -56,7 +56,7 @@ def test_an_interrupted_run_has_not_finished(tmp_path):
   assert not has_finished(tmp_path)
 
 
-def test_it_stops_when_asked(tmp_path):
+def test_it_stops_on_request(tmp_path):
   save(tmp_path, 1, 2, 3)
   seen = []
   for step in Follower(tmp_path, stopped=lambda: len(seen) == 2, poll=0.05):
@@ -64,11 +64,11 @@ def test_it_stops_when_asked(tmp_path):
   assert seen == [1, 2]
 
 
-def test_steps_that_are_asked_for(tmp_path):
+def test_requested_steps(tmp_path):
   save(tmp_path, 10, 200, 3000)
   assert chosen_steps(tmp_path, "all") == [10, 200, 3000]
   assert chosen_steps(tmp_path, "3000,10") == [10, 3000]
   with pytest.raises(UserError, match="(?s)step 20, 30.*10, 200, 3000"):
     chosen_steps(tmp_path, "10,20,30")
-  with pytest.raises(UserError, match="cannot work"):
+  with pytest.raises(UserError, match="invalid --steps"):
     chosen_steps(tmp_path, "newest")

@@ -1,4 +1,4 @@
-"""Metric functions as seqio has them: what they take, what they may return, and one that fails."""
+"""Metric functions as in seqio: their arguments, return values and failures."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ class Audio:
   audiodata = np.zeros(100)
 
 
-def test_each_metric_gets_what_it_takes():
+def test_each_metric_gets_its_arguments():
   seen = {}
 
   def by_predictions(targets, predictions):
@@ -61,7 +61,7 @@ def test_values_of_all_kinds_are_read():
   assert values.others == {"text": "| table |", "audio": "<Audio>", "list": "<list>", "word": "good"}
 
 
-def test_the_values_of_seqio_itself_are_read():
+def test_seqio_metric_values_are_read():
   metrics = pytest.importorskip("seqio.metrics")
   assert as_number(metrics.Scalar(np.float32(0.25))) == 0.25
   assert as_number(metrics.Text("some words")) is None
@@ -69,7 +69,7 @@ def test_the_values_of_seqio_itself_are_read():
   assert found.others == {"text": "some words"}
 
 
-def test_a_metric_that_fails_is_named_and_the_others_are_computed():
+def test_a_failing_metric_is_reported_and_the_others_are_computed():
   def fails(targets, predictions):
     raise KeyError("missing")
 
@@ -83,7 +83,7 @@ def test_a_metric_that_fails_is_named_and_the_others_are_computed():
   assert "not a dict" in values.failures["number"]
 
 
-# As a user's module has them; found by the name of this module.
+# Stand-ins for functions of a user's module, found under the name of this module.
 def count_likely(targets, scores, floor=-2.0):
   return {"likely": sum(score > floor for score in scores), "first": targets[0] == "A"}
 
@@ -105,7 +105,7 @@ def own(name, **more):
   return {"function": f"{__name__}:{name}", "keywords": more.pop("keywords", {}), **more}
 
 
-def test_answers_are_scored_by_likelihoods_too():
+def test_answers_are_also_scored_by_likelihoods():
   entry = own("count_likely", takes="scores", keywords={"floor": -1.5})
   wanted = {"postprocessor": own("upper"), "metrics": [entry]}
   found = score_answers({0: "a", 1: "x"}, ROWS, wanted, modules=[__name__], target_scores=[-1.0, -9.0])
@@ -116,7 +116,7 @@ def test_answers_are_scored_by_likelihoods_too():
 
 def test_failures_are_shown_and_written(tmp_path):
   wanted = {"postprocessor": None, "metrics": [own("only_for_targets"), own("count_likely", takes="scores")]}
-  assert not try_on_targets(wanted, ROWS, [__name__]).failures  # right answers do not show it
+  assert not try_on_targets(wanted, ROWS, [__name__]).failures  # correct answers do not trigger it
   found = score_answers({0: "a", 1: "x"}, ROWS, wanted, modules=[__name__], target_scores=[-1.0, -1.0])
   assert found.failures == {"only_for_targets": "ValueError: not all right"} and found.scores["likely"] == 2.0
   assert "the metric only_for_targets failed: ValueError: not all right" in found.summary()
@@ -125,8 +125,8 @@ def test_failures_are_shown_and_written(tmp_path):
   assert "not all right" in about and '"data": "abc"' in about
 
 
-def test_metric_objects_are_refused():
-  with pytest.raises(UserError, match="cannot be evaluated by its metric_objs"):
+def test_metric_objects_are_rejected():
+  with pytest.raises(UserError, match="cannot be evaluated with its metric_objs"):
     check_functions({"postprocessor": None, "metrics": [], "refused": "its metric_objs (PassthroughLegacyMetric)"}, [])
 
 

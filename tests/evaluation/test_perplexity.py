@@ -1,4 +1,4 @@
-"""Loss, perplexity and bits per byte: as Hugging Face's on the same weights and text, and by hand."""
+"""Loss, perplexity and bits per byte, compared with Hugging Face on the same weights and with hand-computed values."""
 
 import json
 import math
@@ -66,13 +66,13 @@ def test_losses_equal_hugging_face_in_every_window(golden, gpt, mesh):
   for windows, nats in golden["nats"].items():
     found = causal_loss(losses, gpt.params, [tokens], size, 0, *map(int, windows.split(",")))
     assert found.nats == pytest.approx(nats, rel=1e-6) and found.tokens == size
-  # One token a byte: bits per byte are bits per token.
+  # One token per byte: bits per byte equal bits per token.
   assert found.scores()["bits_per_byte"] == pytest.approx(found.loss / math.log(2))
   first = causal_loss(losses, gpt.params, [tokens[:47]], 47, 0, 48, 48)
   assert first.loss == pytest.approx(golden["mean_loss_of_first_positions"], rel=1e-5)
 
 
-def test_candidates_are_as_likely_as_hugging_face_says(golden, gpt, mesh):
+def test_candidate_likelihoods_equal_hugging_face(golden, gpt, mesh):
   encode = load_vocabulary("byte").encode
   scorer = CandidateScorer(gpt.model, mesh, start_id=0, batch_size=8)
   for prompt, expected in golden["log_likelihoods"].items():
@@ -82,7 +82,7 @@ def test_candidates_are_as_likely_as_hugging_face_says(golden, gpt, mesh):
 
 def test_bits_per_byte_by_hand():
   """Two tokens of probability 1/4 for a text of 8 bytes: 4 bits over 8 bytes."""
-  scores = TextLoss(nats=2 * math.log(4), tokens=2, right=1, bytes=8).scores()
+  scores = TextLoss(nats=2 * math.log(4), tokens=2, correct=1, bytes=8).scores()
   assert scores["bits_per_byte"] == pytest.approx(0.5) and scores["perplexity"] == pytest.approx(4.0)
   assert scores["accuracy"] == 50
 
@@ -90,13 +90,13 @@ def test_bits_per_byte_by_hand():
 SIZE = dict(vocab_size=384, embed_dim=8, mlp_dim=8, num_heads=2)
 DENOISERS = {
   "span_corruption": T5(TransformerConfig(**SIZE, num_encoder_layers=1, num_decoder_layers=1)),
-  "electra": BERT(TransformerConfig(**SIZE, num_encoder_layers=1, mlm_head=True)),  # rows are of one document each
+  "electra": BERT(TransformerConfig(**SIZE, num_encoder_layers=1, mlm_head=True)),  # rows hold one document each
 }
 
 
 @pytest.mark.parametrize("name", DENOISERS)
-def test_a_denoiser_that_knows_nothing_pays_the_whole_vocabulary(name, mesh):
-  """All parameters 0: each of 384 ids is as likely, whatever was hidden."""
+def test_the_loss_of_a_uniform_denoiser_is_the_log_of_the_vocabulary_size(name, mesh):
+  """With all parameters 0 each of 384 ids is equally likely."""
   model, objective = DENOISERS[name], CATALOGUE[name]
   vocabulary = load_vocabulary("byte")
   special = SpecialTokens.of(vocabulary)
@@ -105,14 +105,14 @@ def test_a_denoiser_that_knows_nothing_pays_the_whole_vocabulary(name, mesh):
   params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), nn.meta.unbox(shapes["params"]))
   texts = ["Call me Ishmael. " * 20, "Some years ago, never mind how long precisely."]
   size = sum(len(text) for text in texts)
-  if name == "electra":  # bytes have no marks for an encoder's rows
+  if name == "electra":  # the byte vocabulary has no special tokens for encoders
     special = SpecialTokens(384, pad=0, eos=1, mask=258, cls=259, sep=260, others=frozenset({0, 1, 2, 258, 259, 260}))
   found = denoising_loss(
     BatchLosses(model, mesh, 8), params, [vocabulary.encode(text) for text in texts], size, objective,
     objective.lengths(64), special,
   )  # fmt: skip
   assert found.loss == pytest.approx(math.log(384), rel=1e-6)
-  assert found.bytes == pytest.approx(0.15 * size, rel=0.1)  # both hide 15 % of the tokens, which are bytes here
+  assert found.bytes == pytest.approx(0.15 * size, rel=0.1)  # both mask 15 % of the tokens, which are bytes here
   marks = found.tokens - found.bytes
-  assert marks > 5 if name == "span_corruption" else abs(marks) <= 1  # sentinels and ends are predicted, not text
+  assert marks > 5 if name == "span_corruption" else abs(marks) <= 1  # sentinels and EOS are predicted but not text
   assert found.scores()["bits_per_byte"] == pytest.approx(found.tokens * math.log2(384) / found.bytes)

@@ -27,7 +27,7 @@ def test_scores_and_the_majority_baseline():
   assert result.rows[0] == {"inputs": "question 0", "prediction": "yes", "target": "yes"}
   assert len(result.rows) == 5
   assert result.report("quiz", "validation", 1_200, 1) == (
-    "  question 0\n    right: 'yes', target 'yes'\n"
+    "  question 0\n    correct: 'yes', target 'yes'\n"
     "quiz (validation, 5 examples) at step 1,200: accuracy 60.00  (always 'no': 60.00)"
   )
 
@@ -42,13 +42,13 @@ def test_rows_are_written_as_json_lines(tmp_path):
   run(["yes"] * 5).write(tmp_path / "predictions/x.jsonl")
   rows = [json.loads(line) for line in (tmp_path / "predictions/x.jsonl").read_text().splitlines()]
   assert [row["target"] for row in rows] == TARGETS
-  about = json.loads((tmp_path / "predictions/x.scores.json").read_text())  # enough to score them again
+  about = json.loads((tmp_path / "predictions/x.scores.json").read_text())  # allows rescoring
   assert about == {"scores": {"accuracy": 40.0}, "metrics": SCORING["metrics"]}
   assert len(list((tmp_path / "predictions").iterdir())) == 2
 
 
 def test_the_baseline_is_an_answer_not_a_target():
-  """SQuAD's targets are lists of answers: the commonest is given as a text."""
+  """SQuAD's targets are lists of answers; the baseline answers with a text."""
   scoring = {
     "postprocessor": {"function": "t5like.tasks.postprocessors:qa_or_none", "keywords": {"no_answer": "none"}},
     "metrics": [{"function": "t5like.tasks.metrics:squad2", "keywords": {}}],
@@ -61,15 +61,15 @@ def test_the_baseline_is_an_answer_not_a_target():
 def test_functions_are_found_by_name_with_their_keywords():
   metric = find_function({"function": "t5like.tasks.metrics:multiclass_f1", "keywords": {"num_classes": 2}})
   assert metric([0, 1], [0, 1]) == {"mean_2class_f1": pytest.approx(100.0)}
-  function = find_function({"function": "textwrap:dedent", "keywords": {}}, modules=["textwrap"])  # the user named it
+  function = find_function({"function": "textwrap:dedent", "keywords": {}}, modules=["textwrap"])  # chosen by the user
   assert function(" a") == "a"
-  with pytest.raises(UserError, match="only run if you name its module"):
+  with pytest.raises(UserError, match="needs an explicitly trusted module"):
     find_function({"function": "textwrap:dedent", "keywords": {}})
-  with pytest.raises(UserError, match="cannot be imported"):
+  with pytest.raises(UserError, match="cannot import"):
     find_function({"function": "my_tasks:f", "keywords": {}}, modules=["my_tasks.glue"])
 
 
-def test_metrics_and_postprocessors_of_the_users_own(tmp_path, monkeypatch):
+def test_custom_metrics_and_postprocessors(tmp_path, monkeypatch):
   (tmp_path / "own_scores.py").write_text(
     "def length(text, example, is_target): return (len(text), is_target, example['id'])\n"
     "def together(targets, predictions, add):\n"
@@ -83,31 +83,31 @@ def test_metrics_and_postprocessors_of_the_users_own(tmp_path, monkeypatch):
   fields = [{"targets_pretokenized": text, "id": n} for n, text in enumerate(("a", "bb", "a"))]
   result = score_answers({2: "xxx", 0: "yyyy"}, fields, scoring, modules=["own_scores"])
   assert result.scores == {"sum": 1 + 4 + 1 + 3 + 100}
-  assert [row["prediction"] for row in result.rows] == [(4, False, 0), (3, False, 2)]  # in the order of their numbers
+  assert [row["prediction"] for row in result.rows] == [(4, False, 0), (3, False, 2)]  # in order of their numbers
   assert result.rows[1]["target"] == (1, True, 2)
   more = score_answers({1: "x"}, fields, scoring, {1: {"shots": 3}}, ["own_scores"])
   assert more.rows == [{"inputs": None, "prediction": (1, False, 1), "target": (2, True, 1), "shots": 3}]
-  with pytest.raises(UserError, match="only run if you name its module"):
+  with pytest.raises(UserError, match="needs an explicitly trusted module"):
     score_answers({1: "x"}, fields, scoring)
   check_functions(scoring, ["own_scores"])
-  with pytest.raises(UserError, match="only run if you name its module"):
+  with pytest.raises(UserError, match="needs an explicitly trusted module"):
     check_functions({**scoring, "postprocessor": None}, [])
 
 
 @pytest.mark.parametrize(("targets", "answer"), [("aab", ""), ("aabb", "a"), ("abbb", "b"), ("abcd", "")])
-def test_the_commonest_target_is_a_baseline_where_targets_recur(targets, answer):
+def test_the_most_common_target_is_a_baseline_if_targets_recur(targets, answer):
   fields = [{"targets_pretokenized": text} for text in targets]
   found = score_answers(dict.fromkeys(range(len(targets)), "a"), fields, {**SCORING, "postprocessor": None})
   assert found.majority_answer == answer
   assert found.majority == ({"accuracy": 100 * targets.count(answer) / len(targets)} if answer else {})
 
 
-def test_what_a_module_imports_is_no_scoring_function():
+def test_names_that_a_module_imports_are_not_scoring_functions():
   for name in ("t5like.tasks.metrics:np.sum", "t5like.tasks.metrics:__doc__"):
-    with pytest.raises(UserError, match="is not a scoring function|cannot be imported"):
+    with pytest.raises(UserError, match="is not a scoring function|cannot import"):
       find_function({"function": name, "keywords": {}})
   for entry in ({"function": "t5like.tasks.metrics.accuracy", "keywords": {}}, {"function": "a:b"}, "a:b", None):
-    with pytest.raises(UserError, match="names no scoring function"):
+    with pytest.raises(UserError, match="invalid entry for a scoring function"):
       find_function(entry)
-  with pytest.raises(UserError, match="only run if you name its module"):
+  with pytest.raises(UserError, match="needs an explicitly trusted module"):
     find_function({"function": "t5like.tasks.metrics_of_others:f", "keywords": {}})

@@ -1,4 +1,4 @@
-"""Settings of evaluations: what is refused, what tells two apart, and the text and file names of earlier versions."""
+"""Evaluation settings: validation, identities, and compatibility with earlier versions."""
 
 import pytest
 
@@ -14,7 +14,7 @@ TEMPLATE = Template("", "{inputs} ", "\n")
   [
     ({}, ""),
     ({"examples": 16}, "first 16"),
-    ({"rank": "sum", "seed": 3}, "rank sum"),  # nothing is drawn
+    ({"rank": "sum", "seed": 3}, "rank sum"),  # nothing is sampled
     ({"beams": 4, "length_penalty": 0.0}, "beams 4, length_penalty 0.0"),
     ({"rank": "mean", "candidates": "labels.txt", "average": True}, "rank mean, candidates labels.txt, average"),
     ({"shots": 0}, "shots 0 prompt 17d20a54"),
@@ -28,7 +28,7 @@ TEMPLATE = Template("", "{inputs} ", "\n")
 def test_an_identity_and_its_text(given, text):
   identity = EvaluationSettings.of(**given).identity(TEMPLATE)
   assert description(identity) == text
-  assert not set(identity) & {"batch_size", "cache_dir", "task_modules", "split"}  # they decide no score
+  assert not set(identity) & {"batch_size", "cache_dir", "task_modules", "split"}  # they do not affect scores
 
 
 def test_an_identity_has_what_differs_from_the_defaults():
@@ -41,19 +41,19 @@ def test_an_identity_has_what_differs_from_the_defaults():
 @pytest.mark.parametrize(
   ("given", "message"),
   [
-    ({"examples": -1}, "examples=-1 cannot work"),
-    ({"batch_size": 0}, "batch_size=0 cannot work"),
-    ({"rank": "median"}, "rank=median cannot work"),
-    ({"rank": "sum", "beams": 4}, "rank writes nothing"),
-    ({"candidates": "labels.txt"}, "candidates belongs to --rank"),
-    ({"n_best": 2}, "n_best: an evaluation looks at the best answer only"),
+    ({"examples": -1}, "examples=-1 is invalid"),
+    ({"batch_size": 0}, "batch_size=0 is invalid"),
+    ({"rank": "median"}, "rank=median is invalid"),
+    ({"rank": "sum", "beams": 4}, "rank does not decode"),
+    ({"candidates": "labels.txt"}, "candidates requires --rank"),
+    ({"n_best": 2}, "n_best: only the best answer is evaluated"),
   ],
 )
-def test_settings_that_cannot_be(given, message):
+def test_invalid_settings(given, message):
   with pytest.raises(InvalidSetting, match=f"^{message}") as error:
     EvaluationSettings.of(**given)
   assert error.value.as_option().what == f"--{message}"
-  with pytest.raises(InvalidSetting, match="stride=0 cannot work"):
+  with pytest.raises(InvalidSetting, match="stride=0 is invalid"):
     TextLossSettings(stride=0)
-  with pytest.raises(UserError, match="(?s)no setting 'shot'.*nearest +shots"):
+  with pytest.raises(UserError, match="(?s)unknown setting 'shot'.*nearest +shots"):
     EvaluationSettings.of(shot=2)

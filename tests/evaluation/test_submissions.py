@@ -1,4 +1,4 @@
-"""Files for leaderboards, to the letter, and answers that get the text of their contexts again."""
+"""Exact contents of leaderboard files, and restoring the original text of answers."""
 
 import gzip
 import json
@@ -11,9 +11,9 @@ from t5like.errors import UserError
 from t5like.evaluation.submissions import (
   GLUE,
   SquadQuestion,
-  as_written,
+  find_in_context,
   read_squad,
-  restored,
+  restore_answers,
   write_glue,
   write_squad,
 )
@@ -24,28 +24,28 @@ def rows(*numbers):
   return [{"idx": number} for number in numbers]
 
 
-def test_glue_files_to_the_letter(tmp_path):
-  """Names and label words as public submission scripts have them; rows by number, in whatever order they come."""
-  write_glue(tmp_path, "glue_mnli_matched", rows(1, 0, 2), [2, 0, 1], whole=False)
+def test_exact_contents_of_glue_files(tmp_path):
+  """Names and labels as in public submission scripts; rows are sorted by number."""
+  write_glue(tmp_path, "glue_mnli_matched", rows(1, 0, 2), [2, 0, 1], complete=False)
   assert (tmp_path / "MNLI-m.tsv").read_text() == ("index\tprediction\n0\tentailment\n1\tcontradiction\n2\tneutral\n")
-  write_glue(tmp_path, "glue_cola", rows(0, 1), [1, 0], whole=False)
+  write_glue(tmp_path, "glue_cola", rows(0, 1), [1, 0], complete=False)
   assert (tmp_path / "CoLA.tsv").read_text() == "index\tprediction\n0\t1\n1\t0\n"
-  write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [3.8, -1.0, 7.0], whole=False)
+  write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [3.8, -1.0, 7.0], complete=False)
   assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t3.800\n1\t0.000\n2\t5.000\n"
-  write_glue(tmp_path, "glue_rte", rows(0, 1), [1, 0], whole=False)
+  write_glue(tmp_path, "glue_rte", rows(0, 1), [1, 0], complete=False)
   assert (tmp_path / "RTE.tsv").read_text() == "index\tprediction\n0\tnot_entailment\n1\tentailment\n"
 
 
 def test_label_words_are_those_of_the_tasks():
-  """Where the leaderboard wants words, class numbers mean what our tasks mean by them."""
+  """Class indices map to the label words of our tasks."""
   for task, form in GLUE.items():
     if form.labels and not form.labels[0].isdigit():
       assert form.labels == glue.LABELS[task.removeprefix("glue_")]
 
 
-def test_what_the_leaderboard_would_refuse_is_told(tmp_path):
+def test_warnings_about_files_that_the_leaderboard_would_reject(tmp_path):
   written = write_glue(tmp_path, "glue_wnli", rows(0, 1), [-1, 1])
-  assert "1 answers were no label" in written.story and "has 146 rows" in written.story
+  assert "1 answers are not a label" in written.warning and "has 146 rows" in written.warning
   assert (tmp_path / "WNLI.tsv").read_text().endswith("0\t0\n1\t1\n")
   with pytest.raises(UserError, match="not numbered 0 to 1"):
     write_glue(tmp_path, "glue_wnli", rows(0, 2), [1, 1])
@@ -59,7 +59,7 @@ CONTEXT = (
 
 
 @pytest.mark.parametrize(
-  ("said", "written"),
+  ("answer", "written"),
   [
     ("Levi ' s Stadium", "Levi's Stadium"),
     ("Santa Clara , California", "Santa Clara, California"),
@@ -67,13 +67,13 @@ CONTEXT = (
     ("U . S .", "U.S."),
     ("24–10", "24–10"),
     ("carolina panthers", "Carolina Panthers"),
-    ("San FranciscoBay", None),  # words do not run together
+    ("San FranciscoBay", None),  # words stay separate
     ("Denver", None),
     ("", None),
   ],
 )
-def test_answers_get_the_text_of_their_context(said, written):
-  assert as_written(said, CONTEXT) == written
+def test_answers_get_the_text_of_their_context(answer, written):
+  assert find_in_context(answer, CONTEXT) == written
 
 
 def test_squad_files(tmp_path):
@@ -82,19 +82,19 @@ def test_squad_files(tmp_path):
   file = {"version": "1", "data": [{"paragraphs": [{"context": CONTEXT, "qas": [question, unanswerable]}]}]}
   (tmp_path / "dev.json.xz").write_bytes(lzma.compress(json.dumps(file).encode()))
   official = read_squad(tmp_path / "dev.json.xz")
-  texts, lost = restored({"q2": "", "q1": "Levi ' s Stadium"}, official)
+  texts, lost = restore_answers({"q2": "", "q1": "Levi ' s Stadium"}, official)
   assert texts == {"q1": "Levi's Stadium", "q2": ""} and lost == 0
   write_squad(tmp_path / "squad.json", texts)
   assert json.loads((tmp_path / "squad.json").read_text()) == texts
-  assert restored({"q2": "Denver", "q1": "x"}, official)[1] == 2
-  with pytest.raises(UserError, match="(?s)other questions.*1, such as q2"):
-    restored({"q1": "x"}, official)
+  assert restore_answers({"q2": "Denver", "q1": "x"}, official)[1] == 2
+  with pytest.raises(UserError, match="(?s)do not match the questions.*1, such as q2"):
+    restore_answers({"q1": "x"}, official)
   (tmp_path / "broken.json").write_text('{"data": [')
-  with pytest.raises(UserError, match="is no file of SQuAD"):
+  with pytest.raises(UserError, match="is not a SQuAD file"):
     read_squad(tmp_path / "broken.json")
 
 
-def test_official_files_are_read_as_they_are_published(tmp_path):
+def test_official_files_are_read_in_their_published_formats(tmp_path):
   question = {"id": "q1", "question": "Where?", "answers": [{"text": "a"}, {"text": "b"}]}
   text = json.dumps({"data": [{"paragraphs": [{"context": "a b", "qas": [question]}]}]})
   (tmp_path / "plain.json").write_text(text)
@@ -105,7 +105,7 @@ def test_official_files_are_read_as_they_are_published(tmp_path):
     assert read_squad(tmp_path / name) == {"q1": SquadQuestion("a b", ["a", "b"])}
 
 
-def test_every_row_of_glues_test_sets_is_wanted(tmp_path):
+def test_all_rows_of_the_glue_test_sets_are_required(tmp_path):
   # Wang et al. 2019, table 1, and the files of gluebenchmark.com.
   sizes = dict(
     cola=1063, sst2=1821, mrpc=1725, stsb=1379, qqp=390965, mnli_matched=9796, mnli_mismatched=9847, qnli=5463,
@@ -113,8 +113,8 @@ def test_every_row_of_glues_test_sets_is_wanted(tmp_path):
   )  # fmt: skip
   assert {task.removeprefix("glue_"): form.examples for task, form in GLUE.items()} == sizes
   written = write_glue(tmp_path, "glue_wnli", rows(*range(146)), [1] * 146)
-  assert (written.rows, written.story) == (146, "")
-  with pytest.raises(UserError, match="there twice"):
-    write_glue(tmp_path, "glue_wnli", rows(3, 3), [1, 1], whole=False)
-  assert "2 answers were no label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], whole=False).story
-  assert "1 answers" in write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [0.0, 5.0, 5.01], whole=False).story
+  assert (written.rows, written.warning) == (146, "")
+  with pytest.raises(UserError, match="missing or duplicated"):
+    write_glue(tmp_path, "glue_wnli", rows(3, 3), [1, 1], complete=False)
+  assert "2 answers are not a label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], complete=False).warning
+  assert "1 answers" in write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [0.0, 5.0, 5.01], complete=False).warning

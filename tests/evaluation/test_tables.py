@@ -1,4 +1,4 @@
-"""Scores on disk: remembered, complete with several writers, and averaged as published."""
+"""Stored scores: reuse, concurrent writers, and averages as published."""
 
 import csv
 import dataclasses
@@ -37,7 +37,7 @@ T5_BASELINE = {
 def test_averages_as_published():
   found = averages(T5_BASELINE | {"glue_ax": {}})
   assert found["GLUE average"] == pytest.approx(83.28, abs=0.005)
-  # Of nine tables' lines, by hand: MNLI's halves count one each.
+  # Computed by hand from nine rows of the table; each half of MNLI counts as one.
   assert found["average of 9 tasks"] == pytest.approx(
     (53.84 + 92.68 + 90.495 + 87.98 + 90.115 + 84.24 + 84.57 + 90.48 + 76.28) / 9
   )
@@ -47,14 +47,14 @@ def test_averages_as_published():
   assert averages({"squad": {"em": 80.0, "f1": 88.0}}) == {}
 
 
-def test_records_are_remembered_and_replaced(tmp_path):
+def test_records_are_stored_and_replaced(tmp_path):
   results = Results(tmp_path / "evaluations")
   assert results.find(RECORD) is None
   results.add(RECORD)
   results.add(dataclasses.replace(RECORD, step=2))
   results.add(dataclasses.replace(RECORD, scores={"accuracy": 70.0}))
   assert [(r.step, r.scores["accuracy"]) for r in results.records()] == [(2, 61.5), (10, 70.0)]
-  # Another checkpoint of the same step, or another way to ask, is another record.
+  # Another checkpoint of the same step, or other settings, is another record.
   for change in ({"checkpoint": "cd"}, {"settings": "rank sum"}, {"split": "test"}, {"data": "other"}):
     assert results.find(dataclasses.replace(RECORD, **change)) is None
   rows = list(csv.DictReader(results.csv.open()))
@@ -64,11 +64,11 @@ def test_records_are_remembered_and_replaced(tmp_path):
   ]
   assert json.loads(results.json.read_text())[1]["majority"] == {"accuracy": 34.0}
   results.json.write_text("[{")
-  with pytest.raises(UserError, match="cannot be read"):
+  with pytest.raises(UserError, match="cannot read the earlier scores"):
     results.records()
 
 
-def test_several_writers_lose_nothing(tmp_path):
+def test_concurrent_writers_lose_no_records(tmp_path):
   def write(first):
     for step in range(first, first + 8):
       Results(tmp_path).add(dataclasses.replace(RECORD, step=step))
@@ -84,8 +84,8 @@ def test_several_writers_lose_nothing(tmp_path):
 def test_tables_to_read():
   other = dataclasses.replace(RECORD, task="squad", scores={"em": 80.0, "f1": 88.25}, majority={})
   assert scores_table([RECORD, other]).splitlines() == [
-    "  task                examples  metric    score  always the commonest",
-    "  snli                     100  accuracy  61.50                 34.00",
+    "  task                examples  metric    score  majority baseline",
+    "  snli                     100  accuracy  61.50              34.00",
     "  squad                    100  em        80.00",
     "                                f1        88.25",
     "  average of 2 tasks                      70.75",
@@ -98,16 +98,16 @@ def test_tables_to_read():
   ]
 
 
-def test_one_task_has_no_average_and_answers_may_be_withheld():
+def test_a_single_task_has_no_average_and_targets_may_be_withheld():
   withheld = dataclasses.replace(RECORD, step=None, task="glue_ax", examples=1104, scores={}, majority={})
   plain = dataclasses.replace(RECORD, majority={})
   assert scores_table([plain, withheld]).splitlines() == [
-    "  task     examples  metric                          score",
-    "  snli          100  accuracy                        61.50",
-    "  glue_ax     1,104  none: its answers are withheld",
+    "  task     examples  metric                      score",
+    "  snli          100  accuracy                    61.50",
+    "  glue_ax     1,104  none: targets are withheld",
   ]
   assert steps_table([plain]).splitlines() == ["  step   snli", "    10  61.50"]
-  # A task that one of two checkpoints lacks leaves it without an average.
+  # A checkpoint without scores of one of the tasks has no average.
   other = dataclasses.replace(RECORD, step=20, task="squad", scores={"em": 80.0})
   assert steps_table([RECORD, other]).splitlines() == [
     "  step   snli  squad  average",
@@ -116,20 +116,20 @@ def test_one_task_has_no_average_and_answers_may_be_withheld():
   ]
 
 
-def test_what_a_task_counts_with():
+def test_the_score_of_a_task_for_averages():
   assert task_score("glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 85.0
   assert task_score("super_glue_record", {"em": 50.0, "f1": 60.0}) == 55.0
   assert task_score("squad", {"em": 50.0, "f1": 60.0}) == 50.0
   assert task_score("cnn_dailymail", {"rouge1": 40.0, "rouge2": 19.0, "rougeLsum": 37.0}) == 19.0
-  # Without its other metric, or part of no benchmark: the mean of all metrics.
+  # Without its other metric, or outside of a benchmark: the mean of all metrics.
   assert task_score("glue_mrpc", {"accuracy": 80.0, "other": 1.0}) == 40.5
   assert task_score("my_glue_mrpc", {"f1": 90.0, "accuracy": 80.0}) == 85.0
   with pytest.raises(UserError, match="no metric to be scored by"):
     task_score("glue_ax", {})
 
 
-def test_evaluations_are_told_apart_by_their_settings_and_those_of_before_by_their_text(tmp_path):
-  """Earlier versions wrote the text alone."""
+def test_evaluations_are_distinguished_by_settings_and_old_records_by_their_text(tmp_path):
+  """Earlier versions stored only the text."""
   results = Results(tmp_path)
   results.folder.mkdir(exist_ok=True)
   old = dataclasses.asdict(dataclasses.replace(RECORD, settings="rank sum, first 30"))
@@ -138,7 +138,7 @@ def test_evaluations_are_told_apart_by_their_settings_and_those_of_before_by_the
   ranked = dataclasses.replace(RECORD, settings="rank sum, first 30", identity={"rank": "sum", "examples": 30})
   assert results.find(ranked).scores == {"accuracy": 61.5}
   assert results.find(dataclasses.replace(ranked, settings="rank mean, first 30", identity={"rank": "mean"})) is None
-  results.add(dataclasses.replace(ranked, scores={"accuracy": 70.0}))  # takes the place of the old one
+  results.add(dataclasses.replace(ranked, scores={"accuracy": 70.0}))  # replaces the old one
   assert [r.identity for r in results.records()] == [{"rank": "sum", "examples": 30}]
   assert results.find(dataclasses.replace(ranked, settings="put otherwise")).scores == {"accuracy": 70.0}
   assert results.find(dataclasses.replace(ranked, identity={"rank": "sum", "examples": 31})) is None
@@ -151,12 +151,12 @@ def test_evaluations_are_told_apart_by_their_settings_and_those_of_before_by_the
     (1000.4, "1,000"), (9_999_999.0, "9,999,999"), (1e7, "1e+07"), (1234, "1,234"), (5, "5"),
   ],
 )  # fmt: skip
-def test_scores_have_the_digits_that_count(score, shown):
+def test_scores_are_shown_with_significant_digits(score, shown):
   record = dataclasses.replace(RECORD, scores={"accuracy": score}, majority={})
   assert scores_table([record]).splitlines()[1].split()[-1] == shown
 
 
-def test_a_table_for_spreadsheets(tmp_path):
+def test_the_csv_table(tmp_path):
   unnumbered = dataclasses.replace(RECORD, step=None, scores={"em": 1.5, "f1": 2.0}, majority={"f1": 0.5})
   assert csv_text([unnumbered]).splitlines() == [
     "step,task,split,settings,examples,metric,score,always_commonest",
@@ -169,7 +169,7 @@ def test_a_table_for_spreadsheets(tmp_path):
   assert [(r.step, r.task) for r in results.records()] == [(None, "snli"), (10, "boolq"), (10, "snli")]
 
 
-def test_a_checkpoint_is_told_apart_from_its_successor(tmp_path):
+def test_a_rewritten_checkpoint_has_another_identity(tmp_path):
   for name, file in (("a", "d/123"), ("b", "d/456"), ("c", "d/123")):
     (tmp_path / name / "params/d").mkdir(parents=True)
     (tmp_path / name / "params" / file).write_text("x")

@@ -1,4 +1,4 @@
-"""Rows in batches of few shapes, and batches that are cut until the devices have room for them."""
+"""Batches of few shapes, and splitting of batches that do not fit into device memory."""
 
 import jax
 import jax.numpy as jnp
@@ -7,12 +7,12 @@ import pytest
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings, bucket
-from t5like.evaluation.answering import rank_answers, write_answers
-from t5like.inference import room
+from t5like.evaluation.answering import generate_answers, rank_answers
+from t5like.inference import memory
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import Generator
+from t5like.inference.memory import MemoryCheckedFunction, NotEnoughMemory, answer_in_parts
 from t5like.inference.ranking import CandidateScorer
-from t5like.inference.room import NoRoom, SizedFunction, answer_in_room
 from t5like.models import T5, TransformerConfig
 
 
@@ -27,13 +27,13 @@ def test_every_row_is_in_one_batch_that_holds_it():
   for batch in batches:
     assert len(batch.rows) <= min(32, batch.shape.rows)
     assert max(lengths[row] for row in batch.rows) <= batch.shape.length
-  assert lengths[batches[0].rows[0]] == max(lengths)  # what does not fit fails at once
+  assert lengths[batches[0].rows[0]] == max(lengths)  # running out of memory shows at once
 
 
 def test_one_long_row_does_not_pad_the_others():
   """7,740 tokens and 21 rows of up to 70: alone, and all others in one batch."""
   lengths = [*range(50, 71), 7740]
-  assert shapes(BatchPlanner(32, written=64), lengths) == [(1, 8192), (24, 96)]
+  assert shapes(BatchPlanner(32, decode_length=64), lengths) == [(1, 8192), (24, 96)]
 
 
 def test_a_shape_is_compiled_only_if_that_saves_more_than_it_costs():
@@ -42,61 +42,61 @@ def test_a_shape_is_compiled_only_if_that_saves_more_than_it_costs():
   assert {length for _, length in shapes(BatchPlanner(32), [60] * 5000 + [14] * 5000)} == {64, 16}
 
 
-def test_the_last_rows_take_a_shape_that_is_known():
+def test_a_partial_batch_reuses_a_compiled_shape():
   planner = BatchPlanner(32)
   assert shapes(planner, [60] * 67) == [(32, 64)] * 3
-  assert shapes(planner, [40] * 5) == [(32, 64)]  # in the next window, too
+  assert shapes(planner, [40] * 5) == [(32, 64)]  # in the next window too
   assert shapes(planner, [5000] * 2) == [(2, 6144)]
 
 
-def test_rows_divide_over_devices_and_lengths_end_with_the_positions():
-  planner = BatchPlanner(20, ways=8, at_most=100)
+def test_shapes_respect_device_count_and_maximum_length():
+  planner = BatchPlanner(20, batch_shards=8, max_length=100)
   assert shapes(planner, [90] * 20) == [(24, 96)]
   assert shapes(planner, [100] * 3) == [(8, 100)]
   assert planner.smallest(3, 17) == BatchShape(8, bucket(17))
 
 
-def test_batches_are_cut_until_they_fit_and_one_row_alone_is_named():
+def test_batches_are_split_until_they_fit_and_a_row_that_never_fits_is_reported():
   tried = []
 
   def answer(items):
     tried.append(len(items))
     if sum(items) > 10:
-      raise NoRoom(needed=sum(items), free=10)
+      raise NotEnoughMemory(needed=sum(items), free=10)
     return [-item for item in items]
 
-  found = answer_in_room([3, 3, 3, 50, 3, 3], answer)
-  assert [x if isinstance(x, int) else "no room" for x in found] == [-3, -3, -3, "no room", -3, -3]
+  found = answer_in_parts([3, 3, 3, 50, 3, 3], answer)
+  assert [x if isinstance(x, int) else "out of memory" for x in found] == [-3, -3, -3, "out of memory", -3, -3]
   assert tried[0] == 6 and max(tried[1:]) <= 3
 
 
-def test_an_allocation_that_fails_cuts_the_batch_too():
+def test_a_failed_allocation_splits_the_batch_too():
   def answer(items):
     if len(items) > 2:
       raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes")
     return items
 
-  assert answer_in_room([1, 2, 3, 4, 5], answer) == [1, 2, 3, 4, 5]
+  assert answer_in_parts([1, 2, 3, 4, 5], answer) == [1, 2, 3, 4, 5]
   with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
-    answer_in_room([1, 2], lambda items: (_ for _ in ()).throw(jax.errors.JaxRuntimeError("INTERNAL: other")))
+    answer_in_parts([1, 2], lambda items: (_ for _ in ()).throw(jax.errors.JaxRuntimeError("INTERNAL: other")))
 
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
 
 
-def test_a_function_without_room_is_not_run(monkeypatch):
+def test_a_function_that_does_not_fit_is_not_run(monkeypatch):
   ran = []
 
   def squares(x):
     jax.debug.callback(lambda: ran.append(1))
-    return jnp.sum(jnp.sort(x[:, None] * x[None, :], axis=0), axis=0)  # [n, n] numbers in between
+    return jnp.sum(jnp.sort(x[:, None] * x[None, :], axis=0), axis=0)  # an [n, n] intermediate
 
-  function = SizedFunction(squares, MESH)
+  function = MemoryCheckedFunction(squares, MESH)
   assert function(jnp.ones(64)).shape == (64,)
   jax.effects_barrier()
   assert len(ran) == 1
-  monkeypatch.setattr(room, "free_bytes", lambda mesh: 100 * 1024)
-  with pytest.raises(NoRoom) as error:
+  monkeypatch.setattr(memory, "free_bytes", lambda mesh: 100 * 1024)
+  with pytest.raises(NotEnoughMemory) as error:
     function(jnp.ones(512))  # a megabyte
   assert error.value.needed > 2**20 > error.value.free
   jax.effects_barrier()
@@ -104,9 +104,9 @@ def test_a_function_without_room_is_not_run(monkeypatch):
 
 
 def test_free_memory_is_that_of_the_machine():
-  """MemAvailable of /proc/meminfo, or less where a container has less."""
+  """MemAvailable of /proc/meminfo, or less in a container."""
   line = next(row for row in open("/proc/meminfo") if row.startswith("MemTotal"))
-  assert 0 < room.free_bytes(MESH) <= int(line.split()[1]) * 1024
+  assert 0 < memory.free_bytes(MESH) <= int(line.split()[1]) * 1024
 
 
 CONFIG = TransformerConfig(
@@ -126,21 +126,21 @@ def is_boxed(x):
   return hasattr(x, "value") and hasattr(x, "names")
 
 
-def test_answers_are_the_same_however_rows_are_cut(model, monkeypatch):
-  """Memory for two rows at a time, and none for the longest one: it has no answer, the others have theirs."""
+def test_answers_do_not_depend_on_splitting(model, monkeypatch):
+  """Memory suffices for two rows at a time, but not for the longest one, which gets no answer."""
   model, params = model
   rng = np.random.default_rng(0)
   prompts = [rng.integers(3, 64, n).tolist() for n in (5, 9, 3, 60, 7, 11)]
   candidates = [[[4, 1], [5, 6, 1]]] * 6
   settings = DecodeSettings(max_length=5)
-  expected = write_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
+  expected = generate_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
   ranked = rank_answers(CandidateScorer(model, MESH, 0, 8), params, prompts, candidates)
 
-  # As if a token of a row took a byte.
-  monkeypatch.setattr(room, "_needed", lambda compiled: tokens_read(compiled))
-  monkeypatch.setattr(room, "free_bytes", lambda mesh: 36)
-  found = write_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
-  assert [n for n, answer in enumerate(found) if isinstance(answer, NoRoom)] == [3]
+  # Pretend that each token takes one byte.
+  monkeypatch.setattr(memory, "_needed", lambda compiled: tokens_read(compiled))
+  monkeypatch.setattr(memory, "free_bytes", lambda mesh: 36)
+  found = generate_answers(Generator(model, MESH, 1), params, prompts, settings, batch_size=4)
+  assert [n for n, answer in enumerate(found) if isinstance(answer, NotEnoughMemory)] == [3]
   pairs = [(answer, other) for n, (answer, other) in enumerate(zip(found, expected, strict=True)) if n != 3]
   assert all(answer.tokens == other.tokens for answer, other in pairs)
   likelihoods = [[row.log_likelihood for row in side] for side in zip(*pairs, strict=True)]

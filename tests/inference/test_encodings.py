@@ -1,4 +1,4 @@
-"""Vectors and filled masks of a model whose hidden states are known: a token's id, and its place."""
+"""Embeddings and mask filling with a model whose hidden states are known: token id and position."""
 
 import types
 
@@ -16,7 +16,7 @@ MASK = 9
 
 
 class Known:
-  """Hidden states are (id, place); a token is the likelier the nearer its id is to the place, by 1 a unit."""
+  """Hidden states are (id, position); the logit of a token falls by 1 per unit of distance from the position."""
 
   def __init__(self, layout="encoder", **config):
     self.batch_layout = layout
@@ -33,42 +33,42 @@ class Known:
 
 
 @pytest.mark.parametrize("layout", ["encoder", "encoder_decoder", "decoder"])
-def test_the_mean_is_over_the_tokens_of_a_text_and_id_0_may_be_one(layout):
+def test_the_mean_is_over_all_tokens_of_a_text_including_id_0(layout):
   found = TextEmbedder(Known(layout), MESH, "mean")({}, [[5, 0, 7], [4], [2, 4]])
   assert found.dtype == np.float32 and found.tolist() == [[4, 1], [4, 0], [3, 0.5]]
 
 
 def test_cls_is_the_first_state():
   assert TextEmbedder(Known(), MESH, "cls")({}, [[5, 6], [7, 8, 9]]).tolist() == [[5, 0], [7, 0]]
-  with pytest.raises(UserError, match="no pooling 'max'"):
+  with pytest.raises(UserError, match="unknown pooling 'max'"):
     TextEmbedder(Known(), MESH, "max")
-  with pytest.raises(UserError, match="has no"):
+  with pytest.raises(UserError, match="has no \\[CLS\\]"):
     TextEmbedder(Known("encoder_decoder"), MESH, "cls")
 
 
-def test_masks_are_filled_in_their_order():
+def test_masks_are_filled_in_order():
   filled = MaskFiller(Known(), MESH, MASK, top=3)({}, [[1, MASK, 2, MASK], [3, 4], [5, 6, 7, 8, MASK]])
-  # At place p the likeliest is p; of its neighbors, which are alike, the smaller id comes first.
+  # At position p the most likely token is p; of its equally likely neighbors the smaller id comes first.
   assert [ids.tolist() for _, ids in filled] == [[[1, 0, 2], [3, 2, 4]], [], [[4, 3, 5]]]
   weights = np.exp(-np.abs(np.arange(12) - 3.0))
   np.testing.assert_allclose(filled[0][0][1], (weights / weights.sum())[[3, 2, 4]], rtol=1e-5)
   for top in (0, 13):
-    with pytest.raises(UserError, match=f"{top} tokens under a mask"):
+    with pytest.raises(UserError, match=f"invalid number of tokens per mask: {top}"):
       MaskFiller(Known(), MESH, MASK, top)
   for model in (Known(mlm_head=False), Known("encoder_decoder")):
-    with pytest.raises(UserError, match="cannot fill in masks"):
+    with pytest.raises(UserError, match="cannot fill masks"):
       MaskFiller(model, MESH, MASK, 1)
 
 
-def test_the_nearest_rows_by_angle():
+def test_nearest_rows_by_cosine():
   among = np.array([[0.0, 2.0], [3.0, 0.0], [1.0, 1.0], [5.0, 0.0], [0.0, 0.0]], np.float32)
   similarities, rows = nearest_rows(np.array([[10.0, 0.0], [0.0, -1.0]], np.float32), among, 3)
-  assert rows.tolist() == [[1, 3, 2], [1, 3, 4]]  # of equally near ones the first; nothing is near to nothing
+  assert rows.tolist() == [[1, 3, 2], [1, 3, 4]]  # ties: the first row; the zero vector has similarity 0 to all
   np.testing.assert_allclose(similarities, [[1, 1, 0.5**0.5], [0, 0, 0]], atol=1e-6)
   assert nearest_rows(among[:1], among, 9)[1].shape == (1, 5)
 
 
-def test_batches_end_with_learned_positions():
+def test_batches_are_limited_to_learned_positions():
   assert planner(Known(positions="learned"), MESH, 4).smallest(3, 7).length == 8
   assert planner(Known(), MESH, 4).smallest(3, 7).rows == 4
   assert planner(Known(positions="learned", max_positions=5), MESH, 4).smallest(1, 5).length == 5

@@ -1,4 +1,4 @@
-"""Outputs do not depend on the batch, its padding, the mesh, or the shapes that were compiled."""
+"""Outputs do not depend on the batch, its padding, the mesh or the compiled shapes."""
 
 import flax.linen as nn
 import jax
@@ -19,7 +19,7 @@ BEAM = DecodeSettings(method="beam", beams=3, n_best=2, max_length=6)
 
 
 def random_params(model):
-  """By numpy: compiling an initializer takes longer than the test."""
+  """Initializes with numpy: compiling an initializer takes longer than the test."""
   token = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
@@ -41,7 +41,7 @@ def gpt_prompts(*rows: list[int]) -> dict[str, np.ndarray]:
 ROWS = [[5, 9, 7, 8], [6], [9, 9, 4, 6, 12, 11, 3], [30, 2]]
 
 
-def test_prompts_of_different_lengths_as_one_by_one_with_one_compilation():
+def test_a_batch_of_prompts_of_different_lengths_equals_one_by_one_with_one_compilation():
   _, params = random_params(GPT_MODEL)
   generate = generator(GPT_MODEL)
   settings = DecodeSettings(max_length=9)
@@ -49,17 +49,17 @@ def test_prompts_of_different_lengths_as_one_by_one_with_one_compilation():
   assert len({tuple(row) for row in together.tokens[:, 0].tolist()}) == len(ROWS)  # prompts matter
   assert generate.compilations() == 1
   for i, row in enumerate(ROWS):
-    # Other lengths, other limits, other seeds: the same bucket, and so the same compiled function for 4 rows.
+    # Other lengths, limits and seeds fall into the same bucket: the compiled function for 4 rows is reused.
     four = generate(params, gpt_prompts(row, *ROWS[:3]), DecodeSettings(max_length=9 - i % 2, seed=i))
     np.testing.assert_array_equal(four.tokens[0, 0], together.tokens[i, 0, : 9 - i % 2])
   assert generate.compilations() == 1
-  alone = generate(params, {"decoder_input_tokens": np.array([ROWS[2]], np.int32)}, settings)  # whole rows
+  alone = generate(params, {"decoder_input_tokens": np.array([ROWS[2]], np.int32)}, settings)  # full rows
   np.testing.assert_array_equal(alone.tokens[0], together.tokens[2])
   np.testing.assert_allclose(alone.scores[0], together.scores[2], rtol=1e-4)
   assert generate.compilations() == 2  # for one row
 
 
-def test_samples_belong_to_their_row_ids():
+def test_samples_depend_on_row_ids_only():
   _, params = random_params(GPT_MODEL)
   generate = generator(GPT_MODEL)
   settings = DecodeSettings(method="sample", max_length=8, temperature=1.5, top_p=0.95, seed=7)
@@ -72,7 +72,7 @@ def test_samples_belong_to_their_row_ids():
 
 @pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=4, tensor=2)])
 def test_sharded_beam_search_equals_that_of_one_device(axes):
-  """Six rows on four ways: filled up, and the filling does not show."""
+  """Six rows over four shards: the filler rows do not show."""
   boxed, params = random_params(T5_MODEL)
   inputs = np.random.default_rng(1).integers(2, 40, (6, 5)).astype(np.int32)
   inputs[1, 2:] = 0
@@ -85,11 +85,13 @@ def test_sharded_beam_search_equals_that_of_one_device(axes):
   np.testing.assert_allclose(decoded.ranking, expected.ranking, rtol=1e-4)
 
 
-def test_prompts_beyond_the_positions_are_named():
+def test_prompts_that_exceed_the_positions_are_reported():
   _, params = random_params(GPT_MODEL)
   with pytest.raises(UserError) as error:
     generator(GPT_MODEL)(params, gpt_prompts([3] * 3, [4] * 20), DecodeSettings(max_length=12))
-  assert "a prompt of 20 tokens and 12 more" in error.value.render() and "max_length=11" in error.value.render()
+  assert (
+    "a prompt of 20 tokens plus 12 generated ones" in error.value.render() and "max_length=11" in error.value.render()
+  )
   assert "row" in error.value.render() and "1 of 2" in error.value.render()
   with pytest.raises(UserError, match="stop sequence"):
     generator(GPT_MODEL)(params, gpt_prompts([3]), DecodeSettings(max_length=2, stop_sequences=[(40,)]))

@@ -1,4 +1,4 @@
-"""A model from Python: the same answers as `t5like infer`, whatever the batch, and after it was saved."""
+"""The Python API gives the same answers as `t5like infer`, for any batch and after saving."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from t5like import parallel
 from t5like.decoding import Decoded
 from t5like.errors import UserError
 from t5like.inference import Choice, Generator, Output, load
-from t5like.inference.room import SizedFunction
+from t5like.inference.memory import MemoryCheckedFunction
 from t5like.interop import huggingface
 from t5like.models import T5 as T5Model
 from t5like.models import TransformerConfig
@@ -42,7 +42,7 @@ def models(folders):
 
 @pytest.fixture
 def infer(folders, t5like, tmp_path):
-  """Rows of `t5like infer` for texts, or for rows with fields."""
+  """Returns the rows of `t5like infer` for texts, or for rows with fields."""
 
   def answers(name, rows, *options):
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
@@ -60,7 +60,7 @@ def texts_of(made) -> list[str]:
 
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
 @pytest.mark.parametrize("settings", [{}, {"beams": 3}, {"temperature": 0.7, "seed": 5}], ids=str)
-def test_generated_text_is_that_of_the_command(models, infer, name, made, settings, capfd):
+def test_generated_text_equals_that_of_the_command(models, infer, name, made, settings, capfd):
   found = models[name].generate(texts_of(made), max_length=6, **settings)
   assert capfd.readouterr().out == ""
   rows = infer(name, texts_of(made), "--max_length=6", *(f"--{k}={v}" for k, v in settings.items()))
@@ -82,11 +82,11 @@ def test_one_text_gives_one_result(models):
 
 
 def test_stop_texts_end_outputs(models):
-  whole = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
-  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=whole[2]).text.split() == whole[:2]
+  full = models["t5"].generate(texts_of(T5)[0], max_length=6).text.split()
+  assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
 
 
-def test_scores_and_rankings_are_those_of_the_command(models, infer):
+def test_scores_and_rankings_equal_those_of_the_command(models, infer):
   for name, made in (("t5", T5), ("gpt2", GPT2)):
     inputs, targets = texts_of(made), [words(row["target"]) for row in made["rows"]]
     rows = [{"inputs": i, "targets": t, "choices": ["w5", t]} for i, t in zip(inputs, targets, strict=True)]
@@ -96,12 +96,12 @@ def test_scores_and_rankings_are_those_of_the_command(models, infer):
     ranked = models[name].rank(inputs, [row["choices"] for row in rows], per_token=True)
     expected = infer(name, rows, "--candidates_field=choices", "--per_token")
     assert [[c.text for c in row] for row in ranked] == [[c["text"] for c in row["ranking"]] for row in expected]
-  whole = models["gpt2"].score(texts_of(GPT2))
-  np.testing.assert_allclose(whole, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
+  full = models["gpt2"].score(texts_of(GPT2))
+  np.testing.assert_allclose(full, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
-def test_vectors_are_those_of_the_command(models, infer, name, made):
+def test_embeddings_equal_those_of_the_command(models, infer, name, made):
   found = models[name].embed(texts_of(made))
   expected = [row["embedding"] for row in infer(name, texts_of(made), "--embed=mean")]
   assert found.dtype == np.float32
@@ -147,7 +147,7 @@ def test_t5_fills_sentinels_with_spans(tmp_path, monkeypatch):
   ]  # fmt: skip
 
 
-def test_many_texts_of_any_length_are_answered_as_each_alone(models):
+def test_a_batch_of_texts_is_answered_like_each_text_alone(models):
   rng = np.random.default_rng(0)
   texts = [words(rng.integers(5, 55, length)) for length in rng.integers(1, 60, 50)]
   t5 = models["t5"]
@@ -164,7 +164,7 @@ def few_tokens(model):
 
 
 def scored(model):
-  """A target for each text, of its own length."""
+  """Scores targets of different lengths."""
   return lambda texts, **more: model.score(texts, "w5 w6" if isinstance(texts, str) else ["w5 w6"] * len(texts), **more)
 
 
@@ -189,7 +189,7 @@ def test_a_saved_model_answers_as_before(models, name, made, tmp_path, capfd):
     model.save(tmp_path / "saved")
 
 
-def test_a_run_is_saved_with_the_form_of_its_prompts(old_directories, t5like):
+def test_a_saved_run_keeps_its_prompt_format(old_directories, t5like):
   model = load("finetuned")
   model.save("copy")
   copy = load("copy")
@@ -205,16 +205,16 @@ def test_a_run_is_saved_with_the_form_of_its_prompts(old_directories, t5like):
     model.at(3)
 
 
-def test_what_a_model_cannot_do_is_an_error_that_names_it(models, folders):
-  with pytest.raises(UserError, match="BERT is an encoder: it writes no text"):
+def test_unsupported_requests_are_clear_errors(models, folders):
+  with pytest.raises(UserError, match="BERT is an encoder and cannot generate text"):
     models["bert"].generate("w1")
   with pytest.raises(UserError, match="BERT is an encoder"):
     models["bert"].score("w1", "w2")
-  with pytest.raises(UserError, match="T5 scores targets"):
+  with pytest.raises(UserError, match="T5 needs targets to score"):
     models["t5"].score("w1")
-  with pytest.raises(UserError, match="cannot fill in masks|has no mask"):
+  with pytest.raises(UserError, match="cannot fill masks|has no mask token"):
     models["gpt2"].fill_mask("w1")
-  with pytest.raises(UserError, match="2 inputs and 1 answers"):
+  with pytest.raises(UserError, match="2 inputs but 1 answers"):
     models["t5"].score(["w1", "w2"], "w3")
   with pytest.raises(UserError, match="beams = 0"):
     models["t5"].generate("w1", beams=0)
@@ -223,11 +223,11 @@ def test_what_a_model_cannot_do_is_an_error_that_names_it(models, folders):
   long = words(range(1, 30))  # the golden GPT-2 has 20 positions
   with pytest.raises(UserError) as error:
     models["gpt2"].generate(["w1", long])
-  assert "texts[1]: 29 tokens are too many" in str(error.value) and "truncate=True" in str(error.value)
+  assert "texts[1]: too long: 29 tokens" in str(error.value) and "truncate=True" in str(error.value)
   assert models["gpt2"].generate(["w1", long], truncate=True)[1].tokens > 0
 
 
-def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, folders):
+def test_a_mesh_changes_no_results_and_functions_keep_their_sharding_rules(models, folders):
   sharded = load(folders["t5"], mesh={"data": 1, "fsdp": 8})
   texts = texts_of(T5)
   assert [o.text for o in sharded.generate(texts, max_length=5)] == [
@@ -240,18 +240,18 @@ def test_a_mesh_changes_nothing_and_functions_keep_their_sharding_rules(models, 
     return x
 
   with parallel.use_preset("sequence"):
-    compiled = SizedFunction(function, sharded.mesh)
+    compiled = MemoryCheckedFunction(function, sharded.mesh)
   with parallel.use_preset("data_parallel"):
     compiled(np.ones((8, 2), np.float32))
   assert seen == [parallel.PRESETS["sequence"]]
 
 
-def test_models_of_the_hub_are_downloaded_or_explained(folders, monkeypatch):
-  asked = []
+def test_hub_models_are_downloaded_or_fail_with_a_clear_error(folders, monkeypatch):
+  requested = []
   monkeypatch.setattr(
-    huggingface_hub, "snapshot_download", lambda name, **unused: asked.append(name) or str(folders["t5"])
+    huggingface_hub, "snapshot_download", lambda name, **unused: requested.append(name) or str(folders["t5"])
   )
-  assert load("hf://google/t5").kind == "T5" and asked == ["google/t5"]
+  assert load("hf://google/t5").kind == "T5" and requested == ["google/t5"]
 
   def offline(name, **unused):
     raise OSError("no route to the host\nmore")

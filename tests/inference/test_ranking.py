@@ -1,4 +1,4 @@
-"""Likelihoods of candidates equal sums over whole forward passes."""
+"""Likelihoods of candidates equal sums over full forward passes."""
 
 import flax.linen as nn
 import jax
@@ -20,7 +20,7 @@ CANDIDATES = [[[3, 1], [4, 4, 1]], [[7]], [[8, 1], [9, 1], [10, 11, 12, 1]]]
 
 
 def by_hand(model, params, text: list[int], answer: list[int]) -> float:
-  """Unpadded, one pair at a time."""
+  """Scores one unpadded pair."""
   if model.batch_layout == "encoder_decoder":
     batch, before = {"encoder_input_tokens": [text], "decoder_input_tokens": [[0, *answer[:-1]]]}, 0
   else:
@@ -34,7 +34,7 @@ def by_hand(model, params, text: list[int], answer: list[int]) -> float:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_likelihoods_are_those_of_whole_forward_passes(name):
+def test_likelihoods_equal_those_of_full_forward_passes(name):
   model = MODELS[name]
   token = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}

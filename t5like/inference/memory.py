@@ -1,7 +1,7 @@
-"""Functions whose memory is known before they run, and batches that are cut until they fit.
+"""Checks the memory of compiled functions before they run, and splits batches that do not fit.
 
-XLA says what a compiled function will take. Where that is more than a device has free, the batch is cut before it is
-tried: a GPU's allocation would fail, and a machine's own memory might be given out and the process killed for it.
+XLA reports the memory of a compiled function. A batch that needs more than is free is split before it runs: on a GPU
+the allocation would fail, on a CPU the process might be killed.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.parallel.process_zero import on_all_processes
 
-_SHARE = 0.9  # of what is free; the rest is for what nobody counts
+_SHARE = 0.9  # of free memory; the rest is a reserve for untracked allocations
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
 
 
-class NoRoom(Exception):
-  """A function would take more memory than its devices have free."""
+class NotEnoughMemory(Exception):
+  """Raised for a function that needs more memory than its devices have free."""
 
   def __init__(self, needed: int, free: int):
-    super().__init__(f"{needed / 2**30:.1f} GiB are needed, {free / 2**30:.1f} GiB are free")
+    super().__init__(f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free")
     self.needed, self.free = needed, free
 
 
-class SizedFunction:
-  """A function compiled once for each shape of its arguments; one that has no room is not run, but raises NoRoom.
+class MemoryCheckedFunction:
+  """A function compiled once per argument shapes, which raises NotEnoughMemory instead of running out of memory.
 
-  It is compiled for its mesh by the sharding rules in force when it was made, wherever it is called. On several hosts
-  all of them run it, or none.
+  Compiles for its mesh with the sharding rules active at construction, wherever it is called. Either all hosts run it,
+  or none.
   """
 
   def __init__(self, function: Callable, mesh: Mesh, static_argnames: Sequence[str] = ()):
@@ -51,12 +51,12 @@ class SizedFunction:
     if key not in self._fitting:
       needed, free = _needed(self._compiled[key]), free_bytes(self._mesh)
       if not on_all_processes(free is None or needed <= _SHARE * free):
-        raise NoRoom(needed, free or 0)
+        raise NotEnoughMemory(needed, free or 0)
       self._fitting.add(key)
     return self._compiled[key](*arguments)
 
   def compilations(self) -> int:
-    """The number of shapes that were compiled so far."""
+    """Returns the number of shapes compiled so far."""
     return len(self._compiled)
 
 
@@ -66,13 +66,13 @@ def _shapes(tree: Any) -> Any:
 
 
 def _needed(compiled: jax.stages.Compiled) -> int:
-  """Bytes a device needs besides the arguments, which are there."""
+  """Returns the bytes a device needs in addition to the arguments."""
   analysis = compiled.memory_analysis()
   return 0 if analysis is None else analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
 def free_bytes(mesh: Mesh) -> int | None:
-  """Of the memory of one of this process's devices; None where nobody says."""
+  """Returns the free memory of one of this process's devices; None: unknown."""
   device = next(device for device in mesh.devices.flat if device.process_index == jax.process_index())
   if device.platform == "cpu":
     available = _host_memory()
@@ -82,7 +82,7 @@ def free_bytes(mesh: Mesh) -> int | None:
 
 
 def _host_memory() -> int | None:
-  """What the machine, or the container that this process is confined to, has available."""
+  """Returns the available memory of the machine or of this process's container."""
   found = []
   with contextlib.suppress(OSError, StopIteration, ValueError):
     line = next(row for row in Path("/proc/meminfo").read_text().splitlines() if row.startswith("MemAvailable"))
@@ -93,20 +93,20 @@ def _host_memory() -> int | None:
   return min(found, default=None)
 
 
-def answer_in_room(
+def answer_in_parts(
   items: Sequence[Item], answer: Callable[[Sequence[Item]], Sequence[Answer]]
-) -> list[Answer | NoRoom]:
-  """The answers to all items, asked for in as many parts as it takes; NoRoom for one that does not fit even alone."""
+) -> list[Answer | NotEnoughMemory]:
+  """Returns all answers, splitting items until they fit; NotEnoughMemory for an item that does not fit alone."""
   try:
     return list(answer(items))
-  except NoRoom as error:
+  except NotEnoughMemory as error:
     problem, part = error, int(len(items) * _SHARE * error.free / max(error.needed, 1))
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    problem, part = NoRoom(0, 0), 0
+    problem, part = NotEnoughMemory(0, 0), 0
   if len(items) == 1:
     return [problem]
-  part = min(max(part, 1), -(-len(items) // 2))  # at most half of them, or the same would be tried again
+  part = min(max(part, 1), -(-len(items) // 2))  # at most half, so that the parts shrink
   parts = [items[first : first + part] for first in range(0, len(items), part)]
-  return [found for some in parts for found in answer_in_room(some, answer)]
+  return [found for some in parts for found in answer_in_parts(some, answer)]
