@@ -162,7 +162,11 @@ def test_all_tasks_of_a_mixture_are_evaluated():
   found = task_process._members(request)
   assert {"glue_mnli_matched", "glue_mnli_mismatched", "glue_cola"} <= set(found)
   assert "glue_mnli" not in found and "glue_ax" not in found  # they have no split of that name
+<<<<<<< HEAD
   with pytest.raises(UserError, match="(?s)no task of the mixture 'glue' has split 'dev'.*validation"):
+=======
+  with pytest.raises(UserError, match="(?s)no task of the mixture 'glue' has a split 'dev'.*validation"):
+>>>>>>> lang5
     task_process._members(request | {"split": "dev"})
   with pytest.raises(UserError, match="no split 'dev'"):
     task_process._members({"task": "snli", "split": "dev", "modules": []})
