@@ -75,7 +75,7 @@ def _scaled_recipe(
   settings: SweepSettings, recipe: str, files: Sequence[str] = ()
 ) -> tuple[list[str], list[tuple[str, str]]]:
   """Returns gin files and overrides of a recipe at the sweep's scale; `files` come between the two."""
-  overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), *map(tuple, settings.gin)]
+  overrides = [("MODEL_DIR", "unused"), ("TASK", "unused"), ("INIT_FROM", "None"), *map(tuple, settings.gin)]
   return [_recipe_file(settings, recipe), *files, _scale_file(settings)], overrides
 
 
