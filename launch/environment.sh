@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Makes (or finds) the virtual environment and installs this checkout into it. Sourced by quickstart.sh and test.sh.
+# Creates the virtual environment if needed and installs this checkout into it. Sourced by quickstart.sh and test.sh.
 #
 # usage: source launch/environment.sh && install '[test]'
 #
-# T5LIKE_VENV chooses the folder (default: .venv in the checkout), PYTHON the interpreter (default: the first Python
-# of version 3.11 or newer on the PATH).
+# T5LIKE_VENV is the folder (default: .venv in the checkout), PYTHON the interpreter (default: the first Python 3.11 or
+# newer on the PATH).
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="${T5LIKE_VENV:-$repository/.venv}"
@@ -22,14 +22,14 @@ find_python() {
   return 2
 }
 
-# install WHAT: `pip install -e WHAT`, unless it was done since the package's metadata last changed.
+# install EXTRAS: `pip install -e .EXTRAS`, unless the package's metadata has not changed since the last time.
 install() {
   local stamp python
   stamp="$venv/.installed-$(echo "$1" | tr -c 'a-z\n' '_')"
-  # pip comes last when an environment is made: one without it was interrupted.
+  # pip is the last step of creating an environment: one without it was interrupted.
   if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
     python="$(find_python)" || return
-    echo "making a virtual environment in $venv"
+    echo "creating a virtual environment in $venv"
     "$python" -m venv "$venv"
   fi
   if [ ! -e "$stamp" ] || [ "$repository/setup.py" -nt "$stamp" ]; then

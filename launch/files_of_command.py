@@ -1,25 +1,24 @@
 #!/usr/bin/env python3
-"""Find the local files that a t5like command needs on the workers. The launch scripts call this before they start.
+"""Find the local files that a t5like command needs on the workers, for the launch scripts.
 
 usage: files_of_command.py [--with=PATH]... [--tar=FILE] [--limit=BYTES] [--too_large=ADVICE] [--shared] -- t5like ...
 
-Prints one path a line, relative to the current folder: the user's gin files (not those that ship with t5like), the
-gin files they include, the Python modules of TASK_MODULES, of --task_modules and of gin's `import` lines, the modules
-of this folder that those import, and what --with names. Addresses such as gs:// are read on the workers as they are.
-A file that cannot have the same relative path on a worker is refused: one that does not exist, has an absolute path,
-or has a path with `..`.
+Prints one path per line, relative to the current folder: the user's gin files (not those of the t5like package), the
+gin files they include, the Python modules of TASK_MODULES, of --task_modules and of gin's `import` lines, the local
+modules that those import, and the paths of --with. URLs such as gs:// are read directly by the workers. Files that
+cannot have the same relative path on a worker are rejected: missing files, absolute paths, and paths with `..`.
 
 options:
   --with=PATH         another file or folder to send; may be repeated
   --tar=FILE          also write the files to this tar file (default: none)
-  --limit=BYTES       refuse files that are larger than this in sum (default: no limit)
-  --too_large=ADVICE  what to do about it, for the error message
-  --shared            the workers share this file system: any path is accepted if it exists; folders are not expanded
+  --limit=BYTES       maximum total size of the files (default: no limit)
+  --too_large=ADVICE  advice for the error message if they are larger
+  --shared            the workers share this file system: any existing path is accepted; folders are not expanded
   --help              print this text
 
 example: files_of_command.py -- t5like train --gin_file=my_run.gin --gin.TASK_MODULES="['my_tasks']"
 
-Only the standard library is used, of Python 3.8 or newer: t5like need not be installed where a job is launched.
+Needs only the standard library of Python 3.8 or newer: t5like need not be installed where a job is launched.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ SHIPPED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BAD_INPUT = 2
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _NOT_SENT = {"__pycache__", ".git", ".venv", ".ipynb_checkpoints"}
-# argparse accepts the beginning of an option's name, here from these letters on.
+# argparse accepts unambiguous prefixes of options; these are the shortest.
 _OPTIONS = {"--gin_file": "--gin_f", "--gin_search_paths": "--gin_s", "--task_modules": "--task_"}
-# Macros that name local data: it is read on the workers, and is not sent unless --with names it.
+# Macros with paths of data, which are not sent unless --with includes them.
 _DATA = ("CACHE_DIR", "CORPUS_FILES", "INIT_FROM", "RESTORE_FROM")
 _SKIPPED_TOKENS = (tokenize.COMMENT, tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 
-class Refused(Exception):
-  """A command that would fail on the workers: what is wrong, and lines such as ("try", "...")."""
+class InvalidCommand(Exception):
+  """Raised for a command that would fail on the workers, with labeled lines such as ("try", "...")."""
 
   def __init__(self, what: str, *lines: tuple[str, str]):
     super().__init__(what)
@@ -56,7 +55,7 @@ class Refused(Exception):
 
 
 class Command(NamedTuple):
-  """The options of a t5like command that name files, modules and folders."""
+  """The options of a t5like command that refer to files, modules and folders."""
 
   gin_files: list[str]
   search_paths: list[str]
@@ -77,7 +76,7 @@ def read_command(words: list[str]) -> Command:
     if not equals:
       value = next(pending, "")
     if not value and not equals:
-      raise Refused(f"{word} has no value", ("expected", f"{word}=..."))
+      raise InvalidCommand(f"{word} has no value", ("expected", f"{word}=..."))
     if name is None:
       command.overrides.append((flag[len("--gin.") :], value))
     elif name in given:
@@ -88,7 +87,7 @@ def read_command(words: list[str]) -> Command:
 
 
 def gin_lines(text: str, where: str) -> Iterator[list[tokenize.TokenInfo]]:
-  """Yields the tokens of each statement. Gin reads its files with Python's tokenizer too."""
+  """Yields the tokens of each statement, with Python's tokenizer, as gin does."""
   line = []
   try:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -98,7 +97,7 @@ def gin_lines(text: str, where: str) -> Iterator[list[tokenize.TokenInfo]]:
       elif token.type not in _SKIPPED_TOKENS and token.string.strip():
         line.append(token)
   except (tokenize.TokenError, SyntaxError) as error:
-    raise Refused(f"cannot read the gin file {where}", ("because", str(error))) from None
+    raise InvalidCommand(f"cannot read the gin file {where}", ("because", str(error))) from None
 
 
 def strings_of(tokens: list[tokenize.TokenInfo]) -> list[str]:
@@ -107,10 +106,10 @@ def strings_of(tokens: list[tokenize.TokenInfo]) -> list[str]:
 
 
 class Finder:
-  """Collects the paths to send. `paths` has files, or folders of which everything is sent."""
+  """Collects the paths to send in `paths`: files, and folders that are sent completely."""
 
   def __init__(self, search_paths: list[str], shared: bool):
-    self.paths: dict[str, None] = {}  # in the order in which they were found
+    self.paths: dict[str, None] = {}  # an ordered set
     self._folders = ["", *search_paths, SHIPPED]
     self._shared = shared
     self._bindings: dict[str, list[tokenize.TokenInfo]] = {}
@@ -118,13 +117,13 @@ class Finder:
     self._seen: set[str] = set()
 
   def add_path(self, given: str, option: str) -> None:
-    path = self._place(given, option)
+    path = self._relative_path(given, option)
     if not os.path.exists(path):
-      raise Refused(f"no file or folder {given}", ("option", option), ("folder", os.getcwd()))
+      raise InvalidCommand(f"no file or folder {given}", ("option", option), ("folder", os.getcwd()))
     self._add(path)
 
   def add_gin_file(self, name: str, option: str = "--gin_file=") -> None:
-    """Adds a gin file and what it includes; the statements of a shipped one count, but it is not sent."""
+    """Adds a gin file and its includes; files of the t5like package are read but not sent."""
     if _SCHEME.match(name):
       return
     path = self._find_gin_file(name, option)
@@ -138,24 +137,24 @@ class Finder:
       with open(path, encoding="utf-8") as file:
         text = file.read()
     except (OSError, UnicodeDecodeError) as error:
-      raise Refused(f"cannot read the gin file {path}", ("because", str(error))) from None
+      raise InvalidCommand(f"cannot read the gin file {path}", ("because", str(error))) from None
     for tokens in gin_lines(text, path):
       self._read_statement(tokens, name, shipped)
 
   def add_override(self, name: str, text: str) -> None:
-    """Adds a --gin.NAME=TEXT. As for t5like, a text without quotes or brackets is a string."""
+    """Adds a --gin.NAME=TEXT; as in t5like, a text without quotes or brackets is a string."""
     source = text if re.search(r"[][(){}'\"%]", text) else repr(text)
     try:
       self._read_statement(next(gin_lines(f"{name} = {source}\n", name), []), "the command", shipped=False)
-    except Refused:
-      return  # t5like explains it
+    except InvalidCommand:
+      return  # t5like will report it
 
   def add_task_modules(self, named: list[str]) -> None:
     bound = [name for name in self._bindings if re.search(r"(^|[./])(TASK_MODULES|task_modules)$", name)]
     for module in [*named, *(module for name in bound for module in self._value(name))]:
       self.add_module(module, "TASK_MODULES")
 
-  def add_module(self, module: str, asked_by: str) -> None:
+  def add_module(self, module: str, source: str) -> None:
     top, path = module.split(".")[0], module.replace(".", os.sep)
     if top == "t5like":
       return
@@ -163,18 +162,18 @@ class Finder:
     if exists and self._add_local_module(module):
       return
     if os.path.isfile(f"{top}.py") or os.path.isfile(os.path.join(top, "__init__.py")):
-      raise Refused(f"no module {module}: {top} is in this folder, {path}.py is not", ("asked by", asked_by))
-    note(f"module {module} ({asked_by}) is not in {os.getcwd()}: it must be installed on the workers")
+      raise InvalidCommand(f"no module {module}: {top} is in this folder, {path}.py is not", ("source", source))
+    note(f"module {module} ({source}) is not in {os.getcwd()}: it must be installed on the workers")
 
   def note_local_data(self) -> None:
-    """Names folders that exist here, are given to the command, and are not sent."""
+    """Prints a note for local data of the command that is not sent."""
     for name in _DATA:
       for value in self._value(name) if name in self._bound_by_user else ():
         path = os.path.normpath(os.path.expanduser(value))
         covered = [sent for sent in self.paths if f"{path}/".startswith(f"{sent}/")]
         if not _SCHEME.match(value) and not covered and glob.glob(path):
           advice = "use a bucket (gs://...)" + ("" if os.path.isabs(path) else f" or --with={value}")
-          note(f"{name}: {value} is not sent, and each worker uses a folder of its own: {advice}")
+          note(f"{name}: {value} is not sent; each worker uses its own folder of that name: {advice}")
 
   def _read_statement(self, tokens: list[tokenize.TokenInfo], where: str, shipped: bool) -> None:
     words = [token.string for token in tokens]
@@ -194,7 +193,7 @@ class Finder:
       (self._bound_by_user.discard if shipped else self._bound_by_user.add)(name)
 
   def _value(self, name: str, seen: tuple[str, ...] = ()) -> list[str]:
-    """The strings of a binding; %MACROS in it are looked up."""
+    """Returns the strings of a binding, with %MACROS resolved."""
     tokens = self._bindings.get(name, [])
     found = strings_of(tokens)
     for percent, macro in zip(tokens, tokens[1:]):  # noqa: B905  # Python 3.8
@@ -203,19 +202,19 @@ class Finder:
     return found
 
   def _find_gin_file(self, name: str, option: str) -> str:
-    name = self._place(name, option)
+    name = self._relative_path(name, option)
     for folder in self._folders:
       path = os.path.join(os.path.expanduser(folder), name)
       if os.path.isfile(path):
-        return path if folder == SHIPPED else self._place(path, option)
+        return path if folder == SHIPPED else self._relative_path(path, option)
     here = glob.glob("*.gin") + glob.glob("*/*.gin")
     shipped = [os.path.relpath(p, SHIPPED) for p in glob.glob(os.path.join(SHIPPED, "**/*.gin"), recursive=True)]
-    lines = [("asked by", f"{option}{name}"), ("searched", ", ".join(f or os.getcwd() for f in self._folders))]
+    lines = [("source", f"{option}{name}"), ("searched", ", ".join(f or os.getcwd() for f in self._folders))]
     nearest = difflib.get_close_matches(name, here + shipped, 1, 0.5)
-    raise Refused(f"no gin file {name}", *lines, *[("nearest", match) for match in nearest])
+    raise InvalidCommand(f"no gin file {name}", *lines, *[("nearest", match) for match in nearest])
 
-  def _place(self, given: str, option: str) -> str:
-    """The path that `given` has here and on a worker."""
+  def _relative_path(self, given: str, option: str) -> str:
+    """Returns the path that a file has both here and on a worker."""
     path = os.path.expanduser(given)
     if self._shared or not (os.path.isabs(path) or ".." in path.split("/")):
       return os.path.normpath(path)
@@ -226,15 +225,15 @@ class Finder:
       if not inside.startswith(".."):
         advice = f"{option}{inside}"
         break
-    raise Refused(
-      f"{given} would not be found on the workers: they get files with paths relative to the current folder",
-      ("asked by", f"{option}{given}"),
+    raise InvalidCommand(
+      f"{given} would not be found on the workers: only paths relative to the current folder are sent",
+      ("source", f"{option}{given}"),
       ("try", advice),
-      ("or", f"copy it to a bucket, and name it there: gs://BUCKET/{name}"),
+      ("or", f"copy it to a bucket and use gs://BUCKET/{name}"),
     )
 
   def _add_local_module(self, module: str) -> bool:
-    """Adds a module of this folder: its file, or its outermost package. False if there is none."""
+    """Adds a local module: its file, or its outermost package. Returns False if there is none."""
     path, parts = "", module.split(".")
     for number, part in enumerate(parts, 1):
       path = os.path.join(path, part)
@@ -243,7 +242,7 @@ class Finder:
       elif os.path.isfile(f"{path}.py") and number == len(parts):
         found = f"{path}.py"
       else:
-        continue  # perhaps a package without __init__.py, of which only the named module is sent
+        continue  # possibly a namespace package, of which only the given module is sent
       self._add(found)
       for source in files_in(found):
         if source.endswith(".py"):
@@ -259,7 +258,7 @@ class Finder:
       with open(path, "rb") as file:
         tree = ast.parse(file.read())
     except (OSError, SyntaxError, ValueError):
-      return  # a newer Python may read it
+      return  # a newer Python may be able to parse it
     for node in ast.walk(tree):
       if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
@@ -275,18 +274,18 @@ class Finder:
 
   def _add(self, path: str) -> None:
     if "\n" in path:
-      raise Refused(f"a file name has a line break: {path!r}", ("try", "another name"))
+      raise InvalidCommand(f"file name with a line break: {path!r}", ("try", "rename the file"))
     self.paths[path] = None
 
 
 def files_in(path: str) -> list[str]:
-  """The files of a folder, without caches and version control; a file itself."""
+  """Returns the files of a folder, without caches and version control; or a file itself."""
   if not os.path.isdir(path):
     return [path]
   found, seen = [], set()
   for folder, folders, names in os.walk(path, followlinks=True):
     folders[:] = sorted(set(folders) - _NOT_SENT)
-    if os.path.realpath(folder) in seen:  # links in a circle
+    if os.path.realpath(folder) in seen:  # circular links
       folders[:] = []
       continue
     seen.add(os.path.realpath(folder))
@@ -295,18 +294,18 @@ def files_in(path: str) -> list[str]:
   return found
 
 
-def expanded(paths: list[str]) -> list[str]:
+def expand_folders(paths: list[str]) -> list[str]:
   files: dict[str, None] = {}
   for path in paths:
     found = files_in(path)
     if not found:
-      raise Refused(f"the folder {path} has no files")
+      raise InvalidCommand(f"the folder {path} has no files")
     files.update(dict.fromkeys(found))
   for path in files:
     if "\n" in path:
-      raise Refused(f"a file name has a line break: {path!r}", ("try", "another name"))
+      raise InvalidCommand(f"file name with a line break: {path!r}", ("try", "rename the file"))
     if not os.access(path, os.R_OK):
-      raise Refused(f"cannot read {path}", ("because", "permission denied"))
+      raise InvalidCommand(f"cannot read {path}", ("because", "permission denied"))
   return sorted(files)
 
 
@@ -314,7 +313,7 @@ def check_size(files: list[str], limit: int, advice: str) -> None:
   sizes = {path: os.path.getsize(path) for path in files}
   if sum(sizes.values()) > limit:
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
-    raise Refused(
+    raise InvalidCommand(
       f"the files to send are too large: {sum(sizes.values()):,} bytes (at most {limit:,})",
       ("largest", ", ".join(f"{path} ({sizes[path]:,})" for path in largest)),
       ("try", advice or "put the large ones into a bucket (gs://...)"),
@@ -322,7 +321,7 @@ def check_size(files: list[str], limit: int, advice: str) -> None:
 
 
 def write_tar(files: list[str], target: str) -> None:
-  """The same files give the same bytes: owner, permissions of others and times are left out."""
+  """Writes a reproducible tar file, without owners, times and permissions other than execution."""
   with tarfile.open(target, "w", format=tarfile.GNU_FORMAT, dereference=True) as archive:
     for path in files:
       entry = tarfile.TarInfo(path)
@@ -339,7 +338,7 @@ def note(text: str) -> None:
 def find(words: list[str]) -> list[str]:
   own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
   if not command:
-    raise Refused("missing: the command after --", ("try", "files_of_command.py -- t5like train --gin_file=..."))
+    raise InvalidCommand("missing command after --", ("try", "files_of_command.py -- t5like train --gin_file=..."))
   extra, settings = [], {"--tar": "", "--limit": "", "--too_large": "", "--shared": ""}
   for word in own:
     name, equals, value = word.partition("=")
@@ -348,7 +347,7 @@ def find(words: list[str]) -> list[str]:
     elif name in settings and bool(equals) == (name != "--shared"):
       settings[name] = value or "yes"
     else:
-      raise Refused(f"invalid option: {word}", ("try", "files_of_command.py --help"))
+      raise InvalidCommand(f"invalid option: {word}", ("try", "files_of_command.py --help"))
   shared = bool(settings["--shared"])
   given = read_command(command)
   finder = Finder(given.search_paths, shared)
@@ -362,7 +361,7 @@ def find(words: list[str]) -> list[str]:
   if shared:
     return list(finder.paths)
   finder.note_local_data()
-  files = expanded(list(finder.paths))
+  files = expand_folders(list(finder.paths))
   if settings["--limit"]:
     check_size(files, int(settings["--limit"]), settings["--too_large"])
   if settings["--tar"]:
@@ -376,7 +375,7 @@ def main(words: list[str]) -> int:
     return 0
   try:
     found = find(words)
-  except (Refused, OSError) as error:
+  except (InvalidCommand, OSError) as error:
     print(f"error: {error}", file=sys.stderr)
     for key, value in getattr(error, "lines", ()):
       print(f"  {key:<8} {value}", file=sys.stderr)

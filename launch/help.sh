@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the launch scripts with their own arguments: --help or -h before `--` prints the comment at the top of the
-# script, and ends it.
+# Sourced by the launch scripts with their arguments: --help or -h before `--` prints the comment at the top of the
+# script and exits.
 for word in "$@"; do
   case "$word" in
     --) break ;;

@@ -1,28 +1,27 @@
 #!/usr/bin/env bash
-# Use this machine as a pod: N real processes that find each other over TCP, as the hosts of a TPU pod do.
+# Run a command on this machine as on a pod: N processes that connect over TCP, like the hosts of a TPU pod.
 #
 # usage: launch/local_pod.sh N [--devices=4] -- COMMAND
 #
 # options:
-#   --devices=4   the number of (CPU) devices of each process (default: 4)
+#   --devices=4   number of (CPU) devices per process (default: 4)
 #   --help        print this text
 #
 # example:
 #   launch/local_pod.sh 2 --devices=2 -- t5like train --gin_file=runs/quickstart/pretrain.gin --gin.MODEL_DIR=/tmp/pod
 #
-# Every line of output begins with the number of its process. The first process that fails stops the others, and its
-# status is the status of this command: that of `t5like train`, 143 and 130 after SIGTERM and SIGINT, which are passed
-# on to all.
+# Every line of output starts with the number of its process. The first process that fails stops the others, and its
+# exit status is that of this command: 143 and 130 after SIGTERM and SIGINT, which are forwarded to all processes.
 #
-# A command is looked for in the virtual environment T5LIKE_VENV, where that is set, on the PATH, and in the .venv that
-# quickstart.sh and test.sh make in this checkout.
+# The command is searched in the virtual environment T5LIKE_VENV (if set), on the PATH, and in the .venv that
+# quickstart.sh and test.sh create in this checkout.
 #
-# T5LIKE_STOP_SECONDS is how long a process that was told to stop may take before it is killed (default: 600 to save
-# after a signal, 30 when another process has failed: it waits for that one in vain).
+# T5LIKE_STOP_SECONDS is how long a stopping process may take before it is killed (default: 600 after a signal, to save
+# a checkpoint; 30 if another process has failed, as it would wait for that one forever).
 set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
-set -m # a process group for each process: Ctrl-C reaches this script alone, which passes it on once
+set -m # a process group for each process: Ctrl-C reaches only this script, which forwards it once
 
 usage() {
   echo "error: $1" >&2
@@ -35,20 +34,20 @@ while [ $# -gt 0 ]; do
   case "$1" in
     --devices=*) devices="${1#*=}" ;;
     --) shift && break ;;
-    -*) usage "there is no option $1 (the command to run comes after --)" ;;
+    -*) usage "unknown option $1 (the command to run comes after --)" ;;
     *) [ -z "$processes" ] || usage "the command to run comes after --" && processes="$1" ;;
   esac
   shift
 done
-[[ "$processes" =~ ^[1-9][0-9]*$ ]] || usage "how many processes? ${processes:-nothing} is not a number"
-[[ "$devices" =~ ^[1-9][0-9]*$ ]] || usage "--devices=$devices is not a number"
+[[ "$processes" =~ ^[1-9][0-9]*$ ]] || usage "invalid number of processes: '$processes' (expected at least 1)"
+[[ "$devices" =~ ^[1-9][0-9]*$ ]] || usage "invalid --devices: $devices (expected at least 1)"
 [ $# -gt 0 ] || usage "no command to run after --"
-made_here="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv"
-PATH="${T5LIKE_VENV:+$T5LIKE_VENV/bin:}$PATH:$made_here/bin"
-command -v "$1" >/dev/null || usage "there is no command $1 in ${T5LIKE_VENV:-$made_here} or on the PATH" \
+own_venv="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/.venv"
+PATH="${T5LIKE_VENV:+$T5LIKE_VENV/bin:}$PATH:$own_venv/bin"
+command -v "$1" >/dev/null || usage "command $1 not found in ${T5LIKE_VENV:-$own_venv} or on the PATH" \
   "launch/quickstart.sh, which installs t5like; or T5LIKE_VENV=FOLDER launch/local_pod.sh ..."
 
-# Below 32768, where Linux gives no port to outgoing connections: one that is free stays free.
+# Below 32768, where Linux assigns no ports to outgoing connections, a free port stays free.
 free_port() {
   local port tries
   for tries in {1..100}; do
@@ -62,7 +61,7 @@ free_port() {
   return 1
 }
 
-# One write a line, so that lines of two processes never mix; the last one may lack its newline.
+# One write per line, so that lines of two processes never mix; the last one may lack a newline.
 label() {
   local line
   while IFS= read -r line || [ -n "$line" ]; do
@@ -75,14 +74,14 @@ port="$(free_port)"
 pipes="$(mktemp -d)"
 pids=() readers=()
 
-# tell SIGNAL: to the processes that still run; not to their own children, which they answer for.
-tell() {
+# signal_all SIGNAL: to the processes that still run; not to their children, which are their responsibility.
+signal_all() {
   local pid
   for pid in "${pids[@]}"; do
     if [ -n "$pid" ]; then kill "-$1" "$pid" 2>/dev/null || true; fi
   done
 }
-# With all that they started, in whatever process group, so that none is left behind.
+# Including all descendants, in any process group, so that none is left behind.
 kill_all() {
   local pid
   for pid in ${pids[@]+"${pids[@]}"}; do
@@ -95,18 +94,18 @@ kill_tree() {
   kill -KILL "$1" 2>/dev/null || true
 }
 trap 'kill_all; rm -rf "$pipes"' EXIT
-status=0 deadline="" told=""
-trap 'told=TERM; tell TERM' TERM
-trap 'told=INT; tell INT' INT
+status=0 deadline="" received=""
+trap 'received=TERM; signal_all TERM' TERM
+trap 'received=INT; signal_all INT' INT
 
-exec {said}>&2 2>/dev/null # bash itself would tell of every job that a signal ended
+exec {errors}>&2 2>/dev/null # bash would report every job that a signal ended
 for ((i = 0; i < processes; i++)); do
-  # Both ends are open before anyone is started, who might be killed before opening his.
+  # Both ends are opened before a process starts, as it might be killed before it opens its end.
   mkfifo "$pipes/$i"
   exec {both}<>"$pipes/$i"
   exec {from}<"$pipes/$i"
   exec {into}>"$pipes/$i" {both}>&-
-  # Readers have groups of their own and outlive the signals: what a process says while it stops is heard.
+  # Readers have separate process groups and outlive the signals, so that the last output of a process is printed.
   label "$i" <&"$from" {into}>&- &
   readers+=($!)
   T5LIKE_COORDINATOR="localhost:$port" T5LIKE_NUM_PROCESSES="$processes" T5LIKE_PROCESS_ID="$i" \
@@ -115,16 +114,16 @@ for ((i = 0; i < processes; i++)); do
   exec {from}<&- {into}>&-
 done
 
-# failed I STATUS: the first failure decides the status, and the others are told to stop.
+# failed I STATUS: the first failure determines the exit status and stops the other processes.
 failed() {
-  local patience=30
+  local grace=30
   [ "$status" -eq 0 ] || return 0
   status="$2"
-  if [ "$2" -eq 143 ] || [ "$2" -eq 130 ]; then patience=600; fi
-  patience="${T5LIKE_STOP_SECONDS:-$patience}"
-  deadline=$((SECONDS + patience))
-  echo "local_pod: process $1 ended with status $2" >&"$said"
-  if [ -z "$told" ] && [ "$processes" -gt 1 ]; then tell TERM; fi
+  if [ "$2" -eq 143 ] || [ "$2" -eq 130 ]; then grace=600; fi
+  grace="${T5LIKE_STOP_SECONDS:-$grace}"
+  deadline=$((SECONDS + grace))
+  echo "local_pod: process $1 exited with status $2" >&"$errors"
+  if [ -z "$received" ] && [ "$processes" -gt 1 ]; then signal_all TERM; fi
 }
 
 running="$processes"
@@ -140,7 +139,7 @@ while [ "$running" -gt 0 ]; do
     fi
   done
   if [ -n "$deadline" ] && [ "$SECONDS" -ge "$deadline" ]; then
-    echo "local_pod: killed the processes that did not stop in time" >&"$said"
+    echo "local_pod: killed the processes that did not stop in time" >&"$errors"
     kill_all
     deadline=""
   fi

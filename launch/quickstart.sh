@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# From text to a score in one command: installs t5like, pre-trains a tiny T5 on six novels, fine-tunes
-# it on SNLI pairs and scores it. Stopped and started again it goes on; finished, it only reports.
+# Install t5like, pre-train a tiny T5 on six novels, fine-tune it on SNLI and evaluate it, in one command.
+# If interrupted, the same command resumes; if finished, it only reports.
 #
-# usage: launch/quickstart.sh [DIR]        DIR: where the two runs are written (default: runs/quickstart)
+# usage: launch/quickstart.sh [DIR]        DIR: folder of the two runs (default: runs/quickstart)
 #
 # options:
 #   --help    print this text
 #
 # example: launch/quickstart.sh /tmp/quickstart
 #
-# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that makes it.
-# After installation it takes about 5 minutes on 2 cores.
+# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that creates it.
+# Takes about 5 minutes on 2 cores after installation.
 set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
@@ -27,20 +27,20 @@ out="$(cd "$out" && pwd)"
 
 say() { printf '\n== %s\n' "$*"; }
 
-say "1/2  pre-train: guess the missing spans of six novels"
+say "1/2  pre-training: span corruption on six novels"
 "$t5like" train --gin_file=runs/quickstart/pretrain.gin \
   --gin.MODEL_DIR="$out/pretrain" --gin.CACHE_DIR="$out/tokens"
 
-say "2/2  fine-tune: does the premise entail the hypothesis?"
+say "2/2  fine-tuning: natural language inference (SNLI)"
 "$t5like" train --gin_file=runs/quickstart/finetune.gin \
   --gin.INIT_FROM="$out/pretrain" --gin.MODEL_DIR="$out/snli" --gin.CACHE_DIR="$out/tokens"
 
-say "done. What to try next"
+say "done. Next steps"
 cat <<END
   source $venv/bin/activate
-  t5like eval --model_dir=$out/snli --task=snli --cache_dir=$out/tokens --again --show=10    # see more answers
+  t5like eval --model_dir=$out/snli --task=snli --cache_dir=$out/tokens --again --show=10    # print more predictions
   t5like train --gin_file=models/t5/tiny.gin --gin_file=objectives/span_corruption.gin \\
       --gin_file=runs/pretrain.gin --gin.MODEL_DIR=~/runs/longer_spans --gin.MEAN_SPAN_LENGTH=10 \\
-      --gin.TRAIN_STEPS=50 --dry_run                # plan another objective before running it
-  $out/pretrain/loss.png, $out/snli/loss.png        # the two loss curves
+      --gin.TRAIN_STEPS=50 --dry_run                # check another objective before running it
+  $out/pretrain/loss.png, $out/snli/loss.png        # loss curves
 END

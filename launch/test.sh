@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs them.
+# Installs the test dependencies and runs the tests.
 #
-# usage: launch/test.sh [PYTEST_OPTION]...    without options: all tests that are not marked as slow
+# usage: launch/test.sh [PYTEST_OPTION]...    without options: all tests that are not marked slow
 #
-# options: those of pytest; after -- also its --help
+# options: those of pytest; for pytest's help use -- --help
 #   --help    print this text
 #
 # example: launch/test.sh -m slow tests/launch
 #
-# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that makes it.
+# T5LIKE_VENV is the virtual environment (default: .venv in the checkout), PYTHON the interpreter that creates it.
 set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/help.sh"
@@ -17,6 +17,6 @@ if [ "${1:-}" = -- ]; then shift; fi
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 install "[test]"
 cd "$repository"
-# Two workers share the cores of a small machine; -m on the command line overrides the default marker. Files in the
-# order of their names: sorted by the number of tests, those of the command line, few and long, would come last.
+# Two workers share the cores of a small machine; -m on the command line overrides the default marker. Files run in the
+# order of their names: sorted by number of tests, the few long tests of the command line would run last.
 exec "$venv/bin/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow" "$@"

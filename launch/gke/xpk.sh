@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run t5like on a GKE cluster that xpk made (pip install xpk; xpk cluster create ...), in the queue of that cluster.
+# Run t5like in the queue of a GKE cluster that was created with xpk (pip install xpk; xpk cluster create ...).
 #
 # usage: launch/gke/xpk.sh create NAME [OPTION]... -- t5like train ...
 #        launch/gke/xpk.sh list [OPTION]...
@@ -10,16 +10,17 @@
 #       --docker-image=IMAGE -- t5like train --gin_file=runs/pretrain.gin ... --gin.MODEL_DIR=gs://bucket/run
 #
 # options, with --key=value:
-#   --docker-image=IMAGE        has t5like; gin files and modules of yours are not sent
-#   --base-docker-image=IMAGE   instead: xpk adds the folder of --script-dir (default: the current one) to this image,
-#                               with the gin files and modules in it, and the command runs there
-#   --in_image                  the image has all the files (in its working directory): do not look for them here
+#   --docker-image=IMAGE        an image with t5like; your gin files and modules are not sent
+#   --base-docker-image=IMAGE   instead: xpk adds the folder of --script-dir (default: the current one), with its gin
+#                               files and modules, to this image, and the command runs there
+#   --in_image                  all files are in the image (in its working directory): do not check them here
 #   --max-restarts=100 --restart-on-exit-codes=124 --termination-grace-period-seconds=600    defaults of this script
 #   --help                      print this text
 #
-# All others are those of `xpk workload create`, `list` and `delete` (--dry-run among them: it prints the manifest and
-# every command). What this adds: the command keeps its quotes and gets SIGTERM itself, so that it saves; ten restarts
-# in place; all Pods anew after a lost node (xpk: exit statuses above 126) and after a stall (124), not after bad input.
+# All other options are those of `xpk workload create`, `list` and `delete` (including --dry-run, which prints the
+# manifest and every command). This script adds: quoting of the command; SIGTERM reaches it, so that it saves a
+# checkpoint; ten restarts within a Pod; a restart of all Pods after a lost node (xpk: exit statuses above 126) and
+# after a stall (124), but not after invalid input.
 set -euo pipefail
 # shellcheck source=launch/help.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../help.sh"
@@ -33,8 +34,8 @@ fail() {
 step="${1:-}" name="" options=() in_image="" base_image="" script_dir="."
 case "$step" in
   create | list | delete) shift ;;
-  "") fail "missing: a step (create, list or delete)" ;;
-  *) fail "what to do? '$step' is no step: create, list, delete" ;;
+  "") fail "missing step (create, list or delete)" ;;
+  *) fail "unknown step '$step' (create, list or delete)" ;;
 esac
 while [ $# -gt 0 ] && [ "$1" != "--" ]; do
   case "$1" in
@@ -44,7 +45,7 @@ while [ $# -gt 0 ] && [ "$1" != "--" ]; do
   case "$1" in
     --in_image) in_image=yes ;;
     -*) options+=("$1") ;;
-    *) [ -z "$name" ] || fail "$1? options are written --key=value" && name="$1" ;;
+    *) [ -z "$name" ] || fail "unexpected argument $1 (options are --key=value)" && name="$1" ;;
   esac
   shift
 done
@@ -53,14 +54,14 @@ command -v xpk >/dev/null || fail "xpk is not installed (pip install xpk)"
 case "$step" in
   list) exec xpk workload list "${options[@]}" ;;
   delete)
-    [ -n "$name" ] || fail "which run?"
+    [ -n "$name" ] || fail "missing name of the run"
     exec xpk workload delete "--workload=$name" "${options[@]}"
     ;;
 esac
 
-[ -n "$name" ] || fail "which name?"
-[ $# -gt 0 ] || fail "what to run? nothing comes after --"
-[ "$1" = t5like ] || fail "the command is $1: the image holds t5like"
+[ -n "$name" ] || fail "missing name of the run"
+[ $# -gt 0 ] || fail "missing command after --"
+[ "$1" = t5like ] || fail "invalid command: $1 (expected t5like)"
 if [ -z "$in_image" ]; then
   python="${PYTHON:-python3}" here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
   command -v "$python" >/dev/null || fail "$python is not installed (PYTHON=/path/to/python3)"
@@ -80,6 +81,6 @@ defaults=()
 [[ " ${options[*]} " == *" --restart-on-exit-codes="* ]] || defaults+=(--restart-on-exit-codes=124)
 [[ " ${options[*]} " == *" --termination-grace-period-seconds="* ]] \
   || defaults+=(--termination-grace-period-seconds=600)
-# xpk runs the command in a shell of its own, to which SIGTERM goes: exec takes its place.
+# xpk runs the command in a shell, which receives SIGTERM: exec replaces the shell.
 command="exec$(printf ' %q' "${words[@]}")"
 exec xpk workload create "--workload=$name" "--command=$command" "${defaults[@]}" "${options[@]}"

@@ -1,11 +1,11 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # names that tpu_pod.sh and the other parts read
-# Calls of gcloud that survive a bad minute, and tell a bad minute from a hopeless request. Sourced by tpu_pod.sh.
+# shellcheck disable=SC2034 # variables that tpu_pod.sh and the other parts read
+# Calls of gcloud that retry transient errors and fail on permanent ones. Sourced by tpu_pod.sh.
 #
-# T5LIKE_RETRIES (6) is how often a call is tried, T5LIKE_RETRY_SECONDS (10) the first pause, which doubles every time.
+# T5LIKE_RETRIES (6) is the number of attempts, T5LIKE_RETRY_SECONDS (10) the first pause, which doubles every time.
 
-# What tpu_pod.sh was told: which pod, and where. `billed` is what this script knows of the pod:
-# yes, later, asked (the answer did not come), unknown or nothing.
+# Name and location of the pod. `billed` is its billing state as far as known: yes, later, asked (a request without an
+# answer), unknown or empty.
 name="" project="" slices=1 dry_run="" where=() billed="" state=NONE
 not_found=44 already_exists=49 # statuses of `call` that its callers expect
 scratch="$(mktemp -d)"
@@ -13,7 +13,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 say() { echo "tpu_pod: $*"; }
 
-# fail STATUS WHAT [KEY VALUE]...: the error of a user, in the form of the library's own.
+# fail STATUS WHAT [KEY VALUE]...: reports a user error in the format of the library.
 fail() {
   local status="$1"
   echo "error: $2" >&2
@@ -37,7 +37,7 @@ pause() {
   wait $!
 }
 
-# verdict MESSAGE: what kind of error it is; nothing for one that may pass.
+# verdict MESSAGE: prints the kind of a permanent error; nothing for a transient one.
 verdict() {
   local kind pattern
   while IFS='=' read -r kind pattern; do
@@ -55,7 +55,7 @@ request=INVALID_ARGUMENT|unrecognized arguments|Invalid value|argument --
 END
 }
 
-# call COMMAND...: its output in $reply. Tries again what may pass, ends the script on what will not.
+# call COMMAND...: stores its output in $reply. Retries transient errors, ends the script on permanent ones.
 reply=""
 call() {
   local try tries="${T5LIKE_RETRIES:-6}" status message
@@ -72,29 +72,29 @@ call() {
     case "$(verdict "$message")" in
       not_found) return "$not_found" ;;
       already_exists) return "$already_exists" ;;
-      ?*) if [ "$billed" = asked ]; then billed=""; fi ;;& # what was refused is not there
-      quota) fail 2 "the project has no quota for this" said "$message" \
-        try "a --zone, --accelerator or kind (--spot, --reserved) of which it has" \
-        ask "https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com&project=$project" ;;
-      credentials) fail 2 "gcloud has no valid credentials" said "$message" try "gcloud auth login" ;;
-      permission) fail 2 "gcloud is not allowed to do this" said "$message" \
+      ?*) if [ "$billed" = asked ]; then billed=""; fi ;;& # a rejected request creates nothing
+      quota) fail 2 "the project has no quota for this" message "$message" \
+        try "a --zone, --accelerator or provisioning model (--spot, --reserved) with quota" \
+        or "request: https://console.cloud.google.com/iam-admin/quotas?service=tpu.googleapis.com&project=$project" ;;
+      credentials) fail 2 "gcloud has no valid credentials" message "$message" try "gcloud auth login" ;;
+      permission) fail 2 "gcloud lacks permission" message "$message" \
         try "the role roles/tpu.admin; gcloud services enable tpu.googleapis.com --project=$project" ;;
-      request) fail 2 "gcloud does not take this request" said "$message" command "$(quoted "$@")" ;;
+      request) fail 2 "gcloud rejected the request" message "$message" command "$(quoted "$@")" ;;
     esac
-    say "try $try of $tries failed (status $status): $(tail -n 1 <<<"$message")"
+    say "attempt $try of $tries failed (status $status): $(tail -n 1 <<<"$message")"
     if [ "$try" -lt "$tries" ]; then pause "$try"; fi
   done
   return 1
 }
 
-# The state of the queued resource; NONE where there is none.
+# Stores the state of the queued resource in $state; NONE if there is none.
 queue_state() {
   local status=0
   call gcloud compute tpus queued-resources describe "$name" "${where[@]}" "--format=value(state.state)" || status=$?
   case "$status" in
     0) state="${reply:-NONE}" ;;
     "$not_found") state=NONE ;;
-    *) fail 1 "gcloud does not say in which state $name is" said "$(tail -n 3 "$scratch/stderr")" ;;
+    *) fail 1 "cannot determine the state of $name" message "$(tail -n 3 "$scratch/stderr")" ;;
   esac
   case "$state" in
     ACTIVE | PROVISIONING | SUSPENDING) billed=yes ;;
@@ -103,7 +103,7 @@ queue_state() {
   esac
 }
 
-# The names of its slices: one is called as the pod, several are numbered.
+# The names of the slices: that of the pod, numbered if there are several.
 nodes() {
   local i
   if [ "$slices" -eq 1 ]; then
@@ -113,7 +113,7 @@ nodes() {
   fi
 }
 
-# count_workers NODE...: how many there must be.
+# count_workers NODE...: stores the expected number of workers in $workers.
 count_workers() {
   local node
   workers=0
@@ -127,7 +127,7 @@ count_workers() {
 ssh_flags=(--quiet --strict-host-key-checking=no)
 to_all=(--node=all --worker=all)
 
-# on_all STEP: whether every worker took it, after a few tries. $answers has their lines.
+# on_all STEP: runs a step on all workers, with retries; succeeds if every worker did. $answers has their lines.
 answers=""
 on_all() {
   local try tries="${T5LIKE_RETRIES:-6}"
@@ -137,22 +137,22 @@ on_all() {
     call "${command[@]}" "${to_all[@]}" "--command=bash t5like-pod/worker.sh $1"
     return
   fi
-  # shellcheck disable=SC2046 # the names are words
+  # shellcheck disable=SC2046 # names without spaces
   count_workers $(nodes) || return
   for ((try = 1; try <= tries; try++)); do
     "${command[@]}" "${to_all[@]}" "--command=bash t5like-pod/worker.sh $1" \
       >"$scratch/answers" 2>"$scratch/stderr" </dev/null || true
     answers="$(grep -o "^t5like-pod: .*" "$scratch/answers" | sort -u || true)"
     if [ "$(grep -vc " $1 failed" <<<"$answers")" -eq "$workers" ] && [ -n "$answers" ]; then return; fi
-    say "$1: $(grep -c . <<<"$answers") of $workers workers answered (try $try of $tries)"
+    say "$1: $(grep -c . <<<"$answers") of $workers workers responded (attempt $try of $tries)"
     grep " $1 failed" <<<"$answers" || true
     if [ "$try" -lt "$tries" ]; then pause "$try"; fi
   done
   return 1
 }
 
-# name_missing: asks the workers one by one who is there.
-name_missing() {
+# unreachable_workers: prints the workers that do not respond, trying them one by one.
+unreachable_workers() {
   local node=0 worker slice
   for slice in $(nodes); do
     count_workers "$slice" || continue

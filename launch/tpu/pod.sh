@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154,SC2034 # names that tpu_pod.sh and the other parts set and read
-# The pod itself: asked for and waited for, there or gone, deleted, and what of it is billed. Sourced by tpu_pod.sh.
+# shellcheck disable=SC2154,SC2034 # variables that tpu_pod.sh and the other parts set and read
+# Requests, waits for and deletes the pod, and reports what is billed. Sourced by tpu_pod.sh.
 
-# On the way out, whatever happened: what is still paid for, and how to end that.
-tell_bill() {
-  local what="$name (${option[accelerator]:-${option[type]:-} ${option[topology]:-}}, ${option[zone]:-}, $project)"
+# Reports on exit what is still billed, and how to end that.
+report_billing() {
+  local pod="$name (${option[accelerator]:-${option[type]:-} ${option[topology]:-}}, ${option[zone]:-}, $project)"
   [ -z "$dry_run" ] || return 0
   case "$billed" in
-    yes) echo "STILL BILLED: $what" ;;
-    later) echo "WILL BE BILLED once it is granted: $what" ;;
-    asked | unknown) echo "MAY STILL BE BILLED: $what" ;;
+    yes) echo "STILL BILLED: $pod" ;;
+    later) echo "WILL BE BILLED once it is granted: $pod" ;;
+    asked | unknown) echo "MAY STILL BE BILLED: $pod" ;;
     *) return 0 ;;
   esac
   echo "  delete it  launch/tpu_pod.sh delete $name --project=$project --zone=${option[zone]}"
@@ -21,19 +21,19 @@ default_runtime() {
     v5litepod* | v5e*) echo v2-alpha-tpuv5-lite ;;
     v5p*) echo v2-alpha-tpuv5 ;;
     v6e*) echo v2-alpha-tpuv6e ;;
-    *) fail 2 "no image is known for '${option[accelerator]:-${option[type]:-}}'" try "--runtime=..." \
+    *) fail 2 "no default image for '${option[accelerator]:-${option[type]:-}}'" try "--runtime=..." \
       list "gcloud compute tpus tpu-vm versions list --zone=${option[zone]}" ;;
   esac
 }
 
-# The words of the request for the pod, in $request.
+# Stores the command that requests the pod in $request.
 make_request() {
   local runtime key
   [ -n "${option[accelerator]:-}" ] || { [ -n "${option[type]:-}" ] && [ -n "${option[topology]:-}" ]; } \
-    || fail 2 "which TPU?" try "--accelerator=v5litepod-16, or --type=v5p --topology=2x2x4"
+    || fail 2 "--accelerator is required" try "--accelerator=v5litepod-16, or --type=v5p --topology=2x2x4"
   runtime="${option[runtime]:-$(default_runtime)}"
   request=(gcloud)
-  # A named reservation is only known to the alpha commands.
+  # Only the alpha commands support a named reservation.
   if [ -n "${option[reservation]:-}" ]; then request+=(alpha); fi
   request+=(compute tpus queued-resources create "$name" "${where[@]}" "--runtime-version=$runtime")
   if [ -n "${option[accelerator]:-}" ]; then
@@ -61,8 +61,8 @@ create() {
   queue_state
   case "$state" in
     FAILED | SUSPENDED | SUSPENDING | DELETING)
-      # Its TPUs are gone, but it keeps its name and its share of the quota.
-      say "$name is $state: deleting it to ask again"
+      # Its TPUs are gone, but it still occupies its name and its quota.
+      say "$name is $state: deleting it before a new request"
       delete
       state=NONE
       ;;
@@ -72,7 +72,7 @@ create() {
     call "${request[@]}" || status=$?
     case "$status" in
       0 | "$already_exists") : ;;
-      *) fail 1 "the pod could not be asked for" said "$(tail -n 3 "$scratch/stderr")" ;;
+      *) fail 1 "cannot request the pod" message "$(tail -n 3 "$scratch/stderr")" ;;
     esac
   fi
   if [ -z "$dry_run" ]; then wait_for_pod; fi
@@ -82,7 +82,7 @@ wait_for_pod() {
   local before="" why absent=0
   while true; do
     queue_state
-    if [ "$state" = NONE ]; then absent=$((absent + 1)); fi # a request is listed a moment after it was made
+    if [ "$state" = NONE ]; then absent=$((absent + 1)); fi # a request is listed with a delay
     if [ "$state" != "$before" ]; then say "$name is $state ($(date -u +%H:%M:%S) UTC)"; fi
     before="$state"
     case "$state" in
@@ -92,10 +92,10 @@ wait_for_pod() {
         call gcloud compute tpus queued-resources describe "$name" "${where[@]}" \
           "--format=value(state.failedData.error.message)" || true
         why="${reply:-no reason given}"
-        if [ "$state" != NONE ]; then delete; fi # a request that failed still counts against the quota
+        if [ "$state" != NONE ]; then delete; fi # a failed request still counts against the quota
         case "$(verdict "$why")" in
-          quota) fail 2 "the project has no quota for this" said "$why" try "another --zone or --accelerator" ;;
-          *) fail 1 "the pod was not granted ($state)" said "$why" try "the same command again, or another --zone" ;;
+          quota) fail 2 "the project has no quota for this" message "$why" try "another --zone or --accelerator" ;;
+          *) fail 1 "the pod was not granted ($state)" message "$why" try "run it again, or with another --zone" ;;
         esac
         ;;
     esac
@@ -104,14 +104,14 @@ wait_for_pod() {
   done
 }
 
-# A step of its own must find the pod there.
+# A step that is run alone needs an existing pod.
 need_pod() {
   queue_state
-  [ "$state" = ACTIVE ] || [ -n "$dry_run" ] || fail 1 "$name is not there (its request is $state)" \
+  [ "$state" = ACTIVE ] || [ -n "$dry_run" ] || fail 1 "$name is not ready (its request is $state)" \
     try "launch/tpu_pod.sh create $name"
 }
 
-# gone: whether the pod is no longer there to be used. Preemption shows in the request, in a slice, or in both.
+# gone: whether the pod is no longer usable. A preemption shows in the request, in a slice, or in both.
 gone() {
   local node status
   queue_state
@@ -133,7 +133,7 @@ delete() {
     call gcloud compute tpus queued-resources delete "$name" "${where[@]}" --force --quiet || status=$?
     [ -z "$dry_run" ] || return 0
     [ "$status" -eq 0 ] || break
-    # Deleting is believed when the pod is not there any more.
+    # Verify that the pod is gone.
     queue_state
     if [ "$state" = NONE ]; then
       status="$not_found"
@@ -144,10 +144,10 @@ delete() {
   done
   if [ "$status" -ne "$not_found" ]; then
     billed=yes
-    fail 1 "$name could not be deleted" said "$(tail -n 3 "$scratch/stderr")" \
+    fail 1 "cannot delete $name" message "$(tail -n 3 "$scratch/stderr")" \
       see "https://console.cloud.google.com/compute/tpus?project=$project"
   fi
   billed="" state=NONE
-  say "$name is deleted: nothing of it is billed any more"
+  say "$name is deleted and no longer billed"
   if [ "$step" = delete ]; then rm -rf "$memory"; fi
 }

@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154,SC2034 # names that tpu_pod.sh and the other parts set and read
-# The run: started on all workers, listened to, told to stop, and what became of it. Sourced by tpu_pod.sh.
+# shellcheck disable=SC2154,SC2034 # variables that tpu_pod.sh and the other parts set and read
+# Starts, follows and stops the run on all workers, and determines its outcome. Sourced by tpu_pod.sh.
 
-# Refuses a command that would lose its work with the pod.
+# Rejects a command whose checkpoints would be lost with the pod.
 check_command() {
   local argument
-  [ $# -gt 0 ] || fail 2 "what to run? nothing comes after --" try "-- t5like train ... --gin.MODEL_DIR=gs://..."
-  [ "$1" = "t5like" ] || fail 2 "the command is $1" expected "t5like, which is what is installed on the workers"
+  [ $# -gt 0 ] || fail 2 "missing command after --" try "-- t5like train ... --gin.MODEL_DIR=gs://..."
+  [ "$1" = "t5like" ] || fail 2 "invalid command: $1" expected "t5like, which is installed on the workers"
   for argument in "$@"; do
     case "$argument" in
       --gin.MODEL_DIR=gs://* | --gin.MODEL_DIR="'gs://"* | --gin.MODEL_DIR='"gs://'*) return 0 ;;
@@ -14,18 +14,18 @@ check_command() {
         try "--gin.MODEL_DIR=gs://bucket/$name" ;;
     esac
   done
-  say "note: MODEL_DIR is not among the arguments; in the gin file it must be a gs:// path"
+  say "note: no --gin.MODEL_DIR; it must be a gs:// path in the gin file"
 }
 
-# Packs the local files that the command needs, or refuses a command that would not find them. Done once, before
-# anything is requested: the pod after a preemption gets the same files.
+# Packs the local files that the command needs, or rejects a command that would not find them. Done once, before
+# anything is requested, so that the pod after a preemption gets the same files.
 find_files() {
   local python="${PYTHON:-python3}" files
   command -v "$python" >/dev/null || fail 2 "$python is not installed" try "PYTHON=/path/to/python3"
   files="$("$python" -I -S "$launch/files_of_command.py" "${with[@]}" "--tar=$scratch/files.tar" \
     --limit=$((256 << 20)) -- "${run[@]}")" || exit
   if [ -n "$files" ]; then
-    say "$(wc -l <<<"$files") files of $PWD go to the workers:"
+    say "sending $(wc -l <<<"$files") files of $PWD to the workers:"
     head -n 20 <<<"$files" | sed 's/^/  /'
   fi
 }
@@ -48,7 +48,7 @@ start() {
   [ -n "$dry_run" ] || say "started on $workers workers"
 }
 
-# Until the run ends: worker 0 says everything, the others only what went wrong.
+# Follows the log until the run ends: all output of worker 0, only errors of the others.
 logs() {
   local -a ssh=(gcloud compute tpus queued-resources ssh "$name" "${where[@]}" "${ssh_flags[@]}"
     --ssh-flag=-oServerAliveInterval=30)
@@ -58,7 +58,7 @@ logs() {
     return
   fi
   if [ "$step" = logs ]; then need_pod; fi
-  set -m # process groups: ended with all that gcloud started
+  set -m # process groups, so that all that gcloud started can be ended
   "${ssh[@]}" "${to_all[@]}" "--command=bash t5like-pod/worker.sh errors" 2>/dev/null </dev/null &
   "${ssh[@]}" --node=0 --worker=0 "--command=bash t5like-pod/worker.sh follow" 2>"$scratch/stderr" </dev/null \
     | grep --line-buffered -v '^t5like-pod: ' | sed -u 's/^/worker 0 | /' &
@@ -69,7 +69,7 @@ logs() {
     on_all status || give_up status
     summary
     case "$ended" in
-      running | vanished) say "the run goes on, the log has ended ($ended): launch/tpu_pod.sh status $name" ;;
+      running | vanished) say "the log has ended, but not the run ($ended): launch/tpu_pod.sh status $name" ;;
       *) return "$ended" ;;
     esac
   fi
@@ -87,22 +87,22 @@ status() {
   queue_state
   say "$name is $state"
   if [ -z "$dry_run" ] && [ "$state" != ACTIVE ]; then return; fi
-  on_all status || say "cannot be reached: $(name_missing | paste -sd, -)"
+  on_all status || say "unreachable: $(unreachable_workers | paste -sd, -)"
   cut -d' ' -f2- <<<"$answers"
 }
 
 stop() {
   queue_state
   if [ -z "$dry_run" ] && [ "$state" != ACTIVE ]; then
-    say "$name is $state: nothing runs there"
+    say "$name is $state: nothing is running"
     return
   fi
   on_all stop || give_up stop
-  say "the run has saved and ended; the pod stays"
+  say "the run has saved and exited; the pod stays"
 }
 
-# The outcome of a run from the answers of all: `vanished`, if a host has forgotten it; `running`; or the status that
-# says most: bad input before a failure, a failure before being stopped. $deliberate, if it was stopped by `stop`.
+# Determines the outcome of a run from all answers, in $ended: `vanished`, if a host lost it; `running`; or the most
+# informative status: invalid input before a failure, a failure before a stop. $deliberate is set if `stop` stopped it.
 summary() {
   local statuses status
   ended=0 deliberate=""
@@ -115,7 +115,7 @@ summary() {
   fi
   for status in $statuses; do
     if [ "$status" -ne 0 ] && [ "$status" -ne 143 ] && [ "$status" -ne 130 ]; then
-      ended="$status" # someone failed: if others still run, they wait for him in vain
+      ended="$status" # a failure: workers that still run would wait forever
       [ "$status" -ne 2 ] || return 0
     elif [ "$status" -ne 0 ] && [ "$ended" = 0 ]; then
       ended="$status"
@@ -123,9 +123,9 @@ summary() {
   done
 }
 
-# The last words of all workers, for when the pod is gone.
+# Saves the end of all workers' logs before the pod is deleted.
 keep_logs() {
   gcloud compute tpus queued-resources ssh "$name" "${where[@]}" "${ssh_flags[@]}" "${to_all[@]}" \
     "--command=tail -n 200 t5like-pod/run.log" >"$memory/last_words.log" 2>&1 </dev/null || true
-  say "the last words of all workers are in $memory/last_words.log"
+  say "the end of all workers' logs is in $memory/last_words.log"
 }

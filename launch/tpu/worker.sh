@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC2317 # the steps are called by their names
-# What happens on one worker of a TPU pod. launch/tpu_pod.sh copies this file to every worker and calls it there.
+# shellcheck disable=SC2317 # the steps are called by name
+# The steps on one worker of a TPU pod. launch/tpu_pod.sh copies this file to every worker and calls it there.
 #
 # usage: worker.sh install|start|status|stop|follow|errors
 #
 # example: bash ~/t5like-pod/worker.sh status
 #
-# Everything lives in the folder of this file (~/t5like-pod): package, virtual environment, log, exit status, and the
-# folder work/, where the command runs and finds the files that were sent with it. Every step can be taken again. A step
-# that takes answers with one line, "t5like-pod: HOST STEP RESULT", from which tpu_pod.sh learns who took it: gcloud's
-# own exit status does not tell of workers that it could not prepare.
+# Everything is in the folder of this file (~/t5like-pod): package, virtual environment, log, exit status, and the
+# folder work/, where the command runs and finds the files that were sent with it. Every step can be repeated. A step
+# answers with one line, "t5like-pod: HOST STEP RESULT", from which tpu_pod.sh knows which workers ran it: gcloud's exit
+# status ignores workers that it could not prepare.
 set -euo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,${/^#/!q; /^# shellcheck/d; s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}" && exit ;;
@@ -19,29 +19,29 @@ here="$PWD"
 
 answer() { echo "t5like-pod: $(hostname) $*"; }
 
-# A process that has ended but that nobody has asked about yet (Z) does not run.
+# A zombie process (Z) is not running.
 is_running() { [ -s pid ] && grep -qs '^State:.[^ZX]' "/proc/$(cat pid)/status"; }
 
-put_in_place() {
+install_packages() {
   command -v uv >/dev/null || python3 -m pip install --quiet --user uv || return
   uv venv --quiet --allow-existing --python 3.12 venv || return
   uv pip install --quiet --python venv/bin/python --exclude-newer "$2" --reinstall-package t5like "$1"
 }
 
-# The images have Python 3.10: uv brings a newer one. --exclude-newer makes the resolution a function of the date,
-# so that all workers, and those of the next pod after a preemption, get the same packages.
+# The images have Python 3.10: uv installs a newer one. With --exclude-newer the resolution depends only on the date, so
+# that all workers, and those of the next pod after a preemption, get the same packages.
 install() {
   local source as_of want fingerprint
   source="$(cat source)" as_of="$(cat as_of)" want="$(cat source digest as_of)"
   export PATH="$HOME/.local/bin:$PATH"
-  # Not under the feet of a run that goes on.
+  # Not while a run uses the environment.
   if [ "$(cat installed 2>/dev/null)" != "$want" ] && ! is_running; then
     rm -f installed
     case "$source" in
       git+*) : ;;
       *) source="file://$here/$source" ;;
     esac
-    if ! put_in_place "t5like[tpu] @ $source" "$as_of" >install.log 2>&1; then
+    if ! install_packages "t5like[tpu] @ $source" "$as_of" >install.log 2>&1; then
       answer "install failed: $(grep . install.log | tail -n 1 | cut -c1-300)"
       return 1
     fi
@@ -51,8 +51,8 @@ install() {
   answer "install $fingerprint"
 }
 
-# Puts the files that came with the command into the folder where it runs, in place of those of the command before it.
-# --touch: Python recognizes a changed module by its time.
+# Replaces the files of the previous command by those of this one, in the folder where it runs.
+# --touch: Python detects changed modules by their modification time.
 unpack() {
   mkdir -p work \
     && if [ -e running.tar ]; then
@@ -63,7 +63,7 @@ unpack() {
     && cp files.tar running.tar
 }
 
-# The trainer outlives this connection. `run` is its keeper: it passes SIGTERM on and writes down how it ended.
+# The trainer outlives this connection. Its supervisor, `run`, forwards SIGTERM and records the exit status.
 start() {
   if is_running; then
     cmp -s command.sh running.sh || { answer start failed: another command is running, stop it first; return 1; }
@@ -93,7 +93,7 @@ run() {
   while true; do
     signalled="" status=0
     wait "$child" || status=$?
-    [ -n "$signalled" ] || break # otherwise it was the signal that ended the wait
+    [ -n "$signalled" ] || break # otherwise the signal ended the wait
   done
   echo "$status" >status.new && mv status.new status
 }
@@ -104,13 +104,13 @@ status() {
   elif [ -s status ]; then
     answer "status ended $(cat status)$([ ! -e stopped ] || echo ' stopped')"
   elif [ -s pid ]; then
-    answer status vanished # the keeper itself was killed, or the machine restarted
+    answer status vanished # the supervisor was killed, or the machine restarted
   else
     answer status none
   fi
 }
 
-# Asks the trainer to save and end, and waits for it.
+# Lets the trainer save and exit, and waits for it.
 stop() {
   local deadline=$((SECONDS + ${T5LIKE_STOP_SECONDS:-600}))
   touch stopped
@@ -125,7 +125,7 @@ stop() {
   answer "stop $(cat status 2>/dev/null || echo 0)"
 }
 
-# The log from its beginning until the run ends, or nobody listens any more.
+# Prints the log from its start until the run ends or the connection is closed.
 stream() {
   local reader
   tail -n +1 -s 0.2 -F run.log 2>/dev/null &
@@ -144,7 +144,7 @@ follow() {
   status
 }
 
-# Only what looks like an error, with what follows it, until the run ends.
+# Prints only errors and the lines after them, until the run ends.
 errors() {
   [ -s pid ] || return 0
   stream \
@@ -152,11 +152,11 @@ errors() {
     | sed -u "s/^/$(hostname) | /" || true
 }
 
-# In braces, which bash reads to the end before it begins: a newer version may be copied over this file meanwhile.
+# Bash reads the braces to the end before it runs them: a newer version may be copied over this file meanwhile.
 {
   case "${1:-}" in
     install | start | run | status | stop | follow | errors) "$1" ;;
-    *) echo "error: worker.sh knows no step '${1:-}'" >&2 && exit 2 ;;
+    *) echo "error: unknown step '${1:-}'" >&2 && exit 2 ;;
   esac
   exit
 }

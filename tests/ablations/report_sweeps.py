@@ -22,7 +22,7 @@ _LEVELS = {"glue": (55.0, 0.9), "squad": (30.0, 0.4), "cnndm": (9.0, 0.5), "supe
 _OFFSETS = {"glue_cola": -20.0, "glue_sst2": 25.0, "glue_rte": -5.0}  # their mean is 0
 
 
-def made_result(recipe: str, seed: int, scale: str = "mini", groups=("glue", "squad"), **changes) -> Result:
+def synthetic_result(recipe: str, seed: int, scale: str = "mini", groups=("glue", "squad"), **changes) -> Result:
   """Returns a result that depends only on recipe and seed."""
   paper = next((row.paper for table in TABLES.values() for row in table.rows if row.recipe == recipe), BASELINE)
   draw = np.random.default_rng([zlib.crc32(recipe.encode()), seed])
@@ -77,5 +77,5 @@ def write_sweep(
         when = "2026-11-15T12:00:00+00:00"
         write_failure(folder, Failure(recipe, seed, scale, error, when, "t5like train", "File one.py"))
       elif (recipe, seed) not in without:
-        write_result(folder, made_result(recipe, seed, scale, groups))
+        write_result(folder, synthetic_result(recipe, seed, scale, groups))
   return folder

@@ -43,28 +43,28 @@ def build(*files, **macros):
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_matches_the_paper(name):
   recipe = RECIPES[name]
-  made = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
-  config = made.model.config
+  built = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
+  config = built.model.config
   assert (config.embed_dim, config.mlp_dim, config.num_heads, config.head_dim) == (768, 3072, 12, 64)
   assert (config.num_encoder_layers, config.num_decoder_layers) == LAYERS[recipe.architecture]
   assert config.share_encoder_decoder == (recipe.architecture == "shared")
-  assert made.model.batch_layout == LAYOUTS.get(recipe.architecture, "encoder_decoder")
-  assert made.batch_size == 128 and made.lengths["inputs"] == 512
+  assert built.model.batch_layout == LAYOUTS.get(recipe.architecture, "encoder_decoder")
+  assert built.batch_size == 128 and built.lengths["inputs"] == 512
   if recipe.objective is None:
-    assert (made.objective, made.init_from, made.steps) == (None, None, 2**18)
+    assert (built.objective, built.init_from, built.steps) == (None, None, 2**18)
     return
-  assert made.steps == 2**19 + (2**18 if recipe.mixing else 0)
-  assert made.objective == CATALOGUE[recipe.objective]
-  check_layout(made.model, made.objective)
-  lengths = made.objective.lengths(512)
+  assert built.steps == 2**19 + (2**18 if recipe.mixing else 0)
+  assert built.objective == CATALOGUE[recipe.objective]
+  check_layout(built.model, built.objective)
+  lengths = built.objective.lengths(512)
   if recipe.objective == "lm":
     assert (lengths.inputs, lengths.targets) == (0, 512)
   else:  # unlike the original code, ours ends the targets of span corruption with one more sentinel
     one_more = recipe.objective.startswith("span_corruption")
     assert (lengths.inputs, lengths.targets) == (512, TARGETS[recipe.objective] + one_more)
-  assert made.unique_tokens == recipe.unique_tokens
-  assert made.optimizer.learning_rate(100) == pytest.approx(0.01)
-  assert made.optimizer.learning_rate(2**18) == pytest.approx(2**-9)
+  assert built.unique_tokens == recipe.unique_tokens
+  assert built.optimizer.learning_rate(100) == pytest.approx(0.01)
+  assert built.optimizer.learning_rate(2**18) == pytest.approx(2**-9)
 
 
 def test_mixed_recipes_have_the_papers_rates():
@@ -120,14 +120,14 @@ def test_a_header_has_the_commands_the_hours_and_the_papers_scores(name):
     scores = f"GLUE {glue:.2f}, CNN/DM {cnndm:.2f}, SQuAD {squad:.2f}, SuperGLUE {superglue:.2f}"
     assert f"Table {number}, {label}: {scores}" in header
   # Hours on 16 chips of 275 TFLOP/s at 40%.
-  made = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
+  built = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
   speed = 16 * 275e12 * 0.4 * 3600
   if recipe.objective:
-    hours = phase_flops(made.model, 128, made.objective.lengths(512)) * made.steps / speed
+    hours = phase_flops(built.model, 128, built.objective.lengths(512)) * built.steps / speed
     stated = re.search(r"([\d.]+) h (?:of pre-training|in total)", header)
     assert float(stated[1]) == pytest.approx(hours, abs=0.06)
   if not recipe.mixing:
-    hours = phase_flops(made.model, 128, Lengths(512, 512, 114)) * 2**18 / speed
+    hours = phase_flops(built.model, 128, Lengths(512, 512, 114)) * 2**18 / speed
     assert float(re.search(r"([\d.]+) h of fine-tuning", header)[1]) == pytest.approx(hours, abs=0.06)
 
 

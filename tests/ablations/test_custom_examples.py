@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from report_sweeps import made_result, write_sweep
+from report_sweeps import synthetic_result, write_sweep
 
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.sweep.collect import custom_example
@@ -51,7 +51,7 @@ def test_the_example_shows_the_objective_that_a_recipe_trains_with(folder, recip
 def test_examples_of_older_results_need_the_modules_on_the_command_line(folder, t5like):
   """Their runs recorded no example, and a report does not run code that only the sweep names."""
   write_sweep(folder, tables=(6,), seeds=1)
-  write_result(folder, made_result("own/half_corruption", 0))
+  write_result(folder, synthetic_result("own/half_corruption", 0))
   command = ["ablate", "--report", f"--sweep_dir={folder}", f"--output={folder / 'report'}"]
   t5like(*command)
   assert "| half_corruption |" not in (folder / "report/report.md").read_text()

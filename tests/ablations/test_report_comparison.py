@@ -7,7 +7,7 @@ import json
 import math
 
 import pytest
-from report_sweeps import made_result, write_sweep
+from report_sweeps import synthetic_result, write_sweep
 
 from t5like.ablations.report.comparison import compare
 from t5like.ablations.report.conclusions import CONCLUSIONS, check_conclusions
@@ -34,7 +34,7 @@ SPREAD = math.sqrt((2 + 2 + 0 + 2) / 4)  # of the four recipes with two seeds
 
 def by_hand(scores=GLUE, tables=(7,), group="glue", **sweep) -> ReportData:
   results = [
-    made_result(recipe, seed, scores={group: score})
+    synthetic_result(recipe, seed, scores={group: score})
     for recipe, seeds in scores.items()
     for seed, score in enumerate(seeds)
   ]
@@ -78,7 +78,7 @@ def test_a_sweep_with_the_papers_scores_agrees_with_it():
   for recipe, paper in {row.recipe: row.paper for number in tables for row in TABLES[number].rows}.items():
     for seed, sign in enumerate((-1, 1)):  # two seeds whose deviation is the paper's
       scores = {group: paper[group] + sign * STANDARD_DEVIATION[group] / math.sqrt(2) for group in GROUPS}
-      results.append(made_result(recipe, seed, scores=scores))
+      results.append(synthetic_result(recipe, seed, scores=scores))
   comparison = compare(ReportData({"tables": tables, "scale": "paper", "seeds": 2}, results, []))
   for table in comparison.tables:
     for row in table.rows:
@@ -102,7 +102,7 @@ def test_a_sweep_with_the_papers_scores_agrees_with_it():
 
 
 def test_every_conclusion_holds_in_most_of_the_papers_own_comparisons():
-  data = ReportData({"tables": list(TABLES), "scale": "mini", "seeds": 2}, [made_result(BASELINE_RECIPE, 0)], [])
+  data = ReportData({"tables": list(TABLES), "scale": "mini", "seeds": 2}, [synthetic_result(BASELINE_RECIPE, 0)], [])
   checked = check_conclusions(compare(data))
   assert len(checked) == len(CONCLUSIONS)
   assert all(claim.paper.holds >= 0.75 * claim.paper.of > 0 for claim in checked)
@@ -143,12 +143,12 @@ def test_missing_runs_are_reported(tmp_path):
 
 def test_runs_at_another_scale_or_on_other_tasks_are_left_out(tmp_path):
   folder = write_sweep(tmp_path, tables=(7,))
-  write_result(folder, made_result(ED + "span_corruption_2", 0, scale="small"))
-  other = made_result(ED + "span_corruption_5", 1)
+  write_result(folder, synthetic_result(ED + "span_corruption_2", 0, scale="small"))
+  other = synthetic_result(ED + "span_corruption_5", 1)
   write_result(
     folder, dataclasses.replace(other, tasks={"glue_rte": {"accuracy": 60.0}, "squad": other.tasks["squad"]})
   )
-  write_result(folder, made_result(ED + "span_corruption_10", 0, scores={"glue": float("nan"), "squad": 20.0}))
+  write_result(folder, synthetic_result(ED + "span_corruption_10", 0, scores={"glue": float("nan"), "squad": 20.0}))
   data = read_sweep(folder)
   rows = {row.name: row.cells for row in compare(data).tables[0].rows}
   assert list(rows["2"]["glue"].seeds) == [1]
@@ -244,7 +244,7 @@ def test_costs_are_summed_once_per_recipe():
     "finetuning": Cost("NVIDIA H200", 1, 600.0, 1e15, 170),
     "total": Cost("NVIDIA H200", 1, 3600.0, 5e15, 6170),
   }
-  results = [made_result(BASELINE_RECIPE, seed, cost=cost) for seed in (0, 1)]
+  results = [synthetic_result(BASELINE_RECIPE, seed, cost=cost) for seed in (0, 1)]
   assumptions = EnergyAssumptions(watts=500.0, pue=1.2, co2e=0.4)
   [one] = recipe_costs(results, assumptions)
   assert (one.runs, one.total.model_flops, one.total.tokens) == (2, 1e16, 12_340)
@@ -255,7 +255,7 @@ def test_costs_are_summed_once_per_recipe():
   [by_kind] = recipe_costs(results, EnergyAssumptions())
   assert by_kind.kilowatt_hours == pytest.approx(2 * 0.7 * 0.85 * 1.35 * 1.1)
   on_cpu = {part: dataclasses.replace(of_part, device="cpu") for part, of_part in cost.items()}
-  results.append(made_result(BASELINE_RECIPE, 2, cost=on_cpu))
+  results.append(synthetic_result(BASELINE_RECIPE, 2, cost=on_cpu))
   unknown = total_cost(results, EnergyAssumptions())
   assert unknown.runs == 3 and unknown.kilowatt_hours is None and unknown.kilograms is None
   text = assumptions_text(results, EnergyAssumptions())
@@ -292,6 +292,6 @@ def test_an_invalid_sweep_directory_is_rejected(tmp_path):
   with pytest.raises(UserError, match="no sweep in"):
     read_sweep(tmp_path)
   (tmp_path / "sweep.json").write_text(json.dumps({"tables": [8], "scale": "mini"}))
-  write_result(tmp_path, made_result(BASELINE_RECIPE, 0))
+  write_result(tmp_path, synthetic_result(BASELINE_RECIPE, 0))
   with pytest.raises(UserError, match="unknown table 8"):
     compare(read_sweep(tmp_path))

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 from browser import Browser, find_chromium
-from report_sweeps import made_result, write_sweep
+from report_sweeps import synthetic_result, write_sweep
 
 from t5like.ablations.report import CSV, MARKDOWN, PAGE, README_TABLE, write_report
 from t5like.ablations.report.comparison import compare
@@ -27,7 +27,7 @@ def sweep(tmp_path_factory):
     without=[("shared/prefix_lm", 0), ("shared/prefix_lm", 1), (ED + "span_corruption_5", 1)],
     failed=[("six_layers/prefix_lm", 1)],
   )
-  write_result(folder, made_result("own/<script>alert(1)</script>", 0))
+  write_result(folder, synthetic_result("own/<script>alert(1)</script>", 0))
   return folder
 
 

@@ -146,9 +146,9 @@ def test_the_objective_of_the_readme_reverses_its_inputs(swept):
 from t5like.objectives import Draws, Rows
 import numpy as np
 from my_objectives import Reversal
-made = Reversal()(Rows(np.array([[5, 6, 7, 0], [8, 9, 0, 0]], np.int32), np.array([3, 2])), None, None)
-assert made.inputs.tokens[0, :3].tolist() == [7, 6, 5] and made.inputs.tokens[1, :2].tolist() == [9, 8]
-assert made.targets.tokens[0, :3].tolist() == [5, 6, 7] and made.inputs.lengths.tolist() == [3, 2]
+pairs = Reversal()(Rows(np.array([[5, 6, 7, 0], [8, 9, 0, 0]], np.int32), np.array([3, 2])), None, None)
+assert pairs.inputs.tokens[0, :3].tolist() == [7, 6, 5] and pairs.inputs.tokens[1, :2].tolist() == [9, 8]
+assert pairs.targets.tokens[0, :3].tolist() == [5, 6, 7] and pairs.inputs.lengths.tolist() == [3, 2]
 """
   subprocess.run([sys.executable, "-c", script], cwd=home, env=environment(), check=True)
 
@@ -294,8 +294,8 @@ def test_a_killed_local_worker_is_restarted(caches, tmp_path):
     for job in ("pretrain", "snli"):
       attempts = read_attempts(folder / "runs" / run_name(result.recipe, result.seed) / job / "goodput.jsonl")
       assert {attempt["device_share"] for attempt in attempts} == {0.5}
-    began, ended = map(datetime.datetime.fromisoformat, (result.started, result.finished))
-    assert result.cost["total"].device_seconds <= (ended - began).total_seconds() / 2 + 1
+    started, ended = map(datetime.datetime.fromisoformat, (result.started, result.finished))
+    assert result.cost["total"].device_seconds <= (ended - started).total_seconds() / 2 + 1
 
 
 def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, monkeypatch):

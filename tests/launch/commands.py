@@ -1,4 +1,4 @@
-"""Puts stand-ins on the PATH of a script under test; a user's project, and whether t5like finds it on a worker."""
+"""Helpers of the launch tests: stand-ins for tools on the PATH, and a user's project to send to workers."""
 
 import os
 import shlex
@@ -11,7 +11,7 @@ STAND_INS = Path(__file__).parent / "stand_ins"
 
 
 def put_on_path(folder: Path, tools: dict[str, list]) -> None:
-  """Commands of these names in `folder`, each the beginning of a command line; Python ones start as fast as can be."""
+  """Creates commands in `folder` that run the given command lines; Python ones skip site packages to start fast."""
   folder.mkdir(exist_ok=True)
   for name, words in tools.items():
     if Path(words[0]).suffix == ".py":
@@ -20,8 +20,7 @@ def put_on_path(folder: Path, tools: dict[str, list]) -> None:
     (folder / name).chmod(0o755)
 
 
-# A user's folder: gin files that include each other and shipped ones, task modules of three kinds, a vocabulary. What
-# `not sent` says must stay here.
+# A user's folder: gin files that include each other and shipped ones, task modules of three kinds, a vocabulary.
 PROJECT = {
   "my conf/run.gin": (
     "# include 'not sent'\ninclude 'my conf/shared.gin'\ninclude 'models/t5/tiny.gin'\nimport my_objectives\n"

@@ -1,4 +1,4 @@
-"""`launch/files_of_command.py`: what of the user's folder a command needs, and what cannot be sent."""
+"""`launch/files_of_command.py`: the local files that a command needs, and those that cannot be sent."""
 
 import importlib.util
 import os
@@ -15,8 +15,8 @@ files_of_command = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(files_of_command)
 
 
-class Here:
-  """A user's folder, in which the script is run."""
+class UserFolder:
+  """A user's folder, in which the script runs."""
 
   def __init__(self, folder, capfdbinary):
     self.folder, self._captured = folder, capfdbinary
@@ -29,21 +29,21 @@ class Here:
   def run(self, *command, options=(), status=0) -> tuple[list[str], str]:
     assert files_of_command.main([*options, "--", "t5like", "train", *command]) == status
     sys.stdout.flush()
-    found, said = self._captured.readouterr()
-    return found.decode().splitlines(), said.decode()
+    found, messages = self._captured.readouterr()
+    return found.decode().splitlines(), messages.decode()
 
   def found(self, *command, options=()) -> set[str]:
-    files, said = self.run(*command, options=options)
-    assert not said and files == sorted(set(files))
+    files, messages = self.run(*command, options=options)
+    assert not messages and files == sorted(set(files))
     return set(files)
 
   def noted(self, *command, options=()) -> str:
     return self.run(*command, options=options)[1]
 
-  def refused(self, *command, options=()) -> str:
-    files, said = self.run(*command, options=options, status=2)
-    assert not files and said.startswith("error: ")
-    return said
+  def rejected(self, *command, options=()) -> str:
+    files, messages = self.run(*command, options=options, status=2)
+    assert not files and messages.startswith("error: ")
+    return messages
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def here(tmp_path, monkeypatch, capfdbinary):
   folder = tmp_path / "here"
   folder.mkdir()
   monkeypatch.chdir(folder)
-  return Here(folder, capfdbinary)
+  return UserFolder(folder, capfdbinary)
 
 
 def test_a_project(here):
@@ -65,7 +65,7 @@ def test_a_project(here):
     ["--gin_file=a b.gin"],
     ["--gin_file", "a b.gin"],
     ["--gin_file=./a b.gin"],
-    ["--gin_fil=a b.gin"],  # argparse takes it
+    ["--gin_fil=a b.gin"],  # accepted by argparse
     ["--gin.X", "--gin_file=no.gin", "--gin_file=a b.gin"],  # the first one is X's value
     ["--gin_file=gs://bucket/c.gin", "--gin_file=a b.gin", "--gin_file=models/t5/tiny.gin"],
   ],
@@ -103,8 +103,8 @@ def test_task_modules(here, words):
   assert {f for f in here.found(*words) if f not in gin} == {"one.py", "p/__init__.py", "p/two.py", "p/data.txt"}
 
 
-def test_includes_are_followed_as_t5like_searches_them(here):
-  """The current folder shadows the search paths, and these the shipped files: also for what shipped files include."""
+def test_includes_are_searched_as_t5like_does(here):
+  """The current folder shadows the search paths, which shadow the shipped files, also for includes of shipped files."""
   here.write({
     "a.gin": "include 'b.gin'\ninclude 'a.gin'\ninclude 'runs/pretrain.gin'",
     "extra/b.gin": "include 'c.gin'", "more/b.gin": "", "more/c.gin": "",
@@ -113,7 +113,7 @@ def test_includes_are_followed_as_t5like_searches_them(here):
   assert "runs/train.gin" in (REPOSITORY / "gin/runs/pretrain.gin").read_text()
   found = here.found("--gin_file=a.gin", "--gin_search_paths=extra,more")
   assert found == {"a.gin", "extra/b.gin", "more/c.gin", "runs/train.gin", "one.py"}
-  assert "no gin file b.gin" in here.refused("--gin_file=a.gin")
+  assert "no gin file b.gin" in here.rejected("--gin_file=a.gin")
 
 
 def test_imports_are_followed_within_the_folder(here):
@@ -129,24 +129,24 @@ def test_imports_are_followed_within_the_folder(here):
   }  # fmt: skip
 
 
-def test_a_module_that_is_not_here(here):
+def test_missing_modules(here):
   here.write({"p/__init__.py": "", "q.py": "", "data/x.bin": ""})
   for module in ("p.absent", "q.absent"):
-    assert f"no module {module}" in here.refused(f"--task_modules={module}")
+    assert f"no module {module}" in here.rejected(f"--task_modules={module}")
   for module in ("absent.tasks", "data"):
     assert f"note: module {module} (TASK_MODULES) is not in" in here.noted(f"--gin.TASK_MODULES=['{module}']")
   assert not here.found("--task_modules=t5like.tasks.template", "--gin.TASK_MODULES=[]")
 
 
-def test_folders_without_caches_and_through_links(here):
+def test_folders_are_expanded_without_caches_and_through_links(here):
   here.write({"f/a": "", "f/g/b c": "", "f/.git/x": "", "f/__pycache__/y.pyc": "", "f/z.pyc": "", "out/d": ""})
   (here.folder / "f/link").symlink_to(here.folder / "out")
   (here.folder / "f/circle").symlink_to(here.folder / "f")
   assert here.found(options=["--with=f/", "--with=./f/a"]) == {"f/a", "f/g/b c", "f/link/d"}
   (here.folder / "empty").mkdir()
-  assert "the folder empty has no files" in here.refused(options=["--with=empty"])
+  assert "the folder empty has no files" in here.rejected(options=["--with=empty"])
   here.write({"f/line\nbreak": ""})
-  assert "line break" in here.refused(options=["--with=f"])
+  assert "line break" in here.rejected(options=["--with=f"])
 
 
 @pytest.mark.parametrize(
@@ -163,25 +163,25 @@ def test_folders_without_caches_and_through_links(here):
     ("", "no gin file"),
     ("conf", "no gin file conf"),
     ("open.gin", "cannot read the gin file open.gin"),
-    ("includes.gin", "asked by include in includes.gin: ../out.gin"),
+    ("includes.gin", "source   include in includes.gin: ../out.gin"),
   ],
 )
-def test_gin_files_that_would_not_be_there(here, given, expected):
+def test_gin_files_that_would_be_missing_are_rejected(here, given, expected):
   here.write({"my_run.gin": "", "conf/x.gin": "", "../out.gin": "", "open.gin": "X = [1,\n"})
   here.write({"includes.gin": "include '../out.gin'"})
-  places = {"here": here.folder, "above": here.folder.parent, "repository": REPOSITORY}
-  assert expected.format(**places) in here.refused(f"--gin_file={given.format(**places)}")
+  folders = {"here": here.folder, "above": here.folder.parent, "repository": REPOSITORY}
+  assert expected.format(**folders) in here.rejected(f"--gin_file={given.format(**folders)}")
 
 
 @pytest.mark.parametrize("given", ["absent", "/etc/hostname", "../here", "~"])
-def test_paths_of_with_that_cannot_be_sent(here, given):
-  assert given in here.refused(options=[f"--with={given}"])
+def test_paths_that_cannot_be_sent_are_rejected(here, given):
+  assert given in here.rejected(options=[f"--with={given}"])
 
 
 def test_search_paths_elsewhere(here):
   here.write({"../elsewhere/a.gin": ""})
-  said = here.refused("--gin_file=a.gin", "--gin_search_paths=../elsewhere")
-  assert "../elsewhere/a.gin would not be found on the workers" in said
+  message = here.rejected("--gin_file=a.gin", "--gin_search_paths=../elsewhere")
+  assert "../elsewhere/a.gin would not be found on the workers" in message
   assert here.found("--gin_file=a.gin", "--gin_search_paths=../elsewhere", options=["--shared"]) == {
     "../elsewhere/a.gin"
   }
@@ -196,7 +196,7 @@ def test_local_data_is_noted_unless_it_is_sent(here):
   assert here.found(corpus, "--gin.CACHE_DIR=gs://b/tokens", "--gin.INIT_FROM=hf/name", options=["--with=text"])
 
 
-def test_the_tar_file_depends_on_the_content_alone(here, tmp_path):
+def test_the_tar_file_depends_only_on_the_content(here, tmp_path):
   here.write({"a b/run.sh": "x", "é.gin": "y"})
   (here.folder / "a b/run.sh").chmod(0o700)
 
@@ -215,18 +215,18 @@ def test_the_tar_file_depends_on_the_content_alone(here, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_limit(here):
+def test_the_size_is_limited(here):
   here.write({"a": "12345", "b": "123456"})
   options = ["--with=a", "--with=b", "--too_large=leave some out"]
-  said = here.refused(options=[*options, "--limit=10"])
-  assert "11 bytes (at most 10)" in said and "b (6), a (5)" in said and "leave some out" in said
+  message = here.rejected(options=[*options, "--limit=10"])
+  assert "11 bytes (at most 10)" in message and "b (6), a (5)" in message and "leave some out" in message
   assert here.found(options=[*options, "--limit=11"]) == {"a", "b"}
 
 
-def test_options_of_its_own(here):
+def test_invalid_options_are_rejected(here):
   for options in (["--wit=x"], ["--with="], ["--shared=yes"], ["--tar"]):
-    assert f"invalid option: {options[0]}" in here.refused(options=options)
-  assert "--gin_file has no value" in here.refused("--gin_file")
+    assert f"invalid option: {options[0]}" in here.rejected(options=options)
+  assert "--gin_file has no value" in here.rejected("--gin_file")
   assert files_of_command.main(["--with=x"]) == 2
 
 

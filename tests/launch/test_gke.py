@@ -1,5 +1,5 @@
-"""`launch/gke`: manifests that Kubernetes and JobSet take, of the shape that xpk knows for each slice; kubectl and xpk
-get only flags they have, and their failures end in a sentence."""
+"""`launch/gke`: manifests are valid for Kubernetes and JobSet and match xpk's slices; kubectl and xpk get only valid
+flags, and their failures are reported."""
 
 import base64
 import copy
@@ -75,7 +75,7 @@ def cluster(tmp_path):
 
 
 def parts(manifest: dict) -> tuple[dict, dict, dict, dict]:
-  """The replicated job, its Job, its Pod and its container."""
+  """Returns the replicated job, its Job, its Pod and its container."""
   (replicated,) = manifest["spec"]["replicatedJobs"]
   job = replicated["template"]["spec"]
   pod = job["template"]["spec"]
@@ -85,7 +85,7 @@ def parts(manifest: dict) -> tuple[dict, dict, dict, dict]:
 @pytest.mark.parametrize(
   "name", ["v4-8", "v4-64", "v5litepod-16", "v5litepod-256", "v5p-32", "v6e-4", "v6e-8", "tpu7x-128"]
 )
-def test_a_slice_has_the_shape_that_xpk_gives_it(cluster, schema, name):
+def test_a_slice_has_the_same_shape_as_in_xpk(cluster, schema, name):
   label, topology, hosts, chips = SLICES[name]
   words = ["--image=img", f"--accelerator={name.split('-')[0]}", f"--topology={topology}", "--slices=3", *TRAIN]
   manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *words))
@@ -98,7 +98,7 @@ def test_a_slice_has_the_shape_that_xpk_gives_it(cluster, schema, name):
   assert container["resources"]["limits"] == container["resources"]["requests"] == {"google.com/tpu": chips}
 
 
-def test_the_schemas_refuse_what_kubernetes_would(cluster, schema):
+def test_the_schemas_reject_what_kubernetes_would(cluster, schema):
   manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *V5E, *TRAIN))
   for path, value in {
     ("spec", "replicatedJobs", 0, "template", "spec", "parallelism"): "four",
@@ -114,14 +114,14 @@ def test_the_schemas_refuse_what_kubernetes_would(cluster, schema):
     assert not schema.is_valid(wrong), path
 
 
-def test_bad_input_ends_the_run_and_everything_else_starts_it_again(cluster):
+def test_only_invalid_input_is_not_retried(cluster):
   manifest = yaml.safe_load(cluster.run("jobset.sh", "render", "demo", *V5E, "--max_restarts=7", *TRAIN))
   _, job, pod, container = parts(manifest)
   (rule,) = job["podFailurePolicy"]["rules"]
   assert rule["onExitCodes"] == {"containerName": container["name"], "operator": "In", "values": [2]}
   (reaction,) = manifest["spec"]["failurePolicy"]["rules"]
   assert (reaction["action"], reaction["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-  # Kubernetes takes a podFailurePolicy only with restartPolicy Never; indexes make process ids.
+  # Kubernetes accepts a podFailurePolicy only with restartPolicy Never; process ids come from the indexes.
   assert (pod["restartPolicy"], job["backoffLimit"], job["completionMode"]) == ("Never", 0, "Indexed")
   assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
   assert container["args"][:2] == ["train", "--restarts=10"]
@@ -138,11 +138,11 @@ def test_gpu_nodes_find_each_other(cluster, schema, monkeypatch):
     if "valueFrom" in variable:
       assert variable["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
     monkeypatch.setenv(variable["name"], value)
-  # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, which is the JobSet's name (JobSet's own words).
+  # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, which is the JobSet's name (JobSet's documentation).
   assert multihost.find_place() == multihost.Place(f"demo-{replicated['name']}-0-0.demo:8476", 4, 2)
 
 
-def test_arguments_arrive_as_they_were_given(cluster, schema):
+def test_arguments_are_passed_unchanged(cluster, schema):
   words = ["--gin.LENGTHS={'inputs': 512}", 'a "quoted" word', "back\\slash", "R&D @NAME@ $HOME", "é: #x"]
   manifest = yaml.safe_load(
     cluster.run("jobset.sh", "render", "demo", *V5E, "--reservation=r1", "--restarts=0", *TRAIN, *words)
@@ -159,7 +159,7 @@ def test_submit_watch_and_delete(cluster, schema):
   cluster.run("jobset.sh", "status", "demo", "--namespace=research")
   output = cluster.run("jobset.sh", "logs", "demo", "--namespace=research")
   assert "[pod/demo-slice-0-0-x/t5like] step 1" in output
-  assert "STILL BILLED are the cluster" in cluster.run("jobset.sh", "delete", "demo", "--namespace=research")
+  assert "STILL BILLED: the cluster" in cluster.run("jobset.sh", "delete", "demo", "--namespace=research")
   assert all("--namespace=research" in call for call in cluster.calls())
   assert [call[0] for call in cluster.calls()][:3] == ["apply", "get", "get"] and cluster.calls()[-1][0] == "delete"
   assert not (cluster.folder / "configmap.yaml").exists()  # nothing to send
@@ -169,9 +169,9 @@ PROJECT_COMMAND = ["--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS]
 
 
 @pytest.mark.parametrize("machine", [V5E, GPU], ids=["tpu", "gpu"])
-def test_the_users_files_reach_all_pods_and_are_found_there(cluster, schema, tmp_path, machine):
+def test_the_users_files_are_found_in_all_pods(cluster, schema, tmp_path, machine):
   output = cluster.run("jobset.sh", "submit", "demo", *machine, *PROJECT_COMMAND)
-  assert f"{len(PROJECT)} files of {cluster.here} go along" in output
+  assert f"sending {len(PROJECT)} files of {cluster.here}" in output
   config_map = yaml.safe_load((cluster.folder / "configmap.yaml").read_text())
   manifest = yaml.safe_load((cluster.folder / "manifest.yaml").read_text())
   schema.validate(manifest)
@@ -180,7 +180,7 @@ def test_the_users_files_reach_all_pods_and_are_found_there(cluster, schema, tmp
   _, _, pod, container = parts(manifest)
   (volume,) = [v for v in pod["volumes"] if "configMap" in v]
   assert volume["configMap"]["name"] == config_map["metadata"]["name"] and container["workingDir"] == "/root"
-  for mount in container["volumeMounts"]:  # as the kubelet does
+  for mount in container["volumeMounts"]:  # what the kubelet does
     if mount["name"] == volume["name"]:
       target = tmp_path / "pod" / mount["mountPath"][1:]
       target.parent.mkdir(parents=True, exist_ok=True)
@@ -195,8 +195,8 @@ def test_the_users_files_reach_all_pods_and_are_found_there(cluster, schema, tmp
   assert {"delete", "configmap", selector} <= set(cluster.calls()[-1])
 
 
-def test_other_files_make_another_run(cluster):
-  """Kubernetes refuses to change a JobSet: a run never goes on with other files after a restart of its Pods."""
+def test_changed_files_need_a_new_run(cluster):
+  """Kubernetes does not change a JobSet: a run never resumes with other files after a restart of its Pods."""
 
   def rendered():
     return list(yaml.safe_load_all(cluster.run("jobset.sh", "render", "demo", *V5E, *PROJECT_COMMAND)))
@@ -208,7 +208,7 @@ def test_other_files_make_another_run(cluster):
   assert changed[0]["metadata"]["name"] != first[0]["metadata"]["name"] and changed[1] != first[1]
 
 
-def test_files_that_a_config_map_cannot_hold(cluster):
+def test_files_that_are_too_large_for_a_config_map_are_rejected(cluster):
   (cluster.here / "my words/large.bin").write_bytes(b"x" * (1 << 20))
   output = cluster.run("jobset.sh", "submit", "demo", *V5E, *PROJECT_COMMAND, status=2)
   assert "too large: 1,04" in output and "my words/large.bin (1,048,576)" in output and "--in_image" in output
@@ -217,7 +217,7 @@ def test_files_that_a_config_map_cannot_hold(cluster):
   manifest = yaml.safe_load((cluster.folder / "manifest.yaml").read_text())
   assert not (cluster.folder / "configmap.yaml").exists() and "workingDir" not in parts(manifest)[3]
   (cluster.here / "a:b.gin").touch()
-  assert "has a colon" in cluster.run("jobset.sh", "render", "demo", *V5E, *TRAIN, "--gin_file=a:b.gin", status=2)
+  assert "with a colon" in cluster.run("jobset.sh", "render", "demo", *V5E, *TRAIN, "--gin_file=a:b.gin", status=2)
 
 
 def test_a_dry_run_changes_nothing(cluster):
@@ -231,8 +231,8 @@ def test_a_dry_run_changes_nothing(cluster):
   ("message", "times", "status", "expected"),
   [
     ("The connection to the server 10.0.0.1 was refused", 2, 0, "demo created"),
-    ("Unable to connect to the server: dial tcp: i/o timeout", 9, 1, "the cluster cannot be reached"),
-    ('error: no matches for kind "JobSet" in version', 9, 2, "the cluster does not know JobSets"),
+    ("Unable to connect to the server: dial tcp: i/o timeout", 9, 1, "cannot reach the cluster"),
+    ('error: no matches for kind "JobSet" in version', 9, 2, "JobSet is not installed on the cluster"),
     ("Error from server (Forbidden): jobsets is forbidden", 9, 2, "gcloud container clusters get-credentials"),
     ("error: exceeded quota", 9, 2, "kubectl failed"),
   ],
@@ -245,22 +245,22 @@ def test_failures_of_the_cluster(cluster, message, times, status, expected):
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    (["sail", "demo"], "'sail' is no step"),
-    (["render", "Demo", *V5E, *TRAIN], "cannot be the name"),
-    (["render", "demo", *V5E], "what to run?"),
-    (["render", "demo", *V5E[1:], *TRAIN], "which image?"),
-    (["render", "demo", "--image=i", "--accelerator=v9", *TRAIN], "which accelerator? 'v9' is none"),
-    (["render", "demo", *V5E[:2], *TRAIN], "--topology='' is none"),
-    (["render", "demo", *V5E, "--slices=x", *TRAIN], "--slices=x is not a number"),
-    (["render", "demo", *V5E, "--slice=2", *TRAIN], "there is no option --slice"),
+    (["sail", "demo"], "unknown step 'sail'"),
+    (["render", "Demo", *V5E, *TRAIN], "invalid name of a run"),
+    (["render", "demo", *V5E], "missing command after --"),
+    (["render", "demo", *V5E[1:], *TRAIN], "--image is required"),
+    (["render", "demo", "--image=i", "--accelerator=v9", *TRAIN], "unknown accelerator 'v9'"),
+    (["render", "demo", *V5E[:2], *TRAIN], "invalid --topology: ''"),
+    (["render", "demo", *V5E, "--slices=x", *TRAIN], "invalid --slices: x (expected a number)"),
+    (["render", "demo", *V5E, "--slice=2", *TRAIN], "unknown option --slice"),
     (["render", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=runs/x"], "would be lost with the Pod"),
     (["submit", "demo", *V5E, *TRAIN, "--gin_file=absent.gin"], "no gin file absent.gin"),
     (["submit", "demo", *V5E, *TRAIN, "--gin_file=../my.gin"], "../my.gin would not be found on the workers"),
-    (["submit", "demo", *V5E, "--with=my words", "--in_image", *TRAIN], "--with sends files, --in_image none"),
+    (["submit", "demo", *V5E, "--with=my words", "--in_image", *TRAIN], "--with and --in_image exclude each other"),
     (["submit", "demo", *V5E, "--workdir=here", *TRAIN], "invalid --workdir: here"),
   ],
 )
-def test_what_cannot_work_is_said(cluster, words, message):
+def test_invalid_commands_are_rejected(cluster, words, message):
   assert message in cluster.run("jobset.sh", *words, status=2)
   assert not (cluster.folder / "calls.jsonl").exists()
 
@@ -268,7 +268,7 @@ def test_what_cannot_work_is_said(cluster, words, message):
 XPK = ["--cluster=c", "--project=p", "--zone=us-west4-a", "--tpu-type=v5litepod-16", "--docker-image=img"]
 
 
-def test_xpk_gets_flags_it_has_and_a_command_that_keeps_its_words(cluster):
+def test_xpk_gets_valid_flags_and_a_quoted_command(cluster):
   words = ["--gin.LENGTHS={'inputs': 512}", "$HOME", 'a "b"']
   cluster.run("xpk.sh", "create", "demo", *XPK, "--num-slices=2", "--max-restarts=5", *TRAIN, *words)
   cluster.run("xpk.sh", "list", *XPK[:3])
@@ -279,12 +279,12 @@ def test_xpk_gets_flags_it_has_and_a_command_that_keeps_its_words(cluster):
   (command,) = [word.removeprefix("--command=") for word in create if word.startswith("--command=")]
   assert command.startswith("exec ")
   put_on_path(cluster.folder / "bin", {"t5like": ["printf", "%s\\n"]})
-  said = subprocess.run(["bash", "-c", f"({command})"], env=cluster.environment, capture_output=True, text=True).stdout
-  assert said.splitlines() == ["train", "--restarts=10", "--gin.MODEL_DIR=gs://bucket/run", *words]
+  out = subprocess.run(["bash", "-c", f"({command})"], env=cluster.environment, capture_output=True, text=True).stdout
+  assert out.splitlines() == ["train", "--restarts=10", "--gin.MODEL_DIR=gs://bucket/run", *words]
 
 
 def test_xpk_sends_a_folder_or_nothing(cluster):
-  """Of a command with local files it takes only what xpk will find: --script-dir is xpk's own option."""
+  """Local files must be in the folder that xpk sends (its option --script-dir)."""
   command = ["--", "t5like", "train", *PROJECT_OPTIONS]
   output = cluster.run("xpk.sh", "create", "demo", *XPK, *command, status=2)
   assert "files that xpk does not send: helper.py,it's $HOME/deep.gin" in output and "--base-docker-image" in output
@@ -298,7 +298,7 @@ def test_xpk_sends_a_folder_or_nothing(cluster):
 
 @pytest.mark.slow  # needs the real xpk (pip install xpk), which the tests do not install
 @pytest.mark.skipif(not shutil.which("xpk"), reason="xpk is not installed")
-def test_the_real_xpk_renders_what_we_ask_for(cluster):
+def test_the_real_xpk_renders_the_requested_manifest(cluster):
   (cluster.folder / "bin/xpk").unlink()
   words = [*XPK, "--num-slices=2", "--dry-run", "--skip-validation", *TRAIN]
   output = cluster.run("xpk.sh", "create", "demo", *words)
@@ -311,7 +311,7 @@ def test_the_real_xpk_renders_what_we_ask_for(cluster):
   assert pod["terminationGracePeriodSeconds"] == 600
 
 
-def test_the_image_holds_what_it_copies():
+def test_the_dockerfile_is_consistent():
   lines = (REPOSITORY / "launch/Dockerfile").read_text().replace("\\\n", " ").splitlines()
   instructions = [shlex.split(line) for line in lines if line and not line.startswith("#")]
   ignored = (REPOSITORY / "launch/Dockerfile.dockerignore").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""`launch/local_pod.sh`: real processes, labeled, that stop together and end with the status of the first failure."""
+"""`launch/local_pod.sh`: labeled processes that stop together, with the exit status of the first failure."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from t5like.training.checkpoints import checkpoint_steps
 from t5like.training.records.metrics import read_metrics
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# What a host may do, by its number: short commands of the shell, which a pod starts in a moment.
+# Shell commands in place of a trainer, which start quickly.
 TALKS = """
   trap 'echo stopping; sleep 0.3; printf "the last word"; exit 143' TERM
   trap 'printf interrupted; exit 130' INT
@@ -26,7 +26,7 @@ WAITS = TALKS + "for i in {1..300}; do sleep 0.1; done; exit 9"
 
 
 def start(processes, command, *options, **environment) -> subprocess.Popen:
-  """The script in a process of its own, its output in one stream."""
+  """Starts the script, with stdout and stderr in one stream."""
   return subprocess.Popen(
     [REPOSITORY / "launch/local_pod.sh", str(processes), *options, "--", *map(str, command)],
     env={**os.environ, "PYTHONPATH": str(REPOSITORY), **environment},
@@ -42,11 +42,11 @@ def run(processes, command, *options, status=0, **environment) -> str:
 
 
 def alive(marker: str) -> bool:
-  """Whether any process has `marker` in its command line."""
+  """Returns whether any process has `marker` in its command line."""
   return any(marker.encode() in path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
 
 
-def test_each_process_knows_its_place_and_every_line_its_process():
+def test_processes_have_ids_and_their_output_is_labeled():
   output = run(3, ["bash", "-c", TALKS + "echo to stderr >&2; printf 'no newline'"], "--devices=2")
   places = dict(re.findall(r"\[(\d)\] process (\d of 3, 2 devices, localhost:\d+)", output))
   assert [place[0] for _, place in sorted(places.items())] == ["0", "1", "2"]
@@ -57,9 +57,9 @@ def test_each_process_knows_its_place_and_every_line_its_process():
 
 def test_arguments_environment_and_input_of_a_process(monkeypatch):
   monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-  says = 'echo "$JAX_PLATFORMS $JAX_NUM_CPU_DEVICES $PYTHONUNBUFFERED <$1> <$2> $(wc -c)"'
-  assert run(1, ["bash", "-c", says, "name", "two  words", "a'b"]) == "[0] cpu 4 1 <two  words> <a'b> 0\n"
-  assert run(1, ["bash", "-c", says, "name"], JAX_PLATFORMS="cuda") == "[0] cuda 4 1 <> <> 0\n"
+  prints = 'echo "$JAX_PLATFORMS $JAX_NUM_CPU_DEVICES $PYTHONUNBUFFERED <$1> <$2> $(wc -c)"'
+  assert run(1, ["bash", "-c", prints, "name", "two  words", "a'b"]) == "[0] cpu 4 1 <two  words> <a'b> 0\n"
+  assert run(1, ["bash", "-c", prints, "name"], JAX_PLATFORMS="cuda") == "[0] cuda 4 1 <> <> 0\n"
   typed = [REPOSITORY / "launch/local_pod.sh", "1", "--", "wc", "-c"]
   assert subprocess.run(typed, input=b"to the terminal", capture_output=True).stdout == b"[0] 0\n"
   ports = {run(1, ["bash", "-c", "echo $T5LIKE_COORDINATOR"]).split(":")[1].strip() for _ in range(3)}
@@ -67,22 +67,22 @@ def test_arguments_environment_and_input_of_a_process(monkeypatch):
 
 
 @pytest.mark.parametrize("status", [1, 2, 124])
-def test_one_that_fails_stops_all_and_its_status_is_kept(status):
-  began = time.monotonic()
+def test_a_failed_process_stops_all_and_its_status_is_kept(status):
+  started = time.monotonic()
   fails = f"[ $T5LIKE_PROCESS_ID != 1 ] || {{ sleep 1; exit {status}; }};"
   output = run(3, ["bash", "-c", fails + WAITS], status=status)
-  assert f"process 1 ended with status {status}" in output and time.monotonic() - began < 200
+  assert f"process 1 exited with status {status}" in output and time.monotonic() - started < 200
   for i in (0, 2):
     assert f"[{i}] stopping" in output and f"[{i}] the last word" in output
   assert "Terminated" not in output
 
 
-def test_one_that_fails_at_once_stops_those_that_have_hardly_begun():
-  for _ in range(3):  # of the two orders, both come up
+def test_an_immediate_failure_stops_processes_that_have_just_started():
+  for _ in range(3):  # to cover both orders
     run(4, ["bash", "-c", "[ $T5LIKE_PROCESS_ID != 0 ] || exit 1;" + WAITS], status=1)
 
 
-def test_one_that_does_not_stop_is_killed_with_its_children():
+def test_a_process_that_does_not_stop_is_killed_with_its_children():
   seconds = f"3{os.getpid()}"  # no other process sleeps as long
   stubborn = f"trap '' TERM; [ $T5LIKE_PROCESS_ID != 0 ] || {{ sleep 1; exit 1; }}; setsid sleep {seconds} & wait"
   output = run(2, ["bash", "-c", stubborn], status=1, T5LIKE_STOP_SECONDS="1")
@@ -91,7 +91,7 @@ def test_one_that_does_not_stop_is_killed_with_its_children():
 
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "the last word"), (signal.SIGINT, "interrupted")])
-def test_a_signal_reaches_all_once(number, word):
+def test_a_signal_reaches_each_process_once(number, word):
   pod = start(2, ["bash", "-c", WAITS])
   assert {pod.stdout.readline()[:12] for _ in range(2)} == {"[0] process ", "[1] process "}
   pod.send_signal(number)
@@ -103,46 +103,46 @@ def test_a_signal_reaches_all_once(number, word):
 @pytest.mark.parametrize(
   ("arguments", "message"),
   [
-    (["two", "--", "true"], "how many processes? two is not a number"),
-    (["0", "--", "true"], "how many processes? 0 is not a number"),
-    (["2", "--devices=x", "--", "true"], "--devices=x is not a number"),
-    (["2", "--device=4", "--", "true"], "there is no option --device=4"),
+    (["two", "--", "true"], "invalid number of processes: 'two'"),
+    (["0", "--", "true"], "invalid number of processes: '0'"),
+    (["2", "--devices=x", "--", "true"], "invalid --devices: x"),
+    (["2", "--device=4", "--", "true"], "unknown option --device=4"),
     (["2", "t5like"], "the command to run comes after --"),
     (["2"], "no command to run"),
   ],
 )
-def test_what_cannot_work_is_said_before_anything_starts(arguments, message):
+def test_invalid_arguments_are_rejected_before_anything_starts(arguments, message):
   done = subprocess.run([REPOSITORY / "launch/local_pod.sh", *arguments], capture_output=True, text=True)
   assert done.returncode == 2 and message in done.stderr and "try  launch/local_pod.sh" in done.stderr
 
 
 def test_the_command_is_found_without_activating_an_environment(tmp_path):
-  """First in T5LIKE_VENV, then on the PATH, then in the checkout's own .venv: `activate` is a habit, no need."""
+  """It is searched in T5LIKE_VENV, then on the PATH, then in the checkout's .venv."""
   script = tmp_path / "checkout/launch/local_pod.sh"
   script.parent.mkdir(parents=True)
   for name in ("local_pod.sh", "help.sh"):
     shutil.copy(REPOSITORY / "launch" / name, script.parent)
   plain = {**{k: v for k, v in os.environ.items() if k != "T5LIKE_VENV"}, "PATH": "/usr/bin:/bin"}
 
-  def said(**environment):
+  def output_of(**environment):
     done = subprocess.run(
       [script, "1", "--", "t5like", "train"], env=plain | environment, capture_output=True, text=True, timeout=100
     )
     return done.returncode, done.stdout or done.stderr
 
-  status, error = said()
-  assert status == 2 and "there is no command t5like" in error and "try  launch/quickstart.sh" in error
-  for folder in ("checkout/.venv/bin", "on_path", "asked_for/bin"):
+  status, error = output_of()
+  assert status == 2 and "command t5like not found" in error and "try  launch/quickstart.sh" in error
+  for folder in ("checkout/.venv/bin", "on_path", "custom_venv/bin"):
     (tmp_path / folder).mkdir(parents=True)
     put_on_path(tmp_path / folder, {"t5like": ["echo", folder]})
   on_path = f"{tmp_path / 'on_path'}:/usr/bin:/bin"
-  assert said() == (0, "[0] checkout/.venv/bin train\n")
-  assert said(PATH=on_path) == (0, "[0] on_path train\n")
-  assert said(PATH=on_path, T5LIKE_VENV=str(tmp_path / "asked_for")) == (0, "[0] asked_for/bin train\n")
+  assert output_of() == (0, "[0] checkout/.venv/bin train\n")
+  assert output_of(PATH=on_path) == (0, "[0] on_path train\n")
+  assert output_of(PATH=on_path, T5LIKE_VENV=str(tmp_path / "custom_venv")) == (0, "[0] custom_venv/bin train\n")
 
 
 def test_a_pod_trains_and_saves_on_sigterm(pretrain, tmp_path):
-  """The tiny model on two real hosts; SIGTERM to the script once a step is done."""
+  """Trains the tiny model in two processes; sends SIGTERM to the script after a step."""
   train = [sys.executable, "-m", "t5like", *pretrain, f"--gin.MODEL_DIR={tmp_path}", "--gin.CHECKPOINT_PERIOD=100000"]
   pod = start(2, [*train, "--gin.TRAIN_STEPS=100000", "--gin.LOG_PERIOD=1"], "--devices=2")
   while not read_metrics(tmp_path):
@@ -152,14 +152,14 @@ def test_a_pod_trains_and_saves_on_sigterm(pretrain, tmp_path):
   output = pod.communicate(timeout=300)[0]
   assert pod.returncode == 143, output
   (step,) = checkpoint_steps(tmp_path)
-  assert "[0] 2 of 2 hosts, 4 devices" in output and "[1] 2 of 2 hosts" not in output  # one speaks for both
+  assert "[0] 2 of 2 hosts, 4 devices" in output and "[1] 2 of 2 hosts" not in output  # only process 0 logs
   assert f"[0] SIGTERM: stopped and saved at step {step:,} of 100,000" in output
 
 
-def test_a_host_that_never_comes_does_not_keep_the_others(pretrain, tmp_path):
-  """Process 1 ends before it joins: process 0, a real trainer that waits for it, is stopped."""
+def test_a_process_that_never_joins_does_not_block_the_others(pretrain, tmp_path):
+  """Process 1 exits before it joins: process 0, a real trainer that waits for it, is stopped."""
   train = f'"{sys.executable}" -m t5like "$@"'
   command = ["bash", "-c", f"[ $T5LIKE_PROCESS_ID = 0 ] || {{ sleep 2; exit 7; }}; exec {train}", "trainer"]
-  began = time.monotonic()
+  started = time.monotonic()
   output = run(2, [*command, *pretrain, f"--gin.MODEL_DIR={tmp_path}"], status=7)
-  assert "process 1 ended with status 7" in output and time.monotonic() - began < 290
+  assert "process 1 exited with status 7" in output and time.monotonic() - started < 290

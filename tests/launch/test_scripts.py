@@ -1,5 +1,4 @@
-"""Every script of launch/: bash can read it, shellcheck has nothing to say, the README tells when to use it, and it
-answers --help."""
+"""Every script of launch/ is valid for bash and shellcheck, is listed in the README, and has --help."""
 
 import os
 import re
@@ -14,14 +13,14 @@ SCRIPTS = sorted(
 )
 
 
-def test_bash_reads_them():
+def test_scripts_are_valid_bash():
   for script in SCRIPTS:
     done = subprocess.run(["bash", "-n", script], cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed")
-def test_shellcheck_has_nothing_to_say():
+def test_scripts_pass_shellcheck():
   done = subprocess.run(["shellcheck", "-x", *SCRIPTS], cwd=REPOSITORY, capture_output=True, text=True)
   assert done.returncode == 0, done.stdout
 
@@ -32,12 +31,12 @@ def test_lines_are_short():
       assert len(line) <= 120, f"{script}:{number}"
 
 
-def test_the_readme_names_every_way_to_launch():
+def test_the_readme_lists_every_script():
   text = (REPOSITORY / "launch/README.md").read_text()
-  ways = [str(script) for script in SCRIPTS if script.parent.name != "tpu"]  # those are parts of tpu_pod.sh
-  assert len(ways) > 5
-  for script in [*ways, "launch/Dockerfile"]:
-    assert script in text, f"launch/README.md does not tell of {script}"
+  scripts = [str(script) for script in SCRIPTS if script.parent.name != "tpu"]  # those are parts of tpu_pod.sh
+  assert len(scripts) > 5
+  for script in [*scripts, "launch/Dockerfile"]:
+    assert script in text, f"launch/README.md does not list {script}"
 
 
 COMMANDS = [str(path) for path in SCRIPTS if os.access(REPOSITORY / path, os.X_OK)] + ["launch/files_of_command.py"]
@@ -45,7 +44,7 @@ TOOLS = ["gcloud", "kubectl", "xpk", "sbatch", "srun", "pip", "t5like"]
 
 
 def call(folder, script, *words) -> subprocess.CompletedProcess:
-  """Runs a script where every tool it could use to change something leaves a trace."""
+  """Runs a script with tools that leave a trace when they are called."""
   put_on_path(folder / "bin", {tool: ["touch", folder / "trace"] for tool in TOOLS})
   (folder / "home").mkdir(exist_ok=True)
   environment = {
@@ -57,7 +56,7 @@ def call(folder, script, *words) -> subprocess.CompletedProcess:
   return subprocess.run(words, env=environment, cwd=folder / "home", capture_output=True, text=True, timeout=100)
 
 
-def test_there_are_scripts_to_ask():
+def test_the_scripts_are_found():
   assert {"launch/tpu_pod.sh", "launch/gke/jobset.sh", "launch/gke/xpk.sh", "launch/slurm.sbatch"} < set(COMMANDS)
 
 
@@ -90,13 +89,13 @@ def test_help_names_every_option_and_step_anywhere_before_the_command(tmp_path, 
 
 
 @pytest.mark.parametrize("script", [s for s in COMMANDS if s not in ("launch/quickstart.sh", "launch/test.sh")])
-def test_without_arguments_it_says_what_is_missing(tmp_path, script):
+def test_missing_arguments_are_reported(tmp_path, script):
   done = call(tmp_path, script)
   assert done.returncode == 2 and done.stderr.startswith("error: ") and not done.stdout
   assert "/tpu/" in script or "try" in done.stderr
   assert not list((tmp_path / "home").iterdir())
 
 
-def test_the_scripts_that_need_no_arguments_do_not_take_an_option_for_one(tmp_path):
+def test_an_option_is_not_taken_for_an_argument(tmp_path):
   done = call(tmp_path, "launch/quickstart.sh", "--folder=x")
   assert done.returncode == 2 and "invalid option: --folder=x" in done.stderr and not (tmp_path / "trace").exists()

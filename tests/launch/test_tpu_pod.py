@@ -1,6 +1,6 @@
-"""`launch/tpu_pod.sh` against a stand-in for gcloud that takes no flag the real one does not, and fails as it does.
+"""`launch/tpu_pod.sh` with a stand-in for gcloud that accepts only real flags and fails like the real one.
 
-The workers are folders in which the real launch/tpu/worker.sh runs; uv and the trainer there are stand-ins too.
+The workers are folders in which the real launch/tpu/worker.sh runs; uv and the trainer are stand-ins too.
 """
 
 import json
@@ -81,7 +81,7 @@ class Cloud:
     return path.read_text().splitlines() if path.exists() else []
 
   def wait_for_starts(self, number):
-    """Exactly so many trainers were started; they take a moment to say so."""
+    """Waits until exactly `number` trainers have started."""
     deadline = time.monotonic() + 200
     while len(self.started()) < number and time.monotonic() < deadline:
       time.sleep(0.05)
@@ -90,7 +90,7 @@ class Cloud:
   def wait_for(self, path):
     deadline = time.monotonic() + 200
     while not (self.folder / path).exists():
-      assert time.monotonic() < deadline, f"{path} did not come"
+      assert time.monotonic() < deadline, f"{path} did not appear"
       time.sleep(0.05)
 
 
@@ -98,7 +98,7 @@ class Cloud:
 def cloud(tmp_path):
   cloud = Cloud(tmp_path)
   yield cloud
-  for pid in tmp_path.glob("workers/*/t5like-pod/pid"):  # none outlives its test
+  for pid in tmp_path.glob("workers/*/t5like-pod/pid"):  # no process outlives its test
     try:
       os.killpg(int(pid.read_text()), signal.SIGKILL)
     except ProcessLookupError:
@@ -107,7 +107,7 @@ def cloud(tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-  """The folder of a cloud with a pod that has t5like on it."""
+  """Returns the folder of a cloud with a pod on which t5like is installed."""
   cloud = Cloud(tmp_path_factory.mktemp("cloud"))
   cloud.run("create", "demo", *V5E)
   cloud.run("install", "demo", f"--from={cloud.wheel}")
@@ -120,7 +120,7 @@ def pod(cloud, installed):
   return Cloud(cloud.folder)
 
 
-# The commands themselves
+# Commands
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def pod(cloud, installed):
     ),
   ],
 )  # fmt: skip
-def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
+def test_a_dry_run_prints_commands_that_gcloud_accepts(cloud, options, expected):
   output = cloud.run("up", "demo", *WHERE, *options, "--dry_run", *TRAIN, "--gin.LENGTHS={'inputs': 512}")
   commands = [shlex.split(line[2:]) for line in output.splitlines() if line.startswith("+ gcloud")]
   create = next(command for command in commands if "create" in command)
@@ -147,7 +147,7 @@ def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
   assert steps == ["describe", "create", "scp", "ssh", "scp", "ssh", "ssh", "ssh", "delete"]
   assert "exec t5like train --restarts=10 --gin.MODEL_DIR=gs://bucket/run" in output and not cloud.pods
   assert not (cloud.folder / "calls.jsonl").exists() and not (cloud.folder / "memory").exists()
-  # The stand-in takes what was printed: every flag is one of the real tool's.
+  # The stand-in accepts the printed command: all flags are real.
   checked = subprocess.run(create, env=cloud.environment, capture_output=True, text=True)
   assert checked.returncode == 0, checked.stderr
 
@@ -155,18 +155,18 @@ def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    (["fly", "demo"], "'fly' is no step"),
-    (["create", "My_Pod", *V5E], "'My_Pod' cannot be the name of a pod"),
-    (["create", "demo", "--zone=z"], "which project?"),
-    (["create", "demo", "--project=p"], "which zone?"),
-    (["create", "demo", *WHERE], "which TPU?"),
-    (["create", "demo", *WHERE, "--accelerator=v9-8"], "no image is known for 'v9-8'"),
-    (["create", "demo", *V5E, "--spott"], "there is no option --spott"),
-    (["create", "demo", *V5E, "--slices=two"], "--slices=two is not a number"),
-    (["up", "demo", *V5E], "what to run? nothing comes after --"),
-    (["up", "demo", *V5E, "--", "python", "x.py"], "the command is python"),
+    (["fly", "demo"], "unknown step 'fly'"),
+    (["create", "My_Pod", *V5E], "invalid name of a pod: 'My_Pod'"),
+    (["create", "demo", "--zone=z"], "--project is required"),
+    (["create", "demo", "--project=p"], "--zone is required"),
+    (["create", "demo", *WHERE], "--accelerator is required"),
+    (["create", "demo", *WHERE, "--accelerator=v9-8"], "no default image for 'v9-8'"),
+    (["create", "demo", *V5E, "--spott"], "unknown option --spott"),
+    (["create", "demo", *V5E, "--slices=two"], "invalid --slices: two (expected a number)"),
+    (["up", "demo", *V5E], "missing command after --"),
+    (["up", "demo", *V5E, "--", "python", "x.py"], "invalid command: python"),
     (["up", "demo", *V5E, "--", "t5like", "train", "--gin.MODEL_DIR=/home/me/run"], "would be lost with the pod"),
-    (["up", "demo", *V5E, "--from=git+https://example.com/t5like", *TRAIN], "may be another version tomorrow"),
+    (["up", "demo", *V5E, "--from=git+https://example.com/t5like", *TRAIN], "has no revision"),
     (["up", "demo", *V5E, *TRAIN, "--gin_file=models/t5/tinny.gin"], "no gin file models/t5/tinny.gin"),
     (["up", "demo", *V5E, *TRAIN, "--gin_file", "/tmp/my.gin"], "/tmp/my.gin would not be found on the workers"),
     (["up", "demo", *V5E, "--with=absent", *TRAIN], "no file or folder absent"),
@@ -174,35 +174,35 @@ def test_a_dry_run_prints_commands_that_gcloud_takes(cloud, options, expected):
     (["up", "demo", *V5E, "--with", *TRAIN], "--with needs a value"),
   ],
 )  # fmt: skip
-def test_what_cannot_work_costs_nothing(cloud, words, message):
+def test_invalid_requests_cost_nothing(cloud, words, message):
   output = cloud.run(*words, status=2)
   assert f"error: {message}" in output or message in output
   assert not cloud.pods and "BILLED" not in output
 
 
-# The whole way
+# End to end
 
 
-def test_up_takes_all_steps_and_leaves_nothing_behind(cloud):
-  """Two slices of two workers."""
+def test_up_runs_all_steps_and_leaves_nothing_behind(cloud):
+  """With two slices of two workers."""
   output = cloud.run("up", "demo", *V5E, "--slices=2", f"--from={cloud.wheel}", *TRAIN, "--steps=3")
   assert "demo is WAITING_FOR_RESOURCES" in output and "demo is ACTIVE" in output
-  assert "the same packages on 4 workers" in output and "started on 4 workers" in output
+  assert "identical packages on 4 workers" in output and "started on 4 workers" in output
   assert {line.split()[0] for line in cloud.started()} == {f"demo-{s}-w-{w}" for s in range(2) for w in range(2)}
   assert all("train --restarts=10 --gin.MODEL_DIR=gs://bucket/run --steps=3" in line for line in cloud.started())
   assert [line for line in output.splitlines() if line.startswith("worker 0 | step")] == [
     f"worker 0 | step {n}" for n in (1, 2, 3)
   ]
   assert "the run has ended with status 0" in output
-  assert not cloud.pods and "demo is deleted: nothing of it is billed any more" in output and "BILLED" not in output
+  assert not cloud.pods and "demo is deleted and no longer billed" in output and "BILLED" not in output
 
 
-def test_a_preempted_run_goes_on_from_its_last_checkpoint_with_the_same_packages(cloud):
+def test_a_preempted_run_resumes_from_its_last_checkpoint_with_the_same_packages(cloud):
   (cloud.here / "other.gin").write_text("SEED = 4\n")
   output = cloud.run(
     "up", "demo", *V5E, "--spot", f"--from={cloud.wheel}", *TRAIN, "--steps=6", "--preempt_at=3", "--gin_file=other.gin"
   )
-  assert "demo was preempted: asking for another" in output
+  assert "demo was preempted: requesting another" in output
   assert len(cloud.calls("create")) == 2 and not cloud.pods
   assert len(cloud.started()) == 4 and "worker 0 | starting at step 4" in output
   for worker in range(2):  # the files too
@@ -211,47 +211,47 @@ def test_a_preempted_run_goes_on_from_its_last_checkpoint_with_the_same_packages
   assert len(installs) == 4 and len({call[call.index("--exclude-newer") + 1] for call in installs}) == 1
 
 
-def test_a_run_that_fails_gives_its_status_and_its_last_words(pod):
+def test_a_failed_run_returns_its_status_and_saves_its_logs(pod):
   output = pod.run("up", "demo", *V5E, f"--from={pod.wheel}", *TRAIN, "--worker_fails=demo-w-1", status=1)
   assert "demo-w-1 | error: the moon is full" in output and "the run has ended with status 1" in output
   assert "the moon is full" in (pod.folder / "memory/demo/last_words.log").read_text() and not pod.pods
 
 
-# Every step alone, and again
+# Single steps
 
 
-def test_a_step_whose_pod_is_not_there_says_so(cloud):
-  assert "demo is not there (its request is NONE)" in cloud.run("start", "demo", *V5E, *TRAIN, status=1)
+def test_a_step_without_a_pod_fails(cloud):
+  assert "demo is not ready (its request is NONE)" in cloud.run("start", "demo", *V5E, *TRAIN, status=1)
   cloud.run("create", "demo")
   assert "t5like is not installed on demo" in cloud.run("start", "demo", *TRAIN, status=2)
 
 
-def test_steps_can_be_taken_alone_and_again(pod):
+def test_steps_can_be_run_alone_and_repeated(pod):
   assert "demo is ACTIVE" in pod.run("create", "demo") and len(pod.calls("create")) == 1
   pod.run("install", "demo")
-  assert len([call for call in pod.calls("install") if "pip" in call]) == 2  # nothing was left to do
+  assert len([call for call in pod.calls("install") if "pip" in call]) == 2  # not installed again
   pod.run("start", "demo", *TRAIN, "--steps=1000")
   pod.run("start", "demo", *TRAIN, "--steps=1000")
-  pod.wait_for_starts(2)  # one a worker
+  pod.wait_for_starts(2)  # one per worker
   assert "another command is running" in pod.run("start", "demo", *TRAIN, "--steps=2", status=1)
   output = pod.run("status", "demo")
   assert "demo-w-0 status running" in output and "demo-w-1 status running" in output
-  os.killpg(int((pod.folder / "workers/demo-w-1/t5like-pod/pid").read_text()), signal.SIGKILL)  # as a restart would
+  os.killpg(int((pod.folder / "workers/demo-w-1/t5like-pod/pid").read_text()), signal.SIGKILL)  # like a restart
   assert "demo-w-1 status vanished" in pod.run("status", "demo")
   pod.run("start", "demo", *TRAIN, "--steps=1000")
   pod.wait_for_starts(3)
   output = pod.run("stop", "demo")
-  assert "the run has saved and ended; the pod stays" in output and "STILL BILLED: demo (v5litepod-8" in output
+  assert "the run has saved and exited; the pod stays" in output and "STILL BILLED: demo (v5litepod-8" in output
   assert "demo-w-1 status ended 143 stopped" in pod.run("status", "demo")
   assert "worker 0 | SIGTERM: saved" in pod.run("logs", "demo", status=143)
   assert "BILLED" not in pod.run("delete", "demo") and not pod.pods
   assert "demo is deleted" in pod.run("delete", "demo", *WHERE)
 
 
-def test_the_users_files_reach_all_workers_and_are_found_there(pod):
+def test_the_users_files_are_found_on_all_workers(pod):
   command = ["start", "demo", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS, "--steps=1000"]
   output = pod.run(*command)
-  assert f"{len(PROJECT)} files of {pod.here} go to the workers" in output and "  it's $HOME/deep.gin" in output
+  assert f"sending {len(PROJECT)} files of {pod.here} to the workers" in output and "  it's $HOME/deep.gin" in output
   pod.wait_for_starts(2)
   work = [pod.folder / f"workers/demo-w-{worker}/t5like-pod/work" for worker in range(2)]
   assert files_in(work[0]) == files_in(work[1]) == PROJECT
@@ -269,7 +269,7 @@ def test_the_users_files_reach_all_workers_and_are_found_there(pod):
   assert files_in(work[0]) == {"helper.py": "ready = 'new'\n", "made by the run": ""}
 
 
-def test_up_can_be_left_and_taken_up_again_and_stopped_from_elsewhere(pod):
+def test_up_can_be_interrupted_resumed_and_stopped_from_elsewhere(pod):
   cloud = pod
   words = ["up", "demo", *V5E, f"--from={cloud.wheel}", *TRAIN, "--steps=1000"]
   watcher = cloud.start(*words)
@@ -288,22 +288,22 @@ def test_up_can_be_left_and_taken_up_again_and_stopped_from_elsewhere(pod):
   cloud.run("stop", "demo")
   output = watcher.communicate(timeout=300)[0]
   assert watcher.returncode == 143 and "the run was stopped; the pod stays" in output and "STILL BILLED" in output
-  assert len(cloud.started()) == 2  # it was never started again
+  assert len(cloud.started()) == 2  # it was not restarted
 
 
-# When things go wrong
+# Failures
 
 QUOTA = "ERROR: RESOURCE_EXHAUSTED: Quota limit 'TPUV5sLitepodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 0."
 
 
-def test_quota_denied_is_final_and_nothing_is_billed(cloud):
+def test_missing_quota_is_final_and_nothing_is_billed(cloud):
   cloud.fail("queued-resources create", QUOTA)
   output = cloud.run("create", "demo", *V5E, status=2)
   assert "error: the project has no quota for this" in output and "TPUV5sLitepod" in output
   assert len(cloud.calls("create")) == 1 and "BILLED" not in output
 
 
-def test_a_request_that_fails_in_the_queue_does_not_stay_there(cloud):
+def test_a_request_that_fails_in_the_queue_is_deleted(cloud):
   why = {"T5LIKE_STAND_IN_GRANT": "FAILED", "T5LIKE_STAND_IN_WHY": "Quota 'TPUV5s' exhausted. Limit 16 in region"}
   output = cloud.run("create", "demo", *V5E, status=2, **why)
   assert "no quota" in output and "Limit 16" in output and not cloud.pods and "BILLED" not in output
@@ -314,43 +314,43 @@ def test_a_request_that_fails_in_the_queue_does_not_stay_there(cloud):
   [
     ("ERROR: (gcloud) UNAUTHENTICATED: Request had invalid authentication credentials.", "gcloud auth login"),
     ("ERROR: (gcloud) PERMISSION_DENIED: Permission 'tpu.queuedResources.create' denied", "roles/tpu.admin"),
-    ("ERROR: (gcloud) INVALID_ARGUMENT: Unknown accelerator type", "gcloud does not take this request"),
+    ("ERROR: (gcloud) INVALID_ARGUMENT: Unknown accelerator type", "gcloud rejected the request"),
   ],
 )
-def test_what_will_not_pass_is_not_tried_again(cloud, message, expected):
+def test_permanent_errors_are_not_retried(cloud, message, expected):
   cloud.fail("queued-resources create", message, times=9)
   output = cloud.run("create", "demo", *V5E, status=2)
   assert expected in output and len(cloud.calls("create")) == 1 and "BILLED" not in output
 
 
-def test_a_bad_minute_passes(cloud):
+def test_transient_errors_are_retried(cloud):
   cloud.fail("queued-resources create", "ERROR: (gcloud) UNAVAILABLE: The service is currently unavailable.", times=2)
   output = cloud.run("create", "demo", *V5E)
-  assert "try 2 of 3 failed" in output and "demo is ACTIVE" in output and "STILL BILLED: demo" in output
+  assert "attempt 2 of 3 failed" in output and "demo is ACTIVE" in output and "STILL BILLED: demo" in output
 
 
-def test_a_bad_hour_does_not_and_says_what_may_be_billed(cloud):
+def test_after_all_retries_what_may_be_billed_is_reported(cloud):
   cloud.fail("queued-resources create", "ERROR: (gcloud) UNAVAILABLE: deadline exceeded", times=9)
   output = cloud.run("create", "demo", *V5E, status=1)
-  assert "the pod could not be asked for" in output and "MAY STILL BE BILLED: demo" in output
+  assert "cannot request the pod" in output and "MAY STILL BE BILLED: demo" in output
 
 
 @pytest.mark.slow  # seconds
-def test_a_request_that_was_made_after_all_is_taken_up(cloud):
-  """The answer got lost, the request did not: the second try finds it there."""
+def test_a_request_whose_answer_was_lost_is_found(cloud):
+  """The second attempt finds the request of the first."""
   cloud.run("create", "demo", *V5E)
   cloud.fail("queued-resources describe", "ERROR: (gcloud) NOT_FOUND: Resource 'demo' was not found")
   assert "demo is ACTIVE" in cloud.run("create", "demo") and len(cloud.pods) == 1
 
 
-def test_ssh_that_times_out_is_tried_again(pod):
+def test_ssh_timeouts_are_retried(pod):
   pod.fail("queued-resources ssh", "ERROR: ssh: connect to host 10.0.0.1 port 22: Connection timed out", times=2)
   output = pod.run("start", "demo", *TRAIN, "--steps=2")
-  assert "start: 0 of 2 workers answered (try 1 of 3)" in output and "started on 2 workers" in output
+  assert "start: 0 of 2 workers responded (attempt 1 of 3)" in output and "started on 2 workers" in output
 
 
-@pytest.mark.slow  # of these checks there are enough in every run; this one and those marked so below take seconds each
-def test_packages_that_cannot_be_installed_are_told_of(cloud):
+@pytest.mark.slow  # seconds
+def test_packages_that_cannot_be_installed_are_reported(cloud):
   cloud.run("create", "demo", *V5E)
   cloud.fail("pip install", "error: No solution found: t5like needs jax<0.13", times=99)
   output = cloud.run("install", "demo", f"--from={cloud.wheel}", status=1, T5LIKE_RETRIES="1")
@@ -358,21 +358,21 @@ def test_packages_that_cannot_be_installed_are_told_of(cloud):
 
 
 @pytest.mark.parametrize("unreachable", ["demo-w-1", "demo-1"])
-def test_a_worker_that_cannot_be_reached_is_named(cloud, unreachable):
-  """One worker of a slice; or a whole slice, of which gcloud only warns, with status 0."""
+def test_an_unreachable_worker_is_named(cloud, unreachable):
+  """One worker of a slice; or all workers of a slice, for which gcloud only prints a warning, with status 0."""
   slices = "--slices=2" if unreachable == "demo-1" else "--slices=1"
   cloud.run("create", "demo", *V5E, slices)
   (cloud.folder / "unreachable").write_text(unreachable)
   output = cloud.run("install", "demo", f"--from={cloud.wheel}", status=1)
-  assert "error: not all workers of demo could" in output and "STILL BILLED: demo" in output
+  assert "failed on some workers of demo" in output and "STILL BILLED: demo" in output
   assert ("worker 1 of demo\n" if slices == "--slices=1" else "worker 0 of demo-1,worker 1 of demo-1") in output
   (cloud.folder / "unreachable").unlink()
   cloud.run("install", "demo")
 
 
 @pytest.mark.slow  # seconds
-def test_a_pod_that_is_lost_while_it_is_installed_is_replaced(pod):
-  """A slice is gone, of which the request knows nothing yet."""
+def test_a_pod_that_is_preempted_during_installation_is_replaced(pod):
+  """A slice is preempted, but the state of the request has not changed yet."""
   path = pod.folder / "cloud.json"
   path.write_text(path.read_text().replace("READY", "PREEMPTED"))
   output = pod.run("up", "demo", f"--from={pod.wheel}", *TRAIN)
@@ -387,4 +387,4 @@ def test_a_pod_that_cannot_be_deleted_is_not_forgotten(pod, message):
   assert "error: " in output and "BILLED: demo (v5litepod-8" in output
   assert "launch/tpu_pod.sh delete demo --project=p --zone=us-west4-a" in output
   (pod.folder / "failures.json").unlink()
-  pod.run("delete", "demo")  # all that is needed is remembered
+  pod.run("delete", "demo")  # its options are remembered

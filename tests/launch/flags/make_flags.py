@@ -1,10 +1,10 @@
-"""Writes the lists of real tools' flags that the stand-ins check calls against, from the tools themselves.
+"""Writes the flags of the real tools, against which the stand-ins check calls.
 
   python make_flags.py uv /path/to/uv             # also: kubectl /path/to/kubectl, xpk /path/to/xpk
   python make_flags.py slurm /usr/share/man/man1  # its manual pages srun.1.gz, sbatch.1.gz, ...
 
-xpk's list also holds its table of slices (`slices`), against which the manifests are checked. gcloud.json is written by
-hand, from the synopses of the pages it names: gcloud cannot be installed from a package index.
+xpk's list includes its table of slices (`slices`), against which the manifests are checked. gcloud.json was written
+manually from the synopses of the pages that it lists: gcloud cannot be installed from a package index.
 """
 
 import gzip
@@ -20,7 +20,7 @@ COMMANDS = {
   "xpk": {"workload create": [0, 0], "workload list": [0, 0], "workload delete": [0, 0]},
   "slurm": {"srun": [0, 999], "sbatch": [1, 999], "scancel": [0, 99], "scontrol": [1, 99]},
 }
-# Run by xpk's own interpreter.
+# Runs in xpk's interpreter.
 SLICES = """
 import json
 from xpk.core.system_characteristics import UserFacingNameToSystemCharacteristics as table
@@ -35,7 +35,7 @@ def run(*words: str) -> str:
 
 
 def flags_of(tool: str, path: str, command: str) -> tuple[list[str], list[str]]:
-  """All flags of a command, and those whose value may be the next word."""
+  """Returns all flags of a command, and those whose value may be the next word."""
   if tool == "slurm":
     text = gzip.decompress((Path(path) / f"{command}.1.gz").read_bytes()).decode()
     text = re.sub(r"\\f[BIRP]", "", text).replace("\\-", "-")

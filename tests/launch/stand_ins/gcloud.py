@@ -1,4 +1,4 @@
-"""Stands in for gcloud: a cloud in a folder, whose workers are folders too, in which commands really run."""
+"""A stand-in for gcloud: a cloud in a folder, with workers that are folders in which commands run."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def find(cloud: dict, name: str) -> dict:
 
 
 def create(call: Call) -> None:
-  import shutil  # here and below: most calls need none of it, and are made often
+  import shutil  # here and below, so that frequent calls without it start faster
 
   (name,) = call.arguments
   with shared("cloud.json", {}) as cloud:
@@ -43,7 +43,7 @@ NEXT = {"WAITING_FOR_RESOURCES": "PROVISIONING", "PROVISIONING": "ACTIVE", "SUSP
 
 
 def describe_queue(call: Call) -> None:
-  """Every look finds it a step further."""
+  """Prints the state of a request, which advances with every call."""
   (name,) = call.arguments
   with shared("cloud.json", {}) as cloud:
     pod = find(cloud, name)
@@ -77,8 +77,8 @@ def delete(call: Call) -> None:
       os.killpg(int(pid.read_text()), signal.SIGKILL)
 
 
-def reach(call: Call, name: str) -> list[tuple[int, str]]:
-  """The number and the name of each worker that is asked for and can be reached."""
+def reachable_workers(call: Call, name: str) -> list[tuple[int, str]]:
+  """Returns number and name of each requested worker; unreachable ones have number 255."""
   with shared("cloud.json", {}) as cloud:
     pod = find(cloud, name)
   if pod["state"] != "ACTIVE" or "PREEMPTED" in pod["nodes"].values():
@@ -88,7 +88,7 @@ def reach(call: Call, name: str) -> list[tuple[int, str]]:
   for number, node in enumerate(pod["nodes"]):
     if call.flag("--node", "0") not in ("all", str(number)):
       continue
-    if node in unreachable:  # as gcloud does: a warning, and no error
+    if node in unreachable:  # like gcloud: a warning, not an error
       print(f"WARNING: Could not prepare all {len(pod['nodes'])} nodes, attempting the rest.", file=sys.stderr)
       continue
     for worker in range(WORKERS):
@@ -107,7 +107,7 @@ def ssh(call: Call) -> None:
   import subprocess
 
   running, status = [], 0
-  for worker, host in reach(call, call.arguments[0]):
+  for worker, host in reachable_workers(call, call.arguments[0]):
     if worker == 255:
       status = 255
       continue
@@ -124,7 +124,7 @@ def scp(call: Call) -> None:
 
   *sources, target = call.arguments
   status = 0
-  for worker, host in reach(call, target.rstrip(":")):
+  for worker, host in reachable_workers(call, target.rstrip(":")):
     status = 255 if worker == 255 else status
     for source in sources if worker != 255 else ():
       shutil.copytree(source, FOLDER / "workers" / host / Path(source).name, dirs_exist_ok=True)

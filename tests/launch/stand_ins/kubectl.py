@@ -1,4 +1,4 @@
-"""Stands in for kubectl: keeps the manifest that is applied, and says what a cluster would."""
+"""A stand-in for kubectl: stores the applied manifest and prints what a cluster would."""
 
 import sys
 

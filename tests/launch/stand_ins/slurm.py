@@ -1,6 +1,6 @@
-"""Stands in for Slurm's commands: `slurm.py srun ...` really runs the command, as two tasks.
+"""A stand-in for Slurm's commands: `slurm.py srun ...` runs the command as two tasks.
 
-With T5LIKE_STAND_IN_ALONE, the second node does not share the file system: its tasks start elsewhere, as Slurm does it.
+With T5LIKE_STAND_IN_ALONE the second node does not share the file system: its tasks start in another folder.
 """
 
 import os
@@ -26,7 +26,7 @@ def srun(call: Call) -> None:
     elsewhere = "/" if task == 1 and os.environ.get("T5LIKE_STAND_IN_ALONE") else None
     tasks.append(subprocess.Popen(call.arguments, env=env, cwd=elsewhere))
   (FOLDER / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
-  sys.exit(max(task.wait() for task in tasks))  # the highest, as srun does
+  sys.exit(max(task.wait() for task in tasks))  # like srun
 
 
 def scancel(call: Call) -> None:

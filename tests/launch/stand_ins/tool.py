@@ -1,7 +1,7 @@
-"""What the recording stand-ins have in common: a list of the real tool's flags, the failures to play back, a record.
+"""The base of the recording stand-ins: checks flags against the real tool's, replays failures and records calls.
 
-The folder named by T5LIKE_STAND_IN holds `calls.jsonl` (every call), `failures.json` (a list of {"words", "stderr",
-"status", "times"}, each taken by calls that have all the words) and `refused.txt` (what the real tool would refuse).
+The folder T5LIKE_STAND_IN contains `calls.jsonl` (every call), `failures.json` (a list of {"words", "stderr", "status",
+"times"}, which apply to calls with all the words) and `refused.txt` (calls that the real tool would reject).
 """
 
 import contextlib
@@ -17,14 +17,14 @@ FLAGS = Path(__file__).parents[1] / "flags"
 
 @contextlib.contextmanager
 def shared(name: str, default):
-  """A JSON file, for one process at a time; what is in it afterwards is kept."""
+  """Opens a JSON file for one process at a time; changes are saved."""
   with open(FOLDER / f"{name}.lock", "w") as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     path = FOLDER / name
     value = json.loads(path.read_text()) if path.exists() else default
     before = json.dumps(value)
     yield value
-    if json.dumps(value) != before:  # at once: whoever is killed meanwhile leaves the old file or the new one
+    if json.dumps(value) != before:  # atomically, as this process may be killed
       path.with_suffix(".new").write_text(json.dumps(value))
       path.with_suffix(".new").replace(path)
 
@@ -52,7 +52,7 @@ class Call:
         if flag not in allowed:
           self._refuse(words, f"unrecognized arguments: {flag}")
         self.flags.setdefault(flag, []).append(next(rest) if flag in takes_value and not separator else value)
-      elif runs_command:  # what follows are words of that command
+      elif runs_command:  # the rest are words of that command
         self.arguments += [word, *rest]
       else:
         self.arguments.append(word)
@@ -64,7 +64,7 @@ class Call:
       self._refuse(words, f"unrecognized arguments: {self.arguments}")
     with open(FOLDER / "calls.jsonl", "a") as record:
       record.write(json.dumps(words) + "\n")
-    self._fail_if_told(words)
+    self._replay_failure(words)
 
   def flag(self, name: str, default: str = "") -> str:
     return self.flags.get(name, [default])[-1]
@@ -74,7 +74,7 @@ class Call:
       refused.write(f"{why}: {' '.join(words)}\n")
     sys.exit(f"ERROR: {why}")
 
-  def _fail_if_told(self, words: list[str]) -> None:
+  def _replay_failure(self, words: list[str]) -> None:
     with shared("failures.json", []) as failures:
       for failure in failures:
         if failure["times"] and set(failure["words"].split()) <= set(words):

@@ -1,4 +1,4 @@
-"""Stands in for xpk, which its list of flags describes."""
+"""A stand-in for xpk, which only checks its flags."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Stands in for uv on a worker: what it installs as `t5like` is the trainer beside this file."""
+"""A stand-in for uv on a worker, which installs the trainer next to this file as `t5like`."""
 
 import json
 import sys
