@@ -140,7 +140,7 @@ def test_loss_of_targets_and_of_text(t5like, copy, tmp_path):
     (["--vocabulary=t5"], "the model's embedding"),
     (["--shots=2", "--prompt={quiz}", "--inputs_length=8"], "tokens even without shots, there is room for 8"),
     (["--submit=squad", "--task=snli"], "is no part of the squad leaderboard"),
-    (["--top_p=2"], "--top_p = 2.0 cannot work"),
+    (["--top_p=2"], "--top_p=2.0 is invalid"),
   ],
 )
 def test_bad_input_is_named_before_work_starts(t5like, run, tmp_path, options, said):
