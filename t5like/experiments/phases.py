@@ -56,7 +56,7 @@ def make_batches(
   members: Sequence[CachedTask],
   phases: Sequence[Phase],
   special: SpecialTokens,
-  parts: parallel.BatchParts,
+  parts: parallel.BatchShards,
 ) -> data.Batches:
   """All batches of a run, of which this process makes `parts`; phases of the same lengths continue in the same rows."""
   for member in members:
