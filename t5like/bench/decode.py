@@ -185,8 +185,8 @@ def bytes_per_step(model: nn.Module, params: Any, prompts: Mapping[str, np.ndarr
   )
   layers = jax.eval_shape(lambda p: _started(model, p, prompts, outputs, beams), params)["layers"]
   fixed = sum(_bytes(layer[part]) for layer in layers for part in ("prompt", "cross") if part in layer)
-  grown = sum(_bytes(layer["grown"]) for layer in layers)
-  return weights + fixed + grown * (outputs + 1) / 2 / outputs
+  generated = sum(_bytes(layer["generated"]) for layer in layers)
+  return weights + fixed + generated * (outputs + 1) / 2 / outputs
 
 
 def _started(model: nn.Module, params: Any, prompts: Mapping[str, np.ndarray], outputs: int, beams: int) -> dict:

@@ -76,14 +76,16 @@ def decode_settings(
 
 def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the options that a method uses, to keep when switching to it."""
-  from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
+  from t5like.decoding.options import BEAM_OPTIONS, SAMPLING_OPTIONS
 
-  others = {"greedy": (*OF_SAMPLING, *OF_BEAMS), "sample": OF_BEAMS[:-1], "beam": OF_SAMPLING}.get(method, ())
+  others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}.get(
+    method, ()
+  )
   return {name: value for name, value in given.items() if name not in others}
 
 
 def method_for(name: str) -> str | None:
   """Returns the only method that uses an option; None if several do."""
-  from t5like.decoding.options import OF_BEAMS, OF_SAMPLING
+  from t5like.decoding.options import BEAM_OPTIONS, SAMPLING_OPTIONS
 
-  return {**dict.fromkeys(OF_SAMPLING, "sample"), **dict.fromkeys(OF_BEAMS[:-1], "beam")}.get(name)
+  return {**dict.fromkeys(SAMPLING_OPTIONS, "sample"), **dict.fromkeys(BEAM_OPTIONS[:-1], "beam")}.get(name)

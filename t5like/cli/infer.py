@@ -190,7 +190,9 @@ def _errors_as_options() -> Iterator[None]:
   except InvalidSetting as error:
     raise error.as_option() from None
   except MeshError as error:
-    raise error.shown(lambda axes: "--mesh=" + ",".join(f"{axis}={size}" for axis, size in axes.items())) from None
+    raise error.with_suggestions(
+      lambda axes: "--mesh=" + ",".join(f"{axis}={size}" for axis, size in axes.items())
+    ) from None
 
 
 def _load(args: argparse.Namespace) -> Model:

@@ -1,4 +1,4 @@
-"""Search over a step function that gives the logits of the next token. Knows no model."""
+"""Greedy search, sampling and beam search over a step function. Independent of the model."""
 
 from t5like.decoding.buckets import bucket
 from t5like.decoding.likelihood import log_likelihoods

@@ -1,12 +1,12 @@
-"""Few lengths instead of many, so that few functions are compiled."""
+"""Rounds lengths up to a few buckets, so that few functions are compiled."""
 
 from __future__ import annotations
 
 
 def bucket(length: int, smallest: int = 16, at_most: int | None = None) -> int:
-  """The next of 16, 24, 32, 48, 64, 96, ...: at most half as much again as was asked for.
+  """Rounds `length` up to the next of 16, 24, 32, 48, 64, 96, ..., i.e. by at most half.
 
-  `at_most` is the largest there is, and one of them itself.
+  `at_most` is the largest bucket.
   """
   power = 1 << (max(length, 1) - 1).bit_length()
   between = power * 3 // 4

@@ -1,4 +1,4 @@
-"""When a row has ended, and how much of it is output."""
+"""End-of-sequence and stop sequence detection."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import jax.numpy as jnp
 
 from t5like.decoding.settings import DecodeSettings
 
-NOTHING = -1  # stands before the first token; no token id
+NO_TOKEN = -1  # fills positions before the first token; not a valid token id
 
 
 @dataclasses.dataclass(frozen=True)
 class Endings:
-  """Written tokens lie in arrays [..., margin + max_length]: by the margin, stop sequences look back from the start."""
+  """The conditions that end an output.
+
+  Written tokens are arrays [..., margin + max_length]; the margin lets stop sequences look back from the first token.
+  """
 
   eos_id: int | None
   stop_sequences: tuple[tuple[int, ...], ...]
@@ -22,7 +25,7 @@ class Endings:
   max_length: int
 
   @classmethod
-  def of(cls, settings: DecodeSettings, eos_id: int | None) -> Endings:
+  def from_settings(cls, settings: DecodeSettings, eos_id: int | None) -> Endings:
     return cls(eos_id, settings.stop_sequences, settings.min_length, settings.max_length)
 
   @property
@@ -30,20 +33,20 @@ class Endings:
     return max(map(len, self.stop_sequences), default=0)
 
   def empty(self, *rows: int, pad_id: int) -> jax.Array:
-    margin = jnp.full((*rows, self.margin), NOTHING, jnp.int32)
+    margin = jnp.full((*rows, self.margin), NO_TOKEN, jnp.int32)
     return jnp.concatenate([margin, jnp.full((*rows, self.max_length), pad_id, jnp.int32)], axis=-1)
 
   def write(self, written: jax.Array, tokens: jax.Array, position: jax.Array) -> jax.Array:
-    """Puts tokens [...] at a position of written [..., margin + max_length]."""
+    """Writes tokens [...] to a position of `written` [..., margin + max_length]."""
     return jax.lax.dynamic_update_slice_in_dim(written, tokens[..., None], self.margin + position, axis=-1)
 
   def output(self, written: jax.Array) -> jax.Array:
     return written[..., self.margin :]
 
   def check(self, written: jax.Array, position: jax.Array, limit: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether the rows end with the token at `position`, and the length of their output then.
+    """Returns whether rows end with the token at `position`, and the length of their output in that case.
 
-    The output is without end of sequence or stop sequence. `limit` broadcasts against the rows.
+    The output excludes the end of sequence or stop sequence. `limit` broadcasts against the rows.
     """
     count = position + 1
     length = jnp.full(written.shape[:-1], count, jnp.int32)

@@ -1,4 +1,4 @@
-"""One compiled loop over a step function: greedy search, sampling, and the way into beam search."""
+"""Decoding as one compiled loop over a step function: greedy search and sampling; beam search is in beams.py."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ import jax
 import jax.numpy as jnp
 
 from t5like.decoding.beams import beam_search
-from t5like.decoding.ending import NOTHING, Endings
+from t5like.decoding.ending import NO_TOKEN, Endings
 from t5like.decoding.outputs import Decoded
 from t5like.decoding.settings import DecodeSettings
-from t5like.decoding.shaping import forbid, keep_likeliest, penalize_repetition
+from t5like.decoding.shaping import filter_logits, forbid, penalize_repetition
 
-# (tokens [rows], cache) -> (logits [rows, vocab] of what follows, cache)
+# (tokens [rows], cache) -> (logits [rows, vocab] of the next tokens, updated cache)
 Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
-# (cache, copies [batch, n]) -> the cache whose copy n of row b is the former's copy copies[b, n]
+# (cache, selected [batch, n]) -> the cache with hypothesis selected[b, n] of row b as its hypothesis n
 Reorder = Callable[[Any, jax.Array], Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Search:
-  """What is the same at each step."""
+class SearchContext:
+  """The parameters of a search, constant over its steps."""
 
   step: Step
   settings: DecodeSettings
   endings: Endings
-  limits: jax.Array  # [batch]: tokens that each row may write, at most settings.max_length
+  limits: jax.Array  # [batch]: maximum number of tokens per row, at most settings.max_length
   pad_id: int
-  read: jax.Array  # [batch, n]: tokens that a repetition penalty counts beside the written ones; NOTHING on padding
+  prompt_tokens: jax.Array  # [batch, n]: also subject to the repetition penalty; NO_TOKEN on padding
 
-  def shape(self, logits: jax.Array, written: jax.Array, position: jax.Array) -> jax.Array:
-    """The logits (or log-probabilities) that a choice is made by; rows are copies of the batch's."""
+  def process_logits(self, logits: jax.Array, written: jax.Array, position: jax.Array) -> jax.Array:
+    """Applies the repetition penalty and the minimum length to logits or log-probabilities [rows, vocab]."""
     settings, endings = self.settings, self.endings
     if settings.repetition_penalty != 1.0:
-      own = endings.output(written)
-      own = jnp.where(jnp.arange(own.shape[1])[None, :] < position, own, NOTHING)
-      read = jnp.repeat(self.read, len(own) // len(self.read), axis=0)
-      logits = penalize_repetition(logits, jnp.concatenate([read, own], axis=1), settings.repetition_penalty)
+      generated = endings.output(written)
+      generated = jnp.where(jnp.arange(generated.shape[1])[None, :] < position, generated, NO_TOKEN)
+      prompts = jnp.repeat(self.prompt_tokens, len(generated) // len(self.prompt_tokens), axis=0)
+      seen = jnp.concatenate([prompts, generated], axis=1)
+      logits = penalize_repetition(logits, seen, settings.repetition_penalty)
     if settings.min_length > 0 and endings.eos_id is not None:
       logits = forbid(logits, endings.eos_id, position < settings.min_length)
     return logits
@@ -56,56 +57,59 @@ def decode(
   limits: jax.Array | None = None,  # [batch] int32
   row_ids: jax.Array | None = None,  # [batch] int32
   seed: jax.Array | int | None = None,
-  read: jax.Array | None = None,  # [batch, n] int32
+  prompt_tokens: jax.Array | None = None,  # [batch, n] int32
   reorder: Reorder | None = None,
 ) -> Decoded:
-  """Writes on from `first_tokens`, which the first step is fed, until every row has ended.
+  """Generates tokens, starting by feeding `first_tokens`, until every row has ended.
 
-  The cache has `settings.copies` rows for each row of the batch, one after the other. Row ids tell draws apart (0, 1,
-  2, ... where not given); `seed` counts before that of the settings and may be traced, as may `limits`, so that
-  other values do not compile anew. `read` are the prompts' tokens, below 0 on padding, for a repetition penalty.
-  Beam search needs `reorder`.
+  The cache has `settings.hypotheses_per_row` consecutive rows for each row of the batch.
+
+  limits: the maximum number of tokens of each row; default: settings.max_length. May be traced, to avoid recompilation.
+  row_ids: seed the randomness of each row; default: 0, 1, 2, ...
+  seed: overrides settings.seed, and may be traced.
+  prompt_tokens: prompts for the repetition penalty, negative on padding.
+  reorder: required by beam search.
   """
   batch = first_tokens.shape[0]
-  search = Search(
-    step, settings, Endings.of(settings, eos_id),
+  search = SearchContext(
+    step, settings, Endings.from_settings(settings, eos_id),
     jnp.full((batch,), settings.max_length, jnp.int32) if limits is None else limits,
     pad_id,
-    jnp.full((batch, 0), NOTHING, jnp.int32) if read is None else read,
+    jnp.full((batch, 0), NO_TOKEN, jnp.int32) if prompt_tokens is None else prompt_tokens,
   )  # fmt: skip
   if settings.method == "beam":
     return beam_search(search, cache, first_tokens, reorder)
-  choose = _likeliest
+  choose = _argmax
   if settings.method == "sample":
     ids = jnp.arange(batch, dtype=jnp.int32) if row_ids is None else row_ids
-    choose = _draws(settings, settings.seed if seed is None else seed, ids)
-  return _write_on(search, cache, first_tokens, choose)
+    choose = _sampler(settings, settings.seed if seed is None else seed, ids)
+  return _decode_rows(search, cache, first_tokens, choose)
 
 
-def _likeliest(logits: jax.Array, position: jax.Array) -> jax.Array:
+def _argmax(logits: jax.Array, position: jax.Array) -> jax.Array:
   return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
 
-def _draws(settings: DecodeSettings, seed: jax.Array | int, row_ids: jax.Array):
-  """Draws whose randomness is a function of seed, row id, number of the sample, and position."""
-  in_row = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_ids)
-  copies = jnp.arange(settings.copies, dtype=jnp.int32)
-  keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, copies))(in_row).reshape(-1)
+def _sampler(settings: DecodeSettings, seed: jax.Array | int, row_ids: jax.Array):
+  """Returns a sampling function whose randomness depends only on seed, row id, sample index and position."""
+  row_keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), row_ids)
+  samples = jnp.arange(settings.hypotheses_per_row, dtype=jnp.int32)
+  keys = jax.vmap(lambda key: jax.vmap(jax.random.fold_in, (None, 0))(key, samples))(row_keys).reshape(-1)
 
-  def draw(logits: jax.Array, position: jax.Array) -> jax.Array:
-    kept = keep_likeliest(logits / settings.temperature, settings.top_k, settings.top_p, settings.min_p)
-    here = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
-    return jax.vmap(jax.random.categorical)(here, kept).astype(jnp.int32)
+  def sample(logits: jax.Array, position: jax.Array) -> jax.Array:
+    filtered = filter_logits(logits / settings.temperature, settings.top_k, settings.top_p, settings.min_p)
+    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
+    return jax.vmap(jax.random.categorical)(step_keys, filtered).astype(jnp.int32)
 
-  return draw
+  return sample
 
 
-def _write_on(search: Search, cache: Any, first_tokens: jax.Array, choose: Callable) -> Decoded:
-  """Greedy search and sampling: every row goes its own way."""
+def _decode_rows(search: SearchContext, cache: Any, first_tokens: jax.Array, choose: Callable) -> Decoded:
+  """Runs greedy search or sampling, in which hypotheses are independent."""
   settings, endings = search.settings, search.endings
-  copies = settings.copies
-  rows = first_tokens.shape[0] * copies
-  limits = jnp.repeat(search.limits, copies)
+  hypotheses = settings.hypotheses_per_row
+  rows = first_tokens.shape[0] * hypotheses
+  limits = jnp.repeat(search.limits, hypotheses)
 
   def unfinished(carry):
     return (carry["position"] < settings.max_length) & ~jnp.all(carry["ended"])
@@ -114,9 +118,9 @@ def _write_on(search: Search, cache: Any, first_tokens: jax.Array, choose: Calla
     position, ended = carry["position"], carry["ended"]
     logits, cache = search.step(carry["tokens"], carry["cache"])
     logits = logits.astype(jnp.float32)
-    tokens = choose(search.shape(logits, carry["written"], position), position)
+    tokens = choose(search.process_logits(logits, carry["written"], position), position)
     tokens = jnp.where(ended, search.pad_id, tokens)
-    # The logarithm of the token's probability as the model gives it, before any shaping.
+    # The log-probability under the model, before penalties and filters.
     chosen = jnp.take_along_axis(logits, tokens[:, None], axis=1)[:, 0] - jax.nn.logsumexp(logits, axis=1)
     written = endings.write(carry["written"], tokens, position)
     ends, length = endings.check(written, position, limits)
@@ -132,7 +136,7 @@ def _write_on(search: Search, cache: Any, first_tokens: jax.Array, choose: Calla
 
   start = {
     "position": jnp.zeros((), jnp.int32),
-    "tokens": jnp.repeat(first_tokens.astype(jnp.int32), copies),
+    "tokens": jnp.repeat(first_tokens.astype(jnp.int32), hypotheses),
     "cache": cache,
     "written": endings.empty(rows, pad_id=search.pad_id),
     "ended": limits < 1,
@@ -141,4 +145,4 @@ def _write_on(search: Search, cache: Any, first_tokens: jax.Array, choose: Calla
   }
   end = jax.lax.while_loop(unfinished, advance, start)
   tokens, lengths, scores = endings.output(end["written"]), end["lengths"], end["scores"]
-  return Decoded.of_rows(copies, tokens=tokens, lengths=lengths, scores=scores, ranking=scores)
+  return Decoded.from_rows(hypotheses, tokens=tokens, lengths=lengths, scores=scores, ranking=scores)

@@ -12,7 +12,7 @@ from t5like.console import say
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.inference import Model
-from t5like.parallel.process_zero import on_all_processes, run_on_process_zero
+from t5like.parallel.process_zero import run_on_process_zero, true_on_all_processes
 from t5like.training.checkpoints.folders import FOLDER, checkpoint_steps, checkpoints_folder
 from t5like.training.records.goodput import FILE, read_attempts
 from t5like.training.records.model_dir import CONFIG
@@ -66,7 +66,7 @@ def load_next(model: Model, step: int | None, average: bool, several: bool) -> A
     if step is None or (checkpoints_folder(model.folder) / str(step)).exists():
       raise
     problem = UserError(str(error))
-  if on_all_processes(problem is None):
+  if true_on_all_processes(problem is None):
     return params
   if not several:
     raise problem or UserError(f"another host cannot read the checkpoint of step {step}")

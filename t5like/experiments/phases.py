@@ -56,7 +56,7 @@ def make_batches(
   members: Sequence[CachedTask],
   phases: Sequence[Phase],
   special: SpecialTokens,
-  parts: parallel.BatchParts,
+  parts: parallel.BatchShards,
 ) -> data.Batches:
   """Returns the batches of a run, of which this process reads `parts`; phases of equal lengths share a row source."""
   for member in members:

@@ -69,7 +69,7 @@ class StreamSettings:
   @classmethod
   def of(cls, experiment: Experiment, phase: Phase, mesh: jax.sharding.Mesh) -> StreamSettings:
     """Builds the settings of this process; processes that hold the same rows read the same stream."""
-    host, hosts = parallel.part_group(mesh)
+    host, hosts = parallel.shard_group(mesh)
     same = ("task", "split", "task_modules", "corpus_files", "vocabulary", "objective")
     return cls(
       **{name: getattr(experiment, name) for name in same},

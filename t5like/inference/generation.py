@@ -18,7 +18,7 @@ from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.memory import MemoryCheckedFunction
 from t5like.inference.prompts import position_limit, prompt_batch
-from t5like.models.cache import take_copies
+from t5like.models.cache import select_hypotheses
 from t5like.models.stepping import prepare
 
 Prompts = Mapping[str, np.ndarray]
@@ -128,7 +128,7 @@ class Generator:
     real = jnp.arange(tokens.shape[1])[None, :] < lengths[:, None]
     return decoding.decode(
       step,
-      model.apply(variables, batch, settings.max_length, settings.copies, method="start_decoding"),
+      model.apply(variables, batch, settings.max_length, settings.hypotheses_per_row, method="start_decoding"),
       model.first_tokens(batch),
       settings,
       eos_id=self._eos_id,
@@ -136,8 +136,8 @@ class Generator:
       limits=limits,
       row_ids=row_ids,
       seed=seed,
-      read=jnp.where(real, tokens, -1),
-      reorder=take_copies,
+      prompt_tokens=jnp.where(real, tokens, -1),
+      reorder=select_hypotheses,
     )
 
 

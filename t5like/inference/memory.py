@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from t5like import parallel
-from t5like.parallel.process_zero import on_all_processes
+from t5like.parallel.process_zero import true_on_all_processes
 
 _SHARE = 0.9  # of free memory; the rest is a reserve for untracked allocations
 Item, Answer = TypeVar("Item"), TypeVar("Answer")
@@ -38,7 +38,7 @@ class MemoryCheckedFunction:
   """
 
   def __init__(self, function: Callable, mesh: Mesh, static_argnames: Sequence[str] = ()):
-    self._mesh, self._rules = mesh, parallel.rules_in_force()
+    self._mesh, self._rules = mesh, parallel.active_rules()
     self._jitted = jax.jit(function, static_argnames=static_argnames, out_shardings=parallel.replicated(mesh))
     self._compiled: dict[Any, jax.stages.Compiled] = {}
     self._fitting: set[Any] = set()
@@ -50,7 +50,7 @@ class MemoryCheckedFunction:
         self._compiled[key] = self._jitted.lower(*arguments, **static).compile()
     if key not in self._fitting:
       needed, free = _needed(self._compiled[key]), free_bytes(self._mesh)
-      if not on_all_processes(free is None or needed <= _SHARE * free):
+      if not true_on_all_processes(free is None or needed <= _SHARE * free):
         raise NotEnoughMemory(needed, free or 0)
       self._fitting.add(key)
     return self._compiled[key](*arguments)

@@ -47,7 +47,7 @@ class Progress:
 <<<<<<< HEAD
     self._line.end_line()
 =======
-    self._line.leave()
+    self._line.end_line()
 >>>>>>> lang5
     for row in rejected:
       self._rejected += 1

@@ -1,1 +1,1 @@
-"""Hot loops behind plain functions: attention back ends, lean cross entropy."""
+"""Performance-critical operations: attention back ends, norms, embedding lookup, cross entropy."""

@@ -1,4 +1,4 @@
-"""Cross entropy of integer targets that keeps nothing of the vocabulary's size but the logits."""
+"""Memory-efficient cross entropy: the logits are the only vocabulary-sized array kept for the backward pass."""
 
 import functools
 import math
@@ -11,14 +11,15 @@ import jax.numpy as jnp
 def cross_entropy(
   logits: jax.Array, targets: jax.Array, z_loss: float = 0.0, label_smoothing: float = 0.0
 ) -> tuple[jax.Array, jax.Array]:
-  """Loss and its z-loss part for logits [..., vocab] and targets [...], both [...] float32.
+  """Returns the loss and its z-loss part, both [...] float32, for logits [..., vocab] and targets [...].
 
   The z-loss, `z_loss * log(Z)^2`, keeps the normalizer near 1 and with it bfloat16 logits in range
-  (Raffel et al.; 1e-4). Label smoothing spreads that share of the target evenly over the vocabulary,
-  less its own entropy, so that a perfect prediction has loss 0. A target beyond the vocabulary has no loss: NaN.
+  (Raffel et al.; 1e-4). Label smoothing distributes that fraction of the target evenly over the other tokens; the
+  entropy of the smoothed target is subtracted, so that a perfect prediction has loss 0. A target outside the
+  vocabulary gives NaN.
 
-  The backward pass reads the logits once more, in their own dtype, and writes their gradient in it: no
-  probabilities are kept, and no float32 copy of bfloat16 logits is ever written.
+  The backward pass rereads the logits and writes their gradient in the same dtype: no probabilities are kept, and no
+  float32 copy of bfloat16 logits is ever materialized.
   """
   return _forward(logits, targets, z_loss, label_smoothing)[0]
 
@@ -38,25 +39,25 @@ def _forward(logits, targets, z_loss, label_smoothing):
   return (loss + z_part, z_part), (logits, targets, log_z)
 
 
-def _backward(z_loss, label_smoothing, kept, gradients):
-  logits, targets, log_z = kept
-  of_loss, of_z = gradients  # [...]
+def _backward(z_loss, label_smoothing, residuals, gradients):
+  logits, targets, log_z = residuals
+  d_loss, d_z = gradients  # [...]
   confidence, spread = _smoothed(logits.shape[-1], label_smoothing)
-  # Of the softmax: the smoothed target sums to 1, and d log(Z)^2 is 2 log(Z) softmax.
-  of_softmax = of_loss + 2.0 * z_loss * log_z * (of_loss + of_z)
+  # The smoothed target sums to 1, and the derivative of log(Z)^2 is 2 log(Z) softmax.
+  d_softmax = d_loss + 2.0 * z_loss * log_z * (d_loss + d_z)
   softmax = jnp.exp(logits.astype(jnp.float32) - log_z[..., None])
   target = jnp.where(_is_target(logits, targets), confidence, spread)
-  return (of_softmax[..., None] * softmax - of_loss[..., None] * target).astype(logits.dtype), None
+  return (d_softmax[..., None] * softmax - d_loss[..., None] * target).astype(logits.dtype), None
 
 
 cross_entropy.defvjp(_forward, _backward)
 
 
 def _is_target(logits: jax.Array, targets: jax.Array) -> jax.Array:
-  """A comparison instead of an index: its gradient is a select, not a scatter into [..., vocab]."""
+  """Returns a one-hot mask [..., vocab]: the gradient of a select is cheap, that of an index is a scatter."""
   return jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1) == targets[..., None]
 
 
 def _smoothed(vocab: int, label_smoothing: float) -> tuple[float, float]:
-  """What the target token gets, and what each of the others."""
+  """Returns the target probability of the correct token and of every other one."""
   return 1.0 - label_smoothing, label_smoothing / max(vocab - 1, 1)

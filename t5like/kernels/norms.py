@@ -1,42 +1,42 @@
-"""RMS and layer norm over the last axis, in float32 whatever the inputs are."""
+"""RMS norm and layer norm over the last axis, computed in float32 for any input dtype."""
 
 import functools
 
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.platform import can_write_gpu_kernels, target_platform
+from t5like.kernels.platform import has_pallas_triton, target_platform
 
 
 def norm(
   x: jax.Array, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, centered: bool, dtype: jnp.dtype,
   with_input: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:  # fmt: skip
-  """x [..., width] over its root mean square, with `centered` around 0 first; times scale, plus bias; of `dtype`.
+  """Normalizes x [..., width]: layer norm if `centered`, else RMS norm; returns `dtype`.
 
-  `with_input`, x too, for the residual connection: on a GPU both gradients are added up inside one kernel.
+  `with_input` also returns x for the residual connection: on a GPU one kernel then adds both gradients.
   """
   if _has_kernel(x):
-    return _on_gpu(x, *_vectors(scale, bias), epsilon, centered, dtype, with_input, False)
+    return _on_gpu(x, *_to_float32(scale, bias), epsilon, centered, dtype, with_input, False)
   y = _plain(x, scale, bias, epsilon, centered, dtype)
   return (y, x) if with_input else y
 
 
 def _has_kernel(x: jax.Array) -> bool:
-  """One GPU: the partitioner cannot look inside a kernel."""
-  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not can_write_gpu_kernels():
+  """Whether the fused kernel applies; only on a single GPU, because the partitioner cannot split a kernel."""
+  if target_platform() != "gpu" or jax.sharding.get_abstract_mesh().size > 1 or not has_pallas_triton():
     return False
-  from t5like.kernels.gpu.norm import obstacle
+  from t5like.kernels.gpu.norm import unsupported_reason
 
-  return obstacle(x) is None
+  return unsupported_reason(x) is None
 
 
-def _vectors(scale, bias):
+def _to_float32(scale, bias):
   return scale.astype(jnp.float32), None if bias is None else bias.astype(jnp.float32)
 
 
 def _plain(x, scale, bias, epsilon, centered, dtype):
-  scale, bias = _vectors(scale, bias)
+  scale, bias = _to_float32(scale, bias)
   row = (1,) * (x.ndim - 1) + x.shape[-1:]
   y = x.astype(jnp.float32)
   if centered:
@@ -55,20 +55,20 @@ def _forward(x, scale, bias, epsilon, centered, dtype, with_input, interpret):
   from t5like.kernels.gpu import norm as gpu_norm
 
   rows = x.reshape(-1, x.shape[-1])
-  work = gpu_norm.NormWork(*rows.shape, epsilon, centered, interpret)
-  y = gpu_norm.forward(rows, scale, bias, dtype, work).reshape(x.shape)
+  spec = gpu_norm.NormSpec(*rows.shape, epsilon, centered, interpret)
+  y = gpu_norm.forward(rows, scale, bias, dtype, spec).reshape(x.shape)
   return (y, x) if with_input else y, (x, scale, bias)
 
 
-def _backward(epsilon, centered, dtype, with_input, interpret, kept, gradient):
+def _backward(epsilon, centered, dtype, with_input, interpret, residuals, gradient):
   from t5like.kernels.gpu import norm as gpu_norm
 
-  x, scale, bias = kept
+  x, scale, bias = residuals
   rows = x.reshape(-1, x.shape[-1])
   gradient, residual = gradient if with_input else (gradient, None)
-  work = gpu_norm.NormWork(*rows.shape, epsilon, centered, interpret)
+  spec = gpu_norm.NormSpec(*rows.shape, epsilon, centered, interpret)
   flat = [g if g is None else g.reshape(rows.shape) for g in (gradient, residual)]
-  d_x, d_scale, d_bias = gpu_norm.backward(rows, scale, *flat, bias is not None, work)
+  d_x, d_scale, d_bias = gpu_norm.backward(rows, scale, *flat, bias is not None, spec)
   return d_x.reshape(x.shape), d_scale, d_bias
 
 

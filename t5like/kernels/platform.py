@@ -1,4 +1,4 @@
-"""Which platform a traced function is compiled for: "cpu", "gpu" or "tpu". What is fastest differs between them."""
+"""The platform a traced function is compiled for: "cpu", "gpu" or "tpu"."""
 
 import contextlib
 import contextvars
@@ -8,45 +8,45 @@ from collections.abc import Iterator
 
 import jax
 
-_described = contextvars.ContextVar("platform", default=None)
+_override = contextvars.ContextVar("platform", default=None)
 _deterministic = contextvars.ContextVar("deterministic", default=False)
 
 
 @contextlib.contextmanager
 def compile_for(platform: str) -> Iterator[None]:
-  """While active, choices are made for another machine's platform: to lower a step for TPUs on a laptop."""
-  token = _described.set(platform)
+  """Selects kernels for the given platform while active, e.g. to lower a step for TPUs on a laptop."""
+  token = _override.set(platform)
   try:
     yield
   finally:
-    _described.reset(token)
+    _override.reset(token)
 
 
-def described_platform() -> str | None:
-  """That of `compile_for`; None where this machine's own devices are asked."""
-  return _described.get()
+def platform_override() -> str | None:
+  """Returns the platform set by `compile_for`, or None if this machine's devices decide."""
+  return _override.get()
 
 
 def target_platform() -> str:
-  """Where what is traced now will run."""
-  return described_platform() or jax.default_backend()
+  """Returns the platform on which the function being traced will run."""
+  return platform_override() or jax.default_backend()
 
 
 @contextlib.contextmanager
-def deterministic_kernels(wanted: bool = True) -> Iterator[None]:
-  """While active, kernels are chosen that give the same bits every time."""
-  token = _deterministic.set(wanted)
+def deterministic_kernels(enabled: bool = True) -> Iterator[None]:
+  """Selects kernels with bitwise reproducible results while active."""
+  token = _deterministic.set(enabled)
   try:
     yield
   finally:
     _deterministic.reset(token)
 
 
-def must_be_deterministic() -> bool:
+def determinism_required() -> bool:
   return _deterministic.get()
 
 
 @functools.cache
-def can_write_gpu_kernels() -> bool:
-  """Whether this JAX still has Pallas's Triton, which it means to give up."""
+def has_pallas_triton() -> bool:
+  """Whether this version of JAX has Pallas's Triton back end, which is announced for removal."""
   return importlib.util.find_spec("jax.experimental.pallas.triton") is not None

@@ -1,4 +1,4 @@
-"""Multi-head attention: projections, the cache of a decoder, and the call to the kernel."""
+"""Multi-head attention: projections, the KV cache, and the call to the kernel."""
 
 import dataclasses
 
@@ -6,10 +6,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.attention import Case, Mask, RelativeBias, Split, attention, bias_matrix, choose_backend
-from t5like.kernels.attention.cached import Fixed, PastBias, attend, attend_and_write
+from t5like.kernels.attention import (
+  AttentionSpec,
+  Mask,
+  RelativeBias,
+  ShardedAxes,
+  attention,
+  bias_matrix,
+  choose_backend,
+)
+from t5like.kernels.attention.cached import DistanceBias, SharedKV, attend, attend_and_write
 from t5like.kernels.platform import deterministic_kernels
-from t5like.models.cache import Step
+from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import dense
 from t5like.models.positions import rotate
@@ -19,23 +27,23 @@ KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, heads, kv]
 
 
 def _static(default: object) -> dataclasses.Field:
-  """A field that is part of the compiled function, not an array."""
+  """Declares a static field of a pytree dataclass: part of the compiled function, not an array."""
   return dataclasses.field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What every layer of a stack is told besides its input; the same for all of them."""
+  """The inputs that all layers of a stack share."""
 
   mask: Mask
   positions: jax.Array | None = None  # [batch or 1, length]; None: 0, 1, 2, ...
-  bias: RelativeBias | None = None  # the one that all layers share
-  encoded: jax.Array | None = None  # [batch, encoder length, embed]: what cross-attention reads
+  bias: RelativeBias | None = None  # shared by all layers
+  encoded: jax.Array | None = None  # [batch, encoder length, embed]: the input of cross-attention
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
-  step: Step | None = None  # of cached decoding; x is then one token a row
-  keep: bool = _static(False)  # return every layer's keys and values: a cache starts from them
-  bidirectional: bool = _static(False)  # future keys get relative position buckets of their own
+  step: DecodingStep | None = None  # for cached decoding; x is then one token per row
+  return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
+  bidirectional: bool = _static(False)  # future keys have their own relative position buckets
   deterministic: bool = _static(True)
 
 
@@ -58,10 +66,10 @@ class RelativeBiasTable(nn.Module):
 
 
 class Attention(nn.Module):
-  """Self-attention when called, cross-attention through `cross`. Both return the cache to keep.
+  """Self-attention through `__call__`, cross-attention through `cross`. Both also return the updated cache.
 
   The query, key and value kernels are [embed, heads * kv], as in T5X: two axes,
-  so that Adafactor factors them as the original did.
+  so that Adafactor factors them in the same way.
   """
 
   config: TransformerConfig
@@ -75,43 +83,43 @@ class Attention(nn.Module):
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
 
   def __call__(self, x: jax.Array, context: Context, cache: dict | None) -> tuple[jax.Array, KeysValues | None]:
-    """x [batch, length, embed]. With a cache, x is one token a row, and the cache's grown part comes back."""
+    """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
     if context.step is not None:
       return self._step(x, context, cache)
-    query = self._split(self.query(x))  # [batch, length, heads, kv]
-    new = {"key": self._split(self.key(x)), "value": self._split(self.value(x))}
-    query, new["key"] = self._rotated(query, new["key"], context.positions)
-    return self._attend(query, new, context, context.mask, context.bias), new if context.keep else None
+    query = self._split_heads(self.query(x))  # [batch, length, heads, kv]
+    new = {"key": self._split_heads(self.key(x)), "value": self._split_heads(self.value(x))}
+    query, new["key"] = self._rotate(query, new["key"], context.positions)
+    return self._attend(query, new, context, context.mask, context.bias), new if context.return_kv else None
 
   def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
-    """Looks at `context.encoded`, whose keys and values a cache holds ready."""
+    """Attends to `context.encoded`, or to its keys and values in the cache."""
     if cache is not None:
-      fixed = Fixed(cache, context.step.encoder_valid)
-      y = attend(self._split(self.query(x))[:, 0], fixed, **self._cached_options())
+      shared = SharedKV(cache, context.step.encoder_valid)
+      y = attend(self._split_heads(self.query(x))[:, 0], shared, **self._cached_options())
       return self.out(y.reshape(y.shape[0], 1, -1)), cache
-    new = {"key": self._split(self.key(context.encoded)), "value": self._split(self.value(context.encoded))}
-    query = self._split(self.query(x))
-    return self._attend(query, new, context, context.encoded_mask, None), new if context.keep else None
+    new = {"key": self._split_heads(self.key(context.encoded)), "value": self._split_heads(self.value(context.encoded))}
+    query = self._split_heads(self.query(x))
+    return self._attend(query, new, context, context.encoded_mask, None), new if context.return_kv else None
 
   def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
-    """Writes the token's key and value where all rows stand, and looks back."""
-    step, grown = context.step, cache["grown"]  # [rows, 2, heads, length, kv]
-    new = self._projected(x)  # [rows, 3, heads, kv]
+    """Writes the key and value of one token per row to the cache, and attends to it."""
+    step, generated = context.step, cache["generated"]  # [rows, 2, heads, length, kv]
+    new = self._project_qkv(x)  # [rows, 3, heads, kv]
     if self.config.positions == "rotary":
-      query, key = self._rotated(new[:, None, 0], new[:, None, 1], step.index[:, None])
+      query, key = self._rotate(new[:, None, 0], new[:, None, 1], step.index[:, None])
       new = jnp.concatenate([query, key, new[:, 2:]], axis=1)
-    fixed = Fixed(cache["prompt"], step.prompt_valid) if "prompt" in cache else None
+    shared = SharedKV(cache["prompt"], step.prompt_valid) if "prompt" in cache else None
     bias = None
     if context.bias is not None:
-      furthest = grown.shape[3] + (cache["prompt"].shape[3] if "prompt" in cache else 0)
-      offset = jnp.full((1,), furthest - 1, jnp.int32)
-      by_distance = bias_matrix(context.bias, 1, furthest, offset)[0, :, 0, ::-1]  # [heads, furthest]
-      bias = PastBias(by_distance, step.index)
-    y, grown = attend_and_write(new, grown, step.number, fixed, bias, **self._cached_options())
-    return self.out(y.reshape(y.shape[0], 1, -1)), grown
+      length = generated.shape[3] + (cache["prompt"].shape[3] if "prompt" in cache else 0)
+      offset = jnp.full((1,), length - 1, jnp.int32)
+      by_distance = bias_matrix(context.bias, 1, length, offset)[0, :, 0, ::-1]  # [heads, length]
+      bias = DistanceBias(by_distance, step.index)
+    y, generated = attend_and_write(new, generated, step.generated_length, shared, bias, **self._cached_options())
+    return self.out(y.reshape(y.shape[0], 1, -1)), generated
 
-  def _projected(self, x: jax.Array) -> jax.Array:
-    """Query, key and value [rows, 3, heads, kv] of x [rows, 1, embed]: one product of the kernels of stepping.py."""
+  def _project_qkv(self, x: jax.Array) -> jax.Array:
+    """Projects x [rows, 1, embed] to query, key and value [rows, 3, heads, kv]; one product if weights are fused."""
     if self.has_variable("fused", "qkv"):
       y = fused_products(self, "qkv", x.astype(self.config.dtype))[:, 0]  # [rows, 3, heads * kv]
     else:
@@ -119,8 +127,8 @@ class Attention(nn.Module):
     y = y.reshape(*y.shape[:2], self.config.num_heads, self.config.head_dim)
     return nn.with_logical_constraint(y, ("batch", None, "heads", "kv"))
 
-  def _rotated(self, query: jax.Array, key: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Both turned to their positions where the model has rotary ones."""
+  def _rotate(self, query: jax.Array, key: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Applies rotary positions to query and key, if the model has them."""
     if self.config.positions != "rotary":
       return query, key
     if positions is None:
@@ -132,8 +140,8 @@ class Attention(nn.Module):
     scale = config.head_dim**-0.5 if config.scale_attention else 1.0
     return {"scale": scale, "kernel": False if config.attention_backend == "xla" else None}
 
-  def _split(self, x: jax.Array) -> jax.Array:
-    """[batch, length, heads * kv] -> [batch, length, heads, kv]."""
+  def _split_heads(self, x: jax.Array) -> jax.Array:
+    """Reshapes [batch, length, heads * kv] to [batch, length, heads, kv]."""
     x = x.reshape(*x.shape[:2], self.config.num_heads, self.config.head_dim)
     return nn.with_logical_constraint(x, ("batch", "length", "heads", "kv"))
 
@@ -153,24 +161,24 @@ class Attention(nn.Module):
       dropout_rate=rate if drop else 0.0,
       dropout_key=self.make_rng("dropout") if drop else None,
       backend=config.attention_backend,
-      split=_split_axes(),
+      axes=_sharded_axes(),
     )  # [batch, length, heads, kv]
-    # Named, so that a stack that is split by position does not gather the kernel instead.
+    # Without the constraint, a stack sharded by position would gather the kernel.
     y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))
     return self.out(y)
 
 
-def _split_axes() -> Split:
-  """Where the rules in force put rows and heads, so that a kernel runs on each device's own."""
+def _sharded_axes() -> ShardedAxes:
+  """Returns the mesh axes to which the active sharding rules map rows and heads."""
   rows, heads = nn.logical_to_mesh_axes(("batch", "heads")) or (None, None)
-  return Split(rows, heads)
+  return ShardedAxes(rows, heads)
 
 
 def describe_backend(
   config: TransformerConfig, encoder_length: int = 0, decoder_length: int = 0, packed: bool = False,
   platform: str | None = None, deterministic: bool = True,
 ) -> str:  # fmt: skip
-  """Which attention back end a train step uses where, and why: a line for each kind of attention."""
+  """Returns the attention back ends of a train step with reasons, one line per kind of attention."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
   relative = config.positions == "relative_bias"
   kinds = {
@@ -181,13 +189,13 @@ def describe_backend(
   lines = {}
   for kind, (queries, keys, has_bias) in kinds.items():
     if queries and keys:
-      case = Case(
+      spec = AttentionSpec(
         dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
         has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
         packed=packed, dropout=rate > 0.0,
       )  # fmt: skip
       with deterministic_kernels(deterministic):
-        lines.setdefault(choose_backend(config.attention_backend, case, platform), []).append(kind)
+        lines.setdefault(choose_backend(config.attention_backend, spec, platform), []).append(kind)
   if len(lines) == 1:
     ((name, reason),) = lines
     return f"{name} ({reason})"

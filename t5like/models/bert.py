@@ -20,11 +20,11 @@ Batch = Mapping[str, jax.Array]
 
 
 class BERT(nn.Module):
-  """Encoder-only, with the heads that the config names. Rows are padded on the right, as data/ lays them out.
+  """Encoder-only model with the heads enabled in the config. Rows must be padded on the right, as data/ does.
 
-  predicted_share  in training, at most this share of a row's positions has a target, and only those are predicted:
-                   0.16 for objectives that mask 15%. A row with more makes the loss NaN; it would otherwise be trained
-                   on a part of its targets unnoticed.
+  predicted_share  in training, logits are computed for at most this fraction of a row's positions, those with targets:
+                   0.16 for objectives that mask 15%. A row with more targets makes the loss NaN, rather than silently
+                   training on some of them.
   """
 
   config: TransformerConfig
@@ -34,7 +34,7 @@ class BERT(nn.Module):
     config = self.config
     config.require_layers("BERT", "num_encoder_layers")
     if not 0.0 < self.predicted_share <= 1.0:
-      raise UserError(f"BERT.predicted_share = {self.predicted_share!r} cannot work", expected="0 < share <= 1")
+      raise UserError(f"invalid BERT.predicted_share: {self.predicted_share!r}", expected="0 < share <= 1")
     self.token_embedder = Embedder(config)
     self.encoder = Stack(config, config.num_encoder_layers)
     if config.mlm_head:
@@ -49,17 +49,17 @@ class BERT(nn.Module):
     return "encoder"
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """{"hidden_states"} and, for each head of the config, {"logits", "pooled", "nsp_logits"}.
+    """Returns {"hidden_states"} and, for the heads of the config, {"logits", "pooled", "nsp_logits"}.
 
-    In training with `predicted_share` below 1, logits are of {"predicted"} alone: positions [batch, predictions].
+    In training with `predicted_share` below 1, logits are only for {"predicted"}: positions [batch, predictions].
     """
     hidden = self.hidden_states(batch, deterministic)
     outputs = {"hidden_states": hidden}
     weights = batch.get("encoder_loss_weights")
     if self.config.mlm_head:
       if self.predicted_share < 1.0 and weights is not None and not deterministic:
-        outputs["predicted"], hidden_there = _at_targets(hidden, weights, self.predicted_share)
-        outputs["logits"] = self.project(hidden_there)
+        outputs["predicted"], target_states = _gather_targets(hidden, weights, self.predicted_share)
+        outputs["logits"] = self.project(target_states)
       else:
         outputs["logits"] = self.project(hidden)
     if self.config.pooler:
@@ -67,7 +67,7 @@ class BERT(nn.Module):
     return outputs
 
   def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """[batch, length, embed]; `project` makes them logits, `sentence_outputs` a verdict on the pair."""
+    """Returns [batch, length, embed], the input of `project` and `sentence_outputs`."""
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
@@ -77,13 +77,13 @@ class BERT(nn.Module):
     return x
 
   def project(self, hidden: jax.Array) -> jax.Array:
-    """Scores for masked tokens: [..., embed] -> [..., vocab]. Takes all positions or only the masked ones."""
+    """Returns logits for masked tokens, [..., embed] -> [..., vocab], of all positions or only the masked ones."""
     transformed, bias = self.mlm_head(hidden)
     logits = self.token_embedder.attend(transformed)
     return logits + bias.reshape((1,) * (logits.ndim - 1) + (-1,))
 
   def sentence_outputs(self, hidden: jax.Array) -> dict[str, jax.Array]:
-    """pooled [batch, embed] from the first token ([CLS]); nsp_logits [batch, 2], class 0: B follows A."""
+    """Returns pooled [batch, embed] from the first token ([CLS]) and nsp_logits [batch, 2], class 0: B follows A."""
     pooled = nn.with_logical_constraint(jnp.tanh(self.pooler(hidden[:, 0])), ("batch", None))
     outputs = {"pooled": pooled}
     if self.config.nsp_head:
@@ -91,18 +91,18 @@ class BERT(nn.Module):
     return outputs
 
 
-def predictions_of_a_row(share: float, length: int) -> int:
-  """How many positions have their scores computed in training."""
-  return min(length, -(-math.ceil(share * length) // 8) * 8)  # products like multiples of 8
+def predictions_per_row(share: float, length: int) -> int:
+  """Returns the number of positions per row whose logits are computed in training."""
+  return min(length, -(-math.ceil(share * length) // 8) * 8)  # a multiple of 8, for fast matrix products
 
 
-def _at_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
-  """Positions [batch, predictions] of all targets, the rest of them anywhere, and the hidden states there."""
-  count = predictions_of_a_row(share, weights.shape[1])
+def _gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
+  """Returns positions [batch, predictions] that include all targets, and the hidden states at them."""
+  count = predictions_per_row(share, weights.shape[1])
   _, positions = jax.lax.top_k((weights != 0).astype(jnp.float32), count)
-  there = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+  states = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
   fits = jnp.sum(weights != 0, axis=1) <= count  # [batch]
-  return positions, jnp.where(fits[:, None, None], there, jnp.asarray(jnp.nan, there.dtype))
+  return positions, jnp.where(fits[:, None, None], states, jnp.asarray(jnp.nan, states.dtype))
 
 
 class MLMHead(nn.Module):
@@ -112,12 +112,12 @@ class MLMHead(nn.Module):
 
   @nn.compact
   def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The vectors to compare with the embedding, and the bias [vocab] of the result."""
+    """Returns the vectors to multiply with the embedding, and the bias [vocab] of the logits."""
     config = self.config
     transform = dense(config, config.embed_dim, ("embed", "mlp"), name="transform")
     rows = ("batch", "length") if hidden.ndim == 3 else ("batch",) + (None,) * (hidden.ndim - 2)
     x = nn.with_logical_constraint(ACTIVATIONS[config.activation](transform(hidden)), (*rows, "mlp"))
-    x = nn.with_logical_constraint(x, (*rows, None))  # the norm needs the whole width
+    x = nn.with_logical_constraint(x, (*rows, None))  # the norm needs the full width
     init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = self.param("bias", init, (config.vocab_size,), jnp.dtype(config.param_dtype))
     return Norm(config, name="norm")(x), bias.astype(jnp.dtype(config.logits_dtype))

@@ -1,4 +1,4 @@
-"""One Transformer layer: attention, cross-attention in a decoder that has an encoder, MLP."""
+"""One Transformer layer: self-attention, cross-attention in an encoder-decoder, MLP."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import jax
 
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Norm, activated, dense, on_activations
+from t5like.models.layers import Norm, activate, constrain_activations, dense
 from t5like.models.stepping import fused_products
 
 
@@ -20,7 +20,7 @@ class MLP(nn.Module):
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
     config = self.config
 
-    def wide(name):
+    def project_in(name):
       return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
 
     if config.gated_mlp:
@@ -28,10 +28,10 @@ class MLP(nn.Module):
         both = fused_products(self, "wi", x)
         gate, linear = both[..., 0, :], both[..., 1, :]
       else:
-        gate, linear = wide("wi_0"), wide("wi_1")
-      h = activated(config, gate, linear)
+        gate, linear = project_in("wi_0"), project_in("wi_1")
+      h = activate(config, gate, linear)
     else:
-      h = activated(config, wide("wi"))
+      h = activate(config, project_in("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
     h = nn.Dropout(rate)(h, deterministic=deterministic)
@@ -39,10 +39,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-  """x + f(norm(x)) for each sublayer f, or norm(x + f(x)) where the config says post-norm.
+  """Applies x + f(norm(x)) for each sublayer f, or norm(x + f(x)) with post-norm.
 
   `cache` holds this layer's keys and values while decoding; the second result
-  is the cache to keep, None when training.
+  is the updated cache, None in training.
   """
 
   config: TransformerConfig
@@ -59,28 +59,28 @@ class Block(nn.Module):
     self.dropout = nn.Dropout(config.dropout_rate)
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
-    kept = {}
+    keys_values = {}
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
-    h, x = self._enter(self.attention_norm, x)
-    y, kept["self" if cache is None else "grown"] = self.attention(h, context, cache)
-    x = self._leave(self.attention_norm, x, y, context)
-    # Layers shared by encoder and decoder own a cross-attention that the encoder's pass skips.
+    h, x = self._pre_norm(self.attention_norm, x)
+    y, keys_values["self" if cache is None else "generated"] = self.attention(h, context, cache)
+    x = self._add_residual(self.attention_norm, x, y, context)
+    # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
-      h, x = self._enter(self.cross_attention_norm, x)
-      y, kept["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
-      x = self._leave(self.cross_attention_norm, x, y, context)
-    h, x = self._enter(self.mlp_norm, x)
+      h, x = self._pre_norm(self.cross_attention_norm, x)
+      y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
+      x = self._add_residual(self.cross_attention_norm, x, y, context)
+    h, x = self._pre_norm(self.mlp_norm, x)
     y = self.mlp(h, context.deterministic)
-    x = self._leave(self.mlp_norm, x, y, context)
+    x = self._add_residual(self.mlp_norm, x, y, context)
     if cache is not None:
-      return x, cache | kept
-    return x, kept if context.keep else None
+      return x, cache | keys_values
+    return x, keys_values if context.return_kv else None
 
-  def _enter(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """What a sublayer reads, and what its result is added to."""
+  def _pre_norm(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the input of a sublayer and the residual stream to which its output is added."""
     return norm(x, with_input=True) if self.config.norm_position == "pre" else (x, x)
 
-  def _leave(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
+  def _add_residual(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
     x = x + self.dropout(y, deterministic=context.deterministic)
-    return on_activations(x if self.config.norm_position == "pre" else norm(x))
+    return constrain_activations(x if self.config.norm_position == "pre" else norm(x))

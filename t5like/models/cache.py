@@ -1,16 +1,17 @@
-"""The decoding cache: a plain dict that a `lax.while_loop` can carry.
+"""The KV cache: a plain dict that a `lax.while_loop` can carry.
 
-A decoder is given a prompt (T5: a start token, and what the caller adds) and writes on from it. Each prompt's last
-token is what the first step is fed, so that all logits come from steps; the cache holds what stands before it.
+A decoder continues a prompt (T5: a start token, plus tokens that the caller adds). The first step is fed the last token
+of each prompt, so that all logits come from steps; the cache holds the tokens before it.
 
-number          []: tokens written so far, the same in all rows, so that a step writes one slice of every array
-index           [rows] int32: the position that the next token takes in its row
-layers          of every layer {"grown", "prompt", "cross"}: keys and values [rows or batch, 2, heads, length, kv]; a
-                tuple of such dicts, or one with a leading `layers` axis where layers are scanned. `grown` is what
-                the steps wrote. `prompt` and `cross` never change: beams and samples of a row share them, so these
-                have `batch` rows where the others have `batch * copies`
-prompt_valid    [batch, prompt length]: the prompt's tokens but its last; absent where that leaves none
-encoder_valid   [batch, encoder length] (encoder-decoder only): the real tokens of the input
+generated_length  []: tokens generated so far, the same in all rows, so that a step writes one slice of every array
+index             [rows] int32: the position of the next token in its row
+layers            {"generated", "prompt", "cross"} for every layer: keys and values
+                  [rows or batch, 2, heads, length, kv]; a tuple of such dicts, or one with a leading `layers` axis if
+                  layers are scanned. `generated` is written by the steps. `prompt` and `cross` never change and are
+                  shared by all hypotheses (beams or samples) of a row: they have `batch` rows, the others
+                  `batch * hypotheses`
+prompt_valid      [batch, prompt length]: True on the prompt's tokens except the last; absent if no prompt has more
+encoder_valid     [batch, encoder length] (encoder-decoder only): True on the input's tokens
 """
 
 import dataclasses
@@ -24,76 +25,81 @@ Cache = dict
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Step:
-  """What a decoding step tells every layer."""
+class DecodingStep:
+  """The state of a decoding step that every layer reads."""
 
-  number: jax.Array  # []
+  generated_length: jax.Array  # []
   index: jax.Array  # [rows]
   prompt_valid: jax.Array | None = None
   encoder_valid: jax.Array | None = None
 
   @classmethod
-  def of(cls, cache: Cache) -> "Step":
+  def from_cache(cls, cache: Cache) -> "DecodingStep":
     return cls(**{field.name: cache.get(field.name) for field in dataclasses.fields(cls)})
 
 
 def last_tokens(prompts: jax.Array, lengths: jax.Array) -> jax.Array:
-  """prompts [batch, length], lengths [batch] -> [batch]."""
+  """Returns the last token of each prompt, [batch], given prompts [batch, length] and lengths [batch]."""
   return jnp.take_along_axis(prompts, lengths[:, None] - 1, axis=1)[:, 0]
 
 
-def start_cache(kept: tuple | dict, prompt_lengths: jax.Array, steps: int, copies: int, scanned: bool) -> Cache:
-  """The cache after a pass over prompts, from the keys and values [batch, length, heads, kv] that its layers kept."""
-  own = kept["self"] if scanned else kept[0]["self"]
-  batch, length, heads, kv = own["key"].shape[-4:]
-  dtype, before = own["key"].dtype, length - 1
-  leading = own["key"].shape[:-4]
+def start_cache(
+  keys_values: tuple | dict, prompt_lengths: jax.Array, steps: int, hypotheses: int, scanned: bool
+) -> Cache:
+  """Builds the cache from the keys and values [batch, length, heads, kv] of a pass over the prompts.
 
-  def of_layer(layer: dict) -> dict:
-    arrays = {"grown": _sharded(jnp.zeros((*leading, batch * copies, 2, heads, steps, kv), dtype))}
+  Reserves space for `steps` tokens of `hypotheses` outputs per row.
+  """
+  key = (keys_values["self"] if scanned else keys_values[0]["self"])["key"]
+  batch, length, heads, kv = key.shape[-4:]
+  before = length - 1
+  leading = key.shape[:-4]
+
+  def layer_cache(layer: dict) -> dict:
+    zeros = jnp.zeros((*leading, batch * hypotheses, 2, heads, steps, kv), key.dtype)
+    arrays = {"generated": _constrain(zeros)}
     if before:
-      arrays["prompt"] = _together(layer["self"], before)
+      arrays["prompt"] = _stack_keys_values(layer["self"], before)
     if "cross" in layer:
-      arrays["cross"] = _together(layer["cross"])
+      arrays["cross"] = _stack_keys_values(layer["cross"])
     return arrays
 
   lengths = prompt_lengths.astype(jnp.int32)
   cache = {
-    "number": jnp.zeros((), jnp.int32),
-    "index": jnp.repeat(lengths - 1, copies),
-    "layers": of_layer(kept) if scanned else tuple(of_layer(layer) for layer in kept),
+    "generated_length": jnp.zeros((), jnp.int32),
+    "index": jnp.repeat(lengths - 1, hypotheses),
+    "layers": layer_cache(keys_values) if scanned else tuple(layer_cache(layer) for layer in keys_values),
   }
   if before:
     cache["prompt_valid"] = jnp.arange(before)[None, :] < lengths[:, None] - 1
   return cache
 
 
-def _together(keys_values: dict[str, jax.Array], length: int | None = None) -> jax.Array:
-  """Key and value [..., batch, length, heads, kv] -> [..., batch, 2, heads, length, kv]."""
+def _stack_keys_values(keys_values: dict[str, jax.Array], length: int | None = None) -> jax.Array:
+  """Stacks key and value, [..., batch, length, heads, kv] -> [..., batch, 2, heads, length, kv]."""
   both = jnp.stack([keys_values["key"], keys_values["value"]], axis=-4)
-  return _sharded(jnp.swapaxes(both, -3, -2)[..., :length, :])
+  return _constrain(jnp.swapaxes(both, -3, -2)[..., :length, :])
 
 
-def _sharded(x: jax.Array) -> jax.Array:
+def _constrain(x: jax.Array) -> jax.Array:
   axes = ("batch", None, "heads", None, "kv")
   return nn.with_logical_constraint(x, axes if x.ndim == 5 else ("layers", *axes))
 
 
-def take_copies(cache: Cache, copies: jax.Array, scanned: bool = False) -> Cache:
-  """The cache with copy `copies[b, n]` of row b as its copy n: what beam search does.
+def select_hypotheses(cache: Cache, selected: jax.Array, scanned: bool = False) -> Cache:
+  """Replaces hypothesis n of row b by hypothesis `selected[b, n]`, as beam search does.
 
-  Fixed parts stay in place, and so does the index: all copies of a row stand at the same one.
+  The shared parts and the index do not change: all hypotheses of a row are at the same position.
   """
-  batch, count = copies.shape
+  batch, count = selected.shape
 
   def take(array: jax.Array, axis: int) -> jax.Array:
     split = array.reshape(*array.shape[:axis], batch, count, *array.shape[axis + 1 :])
-    moved = jax.vmap(lambda x, order: jnp.take(x, order, axis=axis), (axis, 0), axis)(split, copies)
+    moved = jax.vmap(lambda x, order: jnp.take(x, order, axis=axis), (axis, 0), axis)(split, selected)
     return moved.reshape(array.shape)
 
-  def of_layer(layer: dict) -> dict:
-    return layer | {"grown": take(layer["grown"], int(scanned))}
+  def select(layer: dict) -> dict:
+    return layer | {"generated": take(layer["generated"], int(scanned))}
 
   layers = cache["layers"]
-  moved = of_layer(layers) if scanned else tuple(of_layer(layer) for layer in layers)
-  return cache | {"layers": moved}
+  return cache | {"layers": select(layers) if scanned else tuple(select(layer) for layer in layers)}

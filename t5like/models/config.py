@@ -1,4 +1,4 @@
-"""Every way in which our models differ, as fields of one dataclass."""
+"""The model configuration: every difference between models is a field of one dataclass."""
 
 import dataclasses
 import math
@@ -23,19 +23,19 @@ CHOICES = {
   "remat": ("none", "elementwise", "dots", "full"),
 }
 
-_KINDS = {
+_TYPE_NAMES = {
   int: "a whole number", float: "a number", str: "a string", bool: "True or False", types.NoneType: "None",
 }  # fmt: skip
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
   "max_positions", "num_token_types",
 )  # fmt: skip
-_LARGEST, _MOST_LAYERS = 2**31 - 1, 4096
+_MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Size and shape of a model. The defaults are T5 1.0's choices; see gin/models for the others."""
+  """The architecture of a model. Defaults are those of T5 1.0; see gin/models for other models."""
 
   # Size.
   vocab_size: int
@@ -47,22 +47,22 @@ class TransformerConfig:
   num_decoder_layers: int = 0
 
   # Blocks.
-  activation: str = "relu"  # "gelu" is the tanh form of Google's and OpenAI's code, "gelu_erf" the exact one
+  activation: str = "relu"  # "gelu" is the tanh approximation of BERT and GPT-2, "gelu_erf" the exact form
   gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020)
   norm: str = "rms"
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
   use_bias: bool = False  # in dense layers
-  scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds that into the initializer
-  share_encoder_decoder: bool = False  # T5 paper, table 2: one set of layers serves both stacks
-  prefix_lm: bool = False  # decoder-only models: inputs see one another in both directions
+  scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds this into the initializer
+  share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
+  prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
 
   # Positions.
   positions: str = "relative_bias"
   relative_buckets: int = 32
   relative_max_distance: int = 128
-  share_relative_bias: bool = True  # one table for all layers of a stack; False: one each (T5X's scalable models)
-  max_positions: int | None = None  # rows of the learned table; None: unbounded
+  share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
+  max_positions: int | None = None  # size of the learned table; None: unbounded
   rotary_base: float = 10_000.0
 
   # Embeddings and heads.
@@ -73,31 +73,31 @@ class TransformerConfig:
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
   mlm_head: bool = False  # BERT: predicts masked tokens
-  nsp_head: bool = False  # BERT: does sentence B follow A
+  nsp_head: bool = False  # BERT: predicts whether sentence B follows A
 
-  # Dropout: on embeddings and on every residual branch. Each element is drawn on its own, as in the papers and in
-  # Hugging Face; T5X drew one mask for all positions of a row ("broadcast along length"), which is a little cheaper and
-  # drops the same share.
+  # Dropout on embeddings and on every residual branch. Elements are dropped independently, as in the papers and in
+  # Hugging Face; T5X draws one mask for all positions of a row ("broadcast along length"), which is slightly cheaper
+  # and drops the same fraction.
   dropout_rate: float = 0.0
   attention_dropout_rate: float | None = None  # on attention weights; None: dropout_rate
-  mlp_dropout_rate: float | None = None  # between an MLP's two products; None: dropout_rate
-  final_dropout: bool = True  # T5 also drops after the final norm
+  mlp_dropout_rate: float | None = None  # between the two products of an MLP; None: dropout_rate
+  final_dropout: bool = True  # dropout after the final norm, as in T5
 
-  # Initialization: "fan_in" is T5's (and stddev 1 for embeddings), "normal" BERT's and GPT's.
+  # Initialization: "fan_in" as in T5 (with stddev 1 for embeddings), "normal" as in BERT and GPT.
   initializer: str = "fan_in"
-  initializer_stddev: float = 0.02  # of "normal"
-  scale_residual_init: bool = False  # GPT-2: residual projections start 1/sqrt(2 layers) smaller
+  initializer_stddev: float = 0.02  # for "normal"
+  scale_residual_init: bool = False  # GPT-2: initialize residual projections smaller by 1/sqrt(2 layers)
 
   # Numerics and memory. bfloat16 compute halves activation memory and doubles speed on
   # TPU and recent GPUs; norms, softmax and logits stay float32.
   param_dtype: str = "float32"
   compute_dtype: str = "float32"
   logits_dtype: str = "float32"
-  scan_layers: bool = False  # parameters of all layers in one array each, with a leading `layers` axis
-  # How stacked layers run: "loop" compiles one for all, "unrolled" each; "auto" is by device (see stack.py).
+  scan_layers: bool = False  # stack the parameters of all layers along a leading `layers` axis
+  # How stacked layers run: "loop" compiles one layer for all, "unrolled" every layer; "auto": see stack.py.
   layer_loop: str = "auto"
-  # What the backward pass recomputes: "elementwise" keeps matrix products and attention, "dots" products with weights
-  # only, "full" block inputs only.
+  # What the backward pass does not recompute: "elementwise": matrix products and attention; "dots": only products with
+  # weights; "full": only block inputs.
   remat: str = "none"
   attention_backend: str = "auto"
 
@@ -107,79 +107,79 @@ class TransformerConfig:
     for field, choices in CHOICES.items():
       value = getattr(self, field)
       if value not in choices:
-        raise _bad(field, value, f"one of {', '.join(choices)}", nearest=nearest(str(value), choices))
+        raise _invalid(field, value, f"one of {', '.join(choices)}", nearest=nearest(str(value), choices))
     check_backend(self.attention_backend)
     if self.head_dim is None:
       if self.embed_dim % self.num_heads:
-        raise _bad("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
+        raise _invalid("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
       object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
     self._check_positions()
     if self.nsp_head and not self.pooler:
-      raise _bad("nsp_head", True, "pooler = True beside it: the head reads the pooled state")
+      raise _invalid("nsp_head", True, "pooler = True as well: the head reads the pooled state")
     if self.share_encoder_decoder and self.num_encoder_layers != self.num_decoder_layers:
-      raise _bad(
+      raise _invalid(
         "num_encoder_layers", self.num_encoder_layers,
         f"num_decoder_layers = {self.num_decoder_layers}: share_encoder_decoder needs equal stacks",
       )  # fmt: skip
 
   def _check_types(self):
-    """A checkpoint's configuration may hold anything."""
+    """Checks the types of all fields, because values from a checkpoint's config file can be anything."""
     for field in dataclasses.fields(self):
-      value, kinds = getattr(self, field.name), typing.get_args(field.type) or (field.type,)
-      fits = type(value) in kinds or (float in kinds and type(value) is int)
-      if not fits or (isinstance(value, float) and not math.isfinite(value)):
-        raise _bad(field.name, value, " or ".join(_KINDS[kind] for kind in kinds))
+      value, allowed = getattr(self, field.name), typing.get_args(field.type) or (field.type,)
+      matches = type(value) in allowed or (float in allowed and type(value) is int)
+      if not matches or (isinstance(value, float) and not math.isfinite(value)):
+        raise _invalid(field.name, value, " or ".join(_TYPE_NAMES[kind] for kind in allowed))
 
   def _check_sizes(self):
     for field in _SIZES:
-      if (getattr(self, field) or 0) > _LARGEST:
-        raise _bad(field, getattr(self, field), f"at most {_LARGEST:,}: the index of an array has 32 bits")
+      if (getattr(self, field) or 0) > _MAX_SIZE:
+        raise _invalid(field, getattr(self, field), f"at most {_MAX_SIZE:,}: array indices have 32 bits")
     for field in ("num_encoder_layers", "num_decoder_layers"):
-      if getattr(self, field) > _MOST_LAYERS:
-        raise _bad(field, getattr(self, field), f"at most {_MOST_LAYERS:,} layers")
+      if getattr(self, field) > _MAX_LAYERS:
+        raise _invalid(field, getattr(self, field), f"at most {_MAX_LAYERS:,} layers")
     for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
       if getattr(self, field) < 1:
-        raise _bad(field, getattr(self, field), "a positive number")
+        raise _invalid(field, getattr(self, field), "a positive number")
     for field in ("head_dim", "max_positions"):
       value = getattr(self, field)
       if value is not None and value < 1:
-        raise _bad(field, value, "a positive number or None")
+        raise _invalid(field, value, "a positive number or None")
     for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types"):
       if getattr(self, field) < 0:
-        raise _bad(field, getattr(self, field), "zero or more")
+        raise _invalid(field, getattr(self, field), "at least 0")
     for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
       value = getattr(self, field)
       if value is not None and not 0.0 <= value < 1.0:
-        raise _bad(field, value, "0 <= rate < 1")
+        raise _invalid(field, value, "0 <= rate < 1")
 
   def _check_positions(self):
     if self.positions == "learned" and self.max_positions is None:
-      raise _bad("max_positions", None, "the number of learned positions, for example 512")
+      raise _invalid("max_positions", None, "the number of learned positions, for example 512")
     if self.positions == "rotary" and self.head_dim % 2:
-      raise _bad("head_dim", self.head_dim, "an even number: rotary positions turn pairs of features")
+      raise _invalid("head_dim", self.head_dim, "an even number: rotary positions rotate pairs of features")
     if self.positions == "sinusoidal" and self.embed_dim % 2:
-      raise _bad("embed_dim", self.embed_dim, "an even number: sinusoidal positions come in sine and cosine")
+      raise _invalid("embed_dim", self.embed_dim, "an even number: half sines, half cosines")
     if self.positions == "relative_bias":
       if self.relative_buckets < 4:
-        raise _bad("relative_buckets", self.relative_buckets, "4 or more: near and far, past and future")
+        raise _invalid("relative_buckets", self.relative_buckets, "at least 4: near and far, past and future")
       if self.relative_max_distance <= self.relative_buckets // 2:
-        raise _bad("relative_max_distance", self.relative_max_distance, f"more than {self.relative_buckets // 2}")
+        raise _invalid("relative_max_distance", self.relative_max_distance, f"more than {self.relative_buckets // 2}")
 
   def require_layers(self, model: str, *fields: str) -> None:
-    """Refuses a config without the stacks that `model` is made of."""
+    """Raises UserError unless the config has layers in each of the stacks `fields` of `model`."""
     for field in fields:
       if getattr(self, field) < 1:
-        raise _bad(field, getattr(self, field), f"one or more: {model} has no other layers")
+        raise _invalid(field, getattr(self, field), f"at least 1: {model} has no other layers")
 
   @property
   def dtype(self) -> jnp.dtype:
-    """Of activations."""
+    """The dtype of activations."""
     return jnp.dtype(self.compute_dtype)
 
 
-def _bad(field: str, value: object, expected: str, **lines: str) -> UserError:
+def _invalid(field: str, value: object, expected: str, **lines: str) -> UserError:
   return UserError(
-    f"TransformerConfig.{field} = {value!r} cannot work",
+    f"invalid TransformerConfig.{field}: {value!r}",
     expected=expected,
     **lines,
     try_=f"--gin.TransformerConfig.{field}=VALUE",

@@ -1,23 +1,23 @@
-"""Token ids to vectors, and (where tied) vectors back to logits."""
+"""Embeddings and output projections: token ids to vectors, vectors to logits."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.kernels.attention import Split
+from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Norm, embedding_init, kernel_init, on_activations
+from t5like.models.layers import Norm, constrain_activations, embedding_init, kernel_init
 from t5like.models.positions import sinusoids
 
 
 class Embedder(nn.Module):
-  """Tokens + positions + token types, each only where the config has it.
+  """The sum of token, position and token type embeddings, as far as the config has them.
 
-  A T5 with learned or sinusoidal positions uses one embedder, and so one table
-  of positions, for both of its stacks.
+  Both stacks of a T5 with learned or sinusoidal positions share one embedder,
+  and therefore one table of positions.
   """
 
   config: TransformerConfig
@@ -41,7 +41,7 @@ class Embedder(nn.Module):
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
     *, deterministic: bool,
   ) -> jax.Array:  # fmt: skip
-    """tokens [batch, length]; positions default to 0..length-1; token types to 0."""
+    """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0."""
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
     if config.scale_embeddings:
@@ -58,27 +58,27 @@ class Embedder(nn.Module):
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
-    return on_activations(self.dropout(x, deterministic=deterministic))
+    return constrain_activations(self.dropout(x, deterministic=deterministic))
 
   def _look_up(self, table: jax.Array, ids: jax.Array, axis: str | None = None) -> jax.Array:
-    """Rows [..., embed] of a table in the compute dtype.
+    """Returns rows [..., embed] of a table in the compute dtype.
 
-    Its width is gathered first. Looked up in a table that is split by width, rows of the batch would come out split
-    by width too, and the partitioner could only mend that by making all of them whole on every device.
+    Gathers the table's width first: from a table sharded by width, the result would be sharded by width too, and the
+    partitioner could only fix that by replicating it on every device.
     """
     table = nn.with_logical_constraint(table, (axis, None))
     batch, vocab = nn.logical_to_mesh_axes(("batch", axis)) or (None, None)
-    rows = look_up(table, ids, self.config.dtype, Split(batch, vocab))
-    # Whole in length where the table is split: each device finds the tokens of its part, and the sum is all of them.
+    rows = look_up(table, ids, self.config.dtype, ShardedAxes(batch, vocab))
+    # Not sharded by length if the vocabulary is sharded: each device looks up the tokens of its shard, then all sum up.
     return rows if axis is None else nn.with_logical_constraint(rows, ("batch", None, None))
 
   def attend(self, hidden: jax.Array) -> jax.Array:
-    """Scores of every token: [..., embed] -> [..., vocab] in the logits dtype."""
+    """Returns logits with the tied embedding: [..., embed] -> [..., vocab] in the logits dtype."""
     return logits(self.config, hidden, self.embedding.T)
 
 
 class LogitsDense(nn.Module):
-  """An output projection of its own, for models that do not tie it to the embedding."""
+  """The output projection of models that do not tie it to the embedding."""
 
   config: TransformerConfig
 
@@ -91,11 +91,11 @@ class LogitsDense(nn.Module):
 
 
 def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-  """hidden [..., embed] times kernel [embed, vocab]: multiplied in the compute dtype, summed in the logits dtype."""
+  """Multiplies hidden [..., embed] by kernel [embed, vocab] in the compute dtype, accumulating in the logits dtype."""
   if config.scale_logits:
     hidden = hidden * config.embed_dim**-0.5
   dtype = jnp.dtype(config.logits_dtype)
-  # The vocabulary is what is split, in both directions: activations travel, the table does not.
+  # Shards the vocabulary in both passes: activations are communicated, the table is not.
   rows = ("batch",) + (None,) * (hidden.ndim - 2)
   hidden = nn.with_logical_constraint(hidden, (*rows, None))
   scores = product("...d,dv->...v", hidden, kernel.astype(config.dtype), dtype)
@@ -107,10 +107,10 @@ def default_positions(tokens: jax.Array) -> jax.Array:
 
 
 def check_length(config: TransformerConfig, length: int) -> None:
-  """Refuses rows longer than the learned positions, before anything is compiled."""
+  """Raises UserError if rows are longer than the learned positions, before anything is compiled."""
   if config.positions == "learned" and length > config.max_positions:
     raise UserError(
-      f"rows of {length} tokens do not fit a model with {config.max_positions} learned positions",
+      f"rows of {length} tokens are too long for a model with {config.max_positions} learned positions",
       field=f"TransformerConfig.max_positions = {config.max_positions}",
       try_=f"lengths of at most {config.max_positions}, or a model trained with more positions",
     )

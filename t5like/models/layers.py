@@ -1,4 +1,4 @@
-"""The smallest parts: dense layers, norms, activations, and how each is initialized."""
+"""Dense layers, norms and activations, and their initialization."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from t5like.models.config import TransformerConfig
 
 @jax.custom_vjp
 def relu(x: jax.Array) -> jax.Array:
-  """max(x, 0), whose backward pass looks at its result: the product that follows keeps that anyway, x need not be."""
+  """Computes max(x, 0). Its backward pass reads the result, which the next product keeps anyway, instead of x."""
   return jnp.maximum(x, 0)
 
 
@@ -27,30 +27,30 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
-def activated(config: TransformerConfig, x: jax.Array, linear: jax.Array | None = None) -> jax.Array:
-  """act(x), or act(x) * linear.
+def activate(config: TransformerConfig, x: jax.Array, linear: jax.Array | None = None) -> jax.Array:
+  """Computes act(x), or act(x) * linear.
 
-  The backward pass has x and computes the rest again. XLA would keep the tanh of a gelu, which it counts among the
-  expensive functions: as many bytes as x, written and read back in more time than it takes to compute.
+  The backward pass recomputes the activation from x. XLA would save the tanh of a gelu, which it considers expensive;
+  that takes as much memory as x, and more time to write and read than to recompute.
   """
   act = ACTIVATIONS[config.activation]
   if linear is not None:
     if target_platform() == "gpu":
-      # Else the product before it computes the activation too, and writes x beside it: slower than both apart.
+      # Keeps XLA from fusing the activation into the product before it, which is slower than separate kernels.
       x = jax.lax.optimization_barrier(x)
     return jax.checkpoint(lambda x, linear: act(x) * linear)(x, linear)
   return act(x) if act is relu else jax.checkpoint(act)(x)
 
 
 def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initializers.Initializer:
-  """`role` is "plain", "query" or "residual" (the last product of a residual branch)."""
+  """Returns the initializer of a kernel; `role`: "plain", "query" or "residual" (last product of a residual branch)."""
   if config.initializer == "fan_in":
-    # T5 has no 1/sqrt(head_dim) in attention: its query kernel starts that much smaller.
+    # T5 does not scale attention by 1/sqrt(head_dim); its query kernel is initialized smaller instead.
     folded = role == "query" and not config.scale_attention
     return nn.initializers.variance_scaling(1.0 / config.head_dim if folded else 1.0, "fan_in", "normal")
   stddev = config.initializer_stddev
   if role == "residual" and config.scale_residual_init:
-    # Radford et al. 2019, section 2.3: N residual branches add up to unit variance.
+    # Radford et al. 2019, section 2.3: the sum of N residual branches has unit variance.
     stddev *= (2 * (config.num_encoder_layers + config.num_decoder_layers)) ** -0.5
   return nn.initializers.normal(stddev)
 
@@ -63,7 +63,7 @@ def dense(
   config: TransformerConfig, features: int, axes: tuple[str | None, str | None], role: str = "plain",
   use_bias: bool | None = None, name: str | None = None,
 ) -> nn.Dense:  # fmt: skip
-  """A product with kernel [in, features] on logical `axes`."""
+  """Builds a dense layer whose kernel [in, features] has logical `axes`."""
   return nn.Dense(
     features,
     use_bias=config.use_bias if use_bias is None else use_bias,
@@ -82,7 +82,7 @@ class Norm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, with_input: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """x [..., embed], normalized; `with_input`, x itself too, for the residual connection around what comes next."""
+    """Normalizes x [..., embed]; `with_input` also returns x, for the residual connection."""
     config, width = self.config, x.shape[-1]
     dtype = jnp.dtype(config.param_dtype)
     scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (width,), dtype)
@@ -93,6 +93,6 @@ class Norm(nn.Module):
     return norm(x, scale, bias, **settings, with_input=with_input)
 
 
-def on_activations(x: jax.Array) -> jax.Array:
-  """Marks [batch, length, embed] for the partitioner; nothing without a mesh."""
+def constrain_activations(x: jax.Array) -> jax.Array:
+  """Constrains the sharding of activations [batch, length, embed]; a no-op without a mesh."""
   return nn.with_logical_constraint(x, ("batch", "length", "embed"))

@@ -1,4 +1,4 @@
-"""Which tokens of an encoder's rows are real."""
+"""The padding mask of an encoder."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 
 def encoder_valid(batch: Mapping[str, jax.Array]) -> jax.Array:
-  """[batch, encoder length]: True on real tokens.
+  """Returns [batch, encoder length], True on tokens and False on padding.
 
-  By `encoder_segment_ids` where given (packed rows), else by `encoder_lengths` [batch] (prompts, in which an id that
-  means padding may be part of the text), else wherever the id is not 0.
+  Uses `encoder_segment_ids` (packed rows) if present, else `encoder_lengths` [batch] (prompts, whose text may contain
+  the padding id), else treats id 0 as padding.
   """
   tokens = batch["encoder_input_tokens"]
   if "encoder_segment_ids" in batch:

@@ -1,7 +1,7 @@
-"""A model and its weights as decoding wants them: layers unrolled, kernels in the compute dtype, some side by side.
+"""Prepares a model and its weights for decoding: unrolls layers, casts kernels to the compute dtype, fuses some.
 
-A step reads every weight once to make one token a row: it is bound by memory, and by how many small products it
-starts. So what can be done once is done before the loop. Results are the same but for the order of sums.
+A decoding step reads every weight to generate one token per row: it is bound by memory bandwidth and by the number of
+small kernels it launches. This work is done once, before the loop. Results only differ by the order of sums.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-# Products of the same input, by the names of their kernels, that become one.
+# Dense layers with the same input that are fused into one product.
 _FUSED = {"qkv": ("query", "key", "value"), "wi": ("wi_0", "wi_1")}
-# Stacks whose layers take steps; an encoder runs once, on many tokens.
-_STEPPING = ("decoder", "shared")
+# Stacks that run decoding steps; an encoder runs once, on many tokens.
+_DECODER_STACKS = ("decoder", "shared")
 
 
 def prepare(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
-  """The model to call and the variables to call it with, to be traced into the same function as the loop."""
+  """Returns the model and variables to decode with. Call it in the jitted function that contains the loop."""
   config = model.config
   params = _cast(nn.meta.unbox(params), config.dtype)
   if config.scan_layers:
-    params = {name: _unrolled(tree) for name, tree in params.items()}
+    params = {name: _unroll(tree) for name, tree in params.items()}
   if config.scan_layers or config.remat != "none":
     model = model.clone(config=dataclasses.replace(config, scan_layers=False, remat="none"))
-  fused = {name: _fused(params[name]) for name in _STEPPING if name in params}
+  fused = {name: _fuse(params[name]) for name in _DECODER_STACKS if name in params}
   return model, {"params": params, "fused": fused}
 
 
 def fused_products(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
-  """x [..., in] times kernels laid together as [in, products, out]: [..., products, out]."""
+  """Multiplies x [..., in] by fused kernels [in, products, out]: [..., products, out]."""
   weights = module.get_variable("fused", name)
   y = jnp.einsum("...i,ipo->...po", x, weights["kernel"])
   if "bias" in weights:
@@ -42,20 +42,20 @@ def fused_products(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
 
 
 def _cast(tree: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
-  """Kernels, their biases and embeddings in the dtype that modules cast them to anyway; norms stay as they are."""
+  """Casts kernels, their biases and embeddings to the dtype in which modules use them; norms are not cast."""
   cast = {}
   for name, value in tree.items():
     if isinstance(value, Mapping):
       cast[name] = _cast(value, dtype)
     else:
-      # Relative positions are no vectors: their table is added to scores in float32.
+      # The relative position bias is added to scores in float32.
       table = name.endswith("embedding") and name != "rel_embedding"
       cast[name] = value.astype(dtype) if table or "kernel" in tree else value
   return cast
 
 
-def _unrolled(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """{"layers": arrays with a leading axis} -> {"layers_0": ..., "layers_1": ...}."""
+def _unroll(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """Splits {"layers": arrays with a leading axis} into {"layers_0": ..., "layers_1": ...}."""
   if "layers" not in tree:
     return dict(tree)
   stacked = tree["layers"]
@@ -64,12 +64,12 @@ def _unrolled(tree: Mapping[str, Any]) -> dict[str, Any]:
   return layers | {name: value for name, value in tree.items() if name != "layers"}
 
 
-def _fused(tree: Mapping[str, Any]) -> dict[str, Any]:
-  """For each group of plain dense layers, their kernels as [in, products, out].
+def _fuse(tree: Mapping[str, Any]) -> dict[str, Any]:
+  """Stacks the kernels of each group of dense layers as [in, products, out].
 
-  Stacked, not end to end: the last axis keeps its sharding over devices.
+  Stacked rather than concatenated, so that the last axis keeps its sharding.
   """
-  found = {name: _fused(value) for name, value in tree.items() if isinstance(value, Mapping)}
+  found = {name: _fuse(value) for name, value in tree.items() if isinstance(value, Mapping)}
   found = {name: value for name, value in found.items() if value}
   for name, parts in _FUSED.items():
     layers = [tree.get(part) for part in parts]

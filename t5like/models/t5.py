@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
-from t5like.models.cache import Cache, Step, last_tokens, start_cache
+from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.padding import encoder_valid
@@ -18,9 +18,9 @@ Batch = Mapping[str, jax.Array]
 
 
 class T5(nn.Module):
-  """Encoder-decoder. T5 1.1, mT5, ByT5 and shared stacks are configs of it: see gin/models.
+  """Encoder-decoder model. T5 1.1, mT5, ByT5 and shared stacks are configurations of it: see gin/models.
 
-  Rows are padded on the right, as seqio and data/ lay them out: a GPU is told how many real tokens each begins with.
+  Rows must be padded on the right, as seqio and data/ do: fused attention on GPUs only receives their lengths.
   """
 
   config: TransformerConfig
@@ -42,15 +42,15 @@ class T5(nn.Module):
     return "encoder_decoder"
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """{"logits": [batch, decoder length, vocab]}"""
+    """Returns {"logits": [batch, decoder length, vocab]}."""
     return {"logits": self.project(self.hidden_states(batch, deterministic))}
 
   def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """The decoder's last hidden states, [batch, decoder length, embed]; `project` makes them logits."""
+    """Returns the decoder's last hidden states [batch, decoder length, embed], the input of `project`."""
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     positions = batch.get("decoder_positions")
     encoded = self.encode(batch, deterministic)
-    # Right padding needs no mask here: real positions come before it and look back only.
+    # Right padding needs no mask here: tokens precede it and attention is causal.
     context = Context(
       mask=Mask(causal=True, query_segments=segments, key_segments=segments),
       positions=positions,
@@ -63,7 +63,7 @@ class T5(nn.Module):
     return x
 
   def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """The encoder's hidden states, [batch, encoder length, embed]."""
+    """Returns the encoder's hidden states, [batch, encoder length, embed]."""
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
@@ -73,7 +73,7 @@ class T5(nn.Module):
     return x
 
   def project(self, hidden: jax.Array) -> jax.Array:
-    """Logits of hidden states: [..., embed] -> [..., vocab]."""
+    """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
     return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
 
   @property
@@ -84,12 +84,12 @@ class T5(nn.Module):
   def _decoder(self) -> Stack:
     return self.shared if self.config.share_encoder_decoder else self.decoder
 
-  # Decoding: encode once, then one token a row at a time.
+  # Decoding: encode once, then one token per row and step.
 
   def decoder_prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Tokens [batch, length] that the output goes on from, and how many in each row.
+    """Returns the decoder's prompts [batch, length] and their lengths [batch].
 
-    Pad stands for the start of the output; `decoder_prompt_tokens` [batch, length], where given, come after it, padded
+    The padding token is the start token; it is followed by `decoder_prompt_tokens` [batch, length], if present, padded
     with 0 on the right.
     """
     start = jnp.zeros((batch["encoder_input_tokens"].shape[0], 1), jnp.int32)
@@ -99,31 +99,31 @@ class T5(nn.Module):
     return jnp.concatenate([start, given], axis=1), 1 + jnp.sum(given > 0, axis=1).astype(jnp.int32)
 
   def first_tokens(self, batch: Batch) -> jax.Array:
-    """What the first `decode_step` is fed, [batch]: the last tokens of the prompts."""
+    """Returns the input [batch] of the first `decode_step`: the last token of each prompt."""
     return last_tokens(*self.decoder_prompt(batch))
 
-  def start_decoding(self, batch: Batch, max_decode_length: int, copies: int = 1) -> Cache:
-    """Encodes, and sets up a cache for `max_decode_length` steps of `copies` outputs a row."""
+  def start_decoding(self, batch: Batch, max_decode_length: int, hypotheses: int = 1) -> Cache:
+    """Encodes the inputs and builds a cache for `max_decode_length` steps of `hypotheses` outputs per row."""
     tokens, lengths = self.decoder_prompt(batch)
     check_length(self.config, tokens.shape[1])
     encoded, valid = self.encode(batch), encoder_valid(batch)
-    # Reading the prompt computes every layer's cross-attention keys and values too.
-    context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), keep=True)
-    _, kept = self._decoder(self.token_embedder(tokens, deterministic=True), context)
-    cache = start_cache(kept, lengths, max_decode_length, copies, self.config.scan_layers)
+    # The pass over the prompts also computes every layer's cross-attention keys and values.
+    context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
+    _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True), context)
+    cache = start_cache(keys_values, lengths, max_decode_length, hypotheses, self.config.scan_layers)
     return cache | {"encoder_valid": valid}
 
   def decode_step(self, tokens: jax.Array, cache: Cache) -> tuple[jax.Array, Cache]:
-    """Feeds tokens [rows]; gives the logits [rows, vocab] of what follows, and the cache."""
-    index, number = cache["index"], cache["number"]
-    context = Context(mask=Mask(), positions=index[:, None], step=Step.of(cache))
+    """Feeds tokens [rows]; returns the logits [rows, vocab] of the next tokens and the updated cache."""
+    index, length = cache["index"], cache["generated_length"]
+    context = Context(mask=Mask(), positions=index[:, None], step=DecodingStep.from_cache(cache))
     x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
     x, layers = self._decoder(x, context, cache["layers"])
-    return self.project(x[:, 0]), cache | {"index": index + 1, "number": number + 1, "layers": layers}
+    return self.project(x[:, 0]), cache | {"index": index + 1, "generated_length": length + 1, "layers": layers}
 
 
 def _encoded_mask(batch: Batch) -> Mask:
-  """Which inputs a target may look at: real ones, and in a packed row those of its own example."""
+  """Returns the cross-attention mask: hides padding and, in packed rows, the inputs of other examples."""
   queries, keys = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
   if queries is None or keys is None:
     return Mask(key_valid=encoder_valid(batch), right_padded=True)

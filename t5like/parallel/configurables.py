@@ -1,4 +1,4 @@
-"""The names that gin files use for the mesh."""
+"""Registers the mesh with gin."""
 
 import gin
 

@@ -1,4 +1,4 @@
-"""The device mesh, from named axis sizes."""
+"""Device meshes, built from named axis sizes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from t5like.errors import UserError, nearest
-from t5like.parallel.presets import PRESETS, mesh_axes_of
+from t5like.parallel.presets import PRESETS, mesh_axes_used
 
 AXES = ("data", "fsdp", "tensor")
 
 
 class MeshError(UserError):
-  """A mesh that does not fit the devices or the model; `suggestions` are axes that do, by name.
+  """A mesh that does not fit the devices or the model; `suggestions` are sizes by axis name that do.
 
-  The message shows them as options of `t5like train`; `shown` shows them for another command.
+  The message lists them as options of `t5like train`; `with_suggestions` formats them for another command.
   """
 
   def __init__(self, what: str, suggestions: Sequence[Mapping[str, int | str]], **lines: object):
@@ -29,21 +29,22 @@ class MeshError(UserError):
     tries = (" ".join(f"--gin.MESH.{axis}={size}" for axis, size in axes.items()) for axes in self.suggestions)
     super().__init__(what, **lines, try_="\n".join(dict.fromkeys(tries)))
 
-  def shown(self, show: Callable[[Mapping[str, int | str]], str]) -> UserError:
-    tries = "\n".join(dict.fromkeys(map(show, self.suggestions)))
+  def with_suggestions(self, to_option: Callable[[Mapping[str, int | str]], str]) -> UserError:
+    """Returns the same error with suggestions formatted by `to_option`."""
+    tries = "\n".join(dict.fromkeys(map(to_option, self.suggestions)))
     return UserError(self.what, **{name: text for name, text in self.lines.items() if name != "try"}, try_=tries)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeshAxes:
-  """Devices along each axis; -1 fills one axis with what the others leave.
+  """The number of devices along each axis; -1 on one axis: all remaining devices.
 
-  data    copies of the model, each with its own rows of the batch
-  fsdp    rows of the batch too, but parameters and optimizer state are split over it
-  tensor  every layer's width is split over it: heads, MLP and vocabulary
-  slices  groups of devices with a fast network inside and a slow one between them (TPU multi-slice). Each group
-          has data * fsdp * tensor devices; only gradients cross the slow network, as if `data` were longer
-  preset  which axes are used for what: a column of presets.TABLE. None: every axis that is longer than 1
+  data    data parallelism: the batch is sharded, the model is replicated
+  fsdp    fully sharded data parallelism: the batch, parameters and optimizer state are sharded
+  tensor  tensor parallelism: heads, MLP and vocabulary are sharded
+  slices  groups of devices with a fast network within and a slow one between them (TPU multislice). Each group has
+          data * fsdp * tensor devices; only gradients cross the slow network, as if `data` were longer
+  preset  the sharding rules: a column of presets.TABLE. None: uses every axis longer than 1
   """
 
   data: int = -1
@@ -55,19 +56,21 @@ class MeshAxes:
   def __post_init__(self):
     if self.preset is not None and self.preset not in PRESETS:
       raise UserError(
-        f"no sharding preset is called {self.preset!r}",
+        f"unknown sharding preset {self.preset!r}",
         presets=", ".join(PRESETS),
         nearest=nearest(str(self.preset), PRESETS),
         try_="--gin.MESH.preset=fsdp_tensor",
       )
 
   def sizes(self, devices: int) -> dict[str, int]:
-    """Axis sizes for a number of devices, -1 filled; `data` counts the slices in."""
+    """Resolves -1 for a number of devices and returns the size of each axis; `data` includes the slices."""
     given = {axis: getattr(self, axis) for axis in AXES}
     fills = [axis for axis, size in given.items() if size == -1]
     if len(fills) > 1 or any(size < 1 and size != -1 for size in given.values()) or self.slices < 1:
       raise UserError(
-        "a mesh axis is a positive size, and -1 on one of data, fsdp and tensor at most", mesh=self._equation(given)
+        "invalid mesh",
+        mesh=self._equation(given),
+        expected="positive sizes, and -1 for at most one of data, fsdp and tensor",
       )
     fixed = self.slices * math.prod(size for size in given.values() if size != -1)
     if fills and devices % fixed == 0:
@@ -86,7 +89,7 @@ class MeshAxes:
 
 
 def _suggestions(axes: MeshAxes, devices: int) -> Iterator[dict[str, int]]:
-  """Meshes that work, closest first: the other axes cut to divisors, one axis filled."""
+  """Yields valid meshes, closest first: one axis is -1, the others are reduced to divisors."""
   slices = math.gcd(axes.slices, devices)
   devices //= slices
   outer = {"slices": slices} if axes.slices != 1 else {}
@@ -98,9 +101,10 @@ def _suggestions(axes: MeshAxes, devices: int) -> Iterator[dict[str, int]]:
 
 
 def make_mesh(axes: MeshAxes, devices: Sequence[jax.Device] | None = None) -> Mesh:
+  """Builds a mesh over `devices`, by default all. Raises MeshError if the axes do not fit them."""
   devices = jax.devices() if devices is None else devices
   sizes = axes.sizes(len(devices))
-  _check_axes_are_used(axes, sizes)
+  _check_unused_axes(axes, sizes)
   kinds = (AxisType.Auto,) * len(AXES)
   if _has_slices(axes, devices):
     return Mesh(arrange_slices(sizes, axes.slices, devices), AXES, axis_types=kinds)
@@ -108,40 +112,40 @@ def make_mesh(axes: MeshAxes, devices: Sequence[jax.Device] | None = None) -> Me
 
 
 def abstract_mesh(axes: MeshAxes, devices: int) -> AbstractMesh:
-  """A mesh of devices that are elsewhere: enough to plan, trace and lower for them."""
+  """Builds a mesh without devices, to plan, trace and lower for other machines."""
   sizes = axes.sizes(devices)
-  _check_axes_are_used(axes, sizes)
+  _check_unused_axes(axes, sizes)
   return AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def arrange_slices(sizes: dict[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
-  """Devices as [data, fsdp, tensor], each slice one stretch of `data`: fsdp and tensor stay on the fast network."""
+  """Arranges devices as [data, fsdp, tensor], with slices along `data`: fsdp and tensor use the fast network."""
   inside = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
   return mesh_utils.create_hybrid_device_mesh(inside, (slices, 1, 1), devices)
 
 
 def _has_slices(axes: MeshAxes, devices: Sequence[Any]) -> bool:
-  """Whether the hardware is in slices, and in as many as the mesh says.
+  """Whether the hardware consists of the mesh's number of slices, if more than one.
 
-  CPUs have none, and GPUs may report each machine as one: there a mesh is laid out in device order, which has
-  the slices outermost too. TPUs would be slow or fail in another number than their own, so that is refused.
+  CPUs report none, and GPUs may report each machine as a slice: their meshes are in device order, which also has
+  slices outermost. TPUs would be slow or fail with another number of slices, so this raises MeshError.
   """
   found = len({getattr(device, "slice_index", 0) for device in devices})
   if found != axes.slices and devices[0].platform == "tpu":
-    raise MeshError(f"the devices are in {found} slice(s), the mesh says {axes.slices}", [{"slices": found}])
+    raise MeshError(f"the mesh has {axes.slices} slice(s), but the devices form {found}", [{"slices": found}])
   return axes.slices > 1 and found == axes.slices
 
 
-def _check_axes_are_used(axes: MeshAxes, sizes: dict[str, int]) -> None:
-  """An axis that a preset has no use for would only repeat the same work on its devices."""
-  used = mesh_axes_of(axes.preset) if axes.preset else set(AXES)
-  idle = [axis for axis, size in sizes.items() if size > 1 and axis not in used]
-  if idle:
-    usable = [name for name in PRESETS if idle[0] in mesh_axes_of(name)]
+def _check_unused_axes(axes: MeshAxes, sizes: dict[str, int]) -> None:
+  """Raises UserError if the preset does not use an axis, whose devices would all do the same work."""
+  used = mesh_axes_used(axes.preset) if axes.preset else set(AXES)
+  unused = [axis for axis, size in sizes.items() if size > 1 and axis not in used]
+  if unused:
+    usable = [name for name in PRESETS if unused[0] in mesh_axes_used(name)]
     raise UserError(
-      f"the preset {axes.preset!r} does nothing with the {idle[0]!r} axis of size {sizes[idle[0]]}",
+      f"preset {axes.preset!r} does not use the {unused[0]!r} axis of size {sizes[unused[0]]}",
       mesh=" ".join(f"{axis}={size}" for axis, size in sizes.items()),
-      try_=f"--gin.MESH.{idle[0]}=1, or --gin.MESH.preset=X with X one of {', '.join(usable)}",
+      try_=f"--gin.MESH.{unused[0]}=1, or --gin.MESH.preset=X with X one of {', '.join(usable)}",
     )
 
 
@@ -150,12 +154,12 @@ def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
 
 
 def check_batch(batch_size: int, mesh: Mesh, option: str = "--gin.BATCH_SIZE") -> None:
-  """Rows must divide evenly over the devices that share the batch; `option` is where the user sets them."""
-  ways = mesh.shape["data"] * mesh.shape["fsdp"]
-  if batch_size % ways:
-    below, above = batch_size // ways * ways, -(-batch_size // ways) * ways
+  """Raises UserError unless the data shards divide the batch; `option` is where the user sets its size."""
+  shards = mesh.shape["data"] * mesh.shape["fsdp"]
+  if batch_size % shards:
+    below, above = batch_size // shards * shards, -(-batch_size // shards) * shards
     raise UserError(
-      f"a batch of {batch_size} does not divide over {ways} devices",
+      f"invalid batch size: {batch_size} (must be divisible by the {shards} data shards)",
       mesh=describe_mesh(mesh),
       try_=" or ".join(f"{option}={size}" for size in (below, above) if size > 0),
     )

@@ -1,4 +1,4 @@
-"""Several machines as one: start-up, a check of all hosts before the first step, and stopping together."""
+"""Multi-host runs: start-up, a consistency check of all hosts before the first step, and coordinated stopping."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jax.experimental import multihost_utils
 
 import t5like
 from t5like.errors import UserError
-from t5like.parallel.roll_call import Host, check_alike, check_present, roll_call
+from t5like.parallel.roll_call import Host, check_consistent, check_present, roll_call
 
-# The settings, by argument name: what a user sets where no cluster tells.
-_VARIABLES = {
+# By argument name; only needed if the cluster is not detected automatically.
+_ENVIRONMENT_VARIABLES = {
   "coordinator": "T5LIKE_COORDINATOR",
   "processes": "T5LIKE_NUM_PROCESSES",
   "process_id": "T5LIKE_PROCESS_ID",
@@ -28,8 +28,8 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "num
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-  """This process among all."""
+class ProcessConfig:
+  """The address of the coordinator, the number of processes and the id of this one."""
 
   coordinator: str  # host:port of process 0
   processes: int
@@ -38,10 +38,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class HostReport:
-  """What the preflight saw."""
+  """The result of the start-up check, for the run card."""
 
   hosts: list[Host]
-  devices: list[int]  # of each host
+  devices: list[int]  # per host
   kind: str
 
   def __str__(self) -> str:
@@ -59,22 +59,22 @@ def start(
   timeout: float = 300.0,
   config: str = "",
 ) -> HostReport | None:
-  """Joins this process to the others; None, and nothing done, on a single machine. Before any use of a device.
+  """Connects this process to the others; returns None on a single machine. Call it before any use of a device.
 
-  Arguments count before T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and T5LIKE_PROCESS_ID, and those before what
-  JAX detects by itself: TPU pods, Slurm, Kubernetes, Open MPI. `config` is the text of the configuration, which must
-  be the same on all hosts. Within `timeout` seconds all hosts are there and alike, or each of them raises an
-  error that names those who are not.
+  Arguments take precedence over T5LIKE_COORDINATOR, T5LIKE_NUM_PROCESSES and T5LIKE_PROCESS_ID, and these over the
+  clusters that JAX detects: TPU pods, Slurm, Kubernetes, Open MPI. `config` is the text of the configuration, which
+  must be the same on all hosts. If any host is missing after `timeout` seconds or differs from the others, all hosts
+  raise an error that names it.
   """
-  place = find_place(coordinator, processes, process_id, timeout)
-  if place is None:
+  process = resolve_process(coordinator, processes, process_id, timeout)
+  if process is None:
     return None
-  own = Host(place.process_id, place.processes, socket.gethostname(), config_hash(config), versions())
-  present = roll_call(place.coordinator, own, timeout)
-  check_present(present, place.processes, timeout)
-  check_alike(present)
+  this_host = Host(process.process_id, process.processes, socket.gethostname(), config_hash(config), versions())
+  present = roll_call(process.coordinator, this_host, timeout)
+  check_present(present, process.processes, timeout)
+  check_consistent(present)
   jax.distributed.initialize(
-    place.coordinator, place.processes, place.process_id, initialization_timeout=max(int(timeout), 1)
+    process.coordinator, process.processes, process.process_id, initialization_timeout=max(int(timeout), 1)
   )
   return _count_devices(present)
 
@@ -88,19 +88,19 @@ def _count_devices(present: list[Host]) -> HostReport:
       "the hosts have different numbers of devices",
       usual=f"{usual} devices",
       other="\n".join(f"{host.name}: {count}" for host, count in zip(present, devices, strict=True) if count != usual),
-      try_="hosts of one kind; on the others, look for a device that failed or is in use",
+      try_="identical hosts; on the others, look for a device that failed or is in use",
     )
   return HostReport(present, devices, jax.devices()[0].device_kind)
 
 
-def find_place(
+def resolve_process(
   coordinator: str | None = None, processes: int | None = None, process_id: int | None = None, timeout: float = 300.0
-) -> Place | None:
-  """Who this process is, by arguments, environment or cluster; None on a single machine."""
+) -> ProcessConfig | None:
+  """Returns this process's settings from arguments, environment or cluster; None on a single machine."""
   given = {"coordinator": coordinator, "processes": processes, "process_id": process_id}
-  for name, variable in _VARIABLES.items():
+  for name, variable in _ENVIRONMENT_VARIABLES.items():
     if given[name] is None and os.environ.get(variable):
-      given[name] = os.environ[variable] if name == "coordinator" else _whole(variable, os.environ[variable])
+      given[name] = os.environ[variable] if name == "coordinator" else _parse_int(variable, os.environ[variable])
   if given["processes"] == 1:
     return None
   if None in given.values():
@@ -110,18 +110,18 @@ def find_place(
     return None
   if unknown:
     raise UserError(
-      "this process cannot find its place among the hosts: no " + " and no ".join(unknown),
+      "incomplete multi-host settings: missing " + " and ".join(unknown),
       known=", ".join(f"{name} {value}" for name, value in given.items() if value is not None),
-      try_=" ".join(f"{_VARIABLES[name]}=..." for name in unknown) + " in the environment of each process",
+      try_=" ".join(f"{_ENVIRONMENT_VARIABLES[name]}=..." for name in unknown) + " in the environment of each process",
     )
-  return _checked(Place(**given))
+  return _validate(ProcessConfig(**given))
 
 
 def _detect(given: dict, timeout: float) -> dict:
-  """What JAX finds out about the cluster, for all that is not given.
+  """Fills in missing settings with those of the cluster that JAX detects.
 
-  `jax.distributed.initialize` does the same, but fails where there is no cluster and connects where there is one:
-  to know beforehand takes JAX's private module. This is the one place that uses it.
+  `jax.distributed.initialize` does the same, but fails without a cluster and connects if there is one. Detecting only
+  requires JAX's private module, which is used nowhere else.
   """
   from jax._src.clusters import ClusterEnv
 
@@ -129,32 +129,32 @@ def _detect(given: dict, timeout: float) -> dict:
     coordinator, processes, process_id, _ = ClusterEnv.auto_detect_unset_distributed_params(
       given["coordinator"], given["processes"], given["process_id"], None, None, max(int(timeout), 1)
     )
-  except Exception as error:  # each kind of cluster fails in its own way, in errors of its own libraries
+  except Exception as error:  # the kinds of cluster raise errors of different libraries
     raise UserError(
-      f"this looks like a cluster, but it does not say who is who: {error}",
-      try_="T5LIKE_NUM_PROCESSES=1 for this machine alone, or " + ", ".join(_VARIABLES.values()) + " on each host",
+      f"detected a cluster, but not its processes: {error}",
+      try_="T5LIKE_NUM_PROCESSES=1 for a single machine, or "
+      + ", ".join(_ENVIRONMENT_VARIABLES.values())
+      + " on each host",
     ) from error
   return {"coordinator": coordinator, "processes": processes, "process_id": process_id}
 
 
-def _whole(variable: str, text: str) -> int:
+def _parse_int(variable: str, text: str) -> int:
   try:
     return int(text)
   except ValueError:
-    raise UserError(f"{variable}={text} cannot work", expected="a whole number") from None
+    raise UserError(f"invalid {variable}: {text}", expected="a whole number") from None
 
 
-def _checked(place: Place) -> Place:
-  host, _, port = place.coordinator.rpartition(":")
+def _validate(process: ProcessConfig) -> ProcessConfig:
+  host, _, port = process.coordinator.rpartition(":")
   if not host or not port.isdigit():
-    raise UserError(f"the coordinator {place.coordinator!r} has no port", expected="HOST:PORT of process 0")
-  if place.processes < 1:
-    raise UserError(f"{place.processes} processes cannot be", expected="1 or more")
-  if not 0 <= place.process_id < place.processes:
-    raise UserError(
-      f"process {place.process_id} of {place.processes} cannot be", expected=f"an id from 0 to {place.processes - 1}"
-    )
-  return place
+    raise UserError(f"invalid coordinator: {process.coordinator!r}", expected="HOST:PORT of process 0")
+  if process.processes < 1:
+    raise UserError(f"invalid number of processes: {process.processes}", expected="at least 1")
+  if not 0 <= process.process_id < process.processes:
+    raise UserError(f"invalid process id: {process.process_id}", expected=f"0 to {process.processes - 1}")
+  return process
 
 
 def config_hash(text: str) -> str:
@@ -162,7 +162,7 @@ def config_hash(text: str) -> str:
 
 
 def versions() -> dict[str, str]:
-  """Of what must be the same everywhere: another compiler would compile another program."""
+  """Returns the versions that must be the same on all hosts, which must compile the same program."""
   found = {"t5like": t5like.__version__, "python": platform.python_version()}
   for package in _PACKAGES:
     try:
@@ -173,18 +173,18 @@ def versions() -> dict[str, str]:
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
-  """The signals that a loop may handle itself. On several hosts SIGTERM belongs to JAX, which tells all of them."""
+  """Returns the signals that a loop may handle. In multi-host runs, JAX handles SIGTERM and notifies all hosts."""
   return (signal.SIGINT,) if jax.process_count() > 1 else (signal.SIGINT, signal.SIGTERM)
 
 
 def any_host_requested_stop(step: int, requested_here: bool = False) -> bool:
-  """True on all hosts after the same step, once any of them got SIGTERM or has `requested_here`.
+  """Returns True on all hosts after the same step, once any host has received SIGTERM or passes `requested_here`.
 
-  To be called after every step, by all. JAX agrees on the first step that no host has passed, so a stop takes a
-  few steps. On a single machine the answer is `requested_here`.
+  All hosts must call it after every step. JAX agrees on a step that no host has passed, so stopping takes a few steps.
+  On a single machine, returns `requested_here`.
   """
   if jax.process_count() == 1:
     return requested_here
   if requested_here:
-    signal.raise_signal(signal.SIGTERM)  # into JAX's handler; more of them change nothing
+    signal.raise_signal(signal.SIGTERM)  # for JAX's handler; repeating it has no effect
   return multihost_utils.reached_preemption_sync_point(step)

@@ -1,15 +1,15 @@
-"""Which logical axis is split over which mesh axis: one table to audit.
+"""The mapping from logical axes to mesh axes, in one table.
 
-Models name the axes of their parameters and activations; a preset, a column of this table, says what becomes of
-each name. An array takes the rows from top to bottom, and each mesh axis once. So on activations `batch` takes
-data and fsdp, and nothing is left for `embed`; on parameters, which have no batch, `embed` takes fsdp.
+Models name the axes of their parameters and activations; a preset, a column of this table, maps each name to mesh axes.
+Rows apply from top to bottom, and an array uses each mesh axis only once. So in activations `batch` uses data and fsdp,
+which leaves nothing for `embed`; in parameters, which have no batch, `embed` uses fsdp.
 
-  data_parallel  every device has the whole model
-  fsdp           parameters and optimizer state are split; each layer's are gathered when it is their turn
-  tensor         heads, MLP and vocabulary are split; activations between them are whole on each device
-  fsdp_tensor    both; with axes of size 1 it is any of the above, and so it is the default
-  sequence       both, and between heads and MLPs activations are split by position (Korthikanti et al. 2022): norms,
-                 dropout and what the backward pass keeps of them cost 1/tensor of the memory, for the same traffic
+  data_parallel  the model is replicated on every device
+  fsdp           parameters and optimizer state are sharded; a layer's parameters are gathered when it runs
+  tensor         heads, MLP and vocabulary are sharded; activations between them are replicated
+  fsdp_tensor    both; with axes of size 1 it equals any of the above, so it is the default
+  sequence       both, and activations between heads and MLPs are sharded by position (Korthikanti et al. 2022): norms,
+                 dropout and their saved activations take 1/tensor of the memory, for the same communication
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PRESETS: dict[str, Rules] = {
 DEFAULT_PRESET = "fsdp_tensor"
 
 
-def mesh_axes_of(preset: str) -> set[str]:
-  """The mesh axes that a preset makes use of."""
+def mesh_axes_used(preset: str) -> set[str]:
+  """Returns the mesh axes that a preset uses."""
   used = {axis for _, target in PRESETS[preset] for axis in ((target,) if isinstance(target, str) else target or ())}
   return used
 
 
-def parameter_axes_of(preset: str) -> set[str]:
-  """The mesh axes over which it splits parameters: those of any row but the activations' own."""
+def parameter_mesh_axes(preset: str) -> set[str]:
+  """Returns the mesh axes over which a preset shards parameters."""
   return {target for axis, target in PRESETS[preset] if axis not in ("batch", "length") and target is not None}

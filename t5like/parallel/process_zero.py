@@ -1,4 +1,4 @@
-"""What process 0 decides, on all processes."""
+"""Agreement between processes: results of process 0, and conditions that must hold on all."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from t5like.errors import UserError
 
 
 def run_on_process_zero(action: Callable[[], int]) -> int:
-  """Process 0 alone runs `action`; all get its number. Where it fails, all fail: none waits for ever.
+  """Runs `action` on process 0 and returns its result on all. If it fails, all processes fail instead of hanging.
 
-  To be called by all processes. On one process it is a plain call.
+  All processes must call it.
   """
   if jax.process_count() == 1:
     return action()
@@ -28,12 +28,12 @@ def run_on_process_zero(action: Callable[[], int]) -> int:
   if error is not None:
     raise error
   if failed:
-    raise UserError("process 0 cannot go on", because="its own output says why")
+    raise UserError("process 0 failed", because="see its log")
   return int(number)
 
 
-def on_all_processes(good: bool) -> bool:
-  """Whether it is so on all: what one host could not read must not leave the others waiting for it."""
+def true_on_all_processes(condition: bool) -> bool:
+  """Returns whether `condition` holds on all processes, so that one host's failure does not leave others waiting."""
   if jax.process_count() == 1:
-    return good
-  return bool(np.all(multihost_utils.process_allgather(np.array(good))))
+    return condition
+  return bool(np.all(multihost_utils.process_allgather(np.array(condition))))

@@ -1,9 +1,8 @@
-"""Who is here? Asked over plain TCP before JAX connects, so that an absent host has a name.
+"""A roll call of all hosts over plain TCP before JAX connects, so that errors name the missing ones.
 
-JAX's own start-up cannot tell: it aborts every process when one stays away, after up to twice its timeout
-and without saying which. Process 0 therefore opens the coordinator's port first and writes down who comes. When
-all are there, or the first of them runs out of patience, everyone is sent the same list, and the port is free
-for JAX.
+If a process is missing, JAX's start-up aborts all others after up to twice its timeout, without naming it. Therefore
+process 0 first listens on the coordinator's port and registers every process. When all are registered, or the first
+timeout expires, it sends all of them the same list and frees the port for JAX.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from t5like.errors import UserError
 
 
 class RollCallError(UserError):
-  """Not everyone is here, or someone twice: it may be otherwise when all are started again."""
+  """A process is missing or registered twice; restarting all of them may help."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-  """What one process says of itself."""
+  """A process, as it registers in the roll call."""
 
   process_id: int
-  processes: int  # how many it was told there are
+  processes: int  # the total number according to its settings
   host: str
-  config: str  # a hash of its configuration
+  config: str  # hash of its configuration
   versions: dict[str, str]
 
   @property
@@ -37,20 +36,23 @@ class Host:
     return f"process {self.process_id} on {self.host}"
 
 
-def roll_call(coordinator: str, own: Host, timeout: float) -> list[Host]:
-  """All processes that came, by process id, once all have or `timeout` seconds are over; the same list for all."""
+def roll_call(coordinator: str, this_host: Host, timeout: float) -> list[Host]:
+  """Registers this process and waits for the others, for at most `timeout` seconds.
+
+  Returns the registered processes, sorted by process id; the same list on all of them.
+  """
   address, port = coordinator.rsplit(":", 1)
   deadline = time.monotonic() + timeout
-  if own.process_id == 0:
-    return asyncio.run(_preside(int(port), own, deadline))
-  return _attend(address.strip("[]"), int(port), own, deadline, timeout)
+  if this_host.process_id == 0:
+    return asyncio.run(_serve(int(port), this_host, deadline))
+  return _join(address.strip("[]"), int(port), this_host, deadline, timeout)
 
 
 class _Register:
-  """Process 0's list of those who came."""
+  """The processes registered with process 0."""
 
-  def __init__(self, own: Host, deadline: float):
-    self.present = [own]
+  def __init__(self, this_host: Host, deadline: float):
+    self.present = [this_host]
     self.deadline = deadline
     self.complete = asyncio.Event()
     self.writers: list[asyncio.StreamWriter] = []
@@ -59,7 +61,7 @@ class _Register:
     try:
       message = json.loads(await reader.readline())
       host, patience = Host(**message["host"]), float(message["patience"])
-    except (ValueError, TypeError, KeyError, OSError):  # a port scanner, a health check: none of ours
+    except (ValueError, TypeError, KeyError, OSError):  # not our process, e.g. a port scanner or health check
       writer.close()
       return
     self.present.append(host)
@@ -70,18 +72,18 @@ class _Register:
       self.complete.set()
 
 
-async def _preside(port: int, own: Host, deadline: float) -> list[Host]:
-  register = _Register(own, deadline)
+async def _serve(port: int, this_host: Host, deadline: float) -> list[Host]:
+  register = _Register(this_host, deadline)
   try:
-    server = await asyncio.start_server(register.receive, port=port, backlog=own.processes + 16)
+    server = await asyncio.start_server(register.receive, port=port, backlog=this_host.processes + 16)
   except OSError as error:
     raise RollCallError(
       f"process 0 cannot open the coordinator's port {port}: {error.strerror or error}",
-      try_="another port; or give every process an id of its own, if two of them on this machine are process 0",
+      try_="another port; or unique process ids, if two processes on this machine have id 0",
     ) from error
-  if own.processes == 1:
+  if this_host.processes == 1:
     register.complete.set()
-  # The deadline moves as others come with less patience.
+  # A process with a shorter timeout moves the deadline forward.
   while not register.complete.is_set() and (left := register.deadline - time.monotonic()) > 0:
     with contextlib.suppress(TimeoutError):
       await asyncio.wait_for(register.complete.wait(), min(left, 0.2))
@@ -91,56 +93,56 @@ async def _preside(port: int, own: Host, deadline: float) -> list[Host]:
     with contextlib.suppress(OSError):
       writer.write(answer)
       writer.close()
-      await asyncio.wait_for(writer.wait_closed(), 5)  # one who hangs must not keep the others waiting for long
+      await asyncio.wait_for(writer.wait_closed(), 5)  # a process that hangs must not delay the others for long
   server.close()
   return present
 
 
-def _attend(address: str, port: int, own: Host, deadline: float, timeout: float) -> list[Host]:
+def _join(address: str, port: int, this_host: Host, deadline: float, timeout: float) -> list[Host]:
   problem: object = "it closed the connection"
   while (left := deadline - time.monotonic()) > 0:
     try:
       with socket.create_connection((address, port), timeout=left) as connection:
         left = max(deadline - time.monotonic(), 0.0)
-        message = {"host": dataclasses.asdict(own), "patience": left}
+        message = {"host": dataclasses.asdict(this_host), "patience": left}
         connection.sendall(json.dumps(message).encode() + b"\n")
-        connection.settimeout(left + 5.0)  # the answer is sent when patience ends: let it arrive
+        connection.settimeout(left + 5.0)  # the answer is sent when the timeout expires, and needs time to arrive
         answer = connection.makefile().readline()
       if answer:
         return [Host(**host) for host in json.loads(answer)]
-    except (OSError, ValueError) as error:  # not up yet, no such name yet, or something else is listening there
+    except (OSError, ValueError) as error:  # not listening yet, name not resolvable yet, or another service answered
       problem = error
     time.sleep(0.2)
   raise RollCallError(
     f"process 0 did not answer within {timeout:.0f} s",
     missing=f"process 0, the coordinator at {address}:{port} ({problem})",
-    here=own.name,
-    try_="the same command on every host; a firewall that lets this port through",
+    here=this_host.name,
+    try_="run the same command on every host; open this port in the firewall",
   )
 
 
 def check_present(present: list[Host], processes: int, timeout: float) -> None:
-  """Refuses a list with someone missing, or there twice. All hosts have the same list, and so come to the same end."""
+  """Raises RollCallError if a process is missing or registered twice; on all hosts, since they have the same list."""
   ids = [host.process_id for host in present]
-  twice = sorted({number for number in ids if ids.count(number) > 1})
-  if twice:
+  duplicates = sorted({number for number in ids if ids.count(number) > 1})
+  if duplicates:
     raise RollCallError(
-      f"{ids.count(twice[0])} processes say that they are process {twice[0]}",
+      f"{ids.count(duplicates[0])} processes have the id {duplicates[0]}",
       seen=", ".join(host.name for host in present),
-      try_="another T5LIKE_PROCESS_ID, from 0 up, on each",
+      try_="a unique T5LIKE_PROCESS_ID, starting at 0, on each",
     )
   missing = sorted(set(range(processes)) - set(ids))
   if missing:
     raise RollCallError(
-      f"{len(ids)} of {processes} hosts came within {timeout:.0f} s",
+      f"only {len(ids)} of {processes} hosts connected within {timeout:.0f} s",
       missing=", ".join(f"process {number}" for number in missing),
       seen=", ".join(host.name for host in present),
-      try_="the same command on every host; look there why it ended or did not start",
+      try_="run the same command on every host; see the logs of the missing ones",
     )
 
 
-def check_alike(present: list[Host]) -> None:
-  """Refuses hosts whose configuration or versions differ, and names those in the minority."""
+def check_consistent(present: list[Host]) -> None:
+  """Raises UserError if configurations or versions differ between hosts, naming those in the minority."""
   facts = {
     "number of processes": [str(host.processes) for host in present],
     "configuration": [host.config for host in present],
@@ -151,11 +153,11 @@ def check_alike(present: list[Host]) -> None:
     if len(set(values)) == 1:
       continue
     usual = max(values, key=lambda value: (values.count(value), value == values[0]))
-    odd = [host.name for host, value in zip(present, values, strict=True) if value != usual]
+    outliers = [host.name for host, value in zip(present, values, strict=True) if value != usual]
     raise UserError(
-      f"not all hosts have the same {fact}: another one on {', '.join(odd)}",
+      f"mismatched {fact} on {', '.join(outliers)}",
       **{
-        value: ", ".join(host.name for host, its in zip(present, values, strict=True) if its == value)
+        value: ", ".join(host.name for host, other in zip(present, values, strict=True) if other == value)
         for value in dict.fromkeys(values)
       },
       try_="the same command, files and environment on every host",

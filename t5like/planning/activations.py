@@ -16,8 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.kernels.attention import Case, choose_backend, compile_for
-from t5like.models.bert import predictions_of_a_row
+from t5like.kernels.attention import AttentionSpec, choose_backend, compile_for
+from t5like.models.bert import predictions_per_row
 from t5like.models.config import TransformerConfig
 from t5like.models.stack import choose_layer_loop
 from t5like.planning.residuals import Residual, row_bytes, saved_residuals, with_rows
@@ -144,7 +144,7 @@ def _score_gradients(config: TransformerConfig, platform: str | None, encoder: i
 def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: str | None) -> bool:
   """Returns whether a train step's attention materializes its scores."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
-  case = Case(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
+  case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
   with compile_for(platform) if platform else contextlib.nullcontext():
     return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
 
@@ -161,7 +161,7 @@ def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
 def predicted_positions(model: nn.Module, length: int) -> int:
   """Returns the number of positions per row for which an encoder computes logits in training."""
   share = getattr(model, "predicted_share", 1.0)
-  return length if share >= 1.0 else predictions_of_a_row(share, length)
+  return length if share >= 1.0 else predictions_per_row(share, length)
 
 
 def _narrowed(model: nn.Module, tensor: int) -> nn.Module:

@@ -122,7 +122,7 @@ def evaluation_rows(
 ) -> EvaluationRows:
   check_kind(experiment, member.cache)
   layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
-  parts = parallel.batch_parts(mesh)
+  parts = parallel.batch_shards(mesh)
   share = data.HostShare(parts.held, parts.total)
   if not member.cache.is_corpus:
     examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.packs)

@@ -120,7 +120,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
       if experiment.mix or experiment.phases:  # not supported by streaming
         raise
       experiment, stream_reason = dataclasses.replace(experiment, stream=True), reason.why
-  batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_parts(mesh))
+  batches = None if members is None else make_batches(experiment, members, phases, special, parallel.batch_shards(mesh))
   evaluated = []
   if experiment.eval_split:
     rates = dict.fromkeys(experiment.eval_tasks, 1.0) or without_corpus(experiment) or rates

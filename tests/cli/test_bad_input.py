@@ -74,7 +74,7 @@ def test_a_learning_rate_that_climbs(refused):
 
 def test_a_batch_size_that_is_not_divisible(refused):
   message = refused("--gin.BATCH_SIZE=12")
-  assert "batch of 12 does not divide over 8" in message
+  assert "invalid batch size: 12 (must be divisible by the 8 data shards)" in message
   assert "--gin.BATCH_SIZE=8 or --gin.BATCH_SIZE=16" in message
 
 

@@ -210,7 +210,7 @@ def test_a_converted_model_directory_answers_like_its_source(models, t5like, tmp
     ("t5", ["--input=IN", "--score"], "--score needs a target for each row"),
     ("t5", ["--input=IN", "--embed=cls"], "T5 has no [CLS]"),
     ("t5", ["--input=IN", "--step=3"], "a Hugging Face folder and has no steps"),
-    ("t5", ["--input=IN", "--temperature=0.5", "--beams=2"], "--beams = 2 cannot work"),
+    ("t5", ["--input=IN", "--temperature=0.5", "--beams=2"], "--beams=2 is invalid"),
     ("t5", ["--input=IN", "--embed=mean", "--beams=2"], "--embed generates no text"),
     ("t5", ["--input=IN", "--field=x"], "lines of text have no fields"),
     ("bert", ["--input=IN"], "BERT is an encoder and cannot generate text"),

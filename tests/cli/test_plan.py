@@ -113,7 +113,7 @@ def test_phases_add_up(t5like):
   [
     (["--topology=v5x-8"], "nearest"),
     (["--topology=v5e-64", "--gin.MESH.data=3"], "does not cover the devices"),
-    (["--topology=v5e-256"], "does not divide over 256 devices"),
+    (["--topology=v5e-256"], "must be divisible by the 256 data shards"),
     (
       ["--topology=v5e-64", "--gin.MESH.data=1", "--gin.MESH.tensor=64"],
       "is not divisible by the size 64 of the 'tensor' axis",

@@ -1,11 +1,12 @@
-"""Writes tests/data/golden/decoding: what Hugging Face's `generate` makes of the tiny models of tests/interop.
+"""Writes tests/data/golden/decoding: outputs of Hugging Face's `generate` for the tiny models of tests/interop.
 
-Run it where torch and transformers are installed (it is no test):
+Not a test; requires torch and transformers:
 
     python tests/decoding/make_goldens.py [folder]
 
-One JSON file a model: prompts of different lengths, the end of sequence (a token that random weights do come to, at
-different times), and for each case its options, outputs and scores. Made with transformers 5.22, torch 2.13.
+Writes one JSON file per model: prompts of different lengths, the end of sequence (a token that the random weights
+generate at different times), and the options, outputs and scores of each case. Last run with transformers 5.22,
+torch 2.13.
 """
 
 import json
@@ -30,7 +31,7 @@ CASES = {
     num_beams=3, length_penalty=0.6, early_stopping="never", num_return_sequences=2, min_new_tokens=4
   ),
 }
-# Their penalty counts a decoder's padding as read, ours does not: told for encoder-decoders only.
+# Only for encoder-decoders: Hugging Face also penalizes the padding of a decoder's prompt, which we do not.
 PENALIZED = {
   "greedy, penalized": dict(repetition_penalty=1.7),
   "3 beams, penalized": dict(num_beams=3, length_penalty=1.0, early_stopping=False, repetition_penalty=1.3),
@@ -58,12 +59,12 @@ def generate(model, prompts: list[list[int]], options: dict, eos: int, new_token
 
 
 def cut(tokens: list[int], eos: int) -> list[int]:
-  """Up to the end of sequence, which is kept."""
+  """Cuts tokens after the end of sequence."""
   return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
 
 
 def choose_eos(model, prompts: list[list[int]], new_tokens: int) -> int:
-  """The token that ends outputs of beam search at the most different lengths."""
+  """Returns the token that ends beam search outputs at the most different lengths."""
   options = CASES["4 beams, no penalty"]
 
   def variety(eos: int) -> int:
@@ -80,13 +81,13 @@ def main(folder: Path) -> None:
     model = kind.from_pretrained(GOLDEN / name).eval()
     prompts = [torch.randint(1, model.config.vocab_size, (n,)).tolist() for n in lengths]
     eos = choose_eos(model, prompts, NEW_TOKENS[name])
-    made = {
+    results = {
       case: {"options": options} | generate(model, prompts, options, eos, NEW_TOKENS[name])
       for case, options in cases(name).items()
     }
-    golden = {"prompts": prompts, "eos_id": eos, "new_tokens": NEW_TOKENS[name], "cases": made}
+    golden = {"prompts": prompts, "eos_id": eos, "new_tokens": NEW_TOKENS[name], "cases": results}
     (folder / f"{name}.json").write_text(json.dumps(golden, indent=1) + "\n")
-    print(name, eos, {case: [len(s) for s in result["sequences"]] for case, result in made.items()})
+    print(name, eos, {case: [len(s) for s in result["sequences"]] for case, result in results.items()})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Outputs equal those of Hugging Face's `generate` token by token, by the golden files of make_goldens.py."""
+"""Outputs equal those of Hugging Face's `generate`, token by token, in the golden files of make_goldens.py."""
 
 import json
 from pathlib import Path
@@ -16,8 +16,8 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 EARLY_STOPPING = {True: "first", False: "heuristic", "never": "never"}
 
 
-def settings_of(options: dict, new_tokens: int) -> DecodeSettings:
-  """Our words for theirs."""
+def to_settings(options: dict, new_tokens: int) -> DecodeSettings:
+  """Translates options of `generate`."""
   given = {
     "max_length": new_tokens,
     "min_length": options.get("min_new_tokens", 0),
@@ -35,7 +35,7 @@ def settings_of(options: dict, new_tokens: int) -> DecodeSettings:
   return DecodeSettings(**given)
 
 
-def prompts_of(model, prompts: list[list[int]]) -> dict[str, np.ndarray]:
+def to_batch(model, prompts: list[list[int]]) -> dict[str, np.ndarray]:
   longest = max(map(len, prompts))
   tokens = np.array([p + [0] * (longest - len(p)) for p in prompts], np.int32)
   if model.batch_layout == "encoder_decoder":
@@ -44,7 +44,7 @@ def prompts_of(model, prompts: list[list[int]]) -> dict[str, np.ndarray]:
   return {"decoder_input_tokens": tokens, "decoder_segment_ids": (np.arange(longest) < lengths).astype(np.int32)}
 
 
-# One of each kind; the rest are slow: each case takes a compilation.
+# One of each kind; the others are slow, because each case is compiled.
 CASES = [
   ("t5_1_1", "greedy"), ("t5_1_1", "4 beams, no penalty"),
   ("t5_1_0", "4 beams, first"), ("gpt2", "greedy"), ("gpt2", "4 beams, no penalty"),
@@ -66,10 +66,10 @@ def test_outputs_equal_hugging_face(name, case):
   golden = json.loads((GOLDEN / "decoding" / f"{name}.json").read_text())
   imported = huggingface.load(GOLDEN / name)
   expected = golden["cases"][case]
-  settings = settings_of(expected["options"], golden["new_tokens"])
+  settings = to_settings(expected["options"], golden["new_tokens"])
   mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
   generator = Generator(imported.model, mesh, golden["eos_id"])
-  decoded = generator(imported.params, prompts_of(imported.model, golden["prompts"]), settings)
+  decoded = generator(imported.params, to_batch(imported.model, golden["prompts"]), settings)
   rows = [row.tolist() for outputs in decoded.tokens for row in outputs]
   for ours, theirs in zip(rows, expected["sequences"], strict=True):
     assert ours == theirs + [0] * (len(ours) - len(theirs))

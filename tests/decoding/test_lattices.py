@@ -1,4 +1,4 @@
-"""Searches over small lattices whose every path is worked out by hand."""
+"""Search over small lattices whose paths are computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ VOCAB = 6
 
 
 def lattice(probabilities: dict) -> np.ndarray:
-  """Log-probabilities [last, next]; what is not given shares what is left over."""
+  """Returns log-probabilities [last, next]; tokens that are not given share the remaining probability."""
   table = np.zeros((VOCAB, VOCAB))
   for last in range(VOCAB):
     given = probabilities.get(last, {END: 1.0})
@@ -21,16 +21,17 @@ def lattice(probabilities: dict) -> np.ndarray:
   return np.log(np.maximum(table, 1e-12)).astype(np.float32)
 
 
-# The likeliest first token leads nowhere good: A then END is 0.6 * 0.4 = 0.24, B then END is 0.4 * 0.9 = 0.36.
+# The likeliest first token is a trap: A then END is 0.6 * 0.4 = 0.24, B then END is 0.4 * 0.9 = 0.36.
 TRAP = lattice({START: {A: 0.6, B: 0.4}, A: {END: 0.4, C: 0.35, A: 0.25}, B: {END: 0.9, C: 0.1}, C: {END: 1.0}})
 # A and END are two tokens of 0.45 * 0.6 = 0.27 together; B, C, D and END four of 0.55 * 0.7 * 0.7 * 1.0 = 0.2695.
 LONG = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.7, END: 0.3}, C: {D: 0.7, END: 0.3}})
 
 
 def search(
-  table: np.ndarray, first=(START,), eos_id: int | None = END, limits=None, pad_id=0, read=None, seed=None, **settings
-):
-  """The next token depends on the last alone, so there is nothing to keep in a cache."""
+  table: np.ndarray, first=(START,), eos_id: int | None = END, limits=None, pad_id=0, prompts=None, seed=None,
+  **settings
+):  # fmt: skip
+  """Searches without a cache: the next token depends only on the last."""
 
   def step(tokens, cache):
     return jnp.asarray(table)[tokens], cache
@@ -38,7 +39,7 @@ def search(
   limits = None if limits is None else jnp.asarray(limits, jnp.int32)
   out = jax.jit(lambda first: decode(
     step, (), first, DecodeSettings(**settings), eos_id=eos_id, limits=limits, pad_id=pad_id,
-    read=None if read is None else jnp.asarray(read), seed=seed, reorder=lambda cache, copies: cache,
+    prompt_tokens=None if prompts is None else jnp.asarray(prompts), seed=seed, reorder=lambda cache, selected: cache,
   ))(jnp.asarray(first))  # fmt: skip
   return jax.tree.map(np.asarray, out)
 
@@ -47,7 +48,7 @@ def outputs(decoded, row: int = 0) -> list[list[int]]:
   return [tokens[:n].tolist() for tokens, n in zip(decoded.tokens[row], decoded.lengths[row], strict=True)]
 
 
-def test_greedy_takes_the_likeliest_token_and_beam_search_the_likeliest_output():
+def test_greedy_search_finds_the_likeliest_token_and_beam_search_the_likeliest_output():
   greedy = search(TRAP, max_length=4)
   assert greedy.tokens.tolist() == [[[A, END, 0, 0]]] and greedy.lengths.tolist() == [[1]]
   np.testing.assert_allclose(np.exp(greedy.scores), [[0.6 * 0.4]], rtol=1e-5)
@@ -66,9 +67,9 @@ def test_a_length_penalty_changes_the_winner(form, short, long):
   np.testing.assert_allclose(penalized.ranking, [[np.log(0.2695) / long, np.log(0.27) / short]], rtol=1e-5)
 
 
-def test_when_a_row_may_end_with_its_beams_finished():
+def test_when_a_row_ends_after_its_beams_are_finished():
   """After two steps A and B are finished, and B, C (0.385) is live. Stopping there misses B, C, D, whose penalized
-  -1.311 / 4 = -0.328 beats A's -0.655; at the present length of two it stands at -0.477, so the heuristic goes on."""
+  -1.311 / 4 = -0.328 beats A's -0.655; at the current length of two it is -0.477, so the heuristic continues."""
   options = dict(max_length=6, method="beam", beams=2, n_best=1, length_penalty=1.0, penalty_form="power")
   found = {how: outputs(search(LONG, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
   assert found == {"first": [A], "heuristic": [B, C, D], "never": [B, C, D]}
@@ -81,14 +82,14 @@ def test_a_row_ends_when_no_other_output_could_still_become_better():
   options = dict(max_length=6, method="beam", beams=1, length_penalty=1.0, penalty_form="power")
   found = {how: outputs(search(table, **options, early_stopping=how))[0] for how in ("first", "heuristic", "never")}
   assert found == {"first": [A], "heuristic": [A], "never": [A, C, D]}
-  # A negative penalty favors short outputs: then the present length is the best that a live one can hope for.
+  # A negative penalty favors short outputs: the current length is the best for a live hypothesis.
   options["length_penalty"] = -1.0
   assert outputs(search(table, **options)) == [[A]]
 
 
-def test_a_row_that_has_ended_is_not_searched_on_with_the_others():
-  """END at once is log(0.6) / 1; A, END would be log(0.24) / 2^4, better, but "first" has stopped. B, D, B, ... goes on
-  as long as it may."""
+def test_a_row_that_has_ended_does_not_change_while_others_continue():
+  """END at once is log(0.6) / 1; A, END would be log(0.24) / 2^4, better, but "first" has stopped. B, D, B, ...
+  continues up to the limit."""
   table = lattice({START: {END: 0.6, A: 0.4}, A: {END: 0.6, C: 0.4}, B: {D: 1.0}, D: {B: 0.9, END: 0.1}})
   options = dict(max_length=6, method="beam", beams=1, length_penalty=4.0, penalty_form="power")
   out = search(table, first=(START, B), **options, early_stopping="first")
@@ -96,22 +97,22 @@ def test_a_row_that_has_ended_is_not_searched_on_with_the_others():
   assert outputs(search(table, first=(START, B), **options), 0) == [[A, C]]
 
 
-def test_however_many_candidates_end_one_goes_on():
-  """Of one beam's candidates A ends by a stop sequence and END ends; B, END is the best by its length."""
+def test_one_candidate_remains_however_many_end():
+  """With one beam, A ends by a stop sequence and END ends; B, END is the best by its length."""
   table = lattice({START: {A: 0.5, END: 0.3, B: 0.2}, B: {END: 1.0}})
   options = dict(max_length=4, method="beam", beams=1, length_penalty=4.0, penalty_form="power")
   assert outputs(search(table, **options, stop_sequences=[(A,)])) == [[B]]
 
 
 def test_only_the_likeliest_of_all_candidates_finish():
-  """Two beams: A, END (0.27) is the third likeliest continuation behind B, C and B, D and does not count."""
+  """Two beams: A, END (0.27) is only the third likeliest continuation after B, C and B, D, and does not finish."""
   table = lattice({START: {A: 0.45, B: 0.55}, A: {END: 0.6, A: 0.4}, B: {C: 0.5, D: 0.5}, C: {END: 1.0}, D: {C: 1.0}})
   out = search(table, max_length=6, method="beam", beams=2, n_best=2, length_penalty=0.0)
   assert outputs(out) == [[B, C], [B, D, C]]
 
 
 def test_more_beams_than_there_are_hypotheses():
-  """Two tokens, of which one ends: after n steps n outputs have finished, and four beams are full after four steps."""
+  """Two tokens, one of which ends: after n steps n outputs are finished, and four beams are full after four steps."""
   table = np.log(np.full((2, 2), 0.5, np.float32))
   options = dict(method="beam", beams=4, n_best=4, max_length=9, length_penalty=1.0, penalty_form="power")
   out = search(table, **options, early_stopping="first")
@@ -127,7 +128,7 @@ def test_limits_of_rows_in_beam_search():
   np.testing.assert_allclose(out.scores[:2, 0], np.log([0.9, 0.9**3]), atol=1e-5)
 
 
-def test_what_is_written_behind_an_end_is_padding_and_not_scored():
+def test_tokens_after_the_end_are_padding_and_not_scored():
   table = lattice({START: {C: 0.5, A: 0.3}, C: {END: 0.8}, A: {A: 1.0}})
   out = search(table, first=(START, A), max_length=4, pad_id=5)
   assert out.tokens[:, 0].tolist() == [[C, END, 5, 5], [A, A, A, A]] and out.lengths.tolist() == [[1], [4]]
@@ -136,8 +137,8 @@ def test_what_is_written_behind_an_end_is_padding_and_not_scored():
 
 
 @pytest.mark.parametrize("method", ["sample", "beam"])
-def test_copies_keep_to_their_rows(method):
-  """Two of each row: its first token, its limit, and what it has read."""
+def test_hypotheses_belong_to_their_rows(method):
+  """Two per row, with the row's first token, limit and prompt."""
   options = dict(method=method, n_best=2, max_length=3) | (dict(top_k=1) if method == "sample" else dict(beams=2))
   loops = lattice({A: {A: 1.0}, C: {C: 1.0}})
   out = search(loops, first=(A, C), limits=(1, 3), **options)
@@ -145,35 +146,36 @@ def test_copies_keep_to_their_rows(method):
   if method == "sample":
     assert outputs(out, 0)[1] == [A] and outputs(out, 1)[1] == [C, C, C]
   two = lattice(dict.fromkeys(range(VOCAB), {A: 0.6, B: 0.4}))
-  out = search(two, first=(START, START), read=[[A, -1], [C, B]], repetition_penalty=4.0, **options | {"max_length": 1})
+  prompts = [[A, -1], [C, B]]
+  out = search(two, first=(START, START), prompts=prompts, repetition_penalty=4.0, **options | {"max_length": 1})
   assert [row[0] for row in (outputs(out, 0), outputs(out, 1))] == [[B], [A]]
   if method == "sample":
     assert [row[1] for row in (outputs(out, 0), outputs(out, 1))] == [[B], [A]]
 
 
-def test_scores_are_the_models_whatever_the_choice_was_made_by():
-  """A is held back after its first time: B, whose probability is 0.4, comes second; then both are held back alike."""
+def test_scores_are_log_likelihoods_under_the_model_without_penalties():
+  """A is penalized after its first occurrence: B, with probability 0.4, is second; then both are penalized equally."""
   table = lattice(dict.fromkeys(range(VOCAB), {A: 0.6, B: 0.4}))
   out = search(table, max_length=3, repetition_penalty=4.0)
   assert out.tokens[0, 0].tolist() == [A, B, A]
   np.testing.assert_allclose(out.scores, [[np.log(0.6 * 0.4 * 0.6)]], rtol=1e-5)
 
 
-def test_unwritten_places_are_no_repetition():
-  """Padding is 0, which no row has written yet: its log-likelihood is doubled from the second token on."""
+def test_empty_positions_do_not_count_as_repetition():
+  """Padding is 0, which no row has generated yet: its log-likelihood is doubled only from the second token on."""
   table = lattice(dict.fromkeys(range(VOCAB), {START: 0.5, A: 0.3, B: 0.2}))
   assert search(table, max_length=3, repetition_penalty=2.0).tokens[0, 0].tolist() == [START, A, START]
 
 
-def test_ties_go_to_the_lower_token_and_are_all_kept():
+def test_ties_favor_the_lower_token_and_are_all_kept():
   table = lattice({START: {A: 0.5, B: 0.5}, A: {END: 1.0}, B: {END: 1.0}})
   assert outputs(search(table, max_length=3)) == [[A]]
   beam = search(table, max_length=3, method="beam", beams=2, n_best=2)
   assert outputs(beam) == [[A], [B]] and beam.scores[0, 0] == beam.scores[0, 1]
 
 
-def test_rows_end_by_themselves_and_the_loop_with_the_last_of_them():
-  """5 ends at once, C after one step more; A with END as its only way goes on where no token is the end."""
+def test_rows_end_independently_and_the_loop_with_the_last_of_them():
+  """5 and C end after one step, START after two."""
   steps = []
 
   def step(tokens, cache):
@@ -186,7 +188,7 @@ def test_rows_end_by_themselves_and_the_loop_with_the_last_of_them():
   assert out.lengths.tolist() == [[1], [0], [0]] and len(steps) == 2
 
 
-def test_limits_are_of_rows_and_no_end_means_as_many_tokens_as_allowed():
+def test_limits_are_per_row_and_without_an_end_apply_to_all():
   loop = lattice({START: {A: 1.0}, A: {A: 0.9, END: 0.1}})
   out = search(loop, first=(START, A, A), limits=(2, 3, 0), max_length=4)
   assert out.tokens[:, 0].tolist() == [[A, A, 0, 0], [A, A, A, 0], [0, 0, 0, 0]]
@@ -194,7 +196,7 @@ def test_limits_are_of_rows_and_no_end_means_as_many_tokens_as_allowed():
   assert search(lattice({}), eos_id=None, max_length=3).tokens.tolist() == [[[END] * 3]]
 
 
-def test_a_minimum_length_holds_the_end_back():
+def test_a_minimum_length_delays_the_end():
   table = lattice({START: {END: 0.8, A: 0.2}, A: {END: 0.9, A: 0.1}})
   assert outputs(search(table, max_length=5)) == [[]]
   assert outputs(search(table, max_length=5, min_length=3)) == [[A, A, A]]
@@ -202,19 +204,19 @@ def test_a_minimum_length_holds_the_end_back():
 
 
 def test_stop_sequences():
-  """A B A B ... : the pair B A comes first after three tokens; with a minimum the next one counts."""
+  """A B A B ...: the pair B A first ends after three tokens; with a minimum length, the next one counts."""
   table = lattice({START: {A: 1.0}, A: {B: 1.0}, B: {A: 1.0}})
   out = search(table, max_length=8, stop_sequences=[(B, A), (C,), (A, A, A)])
   assert out.tokens[0, 0].tolist() == [A, B, A, 0, 0, 0, 0, 0] and outputs(out) == [[A]]
   assert outputs(search(table, max_length=8, stop_sequences=[(B, A)], min_length=4)) == [[A, B, A]]
-  # The longest of those that end here is cut off.
+  # The longest stop sequence that matches is cut off.
   assert outputs(search(table, max_length=8, stop_sequences=[(A,), (B, A)], min_length=2)) == [[A]]
   assert search(table, max_length=8, stop_sequences=[(B, A)]).lengths.tolist() == [[1]]
-  # One that comes before the minimum is text; one that ends with the minimum counts.
+  # A stop sequence before the minimum length is ignored; one that ends at it counts.
   assert outputs(search(table, max_length=3, stop_sequences=[(A,)], min_length=2)) == [[A, B]]
   assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=3)) == [[A, B, A]]
   assert outputs(search(table, max_length=3, stop_sequences=[(B,)], min_length=2)) == [[A]]
-  # Nor is it cut off where the row's own limit ends it.
+  # An ignored stop sequence is not cut off either if the row's limit ends the output.
   assert outputs(search(table, max_length=3, limits=(1,), stop_sequences=[(A,)], min_length=2)) == [[A]]
 
 
@@ -226,10 +228,10 @@ def test_stop_sequences_end_hypotheses_of_a_beam():
 
 
 def test_a_beam_as_wide_as_the_lattice_finds_the_best_of_all_outputs():
-  """The cache gives the logits, so it has to follow the beams: the next token depends on all that were written."""
+  """Logits depend on all previous tokens through the cache, so it must be reordered with the beams."""
   rng = np.random.default_rng(0)
   vocab, length = 4, 4
-  table = np.log(rng.dirichlet(np.ones(vocab), 3 * (length + 1))).astype(np.float32)  # by place and sum of tokens
+  table = np.log(rng.dirichlet(np.ones(vocab), 3 * (length + 1))).astype(np.float32)  # by position and sum of tokens
   totals = {}
   for path in np.ndindex(*(vocab,) * length):
     sums = [sum(path[:n]) % 3 for n in range(length)]
@@ -238,20 +240,20 @@ def test_a_beam_as_wide_as_the_lattice_finds_the_best_of_all_outputs():
 
   def step(tokens, cache):
     total = (cache["sum"] + tokens) % 3
-    return jnp.asarray(table)[3 * cache["place"] + total], {"sum": total, "place": cache["place"] + 1}
+    return jnp.asarray(table)[3 * cache["position"] + total], {"sum": total, "position": cache["position"] + 1}
 
   settings = DecodeSettings(method="beam", beams=vocab**3, n_best=3, max_length=length, length_penalty=0.0)
-  cache = {"sum": jnp.zeros(vocab**3, jnp.int32), "place": jnp.zeros((), jnp.int32)}
+  cache = {"sum": jnp.zeros(vocab**3, jnp.int32), "position": jnp.zeros((), jnp.int32)}
   out = decode(
     step, cache, jnp.zeros(1, jnp.int32), settings, eos_id=None,
-    reorder=lambda cache, copies: cache | {"sum": cache["sum"][copies[0]]},
+    reorder=lambda cache, selected: cache | {"sum": cache["sum"][selected[0]]},
   )  # fmt: skip
   assert [tuple(t) for t in out.tokens[0].tolist()] == [path for path, _ in expected]
   np.testing.assert_allclose(out.scores[0], [score for _, score in expected], rtol=1e-5)
 
 
-def test_repetition_penalty_counts_what_was_read_and_written():
-  """Logits of A are halved once it is written (2.0 -> 1.0 < B's 1.5), negative ones doubled."""
+def test_repetition_penalty_counts_prompt_and_output():
+  """Logits of A are halved once it is generated (2.0 -> 1.0 < B's 1.5), negative ones doubled."""
   logits = np.full((VOCAB, VOCAB), -1.0, np.float32)
   logits[:, A], logits[:, B] = 2.0, 1.5
 
@@ -259,7 +261,7 @@ def test_repetition_penalty_counts_what_was_read_and_written():
     return jnp.asarray(logits)[tokens], cache
 
   settings = DecodeSettings(max_length=3, repetition_penalty=2.0)
-  nothing = decode(step, (), jnp.array([START]), settings, eos_id=END)
-  assert nothing.tokens[0, 0].tolist() == [A, B, A]  # then 1.0 against 0.75
-  read = decode(step, (), jnp.array([START]), settings, eos_id=END, read=jnp.array([[A, -1]]))
-  assert read.tokens[0, 0].tolist() == [B, A, A]
+  without = decode(step, (), jnp.array([START]), settings, eos_id=END)
+  assert without.tokens[0, 0].tolist() == [A, B, A]  # then 1.0 against 0.75
+  prompted = decode(step, (), jnp.array([START]), settings, eos_id=END, prompt_tokens=jnp.array([[A, -1]]))
+  assert prompted.tokens[0, 0].tolist() == [B, A, A]

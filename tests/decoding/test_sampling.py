@@ -1,4 +1,4 @@
-"""What sampling may draw, by hand; and that it draws it as often as it should."""
+"""The tokens that sampling may draw, by hand, and their frequencies."""
 
 import jax
 import jax.numpy as jnp
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from t5like.decoding import DecodeSettings, decode
-from t5like.decoding.shaping import forbid, keep_likeliest, penalize_repetition
+from t5like.decoding.shaping import filter_logits, forbid, penalize_repetition
 
-# Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, in an order of their own.
+# Probabilities 0.4, 0.3, 0.15, 0.1, 0.05, shuffled.
 PROBABILITIES = np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32)
 LOGITS = np.log(PROBABILITIES) + 3.0
 
 
-def kept(**limits) -> list[int]:
-  return np.flatnonzero(np.isfinite(keep_likeliest(jnp.asarray(LOGITS)[None], **limits)[0])).tolist()
+def allowed(**limits) -> list[int]:
+  return np.flatnonzero(np.isfinite(filter_logits(jnp.asarray(LOGITS)[None], **limits)[0])).tolist()
 
 
 @pytest.mark.parametrize(
@@ -35,28 +35,28 @@ def kept(**limits) -> list[int]:
     (dict(top_k=4, min_p=0.26), [1, 3, 4]),
   ],
 )
-def test_which_tokens_are_kept(limits, expected):
-  assert kept(**limits) == expected
+def test_filters_keep_the_expected_tokens(limits, expected):
+  assert allowed(**limits) == expected
 
 
-def test_top_p_that_is_reached_exactly_needs_no_further_token():
+def test_a_top_p_that_is_reached_exactly_needs_no_further_token():
   """Probabilities 1/2, 1/4, 1/8, 1/8, whose sums have no rounding."""
   logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.125]]))
-  for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (0.25, 1)):  # the last two are alike
-    assert np.isfinite(keep_likeliest(logits, top_p=top_p)).sum() == count
+  for top_p, count in ((0.5, 1), (0.51, 2), (0.75, 2), (0.76, 4), (0.25, 1)):  # the last two are equal
+    assert np.isfinite(filter_logits(logits, top_p=top_p)).sum() == count
 
 
-def test_min_p_is_a_share_of_the_likeliest_also_where_others_limit_more():
+def test_min_p_is_relative_to_the_likeliest_token_and_combines_with_other_filters():
   logits = jnp.log(jnp.array([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
   for limits, count in ((dict(min_p=0.24), 3), (dict(top_k=2, min_p=0.1), 2), (dict(top_p=0.8, min_p=0.4), 2)):
-    assert np.isfinite(keep_likeliest(logits, **limits)).sum() == count
-  kept = keep_likeliest(logits, top_k=2)
-  np.testing.assert_array_equal(kept[0, :2], logits[0, :2])  # what stays is as it was
+    assert np.isfinite(filter_logits(logits, **limits)).sum() == count
+  allowed = filter_logits(logits, top_k=2)
+  np.testing.assert_array_equal(allowed[0, :2], logits[0, :2])  # logits that are kept do not change
 
 
-def test_tokens_with_the_same_logit_stay_together():
+def test_tokens_with_equal_logits_are_kept_together():
   logits = jnp.array([[1.0, 2.0, 1.0, 0.0]])
-  assert np.isfinite(keep_likeliest(logits, top_k=2)).tolist() == [[True, True, True, False]]
+  assert np.isfinite(filter_logits(logits, top_k=2)).tolist() == [[True, True, True, False]]
 
 
 def test_repetition_penalty_and_forbidden_tokens():
@@ -68,7 +68,7 @@ def test_repetition_penalty_and_forbidden_tokens():
 
 
 def draw(rows: int, seed: int = 0, row_ids=None, other_seed=None, **settings) -> np.ndarray:
-  """Three tokens a row, [rows * n_best, 3], each from the distribution of the last: 0 -> 1 -> ... has logits rolled."""
+  """Samples three tokens per row, [rows * n_best, 3]; logits are shifted by the last token."""
   settings = DecodeSettings(method="sample", max_length=3, seed=seed, **settings)
 
   def step(tokens, cache):
@@ -82,7 +82,7 @@ def draw(rows: int, seed: int = 0, row_ids=None, other_seed=None, **settings) ->
   return np.asarray(out.tokens).reshape(-1, 3)
 
 
-CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}  # exceeded once in a thousand times, by degrees of freedom
+CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}  # p = 0.001, by degrees of freedom
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}  # exceeded once in a thou
     (dict(top_k=4, top_p=0.9, min_p=0.2), PROBABILITIES * (PROBABILITIES > 0.09)),
   ],
 )
-def test_draws_follow_the_distribution(settings, weights):
-  """At the first position and, after it, from the distribution that the drawn token leads to."""
+def test_samples_follow_the_distribution(settings, weights):
+  """At the first position and at those that depend on sampled tokens."""
   rows = 20_000
   if settings.get("top_k") == 4:  # 0.4 0.3 0.15 0.1 of 0.95: before the fourth 0.85 / 0.95 = 0.895 < 0.9, so it stays
     assert np.count_nonzero(weights) == 4
@@ -111,7 +111,7 @@ def test_draws_follow_the_distribution(settings, weights):
     assert chi_square < CHI_SQUARE[np.count_nonzero(possible) - 1]
 
 
-def test_draws_belong_to_seed_and_row_and_not_to_the_batch():
+def test_samples_depend_on_seed_and_row_but_not_on_the_batch():
   together = draw(8)
   alone = draw(2, row_ids=[6, 1])
   np.testing.assert_array_equal(alone, together[[6, 1]])
@@ -121,7 +121,7 @@ def test_draws_belong_to_seed_and_row_and_not_to_the_batch():
   assert len({tuple(row) for row in draw(64)}) > 20
 
 
-def test_several_samples_of_a_row_differ_and_the_first_is_the_only_one():
+def test_samples_of_a_row_differ_and_the_first_does_not_depend_on_their_number():
   several = draw(4, n_best=3).reshape(4, 3, 3)
   np.testing.assert_array_equal(several[:, 0], draw(4))
   assert (several[:, 0] != several[:, 1]).any() and (several[:, 1] != several[:, 2]).any()

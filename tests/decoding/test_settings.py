@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused by name, before anything is compiled."""
+"""Invalid settings are rejected by name, before anything is compiled."""
 
 import dataclasses
 
@@ -11,30 +11,30 @@ from t5like.errors import UserError
 
 
 @pytest.mark.parametrize(
-  ("given", "told"),
+  ("given", "expected"),
   [
     (dict(method="gredy"), "greedy"),
     (dict(max_length=0), "1 to 1,000,000"),
     (dict(max_length=10**12), "1 to 1,000,000"),
     (dict(method="beam", beams=10**9), "1 to 4,096"),
     (dict(method="sample", n_best=10**9), "1 to 4,096"),
-    (dict(max_length=4, min_length=5), "0 to max_length = 4"),
+    (dict(max_length=4, min_length=5), "0 to max_length=4"),
     (dict(method="sample", temperature=0.0), 'method="greedy"'),
     (dict(method="sample", top_p=0.0), "above 0"),
     (dict(method="sample", top_p=1.1), "at most 1"),
     (dict(method="sample", top_k=-1), "0 (all tokens)"),
     (dict(method="sample", min_p=2.0), "to 1"),
     (dict(repetition_penalty=0.0), "above 0"),
-    (dict(stop_sequences=[()]), "one or more token ids"),
-    (dict(stop_sequences=[(-1,)]), "one or more token ids"),
+    (dict(stop_sequences=[()]), "nonempty sequences of token ids"),
+    (dict(stop_sequences=[(-1,)]), "nonempty sequences of token ids"),
     (dict(top_k=5), 'method="sample"'),
     (dict(temperature=0.7), 'method="sample"'),
     (dict(beams=4), 'method="beam"'),
     (dict(method="sample", length_penalty=1.0), 'method="beam"'),
-    (dict(n_best=2), "greedy search has one output"),
-    (dict(method="beam", beams=2, n_best=3), "at most beams = 2"),
+    (dict(n_best=2), "greedy search has only one output"),
+    (dict(method="beam", beams=2, n_best=3), "at most beams=2"),
     (dict(method="beam", penalty_form="gnm"), "gnmt"),
-    (dict(method="beam", length_penalty=float("nan")), "a number"),
+    (dict(method="beam", length_penalty=float("nan")), "a finite number"),
     (dict(method="sample", temperature=float("inf")), 'method="greedy"'),
     (dict(repetition_penalty=float("inf")), "above 0"),
     (dict(min_length=-1), "0 to max_length"),
@@ -45,13 +45,13 @@ from t5like.errors import UserError
     (dict(method="beam", early_stopping="frist"), "first"),
   ],
 )
-def test_mistakes_are_named(given, told):
+def test_invalid_settings_are_named(given, expected):
   with pytest.raises(UserError) as error:
     DecodeSettings(**given)
-  assert told in error.value.render()
+  assert expected in error.value.render()
 
 
-def test_the_ends_of_ranges_are_inside():
+def test_the_limits_of_ranges_are_valid():
   DecodeSettings(max_length=1, min_length=1)
   DecodeSettings(max_length=10**6, stop_sequences=[(0,)])
   DecodeSettings(method="sample", n_best=4096, top_k=2**31 - 1, min_p=1.0)
@@ -60,7 +60,7 @@ def test_the_ends_of_ranges_are_inside():
 
 
 def test_defaults():
-  """As documented: T5X's penalty and stopping."""
+  """As documented, with T5X's penalty and stopping."""
   assert dataclasses.asdict(DecodeSettings()) == dict(
     method="greedy", max_length=128, min_length=0, stop_sequences=(), repetition_penalty=1.0, temperature=1.0, top_k=0,
     top_p=1.0, min_p=0.0, seed=0, beams=None, length_penalty=0.6, penalty_form="gnmt", early_stopping="never", n_best=1,
@@ -74,10 +74,10 @@ def test_likelihoods_of_given_tokens():
   np.testing.assert_allclose(found, np.log([[0.75, 0.5]]), atol=5e-3)
 
 
-def test_beams_default_to_four_or_as_many_as_are_wanted():
+def test_beams_default_to_four_or_n_best():
   assert DecodeSettings(method="beam").beams == 4
   assert DecodeSettings(method="beam", n_best=6).beams == 6
-  assert DecodeSettings(method="sample", n_best=3).copies == 3 and DecodeSettings().copies == 1
+  assert DecodeSettings(method="sample", n_best=3).hypotheses_per_row == 3 and DecodeSettings().hypotheses_per_row == 1
 
 
 def test_buckets():

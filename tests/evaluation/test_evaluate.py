@@ -75,7 +75,7 @@ def test_settings_equal_those_of_the_command(t5like, run, token_caches, tmp_path
   [
     ("novels", {"split": "train"}, "is a corpus without targets to score"),
     ("snli", {"step": 3}, "no checkpoint of step 3"),
-    ("snli", {"top_p": 2.0}, "top_p = 2.0 cannot work"),
+    ("snli", {"top_p": 2.0}, "top_p=2.0 is invalid"),
     ("snli", {"beam": 2}, "unknown setting 'beam'"),
   ],
 )

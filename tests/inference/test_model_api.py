@@ -216,7 +216,7 @@ def test_unsupported_requests_are_clear_errors(models, folders):
     models["gpt2"].fill_mask("w1")
   with pytest.raises(UserError, match="2 inputs but 1 answers"):
     models["t5"].score(["w1", "w2"], "w3")
-  with pytest.raises(UserError, match="beams = 0"):
+  with pytest.raises(UserError, match="beams=0"):
     models["t5"].generate("w1", beams=0)
   with pytest.raises(UserError, match="does not cover the devices"):
     load(folders["t5"], mesh={"data": 3})
@@ -236,7 +236,7 @@ def test_a_mesh_changes_no_results_and_functions_keep_their_sharding_rules(model
   seen = []
 
   def function(x):
-    seen.append(parallel.rules_in_force())
+    seen.append(parallel.active_rules())
     return x
 
   with parallel.use_preset("sequence"):

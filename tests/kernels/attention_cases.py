@@ -1,4 +1,4 @@
-"""Cases that every attention back end must do as plain products do, and how far apart two results are."""
+"""Test cases on which every attention back end must match XLA attention, and the distance of two results."""
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ def _prefixes(rows, length):
 
 
 def inputs(name: str, dtype, heads: int = 3, width: int = 64, seed: int = 0):
-  """query, key, value, what the output is weighted with, the mask and the bias of a case."""
+  """Returns query, key, value, weights of the output, the mask and the bias table of a case."""
   batch, query, key, has_bias, mask = CASES[name]
   rng = np.random.default_rng(seed)
   arrays = [jnp.asarray(rng.normal(size=(batch, n, heads, width)), dtype) for n in (query, key, key, query)]
@@ -60,7 +60,7 @@ def inputs(name: str, dtype, heads: int = 3, width: int = 64, seed: int = 0):
 
 
 def value_and_gradients(run, query, key, value, weights, mask, table, scale=0.125):
-  """Output and gradients by name, rows with nothing to look at left out: they are nobody's concern."""
+  """Returns the output and gradients by name, without fully masked rows, which may differ."""
   allowed = mask_matrix(mask, query.shape[1], key.shape[1])
   seen = jnp.ones((1, query.shape[1], 1, 1), bool)
   if allowed is not None:
@@ -71,8 +71,8 @@ def value_and_gradients(run, query, key, value, weights, mask, table, scale=0.12
     out = jnp.where(seen, run(query, key, value, mask, bias, scale), 0)
     return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
 
-  which = (0, 1, 2) if table is None else (0, 1, 2, 3)
-  gradients, out = jax.jit(jax.grad(weighted, argnums=which, has_aux=True))(query, key, value, table)
+  argnums = (0, 1, 2) if table is None else (0, 1, 2, 3)
+  gradients, out = jax.jit(jax.grad(weighted, argnums=argnums, has_aux=True))(query, key, value, table)
   names = ("d_query", "d_key", "d_value", "d_table")
   return {"out": out} | dict(zip(names, gradients, strict=False))
 

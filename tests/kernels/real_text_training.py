@@ -1,7 +1,7 @@
-"""The losses of 200 steps on real text: what any attention back end and any dtype must reproduce within its noise.
+"""Losses of 200 steps on real text, which every attention back end and dtype must reproduce within noise.
 
-In bfloat16 they come to within 0.003 nats of float32's (means of ten steps). What is tested is that roundings do not
-add up over steps; a model of this size looks back little, so a fault of attention itself is found by attention_cases.
+In bfloat16 they are within 0.003 nats of float32 (means of ten steps). This tests that rounding errors do not
+accumulate over steps; models of this size use little context, so attention itself is tested with attention_cases.
 """
 
 import gzip
@@ -21,9 +21,9 @@ STEPS, ROWS, INPUTS, TARGETS = 200, 4, 96, 32
 NOISE = 0.01
 SIZE = dict(vocab_size=128, embed_dim=32, mlp_dim=64, num_heads=2, head_dim=16)
 MODELS = {
-  # T5 1.1: relative positions and no scale.
+  # T5 1.1: relative positions, unscaled attention.
   "T5": dict(num_encoder_layers=1, num_decoder_layers=1, activation="gelu", gated_mlp=True, tie_embeddings=False),
-  # One layer with relative positions: the quickest to compile.
+  # One layer with relative positions: the fastest to compile.
   "LM": dict(num_decoder_layers=1),
   "GPT": dict(
     num_decoder_layers=2, activation="gelu", norm="layer", use_bias=True, scale_attention=True, positions="learned",
@@ -33,11 +33,11 @@ MODELS = {
 
 
 def losses(family: str, **changes) -> np.ndarray:
-  """[200] float64: the loss of each step. A letter is a token; T5 reads 96 and writes the 32 that follow."""
+  """Returns the loss of each step, [200] float64. Tokens are letters; T5 reads 96 and predicts the next 32."""
   config = TransformerConfig(**SIZE | MODELS[family] | changes)
   model = (T5 if family == "T5" else GPT)(config)
   batches = _batches(family)
-  # At ten times as much GPT's course is chaotic: 1% more of an epsilon moves it by 0.05.
+  # With ten times the learning rate GPT's losses are chaotic: 1% more epsilon changes them by 0.05.
   optimizer = optimizers.adamw(3e-4 if family == "GPT" else 1e-3)
 
   def run(batches):
@@ -54,7 +54,7 @@ def losses(family: str, **changes) -> np.ndarray:
 
 
 def difference(got: np.ndarray, expected: np.ndarray) -> float:
-  """Of the losses, the largest of ten-step means: a step's own noise is not what is asked for."""
+  """Returns the largest difference of ten-step means, which average out the noise of single steps."""
   assert np.all(np.isfinite(got))
   return float(np.abs((got - expected).reshape(-1, 10).mean(axis=1)).max())
 
@@ -68,10 +68,10 @@ def _batches(family: str) -> dict[str, np.ndarray]:
   letters = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(np.int32)
   rows = letters[: STEPS * ROWS * (INPUTS + TARGETS + 1)].reshape(STEPS, ROWS, -1)
   if family == "T5":
-    fed, wanted = rows[..., INPUTS:-1], rows[..., INPUTS + 1 :]
+    inputs, targets = rows[..., INPUTS:-1], rows[..., INPUTS + 1 :]
     batch = {"encoder_input_tokens": rows[..., :INPUTS]}
   else:
-    fed, wanted = rows[..., :-1], rows[..., 1:]
+    inputs, targets = rows[..., :-1], rows[..., 1:]
     batch = {}
-  weights = np.ones(wanted.shape, np.float32)
-  return batch | {"decoder_input_tokens": fed, "decoder_target_tokens": wanted, "decoder_loss_weights": weights}
+  weights = np.ones(targets.shape, np.float32)
+  return batch | {"decoder_input_tokens": inputs, "decoder_target_tokens": targets, "decoder_loss_weights": weights}

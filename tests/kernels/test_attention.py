@@ -1,4 +1,4 @@
-"""Attention against published tables and matrices, and against arithmetic done by hand."""
+"""Attention compared with published tables and matrices, and with arithmetic done by hand."""
 
 import dataclasses
 import types
@@ -11,7 +11,7 @@ from attention_cases import CASES, inputs, relative_error, value_and_gradients
 
 from t5like.errors import UserError
 from t5like.kernels.attention import (
-  Case,
+  AttentionSpec,
   Mask,
   RelativeBias,
   attention,
@@ -29,7 +29,7 @@ from t5like.kernels.products import product
 
 
 def first_distances(starts: dict[int, int], limit: int) -> list[int]:
-  """Bucket of each distance 0..limit-1, given the first distance of each bucket."""
+  """Returns the bucket of each distance 0..limit-1, given the first distance of each bucket."""
   buckets, current = [], 0
   for distance in range(limit):
     current = starts.get(distance, current)
@@ -47,15 +47,15 @@ def test_bidirectional_buckets_equal_the_published_table():
 
 
 def test_causal_buckets_equal_the_published_table():
-  grown = {19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23, 46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29}
-  starts = {d: d for d in range(17)} | grown | {99: 30, 113: 31}
+  logarithmic = {19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23, 46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29}
+  starts = {d: d for d in range(17)} | logarithmic | {99: 30, 113: 31}
   ours = relative_buckets(-jnp.arange(300), 32, 128, bidirectional=False)
   np.testing.assert_array_equal(ours, first_distances(starts, 300))
   assert not np.any(relative_buckets(jnp.arange(300), 32, 128, bidirectional=False)), "the future is bucket 0"
 
 
-def test_a_number_of_buckets_that_does_not_divide_by_four():
-  """30 of them, as transformers deals distances out to them."""
+def test_a_number_of_buckets_that_is_not_divisible_by_four():
+  """30 buckets, as in transformers."""
   starts = {d: d for d in range(8)} | {11: 8, 15: 9, 21: 10, 30: 11, 44: 12, 62: 13, 90: 14}
   past = first_distances(starts, 300)
   np.testing.assert_array_equal(relative_buckets(-jnp.arange(300), 30, 128, bidirectional=True), past)
@@ -81,7 +81,7 @@ def test_bias_matrix_equals_a_lookup(lengths, bidirectional):
 
 
 def test_bias_gradient_counts_each_bucket():
-  """The sum of the matrix has as gradient how often each bucket occurs in it."""
+  """The gradient of the sum of the matrix is the number of occurrences of each bucket."""
 
   def bias(table):
     return RelativeBias(table, bidirectional=True, max_distance=20)
@@ -161,15 +161,15 @@ def test_scores_of_bfloat16_are_not_rounded():
   np.testing.assert_allclose(np.asarray(out, np.float32), 1 / (1 + np.exp(-1)), rtol=2**-8)
 
 
-def test_products_of_bfloat16_are_turned_in_bfloat16():
-  """A float32 product backward would take eight times as long."""
+def test_the_backward_pass_of_bfloat16_products_is_in_bfloat16():
+  """A float32 product would take eight times as long."""
   x, y = jnp.ones((2, 3), jnp.bfloat16), jnp.ones((3, 4), jnp.bfloat16)
   weights = jnp.arange(8.0).reshape(2, 4)
   loss = lambda x, y: jnp.sum(weights * product("ij,jk->ik", x, y, jnp.float32))  # noqa: E731
-  of_x, of_y = jax.grad(loss, argnums=(0, 1))(x, y)
-  assert of_x.dtype == of_y.dtype == jnp.bfloat16
-  np.testing.assert_array_equal(np.asarray(of_x, np.float32), [[6.0] * 3, [22.0] * 3])
-  np.testing.assert_array_equal(np.asarray(of_y, np.float32), [[4.0, 6.0, 8.0, 10.0]] * 3)
+  d_x, d_y = jax.grad(loss, argnums=(0, 1))(x, y)
+  assert d_x.dtype == d_y.dtype == jnp.bfloat16
+  np.testing.assert_array_equal(np.asarray(d_x, np.float32), [[6.0] * 3, [22.0] * 3])
+  np.testing.assert_array_equal(np.asarray(d_y, np.float32), [[4.0, 6.0, 8.0, 10.0]] * 3)
   kinds = [
     eqn.outvars[0].aval.dtype for eqn in jax.make_jaxpr(jax.grad(loss))(x, y).eqns if "dot" in str(eqn.primitive)
   ]
@@ -198,41 +198,41 @@ def test_unknown_backend_names_the_choices():
   )
 
 
-CASE = Case(dtype="bfloat16", head_dim=64, query_length=512, key_length=512, has_bias=True)
+SPEC = AttentionSpec(dtype="bfloat16", head_dim=64, query_length=512, key_length=512, has_bias=True)
 
 
-def test_backend_of_another_device_is_refused():
+def test_a_backend_of_another_device_is_rejected():
   with pytest.raises(UserError) as error:
-    choose_backend("pallas_tpu", CASE, platform="cpu")
+    choose_backend("pallas_tpu", SPEC, platform="cpu")
   assert all(word in str(error.value) for word in ("pallas_tpu", "tpu", "cpu", "ATTENTION_BACKEND=auto"))
-  assert choose_backend("pallas_tpu", CASE, platform="tpu")[0] == "pallas_tpu"
+  assert choose_backend("pallas_tpu", SPEC, platform="tpu")[0] == "pallas_tpu"
 
 
 @pytest.mark.parametrize(
   "platform, change, chosen, reason",
   [
-    ("cpu", {}, "xla", "cpu has no fused attention"),
-    ("tpu", {}, "pallas_tpu", "T5's bias is made inside"),
+    ("cpu", {}, "xla", "no fused attention for cpu"),
+    ("tpu", {}, "pallas_tpu", "computes T5's bias"),
     ("tpu", dict(dtype="float32"), "pallas_tpu", ""),
     ("tpu", dict(has_bias=False), "splash_tpu", "no bias"),
     ("tpu", dict(has_bias=False, has_prefix=True), "pallas_tpu", ""),
-    ("tpu", dict(query_length=16, key_length=16), "xla", "16 x 16 scores are few"),
+    ("tpu", dict(query_length=16, key_length=16), "xla", "fast enough for 16 x 16 scores"),
     ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
-    ("tpu", dict(cached=True, query_length=1), "xla", "a step of decoding"),
-    ("gpu", {}, "pallas_gpu", "T5's bias is made inside"),
+    ("tpu", dict(cached=True, query_length=1), "xla", "a decoding step"),
+    ("gpu", {}, "pallas_gpu", "computes T5's bias"),
     ("gpu", dict(has_bias=False), "pallas_gpu", "GPUs since Hopper"),
-    ("gpu", dict(has_bias=False, packed=True), "pallas_gpu", "packed rows skip other examples"),
+    ("gpu", dict(has_bias=False, packed=True), "pallas_gpu", "skips other examples in packed rows"),
     ("gpu", dict(head_dim=32), "pallas_gpu", ""),
     ("gpu", dict(head_dim=80), "cudnn", "NVIDIA"),
-    ("gpu", dict(dtype="float32"), "xla", "cuDNN has no float32"),
-    ("gpu", dict(head_dim=60), "xla", "no heads of 60"),
-    ("gpu", dict(head_dim=256), "xla", "no heads of 256"),
+    ("gpu", dict(dtype="float32"), "xla", "cuDNN does not support float32"),
+    ("gpu", dict(head_dim=60), "xla", "does not support HEAD_DIM 60"),
+    ("gpu", dict(head_dim=256), "xla", "does not support HEAD_DIM 256"),
     ("gpu", dict(dropout=True), "xla", "dropout on attention weights"),
   ],
 )
-def test_the_choice_says_why(platform, change, chosen, reason):
+def test_the_choice_has_a_reason(platform, change, chosen, reason):
   with compile_for(platform):
-    name, why = choose_backend("auto", dataclasses.replace(CASE, **change))
+    name, why = choose_backend("auto", dataclasses.replace(SPEC, **change))
   assert name == chosen and reason in why
 
 
@@ -251,18 +251,18 @@ def test_the_gpu_of_this_machine_decides(monkeypatch, capability, version, dtype
   client = types.SimpleNamespace(platform_version=version)
   device = types.SimpleNamespace(compute_capability=capability, client=client, device_kind="GPU")
   monkeypatch.setattr(jax, "local_devices", lambda: [device])
-  case = dataclasses.replace(CASE, dtype=dtype, head_dim=head_dim)
-  name, why = choose_backend("auto", case, platform="gpu")
+  spec = dataclasses.replace(SPEC, dtype=dtype, head_dim=head_dim)
+  name, why = choose_backend("auto", spec, platform="gpu")
   assert name == chosen and (chosen != "xla" or "needs an NVIDIA GPU of capability 8.0" in why)
 
 
-def test_few_scores_end_at_128_by_128():
+def test_kernels_are_used_from_128_by_128_scores():
   for queries, keys, chosen in ((128, 128, "pallas_tpu"), (128, 127, "xla"), (64, 256, "pallas_tpu")):
-    case = dataclasses.replace(CASE, query_length=queries, key_length=keys)
-    assert choose_backend("auto", case, platform="tpu")[0] == chosen
+    spec = dataclasses.replace(SPEC, query_length=queries, key_length=keys)
+    assert choose_backend("auto", spec, platform="tpu")[0] == chosen
 
 
-def test_axes_that_do_not_divide_are_left_whole():
+def test_axes_that_do_not_divide_are_not_sharded():
   mesh = jax.sharding.AbstractMesh((2, 4, 1), ("data", "fsdp", "tensor"))
   for axes, size, expected in (
     (("data", "fsdp"), 16, ("data", "fsdp")), (("data", "fsdp"), 12, None), ("data", 6, ("data",)), ("tensor", 8, None),
@@ -271,40 +271,40 @@ def test_axes_that_do_not_divide_are_left_whole():
     assert dividing_axes(mesh, axes, size) == expected
 
 
-def test_a_deterministic_step_has_no_cudnn():
-  """Its backward pass adds with atomic operations, and a compiler told to be deterministic fails at it."""
+def test_a_deterministic_step_does_not_use_cudnn():
+  """Its backward pass uses atomic additions, at which a deterministic compilation fails."""
   with compile_for("gpu"), deterministic_kernels():
-    assert choose_backend("auto", dataclasses.replace(CASE, has_bias=False))[0] == "pallas_gpu"
-    name, why = choose_backend("auto", dataclasses.replace(CASE, head_dim=80))
-    assert name == "xla" and "another order every time" in why
+    assert choose_backend("auto", dataclasses.replace(SPEC, has_bias=False))[0] == "pallas_gpu"
+    name, why = choose_backend("auto", dataclasses.replace(SPEC, head_dim=80))
+    assert name == "xla" and "atomic additions" in why
     with pytest.raises(UserError, match="not deterministic") as error:
-      choose_backend("cudnn", CASE)
+      choose_backend("cudnn", SPEC)
     assert "--gin.DETERMINISTIC=False" in str(error.value)
   with compile_for("gpu"):
-    assert choose_backend("cudnn", CASE)[0] == "cudnn"
+    assert choose_backend("cudnn", SPEC)[0] == "cudnn"
 
 
-def test_a_backend_asked_for_makes_way_where_it_cannot_do_a_case():
-  name, why = choose_backend("pallas_tpu", dataclasses.replace(CASE, dropout=True), platform="tpu")
-  assert name == "xla" and "pallas_tpu is asked for" in why and "dropout" in why
-  name, why = choose_backend("splash_tpu", CASE, platform="tpu")
-  assert name == "xla" and "splash_tpu is asked for: splash attention adds no bias" in why
+def test_a_requested_backend_falls_back_if_it_does_not_support_a_call():
+  name, why = choose_backend("pallas_tpu", dataclasses.replace(SPEC, dropout=True), platform="tpu")
+  assert name == "xla" and "instead of the requested pallas_tpu" in why and "dropout" in why
+  name, why = choose_backend("splash_tpu", SPEC, platform="tpu")
+  assert name == "xla" and "requested splash_tpu: splash attention has no bias" in why
 
 
-def test_without_pallas_for_triton_plain_products_do(monkeypatch):
-  """As a JAX to come will be: it is announced for removal."""
-  monkeypatch.setattr("t5like.kernels.attention.can_write_gpu_kernels", lambda: False)
+def test_unfused_attention_is_used_without_pallas_for_triton(monkeypatch):
+  """Its removal from JAX is announced."""
+  monkeypatch.setattr("t5like.kernels.attention.has_pallas_triton", lambda: False)
   with compile_for("gpu"):
-    assert choose_backend("auto", CASE) == ("xla", "plain products: this JAX has no Pallas for Triton any more")
-    assert choose_backend("auto", dataclasses.replace(CASE, has_bias=False))[0] == "cudnn"
+    assert choose_backend("auto", SPEC) == ("xla", "unfused: this version of JAX has no Pallas for Triton")
+    assert choose_backend("auto", dataclasses.replace(SPEC, has_bias=False))[0] == "cudnn"
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "prefix" not in name])
-def test_long_rows_in_blocks_are_plain_products(name, monkeypatch):
-  """On a CPU: a head and a block of queries at a time, with the last block partly filled."""
+def test_long_rows_in_blocks_equal_unblocked_attention(name, monkeypatch):
+  """On a CPU: one head and one block of queries at a time, with the last block partly filled."""
   given = inputs(name, jnp.float32, width=8)
   expected = value_and_gradients(xla_attention, *given)
-  monkeypatch.setattr("t5like.kernels.attention.xla._MANY_SCORES", 1)
+  monkeypatch.setattr("t5like.kernels.attention.xla._MIN_BLOCKED_SCORES", 1)
   monkeypatch.setattr("t5like.kernels.attention.xla._BLOCK", 24)
   mask, _ = given[4:]
   traced = jax.make_jaxpr(lambda q, k, v: xla_attention(q, k, v, mask, None, 1.0))(*given[:3])

@@ -45,16 +45,16 @@ def test_bfloat16_logits_are_summed_in_float32():
 
 
 def test_the_gradient_of_smoothed_targets_and_the_z_loss():
-  """softmax * (1 + 2 z log Z) - smoothed target, by hand; the z-loss part alone has 2 z log Z softmax."""
+  """softmax * (1 + 2 z log Z) - smoothed target, by hand; 2 z log Z softmax for the z-loss part."""
   softmax = np.exp(np.asarray(LOGITS) - LOG_Z[:, None])
   pull = 2 * 0.01 * LOG_Z[:, None] * softmax
   target = np.full((2, 3), 0.15)
   target[[0, 1], [0, 1]] = 0.7
   weights = jnp.array([1.0, 3.0])
 
-  def total(x, of_loss, of_z):
+  def total(x, d_loss, d_z):
     loss, z_part = cross_entropy(x, TARGETS, z_loss=0.01, label_smoothing=0.3)
-    return jnp.sum(weights * (of_loss * loss + of_z * z_part))
+    return jnp.sum(weights * (d_loss * loss + d_z * z_part))
 
   rows = np.asarray(weights)[:, None]
   np.testing.assert_allclose(jax.grad(total)(LOGITS, 1.0, 0.0), rows * (softmax - target + pull), atol=1e-6)
@@ -62,14 +62,14 @@ def test_the_gradient_of_smoothed_targets_and_the_z_loss():
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_only_ids_of_the_vocabulary_have_a_loss(label_smoothing):
+def test_targets_outside_the_vocabulary_give_nan(label_smoothing):
   logits = jnp.zeros((5, 3))
   loss, z_part = cross_entropy(logits, jnp.array([-1, 0, 2, 3, 2**30]), 0.01, label_smoothing)
   assert np.isnan(loss).tolist() == [True, False, False, True, True] and np.isfinite(z_part).all()
 
 
 def test_a_position_without_weight_changes_neither_the_loss_nor_the_gradient():
-  """Its target is padding's id, 0, and its logits are extreme."""
+  """Its target is the padding id 0, and its logits are extreme."""
   logits = jnp.concatenate([LOGITS, jnp.array([[-1e4, 1e4, 0.0]])])
   weights = jnp.array([1.0, 1.0, 0.0])
 

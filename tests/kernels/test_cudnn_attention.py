@@ -1,4 +1,4 @@
-"""What cuDNN is asked for, answered here by plain products: masks, lengths and T5's bias reach it as it takes them."""
+"""Calls of cuDNN, with a plain JAX implementation in its place: masks, lengths and T5's bias arrive as it expects."""
 
 import functools
 import types
@@ -13,7 +13,7 @@ from t5like.kernels.attention import cudnn as kernel
 from t5like.kernels.attention.xla import xla_attention
 
 KINDS = kernel.cudnn.MaskType
-# Odd lengths where cuDNN is given a matrix: it takes even ones only.
+# Odd lengths wherever cuDNN receives a score matrix, whose sizes must be even.
 LENGTHS = {
   "bias, padded": (16, 15),
   "bias, causal, odd length": (15, 15),
@@ -23,8 +23,10 @@ LENGTHS = {
 }
 
 
-def answer(query, key, value, matrix, query_lengths, key_lengths, *unused, scale, variadic_args, mask_type, **settings):
-  """cuDNN's contract: scores times a scale, plus a matrix; causal or by lengths, of which both sides are given."""
+def fake_forward(
+  query, key, value, matrix, query_lengths, key_lengths, *unused, scale, variadic_args, mask_type, **settings
+):
+  """Implements cuDNN's contract: scaled scores plus a matrix, with a causal mask or lengths of queries and keys."""
   assert all(x.size == 0 for x in unused) and settings.pop("dropout_rate") == 0.0
   scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key)
   if variadic_args[0]:
@@ -41,24 +43,24 @@ def answer(query, key, value, matrix, query_lengths, key_lengths, *unused, scale
   return out, jax.nn.logsumexp(scores, axis=-1)
 
 
-def answer_backward(query, key, value, *more, **settings):
+def fake_backward(query, key, value, *more, **settings):
   *operands, _, _, gradient = more
-  return jax.vjp(lambda *given: answer(*given, *operands, **settings)[0], query, key, value)[1](gradient)
+  return jax.vjp(lambda *given: fake_forward(*given, *operands, **settings)[0], query, key, value)[1](gradient)
 
 
 @pytest.fixture(autouse=True)
-def plain_products(monkeypatch):
-  forward, backward = (types.SimpleNamespace(bind=function) for function in (answer, answer_backward))
-  stand_in = types.SimpleNamespace(
+def fake_cudnn(monkeypatch):
+  forward, backward = (types.SimpleNamespace(bind=function) for function in (fake_forward, fake_backward))
+  fake = types.SimpleNamespace(
     MaskType=KINDS, AttentionLayout=kernel.cudnn.AttentionLayout, _dot_product_attention_fwd_p_wrapper=forward,
     _dot_product_attention_bwd_p_wrapper=backward,
   )  # fmt: skip
-  monkeypatch.setattr(kernel, "cudnn", stand_in)
+  monkeypatch.setattr(kernel, "cudnn", fake)
   monkeypatch.setattr(kernel, "bias_gradient", functools.partial(kernel.bias_gradient, interpret=True))
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_values_and_gradients_equal_plain_products(name):
+def test_values_and_gradients_equal_xla_attention(name):
   _, _, _, has_bias, mask = CASES[name]
   rng, (query, key) = np.random.default_rng(0), LENGTHS[name]
   given = [jnp.asarray(rng.normal(size=(3, n, 2, 8)), jnp.float32) for n in (query, key, key, query)]
@@ -67,15 +69,15 @@ def test_values_and_gradients_equal_plain_products(name):
   assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
 
 
-def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
-  """Padding as lengths, at least one; the future as a kind of mask; a matrix only where neither says it all."""
-  asked = []
+def test_masks_are_passed_in_the_form_that_lets_cudnn_skip_most(monkeypatch):
+  """Padding as lengths of at least 1, causality as a mask type, and a matrix only if neither suffices."""
+  calls = []
 
-  def noted(*operands, **settings):
-    asked.append((settings["mask_type"], settings["variadic_args"][0], operands[5].tolist()))
+  def record(*operands, **settings):
+    calls.append((settings["mask_type"], settings["variadic_args"][0], operands[5].tolist()))
     return operands[0], operands[0]
 
-  monkeypatch.setattr(kernel.cudnn, "_dot_product_attention_fwd_p_wrapper", types.SimpleNamespace(bind=noted))
+  monkeypatch.setattr(kernel.cudnn, "_dot_product_attention_fwd_p_wrapper", types.SimpleNamespace(bind=record))
   x = jnp.ones((2, 6, 1, 8))
   valid = jnp.asarray(np.arange(6)[None] < np.array([[4], [0]]))
   segments = jnp.ones((2, 6), jnp.int32)
@@ -92,7 +94,7 @@ def test_what_cudnn_can_skip_it_is_told_of(monkeypatch):
     kernel.cudnn_attention(x, x, x, mask, None, 1.0)
   odd = x[:, :5]
   kernel.cudnn_attention(odd, odd, odd, kernel.Mask(), kernel.RelativeBias(jnp.ones((32, 1))), 1.0)
-  assert asked == [
+  assert calls == [
     (KINDS.NO_MASK, False, []),
     (KINDS.CAUSAL, False, []),
     (KINDS.PADDING, False, [4, 1]),

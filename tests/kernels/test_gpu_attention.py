@@ -1,4 +1,4 @@
-"""The GPU's fused attention, interpreted on a CPU, against plain products; its bias and skipped tiles by definition."""
+"""The GPU's fused attention, interpreted on a CPU, compared with XLA attention; bias, skipped tiles by definition."""
 
 import functools
 
@@ -13,13 +13,13 @@ from t5like.kernels.attention.relative_bias import relative_buckets
 from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.gpu import bias_tiles as tiles
 from t5like.kernels.gpu import masks
-from t5like.kernels.gpu.attention import PLANS, Plan, gpu_attention
-from t5like.kernels.gpu.tiles import Blocks, TileWork
+from t5like.kernels.gpu.attention import TILE_SIZES, TileSizes, gpu_attention
+from t5like.kernels.gpu.tiles import Blocks, KernelSpec
 
-SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
-# Several tiles in both directions from short rows; sides that differ, either way.
-SMALL = Plan(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 2))
-interpreted = functools.partial(gpu_attention, plan=SMALL, interpret=True)
+SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")
+# Short rows have several tiles in both directions; tiles are wide or tall.
+SMALL = TileSizes(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 2))
+interpreted = functools.partial(gpu_attention, tile_sizes=SMALL, interpret=True)
 
 
 @pytest.mark.parametrize(
@@ -29,33 +29,33 @@ interpreted = functools.partial(gpu_attention, plan=SMALL, interpret=True)
     *(pytest.param(name, marks=SLOW) for name in CASES if name not in ("bias, packed", "bias, causal, odd length")),
   ],
 )  # fmt: skip
-def test_values_and_gradients_equal_plain_products(name):
-  """float32 on both sides: 2e-6 is the rounding of sums in another order."""
+def test_values_and_gradients_equal_xla_attention(name):
+  """Both in float32: 2e-6 is the rounding of sums in a different order."""
   given = inputs(name, jnp.float32, heads=2, width=16)
   got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
   assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
 
 
 def by_definition(query, key, value, gradient, allowed, bias, scale):
-  """Output and gradients of softmax attention in float64; `bias` [heads, query, key]."""
+  """Returns the output and gradients of softmax attention in float64; `bias` [heads, query, key]."""
   query, key, value, gradient = (np.asarray(x, np.float64) for x in (query, key, value, gradient))
   scores = np.where(allowed, scale * np.einsum("bqhd,bkhd->bhqk", query, key) + bias, -np.inf)
   weights = np.exp(scores - scores.max(-1, keepdims=True))
   weights /= weights.sum(-1, keepdims=True)
-  of_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value)
-  of_scores = weights * (of_weights - (weights * of_weights).sum(-1, keepdims=True))
+  d_weights = np.einsum("bqhd,bkhd->bhqk", gradient, value)
+  d_scores = weights * (d_weights - (weights * d_weights).sum(-1, keepdims=True))
   return {
     "out": np.einsum("bhqk,bkhd->bqhd", weights, value),
-    "d_query": scale * np.einsum("bhqk,bkhd->bqhd", of_scores, key),
-    "d_key": scale * np.einsum("bhqk,bqhd->bkhd", of_scores, query),
+    "d_query": scale * np.einsum("bhqk,bkhd->bqhd", d_scores, key),
+    "d_key": scale * np.einsum("bhqk,bqhd->bkhd", d_scores, query),
     "d_value": np.einsum("bhqk,bqhd->bkhd", weights, gradient),
-    "of_scores": of_scores.sum(0),
+    "d_scores": d_scores.sum(0),
   }
 
 
 @pytest.mark.parametrize("case", ["padded", "causal", "prefix"])
 def test_short_rows_by_definition(case):
-  """Two rows of two tiles; padded keys, in a tile that is visited and in one that is not, have no gradient at all."""
+  """Two rows of two tiles; padded keys have zero gradients, in visited and in skipped tiles."""
   rng = np.random.default_rng(0)
   query_length, key_length = (40, 64) if case == "padded" else (64, 64)
   lengths = (query_length, key_length, key_length, query_length)
@@ -74,19 +74,19 @@ def test_short_rows_by_definition(case):
     buckets = np.asarray(relative_buckets(jnp.asarray(at_key - at_query), 32, 128, not mask.causal))
     bias = np.asarray(table)[buckets].transpose(2, 0, 1)
   expected = by_definition(query, key, value, gradient, allowed, bias, 0.3)
-  of_scores = expected.pop("of_scores")
+  d_scores = expected.pop("d_scores")
   if table is not None:
     expected["d_table"] = np.zeros((32, 2))
-    np.add.at(expected["d_table"], buckets, of_scores.transpose(1, 2, 0))
-  plan = Plan(*[Blocks(32, 32, 4, 2)] * 3)
+    np.add.at(expected["d_table"], buckets, d_scores.transpose(1, 2, 0))
+  tile_sizes = TileSizes(*[Blocks(32, 32, 4, 2)] * 3)
 
   def run(query, key, value, table):
     def attend(query, key, value, table):
       bias = None if table is None else RelativeBias(table, bidirectional=not mask.causal)
-      return gpu_attention(query, key, value, mask, bias, 0.3, plan, True)
+      return gpu_attention(query, key, value, mask, bias, 0.3, tile_sizes, True)
 
-    out, turn = jax.vjp(attend, query, key, value, table)
-    return out, *turn(gradient)
+    out, vjp = jax.vjp(attend, query, key, value, table)
+    return out, *vjp(gradient)
 
   names = ("out", "d_query", "d_key", "d_value", "d_table")
   got = dict(zip(names, jax.jit(run)(query, key, value, table), strict=True))
@@ -96,11 +96,11 @@ def test_short_rows_by_definition(case):
       np.testing.assert_array_equal(np.asarray(got[name])[~valid], 0.0)
 
 
-@pytest.mark.slow(reason="the tiles that a GPU uses, at the lengths of T5's span corruption")
+@pytest.mark.slow(reason="full-size tiles at the lengths of T5's span corruption")
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("query_length, key_length", [(512, 512), (114, 114), (114, 512)])
 def test_lengths_of_span_corruption(query_length, key_length, width):
-  """The encoder with its bias, the decoder with its own, and cross attention with none; rows of unequal length."""
+  """Encoder and decoder attention with a bias, cross-attention without; rows of different lengths."""
   rng = np.random.default_rng(0)
   query, key, value, weights = (
     jnp.asarray(rng.normal(size=(2, n, 1, width)), jnp.float32)
@@ -110,32 +110,34 @@ def test_lengths_of_span_corruption(query_length, key_length, width):
   mask = Mask(causal=key_length == 114, key_valid=valid, right_padded=True)
   table = None if query_length != key_length else jnp.asarray(rng.normal(size=(32, 1)), jnp.float32)
   given = query, key, value, weights, mask, table
-  got = value_and_gradients(functools.partial(gpu_attention, plan=PLANS[width], interpret=True), *given)
+  got = value_and_gradients(functools.partial(gpu_attention, tile_sizes=TILE_SIZES[width], interpret=True), *given)
   expected = value_and_gradients(xla_attention, *given)
   assert max(relative_error(got[key], expected[key]) for key in expected) < 2e-6
 
 
-@pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")
-def test_bfloat16_is_as_near_as_its_rounding():
-  """As tests/kernels/test_on_gpu.py states for cuDNN; the bias's gradient is summed from bfloat16, so it counts too."""
+@pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")
+def test_bfloat16_differs_only_by_rounding():
+  """The tolerance of tests/kernels/test_on_gpu.py, also for the bias gradient, which is summed from bfloat16."""
   given = inputs("bias", jnp.bfloat16, heads=2, width=64)
   got = value_and_gradients(interpreted, *given)
   expected = value_and_gradients(xla_attention, *(x.astype(jnp.float32) for x in given[:4]), *given[4:])
   assert max(relative_error(got[key], expected[key]) for key in expected) < 0.012
 
 
-def test_a_query_that_sees_nothing_gets_zeros_and_gives_none():
+def test_a_fully_masked_query_has_zero_output_and_gradients():
   rng = np.random.default_rng(0)
   query, key, value = (jnp.asarray(rng.normal(size=(1, 32, 1, 16)), jnp.float32) for _ in range(3))
   segments = jnp.asarray([[1] * 20 + [0] * 12], jnp.int32)
   mask = Mask(query_segments=segments, key_segments=segments, key_valid=segments > 0)
-  plan = Plan(*[Blocks(32, 32, 4, 2)] * 3)
-  out, turn = jax.vjp(jax.jit(lambda *given: gpu_attention(*given, mask, None, 0.25, plan, True)), query, key, value)
+  tile_sizes = TileSizes(*[Blocks(32, 32, 4, 2)] * 3)
+  out, vjp = jax.vjp(
+    jax.jit(lambda *given: gpu_attention(*given, mask, None, 0.25, tile_sizes, True)), query, key, value
+  )
   np.testing.assert_array_equal(out[0, 20:], 0.0)
-  d_query, d_key, d_value = turn(jnp.ones_like(out))
+  d_query, d_key, d_value = vjp(jnp.ones_like(out))
   for gradient in (d_query, d_key, d_value):
     np.testing.assert_array_equal(gradient[0, 20:], 0.0)
-  np.testing.assert_allclose(jnp.sum(d_value), 20 * 16, rtol=1e-5)  # every weight went to a real key
+  np.testing.assert_allclose(jnp.sum(d_value), 20 * 16, rtol=1e-5)  # all weight is on unmasked keys
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -143,69 +145,69 @@ def test_a_query_that_sees_nothing_gets_zeros_and_gives_none():
 def test_bias_tiles_are_those_of_the_matrix(bidirectional, rows, columns):
   rng = np.random.default_rng(0)
   bias = RelativeBias(jnp.asarray(rng.normal(size=(32, 2)), jnp.float32), bidirectional)
-  reach = tiles.Reach.of(bias)
+  buckets = tiles.BucketSpec.from_bias(bias)
   matrix = np.asarray(bias_matrix(bias, 512, 512))[0]
-  by_query = np.asarray(tiles.bias_tiles(bias.table, reach, rows, columns, 1, jnp.float32))
-  by_key = np.asarray(tiles.bias_tiles(bias.table, reach, columns, rows, -1, jnp.float32))
+  by_query = np.asarray(tiles.bias_tiles(bias.table, buckets, rows, columns, 1, jnp.float32))
+  by_key = np.asarray(tiles.bias_tiles(bias.table, buckets, columns, rows, -1, jnp.float32))
   for i in range(512 // rows):
     for j in range(512 // columns):
       tile = matrix[:, i * rows :, j * columns :][:, :rows, :columns] * np.log2(np.e)
-      np.testing.assert_allclose(by_query[:, tiles.which_tile(reach, rows, columns, i, j)], tile, rtol=1e-6)
-      turned = by_key[:, tiles.which_tile(reach, columns, rows, j, i)]
-      np.testing.assert_allclose(turned, tile.swapaxes(1, 2), rtol=1e-6)
+      np.testing.assert_allclose(by_query[:, tiles.tile_index(buckets, rows, columns, i, j)], tile, rtol=1e-6)
+      transposed = by_key[:, tiles.tile_index(buckets, columns, rows, j, i)]
+      np.testing.assert_allclose(transposed, tile.swapaxes(1, 2), rtol=1e-6)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_score_gradients_are_summed_by_bucket(bidirectional):
-  """By definition: every entry of [query, key] goes to its distance's bucket."""
+  """By definition: every entry of [query, key] is added to the bucket of its distance."""
   rng = np.random.default_rng(0)
   table = jnp.zeros((32, 1))
-  reach = tiles.Reach.of(RelativeBias(table, bidirectional))
+  buckets = tiles.BucketSpec.from_bias(RelativeBias(table, bidirectional))
   rows, columns, length = 64, 32, 320
-  of_scores = rng.normal(size=(length, length)).astype(np.float32)
-  apart = jnp.asarray(tiles.distance_tiles(reach, rows, columns))
+  d_scores = rng.normal(size=(length, length)).astype(np.float32)
+  apart = jnp.asarray(tiles.distance_tiles(buckets, rows, columns))
 
   @jax.jit
   def add(total, tile, i, j):
-    return tiles.add_by_distance(total, tile, apart[tiles.which_tile(reach, rows, columns, i, j)])
+    return tiles.add_by_distance(total, tile, apart[tiles.tile_index(buckets, rows, columns, i, j)])
 
-  total = jnp.zeros((64, reach.columns))
+  total = jnp.zeros((64, buckets.columns))
   for i in range(length // rows):
     for j in range(length // columns):
-      total = add(total, of_scores[i * rows :, j * columns :][:rows, :columns], i, j)
-  got = tiles.table_gradient(tiles.fold_groups(total)[None, None, None], table, reach)
+      total = add(total, d_scores[i * rows :, j * columns :][:rows, :columns], i, j)
+  got = tiles.table_gradient(tiles.fold_groups(total)[None, None, None], table, buckets)
   distance = np.arange(length)[None, :] - np.arange(length)[:, None]
   expected = np.zeros(32)
-  np.add.at(expected, np.asarray(relative_buckets(jnp.asarray(distance), 32, 128, bidirectional)), of_scores)
+  np.add.at(expected, np.asarray(relative_buckets(jnp.asarray(distance), 32, 128, bidirectional)), d_scores)
   np.testing.assert_allclose(got[:, 0], expected, atol=2e-3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_skipped_tiles_hide_nothing(causal):
-  """Every pair that may meet lies in a tile that is visited, from either side; rows of one example skip none."""
+  """Every visible pair is in a visited tile, by query and by key; rows with one example skip no tiles."""
   rng = np.random.default_rng(0)
   segments = np.sort(rng.integers(1, 6, (3, 192)), axis=1)
-  segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is in no order
+  segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is unordered
   mask = Mask(causal, None, jnp.asarray(segments), jnp.asarray(segments), jnp.asarray(segments > 0))
-  blocks, work = Blocks(64, 32, 4, 2), TileWork(192, 192, causal, False, 1.0, None, True)
-  codes, lengths = masks.mask_operands(mask, 3, 192, 192)
+  blocks, spec = Blocks(64, 32, 4, 2), KernelSpec(192, 192, causal, False, 1.0, None, True)
+  codes, lengths = masks.encode_mask(mask, 3, 192, 192)
   assert lengths is None
   seen = np.broadcast_to(np.asarray(mask_matrix(mask, 192, 192)), (3, 1, 192, 192))[:, 0]
   needed = seen.reshape(3, 3, 64, 6, 32).any(axis=(2, 4))
   for by_key in (False, True):
-    operands, _ = masks.sight_operands(codes, None, work, blocks, by_key)
+    operands, _ = masks.mask_operands(codes, None, spec, blocks, by_key)
     first, count = np.moveaxis(np.asarray(operands[2]).reshape(3, -1, 2), 2, 0)
     other = np.arange(3 if by_key else 6)
     visited = (other >= first[..., None]) & (other < (first + count)[..., None])
-    wanted = needed.swapaxes(1, 2) if by_key else needed
-    assert not np.any(wanted & ~visited)
+    required = needed.swapaxes(1, 2) if by_key else needed
+    assert not np.any(required & ~visited)
     if not causal:
       assert visited[0].all()
-    assert visited[1].sum() <= wanted[1].sum() + 2  # sorted segments leave next to nothing to skip in vain
+    assert visited[1].sum() <= required[1].sum() + 2  # with sorted segments, hardly any tile is visited needlessly
 
 
 def test_every_kernel_lowers_for_gpus():
-  """To Triton's own language, without a GPU: nothing in a kernel is beyond it."""
+  """To Triton's IR, without a GPU."""
   shape = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)
   table = jax.ShapeDtypeStruct((32, 2), jnp.float32)
   segments = jax.ShapeDtypeStruct((2, 512), jnp.int32)

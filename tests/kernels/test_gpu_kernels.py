@@ -1,4 +1,4 @@
-"""The GPU's own kernels, interpreted on a CPU: the gradient of T5's bias."""
+"""GPU kernels, interpreted on a CPU: the gradient of T5's bias."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from attention_cases import inputs, relative_error
 
 from t5like.kernels.attention import RelativeBias, mask_matrix
 from t5like.kernels.attention.masks import mask_codes
-from t5like.kernels.attention.relative_bias import bias_by_distance, skewed
+from t5like.kernels.attention.relative_bias import bias_by_distance, skew
 from t5like.kernels.gpu.bias_gradient import bias_gradient
 
 
@@ -24,7 +24,7 @@ def test_bias_gradient_is_that_of_the_matrix(name):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value), jax.nn.logsumexp(scores, axis=-1)
 
   def run(matrix):
-    (out, log_sums), turn = jax.vjp(attend, matrix)
+    (out, log_sums), vjp = jax.vjp(attend, matrix)
     lengths = codes = None
     if mask.right_padded:
       lengths = jnp.sum(mask.key_valid, axis=1, dtype=jnp.int32)
@@ -34,7 +34,7 @@ def test_bias_gradient_is_that_of_the_matrix(name):
       query, key, value, out, gradient, log_sums, by_distance, codes, lengths, causal=mask.causal, scale=0.3,
       interpret=True,
     )  # fmt: skip
-    return got, turn((gradient, jnp.zeros_like(log_sums)))[0]
+    return got, vjp((gradient, jnp.zeros_like(log_sums)))[0]
 
-  got, expected = jax.jit(run)(skewed(by_distance, *shape))
+  got, expected = jax.jit(run)(skew(by_distance, *shape))
   assert relative_error(got, expected) < 2e-6

@@ -1,4 +1,4 @@
-"""Norms: the GPU's kernels, interpreted on a CPU, against plain ones; plain ones against their definition."""
+"""Norms: GPU kernels, interpreted on a CPU, compared with plain JAX, and plain JAX with the definition."""
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ def arrays(shape, centered):
   return x, draw(shape[-1]), draw(shape[-1]) if centered else None, draw(*shape), draw(*shape)
 
 
-def gradients(run, x, scale, bias, of_y, of_x):
-  """Of a loss that weighs the result and, where it comes too, the input."""
+def gradients(run, x, scale, bias, d_y, d_x):
+  """Returns the gradients of a weighted sum of the result and, if returned, the input."""
 
   def loss(x, scale, bias):
     results = run(x, scale, bias)
-    return sum(jnp.sum(r.astype(jnp.float32) * w) for r, w in zip(results, (of_y, of_x), strict=False))
+    return sum(jnp.sum(r.astype(jnp.float32) * w) for r, w in zip(results, (d_y, d_x), strict=False))
 
   return jax.grad(loss, argnums=(0, 1) if bias is None else (0, 1, 2))(x, scale, bias)
 
@@ -39,12 +39,12 @@ def test_plain_norm_by_definition(centered):
   np.testing.assert_allclose(y, expected + (np.asarray(bias) if centered else 0.0), rtol=1e-5, atol=1e-5)
 
 
-# Widths of three pieces, of one, and of one with columns beyond the end; rows that end inside a block, and more blocks
-# than programs.
+# Widths of three pieces, one piece, and one partly filled piece; rows that end inside a block, and more blocks than
+# programs.
 @pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64), (5, 100)])
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("with_input", [False, True])
-def test_the_gpus_norm_equals_the_plain_one(shape, centered, with_input, monkeypatch):
+def test_the_gpu_kernel_equals_plain_jax(shape, centered, with_input, monkeypatch):
   monkeypatch.setattr(gpu_norm, "_PROGRAMS", 7)
   given = arrays(shape, centered)
   settings = EPSILON, centered, jnp.dtype("float32")
@@ -71,14 +71,14 @@ def test_bfloat16_rows_are_normalized_in_float32():
   np.testing.assert_array_equal(got, expected)
 
 
-def test_kernels_are_for_one_gpu():
+def test_kernels_are_used_on_a_single_gpu_only():
   x = jax.ShapeDtypeStruct((8, 512, 768), jnp.bfloat16)
   assert not norms._has_kernel(x)  # a CPU
   with compile_for("gpu"):
     assert norms._has_kernel(x)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("data",))):
       assert not norms._has_kernel(x)
-    for shape in ((512, 16384), (64, 1, 768)):  # a row is too long; a step of decoding
+    for shape in ((512, 16384), (64, 1, 768)):  # rows too long; a decoding step
       assert not norms._has_kernel(jax.ShapeDtypeStruct(shape, jnp.bfloat16))
 
 
@@ -95,4 +95,4 @@ def test_kernels_lower_for_gpus_once_for_all_layers():
   with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=gpu)):
     traced = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2))).trace(x, scale, scale)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-  assert 2 <= text.count("xla.gpu.triton") <= 4  # forward and backward; the outermost have results that nobody reads
+  assert 2 <= text.count("xla.gpu.triton") <= 4  # forward and backward; the outermost ones have unused results

@@ -1,6 +1,6 @@
-"""Fused attention of GPUs, cuDNN's and ours, against plain products on a GPU.
+"""Fused attention, cuDNN's and ours, compared with XLA attention on a GPU.
 
-The suite runs without one. Where there is one:  pytest --noconftest tests/kernels/test_on_gpu.py
+The test suite runs on CPUs. On a machine with a GPU:  pytest --noconftest tests/kernels/test_on_gpu.py
 """
 
 import sys
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # --noconftest: pytest then adds no folder by itself
+sys.path.insert(0, str(Path(__file__).parent))  # with --noconftest, pytest does not add it
 
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
 from real_text_training import NOISE, difference, losses
@@ -27,14 +27,14 @@ from t5like.training.step import LossSettings, compile_train_step
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 
-# bfloat16 has 8 bits: rounding alone puts results 2 to 4 thousandths from those of float32.
+# bfloat16 has 8 bits: by rounding alone, results differ from float32 by 2 to 4 thousandths.
 TOLERANCE = 0.012
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("width", [32, 64, 128])
 @pytest.mark.parametrize("kernel", [cudnn_attention, gpu_attention], ids=lambda kernel: kernel.__name__)
-def test_values_and_gradients_equal_plain_products(name, width, kernel):
+def test_values_and_gradients_equal_xla_attention(name, width, kernel):
   given = inputs(name, jnp.bfloat16, width=width)
   got = value_and_gradients(kernel, *given)
   exact = [x.astype(jnp.float32) for x in given[:4]]
@@ -67,8 +67,8 @@ DETERMINISTIC = {
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
-def test_a_deterministic_step_gives_the_same_bits_whenever_it_is_compiled(name):
-  """Ten steps on text-like tokens (a few ids are most of them), compiled three times."""
+def test_a_deterministic_step_is_bitwise_reproducible(name):
+  """Ten steps on text-like tokens (most are of a few ids), compiled three times."""
   model, rows, length = DETERMINISTIC[name], 32, 256
   rng = np.random.default_rng(0)
 

@@ -1,6 +1,6 @@
-"""200 steps of training on real text in bfloat16, by each back end that runs here, against plain float32.
+"""200 training steps on real text in bfloat16, with each back end that runs on CPUs, compared with float32.
 
-cuDNN's are in test_on_gpu.py: they need a GPU.
+cuDNN is tested in test_on_gpu.py.
 """
 
 import functools
@@ -15,9 +15,9 @@ from t5like.kernels.tpu import attention as tpu_attention
 _expected = functools.cache(losses)
 
 
-def test_plain_products():
+def test_xla_attention():
   expected = _expected("LM")
-  assert expected[0] > 4.5 and expected[-10:].mean() < 3.0, "it learns"
+  assert expected[0] > 4.5 and expected[-10:].mean() < 3.0, "the model learns"
   assert difference(losses("LM", compute_dtype="bfloat16"), expected) < NOISE
 
 

@@ -1,4 +1,4 @@
-"""The TPU's fused attentions, interpreted on a CPU, against plain products; and its bias tiles by definition."""
+"""The TPU's fused attentions, interpreted on a CPU, compared with XLA attention; bias tiles by definition."""
 
 import functools
 
@@ -9,18 +9,18 @@ import pytest
 from attention_cases import inputs, relative_error, value_and_gradients
 
 from t5like import parallel
-from t5like.kernels.attention import Mask, Split, _on_each_device, splash
+from t5like.kernels.attention import Mask, ShardedAxes, _run_sharded, splash
 from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.tpu import attention as kernel
-from t5like.kernels.tpu.bias_tiles import strips, tile_of, window_of
+from t5like.kernels.tpu.bias_tiles import strips, tile_from_window, window_from_tile
 
 interpreted = functools.partial(kernel.tpu_attention, interpret=True)
-splashed = functools.partial(splash.splash_attention, interpret=True)
+interpreted_splash = functools.partial(splash.splash_attention, interpret=True)
 
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-  """Several tiles in both directions, from rows that take seconds."""
+  """Gives short rows several tiles in both directions."""
   monkeypatch.setattr(kernel, "MAX_BLOCK", 128)
   monkeypatch.setattr(splash, "MAX_BLOCK", 128)
 
@@ -29,14 +29,14 @@ def small_tiles(monkeypatch):
   "name",
   [
     "bias, packed", "bias, causal, odd length", "prefix, packed",
-    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")) for name in (
+    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")) for name in (
       "bias", "no bias", "causal", "bias, padded", "bias, holes", "cross, padded", "bias, causal, packed",
       "cross, packed", "bias, prefix",
     )),
   ],
 )  # fmt: skip
-def test_values_and_gradients_equal_plain_products(name, small_tiles):
-  """float32 on both sides: 2e-6 is the rounding of sums in another order."""
+def test_values_and_gradients_equal_xla_attention(name, small_tiles):
+  """Both in float32: 2e-6 is the rounding of sums in a different order."""
   given = inputs(name, jnp.float32, heads=2, width=8)
   got, expected = value_and_gradients(interpreted, *given), value_and_gradients(xla_attention, *given)
   assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
@@ -46,14 +46,14 @@ def test_values_and_gradients_equal_plain_products(name, small_tiles):
   "name",
   [
     "causal, packed, odd length",
-    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s a case")) for name in (
+    *(pytest.param(name, marks=pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")) for name in (
       "causal", "no bias", "cross, padded", "cross, packed",
     )),
   ],
 )  # fmt: skip
-def test_splash_attention_equals_plain_products(name, small_tiles):
+def test_splash_attention_equals_xla_attention(name, small_tiles):
   given = inputs(name, jnp.float32, heads=2, width=8)
-  got, expected = value_and_gradients(splashed, *given), value_and_gradients(xla_attention, *given)
+  got, expected = value_and_gradients(interpreted_splash, *given), value_and_gradients(xla_attention, *given)
   assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
 
 
@@ -64,9 +64,9 @@ def test_bias_tiles_and_their_transpose():
   rows, columns, start = 32, 128, 256
   window = strips(jnp.asarray(values))[0, :, start : start + rows + columns]
   index = start + rows + np.arange(columns)[None, :] - np.arange(rows)[:, None]
-  np.testing.assert_array_equal(jax.jit(tile_of, static_argnums=1)(window, rows), values[0, index])
+  np.testing.assert_array_equal(jax.jit(tile_from_window, static_argnums=1)(window, rows), values[0, index])
   tile = rng.normal(size=(rows, columns)).astype(np.float32)
-  folded = np.asarray(jax.jit(window_of)(tile), np.float64)  # [8, rows + columns]
+  folded = np.asarray(jax.jit(window_from_tile)(tile), np.float64)  # [8, rows + columns]
   sums = sum(np.roll(folded[s], -s) for s in range(8))
   expected = np.zeros(rows + columns)
   np.add.at(expected, index - start, tile)
@@ -74,17 +74,17 @@ def test_bias_tiles_and_their_transpose():
 
 
 def test_rows_and_heads_stay_on_their_devices(small_tiles):
-  """Over 4 x 2 devices the bias's gradient is summed over the rows of all of them, and is that of one device."""
+  """Over 4 x 2 devices, the bias gradient is summed over all rows and equals that of one device."""
   mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=2, tensor=2), jax.devices()[:8])
   rng = np.random.default_rng(0)
   query, key, value, weights = (jnp.asarray(rng.normal(size=(8, 32, 4, 8)), jnp.float32) for _ in range(4))
   segments = jnp.asarray(rng.integers(0, 2, (8, 32)).cumsum(axis=1) // 8 + 1, jnp.int32)
   mask = Mask(causal=True, query_segments=segments, key_segments=segments)
   table = jnp.asarray(rng.normal(size=(32, 4)), jnp.float32)
-  split = Split(("data", "fsdp"), "tensor")
+  axes = ShardedAxes(("data", "fsdp"), "tensor")
 
   def on_devices(*given):
-    return _on_each_device(interpreted, *given, split)
+    return _run_sharded(interpreted, *given, axes)
 
   expected = value_and_gradients(xla_attention, query, key, value, weights, mask, table)
   with jax.set_mesh(mesh):

@@ -139,7 +139,7 @@ def test_gpu_nodes_find_each_other(cluster, schema, monkeypatch):
       assert variable["valueFrom"]["fieldRef"]["fieldPath"].endswith("['batch.kubernetes.io/job-completion-index']")
     monkeypatch.setenv(variable["name"], value)
   # <jobset>-<replicated job>-<job index>-<pod index>.<subdomain>, which is the JobSet's name (JobSet's documentation).
-  assert multihost.find_place() == multihost.Place(f"demo-{replicated['name']}-0-0.demo:8476", 4, 2)
+  assert multihost.resolve_process() == multihost.ProcessConfig(f"demo-{replicated['name']}-0-0.demo:8476", 4, 2)
 
 
 def test_arguments_are_passed_unchanged(cluster, schema):

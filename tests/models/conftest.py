@@ -1,4 +1,4 @@
-"""Tiny models of every family, built and run compiled."""
+"""Tiny models of every family."""
 
 import flax.linen as nn
 import jax
@@ -17,9 +17,9 @@ HEADS = dict(num_encoder_layers=2, num_token_types=2, embedding_norm=True, norm_
 
 
 class Built:
-  """A model with random parameters, biases and norms included; calls are compiled.
+  """A model with random parameters, including biases and norms; calls are compiled.
 
-  Parameters come from numpy: compiling an initializer takes longer than any test.
+  Parameters come from numpy: compiling an initializer takes longer than most tests.
   """
 
   def __init__(self, model):
@@ -35,7 +35,7 @@ class Built:
 
   @staticmethod
   def jit(function):
-    """Compiled without XLA's slower optimizations: these models run once."""
+    """Compiles without XLA's slower optimizations, because these models run once."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
   def __call__(self, batch):
@@ -54,7 +54,7 @@ def gpt():
 
 @pytest.fixture
 def t5_lm():
-  """Decoder-only with T5's blocks, as in table 2 of its paper."""
+  """Builds decoder-only models with T5's blocks, as in table 2 of its paper."""
   return lambda **fields: Built(GPT(TransformerConfig(**DECODER | fields)))
 
 
@@ -65,6 +65,6 @@ def bert():
 
 @pytest.fixture
 def tokens():
-  """Random ids without padding, [rows, length]."""
+  """Draws random ids without padding, [rows, length]."""
   rng = np.random.default_rng(0)
   return lambda rows, length: rng.integers(2, 50, (rows, length)).astype(np.int32)

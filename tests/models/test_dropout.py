@@ -1,4 +1,4 @@
-"""Where dropout is and how much, on layers whose weights are ones, zeros and identities."""
+"""The places and rates of dropout, in layers whose weights are ones, zeros and identities."""
 
 import flax.linen as nn
 import jax
@@ -77,7 +77,7 @@ def test_between_an_mlps_two_products(fields, drops):
   ],
 )
 def test_on_attention_weights(fields, drops):
-  """All keys alike and all values 1: the output is the sum of the weights that are left."""
+  """All keys are equal and all values 1: the output is the sum of the remaining weights."""
   attention, params = Attention(config(**fields)), kernels(query=0.0, key=0.0, value=1.0, out=1.0)
   sums, _ = run(attention, params, X, context(), None)
   assert (len(shares(sums)) > 3) == drops and (drops or set(shares(sums)) == {1.0})
@@ -86,10 +86,10 @@ def test_on_attention_weights(fields, drops):
 
 
 @pytest.mark.parametrize("attention, mlp", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
-def test_on_branches_and_not_on_the_stream_that_they_are_added_to(attention, mlp):
-  """1 and what a branch adds to it: nothing, or 1, of which half are dropped and half doubled."""
-  only_there = dict(mlp_dropout_rate=0.0, attention_dropout_rate=0.0)
-  block, params = Block(config(dropout_rate=0.5, **only_there)), block_params(attention, mlp)
+def test_on_residual_branches_and_not_on_the_residual_stream(attention, mlp):
+  """A branch adds 0, or 1 of which half are dropped and half doubled, to 1."""
+  branches_only = dict(mlp_dropout_rate=0.0, attention_dropout_rate=0.0)
+  block, params = Block(config(dropout_rate=0.5, **branches_only)), block_params(attention, mlp)
   found = shares(run(block, params, X, None, context())[0])
   assert set(found) == ({1.0, 3.0} if attention or mlp else {1.0})
   assert not (attention or mlp) or 0.35 < found[1.0] < 0.65
@@ -97,28 +97,28 @@ def test_on_branches_and_not_on_the_stream_that_they_are_added_to(attention, mlp
 
 
 @pytest.mark.parametrize("final_dropout", [True, False])
-def test_after_the_last_norm_where_asked_for(final_dropout):
+def test_after_the_final_norm_if_enabled(final_dropout):
   stack = Stack(config(dropout_rate=0.5, final_dropout=final_dropout), 1)
   params = {"layers_0": block_params(0.0, 0.0), "final_norm": {"scale": jnp.ones(WIDTH)}}
   assert set(shares(run(stack, params, X, context())[0])) == ({0.0, 2.0} if final_dropout else {1.0})
   assert set(shares(run(stack, params, X, context(deterministic=True))[0])) == {1.0}
 
 
-def drawn(jaxpr) -> int:
-  """How often random numbers are drawn, in a traced function and all that it calls."""
+def count_draws(jaxpr) -> int:
+  """Counts draws of random numbers in a traced function, including nested ones."""
   inner = [x for eqn in jaxpr.eqns for x in jax.tree.leaves(eqn.params) if hasattr(x, "eqns")]
-  return sum(eqn.primitive.name == "random_bits" for eqn in jaxpr.eqns) + sum(map(drawn, inner))
+  return sum(eqn.primitive.name == "random_bits" for eqn in jaxpr.eqns) + sum(map(count_draws, inner))
 
 
 @pytest.mark.parametrize(
   "model, count",
   [
-    (T5, 2 + 4 + 6 + 2),  # embeddings; weights and branch, MLP and branch; cross-attention too; after the last norms
+    (T5, 2 + 4 + 6 + 2),  # embeddings; attention weights, MLP, their branches; also cross-attention; final norms
     (GPT, 1 + 4 + 1),
     (BERT, 1 + 4 + 1),
   ],
 )
-def test_how_often_a_model_of_one_layer_drops(model, count):
+def test_the_number_of_dropouts_in_a_model_of_one_layer(model, count):
   model = model(config(dropout_rate=0.1, num_encoder_layers=1))
   tokens = np.ones((1, 2), np.int32)
   batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}
@@ -129,11 +129,11 @@ def test_how_often_a_model_of_one_layer_drops(model, count):
 
   for deterministic, expected in ((False, count), (True, 0)):
     traced = jax.make_jaxpr(hidden, static_argnums=2)(params, jax.random.key(0), deterministic)
-    assert drawn(traced.jaxpr) == expected
+    assert count_draws(traced.jaxpr) == expected
 
 
-def test_layers_in_a_loop_drop_apart():
-  """Branches that add 1, of which half are dropped and half doubled: two that drop alike would give 1 and 5, no 3."""
+def test_layers_in_a_loop_draw_independently():
+  """Branches add 1, of which half are dropped and half doubled: two equal draws would give 1 and 5, but never 3."""
   rates = dict(dropout_rate=0.5, mlp_dropout_rate=0.0, attention_dropout_rate=0.0, final_dropout=False)
   stack = Stack(config(use_bias=True, scan_layers=True, **rates), 2)
   shapes = nn.unbox(jax.eval_shape(stack.init, jax.random.key(0), X, context(deterministic=True)))["params"]

@@ -1,4 +1,4 @@
-"""Layers as a loop, unrolled from stacked parameters, and with arrays of their own: one model, three programs."""
+"""Layers in a loop, stacked but unrolled, and not stacked: one model, three programs."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ CLOSE = dict(rtol=1e-4, atol=1e-5)
 
 
 def loss_and_gradients(built, batch):
-  """The compiled function of the parameters, with dropout drawn from one key."""
+  """Compiles loss and gradients as a function of the parameters, with dropout from a fixed key."""
 
   def loss(params):
     key = jax.random.key(1, impl="rbg")  # compiles many times faster than the default generator
@@ -48,10 +48,10 @@ def assert_same(found, expected):
     (LOOP, "gpu", "loop"),
     (UNROLLED, "tpu", "unrolled"),
     (dict(), "tpu", "unrolled"),
-    (dict(layer_loop="loop"), "tpu", "unrolled"),  # nothing to loop over: each layer has arrays of its own
+    (dict(layer_loop="loop"), "tpu", "unrolled"),  # layers that are not stacked cannot loop
   ],
 )
-def test_the_device_decides_unless_told(fields, platform, how):
+def test_the_platform_decides_unless_configured(fields, platform, how):
   config = TransformerConfig(**SIZE | fields)
   assert choose_layer_loop(config, platform)[0] == how
   with compile_for(platform):
@@ -62,8 +62,8 @@ def test_the_device_decides_unless_told(fields, platform, how):
   "fields, platform, loops, barrier",
   [
     (dict(scan_layers=True), "cpu", 2, False),  # forward and backward
-    (dict(scan_layers=True, remat="full"), "tpu", 2, False),  # a loop's body has nothing to be merged with
-    (dict(scan_layers=True, remat="full"), "gpu", 0, True),  # without it XLA would undo the recomputation
+    (dict(scan_layers=True, remat="full"), "tpu", 2, False),  # XLA merges nothing across a loop
+    (dict(scan_layers=True, remat="full"), "gpu", 0, True),  # without a barrier, XLA would undo the recomputation
   ],
 )
 def test_programs_for_each_device(fields, platform, loops, barrier):
@@ -78,11 +78,11 @@ def test_programs_for_each_device(fields, platform, loops, barrier):
   assert text.count("stablehlo.while") == loops
   behind = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
   assert bool(behind) == barrier
-  # What goes through a barrier lies in memory: all layers' arrays do anyway, slices of them would be a second copy.
+  # Barriers materialize their operands: the stacked arrays are in memory anyway, slices would be a second copy.
   assert all("tensor<3x16x24xf32>" in line and "tensor<16x24xf32>" not in line for line in behind)
 
 
-def test_the_three_give_the_same_loss_and_gradients(t5, tokens):
+def test_all_three_have_the_same_loss_and_gradients(t5, tokens):
   batch = {"encoder_input_tokens": tokens(2, 6), "decoder_input_tokens": tokens(2, 5)}
   apart = t5()
   loss, gradients = loss_and_gradients(apart, batch)(apart.params)
@@ -92,7 +92,7 @@ def test_the_three_give_the_same_loss_and_gradients(t5, tokens):
     assert_same(loss_and_gradients(built, batch)(unflatten(stack_layers(flatten(apart.params)))), expected)
 
 
-def test_dropout_is_the_same_also_where_it_is_drawn_again(t5_lm, tokens):
+def test_dropout_is_the_same_with_rematerialization(t5_lm, tokens):
   batch = {"decoder_input_tokens": tokens(2, 5)}
   loop, recomputed = (t5_lm(dropout_rate=0.3, **layout) for layout in (LOOP, UNROLLED | dict(remat="full")))
   expected = loss_and_gradients(loop, batch)(loop.params)
@@ -115,8 +115,8 @@ def test_every_layers_hidden_states_can_be_captured(t5_lm, tokens):
   assert_same(*found)
 
 
-@pytest.mark.slow  # two train steps to compile, and a checkpoint to write and read
-def test_a_checkpoint_of_a_loop_goes_on_unrolled(tmp_path, tokens):
+@pytest.mark.slow  # compiles two train steps, writes and reads a checkpoint
+def test_a_checkpoint_of_a_loop_resumes_unrolled(tmp_path, tokens):
   batch = {name: tokens(8, 6) for name in ("decoder_input_tokens", "decoder_target_tokens")}
   batch["decoder_loss_weights"] = np.ones((8, 6), np.float32)
   mesh, optimizer = parallel.make_mesh(parallel.MeshAxes()), optimizers.adafactor(1e-2)
@@ -127,10 +127,10 @@ def test_a_checkpoint_of_a_loop_goes_on_unrolled(tmp_path, tokens):
     how: compile_train_step(model, optimizer, LossSettings(), specs[how], batch, mesh) for how, model in models.items()
   }
   state, _ = steps["loop"](create_state(models["loop"], optimizer, batch, 0, specs["loop"]), batch)
-  kept = checkpoints.Checkpoints(tmp_path, 1)
-  kept.save(state, {"scan_layers": True})
-  restored = kept.restore(specs["unrolled"], {"scan_layers": True})
-  kept.close()
+  saved = checkpoints.Checkpoints(tmp_path, 1)
+  saved.save(state, {"scan_layers": True})
+  restored = saved.restore(specs["unrolled"], {"scan_layers": True})
+  saved.close()
   straight, numbers = steps["loop"](state, batch)
   assert int(restored.step) == 1
   resumed, others = steps["unrolled"](restored, batch)

@@ -1,4 +1,4 @@
-"""Neither packing nor padding may change what a model computes for an example."""
+"""Neither packing nor padding changes a model's outputs for an example."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ CLOSE = dict(rtol=0, atol=1e-5)
 
 
 def packed(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """One row with all of `rows` side by side: tokens, segment ids, positions, each [1, length]."""
+  """Packs `rows` into one: tokens, segment ids, positions, each [1, length]."""
   pad = [0] * (length - sum(map(len, rows)))
   segments = np.concatenate([np.full(len(r), i + 1) for i, r in enumerate(rows)] + [pad])
   positions = np.concatenate([np.arange(len(r)) for r in rows] + [pad])
@@ -61,7 +61,7 @@ def test_bert_packed_equals_unpacked(bert, tokens):
   np.testing.assert_allclose(together[:14].reshape(2, 7, -1), alone, **CLOSE)
 
 
-def test_padding_changes_no_real_position(t5, gpt, bert, tokens):
+def test_padding_does_not_change_other_positions(t5, gpt, bert, tokens):
   def pad(x, length):
     return np.pad(x, ((0, 0), (0, length - x.shape[1])))
 
@@ -74,8 +74,8 @@ def test_padding_changes_no_real_position(t5, gpt, bert, tokens):
     np.testing.assert_allclose(built(padded)["logits"][:, :length], built(short)["logits"], **CLOSE)
 
 
-def test_what_stands_in_padding_does_not_matter(t5, tokens):
-  """Segment ids decide what is real, whatever the tokens under them."""
+def test_the_ids_of_padding_do_not_matter(t5, tokens):
+  """Segment ids determine padding, whatever the tokens."""
   built = t5()
   batch = {"encoder_input_tokens": tokens(1, 8), "decoder_input_tokens": tokens(1, 4)}
   segments = {"encoder_segment_ids": np.array([[1] * 5 + [0] * 3], np.int32)}

@@ -1,4 +1,4 @@
-"""A padding token that a text spells is part of it, where lengths are given."""
+"""With lengths, a padding token within a text is part of the text."""
 
 import jax
 import numpy as np
@@ -9,11 +9,11 @@ from t5like.models.config import TransformerConfig
 from t5like.models.padding import encoder_valid
 from t5like.models.t5 import T5
 
-ROWS = np.array([[5, 0, 7, 9, 1, 0, 0], [4, 1, 0, 0, 0, 0, 0]], np.int32)  # the first spells <pad>
+ROWS = np.array([[5, 0, 7, 9, 1, 0, 0], [4, 1, 0, 0, 0, 0, 0]], np.int32)  # the first contains <pad>
 LENGTHS = np.array([5, 2], np.int32)
 
 
-def test_tokens_are_real_by_segment_then_by_length_then_by_id():
+def test_padding_is_determined_by_segment_then_length_then_id():
   tokens = {"encoder_input_tokens": ROWS}
   np.testing.assert_array_equal(encoder_valid(tokens), ROWS != 0)
   by_length = np.arange(7)[None] < LENGTHS[:, None]
@@ -23,7 +23,7 @@ def test_tokens_are_real_by_segment_then_by_length_then_by_id():
   np.testing.assert_array_equal(encoder_valid(both), segments > 0)
 
 
-def test_prompts_carry_lengths_so_that_a_spelt_padding_token_is_read():
+def test_prompts_have_lengths_so_that_a_padding_token_in_the_text_is_read():
   config = TransformerConfig(
     vocab_size=16, embed_dim=8, mlp_dim=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
   )
@@ -38,5 +38,5 @@ def test_prompts_carry_lengths_so_that_a_spelt_padding_token_is_read():
   alone = logits({"encoder_input_tokens": ROWS[:, :5], "encoder_segment_ids": (LENGTHS[:, None] > np.arange(5)) * 1})
   np.testing.assert_allclose(found, alone, atol=1e-5)
   masked = logits({"encoder_input_tokens": ROWS})
-  assert np.abs(found[0] - masked[0]).max() > 1e-3  # the token of id 0 counts
+  assert np.abs(found[0] - masked[0]).max() > 1e-3  # the token with id 0 matters
   np.testing.assert_allclose(found[1], masked[1], atol=1e-5)

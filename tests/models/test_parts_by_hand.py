@@ -1,4 +1,4 @@
-"""The parts of a model on numbers that are worked out here, in numpy."""
+"""The parts of a model compared with numpy."""
 
 import dataclasses
 
@@ -12,9 +12,9 @@ from t5like.errors import UserError
 from t5like.kernels.attention import Mask
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.attention import Attention, Context, RelativeBiasTable, describe_backend
-from t5like.models.bert import predictions_of_a_row
+from t5like.models.bert import predictions_per_row
 from t5like.models.blocks import MLP, Block
-from t5like.models.cache import start_cache, take_copies
+from t5like.models.cache import select_hypotheses, start_cache
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
 from t5like.models.layers import Norm, kernel_init
@@ -44,20 +44,20 @@ def test_sinusoids():
 
 
 @pytest.mark.parametrize("base", [10_000.0, 16.0])
-def test_rotary_positions_turn_complex_numbers(base):
+def test_rotary_positions_rotate_complex_numbers(base):
   """Su et al. 2021: pair i of 4 at position p is multiplied by exp(1j p base^(-i/2))."""
   x = RNG.normal(size=(2, 3, 2, 4)).astype(np.float32)
   positions = np.array([[0, 1, 5], [3, 2, 40]])
   angles = positions[:, :, None, None] * np.array([1.0, base**-0.5])
-  turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
-  expected = np.concatenate([turned.real, turned.imag], axis=-1)
+  rotated = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
+  expected = np.concatenate([rotated.real, rotated.imag], axis=-1)
   np.testing.assert_allclose(rotate(jnp.asarray(x), jnp.asarray(positions), base), expected, atol=1e-5)
 
 
-def by_definition(x, params, scale, causal, turn=lambda x: x):
-  """Self-attention of [batch, length, embed] with two heads, in float64."""
+def by_definition(x, params, scale, causal, rotation=lambda x: x):
+  """Computes self-attention of [batch, length, embed] with two heads, in float64."""
   heads = lambda name: np.asarray(x @ params[name]["kernel"], np.float64).reshape(*x.shape[:2], 2, -1)  # noqa: E731
-  query, key, value = turn(heads("query")), turn(heads("key")), heads("value")
+  query, key, value = rotation(heads("query")), rotation(heads("key")), heads("value")
   scores = scale * np.einsum("bqhd,bkhd->bhqk", query, key)
   if causal:
     scores = np.where(np.tril(np.ones(scores.shape[2:], bool)), scores, -np.inf)
@@ -68,26 +68,26 @@ def by_definition(x, params, scale, causal, turn=lambda x: x):
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_attention(scaled, positions):
-  """Scores over the root of a head's width where the config says so; keys and queries turned, values not."""
+  """Scores are divided by sqrt(head_dim) if configured; keys and queries are rotated, values are not."""
   module = Attention(config(head_dim=4, scale_attention=scaled, positions=positions, rotary_base=9.0))
   context = Context(mask=Mask(causal=True))
   params = random_params(module, X, context, None)
 
-  def turn(x):
+  def rotation(x):
     angles = np.arange(3)[:, None, None] * np.array([1.0, 9.0**-0.5])
-    turned = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
-    return np.concatenate([turned.real, turned.imag], axis=-1) if positions == "rotary" else x
+    rotated = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
+    return np.concatenate([rotated.real, rotated.imag], axis=-1) if positions == "rotary" else x
 
-  expected = by_definition(X, params, 0.5 if scaled else 1.0, True, turn)
-  found, kept = module.apply({"params": params}, X, context, None)
+  expected = by_definition(X, params, 0.5 if scaled else 1.0, True, rotation)
+  found, keys_values = module.apply({"params": params}, X, context, None)
   np.testing.assert_allclose(found, expected, atol=1e-5)
-  assert kept is None
-  _, kept = module.apply({"params": params}, X, dataclasses.replace(context, keep=True), None)
-  np.testing.assert_allclose(kept["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
+  assert keys_values is None
+  _, keys_values = module.apply({"params": params}, X, dataclasses.replace(context, return_kv=True), None)
+  np.testing.assert_allclose(keys_values["value"].reshape(2, 3, 8), X @ params["value"]["kernel"], atol=1e-5)
 
 
 def test_embeddings_are_scaled_before_positions_are_added():
-  """By the root of 4; a norm that comes after them would hide it."""
+  """By sqrt(4)."""
   embedder = Embedder(config(scale_embeddings=True, positions="learned", max_positions=3, num_token_types=1))
   tables = {"embedding": 3.0, "position_embedding": 10.0, "token_type_embedding": 100.0}
   params = {name: jnp.full((50, 4), value) for name, value in tables.items()}
@@ -96,14 +96,14 @@ def test_embeddings_are_scaled_before_positions_are_added():
   np.testing.assert_array_equal(found, np.full((1, 2, 4), 116.0))
 
 
-def test_the_back_end_is_the_one_that_is_named():
+def test_the_configured_back_end_is_used():
   module = Attention(config(attention_backend="pallas_tpu"))
   with pytest.raises(UserError, match="'pallas_tpu' does not run on this machine"):
     jax.eval_shape(module.init, jax.random.key(0), X, Context(mask=Mask()), None)
 
 
 def test_gated_mlp():
-  """The first product goes through the activation, the second does not; biases where the config has them."""
+  """The activation applies to the first product only; with biases."""
   module = MLP(config(gated_mlp=True, activation="silu", use_bias=True))
   params = random_params(module, X, True)
   products = {n: X @ params[n]["kernel"] + params[n]["bias"] for n in ("wi_0", "wi_1")}
@@ -113,7 +113,7 @@ def test_gated_mlp():
 
 
 @pytest.mark.parametrize("norm, position", [("rms", "pre"), ("layer", "post")])
-def test_a_block_adds_and_norms(norm, position):
+def test_a_block_adds_residuals_and_normalizes(norm, position):
   module = Block(config(positions="none", norm=norm, norm_position=position, norm_epsilon=0.5))
   context = Context(mask=Mask())
   params = random_params(module, X, None, context)
@@ -135,12 +135,12 @@ def test_a_block_adds_and_norms(norm, position):
       expected = expected + branch(normed(expected, name))
     else:
       expected = normed(expected + branch(expected), name)
-  found, kept = module.apply({"params": params}, X, None, context)
+  found, keys_values = module.apply({"params": params}, X, None, context)
   np.testing.assert_allclose(found, expected, atol=1e-5)
-  assert kept is None
+  assert keys_values is None
 
 
-def test_norms_compute_in_float32_and_give_the_compute_dtype():
+def test_norms_compute_in_float32_and_return_the_compute_dtype():
   module = Norm(config(compute_dtype="bfloat16"))
   params = {"scale": jnp.full(4, 3.0)}
   found = module.apply({"params": params}, X)
@@ -150,15 +150,15 @@ def test_norms_compute_in_float32_and_give_the_compute_dtype():
 
 
 def initialized(*inits):
-  """Parameters from several functions of a key, compiled as one."""
+  """Returns parameters of several initializers, compiled as one function."""
   return jax.jit(lambda key: [nn.unbox(init(key))["params"] for init in inits])(jax.random.key(0, impl="rbg"))
 
 
 WIDE = dict(vocab_size=999, embed_dim=64, mlp_dim=128, num_heads=4, num_encoder_layers=2, num_decoder_layers=4)
 
 
-def test_berts_and_gpts_initialization():
-  """Normal with 0.02; GPT-2's residual products 1 / sqrt(2 layers) of it; biases 0, norms 1."""
+def test_the_initialization_of_bert_and_gpt():
+  """Normal with stddev 0.02; GPT-2 scales residual projections by 1 / sqrt(2 layers); biases 0, norms 1."""
   settings = config(**WIDE, initializer="normal", scale_residual_init=True, use_bias=True, norm="layer",
                     num_token_types=300, positions="learned", max_positions=300)  # fmt: skip
   x, tokens = np.ones((1, 1, 64), np.float32), np.zeros((1, 1), np.int32)
@@ -182,7 +182,7 @@ def test_berts_and_gpts_initialization():
   assert not norm["bias"].any() and (norm["scale"] == 1).all()
 
 
-def test_t5s_initialization_of_relative_positions_and_scaled_queries():
+def test_the_initialization_of_t5s_relative_positions_and_scaled_queries():
   settings = config(**WIDE, scale_attention=True, relative_buckets=512, relative_max_distance=600)
   x = np.ones((1, 1, 64), np.float32)
   table, attention = initialized(
@@ -193,19 +193,19 @@ def test_t5s_initialization_of_relative_positions_and_scaled_queries():
   limit = (3 / ((512 + 4) / 2)) ** 0.5  # uniform, with the variance 1 / mean of both sizes
   assert table.shape == (4, 512) and np.abs(table).max() < limit
   np.testing.assert_allclose(np.std(table), limit / 3**0.5, rtol=0.05)
-  # Where scores are scaled, the query kernel is not.
+  # If scores are scaled, the query kernel is not.
   np.testing.assert_allclose(np.std(attention["query"]["kernel"]), 64**-0.5, rtol=0.05)
 
 
-def test_layers_in_a_loop_start_apart():
+def test_layers_in_a_loop_are_initialized_differently():
   stack, context = Stack(config(scan_layers=True), 2), Context(mask=Mask())
   init = jax.jit(lambda key: nn.unbox(stack.init(key, X, context)))
   kernel = init(jax.random.key(0, impl="rbg"))["params"]["layers"]["mlp"]["wi"]["kernel"]
   assert kernel.shape == (2, 4, 6) and not np.any(kernel[0] == kernel[1])
 
 
-def test_which_inputs_are_real():
-  """Segment ids before lengths before the padding id."""
+def test_the_padding_mask_of_an_encoder():
+  """Segment ids take precedence over lengths, and lengths over the padding id."""
   batch = {"encoder_input_tokens": np.array([[5, 0, 6, 0]])}
   assert encoder_valid(batch).tolist() == [[True, False, True, False]]
   batch["encoder_lengths"] = np.array([3])
@@ -214,42 +214,42 @@ def test_which_inputs_are_real():
   assert encoder_valid(batch).tolist() == [[True, True, False, False]]
 
 
-def test_lengths_of_prompts():
+def test_prompt_lengths():
   tokens = {"decoder_input_tokens": np.array([[5, 6, 7], [8, 0, 0]])}
   assert prompt_lengths(tokens).tolist() == [3, 3]
   assert prompt_lengths(tokens | {"decoder_segment_ids": np.array([[1, 1, 1], [1, 0, 0]])}).tolist() == [3, 1]
   prefix = {"decoder_causal_attention": np.array([[1, 1, 0], [0, 0, 0]])}
-  assert prompt_lengths(tokens | prefix).tolist() == [2, 1]  # a row of padding is read as one token
+  assert prompt_lengths(tokens | prefix).tolist() == [2, 1]  # a row of padding counts as one token
 
 
 @pytest.mark.parametrize("scanned", [False, True])
-def test_a_cache_starts_behind_the_prompts(scanned):
-  """Prompts of three tokens and of one, two copies of each; their last tokens are fed by the first step."""
+def test_a_cache_starts_after_the_prompts(scanned):
+  """Prompts of three tokens and of one, two hypotheses each; the first step is fed their last tokens."""
   key = np.arange(12, dtype=np.float32).reshape(2, 3, 1, 2)
-  kept = {"self": {"key": key, "value": -key}, "cross": {"key": key, "value": -key}}
-  kept = jax.tree.map(lambda x: x[None], kept) if scanned else (kept,)
-  cache = start_cache(kept, np.array([3, 1]), 5, 2, scanned)
-  assert cache["index"].tolist() == [2, 2, 0, 0] and cache["number"] == 0
+  keys_values = {"self": {"key": key, "value": -key}, "cross": {"key": key, "value": -key}}
+  keys_values = jax.tree.map(lambda x: x[None], keys_values) if scanned else (keys_values,)
+  cache = start_cache(keys_values, np.array([3, 1]), 5, 2, scanned)
+  assert cache["index"].tolist() == [2, 2, 0, 0] and cache["generated_length"] == 0
   assert cache["prompt_valid"].tolist() == [[True, True], [False, False]]
   layer = jax.tree.map(lambda x: x[0], cache["layers"]) if scanned else cache["layers"][0]
-  assert layer["grown"].shape == (4, 2, 1, 5, 2) and not layer["grown"].any()
+  assert layer["generated"].shape == (4, 2, 1, 5, 2) and not layer["generated"].any()
   both = np.stack([key, -key], axis=1).swapaxes(2, 3)  # [batch, 2, heads, length, kv]
   np.testing.assert_array_equal(layer["cross"], both)
   np.testing.assert_array_equal(layer["prompt"], both[:, :, :, :2])
 
 
-def test_copies_of_a_cache():
-  grown = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
+def test_selecting_hypotheses_of_a_cache():
+  generated = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
   for scanned in (False, True):
-    layers = {"grown": grown[None], "cross": 7} if scanned else ({"grown": grown, "cross": 7},)
-    moved = take_copies({"layers": layers, "index": 1}, np.array([[2, 0, 0], [1, 1, 2]]), scanned)
+    layers = {"generated": generated[None], "cross": 7} if scanned else ({"generated": generated, "cross": 7},)
+    moved = select_hypotheses({"layers": layers, "index": 1}, np.array([[2, 0, 0], [1, 1, 2]]), scanned)
     layer = moved["layers"] if scanned else moved["layers"][0]
-    assert layer["grown"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
+    assert layer["generated"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
 
 
 @pytest.mark.parametrize("prefix_lm", [False, True])
-def test_a_prefix_is_for_prefix_lms(t5_lm, tokens, prefix_lm):
-  """They read it, and have buckets of their own, the upper half, for what comes after a token."""
+def test_only_a_prefix_lm_uses_the_prefix(t5_lm, tokens, prefix_lm):
+  """And the upper half of its buckets, for keys after the query."""
   built, batch = t5_lm(prefix_lm=prefix_lm), {"decoder_input_tokens": tokens(1, 3)}
   params = jax.tree.map(np.copy, built.params)
   params["decoder"]["relpos_bias"]["rel_embedding"][:, 16:] += 1.0
@@ -264,18 +264,18 @@ def test_a_prefix_is_for_prefix_lms(t5_lm, tokens, prefix_lm):
   assert (np.abs(read - other).max() > 1e-3) == prefix_lm
 
 
-def test_predictions_are_multiples_of_eight_and_no_more_than_the_row():
-  assert [predictions_of_a_row(0.15, n) for n in (8, 10, 54, 107, 512)] == [8, 8, 16, 24, 80]
-  assert predictions_of_a_row(0.5, 16) == 8 and predictions_of_a_row(0.51, 16) == 16
+def test_predictions_per_row_are_multiples_of_eight_up_to_the_row_length():
+  assert [predictions_per_row(0.15, n) for n in (8, 10, 54, 107, 512)] == [8, 8, 16, 24, 80]
+  assert predictions_per_row(0.5, 16) == 8 and predictions_per_row(0.51, 16) == 16
 
 
 @pytest.mark.parametrize("share", [0.0, -0.1, 1.1])
-def test_shares_of_predictions_that_cannot_be(share):
+def test_invalid_shares_of_predictions_are_rejected(share):
   with pytest.raises(UserError, match="predicted_share"):
     jax.eval_shape(BERT(config(mlm_head=True), share).init, jax.random.key(0), {"encoder_input_tokens": X[..., 0]})
 
 
-def test_token_types_default_to_the_first_and_the_pooler_reads_the_first_token(bert, tokens):
+def test_token_types_default_to_zero_and_the_pooler_reads_the_first_token(bert, tokens):
   built = bert()
   row = tokens(2, 5)
   without = built({"encoder_input_tokens": row})
@@ -290,7 +290,7 @@ def test_token_types_default_to_the_first_and_the_pooler_reads_the_first_token(b
 @pytest.mark.parametrize("fields", [dict(num_heads=1), dict(head_dim=1), dict(dropout_rate=0.0, mlp_dropout_rate=0.99),
                                     dict(relative_buckets=4, relative_max_distance=3), dict(max_positions=1),
                                     dict(num_decoder_layers=4096), dict(vocab_size=2**31 - 1)])  # fmt: skip
-def test_the_ends_of_ranges_are_inside(fields):
+def test_the_limits_of_ranges_are_valid(fields):
   config(**fields)
 
 
@@ -304,13 +304,13 @@ def test_the_ends_of_ranges_are_inside(fields):
     (dict(relative_max_distance=2**31), "relative_max_distance"), (dict(num_encoder_layers=4097), "num_encoder_layers"),
   ],
 )  # fmt: skip
-def test_more_fields_that_are_refused(fields, word):
+def test_more_invalid_fields_are_rejected(fields, word):
   with pytest.raises(UserError, match=word):
     config(**fields)
 
 
-def test_defaults_are_t5s():
-  """Raffel et al. 2019 and the released 1.0 models; what a config file leaves out is this."""
+def test_the_defaults_are_those_of_t5():
+  """As in Raffel et al. 2019 and the released 1.0 models."""
   found = dataclasses.asdict(TransformerConfig(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2))
   expected = dict(
     head_dim=4, num_encoder_layers=0, num_decoder_layers=0, activation="relu", gated_mlp=False, norm="rms",
@@ -336,11 +336,11 @@ def test_the_back_end_of_each_kind_of_attention():
   assert describe_backend(prefix, 0, 512, platform="tpu").startswith("pallas_tpu (")
   for dropped in (dict(attention_dropout_rate=0.1), dict(dropout_rate=0.1)):
     assert "dropout" in describe_backend(dataclasses.replace(settings, **dropped), 512, 0, platform="tpu")
-  kept = dataclasses.replace(settings, dropout_rate=0.1, attention_dropout_rate=0.0)
-  assert describe_backend(kept, 512, 0, platform="tpu").startswith("pallas_tpu (")
+  undropped = dataclasses.replace(settings, dropout_rate=0.1, attention_dropout_rate=0.0)
+  assert describe_backend(undropped, 512, 0, platform="tpu").startswith("pallas_tpu (")
 
 
 @pytest.mark.parametrize("model, layout", [(T5, "encoder_decoder"), (BERT, "encoder"), (GPT, "decoder")])
-def test_layouts_of_batches(model, layout):
+def test_batch_layouts(model, layout):
   assert model(config()).batch_layout == layout
   assert GPT(config(prefix_lm=True)).batch_layout == "prefix_lm"

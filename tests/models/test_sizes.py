@@ -1,6 +1,6 @@
-"""Every gin file builds its model, with the exact parameter counts of the published ones.
+"""Every gin file builds its model, with the published parameter counts.
 
-Counted from shapes, so that even XXL costs nothing.
+Counts come from shapes, so that even XXL is cheap.
 """
 
 import dataclasses
@@ -62,9 +62,9 @@ def count(tree) -> int:
 def test_parameter_counts(size):
   model = model_of(size)
   assert type(model) in (T5, BERT, GPT)
-  # Scanned, a stack of any depth is traced as one layer; that its parameters are the unrolled ones is tested elsewhere.
+  # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
   shapes = shapes_of(model.clone(config=dataclasses.replace(model.config, scan_layers=True)))
-  # The published BERT counts leave out the pre-training heads.
+  # The published BERT counts exclude the pre-training heads.
   total = count(shapes) - count(shapes.get("mlm_head", {})) - count(shapes.get("nsp_head", {}))
   if size in PUBLISHED:
     assert total == PUBLISHED[size]
@@ -79,13 +79,13 @@ def test_every_published_size_has_a_file():
 
 @pytest.fixture(scope="module")
 def base():
-  """Unrolled, as the files have it: parameters by layer."""
+  """Returns shapes by layer: the gin files do not scan layers."""
   return shapes_of(model_of("t5/base"))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_table_2_architectures(base, architecture):
-  """T5 paper, table 2: the baseline's blocks, arranged otherwise; counts by hand from its parts."""
+  """T5 paper, table 2: other arrangements of the baseline's blocks, counted by hand."""
   model = model_of("t5/base", f"t5/architectures/{architecture}")
   shapes = shapes_of(model)
   embedding, encoder, decoder = (count(base[part]) for part in ("token_embedder", "encoder", "decoder"))
@@ -93,7 +93,7 @@ def test_table_2_architectures(base, architecture):
   expected = {
     "shared": embedding + decoder,
     "six_layers": embedding + encoder + decoder - 6 * layer,
-    "lm": embedding + encoder,  # the decoder of a language model has the encoder's parts: no cross-attention
+    "lm": embedding + encoder,  # without cross-attention, a decoder has the parameters of an encoder
     "prefix_lm": embedding + encoder,
   }
   layouts = {"lm": "decoder", "prefix_lm": "prefix_lm"}

@@ -1,4 +1,4 @@
-"""The whole train step with the TPU's fused attentions, lowered for a pod that is not here."""
+"""The train step with the TPU's fused attentions, lowered for a pod from a CPU."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ FEATURES = ("input_tokens", "segment_ids", "positions", "target_tokens", "loss_w
 
 
 def lowered(model, lengths: dict[str, int]) -> str:
-  """The step of packed rows on 256 devices: 128 shares of the rows, 2 of the heads."""
+  """Lowers the step of packed rows for 256 devices: 128 shards of the rows, 2 of the heads."""
   optimizer = optimizers.adafactor(1e-3)
   batch = {
     f"{side}_{name}": jax.ShapeDtypeStruct((512, length), np.float32 if name == "loss_weights" else np.int32)
@@ -40,21 +40,21 @@ def kernel_calls(text: str) -> list[str]:
   return [line for line in text.splitlines() if "tpu_custom_call" in line]
 
 
-def test_t5_lowers_for_256_tpus_with_rows_and_heads_split():
-  """T5 1.1 base's widths: each device's kernels see 4 of 512 rows and 6 of 12 heads."""
+def test_t5_lowers_for_256_tpus_with_rows_and_heads_sharded():
+  """Widths of T5 1.1 base: each device's kernels see 4 of 512 rows and 6 of 12 heads."""
   config = TransformerConfig(
     vocab_size=32128, embed_dim=768, mlp_dim=2048, num_heads=12, head_dim=64, num_encoder_layers=1,
     num_decoder_layers=1, activation="gelu", gated_mlp=True, tie_embeddings=False, compute_dtype="bfloat16",
   )  # fmt: skip
   text = lowered(T5(config), {"encoder": 512, "decoder": 128})
   calls = kernel_calls(text)
-  # Three kinds of attention, each with a forward kernel and two backward ones; what has a bias is ours.
+  # Three kinds of attention, each with one forward and two backward kernels; those with a bias are ours.
   assert len(calls) == 9 and all("tensor<4x6x" in call and "tensor<512x12x" not in call for call in calls)
   assert sum("t5like_attention" in call for call in calls) == 6 and sum("splash" in call for call in calls) == 3
 
 
 def test_gpt2_lowers_for_256_tpus_with_splash_attention():
-  """GPT-2 medium's widths: 8 of 16 heads a device."""
+  """Widths of GPT-2 medium: 8 of 16 heads per device."""
   config = TransformerConfig(
     vocab_size=50304, embed_dim=1024, mlp_dim=4096, num_heads=16, num_decoder_layers=1, activation="gelu",
     norm="layer", use_bias=True, scale_attention=True, positions="learned", max_positions=1024,

@@ -1,4 +1,4 @@
-"""Each way to compute the same thing gives the same thing; each way to differ differs."""
+"""Variants of a model: equivalent ones have equal results, others differ as they should."""
 
 from math import erf
 
@@ -20,7 +20,7 @@ def dropout_key(seed: int):
 
 
 def loss_and_gradients(built, batch):
-  """Of the mean squared logit, with dropout drawn from one key."""
+  """Returns the mean squared logit and its gradients, with dropout from a fixed key."""
 
   def loss(params):
     outputs = built.model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": dropout_key(1)})
@@ -49,7 +49,7 @@ def test_shared_stacks_are_one_set_of_parameters(t5, batch):
   moved = jax.tree.map(np.copy, built.params)
   moved["shared"]["layers_0"]["mlp"]["wi"]["kernel"] += 0.1
   apply = built.jit(lambda params: built.model.apply({"params": params}, batch, method="encode"))
-  assert np.abs(apply(moved) - apply(built.params)).max() > 1e-3, "the encoder reads the decoder's MLP"
+  assert np.abs(apply(moved) - apply(built.params)).max() > 1e-3, "the encoder uses the decoder's MLP"
 
 
 def test_activations_by_their_formulas():
@@ -64,16 +64,16 @@ def test_activations_by_their_formulas():
 
 
 @pytest.mark.parametrize(
-  "fields, kept",
+  "fields, saved",
   [
     (dict(activation="relu"), 1),  # the result of the activation, which the next product needs
-    (dict(activation="gelu"), 2),  # and what goes into it, but not its tanh
+    (dict(activation="gelu"), 2),  # also its input, but not its tanh
     (dict(activation="gelu", gated_mlp=True), 3),
     (dict(activation="gelu", gated_mlp=True, remat="elementwise"), 2),
     (dict(activation="gelu", remat="full"), 0),
   ],
 )
-def test_a_layer_keeps_no_more_of_its_mlp_than_it_needs(fields, kept):
+def test_an_mlp_saves_only_the_activations_it_needs(fields, saved):
   config = TransformerConfig(**SIZE | dict(num_encoder_layers=0, num_decoder_layers=1) | fields)
   tokens = jax.ShapeDtypeStruct((7, 5), np.int32)
   batch = {"decoder_input_tokens": tokens}
@@ -83,7 +83,7 @@ def test_a_layer_keeps_no_more_of_its_mlp_than_it_needs(fields, kept):
     return jax.vjp(lambda params: GPT(config).apply(params, {"decoder_input_tokens": tokens})["logits"], params)[1]
 
   shapes = [x.shape for x in jax.tree.leaves(jax.eval_shape(residuals, params, tokens))]
-  assert sum(shape == (7, 5, config.mlp_dim) for shape in shapes) == kept
+  assert sum(shape == (7, 5, config.mlp_dim) for shape in shapes) == saved
 
 
 def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
@@ -98,7 +98,7 @@ def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
   "tied, embedding_scale, logits_scale", [(True, 4.0, 0.25), (False, 1.0, 0.25), (False, 1.0, 1.0)]
 )
 def test_embedding_scale_and_logits_scale(t5_lm, tokens, tied, embedding_scale, logits_scale):
-  """Layers that add nothing leave embedding -> norm -> projection, which can be done by hand."""
+  """With layers that add nothing, a model is embedding -> norm -> projection, which is computed by hand."""
   fields = dict(scale_embeddings=embedding_scale != 1.0, scale_logits=logits_scale != 1.0, tie_embeddings=tied)
   built = t5_lm(positions="none", **fields)
   built.params = jax.tree.map(np.copy, built.params)
@@ -126,7 +126,7 @@ def test_dropout_is_off_by_default_and_differs_by_key(t5, batch):
 
 
 def test_masked_positions_can_be_projected_alone(bert, tokens):
-  """The MLM head on chosen positions equals the whole head's rows: what a lean loss relies on."""
+  """The MLM head on selected positions equals the rows of the full head."""
   built = bert()
   batch = {"encoder_input_tokens": tokens(2, 6)}
   variables = {"params": built.params}
@@ -151,7 +151,7 @@ def test_every_parameter_has_logical_axes(scan_layers):
 
 
 def test_t5_initialization():
-  """No 1/sqrt(d) in attention: query kernels start at (embed * head)^-0.5, keys at embed^-0.5, embeddings at 1."""
+  """Attention is unscaled: stddevs are (embed * head)^-0.5 for query kernels, embed^-0.5 for keys, 1 for embeddings."""
   config = TransformerConfig(
     vocab_size=1000, embed_dim=64, mlp_dim=128, num_heads=8, head_dim=16, num_encoder_layers=1, num_decoder_layers=1
   )

@@ -1,7 +1,6 @@
-"""One host of several, as tests start it: `host_process.py ACTION CONFIG TIMEOUT`, its place in T5LIKE_* variables.
+"""One host of a multi-host test: `host_process.py ACTION CONFIG TIMEOUT`, configured by T5LIKE_* variables.
 
-Prints lines that begin with a word the tests look for. An error of the user ends it with status 2, as the
-command does.
+Prints lines that start with a word the tests look for. A UserError ends it with status 2, as in the CLI.
 """
 
 import os
@@ -17,15 +16,15 @@ from t5like.errors import UserError
 
 
 def collective() -> None:
-  """A sum over one number of each host's, which only comes out right if all are connected."""
+  """Prints a sum over numbers of all hosts, which is only correct if all are connected."""
   from jax.experimental import multihost_utils
 
-  everyones = multihost_utils.process_allgather(jax.numpy.int32(10 ** jax.process_index()))
-  print("sum", int(everyones.sum()), flush=True)
+  gathered = multihost_utils.process_allgather(jax.numpy.int32(10 ** jax.process_index()))
+  print("sum", int(gathered.sum()), flush=True)
 
 
 def train(meshes: str) -> None:
-  """Three steps of a model that is split over all hosts, on each of some meshes, such as "2,1,4 8,1,1"."""
+  """Trains a model sharded over all hosts for three steps, on each of several meshes such as "2,1,4 8,1,1"."""
   from tiny_runs import losses
 
   for axes in mesh_axes(meshes):
@@ -33,11 +32,11 @@ def train(meshes: str) -> None:
 
 
 def rows(meshes: str) -> None:
-  """Which rows of a batch of 48 this host made on each mesh, and whether every device got those of its place."""
+  """Prints this host's rows of a batch of 48 on each mesh, and whether every device has the rows of its shard."""
   for axes in mesh_axes(meshes):
     mesh = parallel.make_mesh(axes)
-    parts = parallel.batch_parts(mesh)
-    numbers = HostShare(parts.held, parts.total).rows(48)
+    shards = parallel.batch_shards(mesh)
+    numbers = HostShare(shards.held, shards.total).rows(48)
     array = parallel.to_global_arrays({"rows": numbers}, mesh)["rows"]
     right = all((np.asarray(shard.data) == np.arange(48)[shard.index]).all() for shard in array.addressable_shards)
     print("rows", *numbers, "right" if right and array.shape == (48,) else "wrong", flush=True)
@@ -48,7 +47,7 @@ def mesh_axes(meshes: str) -> list[parallel.MeshAxes]:
 
 
 def loop(stop_at: int | None = None) -> None:
-  """Steps without end, as a training loop makes them; with `stop_at`, asks to stop there itself."""
+  """Runs steps like a training loop; requests a stop at `stop_at`, if given."""
   for step in range(1, 2000):
     time.sleep(0.02 * (1 + jax.process_index()))  # hosts are not equally fast
     if step == 2:
@@ -60,7 +59,7 @@ def loop(stop_at: int | None = None) -> None:
 
 def main(action: str, config: str, timeout: str) -> int:
   print("loaded", flush=True)
-  sys.stdin.readline()  # until all are
+  sys.stdin.readline()  # wait until all are
   began = time.monotonic()
   try:
     report = parallel.start(timeout=float(timeout), config=config)

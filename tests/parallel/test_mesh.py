@@ -1,4 +1,4 @@
-"""Meshes from named axes, and what is said when they do not fit."""
+"""Meshes from named axes, and the errors if they do not fit."""
 
 import types
 
@@ -11,7 +11,7 @@ from t5like.errors import UserError
 from t5like.parallel import mesh as mesh_module
 
 
-def test_minus_one_fills():
+def test_minus_one_takes_the_remaining_devices():
   assert parallel.MeshAxes().sizes(8) == {"data": 8, "fsdp": 1, "tensor": 1}
   assert parallel.MeshAxes(data=2, fsdp=-1, tensor=2).sizes(16) == {"data": 2, "fsdp": 4, "tensor": 2}
 
@@ -37,7 +37,7 @@ def test_slices_lengthen_the_data_axis():
     (dict(data=-1, slices=4), 6, "slices=4 * data=-1 * fsdp=1 * tensor=1 = 4 * ?", "--gin.MESH.slices=2"),
   ],
 )  # fmt: skip
-def test_a_mesh_that_does_not_fit_comes_with_some_that_do(axes, devices, equation, suggestion):
+def test_a_mesh_that_does_not_fit_is_reported_with_some_that_do(axes, devices, equation, suggestion):
   with pytest.raises(UserError, match="does not cover") as error:
     parallel.MeshAxes(**axes).sizes(devices)
   assert f"{equation}, but there are {devices} devices" in str(error.value)
@@ -50,20 +50,20 @@ def test_a_mesh_that_does_not_fit_comes_with_some_that_do(axes, devices, equatio
 
 
 @pytest.mark.parametrize("axes", [dict(data=-1, fsdp=-1), dict(data=0), dict(tensor=-2), dict(slices=0)])
-def test_impossible_sizes_are_refused(axes):
-  with pytest.raises(UserError, match="positive size"):
+def test_invalid_sizes_are_rejected(axes):
+  with pytest.raises(UserError, match="positive sizes"):
     parallel.MeshAxes(**axes).sizes(8)
 
 
-def test_rows_must_divide_over_data_and_fsdp():
+def test_the_batch_size_must_be_divisible_by_data_and_fsdp():
   mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=2, tensor=2))
   parallel.check_batch(12, mesh)
-  with pytest.raises(UserError, match="batch of 6 does not divide over 4"):
+  with pytest.raises(UserError, match="invalid batch size: 6 .must be divisible by the 4 data shards"):
     parallel.check_batch(6, mesh)
 
 
 def fake_devices(platform: str, slices: int, per_slice: int) -> list:
-  """Devices as a multi-slice machine lists them, here in an order that mixes the slices."""
+  """Returns devices of several slices, in an order that mixes the slices."""
   return [
     types.SimpleNamespace(
       id=slice_index * per_slice + i, slice_index=slice_index, process_index=slice_index, platform=platform,
@@ -73,7 +73,7 @@ def fake_devices(platform: str, slices: int, per_slice: int) -> list:
   ]  # fmt: skip
 
 
-def test_each_slice_is_one_stretch_of_data():
+def test_each_slice_is_a_contiguous_part_of_the_data_axis():
   sizes = parallel.MeshAxes(data=2, fsdp=2, tensor=2, slices=2).sizes(16)
   grid = mesh_module.arrange_slices(sizes, 2, fake_devices("cpu", slices=2, per_slice=8))
   assert grid.shape == (4, 2, 2)
@@ -82,14 +82,14 @@ def test_each_slice_is_one_stretch_of_data():
   assert sorted(device.id for device in grid.flat) == list(range(16))
 
 
-def test_without_slices_in_hardware_the_order_of_devices_has_them_outermost():
+def test_without_hardware_slices_devices_are_in_order_with_slices_outermost():
   mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=4, slices=2))
   assert dict(mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
   assert [device.id for device in mesh.devices[0].flat] == [device.id for device in jax.devices()[:4]]
 
 
-def test_tpu_slices_that_the_mesh_does_not_know_of_are_named():
-  with pytest.raises(UserError, match=r"in 2 slice\(s\), the mesh says 1") as error:
+def test_a_wrong_number_of_tpu_slices_is_reported():
+  with pytest.raises(UserError, match=r"the mesh has 1 slice\(s\), but the devices form 2") as error:
     parallel.make_mesh(parallel.MeshAxes(), fake_devices("tpu", slices=2, per_slice=4))
   assert "--gin.MESH.slices=2" in str(error.value)
 

@@ -1,4 +1,4 @@
-"""The files of gin/meshes: one for each preset, and each fits eight devices."""
+"""The files of gin/meshes: one per preset, each of which fits eight devices."""
 
 import gin
 import pytest
@@ -31,7 +31,7 @@ def mesh_axes(name, **overrides):
     ("sequence", (1, 4, 2)),
   ],
 )
-def test_a_file_names_its_preset_and_fills_the_devices(name, shape):
+def test_a_file_sets_its_preset_and_uses_all_devices(name, shape):
   axes = mesh_axes(name)
   assert axes.preset == name
   assert tuple(parallel.make_mesh(axes).shape.values()) == shape

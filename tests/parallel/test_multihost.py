@@ -1,6 +1,6 @@
-"""Hosts that find each other, name who is missing or different, train as one and stop together.
+"""Multi-host start-up with missing or inconsistent hosts, training and coordinated stopping.
 
-Hosts are real processes of this machine, connected over TCP and gloo.
+Hosts are processes on this machine, connected over TCP and gloo.
 """
 
 import os
@@ -22,13 +22,13 @@ from tiny_runs import ONE_DEVICE, losses
 from t5like import parallel
 from t5like.errors import UserError
 from t5like.parallel import multihost
-from t5like.parallel.roll_call import Host, check_alike, check_present, roll_call
+from t5like.parallel.roll_call import Host, check_consistent, check_present, roll_call
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Pod:
-  """Processes that take this machine for several; they end with the test."""
+  """Processes that act as hosts; they end with the test."""
 
   def __init__(self, action, processes, *, present=None, configs=None, timeout=300, devices=1, meshes=""):
     self.processes = {}
@@ -48,7 +48,7 @@ class Pod:
         [sys.executable, Path(__file__).with_name("host_process.py"), action, config, str(timeout)],
         env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
       )  # fmt: skip
-    # They set off together: how long each takes to load says nothing about who is missing.
+    # All start at the same time, so that slow imports do not make a host seem missing.
     self.wait_for("loaded")
     for process in self.processes.values():
       process.stdin.write("\n")
@@ -65,20 +65,20 @@ class Pod:
       process.stdout.close()
 
   def wait_for(self, word):
-    """Until every process has printed a line that begins with `word`."""
+    """Waits until every process has printed a line that starts with `word`."""
     for process in self.processes.values():
       while not (line := process.stdout.readline()).startswith(word):
         assert line, f"ended before it printed {word!r}"
 
   def results(self, status=0):
-    """What each printed, once all have ended as they should."""
+    """Returns the output of each process after all have ended with `status`."""
     outputs = {number: process.communicate(timeout=300)[0] for number, process in self.processes.items()}
     for number, process in self.processes.items():
       assert process.returncode == status, f"process {number}: status {process.returncode}\n{outputs[number]}"
     return outputs
 
 
-def test_four_hosts_report_and_compute_together():
+def test_four_hosts_connect_and_compute_together():
   with Pod("collective", 4, devices=2) as pod:
     outputs = pod.results()
   for output in outputs.values():
@@ -88,8 +88,8 @@ def test_four_hosts_report_and_compute_together():
     assert "sum 1111" in output  # 1 + 10 + 100 + 1000
 
 
-# Axes (data, fsdp, tensor) inside a process and across: whole processes share rows, or a process has devices in two
-# parts of the batch (3 devices a process, pairs of them in a tensor group).
+# Axes (data, fsdp, tensor) within a process and across: processes share all rows, or a process has devices of two
+# batch shards (3 devices per process, pairs of them in a tensor group).
 @pytest.mark.parametrize(
   ("processes", "devices", "meshes"), [(2, 4, "2,4,1 2,1,4"), (4, 1, "1,1,4 2,1,2 1,2,2"), (2, 3, "3,1,2")]
 )
@@ -104,17 +104,17 @@ def test_hosts_train_as_one(processes, devices, meshes):
       np.testing.assert_allclose([float(x) for x in values.split()], expected, atol=1e-5)
 
 
-def test_every_device_gets_the_rows_of_its_place():
-  """By hand: rows of a batch of 48 that each of 4 processes with 3 devices makes, for some meshes."""
-  part = [list(range(n, n + 12)) for n in (0, 12, 24, 36)]
+def test_every_device_has_the_rows_of_its_shard():
+  """By hand: the rows of a batch of 48 that each of 4 processes with 3 devices loads, for several meshes."""
+  quarters = [list(range(n, n + 12)) for n in (0, 12, 24, 36)]
   expected = {
-    "12,1,1": part,
-    "4,1,3": part,
-    "2,2,3": part,
-    "1,4,3": part,
+    "12,1,1": quarters,
+    "4,1,3": quarters,
+    "2,2,3": quarters,
+    "1,4,3": quarters,
     "2,1,6": [[*range(24)], [*range(24)], [*range(24, 48)], [*range(24, 48)]],
     "1,1,12": [list(range(48))] * 4,
-    # Groups of two devices: the second device of a process is the last of one part, the first of the next.
+    # Groups of two devices, so that the devices of a process belong to two shards.
     "6,1,2": [[*range(16)], [*range(8, 24)], [*range(24, 40)], [*range(32, 48)]],
     # Groups of four: 0-3 | 4-7 | 8-11 over processes 0-2 | 3-5 | 6-8 | 9-11.
     "3,1,4": [[*range(16)], [*range(32)], [*range(16, 48)], [*range(32, 48)]],
@@ -127,35 +127,35 @@ def test_every_device_gets_the_rows_of_its_place():
     assert [[int(n) for n in rows.split()] for rows, _ in found] == [rows[process] for rows in expected.values()]
 
 
-def test_a_missing_host_is_named_in_time():
+def test_a_missing_host_is_named_within_the_timeout():
   with Pod("none", 4, present=(0, 1, 3), timeout=8) as pod:
     outputs = pod.results(status=2)
   for output in outputs.values():
-    assert "3 of 4 hosts came within 8 s" in output
+    assert "only 3 of 4 hosts connected within 8 s" in output
     assert "missing  process 2\n" in output and "process 3 on" in output
-    assert float(re.search(r"failed after ([\d.]+) s", output)[1]) < 60  # JAX by itself would take minutes
+    assert float(re.search(r"failed after ([\d.]+) s", output)[1]) < 60  # JAX alone would take minutes
 
 
-def test_a_host_with_another_configuration_is_named():
+def test_a_host_with_a_different_configuration_is_named():
   with Pod("none", 2, configs={1: "another"}) as pod:
     outputs = pod.results(status=2)
   for output in outputs.values():
-    assert f"not all hosts have the same configuration: another one on process 1 on {socket.gethostname()}" in output
+    assert f"mismatched configuration on process 1 on {socket.gethostname()}" in output
     assert multihost.config_hash("the same") in output and multihost.config_hash("another") in output
 
 
-@pytest.mark.parametrize("way", ["SIGTERM to one", "asked by one"])
-def test_all_hosts_stop_at_the_same_step(way):
-  with Pod("loop" if way == "SIGTERM to one" else "stop_itself", 2) as pod:
+@pytest.mark.parametrize("trigger", ["SIGTERM to one", "requested by one"])
+def test_all_hosts_stop_at_the_same_step(trigger):
+  with Pod("loop" if trigger == "SIGTERM to one" else "stop_itself", 2) as pod:
     pod.wait_for("running")
-    if way == "SIGTERM to one":
+    if trigger == "SIGTERM to one":
       pod.processes[1].send_signal(signal.SIGTERM)
     outputs = pod.results()
   steps = {re.search(r"stopped (\d+)", output)[1] for output in outputs.values()}
   assert len(steps) == 1 and int(steps.pop()) < 1999
 
 
-# One process is enough for what follows: hosts are threads.
+# Below, hosts are threads of one process.
 
 
 def host(number, processes=3, config="c", **versions):
@@ -163,16 +163,16 @@ def host(number, processes=3, config="c", **versions):
 
 
 def call_all(hosts, timeout=60.0, before=None):
-  """What the roll call answers each host, or its error."""
+  """Returns the result or error of the roll call for each host."""
   port, answers = free_port(), {}
 
-  def attend(own):
+  def join(own):
     try:
       answers[own.host] = roll_call(f"localhost:{port}", own, timeout)
     except UserError as error:
       answers[own.host] = error
 
-  threads = [threading.Thread(target=attend, args=(own,)) for own in hosts]
+  threads = [threading.Thread(target=join, args=(own,)) for own in hosts]
   for thread in threads:
     thread.start()
   if before:
@@ -183,18 +183,18 @@ def call_all(hosts, timeout=60.0, before=None):
 
 
 def knock(port):
-  """A stranger, let in as soon as the coordinator is there."""
+  """Connects as an unrelated client, as soon as the coordinator listens."""
   deadline = time.monotonic() + 60
   while time.monotonic() < deadline:
     try:
-      with socket.create_connection(("localhost", port), timeout=10) as stranger:
-        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+      with socket.create_connection(("localhost", port), timeout=10) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         return
     except OSError:
       time.sleep(0.01)
 
 
-def test_everyone_gets_the_same_list_whoever_else_knocks():
+def test_all_hosts_get_the_same_list_despite_unrelated_clients():
   def knock_then_join(port):
     knock(port)
     assert roll_call(f"localhost:{port}", host(2), 60.0) == [host(0), host(1), host(2)]
@@ -203,7 +203,7 @@ def test_everyone_gets_the_same_list_whoever_else_knocks():
   assert answers == {"host0": [host(0), host(1), host(2)], "host1": [host(0), host(1), host(2)]}
 
 
-def test_the_least_patient_ends_the_wait_for_all():
+def test_the_shortest_timeout_applies_to_all():
   began = time.monotonic()
   port, answers = free_port(), {}
   thread = threading.Thread(target=lambda: answers.update(zero=roll_call(f"localhost:{port}", host(0), 300.0)))
@@ -217,7 +217,7 @@ def test_the_least_patient_ends_the_wait_for_all():
   assert "missing  process 2" in str(error.value)
 
 
-def test_an_absent_coordinator_is_named():
+def test_a_missing_coordinator_is_named():
   began = time.monotonic()
   answers = call_all([host(1)], timeout=1.0)
   assert "process 0, the coordinator at localhost" in str(answers["host1"]) and time.monotonic() - began < 30
@@ -231,23 +231,23 @@ def test_two_coordinators_on_one_machine():
       roll_call(f"localhost:{taken.getsockname()[1]}", host(0), 1.0)
 
 
-def test_an_id_given_twice_is_refused():
-  with pytest.raises(UserError, match="2 processes say that they are process 1"):
+def test_a_duplicate_process_id_is_rejected():
+  with pytest.raises(UserError, match="2 processes have the id 1"):
     check_present([host(0), host(1), host(1)], 3, 1.0)
 
 
 @pytest.mark.parametrize(
   ("hosts", "message"),
   [
-    ([host(0), host(1, jax="2"), host(2)], "version of jax: another one on process 1 on host1"),
-    ([host(0, config="d"), host(1), host(2)], "configuration: another one on process 0 on host0"),
-    ([host(0), host(1, processes=4)], "number of processes: another one on process 1"),
-    ([host(0), host(1, libtpu="1"), host(2)], "version of libtpu: another one on process 1"),
+    ([host(0), host(1, jax="2"), host(2)], "mismatched version of jax on process 1 on host1"),
+    ([host(0, config="d"), host(1), host(2)], "mismatched configuration on process 0 on host0"),
+    ([host(0), host(1, processes=4)], "mismatched number of processes on process 1"),
+    ([host(0), host(1, libtpu="1"), host(2)], "mismatched version of libtpu on process 1"),
   ],
 )
-def test_the_odd_ones_out_are_named(hosts, message):
+def test_hosts_in_the_minority_are_named(hosts, message):
   with pytest.raises(UserError, match=message):
-    check_alike(hosts)
+    check_consistent(hosts)
 
 
 def test_a_host_with_fewer_devices_is_named(monkeypatch):
@@ -259,7 +259,7 @@ def test_a_host_with_fewer_devices_is_named(monkeypatch):
   assert "2 devices" in str(error.value) and "process 1 on host1: 1" in str(error.value)
 
 
-# Who am I?
+# Settings of this process.
 
 
 @pytest.fixture
@@ -276,12 +276,12 @@ def test_nothing_happens_on_a_single_machine(environment):
   assert multihost.start(coordinator="localhost:1", process_id=0) is None
 
 
-def test_arguments_count_before_the_environment(environment):
+def test_arguments_take_precedence_over_the_environment(environment):
   environment("T5LIKE_COORDINATOR", "a:1")
   environment("T5LIKE_NUM_PROCESSES", "4")
   environment("T5LIKE_PROCESS_ID", "3")
-  assert multihost.find_place() == multihost.Place("a:1", 4, 3)
-  assert multihost.find_place("b:2", process_id=0) == multihost.Place("b:2", 4, 0)
+  assert multihost.resolve_process() == multihost.ProcessConfig("a:1", 4, 3)
+  assert multihost.resolve_process("b:2", process_id=0) == multihost.ProcessConfig("b:2", 4, 0)
 
 
 def test_slurm_is_detected(environment):
@@ -291,28 +291,28 @@ def test_slurm_is_detected(environment):
   environment("SLURM_NTASKS", "4")
   environment("SLURM_PROCID", "2")
   environment("SLURM_LOCALID", "0")
-  place = multihost.find_place()
-  assert (place.processes, place.process_id) == (4, 2) and re.fullmatch(r"node003:\d+", place.coordinator)
+  process = multihost.resolve_process()
+  assert (process.processes, process.process_id) == (4, 2) and re.fullmatch(r"node003:\d+", process.coordinator)
 
 
 @pytest.mark.parametrize(
   ("given", "message"),
   [
     (dict(T5LIKE_COORDINATOR="a:1"), "T5LIKE_NUM_PROCESSES=... T5LIKE_PROCESS_ID=..."),
-    (dict(T5LIKE_NUM_PROCESSES="two"), "T5LIKE_NUM_PROCESSES=two cannot work"),
-    (dict(T5LIKE_COORDINATOR="a", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="0"), "'a' has no port"),
-    (dict(T5LIKE_COORDINATOR="a:1", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="2"), "an id from 0 to 1"),
+    (dict(T5LIKE_NUM_PROCESSES="two"), "invalid T5LIKE_NUM_PROCESSES: two"),
+    (dict(T5LIKE_COORDINATOR="a", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="0"), "invalid coordinator: 'a'"),
+    (dict(T5LIKE_COORDINATOR="a:1", T5LIKE_NUM_PROCESSES="2", T5LIKE_PROCESS_ID="2"), "invalid process id: 2"),
   ],
 )
-def test_half_a_place_is_refused(environment, given, message):
+def test_incomplete_or_invalid_settings_are_rejected(environment, given, message):
   for name, value in given.items():
     environment(name, value)
   with pytest.raises(UserError) as error:
-    multihost.find_place()
+    multihost.resolve_process()
   assert message in str(error.value)
 
 
-def test_a_single_machine_stops_when_it_is_asked():
+def test_a_single_machine_stops_on_request():
   assert parallel.any_host_requested_stop(1, requested_here=True)
   assert not parallel.any_host_requested_stop(1)
   assert parallel.stop_signals() == (signal.SIGINT, signal.SIGTERM)

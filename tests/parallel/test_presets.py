@@ -1,4 +1,4 @@
-"""What a preset splits is split, and what is not is found out. What it computes: test_compiled_graphs.py."""
+"""Presets shard what they should, and replicated parameters are reported. Results: test_compiled_graphs.py."""
 
 import flax.linen as nn
 import gin
@@ -35,7 +35,7 @@ def spec_of(name, preset, optimizer=OPTIMIZER, **sizes):
     ("sequence", P("fsdp", "tensor"), P("tensor", "fsdp")),
   ],
 )
-def test_parameters_and_moments_are_split_as_the_table_says(preset, kernel, embedding):
+def test_parameters_and_moments_are_sharded_as_in_the_table(preset, kernel, embedding):
   spec, _ = spec_of("t5", preset, optimizers.adamw(schedules.constant_rate(0.01)))
   params = spec.shardings.params
   assert params["encoder"]["layers_0"]["mlp"]["wi"]["kernel"].spec == kernel
@@ -46,7 +46,7 @@ def test_parameters_and_moments_are_split_as_the_table_says(preset, kernel, embe
 
 
 def constraints(preset):
-  """The shardings that the train step's [batch, length, embed] activations are held to."""
+  """Returns the sharding constraints of the train step, for [batch, length, embed] activations and for all arrays."""
   spec, mesh = spec_of("t5", preset)
   batch = batch_for("t5")
   step = jax.jit(lambda state, batch: train_step(MODELS["t5"], OPTIMIZER, LossSettings(), state, batch))
@@ -56,12 +56,12 @@ def constraints(preset):
   return [line for line in lines if f"tensor<{ROWS}x{LENGTH}x32xf32>" in line], lines
 
 
-def test_sequence_splits_activations_by_position_between_heads_and_mlps():
+def test_sequence_shards_activations_by_position_between_heads_and_mlps():
   residual, every = constraints("sequence")
-  whole = [line for line in residual if '[{"data", "fsdp"}, {"tensor"}, {}]' not in line]
-  # Whole in length, forward and backward, are only the rows of the embedding and what goes into the logits:
-  # encoder's and decoder's embeddings and the decoder's last hidden states.
-  assert len(whole) == 2 * 3 and len(residual) > 2 * len(whole)
+  unsharded = [line for line in residual if '[{"data", "fsdp"}, {"tensor"}, {}]' not in line]
+  # Not sharded by length, forward and backward, are only the embeddings of encoder and decoder and the input of the
+  # logits, the decoder's last hidden states.
+  assert len(unsharded) == 2 * 3 and len(residual) > 2 * len(unsharded)
   heads = [line for line in every if f"tensor<{ROWS}x{LENGTH}x4x12xf32>" in line]
   assert heads and all('[{"data", "fsdp"}, {}, {"tensor"}, {}]' in line for line in heads)
   residual, _ = constraints("fsdp_tensor")
@@ -77,12 +77,12 @@ def test_the_table_has_one_rule_for_every_logical_axis():
 
 def test_a_preset_ends_with_its_context():
   with parallel.use_preset("sequence"):
-    assert parallel.rules_in_force() == parallel.PRESETS["sequence"]
-  assert parallel.rules_in_force() == parallel.LOGICAL_AXIS_RULES == parallel.PRESETS["fsdp_tensor"]
+    assert parallel.active_rules() == parallel.PRESETS["sequence"]
+  assert parallel.active_rules() == parallel.LOGICAL_AXIS_RULES == parallel.PRESETS["fsdp_tensor"]
 
 
 @pytest.mark.parametrize("model", ["t5_1_1/base", "bert/base", "bert/tiny", "gpt2/small"])
-def test_our_models_are_split_to_98_percent(model):
+def test_98_percent_of_our_models_are_sharded(model):
   register_configurables()
   files = [f"models/{model}.gin", "objectives/causal_lm.gin", "runs/pretrain.gin"]
   configuration.load(files, [("MODEL_DIR", "unused"), ("TASK", "unused")])
@@ -102,7 +102,7 @@ def kernels(**shapes):
   return {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
 
 
-def test_parameters_left_whole_are_listed_largest_first():
+def test_replicated_parameters_are_listed_largest_first():
   mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=8))
   params = kernels(split=(96, 100), scale=(100,), bias=(120,), table=(10, 18))
   shardings = {name: jax.NamedSharding(mesh, P("fsdp") if name == "split" else P()) for name in params}
@@ -111,8 +111,8 @@ def test_parameters_left_whole_are_listed_largest_first():
   message = str(error.value)
   # 100 + 120 + 180 of 10,000 is 4%.
   assert "4.0% of the parameters (400 of 10,000)" in message and "fsdp=8" in message
-  places = [message.index(name) for name in ("table  (10, 18)  180 (1.8%)", "bias", "scale")]
-  assert places == sorted(places) and "split  (" not in message
+  positions = [message.index(name) for name in ("table  (10, 18)  180 (1.8%)", "bias", "scale")]
+  assert positions == sorted(positions) and "split  (" not in message
   # 2% exactly is allowed: 200 of 10,000.
   params = kernels(split=(98, 100), table=(10, 20))
   parallel.check_sharded(params, {k: shardings[k] for k in params}, mesh, "fsdp")
@@ -121,27 +121,27 @@ def test_parameters_left_whole_are_listed_largest_first():
     parallel.check_sharded(params, {k: shardings[k] for k in params}, mesh, "fsdp")
 
 
-def test_a_preset_on_a_mesh_without_its_axis_is_refused_with_one_that_has_it():
+def test_a_preset_on_a_mesh_without_its_axis_is_rejected_with_a_suggestion():
   spec, mesh = spec_of("t5", "fsdp", data=8)
   with pytest.raises(UserError, match="100.0% of the parameters") as error:
     parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, "fsdp")
   assert "--gin.MESH.data=1 --gin.MESH.fsdp=-1 --gin.MESH.tensor=1" in str(error.value)
 
 
-def test_nothing_has_to_be_split_on_one_device_or_under_data_parallelism():
+def test_nothing_has_to_be_sharded_on_one_device_or_with_data_parallelism():
   for preset, devices in ((None, 8), ("data_parallel", 8), ("fsdp", 1), (None, 1)):
     mesh = parallel.make_mesh(parallel.MeshAxes(preset=preset), jax.devices()[:devices])
     params = kernels(kernel=(8, 8))
     parallel.check_sharded(params, {"kernel": jax.NamedSharding(mesh, P())}, mesh, preset)
 
 
-def test_an_unknown_preset_is_answered_with_the_nearest():
-  with pytest.raises(UserError, match="no sharding preset") as error:
+def test_an_unknown_preset_is_rejected_with_the_nearest_name():
+  with pytest.raises(UserError, match="unknown sharding preset") as error:
     parallel.MeshAxes(preset="sequense")
   assert "nearest  sequence" in str(error.value)
 
 
-def test_an_axis_without_use_is_refused():
-  with pytest.raises(UserError, match="does nothing with the 'tensor' axis of size 2") as error:
+def test_an_unused_axis_is_rejected():
+  with pytest.raises(UserError, match="does not use the 'tensor' axis of size 2") as error:
     parallel.make_mesh(parallel.MeshAxes(fsdp=4, tensor=2, preset="fsdp"))
   assert "one of tensor, fsdp_tensor, sequence" in str(error.value)

@@ -1,4 +1,4 @@
-"""The train step of the largest model is lowered for TPU pods that are not here."""
+"""The train step of the largest model, lowered for TPU pods from a CPU."""
 
 import math
 
@@ -16,7 +16,7 @@ from t5like.training.state import parameter_count, state_spec
 from t5like.training.step import LossSettings, train_step
 
 PRESETS = ["fsdp_tensor", "sequence"]
-LOOKED_UP = 2  # rows of the embedding: forward, and their gradients
+LOOKUPS = 2  # embedding lookup, forward and backward
 
 
 def shapes_of_a_batch(rows, inputs=512, targets=114):
@@ -29,7 +29,7 @@ def shapes_of_a_batch(rows, inputs=512, targets=114):
 
 
 def trace_step(model, optimizer, batch, mesh, preset):
-  """The whole train step as the loop has it: state donated, shardings in and out."""
+  """Traces the train step as in the training loop: donated state, shardings of inputs and outputs."""
   with parallel.use_preset(preset), parallel.sharding_context(mesh):
     spec = state_spec(model, optimizer, batch, mesh)
     parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, preset)
@@ -66,12 +66,12 @@ def test_t5_1_1_xxl_lowers_for_512_tpus(xxl, preset):
   text = traced.lower(lowering_platforms=("tpu",)).as_text()
   assert "mhlo.num_partitions = 512" in text and '["data"=8, "fsdp"=16, "tensor"=4]' in text
   assert text.count("tf.aliasing_output") == len(jax.tree.leaves(spec.shapes))  # all of the state is donated
-  # Activations [batch, length, embed]; heads side by side have the same shape, but are split by their last axis.
+  # Activations [batch, length, embed]; concatenated heads have the same shape, but are sharded by their last axis.
   activations = [line for line in text.splitlines() if "sdy.sharding_constraint" in line and "2048x512x4096x" in line]
   residuals = [line for line in activations if '{"tensor"}]' not in line]
   by_position = [line for line in residuals if '[{"data", "fsdp"}, {"tensor"}, {}]' in line]
-  # Rows that were looked up are whole until they are added up: else the vocabulary's table would be gathered.
-  assert len(by_position) == (len(residuals) - LOOKED_UP if preset == "sequence" else 0) and len(residuals) > LOOKED_UP
+  # Looked-up embeddings are not sharded by position until they are summed; the table would be gathered otherwise.
+  assert len(by_position) == (len(residuals) - LOOKUPS if preset == "sequence" else 0) and len(residuals) > LOOKUPS
 
 
 def test_a_small_model_compiles_for_a_named_topology():

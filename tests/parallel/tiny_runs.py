@@ -1,8 +1,8 @@
-"""The smallest T5, BERT and GPT, and the losses of their first steps on a mesh.
+"""Tiny T5, BERT and GPT models, and the losses of their first steps on a mesh.
 
     JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 PYTHONPATH=. python tests/parallel/tiny_runs.py
 
-prints how far each preset's losses are from those of one device.
+prints the largest differences between the losses of each preset and those of one device.
 """
 
 import contextlib
@@ -30,8 +30,8 @@ from t5like.training.optimizers import schedules
 from t5like.training.state import StateSpec, TrainState, initial_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
 
-ROWS, LENGTH, VOCAB = 48, 13, 112  # the length divides over no mesh axis
-# All different, also when cut in half or in four: a shape in a compiled program tells what it is.
+ROWS, LENGTH, VOCAB = 48, 13, 112  # no mesh axis divides the length
+# All different, also after division by 2 or 4, so that shapes identify arrays in a compiled program.
 _SIZES = dict(vocab_size=VOCAB, embed_dim=32, mlp_dim=80, num_heads=4, head_dim=12)
 _BERT = dict(
   use_bias=True, norm="layer", norm_position="post", positions="learned", max_positions=16, activation="gelu_erf",
@@ -56,13 +56,13 @@ MODELS = {
   "bert": BERT(TransformerConfig(**_SIZES, **_BERT, num_encoder_layers=1)),
   "gpt": GPT(TransformerConfig(**_SIZES, **_GPT, num_decoder_layers=1)),
 }
-# Plain gradient descent: it has no state, so that a step compiles faster. How the state of other optimizers is
-# split, and that it makes no difference, is tested with the optimizers.
+# Plain gradient descent has no state, so that a step compiles faster. The sharding of optimizer states is tested with
+# the optimizers.
 OPTIMIZER = dataclasses.replace(optimizers.adamw(schedules.constant_rate(0.5)), transformation=optax.sgd(0.5))
 
 
 def batch_for(name: str) -> dict[str, np.ndarray]:
-  """Random tokens, some without weight: pairs with labels for BERT, packed rows for the others."""
+  """Returns random tokens, some with weight 0: pairs with labels for BERT, packed rows for the others."""
   rng = np.random.default_rng(0)
 
   def tokens() -> np.ndarray:
@@ -83,19 +83,19 @@ def batch_for(name: str) -> dict[str, np.ndarray]:
 
 
 def _packing(side: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
-  """Two texts in each row, which meet at a place of the row's own."""
-  place = np.arange(LENGTH)[None, :]
+  """Packs two texts of random lengths into each row."""
+  position = np.arange(LENGTH)[None, :]
   border = rng.integers(3, LENGTH - 3, (ROWS, 1))
-  second = place >= border
+  second = position >= border
   return {
     f"{side}_segment_ids": (1 + second).astype(np.int32),
-    f"{side}_positions": np.where(second, place - border, place).astype(np.int32),
+    f"{side}_positions": np.where(second, position - border, position).astype(np.int32),
   }
 
 
 @functools.cache
 def first_state(name: str) -> TrainState:
-  """The state that all runs of a model begin with, in this machine's memory."""
+  """Returns the initial state of all runs of a model, in host memory."""
   batch = batch_for(name)
   return jax.device_get(jax.jit(lambda: initial_state(MODELS[name], OPTIMIZER, batch, seed=0))())
 
@@ -104,34 +104,34 @@ class CompiledStep(NamedTuple):
   step: jax.stages.Compiled
   spec: StateSpec
   mesh: Mesh
-  said: str  # what the compiler wrote to stderr
+  warnings: str  # stderr of the compiler
 
 
 def compiled_step(
   name: str, axes: parallel.MeshAxes, devices: tuple | None = None, microbatches: int = 1
 ) -> CompiledStep:
-  """Compiled once for all tests of a process."""
+  """Compiles a train step, once for all tests of a process."""
   return _compiled_step(name, axes, devices, microbatches)
 
 
 @functools.cache
 def _compiled_step(name: str, axes: parallel.MeshAxes, devices: tuple | None, microbatches: int) -> CompiledStep:
-  """Called with all arguments, always: left out or given, a default is two keys for `cache`."""
+  """Compiles a train step; always called with all arguments, since `cache` distinguishes omitted defaults."""
   model, batch, mesh = MODELS[name], batch_for(name), parallel.make_mesh(axes, devices)
-  with parallel.use_preset(axes.preset), compiler_warnings() as said:
+  with parallel.use_preset(axes.preset), compiler_warnings() as warnings:
     spec = state_spec(model, OPTIMIZER, batch, mesh)
     step = compile_train_step(model, OPTIMIZER, LossSettings(microbatches=microbatches), spec, batch, mesh)
-  return CompiledStep(step, spec, mesh, said[0])
+  return CompiledStep(step, spec, mesh, warnings[0])
 
 
 @contextlib.contextmanager
 def compiler_warnings() -> Iterator[list[str]]:
-  """Collects what the compiler, which is C++ and knows only file descriptor 2, warns of.
+  """Captures the compiler's warnings, which C++ code writes to file descriptor 2.
 
-  Kept programs are not used meanwhile: they come without the warnings of their compilation.
+  Disables the compilation cache, since cached programs have no warnings.
   """
-  said = [""]
-  level, kept = jax.config.jax_logging_level, jax.config.jax_compilation_cache_dir
+  warnings = [""]
+  level, cache_dir = jax.config.jax_logging_level, jax.config.jax_compilation_cache_dir
   jax.config.update("jax_logging_level", "WARNING")
   jax.config.update("jax_compilation_cache_dir", None)
   compilation_cache.reset_cache()
@@ -139,35 +139,35 @@ def compiler_warnings() -> Iterator[list[str]]:
   with tempfile.TemporaryFile() as file:
     os.dup2(file.fileno(), 2)
     try:
-      yield said
+      yield warnings
     finally:
       os.dup2(stderr, 2)
       os.close(stderr)
       jax.config.update("jax_logging_level", level)
-      jax.config.update("jax_compilation_cache_dir", kept)
+      jax.config.update("jax_compilation_cache_dir", cache_dir)
       compilation_cache.reset_cache()
       file.seek(0)
-      said[0] = file.read().decode(errors="replace")
+      warnings[0] = file.read().decode(errors="replace")
 
 
 def losses(
   name: str, axes: parallel.MeshAxes, devices: tuple | None = None, steps: int = 4, microbatches: int = 1
 ) -> list[float]:
-  """The mean loss of each step. Every host trains on its share of the rows."""
+  """Returns the mean loss of each step. Every host trains on its rows of the batch."""
   run = compiled_step(name, axes, devices, microbatches)
   state = jax.device_put(first_state(name), run.spec.shardings)
-  parts = parallel.batch_parts(run.mesh)
-  mine = HostShare(parts.held, parts.total).rows(ROWS)
-  placed = parallel.to_global_arrays({k: v[mine] for k, v in batch_for(name).items()}, run.mesh)
+  shards = parallel.batch_shards(run.mesh)
+  rows = HostShare(shards.held, shards.total).rows(ROWS)
+  batch = parallel.to_global_arrays({k: v[rows] for k, v in batch_for(name).items()}, run.mesh)
   values = []
   for _ in range(steps):
-    state, metrics = run.step(state, placed)
+    state, metrics = run.step(state, batch)
     values.append(float(metrics["loss"]) / float(metrics["target_tokens"]))
   return values
 
 
 def print_differences() -> None:
-  """The table of largest differences from one device, by model and preset."""
+  """Prints the largest differences from one device, by model and preset."""
   print(f"{'':6}{'microbatches':14}" + "".join(f"{preset:>15}" for preset in MESHES))
   for name in MODELS:
     for microbatches in (1, 2):

@@ -1,8 +1,8 @@
 """Attention on NVIDIA GPUs through cuDNN: scores stay on the chip, forward and backward.
 
-T5's bias goes in as a matrix [1, heads, query, key], once for the batch. cuDNN can also give its gradient, summed over
-the batch with atomic additions; `gpu_bias_gradient` sums it in registers instead, which on an H200 is as fast for
-padded rows and faster for packed ones. JAX offers cuDNN's backward pass without the bias's gradient only by its
+T5's bias is passed as one matrix [1, heads, query, key] for the batch. cuDNN can also compute its gradient, summed over
+the batch with atomic additions; `gpu.bias_gradient` sums it in registers instead, which on an H200 is as fast for
+padded rows and faster for packed ones. JAX exposes cuDNN's backward pass without the bias gradient only through its
 primitives, hence the private module.
 """
 
@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
-from t5like.kernels.attention.keeping import kept_results
 from t5like.kernels.attention.masks import Codes, Mask, mask_codes, visible
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, skewed
+from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, skew
+from t5like.kernels.attention.residuals import name_residuals
 from t5like.kernels.gpu.bias_gradient import bias_gradient
 
-# Added to masked scores. bfloat16 has float32's range; much larger numbers make cuDNN subtract infinities.
+# Added to masked scores. In range for bfloat16; much larger numbers make cuDNN subtract infinities.
 _MASKED = -(2.0**40)
 _PARAMETERS = inspect.signature(cudnn.dot_product_attention).parameters
 
@@ -27,34 +27,34 @@ _PARAMETERS = inspect.signature(cudnn.dot_product_attention).parameters
 def cudnn_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float
 ) -> jax.Array:
-  """query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
+  """Computes attention; query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
   batch, given_length = query.shape[:2]
   if bias is not None or any(x is not None for x in (mask.prefix, mask.query_segments, mask.key_valid)):
-    query, key, value, mask = _of_even_length(query, key, value, mask)
+    query, key, value, mask = _pad_to_even_length(query, key, value, mask)
   query_length, key_length = query.shape[1], key.shape[1]
   by_distance = None if bias is None else bias_by_distance(bias, query_length, key_length)
   lengths = codes = None
   if mask.right_padded and mask.key_valid is not None and mask.query_segments is None and mask.prefix is None:
     lengths = jnp.sum(mask.key_valid.astype(bool), axis=1, dtype=jnp.int32)
-    # A row without a single key would divide by zero; nobody reads what it attends to.
+    # A row without any key would divide by zero; its output is never read.
     lengths = jnp.maximum(lengths, 1)
   else:
     codes = mask_codes(mask, batch, query_length, key_length)
-  # cuDNN skips what lies above the diagonal, but knows no prefix.
+  # cuDNN skips tiles above the diagonal, but has no prefix mask.
   causal = mask.causal and mask.prefix is None
   out = _attend(query, key, value, by_distance, codes, lengths, mask.causal, causal, scale)
   return out[:, :given_length]
 
 
-def _of_even_length(
+def _pad_to_even_length(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask
 ) -> tuple[jax.Array, jax.Array, jax.Array, Mask]:
-  """Adds a position of padding where a length is odd: cuDNN adds matrices of even sizes only."""
+  """Pads odd lengths by one position: cuDNN only accepts score matrices of even sizes."""
   more_queries, more_keys = query.shape[1] % 2, key.shape[1] % 2
   if not more_queries and not more_keys:
     return query, key, value, mask
   valid = mask.key_valid
-  if valid is None and not mask.causal:  # a causal mask hides the new last key by itself
+  if valid is None and not mask.causal:  # a causal mask already hides the added key
     valid = jnp.ones(key.shape[:2], bool)
 
   def padded(x, more):
@@ -80,12 +80,12 @@ def _forward(query, key, value, by_distance, codes, lengths, causal, skips_futur
   matrix = _score_matrix(query, key, by_distance, codes, causal)
   operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
   out, log_sums = cudnn._dot_product_attention_fwd_p_wrapper.bind(*operands, **settings, is_training=True)
-  out, log_sums = kept_results(out, log_sums)
+  out, log_sums = name_residuals(out, log_sums)
   return out, (query, key, value, by_distance, codes, lengths, matrix, out, log_sums)
 
 
-def _backward(causal, skips_future, scale, kept, gradient):
-  query, key, value, by_distance, codes, lengths, matrix, out, log_sums = kept
+def _backward(causal, skips_future, scale, residuals, gradient):
+  query, key, value, by_distance, codes, lengths, matrix, out, log_sums = residuals
   operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
   d_query, d_key, d_value = cudnn._dot_product_attention_bwd_p_wrapper.bind(
     *operands, log_sums, out, gradient, **settings
@@ -93,8 +93,8 @@ def _backward(causal, skips_future, scale, kept, gradient):
   d_by_distance = None
   if by_distance is not None:
     shape = query.shape[1], key.shape[1]
-    turn = jax.linear_transpose(lambda x: skewed(x, *shape), by_distance)
-    (d_by_distance,) = turn(
+    transpose = jax.linear_transpose(lambda x: skew(x, *shape), by_distance)
+    (d_by_distance,) = transpose(
       bias_gradient(query, key, value, out, gradient, log_sums, by_distance, codes, lengths, causal=causal, scale=scale)
     )
   return d_query, d_key, d_value, d_by_distance, None, None
@@ -104,9 +104,9 @@ _attend.defvjp(_forward, _backward)
 
 
 def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool) -> jax.Array | None:
-  """What is added to the scores, [batch or 1, heads or 1, query, key]: the bias, and the mask where cuDNN has none."""
+  """Returns the bias plus any mask that cuDNN lacks, to add to the scores: [batch or 1, heads or 1, query, key]."""
   shape = query.shape[1], key.shape[1]
-  matrix = None if by_distance is None else skewed(by_distance, *shape)[None]
+  matrix = None if by_distance is None else skew(by_distance, *shape)[None]
   if codes is not None:
     index = jnp.arange(shape[0])[None, :, None], jnp.arange(shape[1])[None, None, :]
     allowed = visible(*index, codes.query[:, :, None], codes.key[:, None, :], causal)[:, None]
@@ -115,7 +115,7 @@ def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool) ->
 
 
 def _call(query, key, value, matrix, lengths, skips_future: bool, scale: float):
-  """Operands and settings that cuDNN's forward and backward calls have in common."""
+  """Returns the operands and settings shared by cuDNN's forward and backward calls."""
   unused = jnp.zeros(0, query.dtype)
   kinds = cudnn.MaskType
   if lengths is None:

@@ -1,4 +1,4 @@
-"""Which keys a query may look at, described; as a matrix; and as a code a position for kernels that never write one."""
+"""Attention masks: their description, as a matrix, and as one code per position for fused kernels."""
 
 import dataclasses
 
@@ -7,24 +7,24 @@ import jax.numpy as jnp
 
 
 def static(default):
-  """A field that is part of the compiled function, not an array."""
+  """Declares a static field of a pytree dataclass: part of the compiled function, not an array."""
   return dataclasses.field(default=default, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-  """Which keys a query may look at. Every given condition must hold.
+  """The keys a query may attend to: those that meet every condition given.
 
   causal          key index <= query index.
   prefix          [batch, length], nonzero on a prefix LM's inputs: those
-                  positions see one another in both directions.
+                  positions attend to each other in both directions.
   query_segments, key_segments
-                  [batch, query], [batch, key], 0 or more: only within the same
+                  [batch, query], [batch, key], 0 or more: only keys of the same
                   packed example.
   key_valid       [batch, key], nonzero on real tokens.
-  right_padded    a promise that `key_valid` is real tokens first, padding after:
-                  a back end may then take a length a row instead of a matrix.
+  right_padded    promises that all padding in `key_valid` follows the tokens:
+                  a back end may then use one length per row instead of a matrix.
   """
 
   causal: bool = static(False)
@@ -38,7 +38,7 @@ class Mask:
 def mask_matrix(
   mask: Mask, query_length: int, key_length: int, query_offset: jax.Array | None = None
 ) -> jax.Array | None:
-  """True where a query may look: [batch or 1, 1, query, key]; None: everywhere."""
+  """Returns the mask as a matrix [batch or 1, 1, query, key], True where visible; None if nothing is masked."""
   allowed = []
   if mask.causal:
     query_index = jnp.arange(query_length)[None, :, None]  # [1, query, 1]
@@ -55,23 +55,23 @@ def mask_matrix(
     allowed.append(mask.key_valid.astype(bool)[:, None, :])
   if not allowed:
     return None
-  together = allowed[0]
+  combined = allowed[0]
   for condition in allowed[1:]:
-    together = together & condition
-  return together[:, None, :, :]
+    combined = combined & condition
+  return combined[:, None, :, :]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Codes:
-  """A mask as one int32 a position: 2 * segment + (1 inside a prefix), and -2 for keys that nobody sees."""
+  """A mask as one int32 per position: 2 * segment + (1 inside a prefix), and -2 for keys hidden from all queries."""
 
   query: jax.Array  # [batch, query]
   key: jax.Array  # [batch, key]
 
 
 def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Codes | None:
-  """None where causality is all there is to the mask."""
+  """Encodes a mask; None if it has no condition besides causality."""
   if mask.prefix is None and mask.query_segments is None and mask.key_valid is None:
     return None
   query, key = jnp.zeros((batch, query_length), jnp.int32), jnp.zeros((batch, key_length), jnp.int32)
@@ -88,9 +88,9 @@ def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Co
 def visible(
   query_index: jax.Array, key_index: jax.Array, query_code: jax.Array | None, key_code: jax.Array | None, causal: bool
 ) -> jax.Array | None:
-  """The mask of one tile, from arrays that broadcast to it. None: everywhere.
+  """Returns the mask of one tile, from arrays that broadcast to it; None if nothing is masked.
 
-  Codes that differ by a prefix bit alone are of the same segment.
+  Codes that differ only in the prefix bit belong to the same segment.
   """
   allowed = key_index <= query_index if causal else None
   if query_code is None:

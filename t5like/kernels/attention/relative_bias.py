@@ -1,4 +1,4 @@
-"""T5's relative position bias: from the table to one value a distance, and to the matrix added to scores."""
+"""T5's relative position bias: from the table to one value per distance, and to the matrix added to the scores."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from t5like.kernels.attention.masks import static
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RelativeBias:
-  """T5's relative position bias (Raffel et al. 2019, section 2.1) as its table."""
+  """The table of T5's relative position bias (Raffel et al. 2019, section 2.1)."""
 
   table: jax.Array  # [buckets, heads]
   bidirectional: bool = static(True)
@@ -21,12 +21,12 @@ class RelativeBias:
 
 
 def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
-  """Bucket of each `key index - query index`.
+  """Returns the bucket of each `key index - query index`.
 
   Half of the buckets hold one distance each, the rest grow logarithmically up
   to `max_distance`. Bucket edges are computed on the host in float64 and
-  compared as integers: a float32 log on the device would put distances such as
-  16, 32 and 64 in another bucket from one device to the next.
+  compared as integers: with a float32 log, distances such as 16, 32 and 64
+  would fall into different buckets on different devices.
   """
   bucket = jnp.zeros_like(distance)
   if bidirectional:
@@ -40,45 +40,45 @@ def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, b
 
 
 def bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
-  """First distance of buckets 1, 2, ... num_buckets - 1."""
+  """Returns the first distance of buckets 1, 2, ... num_buckets - 1."""
   exact = num_buckets // 2
   growth = math.log(max_distance / exact) / (num_buckets - exact)
-  grown = exact * np.exp(growth * np.arange(1, num_buckets - exact))
-  # A hair below, so that an edge that is a whole number stays that number.
-  return np.concatenate([np.arange(1, exact + 1), np.ceil(grown - 1e-6)]).astype(np.int32)
+  logarithmic = exact * np.exp(growth * np.arange(1, num_buckets - exact))
+  # The epsilon keeps edges that are exact integers from being rounded up.
+  return np.concatenate([np.arange(1, exact + 1), np.ceil(logarithmic - 1e-6)]).astype(np.int32)
 
 
 def bias_matrix(
   bias: RelativeBias, query_length: int, key_length: int, query_offset: jax.Array | None = None
 ) -> jax.Array:
-  """The bias to add to the scores: [1 or batch, heads, query, key] float32."""
+  """Returns the bias to add to the scores: [1 or batch, heads, query, key] float32."""
   if query_offset is not None:
     query_index = jnp.arange(query_length)[None, :] + query_offset[:, None]  # [batch, query]
     distance = jnp.arange(key_length)[None, None, :] - query_index[:, :, None]
-    return jnp.einsum("bqkh->bhqk", bias_of(bias, distance))
-  return skewed(bias_by_distance(bias, query_length, key_length), query_length, key_length)[None]
+    return jnp.einsum("bqkh->bhqk", bias_at(bias, distance))
+  return skew(bias_by_distance(bias, query_length, key_length), query_length, key_length)[None]
 
 
 def bias_by_distance(bias: RelativeBias, query_length: int, key_length: int) -> jax.Array:
-  """[heads, query + key] float32: entry t is the bias of `key index - query index` = t - query_length."""
-  return bias_of(bias, jnp.arange(-query_length, key_length)).T
+  """Returns [heads, query + key] float32: entry t is the bias of `key index - query index` = t - query_length."""
+  return bias_at(bias, jnp.arange(-query_length, key_length)).T
 
 
-def skewed(by_distance: jax.Array, query_length: int, key_length: int) -> jax.Array:
-  """[heads, query + key] -> [heads, query, key].
+def skew(by_distance: jax.Array, query_length: int, key_length: int) -> jax.Array:
+  """Expands [heads, query + key] to [heads, query, key].
 
-  A row copied into [query, n] is shifted right by i in row i when its buffer is read as [query, n - 1]:
-  no index is computed, and the backward pass is a sum over rows.
+  Reading a [query, n] buffer of identical rows as [query, n - 1] shifts row i right by i: no index is computed, and
+  the backward pass is a sum over rows.
   """
   heads, n = by_distance.shape
-  turned = jnp.roll(by_distance, -query_length, axis=1)  # distance 0 first
-  rows = jnp.broadcast_to(turned[:, None, :], (heads, query_length, n))
+  rolled = jnp.roll(by_distance, -query_length, axis=1)  # distance 0 first
+  rows = jnp.broadcast_to(rolled[:, None, :], (heads, query_length, n))
   flat = rows.reshape(heads, -1)[:, : query_length * (n - 1)]
   return flat.reshape(heads, query_length, n - 1)[:, :, :key_length]
 
 
-def bias_of(bias: RelativeBias, distance: jax.Array) -> jax.Array:
-  """Table row of each distance, [..., heads], as a one-hot product.
+def bias_at(bias: RelativeBias, distance: jax.Array) -> jax.Array:
+  """Looks up the table row of each distance, [..., heads], with a one-hot product.
 
   The gradient of a gather is a scatter, slow on GPU and TPU; that of a product
   is a product. Full precision keeps the table's float32 values exact.

@@ -1,7 +1,7 @@
-"""JAX's splash attention for TPUs, where there is no bias: blocks above the diagonal are left out of the grid itself.
+"""JAX's splash attention for TPUs, for attention without a bias.
 
-Our own kernel (tpu_attention) visits every block of a causal mask and does nothing in those that are hidden; splash
-attention is scheduled without them, and copies none of their keys.
+Our kernel (tpu.attention) visits the masked blocks of a causal mask and skips their computation; splash attention
+leaves them out of its grid and does not copy their keys.
 """
 
 import jax
@@ -9,42 +9,42 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from t5like.kernels.attention.keeping import ATTENTION_RESULTS
 from t5like.kernels.attention.masks import Mask, mask_codes
 from t5like.kernels.attention.relative_bias import RelativeBias
+from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 
 LANES = 128
-MAX_BLOCK = 512  # of queries and of keys; larger blocks reuse more, and mask more than they need
+MAX_BLOCK = 512  # queries and keys; larger blocks reuse more data but compute more masked scores
 
 
 def splash_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
   interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
-  """query, key, value [batch, length, heads, kv]; any lengths, padded here to whole blocks. No bias, no prefix."""
+  """Computes attention without bias or prefix; query, key, value [batch, length, heads, kv], padded here to blocks."""
   assert bias is None and (mask.prefix is None or not mask.causal)
   batch, query_length, heads, _ = query.shape
   key_length = key.shape[1]
   block_query, block_key = _block(query_length), _block(key_length)
   more_queries, more_keys = -query_length % block_query, -key_length % block_key
 
-  def to_batch(x, more):
+  def padded(x, more):
     return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, more), (0, 0)))  # [batch, heads, length, kv]
 
   segments = _segments(mask, batch, query_length, key_length, more_queries, more_keys)
   shape = query_length + more_queries, key_length + more_keys
   kernel = _kernel(heads, shape, (block_query, block_key), mask.causal, interpret)
-  # Multiplied before the kernel, which knows no scale: by a power of two for heads of 64, so without rounding.
+  # The kernel has no scale argument. For heads of 64 the scale is a power of two, so this does not round.
   scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
-  operands = to_batch(scaled, more_queries), to_batch(key, more_keys), to_batch(value, more_keys)
+  operands = padded(scaled, more_queries), padded(key, more_keys), padded(value, more_keys)
   out = jax.vmap(kernel, in_axes=(0, 0, 0, None if segments is None else 0))(*operands, segments)
   return out[:, :, :query_length].swapaxes(1, 2)
 
 
 def _block(length: int) -> int:
-  """The largest block that adds no more padding than the smallest."""
-  whole = -(-length // LANES) * LANES
-  return max(block for block in (LANES, 2 * LANES, 4 * LANES) if block <= MAX_BLOCK and whole % block == 0)
+  """Returns the largest block that adds no more padding than the smallest."""
+  padded_length = -(-length // LANES) * LANES
+  return max(block for block in (LANES, 2 * LANES, 4 * LANES) if block <= MAX_BLOCK and padded_length % block == 0)
 
 
 def _kernel(heads: int, shape: tuple[int, int], blocks: tuple[int, int], causal: bool, interpret: bool):
@@ -63,10 +63,10 @@ def _kernel(heads: int, shape: tuple[int, int], blocks: tuple[int, int], causal:
 def _segments(
   mask: Mask, batch: int, query_length: int, key_length: int, more_queries: int, more_keys: int
 ) -> splash.SegmentIds | None:
-  """Examples of packed rows, and keys that nobody sees as an example of their own. None: causality is all there is."""
+  """Returns segment ids, with hidden keys in a segment of their own; None if causality is the only condition."""
   codes = mask_codes(mask, batch, query_length, key_length)
   if codes is None:
-    # A causal mask hides keys of padding from queries that are real.
+    # A causal mask already hides padded keys from unpadded queries.
     if mask.causal or not more_keys:
       return None
     codes = mask_codes(Mask(key_valid=jnp.ones((batch, key_length), bool)), batch, query_length, key_length)

@@ -1,7 +1,7 @@
-"""Plain matrix products: every device, every mask, dropout, cached decoding; memory grows with query x key.
+"""Unfused attention: supports every device and mask, dropout and cached decoding; memory grows with query x key.
 
-On a CPU long rows are taken a head and a block of queries at a time: what is written then stays in the processor's
-cache, which is three times as fast at 8,192 tokens, and memory grows with the keys alone.
+On a CPU, long rows are processed one head and one block of queries at a time. Scores then stay in the processor's
+cache, which is three times as fast at 8,192 tokens, and memory grows only with the keys.
 """
 
 import dataclasses
@@ -10,24 +10,25 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention.masks import Mask, mask_matrix
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, bias_matrix, skewed
+from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, bias_matrix, skew
 from t5like.kernels.platform import target_platform
 from t5like.kernels.products import product
 
-# Added to masked scores. Finite, so that a row with nothing to look at (an
-# empty row of padding) comes out as a harmless average and not as NaN.
+# Replaces masked scores. Finite, so that a fully masked row (padding) yields an
+# average instead of NaN.
 _MASKED = -1e30
-# From this many scores a head on, blocks of so many queries.
-_MANY_SCORES, _BLOCK = 2048 * 2048, 512
+_MIN_BLOCKED_SCORES = 2048 * 2048  # per head
+_BLOCK = 512  # queries
 
 
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
   query_offset: jax.Array | None = None, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
+  """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
-  drops = dropout_rate > 0.0 and dropout_key is not None
-  if _is_long(*lengths) and not drops and query_offset is None and mask.prefix is None:
+  dropout = dropout_rate > 0.0 and dropout_key is not None
+  if _is_long(*lengths) and not dropout and query_offset is None and mask.prefix is None:
     return _in_blocks(query, key, value, mask, bias, scale)
   scores = scale * product("bqhd,bkhd->bhqk", query, key, jnp.float32)
   if bias is not None:
@@ -36,17 +37,17 @@ def xla_attention(
   if allowed is not None:
     scores = jnp.where(allowed, scores, _MASKED)
   weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-  if drops:
+  if dropout:
     keep = jax.random.bernoulli(dropout_key, 1.0 - dropout_rate, weights.shape)
     weights = jnp.where(keep, weights / (1.0 - dropout_rate), 0.0)
   return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 
 def _is_long(query_length: int, key_length: int) -> bool:
-  """On one CPU: the partitioner could not split the loop over heads."""
+  """Whether to process rows in blocks; only on a single CPU, because the loop over heads cannot be partitioned."""
   if target_platform() != "cpu" or jax.sharding.get_abstract_mesh().size > 1:
     return False
-  return query_length * key_length >= _MANY_SCORES
+  return query_length * key_length >= _MIN_BLOCKED_SCORES
 
 
 def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | None, scale: float) -> jax.Array:
@@ -55,28 +56,30 @@ def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | None, scale: 
   blocks = -(-query_length // _BLOCK)
   padding = blocks * _BLOCK - query_length
 
-  def padded(x: jax.Array) -> jax.Array:  # [batch, query, ...] -> [batch, blocks, block, ...]
+  def to_blocks(x: jax.Array) -> jax.Array:  # [batch, query, ...] -> [batch, blocks, block, ...]
     x = jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
     return x.reshape(batch, blocks, _BLOCK, *x.shape[2:])
 
-  queries = padded(query)
-  segments = None if mask.query_segments is None else padded(mask.query_segments)
+  queries = to_blocks(query)
+  segments = None if mask.query_segments is None else to_blocks(mask.query_segments)
   by_distance = None if bias is None else bias_by_distance(bias, blocks * _BLOCK, key_length)
 
   def one_head(number: jax.Array) -> jax.Array:  # [blocks, block, kv]
     row, head = number // heads, number % heads
     keys, values = key[row, :, head], value[row, :, head]  # [key, kv]
-    one = jax.tree.map(lambda x: x[row][None], dataclasses.replace(mask, query_segments=None))
+    row_mask = jax.tree.map(lambda x: x[row][None], dataclasses.replace(mask, query_segments=None))
 
     @jax.checkpoint
     def one_block(block: jax.Array) -> jax.Array:  # [block, kv]
       scores = scale * product("qd,kd->qk", queries[row, block, :, head], keys, jnp.float32)
       if bias is not None:
         start = (blocks - 1 - block) * _BLOCK
-        near = jax.lax.dynamic_slice_in_dim(by_distance[head], start, _BLOCK + key_length)
-        scores = scores + skewed(near[None], _BLOCK, key_length)[0]
-      here = one if segments is None else dataclasses.replace(one, query_segments=segments[row, block][None])
-      allowed = mask_matrix(here, _BLOCK, key_length, block[None] * _BLOCK)
+        window = jax.lax.dynamic_slice_in_dim(by_distance[head], start, _BLOCK + key_length)
+        scores = scores + skew(window[None], _BLOCK, key_length)[0]
+      block_mask = row_mask
+      if segments is not None:
+        block_mask = dataclasses.replace(row_mask, query_segments=segments[row, block][None])
+      allowed = mask_matrix(block_mask, _BLOCK, key_length, block[None] * _BLOCK)
       if allowed is not None:
         scores = jnp.where(allowed[0, 0], scores, _MASKED)
       weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)

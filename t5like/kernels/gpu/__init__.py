@@ -1,1 +1,1 @@
-"""Attention and norms for NVIDIA GPUs."""
+"""Attention and norm kernels for NVIDIA GPUs."""

@@ -1,7 +1,7 @@
-"""The gradient of T5's bias on a GPU: each tile of [query, key] is summed over the batch in registers.
+"""The gradient of T5's bias on a GPU: each [query, key] tile is summed over the batch in registers.
 
-The kernel recomputes the tile's attention weights from the saved logarithms of their sums, which is a third of
-a backward pass; adding up one matrix a row in memory would move batch times as many bytes.
+The kernel recomputes the attention weights of a tile from the saved softmax normalizers, which costs a third of a
+backward pass; accumulating one matrix per row in memory would move `batch` times as many bytes.
 """
 
 import functools
@@ -15,8 +15,7 @@ from t5like.kernels.attention.masks import Codes, visible
 
 BLOCK_QUERY, BLOCK_KEY = 64, 64
 WARPS, STAGES = 4, 3
-# About so many programs keep every multiprocessor of a large GPU busy a few times over.
-_PROGRAMS = 800
+_PROGRAMS = 800  # several waves on every multiprocessor of a large GPU
 
 
 def bias_gradient(
@@ -28,13 +27,13 @@ def bias_gradient(
   log_sums: jax.Array,  # [batch, heads, query] float32
   by_distance: jax.Array,  # [heads, query + key] float32
   codes: Codes | None,
-  lengths: jax.Array | None = None,  # [batch]: keys of each row, in place of codes
+  lengths: jax.Array | None = None,  # [batch]: keys per row, instead of codes
   *,
   causal: bool,
   scale: float,
   interpret: bool = False,
 ) -> jax.Array:
-  """[heads, query, key] float32: the sum over the batch of the gradient of the scores."""
+  """Returns the gradient of the scores summed over the batch, [heads, query, key] float32."""
   batch, query_length, heads, _ = query.shape
   key_length = key.shape[1]
   delta = jnp.einsum("bqhd,bqhd->bhq", out.astype(jnp.float32), gradient.astype(jnp.float32))
@@ -43,14 +42,19 @@ def bias_gradient(
   operands = [query, key, value, gradient, log_sums, delta, by_distance]
   operands += [codes.query, codes.key] if codes is not None else []
   operands += [lengths] if lengths is not None else []
-  whole = [pl.BlockSpec(x.shape, functools.partial(_origin, x.ndim)) for x in operands]
+  full_specs = [pl.BlockSpec(x.shape, functools.partial(_origin, x.ndim)) for x in operands]
   parts = pl.pallas_call(
     functools.partial(
-      _tile, rows=batch // groups, causal=causal, scale=scale, coded=codes is not None, cut=lengths is not None
+      _tile,
+      rows=batch // groups,
+      causal=causal,
+      scale=scale,
+      coded=codes is not None,
+      has_lengths=lengths is not None,
     ),
     out_shape=jax.ShapeDtypeStruct((groups, heads, query_length, key_length), jnp.float32),
     grid=(groups * heads, *tiles),
-    in_specs=whole,
+    in_specs=full_specs,
     out_specs=pl.BlockSpec((groups, heads, query_length, key_length), functools.partial(_origin, 4)),
     compiler_params=triton.CompilerParams(num_warps=WARPS, num_stages=STAGES),
     interpret=interpret,
@@ -64,13 +68,13 @@ def _origin(ndim, *_):
 
 
 def _divisor(number: int, at_most: int) -> int:
-  """The largest divisor of `number` that is no more than `at_most`; at least 1."""
+  """Returns the largest divisor of `number` not greater than `at_most`; at least 1."""
   return max(d for d in range(1, max(at_most, 1) + 1) if number % d == 0)
 
 
 def _tile(
   query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, by_distance_ref, *refs,
-  rows, causal, scale, coded, cut,
+  rows, causal, scale, coded, has_lengths,
 ):  # fmt: skip
   *mask_refs, out_ref = refs
   _, query_length, heads, width = query_ref.shape
@@ -105,7 +109,7 @@ def _tile(
     seen = visible(at_query[:, None], at_key[None, :], query_code, key_code, causal)
     if seen is not None:
       allowed = allowed & seen
-    if cut:
+    if has_lengths:
       allowed = allowed & (at_key < triton.load(mask_refs[-1].at[row]))[None, :]
     weights = jnp.where(allowed, jnp.exp(scores - log_sum[:, None]), 0.0)
     return total + weights * (triton.dot(do, v.T) - delta[:, None])

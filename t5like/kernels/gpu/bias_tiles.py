@@ -1,7 +1,7 @@
-"""T5's bias inside a GPU kernel: the few tiles of [query, key] that differ, and sums of score gradients by distance.
+"""T5's bias inside a GPU kernel: its distinct [query, key] tiles, and sums of score gradients by distance.
 
-A tile's entry depends on `key - query` alone, and beyond the last bucket's edge on nothing at all. So all tiles of a
-matrix are among a handful, which stay in the first level cache while a multiprocessor works at a head.
+An entry of a tile depends only on `key - query`, and is constant beyond the edge of the last bucket. A matrix therefore
+has only a handful of distinct tiles, which stay in the L1 cache while a multiprocessor works on a head.
 """
 
 import dataclasses
@@ -12,23 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas import triton
 
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_of, bucket_edges, relative_buckets
+from t5like.kernels.attention.relative_bias import RelativeBias, bias_at, bucket_edges, relative_buckets
 
-# Score gradients are first summed within groups of so many queries and keys.
-GROUP = 8
+GROUP = 8  # queries and keys per group; score gradients are first summed by pair of groups
 
 
 @dataclasses.dataclass(frozen=True)
-class Reach:
-  """How a table of biases is read, and from which distance on it holds one value a side."""
+class BucketSpec:
+  """The bucketing of distances in a bias table."""
 
-  buckets: int
+  num_buckets: int
   bidirectional: bool
   max_distance: int
-  edge: int
+  edge: int  # first distance of the last bucket: the bias is constant beyond it
 
   @classmethod
-  def of(cls, bias: RelativeBias) -> "Reach":
+  def from_bias(cls, bias: RelativeBias) -> "BucketSpec":
     buckets = bias.table.shape[0]
     edges = bucket_edges(buckets // 2 if bias.bidirectional else buckets, bias.max_distance)
     return cls(buckets, bias.bidirectional, bias.max_distance, int(edges[-1]))
@@ -38,73 +37,74 @@ class Reach:
 
   @property
   def groups(self) -> int:
-    """Groups of keys from a query's own to the first one wholly beyond the edge."""
+    """Number of groups of keys from the query's own to the first entirely beyond the edge."""
     return -(-(self.edge + GROUP - 1) // GROUP)
 
   @property
   def columns(self) -> int:
-    """Distances in groups, both sides, as a power of 2."""
+    """Number of distances between groups, in both directions, rounded up to a power of 2."""
     return max(16, 1 << (2 * self.groups).bit_length())
 
   def tile_counts(self, rows: int, columns: int) -> tuple[int, int]:
-    """Tiles that differ to the left and to the right of the one at the diagonal, in steps of the smaller side."""
+    """Returns the number of distinct tiles left and right of the diagonal, in steps of the smaller side."""
     step = min(rows, columns)
     return -(-(self.edge + columns - 1) // step), -(-(self.edge + rows - 1) // step)
 
 
-def bias_tiles(table: jax.Array, reach: Reach, rows: int, columns: int, sign: int, dtype) -> jax.Array:
-  """[heads, tiles, rows, columns], times log2(e): entry (r, c) of tile t has column - row = step * (t - left) + c - r.
+def bias_tiles(table: jax.Array, buckets: BucketSpec, rows: int, columns: int, sign: int, dtype) -> jax.Array:
+  """Returns the distinct tiles, times log2(e): [heads, tiles, rows, columns].
 
-  Rows are queries and columns keys where `sign` is 1, the other way round where it is -1.
+  Entry (r, c) of tile t has column - row = step * (t - left) + c - r. With `sign` 1 rows are queries and columns are
+  keys, with -1 the reverse.
   """
-  left, right = reach.tile_counts(rows, columns)
-  strip = bias_of(reach.bias(table), sign * jnp.arange(-reach.edge, reach.edge + 1)).T * math.log2(math.e)
+  left, right = buckets.tile_counts(rows, columns)
+  strip = bias_at(buckets.bias(table), sign * jnp.arange(-buckets.edge, buckets.edge + 1)).T * math.log2(math.e)
   at = min(rows, columns) * np.arange(-left, right + 1)[:, None, None] + np.arange(columns) - np.arange(rows)[:, None]
-  return jnp.take(strip, np.clip(at, -reach.edge, reach.edge) + reach.edge, axis=1).astype(dtype)
+  return jnp.take(strip, np.clip(at, -buckets.edge, buckets.edge) + buckets.edge, axis=1).astype(dtype)
 
 
-def which_tile(reach: Reach, rows: int, columns: int, i: jax.Array, j: jax.Array) -> jax.Array:
-  """Index among the tiles that differ, of block row i and block column j."""
-  left, right = reach.tile_counts(rows, columns)
+def tile_index(buckets: BucketSpec, rows: int, columns: int, i: jax.Array, j: jax.Array) -> jax.Array:
+  """Returns the index of the distinct tile at block row i and block column j."""
+  left, right = buckets.tile_counts(rows, columns)
   step = min(rows, columns)
   return jnp.clip(j * (columns // step) - i * (rows // step), -left, right) + left
 
 
-def distance_tiles(reach: Reach, rows: int, columns: int) -> np.ndarray:
-  """[tiles, pairs of groups, distances of groups]: 1 where a pair of groups in a tile is so far apart."""
-  left, right = reach.tile_counts(rows, columns)
+def distance_tiles(buckets: BucketSpec, rows: int, columns: int) -> np.ndarray:
+  """Returns one-hot distances between groups: [tiles, pairs of groups, distances]."""
+  left, right = buckets.tile_counts(rows, columns)
   a, b = rows // GROUP, columns // GROUP
   tile, pair = np.arange(-left, right + 1)[:, None], np.arange(a * b)
   apart = tile * (min(rows, columns) // GROUP) + pair % b - pair // b
-  apart = np.clip(apart, -reach.groups, reach.groups) + reach.groups
-  return (apart[:, :, None] == np.arange(reach.columns)).astype(np.float32)
+  apart = np.clip(apart, -buckets.groups, buckets.groups) + buckets.groups
+  return (apart[:, :, None] == np.arange(buckets.columns)).astype(np.float32)
 
 
-def add_by_distance(total: jax.Array, of_scores: jax.Array, apart: jax.Array) -> jax.Array:
-  """Adds a tile's score gradients to `total` [GROUP * GROUP, columns]: by place in a group, distance of groups.
+def add_by_distance(total: jax.Array, d_scores: jax.Array, apart: jax.Array) -> jax.Array:
+  """Adds a tile's score gradients to `total` [GROUP * GROUP, columns], by position in a group and distance of groups.
 
-  A sum along diagonals as one small matrix product with zeros and ones (`apart`, of distance_tiles): exact, and the
-  tile's own rounding to bfloat16 is that of the product for the query's gradient.
+  Sums along diagonals with one small product with a 0/1 matrix (`apart`, from distance_tiles): exact, and the tile is
+  rounded to bfloat16 as for the query gradient.
   """
-  rows, columns = of_scores.shape
+  rows, columns = d_scores.shape
   a, b = rows // GROUP, columns // GROUP
-  grouped = of_scores.reshape(a, GROUP, b, GROUP).transpose(1, 3, 0, 2).reshape(GROUP * GROUP, a * b)
+  grouped = d_scores.reshape(a, GROUP, b, GROUP).transpose(1, 3, 0, 2).reshape(GROUP * GROUP, a * b)
   return total + triton.dot(grouped, apart)
 
 
 def fold_groups(total: jax.Array) -> jax.Array:
-  """[GROUP * GROUP, columns] -> [2 * GROUP, columns]: by distance within a group, GROUP added to it."""
-  place = jnp.arange(GROUP * GROUP)
-  within = place % GROUP - place // GROUP + GROUP
+  """Folds [GROUP * GROUP, columns] into [2 * GROUP, columns]: row d + GROUP is for distance d within a group."""
+  position = jnp.arange(GROUP * GROUP)
+  within = position % GROUP - position // GROUP + GROUP
   hot = (jnp.arange(2 * GROUP)[:, None] == within[None, :]).astype(total.dtype)
   return triton.dot(hot, total)
 
 
-def table_gradient(sums: jax.Array, table: jax.Array, reach: Reach) -> jax.Array:
-  """[batch, heads, blocks, 2 * GROUP, columns] -> [buckets, heads]."""
-  within, apart = jnp.arange(2 * GROUP)[:, None] - GROUP, jnp.arange(reach.columns)[None, :] - reach.groups
-  bucket = relative_buckets(GROUP * apart + within, reach.buckets, reach.max_distance, reach.bidirectional)
-  hot = jax.nn.one_hot(bucket, reach.buckets, dtype=jnp.float32)
+def table_gradient(sums: jax.Array, table: jax.Array, buckets: BucketSpec) -> jax.Array:
+  """Sums [batch, heads, blocks, 2 * GROUP, columns] into the gradient of the table, [buckets, heads]."""
+  within, apart = jnp.arange(2 * GROUP)[:, None] - GROUP, jnp.arange(buckets.columns)[None, :] - buckets.groups
+  bucket = relative_buckets(GROUP * apart + within, buckets.num_buckets, buckets.max_distance, buckets.bidirectional)
+  hot = jax.nn.one_hot(bucket, buckets.num_buckets, dtype=jnp.float32)
   by_distance = jnp.sum(sums, axis=(0, 2))
   d_table = jnp.einsum("hwa,wan->nh", by_distance, hot, precision=jax.lax.Precision.HIGHEST)
   return d_table.astype(table.dtype)

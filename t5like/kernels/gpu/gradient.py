@@ -1,7 +1,7 @@
-"""The GPU's fused attention, backward: one kernel for the queries and the bias, one for keys and values.
+"""Backward pass of the GPU's fused attention: one kernel for queries and bias, one for keys and values.
 
-Each recomputes the weights of its tiles from the saved logarithms of their sums. Two kernels compute seven products
-where one would do with five, but need no atomic additions and give the same bits every time.
+Each recomputes the weights of its tiles from the saved softmax normalizers. Two kernels need seven products instead of
+five, but no atomic additions, so results are deterministic.
 """
 
 import functools
@@ -12,28 +12,31 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.gpu.bias_tiles import GROUP, add_by_distance, distance_tiles, fold_groups
-from t5like.kernels.gpu.masks import Sight, sight_operands
+from t5like.kernels.gpu.masks import KernelMask, mask_operands
 from t5like.kernels.gpu.tiles import (
   Blocks,
-  TileWork,
-  load_numbers,
+  KernelSpec,
   load_rows,
   load_tile,
+  load_vector,
   scores,
+  softmax_weights,
   store_rows,
-  weights_of,
 )
 
 
-@functools.partial(jax.jit, static_argnames=("work", "blocks"))  # so that all layers share one traced kernel
-def query_gradient(query, key, value, out, gradient, log_sums, table, masks, work: TileWork, blocks: Blocks):
-  """The queries' gradient; delta [batch, heads, query], the sum of `out * gradient`; and the scores' gradients summed
-  by distance for every block of queries (None without a bias)."""
+@functools.partial(jax.jit, static_argnames=("spec", "blocks"))  # so that all layers share one traced kernel
+def query_gradient(query, key, value, out, gradient, log_sums, table, masks, spec: KernelSpec, blocks: Blocks):
+  """Returns the gradient of the queries, delta and the score gradients summed by distance.
+
+  delta [batch, heads, query] is the sum of `out * gradient`. The last result is per block of queries; None without a
+  bias.
+  """
   batch, query_length, heads, width = query.shape
   count = pl.cdiv(query_length, blocks.query)
-  tiles, tile_specs = work.bias_operands(table, blocks, query.dtype)
-  sight, sight_specs = sight_operands(*masks, work, blocks)
-  by_query, by_key, by_row = work.specs(width)
+  tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype)
+  mask, mask_specs = mask_operands(*masks, spec, blocks)
+  by_query, by_key, by_row = spec.specs(width)
   out_specs = [by_query, by_row, []]
   out_shape = [
     jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -41,107 +44,107 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, wor
     [],
   ]
   if table is not None:
-    tiles.append(jnp.asarray(distance_tiles(work.reach, blocks.query, blocks.key), query.dtype))
+    tiles.append(jnp.asarray(distance_tiles(spec.buckets, blocks.query, blocks.key), query.dtype))
     tile_specs.append(pl.BlockSpec(tiles[-1].shape, lambda i, h, b: (0, 0, 0)))
-    folded = 2 * GROUP, work.reach.columns
+    folded = 2 * GROUP, spec.buckets.columns
     out_specs[2] = [pl.BlockSpec((None, None, None, *folded), lambda i, h, b: (b, h, i, 0, 0))]
     out_shape[2] = [jax.ShapeDtypeStruct((batch, heads, count, *folded), jnp.float32)]
   d_query, delta, sums = pl.pallas_call(
-    functools.partial(_query_block, work=work, blocks=blocks),
+    functools.partial(_query_block, spec=spec, blocks=blocks),
     grid=(count, heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_query, by_row, tile_specs, sight_specs],
+    in_specs=[by_query, by_key, by_key, by_query, by_query, by_row, tile_specs, mask_specs],
     out_specs=out_specs,
     out_shape=out_shape,
     compiler_params=blocks.compiler_params,
-    interpret=work.interpret,
+    interpret=spec.interpret,
     name="t5like_attention_query_gradient",
-  )(query, key, value, out, gradient, log_sums, tiles, sight)
+  )(query, key, value, out, gradient, log_sums, tiles, mask)
   return d_query, delta, sums[0] if sums else None
 
 
 def _query_block(
-  query_ref, key_ref, value_ref, out_ref, gradient_ref, log_sums_ref, tiles_refs, sight_refs, d_query_ref, delta_ref,
-  sums_refs, *, work: TileWork, blocks: Blocks,
+  query_ref, key_ref, value_ref, out_ref, gradient_ref, log_sums_ref, tiles_refs, mask_refs, d_query_ref, delta_ref,
+  sums_refs, *, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
-  sight = Sight.of(sight_refs, work, blocks)
+  mask = KernelMask.from_refs(mask_refs, spec, blocks)
   tiles_ref, apart_ref = tiles_refs or (None, None)
   i = pl.program_id(0)
   at_query = i * blocks.query + jnp.arange(blocks.query)
   query, gradient = load_rows(query_ref, at_query, blocks), load_rows(gradient_ref, at_query, blocks)
-  # Infinite beyond the end, where weights are to be zero.
-  log_sum = load_numbers(log_sums_ref, at_query, jnp.inf, blocks)
+  # Infinite beyond the end, so that weights are zero there.
+  log_sum = load_vector(log_sums_ref, at_query, jnp.inf, blocks)
   out = load_rows(out_ref, at_query, blocks)
   delta = jnp.sum(out.astype(jnp.float32) * gradient.astype(jnp.float32), axis=1)
-  triton.store(delta_ref.at[at_query], delta, mask=at_query < work.query_length)
-  query_code = sight.query_codes(i)
+  triton.store(delta_ref.at[at_query], delta, mask=at_query < spec.query_length)
+  query_code = mask.query_codes(i)
 
   def visit(j, carry, masked):
     d_query, *sums = carry
     at_key = j * blocks.key + jnp.arange(blocks.key)
     key, value = load_rows(key_ref, at_key, blocks), load_rows(value_ref, at_key, blocks)
-    s = scores(query, key, tiles_ref, i, j, work)
+    s = scores(query, key, tiles_ref, i, j, spec)
     if masked:
-      s = sight.hide(s, i, j, query_code, sight.key_codes(j))
-    weights = weights_of(s, log_sum[:, None], work)
-    of_scores = (weights * (triton.dot(gradient, value.T) - delta[:, None])).astype(key.dtype)
+      s = mask.hide(s, i, j, query_code, mask.key_codes(j))
+    weights = softmax_weights(s, log_sum[:, None], spec)
+    d_scores = (weights * (triton.dot(gradient, value.T) - delta[:, None])).astype(key.dtype)
     if sums:
-      sums = [add_by_distance(*sums, of_scores, load_tile(apart_ref, work.reach, s.shape, i, j))]
-    return d_query + triton.dot(of_scores, key), *sums
+      sums = [add_by_distance(*sums, d_scores, load_tile(apart_ref, spec.buckets, s.shape, i, j))]
+    return d_query + triton.dot(d_scores, key), *sums
 
   start = [jnp.zeros(query.shape, jnp.float32)]
   if sums_refs:
-    start.append(jnp.zeros((GROUP * GROUP, work.reach.columns), jnp.float32))
-  d_query, *sums = sight.over_keys(i, visit, tuple(start))
-  store_rows(d_query_ref, at_query, d_query * work.scale)
+    start.append(jnp.zeros((GROUP * GROUP, spec.buckets.columns), jnp.float32))
+  d_query, *sums = mask.over_keys(i, visit, tuple(start))
+  store_rows(d_query_ref, at_query, d_query * spec.scale)
   for ref, total in zip(sums_refs, sums, strict=True):
     ref[...] = fold_groups(total)
 
 
-@functools.partial(jax.jit, static_argnames=("work", "blocks"))
-def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, work: TileWork, blocks: Blocks):
-  """The gradients of keys and values."""
+@functools.partial(jax.jit, static_argnames=("spec", "blocks"))
+def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, spec: KernelSpec, blocks: Blocks):
+  """Returns the gradients of keys and values."""
   batch, _, heads, width = query.shape
-  tiles, tile_specs = work.bias_operands(table, blocks, query.dtype, by_key=True)
-  sight, sight_specs = sight_operands(*masks, work, blocks, by_key=True)
-  by_query, by_key, by_row = work.specs(width)
+  tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype, by_key=True)
+  mask, mask_specs = mask_operands(*masks, spec, blocks, by_key=True)
+  by_query, by_key, by_row = spec.specs(width)
   return pl.pallas_call(
-    functools.partial(_key_block, work=work, blocks=blocks),
-    grid=(pl.cdiv(work.key_length, blocks.key), heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, sight_specs],
+    functools.partial(_key_block, spec=spec, blocks=blocks),
+    grid=(pl.cdiv(spec.key_length, blocks.key), heads, batch),
+    in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, mask_specs],
     out_specs=[by_key, by_key],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)],
     compiler_params=blocks.compiler_params,
-    interpret=work.interpret,
+    interpret=spec.interpret,
     name="t5like_attention_key_gradient",
-  )(query, key, value, gradient, log_sums, delta, tiles, sight)
+  )(query, key, value, gradient, log_sums, delta, tiles, mask)
 
 
 def _key_block(
-  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, sight_refs, d_key_ref, d_value_ref,
-  *, work: TileWork, blocks: Blocks,
+  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, mask_refs, d_key_ref, d_value_ref,
+  *, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
-  """Tiles are [key, query] here, so that weights go into their products as they stand in registers."""
-  sight, tiles_ref = Sight.of(sight_refs, work, blocks), tiles_refs[0] if tiles_refs else None
+  """Processes one block of keys, in [key, query] tiles so that weights enter their products without a transpose."""
+  mask, tiles_ref = KernelMask.from_refs(mask_refs, spec, blocks), tiles_refs[0] if tiles_refs else None
   j = pl.program_id(0)
   at_key = j * blocks.key + jnp.arange(blocks.key)
   key, value = load_rows(key_ref, at_key, blocks), load_rows(value_ref, at_key, blocks)
-  key_code = sight.key_codes(j)
+  key_code = mask.key_codes(j)
 
   def visit(i, carry, masked):
     d_key, d_value = carry
     at_query = i * blocks.query + jnp.arange(blocks.query)
     query, gradient = load_rows(query_ref, at_query, blocks), load_rows(gradient_ref, at_query, blocks)
-    log_sum = load_numbers(log_sums_ref, at_query, jnp.inf, blocks)
-    delta = load_numbers(delta_ref, at_query, 0.0, blocks)
-    s = scores(query, key, tiles_ref, i, j, work, by_key=True)
+    log_sum = load_vector(log_sums_ref, at_query, jnp.inf, blocks)
+    delta = load_vector(delta_ref, at_query, 0.0, blocks)
+    s = scores(query, key, tiles_ref, i, j, spec, by_key=True)
     if masked:
-      s = sight.hide(s, i, j, sight.query_codes(i), key_code, by_key=True)
-    weights = weights_of(s, log_sum[None, :], work)
+      s = mask.hide(s, i, j, mask.query_codes(i), key_code, by_key=True)
+    weights = softmax_weights(s, log_sum[None, :], spec)
     d_value = d_value + triton.dot(weights.astype(gradient.dtype), gradient)
-    of_scores = weights * (triton.dot(value, gradient.T) - delta[None, :])
-    return d_key + triton.dot(of_scores.astype(query.dtype), query), d_value
+    d_scores = weights * (triton.dot(value, gradient.T) - delta[None, :])
+    return d_key + triton.dot(d_scores.astype(query.dtype), query), d_value
 
   zeros = jnp.zeros(key.shape, jnp.float32)
-  d_key, d_value = sight.over_queries(j, visit, (zeros, zeros))
-  store_rows(d_key_ref, at_key, sight.own(at_key, d_key * work.scale))
-  store_rows(d_value_ref, at_key, sight.own(at_key, d_value))
+  d_key, d_value = mask.over_queries(j, visit, (zeros, zeros))
+  store_rows(d_key_ref, at_key, mask.zero_beyond_length(at_key, d_key * spec.scale))
+  store_rows(d_value_ref, at_key, mask.zero_beyond_length(at_key, d_value))

@@ -1,8 +1,8 @@
-"""Masks in the GPU's attention kernels: which tiles a block visits, and what it hides in them.
+"""Masks in the GPU's attention kernels: which tiles a block visits, and which scores it masks.
 
-A mask comes as nothing, as a length a row, or as codes (masks.Codes) with the range of tiles that each block may see.
-Loops run at least once, and tiles that need a mask come first: where a loop may be empty or follows another of unknown
-length, NVIDIA's assembler gives up overlapping matrix products.
+A mask is nothing, one length per row, or codes (masks.Codes) with the range of tiles visible to each block.
+Loops run at least once, and tiles that need masking come first: if a loop may be empty, or follows another of unknown
+length, NVIDIA's assembler does not overlap matrix products.
 """
 
 import dataclasses
@@ -14,13 +14,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.masks import Codes, Mask, mask_codes, visible
-from t5like.kernels.gpu.tiles import Blocks, TileWork, load_numbers
+from t5like.kernels.gpu.tiles import Blocks, KernelSpec, load_vector
 
 _LARGE = jnp.iinfo(jnp.int32).max
 
 
-def mask_operands(mask: Mask, batch: int, query_length: int, key_length: int) -> tuple[Codes | None, jax.Array | None]:
-  """Codes, or lengths [batch] where they say it all."""
+def encode_mask(mask: Mask, batch: int, query_length: int, key_length: int) -> tuple[Codes | None, jax.Array | None]:
+  """Returns (codes, lengths [batch]), one of which is None: lengths if they suffice, else codes if needed."""
   codes = mask_codes(mask, batch, query_length, key_length)
   if codes is None and mask.causal and query_length != key_length:
     codes = Codes(jnp.zeros((batch, query_length), jnp.int32), jnp.zeros((batch, key_length), jnp.int32))
@@ -29,66 +29,66 @@ def mask_operands(mask: Mask, batch: int, query_length: int, key_length: int) ->
   return None, jnp.sum(mask.key_valid.astype(bool), axis=1, dtype=jnp.int32)
 
 
-def sight_operands(
-  codes: Codes | None, lengths: jax.Array | None, work: TileWork, blocks: Blocks, by_key: bool = False
+def mask_operands(
+  codes: Codes | None, lengths: jax.Array | None, spec: KernelSpec, blocks: Blocks, by_key: bool = False
 ):
-  """A kernel's operands for `Sight`, and their specs; grids are (block, head, row)."""
+  """Returns the operands of `KernelMask` and their specs, for a grid (block, head, row)."""
   if lengths is not None:
     return [lengths], [pl.BlockSpec(lengths.shape, lambda i, h, b: (0,))]
   if codes is None:
     return [], []
-  meet = _meeting(codes, work, blocks)
-  operands = [codes.query, codes.key, _ranges(meet.swapaxes(1, 2) if by_key else meet)]
+  overlap = _overlaps(codes, spec, blocks)
+  operands = [codes.query, codes.key, _block_ranges(overlap.swapaxes(1, 2) if by_key else overlap)]
   return operands, [pl.BlockSpec((None, x.shape[1]), lambda i, h, b: (b, 0)) for x in operands]
 
 
-def _meeting(codes: Codes, work: TileWork, blocks: Blocks) -> jax.Array:
-  """Whether two blocks hold segments in common, judged by the least and the greatest: [batch, queries, keys] blocks."""
+def _overlaps(codes: Codes, spec: KernelSpec, blocks: Blocks) -> jax.Array:
+  """Returns whether the segment ranges of two blocks overlap: [batch, query blocks, key blocks]."""
   least = jnp.min(jnp.where(codes.key >= 0, codes.key, _LARGE), axis=1, keepdims=True)
-  # Queries of a segment that no key is in, those of padding, see nothing.
-  query_low, query_high = _ends(jnp.where(codes.query >> 1 >= least >> 1, codes.query, -2), blocks.query)
-  key_low, key_high = _ends(codes.key, blocks.key)
-  meet = (query_low[:, :, None] <= key_high[:, None, :]) & (key_low[:, None, :] <= query_high[:, :, None])
-  if work.causal and not work.has_prefix:
-    i, j = jnp.arange(meet.shape[1])[:, None], jnp.arange(meet.shape[2])[None, :]
-    meet = meet & (j * blocks.key < (i + 1) * blocks.query)[None]
-  return meet
+  # Queries of a segment without keys (padding) see nothing.
+  query_low, query_high = _segment_range(jnp.where(codes.query >> 1 >= least >> 1, codes.query, -2), blocks.query)
+  key_low, key_high = _segment_range(codes.key, blocks.key)
+  overlap = (query_low[:, :, None] <= key_high[:, None, :]) & (key_low[:, None, :] <= query_high[:, :, None])
+  if spec.causal and not spec.has_prefix:
+    i, j = jnp.arange(overlap.shape[1])[:, None], jnp.arange(overlap.shape[2])[None, :]
+    overlap = overlap & (j * blocks.key < (i + 1) * blocks.query)[None]
+  return overlap
 
 
-def _ends(code: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-  """The least and the greatest segment in each block; an empty range where there is none."""
+def _segment_range(code: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the smallest and the largest segment in each block; an empty range for a block without segments."""
   code = jnp.pad(code, ((0, 0), (0, -code.shape[1] % block)), constant_values=-2).reshape(code.shape[0], -1, block)
   return jnp.min(jnp.where(code >= 0, code >> 1, _LARGE), axis=2), jnp.max(code >> 1, axis=2)
 
 
-def _ranges(meet: jax.Array) -> jax.Array:
-  """[batch, blocks, other blocks] -> [batch, 2 * blocks]: the first that a block meets, and how many up to the last."""
-  first = jnp.argmax(meet, axis=2)
-  last = meet.shape[2] - jnp.argmax(meet[:, :, ::-1], axis=2)
-  count = jnp.where(jnp.any(meet, axis=2), last - first, 0)
-  return jnp.stack([first, count], axis=2).astype(jnp.int32).reshape(meet.shape[0], -1)
+def _block_ranges(overlap: jax.Array) -> jax.Array:
+  """Reduces [batch, blocks, other blocks] to [batch, 2 * blocks]: first overlapping block, and count up to the last."""
+  first = jnp.argmax(overlap, axis=2)
+  last = overlap.shape[2] - jnp.argmax(overlap[:, :, ::-1], axis=2)
+  count = jnp.where(jnp.any(overlap, axis=2), last - first, 0)
+  return jnp.stack([first, count], axis=2).astype(jnp.int32).reshape(overlap.shape[0], -1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Sight:
-  """A mask inside a kernel: the refs of its operands, or the length of the program's row."""
+class KernelMask:
+  """A mask inside a kernel: refs of its operands, or the length of the program's row."""
 
   refs: list
-  work: TileWork
+  spec: KernelSpec
   blocks: Blocks
   length: jax.Array | None
 
   @classmethod
-  def of(cls, refs: list, work: TileWork, blocks: Blocks) -> "Sight":
+  def from_refs(cls, refs: list, spec: KernelSpec, blocks: Blocks) -> "KernelMask":
     by_length = len(refs) == 1
-    return cls(refs, work, blocks, triton.load(refs[0].at[pl.program_id(2)]) if by_length else None)
+    return cls(refs, spec, blocks, triton.load(refs[0].at[pl.program_id(2)]) if by_length else None)
 
   def query_codes(self, i):
-    """Codes of block i of queries; None without codes."""
-    return load_numbers(self.refs[0], self._at_query(i), 0, self.blocks) if len(self.refs) == 3 else None
+    """Returns the codes of query block i; None without codes."""
+    return load_vector(self.refs[0], self._at_query(i), 0, self.blocks) if len(self.refs) == 3 else None
 
   def key_codes(self, j):
-    return load_numbers(self.refs[1], self._at_key(j), -2, self.blocks) if len(self.refs) == 3 else None
+    return load_vector(self.refs[1], self._at_key(j), -2, self.blocks) if len(self.refs) == 3 else None
 
   def _at_query(self, i):
     return i * self.blocks.query + jnp.arange(self.blocks.query)
@@ -97,17 +97,17 @@ class Sight:
     return j * self.blocks.key + jnp.arange(self.blocks.key)
 
   def over_keys(self, i, visit: Callable, start):
-    """Visits the blocks of keys that block i of queries may see: `visit(j, carry, masked)`."""
-    work, (rows, columns) = self.work, (self.blocks.query, self.blocks.key)
-    count = pl.cdiv(work.key_length, columns)
+    """Calls `visit(j, carry, masked)` for the key blocks visible to query block i."""
+    spec, (rows, columns) = self.spec, (self.blocks.query, self.blocks.key)
+    count = pl.cdiv(spec.key_length, columns)
     if self.length is not None:
       last = jnp.maximum(pl.cdiv(self.length, columns) - 1, 0)
       carry = jax.lax.fori_loop(last, last + 1, lambda j, carry: visit(j, carry, True), start)
       return jax.lax.fori_loop(0, last, lambda j, carry: visit(j, carry, False), carry)
     if self.refs:
       return self._over_range(i, visit, start)
-    if not work.causal:
-      masked = work.key_length % columns != 0
+    if not spec.causal:
+      masked = spec.key_length % columns != 0
       return jax.lax.fori_loop(0, count, lambda j, carry: visit(j, carry, masked), start)
     below = i * rows // columns
     carry = jax.lax.fori_loop(0, max(1, rows // columns), lambda t, carry: visit(below + t, carry, True), start)
@@ -115,15 +115,15 @@ class Sight:
 
   def over_queries(self, j, visit: Callable, start):
     """Visits the blocks of queries that may see block j of keys: `visit(i, carry, masked)`."""
-    work, (rows, columns) = self.work, (self.blocks.query, self.blocks.key)
-    count = pl.cdiv(work.query_length, rows)
+    spec, (rows, columns) = self.spec, (self.blocks.query, self.blocks.key)
+    count = pl.cdiv(spec.query_length, rows)
     if self.length is not None:
-      # Keys beyond the length are sorted out at the end: a key's gradient is its own.
+      # Gradients of keys beyond the length are zeroed at the end.
       count = jnp.where(j * columns < self.length, jnp.int32(count), jnp.int32(1))
       return jax.lax.fori_loop(0, count, lambda i, carry: visit(i, carry, False), start)
     if self.refs:
       return self._over_range(j, visit, start)
-    if not work.causal:
+    if not spec.causal:
       return jax.lax.fori_loop(0, count, lambda i, carry: visit(i, carry, False), start)
     first, crossing = j * columns // rows, max(1, columns // rows)
     carry = jax.lax.fori_loop(0, crossing, lambda t, carry: visit(first + t, carry, True), start)
@@ -134,16 +134,16 @@ class Sight:
     return jax.lax.fori_loop(0, jnp.maximum(count, 1), lambda t, carry: visit(first + t, carry, True), start)
 
   def hide(self, s: jax.Array, i, j, query_code, key_code, by_key: bool = False) -> jax.Array:
-    """-inf where a query may not look, in scores of tile (i, j): [query, key], or [key, query] with `by_key`."""
-    laid = lambda x, axis: x[:, None] if (axis == 0) != by_key else x[None, :]  # noqa: E731
-    at_query, at_key = laid(self._at_query(i), 0), laid(self._at_key(j), 1)
+    """Sets masked scores of tile (i, j) to -inf: [query, key], or [key, query] with `by_key`."""
+    expand = lambda x, axis: x[:, None] if (axis == 0) != by_key else x[None, :]  # noqa: E731
+    at_query, at_key = expand(self._at_query(i), 0), expand(self._at_key(j), 1)
     if query_code is not None:
-      query_code, key_code = laid(query_code, 0), laid(key_code, 1)
-    allowed = visible(at_query, at_key, query_code, key_code, self.work.causal)
+      query_code, key_code = expand(query_code, 0), expand(key_code, 1)
+    allowed = visible(at_query, at_key, query_code, key_code, self.spec.causal)
     if allowed is None:
-      allowed = at_key < (self.work.key_length if self.length is None else self.length)
+      allowed = at_key < (self.spec.key_length if self.length is None else self.length)
     return jnp.where(allowed, s, -jnp.inf)
 
-  def own(self, at_key: jax.Array, rows: jax.Array) -> jax.Array:
-    """Gradients of keys, zero for those beyond a row's length."""
+  def zero_beyond_length(self, at_key: jax.Array, rows: jax.Array) -> jax.Array:
+    """Zeroes the gradients of keys beyond the row's length."""
     return rows if self.length is None else jnp.where((at_key < self.length)[:, None], rows, 0.0)

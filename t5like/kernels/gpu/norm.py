@@ -1,8 +1,8 @@
-"""RMS and layer norm for NVIDIA GPUs (Pallas, Triton): each pass reads and writes every activation once.
+"""RMS norm and layer norm for NVIDIA GPUs (Pallas, Triton): each pass reads and writes every activation once.
 
-XLA takes three passes backward, and writes a float32 product of an activation's size for the gradient of the scale.
-Here a program goes through blocks of rows, keeps the sums for scale and bias in registers, and adds the gradient that
-comes along the residual connection before it writes.
+XLA's backward pass reads activations three times and materializes a float32 product of their size for the gradient of
+the scale. Here a program loops over blocks of rows, keeps the sums for scale and bias in registers, and adds the
+gradient of the residual connection before writing.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-# Entries of a block, the warps that share it, and programs, four for each multiprocessor: each writes sums of its own.
+# Entries per block, warps per block, and programs (four per multiprocessor; each writes its own sums).
 # The fastest of 18 on an H200 for 32 x 1024 rows of 1024 (layer norm, forward and backward).
 _ENTRIES, _WARPS, _PROGRAMS = 2048, 4, 528
 
 
 @dataclasses.dataclass(frozen=True)
-class NormWork:
-  """What a kernel is compiled for."""
+class NormSpec:
+  """Compile-time parameters of a norm kernel."""
 
   rows: int
   width: int
@@ -30,8 +30,7 @@ class NormWork:
 
   @property
   def piece(self) -> int:
-    """Rows are taken in pieces of so many columns, a power of 2: thirds of 768, or, as a last resort, all of it with
-    what is beyond the end masked."""
+    """Columns per piece of a row, a power of 2: a third of 768; as a last resort the full row, masked at the end."""
     dividing = self.width & -self.width
     return dividing if self.width <= 8 * dividing else pl.next_power_of_2(self.width)
 
@@ -41,7 +40,7 @@ class NormWork:
 
   @property
   def block(self) -> int:
-    """Rows of a block, a power of 2."""
+    """Rows per block, a power of 2."""
     return max(1, _ENTRIES // pl.next_power_of_2(self.width))
 
   @property
@@ -53,12 +52,12 @@ class NormWork:
     return pl.cdiv(self.rows, self.block)
 
   def call(self, kernel, programs: int, name: str, arguments, out_shape):
-    whole = lambda x: pl.BlockSpec(x.shape, lambda i: (0,) * len(x.shape))  # noqa: E731
+    full_spec = lambda x: pl.BlockSpec(x.shape, lambda i: (0,) * len(x.shape))  # noqa: E731
     return pl.pallas_call(
-      functools.partial(kernel, work=self),
+      functools.partial(kernel, spec=self),
       grid=(programs,),
-      in_specs=jax.tree.map(whole, list(arguments)),
-      out_specs=jax.tree.map(whole, out_shape),
+      in_specs=jax.tree.map(full_spec, list(arguments)),
+      out_specs=jax.tree.map(full_spec, out_shape),
       out_shape=out_shape,
       compiler_params=triton.CompilerParams(num_warps=self.warps, num_stages=2),
       interpret=self.interpret,
@@ -66,27 +65,27 @@ class NormWork:
     )(*arguments)
 
 
-def obstacle(x: jax.Array) -> str | None:
-  """Why rows cannot be taken; None where they can."""
+def unsupported_reason(x: jax.Array) -> str | None:
+  """Returns why the kernels do not support x, or None if they do."""
   if x.size < 2**20:
-    return "XLA joins small norms, as in a step of decoding, with what is around them"
+    return "XLA fuses small norms, as in a decoding step, with the operations around them"
   if x.shape[-1] > 8192:
-    return f"rows of {x.shape[-1]} do not fit"
+    return f"rows of {x.shape[-1]} entries are too long"
   return "too many entries for 32-bit indices" if x.size >= 2**31 else None
 
 
-@functools.partial(jax.jit, static_argnames=("dtype", "work"))  # so that all layers share one traced kernel
-def forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.dtype, work: NormWork) -> jax.Array:
-  """x [rows, width]; scale, bias [width] float32."""
+@functools.partial(jax.jit, static_argnames=("dtype", "spec"))  # so that all layers share one traced kernel
+def forward(x: jax.Array, scale: jax.Array, bias: jax.Array | None, dtype: jnp.dtype, spec: NormSpec) -> jax.Array:
+  """Normalizes x [rows, width]; scale, bias [width] float32."""
   given = [x, scale] if bias is None else [x, scale, bias]
-  return work.call(_forward_block, work.blocks, "forward", given, jax.ShapeDtypeStruct(x.shape, dtype))
+  return spec.call(_forward_block, spec.blocks, "forward", given, jax.ShapeDtypeStruct(x.shape, dtype))
 
 
-def _forward_block(x_ref, scale_ref, *refs, work: NormWork):
+def _forward_block(x_ref, scale_ref, *refs, spec: NormSpec):
   *bias_refs, y_ref = refs
-  tiles = _tiles(pl.program_id(0), work)
-  centered, rate = _statistics(_load(x_ref, tiles), tiles, work)
-  scale, biases = _load_row(scale_ref, work), [_load_row(ref, work) for ref in bias_refs]
+  tiles = _tiles(pl.program_id(0), spec)
+  centered, rate = _statistics(_load(x_ref, tiles), tiles, spec)
+  scale, biases = _load_row(scale_ref, spec), [_load_row(ref, spec) for ref in bias_refs]
   for n, (index, inside) in enumerate(tiles):
     y = centered[n] * rate * scale[n]
     for bias in biases:
@@ -94,30 +93,30 @@ def _forward_block(x_ref, scale_ref, *refs, work: NormWork):
     triton.store(y_ref.at[*index], y.astype(y_ref.dtype), mask=inside)
 
 
-@functools.partial(jax.jit, static_argnames=("with_bias", "work"))
-def backward(x, scale, gradient, residual, with_bias: bool, work: NormWork):
-  """The gradients of x (with `residual` added, if any), scale and bias; [width] float32 for the last two."""
-  programs = min(work.blocks, _PROGRAMS)
-  sums = jax.ShapeDtypeStruct((programs, work.width), jnp.float32)
+@functools.partial(jax.jit, static_argnames=("with_bias", "spec"))
+def backward(x, scale, gradient, residual, with_bias: bool, spec: NormSpec):
+  """Returns the gradients of x (plus `residual`, if any), scale and bias; the last two [width] float32."""
+  programs = min(spec.blocks, _PROGRAMS)
+  sums = jax.ShapeDtypeStruct((programs, spec.width), jnp.float32)
   out_shape = [jax.ShapeDtypeStruct(x.shape, x.dtype), *[sums] * (2 if with_bias else 1)]
   given = [x, scale, gradient] if residual is None else [x, scale, gradient, residual]
   kernel = functools.partial(_backward_block, programs=programs, has_residual=residual is not None)
-  d_x, *sums = work.call(kernel, programs, "backward", given, out_shape)
+  d_x, *sums = spec.call(kernel, programs, "backward", given, out_shape)
   return d_x, *(jnp.sum(x, axis=0) for x in sums), *(() if with_bias else (None,))
 
 
-def _backward_block(x_ref, scale_ref, gradient_ref, *refs, programs: int, has_residual: bool, work: NormWork):
+def _backward_block(x_ref, scale_ref, gradient_ref, *refs, programs: int, has_residual: bool, spec: NormSpec):
   residual_refs, (d_x_ref, *sums_refs) = refs[: int(has_residual)], refs[int(has_residual) :]
-  program, scale = pl.program_id(0), _load_row(scale_ref, work)
+  program, scale = pl.program_id(0), _load_row(scale_ref, spec)
 
   def visit(t, sums):
-    tiles = _tiles(program + t * programs, work)
+    tiles = _tiles(program + t * programs, spec)
     gradient = _load(gradient_ref, tiles)
-    centered, rate = _statistics(_load(x_ref, tiles), tiles, work)
+    centered, rate = _statistics(_load(x_ref, tiles), tiles, spec)
     normalized = [x * rate for x in centered]
     scaled = [g * s for g, s in zip(gradient, scale, strict=True)]
-    along = _mean([s * x for s, x in zip(scaled, normalized, strict=True)], work)
-    middle = _mean(scaled, work) if work.centered else 0.0
+    along = _mean([s * x for s, x in zip(scaled, normalized, strict=True)], spec)
+    middle = _mean(scaled, spec) if spec.centered else 0.0
     residuals = [_load(ref, tiles) for ref in residual_refs]
     for n, (index, inside) in enumerate(tiles):
       d_x = rate * (scaled[n] - normalized[n] * along - middle)
@@ -130,24 +129,24 @@ def _backward_block(x_ref, scale_ref, gradient_ref, *refs, programs: int, has_re
       for each, added in zip(sums, new, strict=False)
     )
 
-  nothing = (jnp.zeros((work.block, work.piece), jnp.float32),) * work.pieces
-  count = pl.cdiv(work.blocks - program, programs)
+  nothing = (jnp.zeros((spec.block, spec.piece), jnp.float32),) * spec.pieces
+  count = pl.cdiv(spec.blocks - program, programs)
   sums = jax.lax.fori_loop(0, count, visit, (nothing,) * len(sums_refs))
   for ref, totals in zip(sums_refs, sums, strict=True):
-    for column, total in zip(_columns(work), totals, strict=True):
-      triton.store(ref.at[program, column], jnp.sum(total, axis=0), mask=column < work.width)
+    for column, total in zip(_columns(spec), totals, strict=True):
+      triton.store(ref.at[program, column], jnp.sum(total, axis=0), mask=column < spec.width)
 
 
-def _columns(work: NormWork) -> list[jax.Array]:
-  return [n * work.piece + jnp.arange(work.piece) for n in range(work.pieces)]
+def _columns(spec: NormSpec) -> list[jax.Array]:
+  return [n * spec.piece + jnp.arange(spec.piece) for n in range(spec.pieces)]
 
 
-def _tiles(block: jax.Array, work: NormWork) -> list[tuple]:
-  """For each piece of a block of rows, its indices and which of them exist."""
-  row = block * work.block + jnp.arange(work.block)
+def _tiles(block: jax.Array, spec: NormSpec) -> list[tuple]:
+  """Returns (indices, mask of valid indices) for each piece of a block of rows."""
+  row = block * spec.block + jnp.arange(spec.block)
   return [
-    ((row[:, None], column[None, :]), (row < work.rows)[:, None] & (column < work.width)[None, :])
-    for column in _columns(work)
+    ((row[:, None], column[None, :]), (row < spec.rows)[:, None] & (column < spec.width)[None, :])
+    for column in _columns(spec)
   ]
 
 
@@ -155,17 +154,17 @@ def _load(ref, tiles) -> list[jax.Array]:
   return [triton.load(ref.at[*index], mask=inside, other=0.0).astype(jnp.float32) for index, inside in tiles]
 
 
-def _load_row(ref, work: NormWork) -> list[jax.Array]:
-  return [triton.load(ref.at[column], mask=column < work.width, other=0.0)[None, :] for column in _columns(work)]
+def _load_row(ref, spec: NormSpec) -> list[jax.Array]:
+  return [triton.load(ref.at[column], mask=column < spec.width, other=0.0)[None, :] for column in _columns(spec)]
 
 
-def _mean(pieces: list[jax.Array], work: NormWork) -> jax.Array:
-  return jnp.sum(sum(pieces), axis=1, keepdims=True) / work.width
+def _mean(pieces: list[jax.Array], spec: NormSpec) -> jax.Array:
+  return jnp.sum(sum(pieces), axis=1, keepdims=True) / spec.width
 
 
-def _statistics(pieces: list[jax.Array], tiles: list[tuple], work: NormWork) -> tuple[list[jax.Array], jax.Array]:
-  """Rows around their mean, where that is asked for, and 1 / their root mean square."""
-  if work.centered:
-    mean = _mean(pieces, work)
+def _statistics(pieces: list[jax.Array], tiles: list[tuple], spec: NormSpec) -> tuple[list[jax.Array], jax.Array]:
+  """Returns the rows, centered if `spec.centered`, and the reciprocal of their root mean square."""
+  if spec.centered:
+    mean = _mean(pieces, spec)
     pieces = [jnp.where(inside, x - mean, 0.0) for x, (_, inside) in zip(pieces, tiles, strict=True)]
-  return pieces, jax.lax.rsqrt(_mean([x * x for x in pieces], work) + work.epsilon)
+  return pieces, jax.lax.rsqrt(_mean([x * x for x in pieces], spec) + spec.epsilon)

@@ -1,1 +1,1 @@
-"""Attention for TPUs."""
+"""Attention kernels for TPUs."""

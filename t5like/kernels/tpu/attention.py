@@ -1,7 +1,8 @@
-"""Fused attention for TPUs (Pallas): the score matrix lives a tile at a time in the chip's own memory.
+"""Fused attention for TPUs (Pallas): scores exist only in VMEM, one tile at a time.
 
-As FlashAttention (Dao et al. 2022), with T5's bias made inside from one value a distance (tpu_bias_tiles) and
-every kind of mask from a code a position (masks.mask_codes). Arrays are [batch, heads, length, kv] in here.
+Follows FlashAttention (Dao et al. 2022). T5's bias is computed in the kernel from one value per distance
+(bias_tiles.py), and every kind of mask from one code per position (masks.mask_codes). Arrays are
+[batch, heads, length, kv] in this file.
 """
 
 import dataclasses
@@ -12,26 +13,26 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from t5like.kernels.attention.keeping import kept_results
 from t5like.kernels.attention.masks import Mask, mask_codes, visible
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance
-from t5like.kernels.tpu.bias_tiles import strips, tile_of, window_of
+from t5like.kernels.attention.residuals import name_residuals
+from t5like.kernels.tpu.bias_tiles import strips, tile_from_window, window_from_tile
 
 LANES = 128
-# Larger tiles reuse more, but a backward pass holds half a dozen float32 tiles in 16 MiB.
+# Larger tiles reuse more data, but the backward pass holds half a dozen float32 tiles in 16 MiB.
 MAX_BLOCK = 256
-_MASKED = -1e30  # finite: a row with nothing to look at comes out as an average, not as NaN
+_MASKED = -1e30  # finite: a fully masked row yields an average instead of NaN
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionShape:
-  """What a kernel is compiled for."""
+  """Compile-time parameters of an attention kernel."""
 
   query_length: int  # padded to tiles
   key_length: int
   block_query: int
   block_key: int
-  real_keys: int  # those before the padding
+  real_keys: int  # keys before padding
   causal: bool
   has_prefix: bool
   scale: float
@@ -42,7 +43,7 @@ class AttentionShape:
     return self.query_length // self.block_query, self.key_length // self.block_key
 
   def needed(self, i: jax.Array, j: jax.Array) -> jax.Array | bool:
-    """Whether any query of tile row i may look at a key of tile column j."""
+    """Whether any query of tile row i may attend to a key of tile column j."""
     if not self.causal or self.has_prefix:
       return True
     return j * self.block_key < (i + 1) * self.block_query
@@ -52,7 +53,7 @@ def tpu_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
   interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
-  """query, key, value [batch, length, heads, kv]; any lengths, padded here to whole tiles."""
+  """Computes attention; query, key, value [batch, length, heads, kv], of any length, padded here to tiles."""
   batch, query_length = query.shape[:2]
   key_length = key.shape[1]
   block_query, block_key = _block(query_length), _block(key_length)
@@ -62,7 +63,7 @@ def tpu_attention(
   )  # fmt: skip
   more_queries, more_keys = shape.query_length - query_length, shape.key_length - key_length
 
-  def to_batch(x, more):
+  def padded(x, more):
     return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, more), (0, 0)))
 
   strip = None
@@ -72,17 +73,22 @@ def tpu_attention(
   if codes is not None:
     query_code = jnp.pad(codes.query, ((0, 0), (0, more_queries)))
     key_code = jnp.pad(codes.key, ((0, 0), (0, more_keys)), constant_values=-2)
-    # A column and a row of codes, each as wide as a register so that tiles can be cut from it.
+    # A column and a row of codes, each broadcast to a register so that the kernel can slice tiles from it.
     query_code = jnp.broadcast_to(query_code[:, :, None], (*query_code.shape, LANES))
     codes = query_code, jnp.broadcast_to(key_code[:, None, :], (batch, 8, shape.key_length))
   out = _attend(
-    to_batch(query, more_queries), to_batch(key, more_keys), to_batch(value, more_keys), strip, codes, shape
+    padded(query, more_queries),
+    padded(key, more_keys),
+    padded(value, more_keys),
+    strip,
+    codes,
+    shape,
   )
   return out[:, :, :query_length].swapaxes(1, 2)
 
 
 def _block(length: int) -> int:
-  """Tiles of 128, or of 256 where that adds no padding."""
+  """Returns 256 if that adds no more padding than 128, else 128."""
   return MAX_BLOCK if _padded_length(length, LANES) % MAX_BLOCK == 0 else LANES
 
 
@@ -126,7 +132,7 @@ def _forward(query, key, value, strip, codes, shape: AttentionShape):
     interpret=shape.interpret,
     name="t5like_attention_forward",
   )(query, key, value, *_extra(strip, codes))
-  out, log_sums = kept_results(out, log_sums[..., 0])
+  out, log_sums = name_residuals(out, log_sums[..., 0])
   return out, (query, key, value, strip, codes, out, log_sums)
 
 
@@ -134,43 +140,43 @@ def _extra(strip, codes) -> list[jax.Array]:
   return ([] if strip is None else [strip]) + ([] if codes is None else list(codes))
 
 
-def _extra_specs(strip, codes, shape: AttentionShape, place) -> list[pl.BlockSpec]:
-  """Specs of the strip and the codes; `place` turns grid indices into (batch, head, tile row, tile column)."""
+def _extra_specs(strip, codes, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
+  """Returns specs of the strip and the codes; `to_tile` maps grid indices to (batch, head, tile row, tile column)."""
   specs = []
   if strip is not None:
-    specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda *at: (place(*at)[1], 0, 0)))
+    specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda *at: (to_tile(*at)[1], 0, 0)))
   if codes is not None:
-    specs.append(pl.BlockSpec((None, shape.block_query, LANES), lambda *at: (place(*at)[0], place(*at)[2], 0)))
-    specs.append(pl.BlockSpec((None, 8, shape.block_key), lambda *at: (place(*at)[0], 0, place(*at)[3])))
+    specs.append(pl.BlockSpec((None, shape.block_query, LANES), lambda *at: (to_tile(*at)[0], to_tile(*at)[2], 0)))
+    specs.append(pl.BlockSpec((None, 8, shape.block_key), lambda *at: (to_tile(*at)[0], 0, to_tile(*at)[3])))
   return specs
 
 
 def window_start(shape: AttentionShape, i: jax.Array, j: jax.Array) -> jax.Array:
-  """Where the strip's window for tile (i, j) begins: a whole number of registers."""
+  """Returns the start of the strip's window for tile (i, j): a multiple of the register width."""
   start = j * shape.block_key - (i + 1) * shape.block_query + shape.query_length
   return pl.multiple_of(start, LANES)
 
 
 def scores(query, key, strip_ref, code_refs, i, j, shape: AttentionShape) -> jax.Array:
-  """Masked scores of tile (i, j), [block_query, block_key] float32."""
+  """Computes the masked scores of tile (i, j), [block_query, block_key] float32."""
   s = shape.scale * jax.lax.dot_general(query, key, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
   if strip_ref is not None:
     window = strip_ref[:, pl.ds(window_start(shape, i, j), shape.block_query + shape.block_key)]
-    s = s + tile_of(window, shape.block_query)
+    s = s + tile_from_window(window, shape.block_query)
   at_query = i * shape.block_query + jax.lax.broadcasted_iota(jnp.int32, s.shape, 0)
   at_key = j * shape.block_key + jax.lax.broadcasted_iota(jnp.int32, s.shape, 1)
   query_code = key_code = None
   if code_refs:
     query_code, key_code = code_refs[0][:, :1], code_refs[1][:1, :]
   allowed = visible(at_query, at_key, query_code, key_code, shape.causal)
-  # Codes hide padded keys, and so does causality from queries that are real.
+  # Codes hide padded keys, and causality hides them from unpadded queries.
   if not code_refs and not shape.causal and shape.real_keys < shape.key_length:
     allowed = at_key < shape.real_keys
   return s if allowed is None else jnp.where(allowed, s, _MASKED)
 
 
 def split_refs(refs, has_bias: bool, coded: bool):
-  """The strip's ref, the codes' refs and the rest of a kernel's arguments."""
+  """Splits a kernel's refs into those of the strip, of the codes, and the rest."""
   refs = list(refs)
   strip_ref = refs.pop(0) if has_bias else None
   code_refs = [refs.pop(0), refs.pop(0)] if coded else []
@@ -190,7 +196,7 @@ def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: AttentionShape, h
   @pl.when(shape.needed(i, j))
   def _():
     s = scores(query_ref[...], key_ref[...], strip_ref, code_refs, i, j, shape)
-    top = jnp.maximum(top_ref[...], jnp.max(s, axis=1, keepdims=True))  # [block_query, lanes], all lanes alike
+    top = jnp.maximum(top_ref[...], jnp.max(s, axis=1, keepdims=True))  # [block_query, lanes], all lanes equal
     shrink = jnp.exp(top_ref[...] - top)
     weights = jnp.exp(s - top[:, :1])
     sum_ref[...] = shrink * sum_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
@@ -204,10 +210,10 @@ def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: AttentionShape, h
     log_sums_ref[...] = top_ref[...] + jnp.log(sum_ref[...])
 
 
-def _backward(shape: AttentionShape, kept, gradient):
-  query, key, value, strip, codes, out, log_sums = kept
+def _backward(shape: AttentionShape, residuals, gradient):
+  query, key, value, strip, codes, out, log_sums = residuals
   delta = jnp.einsum("bhqd,bhqd->bhq", out.astype(jnp.float32), gradient.astype(jnp.float32))
-  # Columns as wide as a register, from which a kernel can take one.
+  # Broadcast to the width of a register, from which the kernel takes one column.
   wide = [jnp.broadcast_to(x[..., None], (*x.shape, LANES)) for x in (log_sums, delta)]
   operands = query, key, value, gradient, *wide
   d_query, d_strip = _query_gradient(operands, strip, codes, shape)
@@ -218,9 +224,9 @@ def _backward(shape: AttentionShape, kept, gradient):
 _attend.defvjp(_forward, _backward)
 
 
-def _operand_specs(width: int, shape: AttentionShape, place) -> list[pl.BlockSpec]:
-  """Specs of query, key, value, the output's gradient, logarithms of sums and delta."""
-  at_query, at_key = lambda *at: (*place(*at)[:3], 0), lambda *at: (*place(*at)[:2], place(*at)[3], 0)
+def _operand_specs(width: int, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
+  """Returns specs of query, key, value, the output's gradient, the softmax normalizers and delta."""
+  at_query, at_key = lambda *at: (*to_tile(*at)[:3], 0), lambda *at: (*to_tile(*at)[:2], to_tile(*at)[3], 0)
   by_query = pl.BlockSpec((None, None, shape.block_query, width), at_query)
   by_key = pl.BlockSpec((None, None, shape.block_key, width), at_key)
   column = pl.BlockSpec((None, None, shape.block_query, LANES), at_query)
@@ -228,11 +234,14 @@ def _operand_specs(width: int, shape: AttentionShape, place) -> list[pl.BlockSpe
 
 
 def _query_gradient(operands, strip, codes, shape: AttentionShape):
-  """Heads outermost, rows of the batch next: a head's strip of bias gradients stays on the chip for all of them."""
+  """Computes the gradients of the queries and the strip.
+
+  Heads are the outermost grid axis, rows of the batch the next, so that a head's strip of bias gradients stays in VMEM.
+  """
   batch, heads, _, width = operands[0].shape
   rows, columns = shape.tiles
-  place = lambda h, b, i, j: (b, h, i, j)  # noqa: E731
-  specs = _operand_specs(width, shape, place)
+  to_tile = lambda h, b, i, j: (b, h, i, j)  # noqa: E731
+  specs = _operand_specs(width, shape, to_tile)
   out_specs, out_shape = [specs[0]], [jax.ShapeDtypeStruct(operands[0].shape, operands[0].dtype)]
   if strip is not None:
     out_specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda h, b, i, j: (h, 0, 0)))
@@ -240,7 +249,7 @@ def _query_gradient(operands, strip, codes, shape: AttentionShape):
   d_query, *d_strip = pl.pallas_call(
     functools.partial(_query_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(heads, batch, rows, columns),
-    in_specs=[*specs, *_extra_specs(strip, codes, shape, place)],
+    in_specs=[*specs, *_extra_specs(strip, codes, shape, to_tile)],
     out_specs=out_specs,
     out_shape=out_shape,
     scratch_shapes=[pltpu.VMEM((shape.block_query, width), jnp.float32)],
@@ -254,13 +263,13 @@ def _query_gradient(operands, strip, codes, shape: AttentionShape):
 def _score_gradient(
   query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, strip_ref, code_refs, i, j, shape
 ):
-  """Weights and the gradient of the scores of tile (i, j), both [block_query, block_key] float32."""
+  """Returns the weights of tile (i, j) and the gradient of its scores, both [block_query, block_key] float32."""
   s = scores(query_ref[...], key_ref[...], strip_ref, code_refs, i, j, shape)
   weights = jnp.exp(s - log_sums_ref[:, :1])
-  of_weights = jax.lax.dot_general(
+  d_weights = jax.lax.dot_general(
     gradient_ref[...], value_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
-  return weights, weights * (of_weights - delta_ref[:, :1])
+  return weights, weights * (d_weights - delta_ref[:, :1])
 
 
 def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool):
@@ -281,12 +290,12 @@ def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bo
 
   @pl.when(shape.needed(i, j))
   def _():
-    _, of_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    _, d_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
     key = operands[1][...]
-    sum_ref[...] += shape.scale * jax.lax.dot(of_scores.astype(key.dtype), key, preferred_element_type=jnp.float32)
+    sum_ref[...] += shape.scale * jax.lax.dot(d_scores.astype(key.dtype), key, preferred_element_type=jnp.float32)
     if has_bias:
       window = pl.ds(window_start(shape, i, j), shape.block_query + shape.block_key)
-      d_strip_ref[:, window] += window_of(of_scores)
+      d_strip_ref[:, window] += window_from_tile(d_scores)
 
   @pl.when(j == shape.tiles[1] - 1)
   def _():
@@ -296,12 +305,12 @@ def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bo
 def _key_gradient(operands, strip, codes, shape: AttentionShape):
   batch, heads, _, width = operands[0].shape
   rows, columns = shape.tiles
-  place = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
-  specs = _operand_specs(width, shape, place)
+  to_tile = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
+  specs = _operand_specs(width, shape, to_tile)
   return pl.pallas_call(
     functools.partial(_key_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(batch, heads, columns, rows),
-    in_specs=[*specs, *_extra_specs(strip, codes, shape, place)],
+    in_specs=[*specs, *_extra_specs(strip, codes, shape, to_tile)],
     out_specs=[specs[1], specs[2]],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[1:3]],
     scratch_shapes=[pltpu.VMEM((shape.block_key, width), jnp.float32)] * 2,
@@ -323,14 +332,14 @@ def _key_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool
 
   @pl.when(shape.needed(i, j))
   def _():
-    weights, of_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    weights, d_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
     query, gradient = operands[0][...], operands[3][...]
     over_queries = (((0,), (0,)), ((), ()))
     value_sum_ref[...] += jax.lax.dot_general(
       weights.astype(gradient.dtype), gradient, over_queries, preferred_element_type=jnp.float32
     )
     key_sum_ref[...] += shape.scale * jax.lax.dot_general(
-      of_scores.astype(query.dtype), query, over_queries, preferred_element_type=jnp.float32
+      d_scores.astype(query.dtype), query, over_queries, preferred_element_type=jnp.float32
     )
 
   @pl.when(i == shape.tiles[0] - 1)
