@@ -174,11 +174,7 @@ class PromptBuilder:
     self, task: str, cache: data.TokenCache, fields: Sequence[Fields], max_prompt: int | None
   ) -> tuple[list[list[int]], str]:
     """Returns prompts as in training (truncated, with EOS as configured) and a note on truncation."""
-<<<<<<< HEAD
     form, closing = self._model.form, cache.eos_placement("inputs")
-=======
-    form, closing = self._model.form, cache.closing("inputs")
->>>>>>> lang5
     start = form.start is not None
     length = self._settings.inputs_length or self._model.inputs + start
     length = length if max_prompt is None else min(length, max_prompt)

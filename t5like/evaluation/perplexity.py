@@ -192,11 +192,7 @@ def _denoising_batch(
     counts[row] = len(rows[number])
     tokens[row, : counts[row]] = rows[number]
   corrupted = objective(Rows(tokens, counts, None), Draws.of(_SEED, 0, numbers), special)
-<<<<<<< HEAD
   return zero_loss_on_filler_rows(to_batch(corrupted, objective, lengths, special, _layout(objective)), real)
-=======
-  return counting(to_batch(corrupted, objective, lengths, special, _layout(objective)), real)
->>>>>>> lang5
 
 
 def _layout(objective: Objective) -> str:

@@ -152,11 +152,7 @@ class VectorFile:
 
 
 def _open_for_append(path: Path) -> Any:
-<<<<<<< HEAD
   return storage.open_append(path) if storage.is_remote(path) else open(path, "ab")
-=======
-  return storage.appending(path) if storage.is_remote(path) else open(path, "ab")
->>>>>>> lang5
 
 
 @contextlib.contextmanager

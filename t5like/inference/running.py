@@ -44,11 +44,7 @@ class Progress:
       self._line.show(self._text())
 
   def reject(self, rejected: Sequence[RejectedRow]) -> None:
-<<<<<<< HEAD
     self._line.end_line()
-=======
-    self._line.end_line()
->>>>>>> lang5
     for row in rejected:
       self._rejected += 1
       if self._rejected <= _MAX_REPORTED:

@@ -11,11 +11,7 @@ import jax
 import numpy as np
 
 from t5like import data, parallel
-<<<<<<< HEAD
 from t5like.data.layouts import Batch, zero_loss_on_filler_rows
-=======
-from t5like.data.layouts import Batch, counting
->>>>>>> lang5
 from t5like.evaluation.loss_sums import sum_batches
 from t5like.experiments.compatibility import check_kind
 from t5like.experiments.experiment import Experiment
@@ -63,15 +59,9 @@ class LossEvaluation:
     self._eval_step, self._rows, self._mesh = eval_step, rows, mesh
 
   def __call__(self, params: Any, progress: Callable[[int, int], None] = lambda done, total: None) -> dict[str, float]:
-<<<<<<< HEAD
     """Returns loss, perplexity, accuracy and target_tokens, the same on every host; reports batches to `progress`."""
     sums = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
     return means(sum_batches(sums, lambda done: progress(done, len(self._rows))))
-=======
-    """loss, perplexity, accuracy and target_tokens, the same on every host; `progress` hears of batches done."""
-    given = (self._eval_step(params, batch) for batch in to_devices(self._rows, self._mesh))
-    return means(sum_batches(given, lambda done: progress(done, len(self._rows))))
->>>>>>> lang5
 
 
 def means(totals: Mapping[str, float]) -> dict[str, float]:

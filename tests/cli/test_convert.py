@@ -78,11 +78,7 @@ def test_weights_are_converted_without_a_vocabulary_and_used_with_any_that_fits(
   done = t5like("convert", "from_hf", checkpoint, tmp_path / "model")
   assert "not found: only the weights" in done.stdout
   failed = t5like("eval", f"--model_dir={tmp_path / 'model'}", "--task=snli", status=2)
-<<<<<<< HEAD
   assert "vocabulary not found: 'unknown'" in failed.stderr
-=======
-  assert "no vocabulary 'unknown'" in failed.stderr
->>>>>>> lang5
   config = tmp_path / "model" / "config.gin"
   config.write_text(config.read_text() + "VOCABULARY = 'tiny'\n")
   options = ["--task=snli", "--examples=4", "--batch_size=8", f"--cache_dir={token_caches}"]

@@ -127,11 +127,7 @@ def test_a_missing_vocabulary_is_reported_before_the_first_step(train, folder):
   for stored, reason in REFUSED:
     manifest().write_text(json.dumps(content | {"targets_vocabulary": stored}))
     refused = train("spelled", "--gin.TRAIN_STEPS=1", status=2).stderr
-<<<<<<< HEAD
     assert "the targets of task 'spelled' have their own vocabulary" in refused and reason in refused
-=======
-    assert "the targets of task 'spelled' have their own vocabulary" in refused and said in refused
->>>>>>> lang5
     assert not os.path.exists("run/checkpoints")
 
 
