@@ -189,7 +189,7 @@ def test_mixtures_and_mistakes(check, t5like):
   out = check("checked_together")
   assert "valid (train)" in out and "always_long (train)" in out
   for options, message in (
-    (["--lengths=inputs:5"], "--lengths inputs:5 cannot be read"),
+    (["--lengths=inputs:5"], "invalid --lengths: inputs:5"),
     (["--limit=0"], "invalid --limit: 0 (expected at least 1)"),
     (["--split=dev"], "no split 'dev'"),
   ):
