@@ -120,3 +120,9 @@ def test_folders_and_files_stay_small():
   folders = {path.parent for path in FILES}
   assert not {str(folder): n for folder in folders if (n := len(list(folder.glob("*.py")))) > 21}
   assert not {name_of(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 450}
+
+
+def test_test_files_have_different_names():
+  """pytest imports them by their base name: the second of two is not collected."""
+  names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
+  assert not {name for name in names if names.count(name) > 1}

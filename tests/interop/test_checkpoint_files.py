@@ -153,7 +153,7 @@ def test_a_vocabulary_mismatch_names_the_field(rewritten):
 
 
 def test_an_invalid_number_of_heads_is_reported(rewritten):
-  with pytest.raises(UserError, match="num_heads = 5"):
+  with pytest.raises(UserError, match="num_heads: 5"):
     huggingface.load(rewritten("gpt2", config=lambda c: c | {"n_head": 5}))
 
 
