@@ -1,7 +1,7 @@
 """Hugging Face's model of the same sizes on the same device, for `t5like bench train --peer`.
 
-float32 parameters under bfloat16 autocast (or plain float32), no dropout, fused AdamW (torch's fastest optimizer).
-It runs in a subprocess, so that neither framework holds memory that the other needs, and with another interpreter if
+float32 parameters under bfloat16 autocast (or plain float32), the same dropout as ours, fused AdamW (torch's fastest
+optimizer). It runs in a subprocess, so that neither framework holds memory that the other needs, and with another interpreter if
 torch is not installed alongside jax (--peer_python).
 """
 
@@ -112,8 +112,11 @@ def _last_line(errors: str) -> str:
 
 
 def build(config: Mapping[str, Any], layout: str) -> Any:
-  """Builds a transformers model with the sizes of a TransformerConfig (as a dict), without dropout."""
+  """Builds a transformers model with the sizes and dropout of a TransformerConfig (as a dict)."""
   import transformers
+
+  rate = config["dropout_rate"]
+  attention_rate = rate if config["attention_dropout_rate"] is None else config["attention_dropout_rate"]
 
   if layout == "encoder_decoder":
     activation = {"gelu": "gelu_new"}.get(config["activation"], config["activation"])
@@ -121,7 +124,7 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
       transformers.T5Config(
         vocab_size=config["vocab_size"], d_model=config["embed_dim"], d_kv=config["head_dim"], d_ff=config["mlp_dim"],
         num_layers=config["num_encoder_layers"], num_decoder_layers=config["num_decoder_layers"],
-        num_heads=config["num_heads"], dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
+        num_heads=config["num_heads"], dropout_rate=rate, use_cache=False, decoder_start_token_id=0,
         feed_forward_proj="gated-gelu" if config["gated_mlp"] else activation,
         tie_word_embeddings=config["tie_embeddings"],
       )
@@ -131,7 +134,8 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
       transformers.BertConfig(
         vocab_size=config["vocab_size"], hidden_size=config["embed_dim"], intermediate_size=config["mlp_dim"],
         num_hidden_layers=config["num_encoder_layers"], num_attention_heads=config["num_heads"],
-        max_position_embeddings=config["max_positions"], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        max_position_embeddings=config["max_positions"], hidden_dropout_prob=rate,
+        attention_probs_dropout_prob=attention_rate,
       )
     )  # fmt: skip
   else:
@@ -139,7 +143,8 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
       transformers.GPT2Config(
         vocab_size=config["vocab_size"], n_embd=config["embed_dim"], n_inner=config["mlp_dim"],
         n_layer=config["num_decoder_layers"], n_head=config["num_heads"],
-        n_positions=config["max_positions"] or 1024, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        n_positions=config["max_positions"] or 1024, resid_pdrop=rate, embd_pdrop=rate, attn_pdrop=attention_rate,
+        use_cache=False,
       )
     )  # fmt: skip
   return model.train()

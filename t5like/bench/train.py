@@ -1,6 +1,7 @@
 """The speed of a train step: time, tokens/s, model FLOP/s, share of this machine's matrix-product ceiling, memory.
 
-Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed separately.
+Batches are random tokens, parameters float32, dropout as configured, the optimizer included; compilation is timed
+separately.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class TrainBench:
   packed: bool = False  # rows of several examples, separated by segment ids
   dtype: str | None = None  # of the computation; None: bfloat16, or float32 on a CPU
   backend: str = "auto"  # of attention
+  dropout: float | None = None  # rate; None: from the gin files
   optimizer: str = "adafactor"
   steps: int = 30
   seconds: float = 60.0  # run fewer steps if they would take longer
@@ -75,6 +77,7 @@ def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line
   ceiling = matrix_ceiling(work.dtype)
   for result in results:
     if "step_seconds" in result:
+      result["dropout"] = work.model.config.dropout_rate
       result |= rates(work.model, work.rows, work.lengths, result["step_seconds"], ceiling)
   return results
 
@@ -102,7 +105,9 @@ def read_workload(settings: TrainBench) -> Workload:
 
   dtype = settings.dtype or ("float32" if _on_cpu() else "bfloat16")
   # A run file binds the model; its other settings do not matter here.
-  fixed = [("DROPOUT_RATE", "0.0"), ("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", settings.backend)]
+  fixed = [("COMPUTE_DTYPE", dtype), ("ATTENTION_BACKEND", settings.backend)]
+  if settings.dropout is not None:
+    fixed.append(("DROPOUT_RATE", repr(settings.dropout)))
   overrides = [("train.objective", "@span_corruption()"), *fixed, *settings.overrides]
   experiment = read_model(["runs/pretrain.gin", *settings.gin_files], overrides, settings.search_paths)
   lengths = {"inputs": experiment.lengths["inputs"] if settings.inputs is None else settings.inputs}
@@ -188,7 +193,7 @@ def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
     f"{result['name']}: {1e3 * result['step_seconds']:.1f} ms per step (spread {result['spread']:.1%}), "
     f"{result['tokens_per_second']:,.0f} tokens/s, {result['model_flops_per_second'] / 1e12:.4g} model TFLOP/s, "
     f"{result['share_of_ceiling']:.1%} of {result['ceiling_flops_per_second'] / 1e12:.4g}",
-    f"  {result['device']}, {result['optimizer']}",
+    f"  {result['device']}, {result['optimizer']}, dropout {result['dropout']:g}",
   ]
   if result["memory_bytes"]:
     lines.append(f"  memory {memory_size(result['memory_bytes'])} per device")

@@ -7,7 +7,7 @@ import jax
 
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Norm, activate, constrain_activations, dense
+from t5like.models.layers import Dropout, Norm, activate, constrain_activations, dense
 from t5like.models.stepping import fused_products
 
 
@@ -34,7 +34,7 @@ class MLP(nn.Module):
       h = activate(config, project_in("wi"))
     h = nn.with_logical_constraint(h, ("batch", "length", "mlp"))
     rate = config.dropout_rate if config.mlp_dropout_rate is None else config.mlp_dropout_rate
-    h = nn.Dropout(rate)(h, deterministic=deterministic)
+    h = Dropout(rate)(h, deterministic)
     return dense(config, config.embed_dim, ("mlp", "embed"), role="residual", name="wo")(h)
 
 
@@ -56,7 +56,7 @@ class Block(nn.Module):
     if self.has_cross_attention:
       self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
     self.mlp, self.mlp_norm = MLP(config), Norm(config)
-    self.dropout = nn.Dropout(config.dropout_rate)
+    self.dropout = Dropout(config.dropout_rate)
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
     keys_values = {}
@@ -82,5 +82,5 @@ class Block(nn.Module):
     return norm(x, with_input=True) if self.config.norm_position == "pre" else (x, x)
 
   def _add_residual(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
-    x = x + self.dropout(y, deterministic=context.deterministic)
+    x = x + self.dropout(y, context.deterministic)
     return constrain_activations(x if self.config.norm_position == "pre" else norm(x))

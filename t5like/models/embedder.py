@@ -9,7 +9,7 @@ from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Norm, constrain_activations, embedding_init, kernel_init
+from t5like.models.layers import Dropout, Norm, constrain_activations, embedding_init, kernel_init
 from t5like.models.positions import sinusoids
 
 
@@ -31,7 +31,7 @@ class Embedder(nn.Module):
       self.token_type_embedding = self._table("token_type_embedding", config.num_token_types)
     if config.embedding_norm:
       self.norm = Norm(config)
-    self.dropout = nn.Dropout(config.dropout_rate)
+    self.dropout = Dropout(config.dropout_rate)
 
   def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
     init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
@@ -58,7 +58,7 @@ class Embedder(nn.Module):
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
-    return constrain_activations(self.dropout(x, deterministic=deterministic))
+    return constrain_activations(self.dropout(x, deterministic))
 
   def _look_up(self, table: jax.Array, ids: jax.Array, axis: str | None = None) -> jax.Array:
     """Returns rows [..., embed] of a table in the compute dtype.

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.dropout import dropout
 from t5like.kernels.norms import norm
 from t5like.kernels.platform import target_platform
 from t5like.models.config import TransformerConfig
@@ -91,6 +92,16 @@ class Norm(nn.Module):
       bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
     settings = dict(epsilon=config.norm_epsilon, centered=config.norm == "layer", dtype=jnp.dtype(config.dtype))
     return norm(x, scale, bias, **settings, with_input=with_input)
+
+
+class Dropout(nn.Module):
+  """Dropout that draws its mask anew in the backward pass, instead of storing it."""
+
+  rate: float
+
+  @nn.compact
+  def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+    return x if deterministic or not self.rate else dropout(x, self.rate, self.make_rng("dropout"))
 
 
 def constrain_activations(x: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from t5like.kernels.platform import target_platform
 from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Norm
+from t5like.models.layers import Dropout, Norm
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -63,7 +63,7 @@ class Stack(nn.Module):
     if config.norm_position == "pre":
       x = Norm(config, name="final_norm")(x)
     if config.final_dropout:
-      x = nn.Dropout(config.dropout_rate)(x, deterministic=context.deterministic)
+      x = Dropout(config.dropout_rate)(x, context.deterministic)
     return x, cache
 
   def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):

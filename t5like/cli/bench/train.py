@@ -6,7 +6,8 @@ t5like bench train --model=t5_1_1/base --packed --json
 t5like bench train --model=t5_1_1/base --scaling
 t5like bench train --model=t5_1_1/base --kernels=10
 
-Batches are random tokens, parameters float32, dropout off, the optimizer included; compilation is timed separately.
+Batches are random tokens, parameters float32, dropout as the model file sets it (0 for T5 1.1, 0.1 for T5, BERT and
+GPT-2; --dropout=0.1 for another rate), the optimizer included; compilation is timed separately.
 Tokens are inputs and targets. Model FLOPs are those of planning/flops.py: matrix products once forward, twice
 backward, attention in full. Memory is that of the compiled step on one device, including the train state.
 --peer trains Hugging Face's model of the same sizes on the same device, eager and compiled: before ours, or in turns
@@ -37,6 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--packed", action="store_true", help="rows of several examples, separated by segment ids")
   parser.add_argument("--dtype", help="dtype of the computation (default: bfloat16, or float32 on a CPU)")
   parser.add_argument("--backend", default="auto", help="attention backend (default: auto)")
+  parser.add_argument("--dropout", type=float, metavar="RATE", help="dropout rate (default: the model file's)")
   parser.add_argument("--optimizer", choices=("adafactor", "adamw"), default="adafactor", help="(default: adafactor)")
   parser.add_argument("--steps", type=int, default=30, help="timed steps (default: 30)")
   parser.add_argument(
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     packed=args.packed,
     dtype=args.dtype,
     backend=args.backend,
+    dropout=args.dropout,
     optimizer=args.optimizer,
     steps=args.steps,
     seconds=args.seconds,

@@ -15,6 +15,7 @@ from t5like.errors import UserError, nearest
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_matrix, relative_buckets
 from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import (
   compile_for,
   determinism_required,
@@ -83,14 +84,17 @@ def attention(
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
   )  # fmt: skip
   name, _ = choose_backend(backend, spec)
+  dropout = None
+  if spec.dropout:
+    dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[2])
   if name == "xla":
-    return xla_attention(query, key, value, mask, bias, scale, query_offset, dropout_rate, dropout_key)
-  return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, axes)
+    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset)
+  return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, dropout, axes)
 
 
 def _run_sharded(
   kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask,
-  bias: RelativeBias | None, scale: float, axes: ShardedAxes,
+  bias: RelativeBias | None, scale: float, dropout: AttentionDropout | None, axes: ShardedAxes,
 ) -> jax.Array:  # fmt: skip
   """Runs a kernel on each device's shard of rows and heads, because the partitioner cannot split a kernel.
 
@@ -100,16 +104,17 @@ def _run_sharded(
   batch, _, heads, _ = query.shape
   rows, columns = dividing_axes(mesh, axes.batch, batch), dividing_axes(mesh, axes.heads, heads)
   if rows is None and columns is None:
-    return kernel(query, key, value, mask, bias, scale)
+    return kernel(query, key, value, mask, bias, scale, dropout)
   tokens = PartitionSpec(rows, None, columns, None)
   masks = jax.tree.map(lambda _: PartitionSpec(rows, None), mask)
   tables = jax.tree.map(lambda _: PartitionSpec(None, columns), bias)
+  bits = jax.tree.map(lambda _: PartitionSpec(rows, columns), dropout)
   return jax.shard_map(
-    lambda q, k, v, m, b: kernel(q, k, v, m, b, scale),
-    in_specs=(tokens, tokens, tokens, masks, tables),
+    lambda q, k, v, m, b, d: kernel(q, k, v, m, b, scale, d),
+    in_specs=(tokens, tokens, tokens, masks, tables, bits),
     out_specs=tokens,
     check_vma=False,  # a kernel's results carry no record of the axes they vary over
-  )(query, key, value, mask, bias)
+  )(query, key, value, mask, bias, dropout)
 
 
 def dividing_axes(mesh: jax.sharding.AbstractMesh, axes: Axes, size: int) -> tuple[str, ...] | None:
@@ -176,7 +181,7 @@ def choose_backend(name: str, spec: AttentionSpec, platform: str | None = None) 
   """Returns the name of the back end to run and the reason.
 
   Raises UserError if a back end requested by name cannot run on the platform at all; where it only lacks a feature of
-  this call (dropout, a decoding step), falls back to unfused attention.
+  this call (cuDNN: dropout), falls back to unfused attention.
   """
   check_backend(name)
   platform = platform or target_platform()
@@ -214,8 +219,10 @@ def _unsupported_reason(name: str, spec: AttentionSpec) -> str | None:
   """Returns why a back end does not support a call, or None if it does."""
   if spec.cached:
     return "a decoding step reads a KV cache"
-  if spec.dropout:
-    return "dropout on attention weights"
+  if spec.dropout and name == "cudnn":
+    return "cuDNN takes the seed of its dropout when it is compiled: every step would have the same mask"
+  if spec.dropout and name == "splash_tpu":
+    return "splash attention has no dropout"
   if (name == "pallas_gpu" or (name == "cudnn" and spec.has_bias)) and not has_pallas_triton():
     return "this version of JAX has no Pallas for Triton"  # with cuDNN, our kernel computes the bias gradient
   if name == "pallas_gpu":

@@ -25,9 +25,11 @@ _PARAMETERS = inspect.signature(cudnn.dot_product_attention).parameters
 
 
 def cudnn_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float
-) -> jax.Array:
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
+  dropout: None = None,
+) -> jax.Array:  # fmt: skip
   """Computes attention; query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
+  assert dropout is None
   batch, given_length = query.shape[:2]
   if bias is not None or any(x is not None for x in (mask.prefix, mask.query_segments, mask.key_valid)):
     query, key, value, mask = _pad_to_even_length(query, key, value, mask)

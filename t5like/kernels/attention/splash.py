@@ -19,10 +19,10 @@ MAX_BLOCK = 512  # queries and keys; larger blocks reuse more data but compute m
 
 def splash_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  interpret: bool = False,
+  dropout: None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
   """Computes attention without bias or prefix; query, key, value [batch, length, heads, kv], padded here to blocks."""
-  assert bias is None and (mask.prefix is None or not mask.causal)
+  assert bias is None and dropout is None and (mask.prefix is None or not mask.causal)
   batch, query_length, heads, _ = query.shape
   key_length = key.shape[1]
   block_query, block_key = _block(query_length), _block(key_length)

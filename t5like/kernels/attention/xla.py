@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, bias_matrix, skew
+from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import target_platform
 from t5like.kernels.products import product
 
@@ -23,12 +24,11 @@ _BLOCK = 512  # queries
 
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  query_offset: jax.Array | None = None, dropout_rate: float = 0.0, dropout_key: jax.Array | None = None,
+  dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
-  dropout = dropout_rate > 0.0 and dropout_key is not None
-  if _is_long(*lengths) and not dropout and query_offset is None and mask.prefix is None:
+  if _is_long(*lengths) and dropout is None and query_offset is None and mask.prefix is None:
     return _in_blocks(query, key, value, mask, bias, scale)
   scores = scale * product("bqhd,bkhd->bhqk", query, key, jnp.float32)
   if bias is not None:
@@ -37,9 +37,8 @@ def xla_attention(
   if allowed is not None:
     scores = jnp.where(allowed, scores, _MASKED)
   weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-  if dropout:
-    keep = jax.random.bernoulli(dropout_key, 1.0 - dropout_rate, weights.shape)
-    weights = jnp.where(keep, weights / (1.0 - dropout_rate), 0.0)
+  if dropout is not None:
+    weights = jnp.where(dropout.keep(*lengths), weights / (1.0 - dropout.rate), 0.0)
   return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
 
 

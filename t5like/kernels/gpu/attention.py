@@ -16,10 +16,11 @@ from jax.experimental.pallas import triton
 from t5like.kernels.attention.masks import Mask
 from t5like.kernels.attention.relative_bias import RelativeBias
 from t5like.kernels.attention.residuals import name_residuals
+from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.gpu.bias_tiles import BucketSpec, table_gradient
 from t5like.kernels.gpu.gradient import key_gradient, query_gradient
 from t5like.kernels.gpu.masks import KernelMask, encode_mask, mask_operands
-from t5like.kernels.gpu.tiles import Blocks, KernelSpec, load_rows, scores, softmax_weights, store_rows
+from t5like.kernels.gpu.tiles import Blocks, KernelSpec, TileDropout, load_rows, scores, softmax_weights, store_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ TILE_SIZES = {
 
 def gpu_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  tile_sizes: TileSizes | None = None, interpret: bool = False,
+  dropout: AttentionDropout | None = None, tile_sizes: TileSizes | None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; query, key, value [batch, length, heads, kv], kv a power of 2 from 16 to 128; any lengths.
 
@@ -51,25 +52,27 @@ def gpu_attention(
   key_length = key.shape[1]
   spec = KernelSpec(
     query_length, key_length, mask.causal, mask.causal and mask.prefix is not None, scale,
-    None if bias is None else BucketSpec.from_bias(bias), interpret,
+    None if bias is None else BucketSpec.from_bias(bias), 0.0 if dropout is None else dropout.rate, interpret,
   )  # fmt: skip
   table = None if bias is None else bias.table
   tile_sizes = tile_sizes or TILE_SIZES[64 if query.shape[3] <= 64 else 128]
-  return _attend(query, key, value, table, encode_mask(mask, batch, query_length, key_length), spec, tile_sizes)
+  bits = () if dropout is None else dropout.bits(query_length, key_length)
+  masks = encode_mask(mask, batch, query_length, key_length)
+  return _attend(query, key, value, table, masks, bits, spec, tile_sizes)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attend(query, key, value, table, masks, spec: KernelSpec, tile_sizes: TileSizes):
-  return _forward(query, key, value, table, masks, spec, tile_sizes)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attend(query, key, value, table, masks, bits, spec: KernelSpec, tile_sizes: TileSizes):
+  return _forward(query, key, value, table, masks, bits, spec, tile_sizes)[0]
 
 
-def _forward(query, key, value, table, masks, spec: KernelSpec, tile_sizes: TileSizes):
-  out, log_sums = name_residuals(*_attention(query, key, value, table, masks, spec, tile_sizes.forward))
-  return out, (query, key, value, table, masks, out, log_sums)
+def _forward(query, key, value, table, masks, bits, spec: KernelSpec, tile_sizes: TileSizes):
+  out, log_sums = name_residuals(*_attention(query, key, value, table, masks, bits, spec, tile_sizes.forward))
+  return out, (query, key, value, table, masks, bits, out, log_sums)
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))  # so that all layers share one traced kernel
-def _attention(query, key, value, table, masks, spec: KernelSpec, blocks: Blocks):
+def _attention(query, key, value, table, masks, bits, spec: KernelSpec, blocks: Blocks):
   """Returns the result and the logarithm of each query's softmax normalizer."""
   batch, query_length, heads, width = query.shape
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype)
@@ -78,7 +81,7 @@ def _attention(query, key, value, table, masks, spec: KernelSpec, blocks: Blocks
   return pl.pallas_call(
     functools.partial(_forward_block, spec=spec, blocks=blocks),
     grid=(pl.cdiv(query_length, blocks.query), heads, batch),
-    in_specs=[by_query, by_key, by_key, tile_specs, mask_specs],
+    in_specs=[by_query, by_key, by_key, tile_specs, mask_specs, spec.bits_specs],
     out_specs=[by_query, by_row],
     out_shape=[
       jax.ShapeDtypeStruct(query.shape, query.dtype),
@@ -87,17 +90,20 @@ def _attention(query, key, value, table, masks, spec: KernelSpec, blocks: Blocks
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_forward",
-  )(query, key, value, tiles, mask)
+  )(query, key, value, tiles, mask, list(bits))
 
 
 def _forward_block(
-  query_ref, key_ref, value_ref, tiles_refs, mask_refs, out_ref, log_sums_ref, *, spec: KernelSpec, blocks: Blocks
-):
+  query_ref, key_ref, value_ref, tiles_refs, mask_refs, bits_refs, out_ref, log_sums_ref, *, spec: KernelSpec,
+  blocks: Blocks,
+):  # fmt: skip
   """Processes one block of queries of one row and head over the keys visible to it."""
   mask, tiles_ref = KernelMask.from_refs(mask_refs, spec, blocks), tiles_refs[0] if tiles_refs else None
   i = pl.program_id(0)
   at_query = i * blocks.query + jnp.arange(blocks.query)
   query, query_code = load_rows(query_ref, at_query, blocks), mask.query_codes(i)
+  dropout = TileDropout(bits_refs, spec, blocks)
+  query_bits = dropout.query_bits(at_query)
 
   def visit(j, carry, masked):
     mix, top, total = carry
@@ -110,28 +116,29 @@ def _forward_block(
     weights = softmax_weights(s, base[:, None], spec)
     shrink = jnp.exp2(top - base)
     value = load_rows(value_ref, at_key, blocks)
-    mix = mix * shrink[:, None] + triton.dot(weights.astype(value.dtype), value)
+    dropped = dropout.drop(weights, query_bits, dropout.key_bits(at_key))
+    mix = mix * shrink[:, None] + triton.dot(dropped.astype(value.dtype), value)
     return mix, new_top, total * shrink + jnp.sum(weights, axis=1)
 
   nothing = jnp.zeros((blocks.query,), jnp.float32)
   start = jnp.zeros((blocks.query, query_ref.shape[1]), jnp.float32), nothing - jnp.inf, nothing
   mix, top, total = mask.over_keys(i, visit, start)
   seen = total > 0.0
-  store_rows(out_ref, at_query, mix / jnp.where(seen, total, 1.0)[:, None])
+  store_rows(out_ref, at_query, mix * (spec.dropout_scale / jnp.where(seen, total, 1.0))[:, None])
   log_sum = jnp.where(seen, top + jnp.log2(jnp.where(seen, total, 1.0)), 0.0)
   triton.store(log_sums_ref.at[at_query], log_sum, mask=at_query < spec.query_length)
 
 
 def _backward(spec: KernelSpec, tile_sizes: TileSizes, residuals, gradient):
-  query, key, value, table, masks, out, log_sums = residuals
+  query, key, value, table, masks, bits, out, log_sums = residuals
   d_query, delta, sums = query_gradient(
-    query, key, value, out, gradient, log_sums, table, masks, spec, tile_sizes.query_gradient
+    query, key, value, out, gradient, log_sums, table, masks, bits, spec, tile_sizes.query_gradient
   )
   d_key, d_value = key_gradient(
-    query, key, value, gradient, log_sums, delta, table, masks, spec, tile_sizes.key_gradient
+    query, key, value, gradient, log_sums, delta, table, masks, bits, spec, tile_sizes.key_gradient
   )
   d_table = None if table is None else table_gradient(sums, table, spec.buckets)
-  return d_query, d_key, d_value, d_table, None
+  return d_query, d_key, d_value, d_table, None, None
 
 
 _attend.defvjp(_forward, _backward)

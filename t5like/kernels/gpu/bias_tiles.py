@@ -5,6 +5,7 @@ has only a handful of distinct tiles, which stay in the L1 cache while a multipr
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -100,6 +101,7 @@ def fold_groups(total: jax.Array) -> jax.Array:
   return triton.dot(hot, total)
 
 
+@functools.partial(jax.jit, static_argnames="buckets")  # its constants would be arguments of a rematerialized layer
 def table_gradient(sums: jax.Array, table: jax.Array, buckets: BucketSpec) -> jax.Array:
   """Sums [batch, heads, blocks, 2 * GROUP, columns] into the gradient of the table, [buckets, heads]."""
   within, apart = jnp.arange(2 * GROUP)[:, None] - GROUP, jnp.arange(buckets.columns)[None, :] - buckets.groups

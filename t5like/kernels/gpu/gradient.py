@@ -16,6 +16,7 @@ from t5like.kernels.gpu.masks import KernelMask, mask_operands
 from t5like.kernels.gpu.tiles import (
   Blocks,
   KernelSpec,
+  TileDropout,
   load_rows,
   load_tile,
   load_vector,
@@ -26,7 +27,7 @@ from t5like.kernels.gpu.tiles import (
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))  # so that all layers share one traced kernel
-def query_gradient(query, key, value, out, gradient, log_sums, table, masks, spec: KernelSpec, blocks: Blocks):
+def query_gradient(query, key, value, out, gradient, log_sums, table, masks, bits, spec: KernelSpec, blocks: Blocks):
   """Returns the gradient of the queries, delta and the score gradients summed by distance.
 
   delta [batch, heads, query] is the sum of `out * gradient`. The last result is per block of queries; None without a
@@ -52,19 +53,19 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, spe
   d_query, delta, sums = pl.pallas_call(
     functools.partial(_query_block, spec=spec, blocks=blocks),
     grid=(count, heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_query, by_row, tile_specs, mask_specs],
+    in_specs=[by_query, by_key, by_key, by_query, by_query, by_row, tile_specs, mask_specs, spec.bits_specs],
     out_specs=out_specs,
     out_shape=out_shape,
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_query_gradient",
-  )(query, key, value, out, gradient, log_sums, tiles, mask)
+  )(query, key, value, out, gradient, log_sums, tiles, mask, list(bits))
   return d_query, delta, sums[0] if sums else None
 
 
 def _query_block(
-  query_ref, key_ref, value_ref, out_ref, gradient_ref, log_sums_ref, tiles_refs, mask_refs, d_query_ref, delta_ref,
-  sums_refs, *, spec: KernelSpec, blocks: Blocks,
+  query_ref, key_ref, value_ref, out_ref, gradient_ref, log_sums_ref, tiles_refs, mask_refs, bits_refs, d_query_ref,
+  delta_ref, sums_refs, *, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
   mask = KernelMask.from_refs(mask_refs, spec, blocks)
   tiles_ref, apart_ref = tiles_refs or (None, None)
@@ -77,6 +78,8 @@ def _query_block(
   delta = jnp.sum(out.astype(jnp.float32) * gradient.astype(jnp.float32), axis=1)
   triton.store(delta_ref.at[at_query], delta, mask=at_query < spec.query_length)
   query_code = mask.query_codes(i)
+  dropout = TileDropout(bits_refs, spec, blocks)
+  query_bits = dropout.query_bits(at_query)
 
   def visit(j, carry, masked):
     d_query, *sums = carry
@@ -86,7 +89,8 @@ def _query_block(
     if masked:
       s = mask.hide(s, i, j, query_code, mask.key_codes(j))
     weights = softmax_weights(s, log_sum[:, None], spec)
-    d_scores = (weights * (triton.dot(gradient, value.T) - delta[:, None])).astype(key.dtype)
+    d_weights = dropout.drop(triton.dot(gradient, value.T), query_bits, dropout.key_bits(at_key))
+    d_scores = (weights * (d_weights * spec.dropout_scale - delta[:, None])).astype(key.dtype)
     if sums:
       sums = [add_by_distance(*sums, d_scores, load_tile(apart_ref, spec.buckets, s.shape, i, j))]
     return d_query + triton.dot(d_scores, key), *sums
@@ -101,7 +105,7 @@ def _query_block(
 
 
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))
-def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, spec: KernelSpec, blocks: Blocks):
+def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, bits, spec: KernelSpec, blocks: Blocks):
   """Returns the gradients of keys and values."""
   batch, _, heads, width = query.shape
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype, by_key=True)
@@ -110,18 +114,18 @@ def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, spe
   return pl.pallas_call(
     functools.partial(_key_block, spec=spec, blocks=blocks),
     grid=(pl.cdiv(spec.key_length, blocks.key), heads, batch),
-    in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, mask_specs],
+    in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, mask_specs, spec.bits_specs],
     out_specs=[by_key, by_key],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)],
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_key_gradient",
-  )(query, key, value, gradient, log_sums, delta, tiles, mask)
+  )(query, key, value, gradient, log_sums, delta, tiles, mask, list(bits))
 
 
 def _key_block(
-  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, mask_refs, d_key_ref, d_value_ref,
-  *, spec: KernelSpec, blocks: Blocks,
+  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, tiles_refs, mask_refs, bits_refs, d_key_ref,
+  d_value_ref, *, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
   """Processes one block of keys, in [key, query] tiles so that weights enter their products without a transpose."""
   mask, tiles_ref = KernelMask.from_refs(mask_refs, spec, blocks), tiles_refs[0] if tiles_refs else None
@@ -129,6 +133,8 @@ def _key_block(
   at_key = j * blocks.key + jnp.arange(blocks.key)
   key, value = load_rows(key_ref, at_key, blocks), load_rows(value_ref, at_key, blocks)
   key_code = mask.key_codes(j)
+  dropout = TileDropout(bits_refs, spec, blocks)
+  key_bits = dropout.key_bits(at_key)
 
   def visit(i, carry, masked):
     d_key, d_value = carry
@@ -140,11 +146,13 @@ def _key_block(
     if masked:
       s = mask.hide(s, i, j, mask.query_codes(i), key_code, by_key=True)
     weights = softmax_weights(s, log_sum[None, :], spec)
-    d_value = d_value + triton.dot(weights.astype(gradient.dtype), gradient)
-    d_scores = weights * (triton.dot(value, gradient.T) - delta[None, :])
+    bits = key_bits, dropout.query_bits(at_query)
+    d_value = d_value + triton.dot(dropout.drop(weights, *bits).astype(gradient.dtype), gradient)
+    d_weights = dropout.drop(triton.dot(value, gradient.T), *bits)
+    d_scores = weights * (d_weights * spec.dropout_scale - delta[None, :])
     return d_key + triton.dot(d_scores.astype(query.dtype), query), d_value
 
   zeros = jnp.zeros(key.shape, jnp.float32)
   d_key, d_value = mask.over_queries(j, visit, (zeros, zeros))
   store_rows(d_key_ref, at_key, mask.zero_beyond_length(at_key, d_key * spec.scale))
-  store_rows(d_value_ref, at_key, mask.zero_beyond_length(at_key, d_value))
+  store_rows(d_value_ref, at_key, mask.zero_beyond_length(at_key, d_value * spec.dropout_scale))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.dropout import kept
 from t5like.kernels.gpu.bias_tiles import BucketSpec, bias_tiles, tile_index
 
 LOG2_E = math.log2(math.e)
@@ -38,12 +39,23 @@ class KernelSpec:
   has_prefix: bool
   scale: float  # positive
   buckets: BucketSpec | None  # None: no bias
+  dropout_rate: float  # 0.0: no dropout
   interpret: bool
 
   @property
   def log2_scale(self) -> float:
     """The factor that converts scores to base-2 logarithms; scores with a bias already are."""
     return self.scale * LOG2_E if self.buckets is None else 1.0
+
+  @property
+  def dropout_scale(self) -> float:
+    return 1.0 / (1.0 - self.dropout_rate)
+
+  @property
+  def bits_specs(self) -> list[pl.BlockSpec]:
+    """The specs of the bits of a dropout mask, for queries and for keys."""
+    lengths = (self.query_length, self.key_length) if self.dropout_rate else ()
+    return [pl.BlockSpec((None, None, length), lambda i, h, b: (b, h, 0)) for length in lengths]
 
   def specs(self, width: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
     """Returns specs of all queries, all keys, and one number per query, of a row and head; grid (block, head, row)."""
@@ -61,6 +73,27 @@ class KernelSpec:
     shape = (blocks.key, blocks.query, -1) if by_key else (blocks.query, blocks.key, 1)
     tiles = bias_tiles(table, self.buckets, *shape, dtype)
     return [tiles], [pl.BlockSpec((None, *tiles.shape[1:]), lambda i, h, b: (h, 0, 0, 0))]
+
+
+@dataclasses.dataclass(frozen=True)
+class TileDropout:
+  """Dropout inside a kernel: refs of the bits of queries and keys, none without dropout."""
+
+  refs: list
+  spec: KernelSpec
+  blocks: Blocks
+
+  def query_bits(self, at: jax.Array) -> jax.Array | None:
+    return load_vector(self.refs[0], at, 0, self.blocks) if self.refs else None
+
+  def key_bits(self, at: jax.Array) -> jax.Array | None:
+    return load_vector(self.refs[1], at, 0, self.blocks) if self.refs else None
+
+  def drop(self, tile: jax.Array, row_bits: jax.Array | None, column_bits: jax.Array | None) -> jax.Array:
+    """Zeroes the dropped entries of a tile; does not scale the others."""
+    if row_bits is None:
+      return tile
+    return jnp.where(kept(row_bits[:, None], column_bits[None, :], self.spec.dropout_rate), tile, 0.0)
 
 
 def load_rows(ref, at: jax.Array, blocks: Blocks) -> jax.Array:

@@ -16,6 +16,7 @@ from jax.experimental.pallas import tpu as pltpu
 from t5like.kernels.attention.masks import Mask, mask_codes, visible
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance
 from t5like.kernels.attention.residuals import name_residuals
+from t5like.kernels.dropout import AttentionDropout, kept, odd_hash
 from t5like.kernels.tpu.bias_tiles import strips, tile_from_window, window_from_tile
 
 LANES = 128
@@ -36,7 +37,12 @@ class AttentionShape:
   causal: bool
   has_prefix: bool
   scale: float
+  dropout_rate: float  # 0.0: no dropout
   interpret: bool
+
+  @property
+  def dropout_scale(self) -> float:
+    return 1.0 / (1.0 - self.dropout_rate)
 
   @property
   def tiles(self) -> tuple[int, int]:
@@ -51,7 +57,7 @@ class AttentionShape:
 
 def tpu_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  interpret: bool = False,
+  dropout: AttentionDropout | None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; query, key, value [batch, length, heads, kv], of any length, padded here to tiles."""
   batch, query_length = query.shape[:2]
@@ -59,7 +65,8 @@ def tpu_attention(
   block_query, block_key = _block(query_length), _block(key_length)
   shape = AttentionShape(
     _padded_length(query_length, block_query), _padded_length(key_length, block_key), block_query, block_key,
-    key_length, mask.causal, mask.causal and mask.prefix is not None, scale, interpret,
+    key_length, mask.causal, mask.causal and mask.prefix is not None, scale,
+    0.0 if dropout is None else dropout.rate, interpret,
   )  # fmt: skip
   more_queries, more_keys = shape.query_length - query_length, shape.key_length - key_length
 
@@ -76,14 +83,9 @@ def tpu_attention(
     # A column and a row of codes, each broadcast to a register so that the kernel can slice tiles from it.
     query_code = jnp.broadcast_to(query_code[:, :, None], (*query_code.shape, LANES))
     codes = query_code, jnp.broadcast_to(key_code[:, None, :], (batch, 8, shape.key_length))
-  out = _attend(
-    padded(query, more_queries),
-    padded(key, more_keys),
-    padded(value, more_keys),
-    strip,
-    codes,
-    shape,
-  )
+  states = None if dropout is None else (dropout.query_state, dropout.key_state)
+  operands = padded(query, more_queries), padded(key, more_keys), padded(value, more_keys)
+  out = _attend(*operands, strip, codes, states, shape)
   return out[:, :, :query_length].swapaxes(1, 2)
 
 
@@ -96,12 +98,12 @@ def _padded_length(length: int, block: int) -> int:
   return -(-length // block) * block
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attend(query, key, value, strip, codes, shape: AttentionShape):
-  return _forward(query, key, value, strip, codes, shape)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attend(query, key, value, strip, codes, states, shape: AttentionShape):
+  return _forward(query, key, value, strip, codes, states, shape)[0]
 
 
-def _forward(query, key, value, strip, codes, shape: AttentionShape):
+def _forward(query, key, value, strip, codes, states, shape: AttentionShape):
   batch, heads, _, width = query.shape
   rows, columns = shape.tiles
   at_query = lambda b, h, i, j: (b, h, i, 0)  # noqa: E731
@@ -113,7 +115,7 @@ def _forward(query, key, value, strip, codes, shape: AttentionShape):
       pl.BlockSpec((None, None, shape.block_query, width), at_query),
       pl.BlockSpec((None, None, shape.block_key, width), at_key),
       pl.BlockSpec((None, None, shape.block_key, width), at_key),
-      *_extra_specs(strip, codes, shape, lambda b, h, i, j: (b, h, i, j)),
+      *_extra_specs(strip, codes, states, shape, lambda b, h, i, j: (b, h, i, j)),
     ],
     out_specs=[
       pl.BlockSpec((None, None, shape.block_query, width), at_query),
@@ -131,24 +133,40 @@ def _forward(query, key, value, strip, codes, shape: AttentionShape):
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
     interpret=shape.interpret,
     name="t5like_attention_forward",
-  )(query, key, value, *_extra(strip, codes))
+  )(query, key, value, *_extra(strip, codes, states))
   out, log_sums = name_residuals(out, log_sums[..., 0])
-  return out, (query, key, value, strip, codes, out, log_sums)
+  return out, (query, key, value, strip, codes, states, out, log_sums)
 
 
-def _extra(strip, codes) -> list[jax.Array]:
-  return ([] if strip is None else [strip]) + ([] if codes is None else list(codes))
+def _extra(strip, codes, states) -> list[jax.Array]:
+  return [*(() if strip is None else (strip,)), *(codes or ()), *(states or ())]
 
 
-def _extra_specs(strip, codes, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
-  """Returns specs of the strip and the codes; `to_tile` maps grid indices to (batch, head, tile row, tile column)."""
+def _extra_specs(strip, codes, states, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
+  """Returns specs of the strip, the codes and the states of dropout.
+
+  `to_tile` maps grid indices to (batch, head, tile row, tile column).
+  """
   specs = []
   if strip is not None:
     specs.append(pl.BlockSpec((None, *strip.shape[1:]), lambda *at: (to_tile(*at)[1], 0, 0)))
   if codes is not None:
     specs.append(pl.BlockSpec((None, shape.block_query, LANES), lambda *at: (to_tile(*at)[0], to_tile(*at)[2], 0)))
     specs.append(pl.BlockSpec((None, 8, shape.block_key), lambda *at: (to_tile(*at)[0], 0, to_tile(*at)[3])))
+  if states is not None:
+    specs += [pl.BlockSpec(memory_space=pltpu.SMEM)] * 2
   return specs
+
+
+def drop(tile: jax.Array, state_refs, row, head, i, j, shape: AttentionShape) -> jax.Array:
+  """Zeroes the dropped entries of tile (i, j); does not scale the others."""
+  if not state_refs:
+    return tile
+  at_query = i * shape.block_query + jax.lax.broadcasted_iota(jnp.int32, (shape.block_query, 1), 0)
+  at_key = j * shape.block_key + jax.lax.broadcasted_iota(jnp.int32, (1, shape.block_key), 1)
+  query_bits = odd_hash(state_refs[0][row, head], at_query)
+  key_bits = odd_hash(state_refs[1][row, head], at_key)
+  return jnp.where(kept(query_bits, key_bits, shape.dropout_rate), tile, 0.0)
 
 
 def window_start(shape: AttentionShape, i: jax.Array, j: jax.Array) -> jax.Array:
@@ -175,17 +193,19 @@ def scores(query, key, strip_ref, code_refs, i, j, shape: AttentionShape) -> jax
   return s if allowed is None else jnp.where(allowed, s, _MASKED)
 
 
-def split_refs(refs, has_bias: bool, coded: bool):
-  """Splits a kernel's refs into those of the strip, of the codes, and the rest."""
+def split_refs(refs, has_bias: bool, coded: bool, shape: AttentionShape):
+  """Splits a kernel's refs into those of the strip, of the codes, of the states of dropout, and the rest."""
   refs = list(refs)
   strip_ref = refs.pop(0) if has_bias else None
   code_refs = [refs.pop(0), refs.pop(0)] if coded else []
-  return strip_ref, code_refs, refs
+  state_refs = [refs.pop(0), refs.pop(0)] if shape.dropout_rate else []
+  return strip_ref, code_refs, state_refs, refs
 
 
 def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: AttentionShape, has_bias: bool, coded: bool):
-  strip_ref, code_refs, (out_ref, log_sums_ref, top_ref, sum_ref, mix_ref) = split_refs(refs, has_bias, coded)
-  i, j = pl.program_id(2), pl.program_id(3)
+  strip_ref, code_refs, state_refs, refs = split_refs(refs, has_bias, coded, shape)
+  out_ref, log_sums_ref, top_ref, sum_ref, mix_ref = refs
+  b, h, i, j = (pl.program_id(axis) for axis in range(4))
 
   @pl.when(j == 0)
   def _():
@@ -200,25 +220,26 @@ def _forward_tile(query_ref, key_ref, value_ref, *refs, shape: AttentionShape, h
     shrink = jnp.exp(top_ref[...] - top)
     weights = jnp.exp(s - top[:, :1])
     sum_ref[...] = shrink * sum_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
-    mixed = jax.lax.dot(weights.astype(value_ref.dtype), value_ref[...], preferred_element_type=jnp.float32)
+    dropped = drop(weights, state_refs, b, h, i, j, shape).astype(value_ref.dtype)
+    mixed = jax.lax.dot(dropped, value_ref[...], preferred_element_type=jnp.float32)
     mix_ref[...] = shrink[:, :1] * mix_ref[...] + mixed
     top_ref[...] = top
 
   @pl.when(j == shape.tiles[1] - 1)
   def _():
-    out_ref[...] = (mix_ref[...] / sum_ref[:, :1]).astype(out_ref.dtype)
+    out_ref[...] = (mix_ref[...] * (shape.dropout_scale / sum_ref[:, :1])).astype(out_ref.dtype)
     log_sums_ref[...] = top_ref[...] + jnp.log(sum_ref[...])
 
 
 def _backward(shape: AttentionShape, residuals, gradient):
-  query, key, value, strip, codes, out, log_sums = residuals
+  query, key, value, strip, codes, states, out, log_sums = residuals
   delta = jnp.einsum("bhqd,bhqd->bhq", out.astype(jnp.float32), gradient.astype(jnp.float32))
   # Broadcast to the width of a register, from which the kernel takes one column.
   wide = [jnp.broadcast_to(x[..., None], (*x.shape, LANES)) for x in (log_sums, delta)]
   operands = query, key, value, gradient, *wide
-  d_query, d_strip = _query_gradient(operands, strip, codes, shape)
-  d_key, d_value = _key_gradient(operands, strip, codes, shape)
-  return d_query, d_key, d_value, d_strip, None
+  d_query, d_strip = _query_gradient(operands, strip, codes, states, shape)
+  d_key, d_value = _key_gradient(operands, strip, codes, states, shape)
+  return d_query, d_key, d_value, d_strip, None, None
 
 
 _attend.defvjp(_forward, _backward)
@@ -233,7 +254,7 @@ def _operand_specs(width: int, shape: AttentionShape, to_tile) -> list[pl.BlockS
   return [by_query, by_key, by_key, by_query, column, column]
 
 
-def _query_gradient(operands, strip, codes, shape: AttentionShape):
+def _query_gradient(operands, strip, codes, states, shape: AttentionShape):
   """Computes the gradients of the queries and the strip.
 
   Heads are the outermost grid axis, rows of the batch the next, so that a head's strip of bias gradients stays in VMEM.
@@ -249,34 +270,36 @@ def _query_gradient(operands, strip, codes, shape: AttentionShape):
   d_query, *d_strip = pl.pallas_call(
     functools.partial(_query_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(heads, batch, rows, columns),
-    in_specs=[*specs, *_extra_specs(strip, codes, shape, to_tile)],
+    in_specs=[*specs, *_extra_specs(strip, codes, states, shape, to_tile)],
     out_specs=out_specs,
     out_shape=out_shape,
     scratch_shapes=[pltpu.VMEM((shape.block_query, width), jnp.float32)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary", "arbitrary")),
     interpret=shape.interpret,
     name="t5like_attention_query_gradient",
-  )(*operands, *_extra(strip, codes))
+  )(*operands, *_extra(strip, codes, states))
   return d_query, d_strip[0] if d_strip else None
 
 
 def _score_gradient(
-  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, strip_ref, code_refs, i, j, shape
-):
+  query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, strip_ref, code_refs, state_refs, b, h, i, j,
+  shape,
+):  # fmt: skip
   """Returns the weights of tile (i, j) and the gradient of its scores, both [block_query, block_key] float32."""
   s = scores(query_ref[...], key_ref[...], strip_ref, code_refs, i, j, shape)
   weights = jnp.exp(s - log_sums_ref[:, :1])
   d_weights = jax.lax.dot_general(
     gradient_ref[...], value_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
   )
+  d_weights = drop(d_weights, state_refs, b, h, i, j, shape) * shape.dropout_scale
   return weights, weights * (d_weights - delta_ref[:, :1])
 
 
 def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool):
   operands, refs = refs[:6], refs[6:]
-  strip_ref, code_refs, outs = split_refs(refs, has_bias, coded)
+  strip_ref, code_refs, state_refs, outs = split_refs(refs, has_bias, coded, shape)
   d_query_ref, sum_ref = outs[0], outs[-1]
-  b, i, j = pl.program_id(1), pl.program_id(2), pl.program_id(3)
+  h, b, i, j = (pl.program_id(axis) for axis in range(4))
   if has_bias:
     d_strip_ref = outs[1]
 
@@ -290,7 +313,7 @@ def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bo
 
   @pl.when(shape.needed(i, j))
   def _():
-    _, d_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    _, d_scores = _score_gradient(*operands, strip_ref, code_refs, state_refs, b, h, i, j, shape)
     key = operands[1][...]
     sum_ref[...] += shape.scale * jax.lax.dot(d_scores.astype(key.dtype), key, preferred_element_type=jnp.float32)
     if has_bias:
@@ -302,7 +325,7 @@ def _query_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bo
     d_query_ref[...] = sum_ref[...].astype(d_query_ref.dtype)
 
 
-def _key_gradient(operands, strip, codes, shape: AttentionShape):
+def _key_gradient(operands, strip, codes, states, shape: AttentionShape):
   batch, heads, _, width = operands[0].shape
   rows, columns = shape.tiles
   to_tile = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
@@ -310,20 +333,21 @@ def _key_gradient(operands, strip, codes, shape: AttentionShape):
   return pl.pallas_call(
     functools.partial(_key_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(batch, heads, columns, rows),
-    in_specs=[*specs, *_extra_specs(strip, codes, shape, to_tile)],
+    in_specs=[*specs, *_extra_specs(strip, codes, states, shape, to_tile)],
     out_specs=[specs[1], specs[2]],
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[1:3]],
     scratch_shapes=[pltpu.VMEM((shape.block_key, width), jnp.float32)] * 2,
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
     interpret=shape.interpret,
     name="t5like_attention_key_gradient",
-  )(*operands, *_extra(strip, codes))
+  )(*operands, *_extra(strip, codes, states))
 
 
 def _key_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool):
   operands, refs = refs[:6], refs[6:]
-  strip_ref, code_refs, (d_key_ref, d_value_ref, key_sum_ref, value_sum_ref) = split_refs(refs, has_bias, coded)
-  j, i = pl.program_id(2), pl.program_id(3)
+  strip_ref, code_refs, state_refs, refs = split_refs(refs, has_bias, coded, shape)
+  d_key_ref, d_value_ref, key_sum_ref, value_sum_ref = refs
+  b, h, j, i = (pl.program_id(axis) for axis in range(4))
 
   @pl.when(i == 0)
   def _():
@@ -332,7 +356,8 @@ def _key_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool
 
   @pl.when(shape.needed(i, j))
   def _():
-    weights, d_scores = _score_gradient(*operands, strip_ref, code_refs, i, j, shape)
+    weights, d_scores = _score_gradient(*operands, strip_ref, code_refs, state_refs, b, h, i, j, shape)
+    weights = drop(weights, state_refs, b, h, i, j, shape)
     query, gradient = operands[0][...], operands[3][...]
     over_queries = (((0,), (0,)), ((), ()))
     value_sum_ref[...] += jax.lax.dot_general(
@@ -345,4 +370,4 @@ def _key_gradient_tile(*refs, shape: AttentionShape, has_bias: bool, coded: bool
   @pl.when(i == shape.tiles[0] - 1)
   def _():
     d_key_ref[...] = key_sum_ref[...].astype(d_key_ref.dtype)
-    d_value_ref[...] = value_sum_ref[...].astype(d_value_ref.dtype)
+    d_value_ref[...] = (shape.dropout_scale * value_sum_ref[...]).astype(d_value_ref.dtype)

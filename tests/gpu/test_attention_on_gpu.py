@@ -1,17 +1,11 @@
-"""Fused attention, cuDNN's and ours, compared with XLA attention on a GPU.
+"""Fused attention, cuDNN's and ours, compared with XLA attention on a GPU; deterministic steps."""
 
-The test suite runs on CPUs. On a machine with a GPU:  pytest --noconftest tests/kernels/test_on_gpu.py
-"""
-
-import sys
-from pathlib import Path
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # with --noconftest, pytest does not add it
 
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
 from real_text_training import NOISE, difference, losses
@@ -19,13 +13,12 @@ from real_text_training import NOISE, difference, losses
 from t5like import parallel
 from t5like.kernels.attention.cudnn import cudnn_attention
 from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.gpu.attention import gpu_attention
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.training import optimizers
 from t5like.training.state import create_state, state_spec
 from t5like.training.step import LossSettings, compile_train_step
-
-pytestmark = pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 
 # bfloat16 has 8 bits: by rounding alone, results differ from float32 by 2 to 4 thousandths.
 TOLERANCE = 0.012
@@ -42,6 +35,18 @@ def test_values_and_gradients_equal_xla_attention(name, width, kernel):
     expected = value_and_gradients(xla_attention, *exact, *given[4:])
   errors = {key: relative_error(got[key], expected[key]) for key in expected}
   print(kernel.__name__, name, width, {key: f"{error:.4f}" for key, error in errors.items()})
+  assert max(errors.values()) < TOLERANCE, errors
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dropout_equals_xla_attention_with_the_same_mask(name):
+  given = inputs(name, jnp.bfloat16)
+  mask = AttentionDropout.draw(jax.random.key(0), 0.1, given[0].shape[0], given[0].shape[2])
+  got = value_and_gradients(functools.partial(gpu_attention, dropout=mask), *given)
+  exact = [x.astype(jnp.float32) for x in given[:4]]
+  with jax.default_matmul_precision("highest"):
+    expected = value_and_gradients(functools.partial(xla_attention, dropout=mask), *exact, *given[4:])
+  errors = {key: relative_error(got[key], expected[key]) for key in expected}
   assert max(errors.values()) < TOLERANCE, errors
 
 
