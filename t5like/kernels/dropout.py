@@ -2,8 +2,8 @@
 
 Entry (i, j) of a mask is kept if the product of two odd hashes, one of row i and one of column j, modulo 2**32, is in
 the upper 1 - rate of its range (multiply-shift hashing, Dietzfelbinger et al. 1997): one multiplication per entry,
-where JAX's own generator (Threefry) takes about a hundred operations. The hashes are murmur3's finalizer over the
-random key and the indices. So a mask depends on (seed, step, layer) through the key and on global indices, not on
+where JAX's own generator (Threefry) takes about a hundred operations. The hashes (hashing.py) are of the random key and
+the indices. So a mask depends on (seed, step, layer) through the key and on global indices, not on
 tiles, devices or the mesh, and every key draws new hashes for all rows and columns.
 """
 
@@ -12,6 +12,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
+
+from t5like.kernels.hashing import hashed, hashed_indices
 
 
 @jax.tree_util.register_dataclass
@@ -25,13 +27,15 @@ class AttentionDropout:
 
   @classmethod
   def draw(cls, key: jax.Array, rate: float, batch: int, heads: int) -> "AttentionDropout":
-    return cls(*(_hash_indices(key, stream, (batch, heads)) for stream in (0, 1)), rate)
+    return cls(*(hashed_indices(key, stream, (batch, heads)) for stream in (0, 1)), rate)
 
   def bits(self, query_length: int, key_length: int) -> tuple[jax.Array, jax.Array]:
     """Returns the odd hashes of queries [batch, heads, query] and keys [batch, heads, key]."""
     both = (self.query_state, query_length), (self.key_state, key_length)
     # Computed once; XLA would otherwise compute both hashes for every entry of the mask.
-    return jax.lax.optimization_barrier(tuple(odd_hash(s[..., None], _iota((1, 1, n), 2)) for s, n in both))
+    return jax.lax.optimization_barrier(
+      tuple(odd_hash(s[..., None], jax.lax.broadcasted_iota(jnp.int32, (1, 1, n), 2)) for s, n in both)
+    )
 
   def keep(self, query_length: int, key_length: int) -> jax.Array:
     """Returns the mask as a matrix [batch, heads, query, key], True where kept."""
@@ -46,12 +50,12 @@ def kept(row_bits: jax.Array, column_bits: jax.Array, rate: float) -> jax.Array:
 
 def odd_hash(state: jax.Array, index: jax.Array) -> jax.Array:
   """Returns the bits of a row or column: an odd int32."""
-  return _hash(state, index) | jnp.int32(1)
+  return hashed(state, index) | jnp.int32(1)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array) -> jax.Array:
   """Zeroes each entry of x with probability `rate`, and divides the others by 1 - rate."""
-  bits = (_hash_indices(key, 0, x.shape[:-1]), _hash_indices(key, 1, x.shape[-1:]))
+  bits = (hashed_indices(key, 0, x.shape[:-1]), hashed_indices(key, 1, x.shape[-1:]))
   return _dropout(x, *jax.lax.optimization_barrier(tuple(b | jnp.int32(1) for b in bits)), rate)
 
 
@@ -70,31 +74,3 @@ def _dropout_backward(rate, bits, gradient):
 
 
 _dropout.defvjp(_dropout_forward, _dropout_backward)
-
-
-def _hash_indices(key: jax.Array, stream: int, shape: tuple[int, ...]) -> jax.Array:
-  """Returns a hash for every index: int32 of `shape`."""
-  words = jax.lax.bitcast_convert_type(jax.random.key_data(key).reshape(-1), jnp.int32)
-  state = jnp.int32(stream)
-  for n in range(words.shape[0]):
-    state = _hash(state, words[n])
-  state = jnp.broadcast_to(state, (1,) * len(shape))
-  for axis in range(len(shape)):
-    state = _hash(state, _iota(shape, axis))
-  return state
-
-
-def _iota(shape: tuple[int, ...], axis: int) -> jax.Array:
-  return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-
-
-def _hash(state: jax.Array, value: jax.Array) -> jax.Array:
-  """Combines a state with a value; murmur3's finalizer makes every bit of the result depend on every bit of both."""
-  x = state * jnp.int32(0x9E3779B1 - 2**32) + value
-  x = (x ^ _shift_right(x, 16)) * jnp.int32(0x85EBCA6B - 2**32)
-  x = (x ^ _shift_right(x, 13)) * jnp.int32(0xC2B2AE35 - 2**32)
-  return x ^ _shift_right(x, 16)
-
-
-def _shift_right(x: jax.Array, count: int) -> jax.Array:
-  return jax.lax.shift_right_logical(x, jnp.full_like(x, count))

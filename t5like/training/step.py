@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 
 from t5like import parallel
+from t5like.kernels.hashing import HASHED
 from t5like.kernels.platform import deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
 from t5like.training.microbatches import check_microbatches, sum_gradients, sum_over_microbatches
@@ -43,7 +44,7 @@ StepFunction = Callable[[nn.Module, Optimizer, LossSettings, TrainState, Any], t
 
 def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.Array | None = None) -> jax.Array:
   """Returns the key for one purpose in one step, so that a restarted run draws the same values."""
-  key = jax.random.fold_in(jax.random.key(seed), step)
+  key = jax.random.fold_in(jax.random.key(seed, impl=HASHED), step)
   key = jax.random.fold_in(key, zlib.crc32(purpose.encode()))
   return key if microbatch is None else jax.random.fold_in(key, microbatch)
 

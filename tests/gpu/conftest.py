@@ -44,6 +44,8 @@ def pytest_terminal_summary(terminalreporter, config):
     "device": device.stdout.strip() or jax.devices()[0].device_kind,
     "versions": {name: __import__(name).__version__ for name in ("jax", "jaxlib", "flax", "optax")},
     **counts,
-    "failures": sorted(report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())),
+    "failures": sorted(
+      report.nodeid for kind in ("failed", "error") for report in terminalreporter.stats.get(kind, ())
+    ),
   }
   RESULTS.write_text(json.dumps(result, indent=2) + "\n")

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from attention_cases import CASES, inputs, relative_error, value_and_gradients
 from real_text_training import NOISE, difference, losses
 
