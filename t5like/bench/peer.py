@@ -1,8 +1,8 @@
 """Hugging Face's model of the same sizes on the same device, for `t5like bench train --peer`.
 
 float32 parameters under bfloat16 autocast (or plain float32), the same dropout as ours, fused AdamW (torch's fastest
-optimizer). It runs in a subprocess, so that neither framework holds memory that the other needs, and with another interpreter if
-torch is not installed alongside jax (--peer_python).
+optimizer). It runs in a subprocess, so that neither framework holds memory that the other needs, and with another
+interpreter if torch is not installed alongside jax (--peer_python).
 """
 
 from __future__ import annotations

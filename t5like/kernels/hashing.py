@@ -1,4 +1,4 @@
-"""Random keys by hashing: a JAX generator whose keys cost a dozen operations to derive, where Threefry's cost a hundred.
+"""Random keys by hashing: to derive a key takes a dozen operations, where JAX's Threefry takes a hundred.
 
 A train step derives a key for every layer's dropout. With Threefry that was a third of the time to compile a step for a
 GPU, and two thousand of its kernels. The hash is murmur3's finalizer: every bit of a result depends on every bit of the

@@ -26,6 +26,7 @@ def test_decoding_equals_plain_products(family, scan, beams):
   side = "encoder" if family == "T5" else "decoder"
   prompts = {f"{side}_input_tokens": rng.integers(2, 512, (6, 40)).astype(np.int32)}
   mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
+  settings = DecodeSettings(max_length=24, method="beam" if beams > 1 else "greedy", beams=beams)
   results = {}
   for backend in ("xla", "auto"):
     model = make(TransformerConfig(**SIZE, **fields, scan_layers=scan, attention_backend=backend))
@@ -34,8 +35,6 @@ def test_decoding_equals_plain_products(family, scan, beams):
     params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
     params = jax.tree.map(lambda x: 3.0 * x, params)  # confident predictions: no ties
     with jax.default_matmul_precision("highest"):
-      results[backend] = Generator(model, mesh, eos_id=1)(
-        params, prompts, DecodeSettings(max_length=24, method="beam" if beams > 1 else "greedy", beams=beams)
-      )
+      results[backend] = Generator(model, mesh, eos_id=1)(params, prompts, settings)
   np.testing.assert_array_equal(results["auto"].tokens, results["xla"].tokens)
   np.testing.assert_allclose(results["auto"].scores, results["xla"].scores, rtol=1e-3, atol=1e-3)

@@ -5,6 +5,7 @@ t5like bench decode --model=t5_1_1/base
 t5like bench train --model=t5_1_1/base
 t5like bench loop
 t5like bench startup
+t5like bench gpu
 """
 
 import argparse
@@ -16,6 +17,7 @@ SUBCOMMANDS = {
   "decode": ("generation, compared with Hugging Face and the memory bandwidth limit", "cli.bench.decode"),
   "loop": ("overhead of the train loop and of checkpoints", "cli.bench.loop"),
   "startup": ("time to the first step: cold, warm and from a checkpoint", "cli.bench.startup"),
+  "gpu": ("show the last result of launch/test_gpu.sh", "cli.bench.gpu"),
   "data": ("objectives, tokenization, and batches from a token cache", "cli.bench.data"),
 }
 
