@@ -217,7 +217,8 @@ def test_a_backend_of_another_device_is_rejected():
     ("tpu", dict(has_bias=False), "splash_tpu", "no bias"),
     ("tpu", dict(has_bias=False, has_prefix=True), "pallas_tpu", ""),
     ("tpu", dict(query_length=16, key_length=16), "xla", "fast enough for 16 x 16 scores"),
-    ("tpu", dict(dropout=True), "xla", "dropout on attention weights"),
+    ("tpu", dict(dropout=True), "pallas_tpu", "computes T5's bias"),
+    ("tpu", dict(dropout=True, has_bias=False), "pallas_tpu", ""),
     ("tpu", dict(cached=True, query_length=1), "xla", "a decoding step"),
     ("gpu", {}, "pallas_gpu", "computes T5's bias"),
     ("gpu", dict(has_bias=False), "pallas_gpu", "GPUs since Hopper"),
@@ -227,7 +228,8 @@ def test_a_backend_of_another_device_is_rejected():
     ("gpu", dict(dtype="float32"), "xla", "cuDNN does not support float32"),
     ("gpu", dict(head_dim=60), "xla", "does not support HEAD_DIM 60"),
     ("gpu", dict(head_dim=256), "xla", "does not support HEAD_DIM 256"),
-    ("gpu", dict(dropout=True), "xla", "dropout on attention weights"),
+    ("gpu", dict(dropout=True), "pallas_gpu", "GPUs since Hopper"),
+    ("gpu", dict(dropout=True, head_dim=80), "xla", "every step would have the same mask"),
   ],
 )
 def test_the_choice_has_a_reason(platform, change, chosen, reason):
@@ -285,8 +287,9 @@ def test_a_deterministic_step_does_not_use_cudnn():
 
 
 def test_a_requested_backend_falls_back_if_it_does_not_support_a_call():
-  name, why = choose_backend("pallas_tpu", dataclasses.replace(SPEC, dropout=True), platform="tpu")
-  assert name == "xla" and "instead of the requested pallas_tpu" in why and "dropout" in why
+  no_bias = dataclasses.replace(SPEC, dropout=True, has_bias=False)
+  name, why = choose_backend("splash_tpu", no_bias, platform="tpu")
+  assert name == "xla" and "instead of the requested splash_tpu" in why and "dropout" in why
   name, why = choose_backend("splash_tpu", SPEC, platform="tpu")
   assert name == "xla" and "requested splash_tpu: splash attention has no bias" in why
 

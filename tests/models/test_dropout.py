@@ -104,10 +104,10 @@ def test_after_the_final_norm_if_enabled(final_dropout):
   assert set(shares(run(stack, params, X, context(deterministic=True))[0])) == {1.0}
 
 
-def count_draws(jaxpr) -> int:
-  """Counts draws of random numbers in a traced function, including nested ones."""
+def count_masks(jaxpr) -> int:
+  """Counts dropout masks in a traced function, including nested ones: each has a barrier after its hashes."""
   inner = [x for eqn in jaxpr.eqns for x in jax.tree.leaves(eqn.params) if hasattr(x, "eqns")]
-  return sum(eqn.primitive.name == "random_bits" for eqn in jaxpr.eqns) + sum(map(count_draws, inner))
+  return sum(eqn.primitive.name == "optimization_barrier" for eqn in jaxpr.eqns) + sum(map(count_masks, inner))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_the_number_of_dropouts_in_a_model_of_one_layer(model, count):
 
   for deterministic, expected in ((False, count), (True, 0)):
     traced = jax.make_jaxpr(hidden, static_argnums=2)(params, jax.random.key(0), deterministic)
-    assert count_draws(traced.jaxpr) == expected
+    assert count_masks(traced.jaxpr) == expected
 
 
 def test_layers_in_a_loop_draw_independently():
