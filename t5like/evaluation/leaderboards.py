@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ from t5like.tasks import metrics
 
 FOLDER = "submissions"
 _SQUAD = ("squad", "squad_v2")
+_WRITERS = {"glue": submissions.write_glue, "super_glue": submissions.write_super_glue}
+# A head answers one task; these leaderboard tasks have the same classes.
+_ALSO_ANSWERED = {
+  "glue_mnli": ("glue_mnli_matched", "glue_mnli_mismatched", "glue_ax"),
+  "super_glue_rte": ("super_glue_rte", "super_glue_axb", "super_glue_axg"),
+}
 _SPACED = "T5's inputs have spaces around punctuation; --squad_file=dev-v1.1.json restores the original text of answers"
 
 
@@ -28,32 +34,35 @@ _SPACED = "T5's inputs have spaces around punctuation; --squad_file=dev-v1.1.jso
 class Submission:
   """A leaderboard, with the official SQuAD file to restore the text of answers."""
 
-  leaderboard: str  # "glue" or "squad"
+  leaderboard: str  # "glue", "super_glue" or "squad"
   squad_file: str | None = None
 
   @property
   def split(self) -> str:
     """The split that the leaderboard scores."""
-    return "test" if self.leaderboard == "glue" else "validation"
+    return "test" if self.leaderboard in _WRITERS else "validation"
 
-  @property
-  def tasks(self) -> list[str]:
-    return list(submissions.GLUE) if self.leaderboard == "glue" else ["squad"]
+  def tasks(self, trained_on: str = "") -> list[str]:
+    """Returns the tasks that a model answers: all of the leaderboard, or those of the head that it was trained with."""
+    known = list(submissions.FILES.get(self.leaderboard, ["squad"]))
+    task = submissions.leaderboard_task(trained_on)
+    if task == trained_on:
+      return known
+    suffix = trained_on.removeprefix(task)
+    return [f"{each}{suffix}" for each in _ALSO_ANSWERED.get(task, (task,))]
 
   def check(self, sets: Sequence[EvaluationSet]) -> None:
     """Raises UserError, before decoding, if tasks are not part of the leaderboard or files cannot be read."""
-    known = submissions.GLUE if self.leaderboard == "glue" else _SQUAD
+    known = submissions.FILES.get(self.leaderboard, _SQUAD)
     for evaluation_set in sets:
-      if evaluation_set.task not in known:
+      if submissions.leaderboard_task(evaluation_set.task) not in known:
         raise UserError(
           f"task {evaluation_set.task!r} is not part of the {self.leaderboard} leaderboard",
           nearest=nearest(evaluation_set.task, known), known=", ".join(known),
         )  # fmt: skip
-      field = "idx" if self.leaderboard == "glue" else "id"
-      if field not in evaluation_set.fields[0]:
-        raise UserError(
-          f"the examples of {evaluation_set.task!r} have no {field!r}", found=", ".join(evaluation_set.fields[0])
-        )
+      field, found = "idx" if self.leaderboard in _WRITERS else "id", evaluation_set.fields[0]
+      if not any(name == field or name.startswith(f"{field}/") or name == "group" for name in found):
+        raise UserError(f"the examples of {evaluation_set.task!r} have no {field!r}", found=", ".join(found))
     if self.squad_file:
       self.questions()
 
@@ -64,26 +73,30 @@ class Submission:
 def submit(
   submission: Submission, tasks: TaskEvaluation, params: Any, out: Path, step: int | None
 ) -> Iterator[WrittenFiles]:
-  """Answers all tasks and yields the files as process 0 writes them."""
-  folder, written = out / FOLDER / f"{submission.leaderboard}-{step or 0}", []
+  """Answers all tasks and yields the files as process 0 writes them.
+
+  A model with a head answers a single task: with the same `out`, the files of several models are added to one archive.
+  """
+  heads = all(submissions.leaderboard_task(each.task) != each.task for each in tasks.sets)
+  folder = out / FOLDER / (submission.leaderboard if heads else f"{submission.leaderboard}-{step or 0}")
   for evaluation_set in tasks.sets:
     predictions = [row["prediction"] for row in tasks(params, evaluation_set).rows]
     if jax.process_index() != 0:
       continue
     try:
-      written.append(_write(submission, folder, evaluation_set, predictions, complete=not tasks.settings.examples))
+      written = _write(submission, folder, evaluation_set, predictions, complete=not tasks.settings.examples)
     except OSError as error:
       raise UserError("cannot write the submission", folder=folder, because=error.strerror) from None
-    yield written[-1]
-  if jax.process_index() == 0 and submission.leaderboard == "glue":
-    yield _zip(folder, written)
+    yield written
+  if jax.process_index() == 0 and submission.leaderboard in _WRITERS:
+    yield _zip(folder, submissions.FILES[submission.leaderboard])
 
 
 def _write(
   submission: Submission, folder: Path, evaluation_set: EvaluationSet, predictions: list, complete: bool
 ) -> WrittenFiles:
-  if submission.leaderboard == "glue":
-    return submissions.write_glue(folder, evaluation_set.task, evaluation_set.fields, predictions, complete)
+  if write := _WRITERS.get(submission.leaderboard):
+    return write(folder, evaluation_set.task, evaluation_set.fields, predictions, complete)
   path = folder / f"{evaluation_set.task}.json"
   answers = {example["id"]: text for example, text in zip(evaluation_set.fields, predictions, strict=True)}
   if not submission.squad_file:
@@ -102,15 +115,15 @@ def _write(
   )
 
 
-def _zip(folder: Path, written: Sequence[WrittenFiles]) -> WrittenFiles:
-  """Writes the flat archive that the leaderboard takes."""
+def _zip(folder: Path, forms: Mapping[str, submissions.GlueFile]) -> WrittenFiles:
+  """Writes the flat archive that the leaderboard takes, of all its files in the folder."""
   archive, content = folder / "submission.zip", io.BytesIO()
+  found = [form.name for form in forms.values() if (folder / form.name).is_file()]
   with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
-    for item in written:
-      file.writestr(item.path.name, item.path.read_bytes())
+    for name in found:
+      file.writestr(name, (folder / name).read_bytes())
   archive.write_bytes(content.getvalue())
-  names = {item.path.name for item in written}
-  missing = [form.name for form in submissions.GLUE.values() if form.name not in names]
+  missing = [form.name for form in forms.values() if form.name not in found]
   return WrittenFiles(
     archive, None, f"incomplete: the leaderboard also requires {', '.join(missing)}" if missing else ""
   )
