@@ -43,6 +43,13 @@ class WithHead(nn.Module):
   def config(self) -> TransformerConfig:
     return self.backbone.config
 
+  @nn.nowrap
+  def clone(self, *, config: TransformerConfig | None = None, **changes: Any) -> "WithHead":
+    """Returns a copy with changes; `config` is the backbone's."""
+    if config is not None:
+      changes["backbone"] = self.backbone.clone(config=config)
+    return super().clone(**changes)
+
   @property
   def batch_layout(self) -> str:
     return "encoder"
