@@ -108,6 +108,23 @@ def test_every_recipe_builds_a_text_to_text_run(recipe):
   assert rates(built, 0, 100_000) == pytest.approx([1e-3, 1e-3])
 
 
+HEADS = [f for f in RECIPES if "HEAD_TASK" in (shipped_folder() / f).read_text()]
+
+
+@pytest.mark.parametrize("recipe", HEADS)
+def test_recipes_of_heads(recipe):
+  """BERT: 10% warm-up to a learning rate of 1e-5 to 5e-5; GPT-1: 0.2% to 6.25e-5, and half of the language model."""
+  bert = build_recipe("models/bert/tiny.gin", "finetune/bert.gin", recipe)
+  assert bert.has_head and bert.keep.best == 1 and bert.steps >= bert.eval_period >= 1
+  peak, last = rates(bert, max(round(bert.steps / 10), 1) - 1, bert.steps - 1)
+  assert 1e-5 <= round(peak, 8) <= 5e-5 and last < peak / 5
+  gin.clear_config()
+  gpt = build_recipe("models/gpt2/small.gin", "finetune/gpt.gin", recipe)
+  assert gpt.has_head and gpt.steps == bert.steps
+  assert rates(gpt, max(round(gpt.steps / 500), 1)) == pytest.approx([6.25e-5], rel=0.05)
+  assert gpt.head == "task" or gpt.head.lm_loss_weight == 0.5
+
+
 def build_recipe(*files, **overrides):
   configuration.load(files, [("MODEL_DIR", "/tmp/x"), ("INIT_FROM", "None"), *overrides.items()])
   return configuration.build("train")

@@ -249,7 +249,7 @@ for _name, _task in sentences.TASKS.items():
     _name,
     _task.source,
     functools.partial(segments, texts=_task.texts, label_key=_task.label_key),
-    class_labels(len(_task.labels)) if _task.labels else score_labels(),
+    class_labels(_task.labels) if _task.labels else score_labels(),
     encoder_scores.class_id if _task.labels else encoder_scores.regression,
     _task.metric_fns,
   )
@@ -257,7 +257,7 @@ _register(
   "snli",
   embedded_tasks.SNLI,
   functools.partial(segments, texts=("premise", "hypothesis"), label_names=glue.LABELS["mnli"]),
-  class_labels(3),
+  class_labels(glue.LABELS["mnli"]),
   encoder_scores.class_id,
   [metrics.accuracy],
 )
