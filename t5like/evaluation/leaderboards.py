@@ -80,11 +80,11 @@ def submit(
   heads = all(submissions.leaderboard_task(each.task) != each.task for each in tasks.sets)
   folder = out / FOLDER / (submission.leaderboard if heads else f"{submission.leaderboard}-{step or 0}")
   for evaluation_set in tasks.sets:
-    predictions = [row["prediction"] for row in tasks(params, evaluation_set).rows]
+    rows = tasks(params, evaluation_set).rows
     if jax.process_index() != 0:
       continue
     try:
-      written = _write(submission, folder, evaluation_set, predictions, complete=not tasks.settings.examples)
+      written = _write(submission, folder, evaluation_set, rows, complete=not tasks.settings.examples)
     except OSError as error:
       raise UserError("cannot write the submission", folder=folder, because=error.strerror) from None
     yield written
@@ -93,24 +93,27 @@ def submit(
 
 
 def _write(
-  submission: Submission, folder: Path, evaluation_set: EvaluationSet, predictions: list, complete: bool
+  submission: Submission, folder: Path, evaluation_set: EvaluationSet, rows: Sequence[Mapping[str, Any]], complete: bool
 ) -> WrittenFiles:
+  """Writes the answers to one task. `rows` are those of its evaluation: of a span head, one per question."""
+  task, predictions = submissions.leaderboard_task(evaluation_set.task), [row["prediction"] for row in rows]
   if write := _WRITERS.get(submission.leaderboard):
-    return write(folder, evaluation_set.task, evaluation_set.fields, predictions, complete)
-  path = folder / f"{evaluation_set.task}.json"
-  answers = {example["id"]: text for example, text in zip(evaluation_set.fields, predictions, strict=True)}
+    return write(folder, task, evaluation_set.fields, predictions, complete)
+  path, from_spans = folder / f"{task}.json", task != evaluation_set.task
+  numbers = [row["id"] for row in rows] if from_spans else [example["id"] for example in evaluation_set.fields]
+  answers = dict(zip(numbers, predictions, strict=True))
   if not submission.squad_file:
-    return dataclasses.replace(submissions.write_squad(path, answers), note=_SPACED)
+    return dataclasses.replace(submissions.write_squad(path, answers), note="" if from_spans else _SPACED)
   official = submission.questions()
   if not complete:
     official = {number: official[number] for number in answers if number in official}
   texts, lost = submissions.restore_answers(answers, official)
-  metric = metrics.squad if evaluation_set.task == "squad" else metrics.squad2
+  metric = metrics.squad if task == "squad" else metrics.squad2
   scores = metric([question.answers for question in official.values()], list(texts.values()))
   shown = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
   return dataclasses.replace(
     submissions.write_squad(path, texts),
-    note=f"{evaluation_set.task}, scored as by the official script: {shown}",
+    note=f"{task}, scored as by the official script: {shown}",
     warning=f"{lost:,} answers are not in their context and are kept as generated" if lost else "",
   )
 

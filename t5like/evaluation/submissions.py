@@ -17,8 +17,8 @@ _ENTAILMENT_LABELS = ("entailment", "not_entailment")
 _BINARY_LABELS = ("0", "1")
 
 
-# The encoder form of a task is answered by class numbers, and written to the same file.
-_HEAD_SUFFIX = "_classification"
+# Tasks for models with heads are written to the same files.
+_HEAD_FORMS = ("_classification", "_spans")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ FILES = {"glue": GLUE, "super_glue": SUPER_GLUE}
 
 def leaderboard_task(task: str) -> str:
   """Returns the task that an encoder form stands for: glue_cola_classification is glue_cola."""
-  return task.removesuffix(_HEAD_SUFFIX)
+  return next((task.removesuffix(form) for form in _HEAD_FORMS if task.endswith(form)), task)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ import zipfile
 import pytest
 
 from t5like.errors import UserError
-from t5like.evaluation.leaderboards import Submission, _zip
+from t5like.evaluation.evaluation_set import EvaluationSet
+from t5like.evaluation.leaderboards import Submission, _write, _zip
 from t5like.evaluation.submissions import (
   GLUE,
   SUPER_GLUE,
@@ -208,3 +209,21 @@ def test_all_rows_of_the_glue_test_sets_are_required(tmp_path):
     write_glue(tmp_path, "glue_wnli", rows(3, 3), [1, 1], complete=False)
   assert "2 answers are not a label" in write_glue(tmp_path, "glue_rte", rows(4, 7), [2, -1], complete=False).warning
   assert "1 answers" in write_glue(tmp_path, "glue_stsb", rows(0, 1, 2), [0.0, 5.0, 5.01], complete=False).warning
+
+
+def test_answers_of_a_span_head_and_of_text(tmp_path):
+  """A span head has several windows per question, and its answers are as in the context."""
+  question = {"id": "q1", "question": "Where?", "answers": [{"text": "Levi's Stadium", "answer_start": 52}]}
+  file = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [question]}]}]}
+  (tmp_path / "dev.json").write_text(json.dumps(file))
+  for task, windows, answer in (("squad", 1, "Levi ' s Stadium"), ("squad_spans", 3, "Levi's Stadium")):
+    fields = [{"id": "q1"}] * windows
+    evaluated = EvaluationSet(task, "validation", fields, {}, [], "")
+    row = {"prediction": answer, "target": ["Levi's Stadium"]} | ({"id": "q1"} if windows > 1 else {})
+    written = _write(Submission("squad"), tmp_path, evaluated, [row], complete=True)
+    assert json.loads((tmp_path / "squad.json").read_text()) == {"q1": answer}
+    assert ("spaces around punctuation" in written.note) == (task == "squad")
+    written = _write(Submission("squad", str(tmp_path / "dev.json")), tmp_path, evaluated, [row], complete=True)
+    assert json.loads((tmp_path / "squad.json").read_text()) == {"q1": "Levi's Stadium"}
+    assert written.note == "squad, scored as by the official script: em 100.000, f1 100.000"
+  assert Submission("squad").tasks("squad_v2_spans") == ["squad_v2_spans"]
