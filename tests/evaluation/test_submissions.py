@@ -9,18 +9,16 @@ import pytest
 
 from t5like.errors import UserError
 from t5like.evaluation.evaluation_set import EvaluationSet
-from t5like.evaluation.leaderboards import Submission, _write, _zip
-from t5like.evaluation.submissions import (
-  GLUE,
-  SUPER_GLUE,
+from t5like.evaluation.leaderboards import Submission
+from t5like.evaluation.leaderboards.glue_files import GLUE, SUPER_GLUE, write_glue, write_super_glue
+from t5like.evaluation.leaderboards.squad_files import (
   SquadQuestion,
   find_in_context,
   read_squad,
   restore_answers,
-  write_glue,
   write_squad,
-  write_super_glue,
 )
+from t5like.evaluation.leaderboards.submitting import _write, _zip
 from t5like.tasks.encoders import scores as encoder_scores
 from t5like.tasks.library import glue, super_glue
 
