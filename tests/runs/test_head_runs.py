@@ -4,7 +4,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-import numpy as np
+import labeled_tasks
 import pytest
 
 import t5like
@@ -118,7 +118,7 @@ def _check_methods(task, model):
       model.classify("sea " * 80)
     assert model.classify("good " * 80, truncate=True).label == "positive"
   elif task == "toy_scores_classification":
-    low, high = model.classify([("the sea was calm", ""), ("the sea was calm good good good", "")])
+    low, high = model.classify([(labeled_tasks.values(number)["first"], "") for number in (0, 3)])
     assert high > low + 1 and isinstance(model.classify(("the sea", "")), float)
   elif task == "toy_tagging":
     tags = model.tag("the ship came from Berlin")
@@ -140,11 +140,6 @@ def test_t5_and_gpt_with_heads(family, settings):
   model = t5like.load(result.model_dir)
   assert model.kind in ("T5", "GPT") and model.module.head.labels == ("negative", "positive")
   assert model.classify("good far calm far came came").label == "positive" and model.embed("a ship").shape == (16,)
-
-
-def test_tags_with_t5_train_only_its_encoder(settings):
-  result = trained(settings, "t5", "toy_tagging", steps=2)
-  assert set(t5like.load(result.model_dir).params["backbone"]) == {"token_embedder", "encoder"}
 
 
 def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(settings):
@@ -239,18 +234,3 @@ def test_a_task_without_labels_and_a_model_without_a_head(settings, token_caches
     t5like.evaluate(loaded, "toy_classification", cache_dir=str(caches), task_modules=("labeled_tasks",))
   with pytest.raises(t5like.UserError, match="this BERT has no head for labels"):
     loaded.classify("the sea")
-
-
-def test_batches_are_the_same_on_any_number_of_microbatches(settings):
-  losses = [
-    trained(
-      settings,
-      "bert",
-      "toy_choices_classification",
-      steps=2,
-      microbatches=n,
-      model_dir=f"{settings('bert', 'x')['model_dir']}{n}",
-    ).metrics["loss"]
-    for n in (1, 2)
-  ]
-  np.testing.assert_allclose(*losses, rtol=1e-5)
