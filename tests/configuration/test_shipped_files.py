@@ -108,6 +108,16 @@ def test_every_recipe_builds_a_text_to_text_run(recipe):
   assert rates(built, 0, 100_000) == pytest.approx([1e-3, 1e-3])
 
 
+def test_epochs_become_steps():
+  """MRPC: 3 epochs of 3,668 pairs in rows of 32 are 344 steps, of which 34 warm up; 115 are an epoch."""
+  files = ("models/bert/tiny.gin", "finetune/bert.gin", "finetune/glue/mrpc.gin")
+  built = build_recipe(*files)
+  assert (built.steps, built.eval_period, built.lengths) == (344, 115, {"inputs": 128})
+  assert rates(built, 16, 33, 343) == pytest.approx([1e-5, 2e-5, 2e-5 / 310], rel=1e-3)
+  gin.clear_config()
+  assert (built := build_recipe(*files, BATCH_SIZE="16", EPOCHS="1")).steps == built.eval_period == 229
+
+
 HEADS = [f for f in RECIPES if "HEAD_TASK" in (shipped_folder() / f).read_text()]
 
 
