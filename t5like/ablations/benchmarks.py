@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from statistics import fmean
 
 from t5like.errors import UserError
 from t5like.tasks.metrics.benchmarks import short_name
@@ -49,9 +50,16 @@ def group_of(task: str) -> str:
 
 def group_scores(scores: Mapping[str, float]) -> dict[str, float]:
   """Returns the mean over the tasks of each group that were run; both halves of MNLI count as one task."""
-  found: dict[str, dict[str, list[float]]] = {}
+  found: dict[str, dict[str, float]] = {}
   for task, score in scores.items():
-    short = "mnli" if short_name(task).startswith("mnli") else short_name(task)
-    found.setdefault(group_of(task), {}).setdefault(short, []).append(score)
-  mean: Callable[[list[float]], float] = lambda values: sum(values) / len(values)  # noqa: E731
-  return {group: mean([mean(halves) for halves in tasks.values()]) for group, tasks in found.items()}
+    found.setdefault(group_of(task), {})[task] = score
+  return {group: average_score(tasks) for group, tasks in found.items()}
+
+
+def average_score(scores: Mapping[str, float]) -> float:
+  """Returns the mean over tasks; both halves of MNLI count as one."""
+  found: dict[tuple[str, str], list[float]] = {}
+  for task, score in scores.items():
+    short = short_name(task)
+    found.setdefault((group_of(task), "mnli" if short.startswith("mnli") else short), []).append(score)
+  return fmean(fmean(halves) for halves in found.values())

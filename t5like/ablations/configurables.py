@@ -1,4 +1,4 @@
-"""Functions and classes that the gin files of ablations/ use."""
+"""Functions and classes that the gin files of ablations/ and finetune/suites/ use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import gin
 
 from t5like.ablations.mixing import mixing_rates
+from t5like.ablations.suites.plan import Suite
 from t5like.errors import UserError
 
 
@@ -56,5 +57,6 @@ def sum_of(numbers: tuple[int, ...]) -> int:
 
 
 gin.external_configurable(Scale, "scale")
+gin.external_configurable(Suite, "suite")
 for _function in (half_of, tokens_for_repeats, mixed_tasks, sum_of):
   gin.external_configurable(_function, _function.__name__)

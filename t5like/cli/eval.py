@@ -5,7 +5,7 @@
   t5like eval --model_dir=gpt2 --task=snli --shots=5 --rank --prompt=my_prompt.txt
   t5like eval --model_dir=gpt2 --loss --text=book.txt                     perplexity and bits per byte
   t5like eval --compare ~/runs/a ~/runs/b                                 is the difference significant?
-  t5like eval --model_dir=~/runs/glue --submit=glue                       files for the leaderboard
+  t5like eval --model_dir=~/runs/glue --submit=glue                       files for the leaderboard; super_glue, squad
 
 MODEL_DIR is the directory of a run or conversion, one of its checkpoints, or a Hugging Face folder. Tables are written
 to MODEL_DIR/evaluations/scores.json and scores.csv, answers to MODEL_DIR/predictions. Checkpoints evaluated before are
@@ -89,7 +89,7 @@ def _add_metrics(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--stride", type=int, metavar="N", help="GPT: tokens between windows (default: half a window)")
   group.add_argument("--objective", metavar="NAME", help="denoising objective (default: as in training)")
   group = parser.add_argument_group("other")
-  group.add_argument("--submit", choices=("glue", "squad"), help="write files for a leaderboard")
+  group.add_argument("--submit", choices=("glue", "super_glue", "squad"), help="write files for a leaderboard")
   group.add_argument(
     "--squad_file", metavar="FILE", help="the official SQuAD file, to restore the original text of answers"
   )
@@ -193,7 +193,8 @@ def _submitted(
   from t5like.evaluation.leaderboards import submit
   from t5like.evaluation.task_evaluation import TaskEvaluation
 
-  tasks = TaskEvaluation(model, _names(args) or submission.tasks, settings, without_metrics=True)
+  trained_on = model.experiment.task if model.has_training_config else ""
+  tasks = TaskEvaluation(model, _names(args) or submission.tasks(trained_on), settings, without_metrics=True)
   submission.check(tasks.sets)
   step = model.step(args.step)
   for written in submit(submission, tasks, model.parameters(step, args.average), _out(args, model), step):

@@ -3,6 +3,11 @@
   t5like train --gin_file=models/t5/tiny.gin --gin_file=objectives/span_corruption.gin \\
       --gin_file=runs/pretrain.gin --gin.MODEL_DIR=~/runs/demo --gin.TRAIN_STEPS=50
 
+With a file of finetune/suites it fine-tunes on several tasks with several seeds and prints a table of their scores:
+
+  t5like train --gin_file=models/bert/base.gin --gin_file=finetune/bert.gin --gin_file=finetune/suites/glue.gin \\
+      --gin.INIT_FROM=~/downloads/bert-base-uncased --gin.MODEL_DIR=~/runs/glue --gin.SEEDS=3
+
 Multi-host: run the same command on every host. TPU pods, Slurm, Kubernetes and Open MPI are detected automatically;
 elsewhere set --coordinator, --processes and --process_id.
 
@@ -19,11 +24,15 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from t5like.cli.options import add_gin_arguments, add_host_arguments, gin_search_paths
 from t5like.cli.supervisor import HOSTS_MISSING, supervise
 from t5like.errors import RunError, UserError
 from t5like.training.guards.step_file import is_supervised
+
+if TYPE_CHECKING:  # help and the supervisor must not wait for jax
+  from t5like.ablations.suites.plan import SuiteCommand
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +71,32 @@ def join_hosts(args: argparse.Namespace, config: str) -> object:
     raise (HostsMissing(error.what, **error.lines) if is_supervised() else error) from None
 
 
+def train_suite(args: argparse.Namespace, command: SuiteCommand) -> int:
+  """Trains the recipes of a suite with all seeds; a dry run checks them and prints their commands."""
+  join_hosts(args, str(command))
+  if args.dry_run:
+    from t5like.ablations.suites.plan import plan_suite
+    from t5like.console import say
+
+    for run in plan_suite(command):
+      say(f"# {run.recipe}, seed {run.seed}\n{run.jobs[0].command}")
+    return 0
+  from t5like.ablations.suites.running import run_suite
+
+  return run_suite(command, end_process=os._exit)
+
+
 def train(args: argparse.Namespace) -> int:
+  from t5like.ablations.suites.plan import find_suite
+  from t5like.experiments.reading import register_configurables
+
+  register_configurables()
+  if command := find_suite(args.gin_file, args.gin_overrides, gin_search_paths(args)):
+    return train_suite(args, command)
+  return train_run(args)
+
+
+def train_run(args: argparse.Namespace) -> int:
   from t5like import parallel
   from t5like.console import say
   from t5like.experiments.reading import build_experiment, load_files

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import gin
 
@@ -12,6 +13,7 @@ from t5like.configuration.renamed import replace_old_names
 from t5like.configuration.search_path import search_path
 from t5like.configuration.statements import (
   Binding,
+  MacroReference,
   Permissions,
   Statement,
   gin_source,
@@ -33,12 +35,33 @@ def load(
   The `configurables` modules with the names that the files use must be imported before. Raises UserError for a missing
   file, an unknown name, an unused or missing macro, or a value of the wrong type.
   """
+  _activate(_read(files, overrides, search_paths))
+
+
+def _read(files: Sequence[str], overrides: Sequence[tuple[str, str]], search_paths: Sequence[str]) -> list[Statement]:
   permissions = Permissions(search_path(search_paths))
   with gin.unlock_config():  # imports in files may register more names, even after an earlier configuration was loaded
     statements = [s for name in files for s in read_file(name, permissions)]
     for name, text in overrides:
       statements += read_text(f"{name} = {parse_override_value(text)}", f"--gin.{name}", permissions)
-  _activate(statements)
+  return statements
+
+
+def read_parameters(
+  selector: str,
+  files: Sequence[str],
+  overrides: Sequence[tuple[str, str]] = (),
+  search_paths: Sequence[str] = (),
+) -> dict[str, Any]:
+  """Returns the values that files and overrides bind to a configurable, following macros; loads and checks nothing."""
+  bindings = [s for s in _read(files, overrides, search_paths) if isinstance(s, Binding)]
+  macros = {b.macro_name: b.value for b in bindings if b.is_macro}
+  found = {b.parameter: b.value for b in bindings if b.selector == selector and not b.is_macro}
+  for name, value in found.items():
+    while isinstance(value, MacroReference) and value.name in macros:
+      value = macros.pop(value.name)  # a circular macro ends, and is reported when the files are loaded
+    found[name] = value
+  return found
 
 
 def load_data(config: Path, modules: Sequence[str] = ()) -> None:

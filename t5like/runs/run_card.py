@@ -8,20 +8,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from t5like import data, planning
 from t5like.console import memory_size
 from t5like.data.layouts import Batch
-from t5like.experiments.compatibility import phase_flops, stack_lengths
+from t5like.experiments.compatibility import phase_flops, row_tokens, stack_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
 from t5like.models.attention import describe_backend
+from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.training.state import StateSpec, parameter_count
+
+_MAX_LABELS = 8  # shown on the card
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +57,7 @@ def describe_run(
   config = experiment.model.config
   lengths = phases[-1].lengths
   steps = steps_per_phase(phases, experiment.steps)
-  tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
+  tokens = [phase.batch_size * row_tokens(experiment.model, phase.lengths) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
@@ -63,7 +67,7 @@ def describe_run(
     "versions": versions(),
     "devices": devices(mesh),
     "model": (
-      f"{type(experiment.model).__name__}, {parameter_count(spec.shapes.params):,} parameters: "
+      f"{_model_name(experiment.model)}, {parameter_count(spec.shapes.params):,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
@@ -103,7 +107,7 @@ def describe_run(
       "hosts": jax.process_count(),
       "mesh": dict(mesh.shape),
     },
-    "model": {"class": type(experiment.model).__name__, **dataclasses.asdict(config)},
+    "model": {"class": type(experiment.model).__name__, **_head_facts(experiment.model), **dataclasses.asdict(config)},
     "parameters": parameter_count(spec.shapes.params),
     "task": experiment.task,
     "objective": experiment.objective.name if experiment.objective else None,
@@ -115,6 +119,26 @@ def describe_run(
   return RunCard(entries, facts)
 
 
+def _head_facts(model: nn.Module) -> dict[str, Any]:
+  if not isinstance(model, WithHead):
+    return {}
+  fields = [f.name for f in dataclasses.fields(model.head) if f.name not in ("parent", "name")]
+  settings = {name: getattr(model.head, name) for name in fields}
+  return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings}}
+
+
+def _model_name(model: nn.Module) -> str:
+  if not isinstance(model, WithHead):
+    return type(model).__name__
+  head = model.head
+  labels = ", ".join(getattr(head, "labels", ())[:_MAX_LABELS])
+  labels += ", ..." if len(getattr(head, "labels", ())) > _MAX_LABELS else ""
+  given = [labels] if labels else [f"{head.choices} choices"] if head.form == "choices" else []
+  given += [f"pooling {head.pooling}"] if head.pooling else []
+  given += ["a learned mix of layers"] if head.mix_layers else []
+  return f"{type(model.backbone).__name__} with a {type(head).__name__} ({'; '.join(given)})"
+
+
 def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
   if experiment.deterministic or mesh.devices.flat[0].platform != "gpu":
     return "bitwise reproducible on this kind of device"
@@ -123,7 +147,9 @@ def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
 
 def _row_text(experiment: Experiment, phase: Phase) -> str:
   if experiment.model.batch_layout == "encoder":
-    return f"{phase.lengths.inputs} inputs"  # targets are at the same positions
+    choices = getattr(getattr(experiment.model, "head", None), "choices", 0) if experiment.has_head else 0
+    # Targets are at the same positions.
+    return f"{choices} choices x {phase.lengths.inputs} inputs" if choices else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 
@@ -176,6 +202,9 @@ def _data_text(
   if isinstance(source, data.MixtureRows):
     members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
     return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])
+  if isinstance(source, data.LabeledRows):
+    what = "windows" if source.form.name == "spans" else "questions" if source.form.name == "choices" else "examples"
+    return f"{name}: {source.rows_per_epoch:,} {what}, one per row, {source.efficiency:.1%} full\n{passes}"
   if isinstance(source, data.ExampleRows):
     how = f"packed, {source.efficiency:.1%} full" if source.pack else "one per row (not packed)"
     return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"

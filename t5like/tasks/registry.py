@@ -26,6 +26,7 @@ SHIPPED_MODULES = tuple(
     "library.summarization",
     "library.translation",
     "library.ner",
+    "library.sentences",
     "mixtures",
     "encoders.classification",
     "encoders.squad_spans",

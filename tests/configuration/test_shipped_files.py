@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from t5like import configuration
+from t5like.ablations.suites.plan import find_suite
 from t5like.configuration.search_path import shipped_folder
 from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
@@ -26,6 +27,8 @@ MODELS = [f for f in FILES if f.startswith("models/") and f not in BASES and f n
 OBJECTIVES = [f for f in FILES if f.startswith("objectives/")]
 OPTIMIZERS = [f for f in FILES if f.startswith("optimizers/")]
 RUNS = [f for f in FILES if f.startswith("runs/") and f not in BASES]
+SUITES = [f for f in FILES if f.startswith("finetune/suites/")]
+RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in SUITES]
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,79 @@ def test_every_run_file_builds_a_run(run):
     assert build(*([] if complete else ["models/t5/tiny.gin"]), run).objective is None
   else:
     assert build(*([] if complete else ["models/t5/tiny.gin", "objectives/span_corruption.gin"]), run).objective
+
+
+def test_published_pretraining():
+  """Steps, rows, phases and learning rates of the papers."""
+  bert, gpt1, gpt2, t5, t5_1_1 = (build_run(f"runs/{n}.gin") for n in ("bert", "gpt1", "gpt2", "t5_paper", "t5_1_1"))
+  assert [(e.steps, e.batch_size, e.lengths["inputs"]) for e in (bert, gpt1, gpt2, t5, t5_1_1)] == [
+    (1_000_000, 256, 512), (3_000_000, 64, 512), (600_000, 512, 1024), (2**19, 128, 512), (1_000_000, 2048, 512)
+  ]  # fmt: skip
+  assert bert.phases == [{"steps": 900_000, "lengths": {"inputs": 128}}] and bert.objective.next_sentence
+  assert [rates(e, 0, 1999, 9999, 20_000) for e in (bert, gpt1, t5)] == [
+    pytest.approx([1e-8, 2e-5, 1e-4, 1e-4 * 98 / 99], rel=1e-3),
+    pytest.approx([0.0, 2.5e-4, 2.5e-4, 2.5e-4], abs=2e-6),
+    pytest.approx([0.01, 0.01, 0.01, 20_000**-0.5], rel=1e-3),
+  ]
+  assert [e.z_loss for e in (bert, gpt1, gpt2, t5)] == [0, 0, 0, 1e-4]
+  assert (t5.model.config.dropout_rate, t5_1_1.model.config.dropout_rate) == (0.1, 0.0)
+
+
+def build_run(file):
+  gin.clear_config()
+  configuration.load([file], [("MODEL_DIR", "/tmp/x")])
+  return configuration.build("train")
+
+
+def rates(experiment, *steps):
+  return [float(experiment.optimizer.learning_rate(jax.numpy.int32(step))) for step in steps]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_builds_a_text_to_text_run(recipe):
+  built = build_recipe("models/t5/tiny.gin", "finetune/t5.gin", recipe)
+  assert (built.steps, built.batch_size, built.objective) == (2**18, 128, None)
+  evaluated = built.eval_tasks[0] if built.eval_tasks else built.task
+  assert built.keep.metric == built.early_stopping.metric and built.keep.metric.startswith(f"eval/{evaluated}/")
+  assert rates(built, 0, 100_000) == pytest.approx([1e-3, 1e-3])
+
+
+def test_epochs_become_steps():
+  """MRPC: 3 epochs of 3,668 pairs in rows of 32 are 344 steps, of which 34 warm up; 115 are an epoch."""
+  files = ("models/bert/tiny.gin", "finetune/bert.gin", "finetune/glue/mrpc.gin")
+  built = build_recipe(*files)
+  assert (built.steps, built.eval_period, built.lengths) == (344, 115, {"inputs": 128})
+  assert rates(built, 16, 33, 343) == pytest.approx([1e-5, 2e-5, 2e-5 / 310], rel=1e-3)
+  gin.clear_config()
+  assert (built := build_recipe(*files, BATCH_SIZE="16", EPOCHS="1")).steps == built.eval_period == 229
+
+
+HEADS = [f for f in RECIPES if "HEAD_TASK" in (shipped_folder() / f).read_text()]
+
+
+@pytest.mark.parametrize("recipe", HEADS)
+def test_recipes_of_heads(recipe):
+  """BERT: 10% warm-up to a learning rate of 1e-5 to 5e-5; GPT-1: 0.2% to 6.25e-5, and half of the language model."""
+  bert = build_recipe("models/bert/tiny.gin", "finetune/bert.gin", recipe)
+  assert bert.has_head and bert.keep.best == 1 and bert.steps >= bert.eval_period >= 1
+  peak, last = rates(bert, max(round(bert.steps / 10), 1) - 1, bert.steps - 1)
+  assert 1e-5 <= round(peak, 8) <= 5e-5 and last < peak / 5
+  gin.clear_config()
+  gpt = build_recipe("models/gpt2/small.gin", "finetune/gpt.gin", recipe)
+  assert gpt.has_head and gpt.steps == bert.steps
+  assert rates(gpt, max(round(gpt.steps / 500), 1)) == pytest.approx([6.25e-5], rel=0.05)
+  assert gpt.head == "task" or gpt.head.lm_loss_weight == 0.5
+
+
+def build_recipe(*files, **overrides):
+  configuration.load(files, [("MODEL_DIR", "/tmp/x"), ("INIT_FROM", "None"), *overrides.items()])
+  return configuration.build("train")
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_every_recipe_of_a_suite_exists(suite):
+  found = find_suite(["models/t5/tiny.gin", "finetune/t5.gin", suite], [("MODEL_DIR", "/tmp/x")])
+  assert set(found.suite.recipes) <= set(RECIPES) and found.suite.seeds == 3
 
 
 @pytest.mark.parametrize("model", ["models/t5_1_1/base.gin", "models/mt5/small.gin", "models/byt5/small.gin"])

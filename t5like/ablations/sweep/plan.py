@@ -35,16 +35,18 @@ class TrainJob:
   model_dir: Path
   steps: int
   evaluated: tuple[str, ...]  # tasks that it scores
+  search_paths: tuple[str, ...] = ()  # of gin files
 
   @property
   def command(self) -> str:
-    line = ["t5like", "train", *(f"--gin_file={file}" for file in self.files)]
+    line = ["t5like", "train", *(f"--gin_search_paths={path}" for path in self.search_paths)]
+    line += (f"--gin_file={file}" for file in self.files)
     return shlex.join([*line, *(f"--gin.{name}={value}" for name, value in self.overrides)])
 
 
 def job_experiment(job: TrainJob) -> Experiment:
   """Returns the experiment that the job's command trains."""
-  return read_experiment(job.files, job.overrides)
+  return read_experiment(job.files, job.overrides, job.search_paths)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""GLUE and SuperGLUE for encoders: `<task>_classification`, with class numbers instead of words.
+"""GLUE, SuperGLUE and other sentence tasks for encoders: `<task>_classification`, with class numbers instead of words.
 
 Sources are those of the text-to-text tasks. If a question has several candidate answers, each is a
 separate example, right (1) or wrong (0), and `group` identifies the question.
@@ -15,7 +15,8 @@ import tensorflow as tf
 from t5like.tasks import metrics
 from t5like.tasks.encoders import scores as encoder_scores
 from t5like.tasks.encoders.forms import class_labels, encode_segments, encoder_features, score_labels
-from t5like.tasks.library import glue, super_glue
+from t5like.tasks.library import embedded_tasks, glue, sentences, super_glue
+from t5like.tasks.preparation.swag import ENDINGS
 from t5like.tasks.registry import register_task
 
 # The fields used as first and second text.
@@ -44,10 +45,18 @@ _GAP = "@placeholder"
 
 
 @seqio.map_over_dataset
-def segments(example: dict[str, tf.Tensor], texts: Sequence[str]) -> dict[str, tf.Tensor]:
-  """Selects the fields of one or two texts and the label, which is -1 if withheld."""
+def segments(
+  example: dict[str, tf.Tensor], texts: Sequence[str], label_key: str = "label", label_names: Sequence[str] = ()
+) -> dict[str, tf.Tensor]:
+  """Selects the fields of one or two texts and the label, which is -1 if withheld.
+
+  `label_names` are the classes in order if the label is a word; any other word is -1. `idx` is optional.
+  """
   named = dict(zip(("first", "second"), (example[name] for name in texts), strict=False))
-  return named | {"label": example["label"], "idx": example["idx"]}
+  label = example[label_key]
+  if label_names:
+    label = tf.argmax(tf.cast(tf.equal(["", *label_names], label), tf.int32)) - 1
+  return named | {"label": label} | ({"idx": example["idx"]} if "idx" in example else {})
 
 
 @seqio.map_over_dataset
@@ -74,15 +83,30 @@ def copa(dataset: tf.data.Dataset) -> tf.data.Dataset:
     is_cause = tf.equal(example["question"], "cause")
     question = tf.where(is_cause, "What was the cause of this?", "What happened as a result?")
     first = tf.strings.join([example["premise"], question], separator=" ")
-    right = tf.cast(tf.equal(tf.range(2, dtype=tf.int64), example["label"]), tf.int64)
-    return {
-      "first": tf.stack([first, first]),
-      "second": tf.stack([example["choice1"], example["choice2"]]),
-      "label": tf.where(example["label"] < 0, tf.constant(-1, tf.int64), right),
-      "group": tf.stack([example["idx"]] * 2),
-    }
+    return _candidates(example, first, [example["choice1"], example["choice2"]])
 
   return dataset.map(to_segments, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def swag(dataset: tf.data.Dataset) -> tf.data.Dataset:
+  """Pairs the first sentence with the start of the second, completed by each of four endings."""
+
+  def to_segments(example):
+    completed = [tf.strings.join([example["sent2"], example[name]], separator=" ") for name in ENDINGS]
+    return _candidates(example, example["sent1"], completed)
+
+  return dataset.map(to_segments, num_parallel_calls=tf.data.AUTOTUNE).unbatch()
+
+
+def _candidates(example: dict[str, tf.Tensor], first: tf.Tensor, seconds: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+  """Returns the rows of a question, one per candidate; the label is the number of the right one."""
+  right = tf.cast(tf.equal(tf.range(len(seconds), dtype=tf.int64), example["label"]), tf.int64)
+  return {
+    "first": tf.stack([first] * len(seconds)),
+    "second": tf.stack(seconds),
+    "label": tf.where(example["label"] < 0, tf.constant(-1, tf.int64), right),
+    "group": tf.stack([example["idx"]] * len(seconds)),
+  }
 
 
 @seqio.map_over_dataset
@@ -151,7 +175,7 @@ for _config, _texts in GLUE_TEXTS.items():
     f"glue_{_config}",
     _tfds(f"glue/{_config}", glue.VERSION, glue.SPLITS.get(_config, ("train", "validation", "test"))),
     functools.partial(segments, texts=_texts),
-    score_labels() if _is_score else class_labels(len(glue.LABELS[_config])),
+    score_labels() if _is_score else class_labels(glue.LABELS[_config]),
     encoder_scores.regression if _is_score else encoder_scores.class_id,
     glue.METRICS.get(_config, [metrics.accuracy]),
   )
@@ -174,7 +198,7 @@ for _config, _to_segments in _SUPER_GLUE_STEPS.items():
       ("test",) if _config in ("axb", "axg") else ("train", "validation", "test"),
     ),
     _to_segments,
-    class_labels(len(super_glue.LABELS[_config])),
+    class_labels(super_glue.LABELS[_config]),
     encoder_scores.class_id,
     _SUPER_GLUE_METRICS.get(_config, [metrics.accuracy]),
   )
@@ -186,6 +210,14 @@ _register(
   class_labels(2),
   encoder_scores.class_id,
   [metrics.accuracy],
+)
+_register(
+  "swag",
+  seqio.TfdsDataSource(sentences.SWAG, splits=("train", "validation", "test")),
+  swag,
+  class_labels(2),
+  encoder_scores.candidate,
+  [encoder_scores.choice_accuracy],
 )
 _register(
   "super_glue_copa",
@@ -210,4 +242,22 @@ _register(
   class_labels(2),
   encoder_scores.candidate,
   [encoder_scores.choice_squad],
+)
+
+for _name, _task in sentences.TASKS.items():
+  _register(
+    _name,
+    _task.source,
+    functools.partial(segments, texts=_task.texts, label_key=_task.label_key),
+    class_labels(_task.labels) if _task.labels else score_labels(),
+    encoder_scores.class_id if _task.labels else encoder_scores.regression,
+    _task.metric_fns,
+  )
+_register(
+  "snli",
+  embedded_tasks.SNLI,
+  functools.partial(segments, texts=("premise", "hypothesis"), label_names=glue.LABELS["mnli"]),
+  class_labels(glue.LABELS["mnli"]),
+  encoder_scores.class_id,
+  [metrics.accuracy],
 )

@@ -21,11 +21,10 @@ def _files(name: str) -> dict[str, Path]:
 register_corpus("novels", _files("novels"), sizes={"train": 537, "validation": 23})
 
 # Does the premise entail the hypothesis? (Bowman et al. 2015; a sample)
+SNLI = JsonLinesSource(_files("snli"), ["premise", "hypothesis", "label"], sizes={"train": 30_000, "validation": 2_000})
 register_task(
   "snli",
-  source=JsonLinesSource(
-    _files("snli"), ["premise", "hypothesis", "label"], sizes={"train": 30_000, "validation": 2_000}
-  ),
+  source=SNLI,
   preprocessors=[
     functools.partial(preprocessors.labeled_text, name="snli", keys=("hypothesis", "premise"), label_key="label"),
     seqio.preprocessors.tokenize,

@@ -51,9 +51,9 @@ def glue_text(config: str, labels: Sequence[str]):
 
 
 @seqio.map_over_dataset
-def stsb(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+def stsb(example: dict[str, tf.Tensor], name: str = "stsb") -> dict[str, tf.Tensor]:
   """Formats the similarity as text: the score rounded to a multiple of 0.2, like the annotators' scores."""
-  inputs = ["stsb sentence1:", example["sentence1"], "sentence2:", example["sentence2"]]
+  inputs = [name, "sentence1:", example["sentence1"], "sentence2:", example["sentence2"]]
   return {
     "inputs": tf.strings.join(inputs, separator=" "),
     "targets": tf.strings.as_string(tf.round(example["label"] * 5) / 5, precision=1),

@@ -31,13 +31,22 @@ SUPER_GLUE = {
   "wic": ("accuracy",),
   "wsc": ("accuracy",),
 }
-# As in the T5 paper's tables (section 2.4 and appendix E).
-_STANDALONE = {"squad": ("em",), "cnn_dailymail": ("rouge2",)}
+# As in the T5 paper's tables (section 2.4 and appendix E), or as usual for the task.
+_STANDALONE = {
+  "squad": ("em",),
+  "squad_v2": ("f1",),
+  "cnn_dailymail": ("rouge2",),
+  "xsum": ("rouge2",),
+  "conll2003": ("f1",),
+  "wnut_17": ("f1",),
+  **dict.fromkeys(("sick_r", "sts12", "sts13", "sts14", "sts15", "sts16"), ("spearman_corrcoef",)),
+}
+_FORM = re.compile(r"(_classification|_spans|_tagging)?(_v\d{3})?$")
 
 
 def short_name(task: str) -> str:
-  """Returns the task's name in its benchmark: glue_cola_v002 is cola."""
-  return re.sub(r"_v\d{3}$", "", task.removeprefix("super_glue_").removeprefix("glue_"))
+  """Returns the task's name in its benchmark: glue_cola_v002 and glue_cola_classification are cola."""
+  return _FORM.sub("", task.removeprefix("super_glue_").removeprefix("glue_"))
 
 
 def counted_metrics(task: str) -> tuple[str, ...]:

@@ -10,11 +10,24 @@ import seqio
 import tensorflow_datasets as tfds
 
 from t5like.errors import UserError, nearest
-from t5like.tasks.preparation import conll, glue, members, pronouns, squad, super_glue, translation
+from t5like.tasks.preparation import (
+  conll,
+  glue,
+  imdb,
+  members,
+  nli,
+  pronouns,
+  similarity,
+  squad,
+  super_glue,
+  swag,
+  translation,
+  trec,
+)
 from t5like.tasks.preparation.datasets import Dataset, SourceSplit
 from t5like.tasks.preparation.files import Folder
 
-# Names that refer to all of their configurations.
+# TFDS names that refer to all of their configurations.
 GROUPS = ("glue", "super_glue", "squad")
 # File formats of data sets that are not in TFDS.
 CUSTOM_FORMATS = ("conll", "text")
@@ -26,6 +39,22 @@ _READERS: dict[str, Callable[[Dataset, Folder], list[SourceSplit]]] = {
   "definite_pronoun_resolution": pronouns.find_splits,
   "conll2003": conll.find_conll2003,
   "wnut_17": conll.find_splits,
+  "imdb_reviews": imdb.find_splits,
+  "trec": trec.find_splits,
+  "swag": swag.find_splits,
+  "sick": similarity.find_sick,
+  "sts": similarity.find_sts,
+  "all_nli": nli.find_splits,
+}
+
+# Features of data sets that are not in TFDS, by configuration. Names and classes of wnut_17 are those of its public
+# mirror.
+_NOT_IN_TFDS: dict[str, dict[str | None, Callable[[], tfds.features.FeaturesDict]]] = {
+  "wnut_17": {None: functools.partial(conll.features, conll.WNUT_17_TAGS)},
+  "swag": {None: swag.features},
+  "sick": {None: similarity.sick_features},
+  "sts": dict.fromkeys(similarity.YEARS, similarity.sts_features),
+  "all_nli": {config: functools.partial(nli.features, config) for config in ("pairs", "triplets")},
 }
 
 
@@ -37,9 +66,12 @@ def find_datasets(
   dataset_name, _, config = title.partition("/")
   if custom_format is not None:
     return [_custom(title, version or "1.0.0", custom_format, folder)]
-  if title == "wnut_17":
-    # Not in TFDS; the name and class numbers are those of its public mirror.
-    return [Dataset("wnut_17", None, version or "1.0.0", conll.features(conll.WNUT_17_TAGS))]
+  if dataset_name in _NOT_IN_TFDS:
+    configs = _NOT_IN_TFDS[dataset_name]
+    if config and config not in configs:
+      raise _unknown_config(dataset_name, config, list(filter(None, configs)))
+    wanted = [config] if config else list(configs)
+    return [Dataset(dataset_name, each, version or "1.0.0", configs[each]()) for each in wanted]
   if dataset_name not in tfds.list_builders(with_community_datasets=False):
     return find_datasets(_tfds_name_of_task(name, task_modules), folder)
   builder_class = tfds.builder_cls(dataset_name)
@@ -47,9 +79,7 @@ def find_datasets(
   if dataset_name in GROUPS and not config:
     return [_official(dataset_name, each, version) for each in configs]
   if config and config not in configs:
-    raise UserError(
-      f"{dataset_name} has no configuration {config!r}", nearest=nearest(config, configs), known=", ".join(configs[:40])
-    )
+    raise _unknown_config(dataset_name, config, configs)
   if len(configs) > 1 and not config:
     raise UserError(
       f"{dataset_name} has {len(configs)} configurations",
@@ -70,6 +100,12 @@ def find_splits(
   if "ner" in dataset.features and dataset.builder is None:
     return conll.find_splits(dataset, folder)
   return members.find_splits(dataset, folder, documents)
+
+
+def _unknown_config(name: str, config: str, known: Sequence[str]) -> UserError:
+  return UserError(
+    f"{name} has no configuration {config!r}", nearest=nearest(config, known), known=", ".join(known[:40])
+  )
 
 
 @functools.lru_cache
@@ -105,7 +141,7 @@ def _tfds_name_of_task(name: str, task_modules: Sequence[str]) -> str:
 
   known = registry.task_names(task_modules)
   if name not in known:
-    candidates = [*known, *tfds.list_builders(with_community_datasets=False), "wnut_17"]
+    candidates = [*known, *tfds.list_builders(with_community_datasets=False), *_NOT_IN_TFDS]
     raise UserError(
       f"no data set or task {name!r}",
       nearest=nearest(name, candidates),

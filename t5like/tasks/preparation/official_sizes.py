@@ -1,7 +1,8 @@
 """Published number of rows of each split, to compare with what was prepared.
 
 From the TFDS catalog (whose builders have no sizes before a download) and the GLUE, SuperGLUE and SQuAD
-papers; XSum from its authors, WNUT-17 and C4 from their distributors.
+papers; XSum from its authors, WNUT-17 and C4 from their distributors; SWAG, SICK and STS from theirs (SICK: the sum of
+its single file; STS 2013 without SMT, which is not distributed); AllNLI as in sentence-transformers.
 """
 
 from __future__ import annotations
@@ -54,5 +55,16 @@ OFFICIAL_SIZES: dict[str, dict[str, int]] = {
   "wmt_t2t_translate/de-en": {"train": 4_592_289, "validation": 3_000, "test": 3_003},
   "wmt14_translate/fr-en": {"train": 40_836_715, "validation": 3_000, "test": 3_003},
   "wmt16_translate/ro-en": {"train": 610_320, "validation": 1_999, "test": 1_999},
+  "imdb_reviews/plain_text": {"train": 25_000, "test": 25_000, "unsupervised": 50_000},
+  "trec": {"train": 5_452, "test": 500},
+  "swag": {"train": 73_546, "validation": 20_006, "test": 20_005},
+  "sick": {"train": 4_439, "validation": 495, "test": 4_906},
+  "sts/12": {"test": 3_108},
+  "sts/13": {"test": 1_500},
+  "sts/14": {"test": 3_750},
+  "sts/15": {"test": 3_000},
+  "sts/16": {"test": 1_186},
+  "all_nli/pairs": {"train": 942_069, "validation": 19_657, "test": 19_656},
+  "all_nli/triplets": {"train": 557_850, "validation": 6_584, "test": 6_609},
   "c4/en": {"train": 364_868_892, "validation": 364_608},
 }

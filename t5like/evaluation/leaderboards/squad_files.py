@@ -1,87 +1,16 @@
-"""Leaderboard files: GLUE's tab-separated tables and SQuAD's JSON, in the official formats."""
+"""SQuAD's JSON: answers by question id, and the official file to restore their original text."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from t5like.errors import UserError
+from t5like.evaluation.leaderboards.written_files import WrittenFiles
 from t5like.training.records.model_dir import write_text
-
-_NLI_LABELS = ("entailment", "neutral", "contradiction")
-_ENTAILMENT_LABELS = ("entailment", "not_entailment")
-_BINARY_LABELS = ("0", "1")
-
-
-@dataclasses.dataclass(frozen=True)
-class GlueFile:
-  """The file that gluebenchmark.com requires for one task."""
-
-  name: str
-  labels: tuple[str, ...] | None  # by class index; None: a score from 0 to 5
-  examples: int  # in the official test set
-
-
-# By task. The leaderboard requires all eleven in one zip file.
-GLUE = {
-  "glue_cola": GlueFile("CoLA.tsv", _BINARY_LABELS, 1_063),
-  "glue_sst2": GlueFile("SST-2.tsv", _BINARY_LABELS, 1_821),
-  "glue_mrpc": GlueFile("MRPC.tsv", _BINARY_LABELS, 1_725),
-  "glue_stsb": GlueFile("STS-B.tsv", None, 1_379),
-  "glue_qqp": GlueFile("QQP.tsv", _BINARY_LABELS, 390_965),
-  "glue_mnli_matched": GlueFile("MNLI-m.tsv", _NLI_LABELS, 9_796),
-  "glue_mnli_mismatched": GlueFile("MNLI-mm.tsv", _NLI_LABELS, 9_847),
-  "glue_qnli": GlueFile("QNLI.tsv", _ENTAILMENT_LABELS, 5_463),
-  "glue_rte": GlueFile("RTE.tsv", _ENTAILMENT_LABELS, 3_000),
-  "glue_wnli": GlueFile("WNLI.tsv", _BINARY_LABELS, 146),
-  "glue_ax": GlueFile("AX.tsv", _NLI_LABELS, 1_104),
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class WrittenFiles:
-  """A file of a submission, with remarks for the user."""
-
-  path: Path
-  rows: int | None  # None: an archive of the others
-  warning: str = ""
-  note: str = ""
-
-
-def write_glue(
-  folder: Path, task: str, fields: Sequence[Mapping[str, Any]], predictions: Sequence[Any], complete: bool = True
-) -> WrittenFiles:
-  """Writes one task's table, sorted by row number. `predictions` are class indices, or scores for STS-B.
-
-  An invalid answer becomes class 0, as the leaderboard takes no blanks. `complete`: the rows are the complete split.
-  """
-  form = GLUE[task]
-  rows, invalid = [], 0
-  for example, prediction in zip(fields, predictions, strict=True):
-    if form.labels is None:
-      invalid += not 0 <= prediction <= 5
-      text = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
-    else:
-      known = 0 <= prediction < len(form.labels)
-      invalid += not known
-      text = form.labels[prediction if known else 0]
-    rows.append((int(example["idx"]), text))
-  rows.sort()
-  numbers = [number for number, _ in rows]
-  if (complete and numbers != list(range(len(rows)))) or len(set(numbers)) < len(rows):
-    raise UserError(f"the rows of {task} are not numbered 0 to {len(rows) - 1}: one is missing or duplicated")
-  path = folder / form.name
-  write_text(path, "index\tprediction\n" + "".join(f"{number}\t{text}\n" for number, text in rows))
-  warnings = []
-  if invalid:
-    warnings.append(f"{invalid:,} answers are not a label and were replaced by the first one (--rank avoids this)")
-  if complete and len(rows) != form.examples:
-    warnings.append(f"the official test set has {form.examples:,} rows: the leaderboard will reject this file")
-  return WrittenFiles(path, len(rows), "; ".join(warnings))
 
 
 def write_squad(path: Path, answers: Mapping[str, str]) -> WrittenFiles:

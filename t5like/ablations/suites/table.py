@@ -1,0 +1,65 @@
+"""The table of a suite: mean and spread of every task over its seeds, its best checkpoint, and the average."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
+from t5like.ablations.benchmarks import average_score
+from t5like.ablations.report.statistics import standard_deviation
+from t5like.ablations.sweep.collect import without_step
+from t5like.ablations.sweep.results import Result, run_name
+from t5like.console import table
+from t5like.tasks.metrics.benchmarks import task_score
+
+AVERAGE = "average"
+
+
+def scores_by_task(results: Sequence[Result]) -> dict[str, dict[int, float]]:
+  """Returns the headline score of every task at its best checkpoint, by seed."""
+  found: dict[str, dict[int, float]] = {}
+  for result in results:
+    for task, metrics in result.tasks.items():
+      found.setdefault(task, {})[result.seed] = task_score(task, without_step(metrics))
+  return found
+
+
+def averages(scores: Mapping[str, Mapping[int, float]]) -> list[float]:
+  """Returns the average over tasks of each seed with which all of them were run; both halves of MNLI are one task."""
+  seeds = set.intersection(*(set(by_seed) for by_seed in scores.values())) if scores else set()
+  return [average_score({task: by_seed[seed] for task, by_seed in scores.items()}) for seed in sorted(seeds)]
+
+
+def suite_table(results: Sequence[Result]) -> str:
+  """Returns a line per task, in the order of the results, and the average; '' without results.
+
+  A score is the mean of the metrics that the benchmark averages, and ± is the standard deviation over seeds.
+  """
+  if not results:
+    return ""
+  scores = scores_by_task(results)
+  by_task = {task: [result for result in results if task in result.tasks] for task in scores}
+  rows = [["task", "score", "", "best", "seeds", "best checkpoint", "metrics"]]
+  for task, of_task in by_task.items():
+    best = max(of_task, key=lambda result: scores[task][result.seed])
+    checkpoint = f"runs/{run_name(best.recipe, best.seed)}/checkpoints/{best.tasks[task]['best_step']}"
+    values = list(scores[task].values())
+    rows.append(
+      [task, *_mean_and_spread(values), f"{max(values):.2f}", str(len(values)), checkpoint, _metrics(task, of_task)]
+    )
+  if (found := averages(scores)) and len(scores) > 1:
+    rows.append([AVERAGE, *_mean_and_spread(found), f"{max(found):.2f}", str(len(found)), "", ""])
+  return table(rows, right=(1, 3, 4))
+
+
+def _metrics(task: str, results: Sequence[Result]) -> str:
+  """Returns mean and spread of the metrics that all seeds have; nothing if the score is the only one."""
+  by_name = [without_step(result.tasks[task]) for result in results]
+  names = [name for name in by_name[0] if all(name in metrics for metrics in by_name)]
+  shown = (f"{name} {' '.join(_mean_and_spread([m[name] for m in by_name]))}".rstrip() for name in names)
+  return ", ".join(shown) if len(names) > 1 else names[0]
+
+
+def _mean_and_spread(values: Sequence[float]) -> tuple[str, str]:
+  spread = standard_deviation(values)
+  return f"{fmean(values):.2f}", "" if spread is None else f"± {spread:.2f}"

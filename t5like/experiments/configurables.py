@@ -1,0 +1,26 @@
+"""Functions with which gin files compute values of a run from others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import gin
+
+
+def steps_of_epochs(examples: int, batch_size: int, epochs: float = 1.0) -> int:
+  """Returns the number of steps in which `examples` are read `epochs` times, at least one."""
+  return max(round(examples * epochs / batch_size), 1)
+
+
+def share_of(number: int, share: float) -> int:
+  """Returns a share of a number of steps, at least one."""
+  return max(round(number * share), 1)
+
+
+def eval_metric(task: str, metric: str, eval_tasks: Sequence[str] = ()) -> str:
+  """Returns the full name of a score, eval/TASK/METRIC, of the first of `eval_tasks` if there are any."""
+  return f"eval/{eval_tasks[0] if eval_tasks else task}/{metric}"
+
+
+for _function in (steps_of_epochs, share_of, eval_metric):
+  gin.external_configurable(_function)
