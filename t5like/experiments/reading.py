@@ -19,6 +19,7 @@ _CONFIGURABLES = (
   "t5like.objectives.configurables",
   "t5like.parallel.configurables",
   "t5like.training.configurables",
+  "t5like.finetuning.configurables",
   "t5like.experiments.experiment",
 )
 
