@@ -90,8 +90,8 @@ class Stack(nn.Module):
     remat = self.config.remat
     if self.config.scan_layers:
       frozen = _FROZEN_LAYERS.get().get("/".join(self.path), 0)
-      if 0 < frozen < self.num_layers and not self.is_initializing() and cache is None and not context.return_kv:
-        return self._in_two_scans(x, context, frozen), None
+      if 0 < frozen < self.num_layers and not self.is_initializing() and cache is None:
+        return self._in_two_scans(x, context, frozen)
       # Unrolling would not speed up initialization, only compile it more than once.
       if self.is_initializing() or choose_layer_loop(self.config)[0] == "loop":
         # The loop already keeps XLA from merging the recomputation with the forward pass.
@@ -133,12 +133,12 @@ class Stack(nn.Module):
     block = Block(self.config, self.has_cross_attention, name="layers")
     return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
 
-  def _in_two_scans(self, x: jax.Array, context: Context, frozen: int) -> jax.Array:
+  def _in_two_scans(self, x: jax.Array, context: Context, frozen: int) -> tuple[jax.Array, dict | None]:
     """Runs the first `frozen` of the stacked layers without gradients of their parameters, then the rest."""
     params = nn.unbox(self.variables["params"]["layers"])
     # [layers] random keys: a layer's dropout does not depend on the split.
     keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
-    unroll = choose_layer_loop(self.config)[0] == "unrolled"
+    unroll, outputs = choose_layer_loop(self.config)[0] == "unrolled", []
     for first, last in ((0, frozen), (frozen, self.num_layers)):
       take = lambda stacked, first=first, last=last: jax.tree.map(lambda p: p[first:last], stacked)  # noqa: E731
       part = take(params)
@@ -149,10 +149,11 @@ class Stack(nn.Module):
 
       def body(x, layer_inputs, constant=constant, layer=layer):
         params, key, number = layer_inputs
-        return layer(params, key, x, number, constant, context), None
+        return layer(params, key, x, number, constant, context)
 
-      x, _ = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
-    return x
+      x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
+      outputs.append(each)
+    return x, jax.tree.map(lambda lower, upper: jnp.concatenate([lower, upper]), *outputs)
 
   def _functional_layer(self, unroll: bool) -> Callable:
     """Returns a layer as a function of its parameters, rematerialized as the config says."""
@@ -162,12 +163,21 @@ class Stack(nn.Module):
       if unroll and remat != "none":
         at = functools.partial(jax.lax.dynamic_index_in_dim, index=number, keepdims=False)
         params = jax.tree.map(lambda p, s: _substitute(p, at(s)), params, stacked)
-      return block.apply({"params": params}, x, None, context, rngs={} if key is None else {"dropout": key})[0]
+      return block.apply({"params": params}, x, None, context, rngs={} if key is None else {"dropout": key})
 
     if remat == "none":
       return layer
     barrier = (False, True, True, False, True, True) if unroll else False
     return jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=barrier)
+
+
+def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.Array:
+  """Returns [layers + 1, batch, length, embed]: the embeddings, the layers' outputs, and the stack's as the last.
+
+  `layers` is the second result of a stack with `Context.return_states`.
+  """
+  states = list(layers["states"]) if isinstance(layers, dict) else [layer["states"] for layer in layers]
+  return jnp.stack([embedded, *states[:-1], x])
 
 
 def _scanned(layer: Callable, num_layers: int, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:

@@ -26,6 +26,7 @@ from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches,
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.objectives import SpecialTokens
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
+from t5like.runs.head_choice import resolve_head
 from t5like.runs.run_card import RunCard, describe_run
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
@@ -103,6 +104,10 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     raise UserError("TASK is not set", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  rates, members = experiment.mix or {experiment.task: 1.0}, None
+  if experiment.has_head:  # the labels of the task determine the model
+    members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
+    experiment = resolve_head(experiment, members)
   check_layout(experiment.model, experiment.objective)
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
@@ -124,9 +129,8 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
       say(note)
   check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in specs))
 
-  rates = experiment.mix or {experiment.task: 1.0}
-  members, stream_reason = None, ""
-  if not experiment.stream:
+  stream_reason = ""
+  if not experiment.stream and members is None:
     try:
       members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     except MustStream as reason:
