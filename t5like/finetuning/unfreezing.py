@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 from t5like.errors import UserError
 from t5like.finetuning.trainable import Episode, Trainable, require_head
-from t5like.finetuning.variables import EMBEDDINGS, Variables
+from t5like.finetuning.variables import EMBEDDINGS, HEAD, Variable, Variables
 from t5like.training.guards.early_stopping import EarlyStopping
 
 
@@ -19,7 +20,7 @@ class _FromTheTop(Trainable):
                           the last to train, in an episode of their own (ULMFiT)
   head_first              the first episode trains only the head (ULMFiT)
 
-  What follows the layers trains throughout: final norms, output and head.
+  What follows the layers trains with the last of them: final norms, pooler, output; the head trains throughout.
   """
 
   layers: int = 1
@@ -38,13 +39,9 @@ class _FromTheTop(Trainable):
     for number, first_step in enumerate(self._first_steps(count, steps)):
       top = min((number + int(not self.head_first)) * self.layers, variables.depth)
       embeddings = self.embeddings_throughout or number == count - 1
-      selection = variables.select(
-        lambda v, top=top, embeddings=embeddings: (
-          embeddings if v.place == EMBEDDINGS else variables.layers_above(v) < top
-        )
-      )
-      what = f"the top {top} of {variables.depth} layers" if top else "nothing of the layers"
-      title = "everything" if top == variables.depth and embeddings else what + (" and the embeddings" * embeddings)
+      selection = variables.select(functools.partial(_trains, variables, top, embeddings))
+      what = f"the top {top} of {variables.depth} layers" if top else "the head"
+      title = "everything" if top == variables.depth and embeddings else what + " and the embeddings" * embeddings
       found.append(Episode(first_step, selection, title))
     return found
 
@@ -103,6 +100,13 @@ class UnfreezeOnPlateau(_FromTheTop):
 
   def _first_steps(self, count: int, steps: int) -> list[int | None]:
     return [0, *[None] * (count - 1)]
+
+
+def _trains(variables: Variables, top: int, embeddings: bool, variable: Variable) -> bool:
+  """Returns whether a variable trains together with the top `top` layers; with none of them, only the head does."""
+  if variable.place == EMBEDDINGS:
+    return embeddings
+  return variable.place == HEAD if top == 0 else variables.layers_above(variable) < top
 
 
 def _is_count(value: object) -> bool:

@@ -54,9 +54,9 @@ def loss_and_gradients(
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
   """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
-  A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`. Gradients are of the
-  `selection` that trains, None for all parameters; frozen ones are constants, through which nothing is differentiated
-  unless something trained comes before.
+  A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
+  Gradients are of the `selection` that trains, None for all parameters. Frozen ones are constants; the backward
+  pass goes through them only if something trained comes before.
   """
   divide_by = getattr(model, "divisors", divisors)(batch, settings)
   loss = getattr(model, "loss", loss_and_metrics)

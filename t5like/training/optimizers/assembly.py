@@ -123,7 +123,7 @@ def restrict(
     shapes: of all parameters.
     selection: what trains; None: everything.
     rates: multipliers of the learning rate by layer.
-    groups: a partition of the selection by name. Each group counts its own updates: one that starts to train later has
+    groups: a partition of the selection by name, for a run whose selection grows. Each group counts its own updates: one that starts to train later has
       the bias correction and decay of a first update. (An optimizer that was built by hand counts once for all.)
   """
   if selection is None and rates is None:
@@ -137,7 +137,7 @@ def restrict(
   known = parts is not None and parts.assembled is optimizer.transformation
   if known:
     direction = parts.direction
-    if groups and len(groups) > 1:
+    if groups:
       direction = _in_groups(direction, {name: group.within(selection) for name, group in groups.items()})
     transformation = build_transformation(
       direction, optimizer.learning_rate, lambda _: decays, lambda _: multipliers, parts.clip_norm, parts.ema_decay,
