@@ -123,8 +123,9 @@ def restrict(
     shapes: of all parameters.
     selection: what trains; None: everything.
     rates: multipliers of the learning rate by layer.
-    groups: a partition of the selection by name, for a run whose selection grows. Each group counts its own updates: one that starts to train later has
-      the bias correction and decay of a first update. (An optimizer that was built by hand counts once for all.)
+    groups: a partition of the selection by name, for a run whose selection grows. Each group counts its own updates:
+      one that starts to train later has the bias correction and decay of a first update. (An optimizer that was built
+      by hand counts once for all.)
   """
   if selection is None and rates is None:
     return optimizer
