@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -48,11 +49,16 @@ class TrainingPlan:
   trainable: Trainable
   rates: PathRules | None
   tied_output: bool
+  steps: int
 
   @property
   def largest(self) -> PlannedEpisode:
-    """The episode that trains most, which needs the most memory."""
-    return max(self.episodes, key=lambda episode: episode.size)
+    """The episode of the run that trains most, which needs the most memory."""
+    reached = [episode for episode in self.episodes if self._is_reached(episode)]
+    return max(reached, key=lambda episode: episode.size)
+
+  def _is_reached(self, episode: PlannedEpisode) -> bool:
+    return episode.first_step is None or episode.first_step < self.steps
 
   def at(self, step: int, plateaus: int = 0) -> int:
     """Returns the number of the episode after `step` steps and, where it matters, that many plateaus."""
@@ -60,12 +66,13 @@ class TrainingPlan:
       return min(plateaus, len(self.episodes) - 1)
     return max(number for number, episode in enumerate(self.episodes) if episode.first_step <= step)
 
-  def steps_by_episode(self, steps: int) -> list[int]:
-    """Returns the number of steps in each episode of a run; all in the last one where they depend on a score."""
+  def steps_by_episode(self) -> list[int]:
+    """Returns the number of steps in each episode; all in the last one where they depend on a score."""
     starts = [episode.first_step for episode in self.episodes]
     if None in starts:
-      return [0] * (len(starts) - 1) + [steps]
-    return [end - start for start, end in zip(starts, [*starts[1:], steps], strict=True)]
+      return [0] * (len(starts) - 1) + [self.steps]
+    ends = [min(start, self.steps) for start in [*starts, self.steps]]
+    return [end - start for start, end in itertools.pairwise(ends)]
 
   def plateau_counter(self) -> PlateauCounter | None:
     """Returns a new counter for a plan whose episodes depend on a score."""
@@ -78,7 +85,8 @@ class TrainingPlan:
     for episode in self.episodes:
       start = "" if single else _start_text(episode) + ": "
       share = f": {episode.size:,} of {total:,} parameters ({episode.size / total:.2%})" * (episode.size < total)
-      lines.append(f"{start}{episode.title}{share}")
+      beyond = "" if self._is_reached(episode) else " (beyond the last step)"
+      lines.append(f"{start}{episode.title}{share}{beyond}")
     first = self.episodes[0]
     if first.size < total:
       lines.append(f"gradients and optimizer state are for these only; {self._backward(first)}")
@@ -164,7 +172,7 @@ def plan_training(
       groups = {**groups, f"episode_{number}": added}
     before = episode.selection
     planned.append(_plan_episode(episode, optimizer, shapes, rates, groups if len(given) > 1 else None, variables))
-  return TrainingPlan(variables, planned, trainable, rates, tied_output)
+  return TrainingPlan(variables, planned, trainable, rates, tied_output, steps)
 
 
 def _plan_episode(

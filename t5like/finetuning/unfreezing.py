@@ -69,8 +69,7 @@ class GradualUnfreezing(_FromTheTop):
         f"{steps} steps are too few for the {count} episodes of GradualUnfreezing",
         try_=f"--gin.TRAIN_STEPS={count} or more, or GradualUnfreezing.layers = {-(-count // max(steps, 1))}",
       )
-    starts = [number * steps // count if self.period is None else number * self.period for number in range(count)]
-    return [start for start in starts if start < steps]  # later ones would not be reached
+    return [number * steps // count if self.period is None else number * self.period for number in range(count)]
 
 
 @dataclasses.dataclass(frozen=True)

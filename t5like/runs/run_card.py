@@ -65,10 +65,7 @@ def describe_run(
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
-  mean_share = (
-    sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(experiment.steps), strict=True))
-    / experiment.steps
-  )
+  mean_share = sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(), strict=True)) / experiment.steps
   all_flops = round(mean_share * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {

@@ -93,7 +93,10 @@ def test_gradual_unfreezing_is_that_of_t5_or_of_ulmfit():
   each = [modules(bert(), ulmfit, n) for n in range(6)]
   assert each[0] == {"head"} and each[1] - each[0] == {"backbone/encoder/layers_3", "backbone/pooler"}
   assert each[4] - each[3] == {"backbone/encoder/layers_0"} and each[5] - each[4] == {"backbone/token_embedder"}
-  assert [e.first_step for e in ulmfit.episodes(read_variables(bert()), 35)] == [0, 10, 20, 30]  # the rest is beyond
+  plan = plan_training(ulmfit, None, optimizers.adamw(1e-3), bert(), 35)
+  assert [episode.first_step for episode in plan.episodes] == [0, 10, 20, 30, 40, 50]
+  assert plan.steps_by_episode() == [10, 10, 10, 5, 0, 0] and plan.largest is plan.episodes[3]
+  assert [plan.at(step) for step in (0, 9, 10, 39, 99)] == [0, 0, 1, 3, 5] and "beyond the last step" in plan.describe()
   uneven = t5(encoder=4, decoder=2)
   assert {m for m in modules(uneven, GradualUnfreezing(layers=2)) if "layers" in m} == {
     "encoder/layers_2", "encoder/layers_3", "decoder/layers_0", "decoder/layers_1"
