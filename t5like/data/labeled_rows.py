@@ -19,7 +19,7 @@ from t5like.data.rows import shuffled
 from t5like.errors import UserError
 from t5like.objectives import SpecialTokens
 from t5like.objectives.ragged import within
-from t5like.objectives.segments import PairForm, join_words
+from t5like.objectives.segments import PairForm, TaggedRows, join_words
 from t5like.objectives.spans import LONGEST_QUESTION, STRIDE, WindowSettings, cut_windows
 
 _CHECKED = 4096  # examples whose tags are read at a time
@@ -148,9 +148,12 @@ class ChoiceRows(TextRows):
 class TagRows(LabeledRows):
   """Words with tags, at the first piece of each word."""
 
-  def read(self, rows: np.ndarray) -> Batch:
+  def joined(self, rows: np.ndarray) -> TaggedRows:
     pieces, sizes, tags = (self.cache.texts(name, rows) for name in ("words", "word_lengths", "tags"))
-    joined = join_words(pieces, sizes, tags, self.length, self.pair_form)
+    return join_words(pieces, sizes, tags, self.length, self.pair_form)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    joined = self.joined(rows)
     batch = encoder_rows(joined.tokens, np.zeros_like(joined.tokens), joined.lengths)
     weights = (joined.word_numbers >= 0).astype(np.float32)
     return batch | {"encoder_target_tokens": joined.targets, "encoder_loss_weights": weights}

@@ -15,11 +15,14 @@ from t5like import data, parallel
 from t5like.console import say
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
+from t5like.evaluation.head_evaluation import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
+from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
 from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.experiments.heads import fits
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
@@ -261,7 +264,11 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
   for member in members:
-    if not member.cache.is_corpus:
+    if experiment.has_head:
+      fits(experiment.model.head, data.LabelForm.of(member.cache), member.task)
+      check_head_scorable(member.cache)
+      check_functions(member.cache.scoring, experiment.task_modules)
+    elif not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
       answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
     elif experiment.eval_period:

@@ -91,6 +91,13 @@ class WithHead(nn.Module):
       outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
     return outputs
 
+  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    """Returns the backbone's last hidden states [rows, length, embed]; of its encoder if it has one."""
+    if self.backbone.batch_layout == "encoder_decoder":
+      return self.backbone.encode(batch, deterministic)
+    states = self._states(batch, deterministic)
+    return states[-1] if self.head.mix_layers else states
+
   def _states(self, batch: Batch, deterministic: bool) -> jax.Array:
     """Returns [rows, length, embed], or the states of all layers for a mix."""
     kind, every = self.backbone.batch_layout, self.head.mix_layers
