@@ -90,7 +90,7 @@ class TrainingPlan:
     first = self.episodes[0]
     if first.size < total:
       lines.append(f"gradients and optimizer state are for these only; {self._backward(first)}")
-      if self.tied_output and not any(v.place == EMBEDDINGS for v in first.trained):
+      if self.tied_output and not self.variables.has_head and not any(v.place == EMBEDDINGS for v in first.trained):
         lines.append("the output matrix is tied to the embeddings and frozen with them")
     lines += self._layer_rates()
     return "\n".join(lines)
