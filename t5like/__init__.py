@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+  from t5like import finetuning as finetuning
   from t5like.errors import RunError as RunError
   from t5like.errors import UserError as UserError
   from t5like.evaluation import Evaluation as Evaluation
@@ -44,6 +45,7 @@ _MODULES = {
   "TrainingResult": "t5like.runs",
   "UserError": "t5like.errors",
   "evaluate": "t5like.evaluation",
+  "finetuning": "t5like.finetuning",
   "load": "t5like.inference",
   "optimizers": "t5like.training.optimizers",
   "plan": "t5like.runs",

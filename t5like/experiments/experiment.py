@@ -12,6 +12,7 @@ import gin
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
+from t5like.finetuning import Everything, LayerRates, Trainable
 from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
@@ -73,6 +74,10 @@ class Experiment:
   mesh: MeshAxes = MeshAxes()
   z_loss: float = 1e-4
   label_smoothing: float = 0.0
+  # What trains, by step: everything, the head, all above a layer, ... (t5like.finetuning); and the rate of each layer
+  # as a multiple of the optimizer's.
+  trainable: Trainable = Everything()
+  layer_rates: LayerRates | None = None
   # The loss of a step is its sum over target tokens divided by their number, or by this fixed factor.
   loss_normalizer: float | None = None
   # Splits a batch into N sequential microbatches: less memory, more time, the same result.
@@ -290,6 +295,10 @@ class Experiment:
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
         raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @adafactor()")
+    if not isinstance(self.trainable, Trainable):
+      raise _invalid("trainable", self.trainable, "what trains, with parentheses, as in @HeadOnly()")
+    if not isinstance(self.layer_rates, LayerRates | None):
+      raise _invalid("layer_rates", self.layer_rates, "None, or rates with parentheses, as in @LayerwiseDecay()")
     if self.head not in (None, "task") and not hasattr(self.head, "form"):
       raise _invalid("head", self.head, "task, None, or a head with parentheses, as in @ClassificationHead()")
     if self.objective not in (None, "task") and not isinstance(self.objective, Objective):

@@ -20,6 +20,7 @@ _CONFIGURABLES = (
   "t5like.parallel.configurables",
   "t5like.training.configurables",
   "t5like.experiments.configurables",
+  "t5like.finetuning.configurables",
   "t5like.experiments.experiment",
 )
 

@@ -1,8 +1,10 @@
 """A stack of blocks with a shared relative position bias and a final norm."""
 
+import contextlib
+import contextvars
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import flax.linen as nn
 import jax
@@ -44,6 +46,24 @@ def describe_layer_loop(config: TransformerConfig, platform: str | None = None) 
   return f"{mode} ({reason})"
 
 
+_FROZEN_LAYERS: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("frozen_layers", default={})  # noqa: B039
+
+
+@contextlib.contextmanager
+def frozen_layers(counts: Mapping[str, int]) -> Iterator[None]:
+  """Declares, while a step is traced, that the first n layers of stacks are frozen: {"encoder": 6}.
+
+  Scanned layers are differentiated as one: the gradients of all would be computed for the sake of the last. So the
+  frozen ones get a scan of their own, in which the backward pass only passes through if something before it trains.
+  Unscanned layers do not need this. Gradients are exact in either case.
+  """
+  token = _FROZEN_LAYERS.set(counts)
+  try:
+    yield
+  finally:
+    _FROZEN_LAYERS.reset(token)
+
+
 class Stack(nn.Module):
   """A stack of `num_layers` blocks: layers_0, layers_1, ..., or `layers` with a leading axis if stacked."""
 
@@ -69,6 +89,9 @@ class Stack(nn.Module):
   def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
     remat = self.config.remat
     if self.config.scan_layers:
+      frozen = _FROZEN_LAYERS.get().get("/".join(self.path), 0)
+      if 0 < frozen < self.num_layers and not self.is_initializing() and cache is None:
+        return self._in_two_scans(x, context, frozen)
       # Unrolling would not speed up initialization, only compile it more than once.
       if self.is_initializing() or choose_layer_loop(self.config)[0] == "loop":
         # The loop already keeps XLA from merging the recomputation with the forward pass.
@@ -109,6 +132,43 @@ class Stack(nn.Module):
     scanned = _scanned(layer, self.num_layers, in_axes=(0, 0, nn.broadcast, nn.broadcast), unroll=True)
     block = Block(self.config, self.has_cross_attention, name="layers")
     return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
+
+  def _in_two_scans(self, x: jax.Array, context: Context, frozen: int) -> tuple[jax.Array, dict | None]:
+    """Runs the first `frozen` of the stacked layers without gradients of their parameters, then the rest."""
+    params = nn.unbox(self.variables["params"]["layers"])
+    # [layers] random keys: a layer's dropout does not depend on the split.
+    keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
+    unroll, outputs = choose_layer_loop(self.config)[0] == "unrolled", []
+    for first, last in ((0, frozen), (frozen, self.num_layers)):
+      take = lambda stacked, first=first, last=last: jax.tree.map(lambda p: p[first:last], stacked)  # noqa: E731
+      part = take(params)
+      # A copy without gradients, from which rematerialization reads: see `_unrolled_with_remat`.
+      constant = jax.lax.stop_gradient(part)
+      trained = constant if first == 0 else part
+      layer = self._functional_layer(unroll)
+
+      def body(x, layer_inputs, constant=constant, layer=layer):
+        params, key, number = layer_inputs
+        return layer(params, key, x, number, constant, context)
+
+      x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
+      outputs.append(each)
+    return x, jax.tree.map(lambda lower, upper: jnp.concatenate([lower, upper]), *outputs)
+
+  def _functional_layer(self, unroll: bool) -> Callable:
+    """Returns a layer as a function of its parameters, rematerialized as the config says."""
+    block, remat = Block(self.config, self.has_cross_attention, parent=None), self.config.remat
+
+    def layer(params, key, x, number, stacked, context):
+      if unroll and remat != "none":
+        at = functools.partial(jax.lax.dynamic_index_in_dim, index=number, keepdims=False)
+        params = jax.tree.map(lambda p, s: _substitute(p, at(s)), params, stacked)
+      return block.apply({"params": params}, x, None, context, rngs={} if key is None else {"dropout": key})
+
+    if remat == "none":
+      return layer
+    barrier = (False, True, True, False, True, True) if unroll else False
+    return jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=barrier)
 
 
 def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.Array:

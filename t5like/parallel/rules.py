@@ -54,7 +54,8 @@ def shardings_like_parameters(tree: Any, parameters: Any, shardings: Any, mesh: 
   """Returns shardings for an optimizer state: each leaf is sharded like the parameter whose path ends its own path.
 
   A factored moment (Adafactor's row and column averages) lacks one axis of its parameter, and so
-  does its sharding. Leaves that belong to no parameter are replicated.
+  does its sharding. The leading axis may be shorter, where only some layers train. Leaves that belong to no parameter
+  are replicated.
   """
   specs = {}
   flat_shardings = jax.tree.leaves(shardings)
@@ -83,4 +84,7 @@ def _spec_for(shape: tuple[int, ...], parameter_shape: tuple[int, ...], spec: Pa
   for axis in range(len(parameter_shape)):
     if shape == parameter_shape[:axis] + parameter_shape[axis + 1 :]:
       return PartitionSpec(*full[:axis], *full[axis + 1 :])
+  # The state of some layers of a stacked parameter, where the others are frozen.
+  if shape and parameter_shape and full[0] is None and shape[0] < parameter_shape[0]:
+    return _spec_for(shape, (shape[0], *parameter_shape[1:]), spec)
   return PartitionSpec()

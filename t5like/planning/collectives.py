@@ -56,7 +56,7 @@ def step_collectives(
   found += _over_links(scattered, fsdp, tensor, topology)
   # XLA combines gradients of many variables in one message; with a loop over layers, after the loop, when hardly any
   # computation is left to overlap with.
-  summed = _Transfer("sum gradients", "data", 2 * state.parameters, 8, waits=loops)
+  summed = _Transfer("sum gradients", "data", 2 * state.gradients, 8, waits=loops)
   found += _over_links(summed, data, tensor * fsdp, topology)
   return found
 

@@ -18,6 +18,7 @@ from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, 
 from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
 from t5like.planning.step_time import StepTime, efficiency_of, step_time
 from t5like.planning.topology import Topology
+from t5like.training.optimizers.selection import Selection
 
 # Share of a device's memory that is usable; the rest goes to the runtime and to fragmentation.
 USABLE = 0.92
@@ -27,11 +28,12 @@ class State:
   """The shapes of a train state: parameters with their logical axes, and the optimizer's state.
 
   update_flops  of the matrix products in one update; 0 except for optimizers like Muon
+  selection     the parameters that train; None: all
   """
 
-  def __init__(self, boxed: Any, opt_state: Any, update_flops: int = 0):
+  def __init__(self, boxed: Any, opt_state: Any, update_flops: int = 0, selection: Selection | None = None):
     self.boxed, self.params, self.opt_state = boxed, nn.meta.unbox(boxed), opt_state
-    self.update_flops = update_flops
+    self.update_flops, self.selection = update_flops, selection
 
   @functools.cache  # noqa: B019 - a plan has one state, and few meshes that are used many times
   def on(self, axes: parallel.MeshAxes, devices: int, dtype: str) -> StateBytes:
@@ -40,7 +42,7 @@ class State:
     with parallel.use_preset(axes.preset):
       shardings = parallel.parameter_shardings(self.boxed, mesh)
     optimizer = parallel.shardings_like_parameters(self.opt_state, self.params, shardings, mesh)
-    return state_bytes(self.params, shardings, self.opt_state, optimizer, dtype)
+    return state_bytes(self.params, shardings, self.opt_state, optimizer, dtype, self.selection)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,7 @@ def step_parts(
     dataclasses.replace(operation, count=operation.count * work.microbatches)
     for operation in layer_operations(work.model, share)
   ]
-  operations += optimizer_operations(state.parameters, state.optimizer, state.variables, work.microbatches)
+  operations += optimizer_operations(state.gradients, state.optimizer, state.variables, work.microbatches)
   if work.state.update_flops:
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
     # In float32, at half the peak.

@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding
 
 from t5like.models.stack import choose_layer_loop
 from t5like.planning.activations import count_activations
+from t5like.training.optimizers.selection import Selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class MemoryEstimate:
   """Bytes on one device. Gradients, activations and temporaries do not all exist at the same time: see `peak`.
 
   parameters, optimizer  the state, always present
-  gradients              of the parameters
+  gradients              of the parameters that train
   activations            saved from the forward to the backward pass
   temporaries            the largest other working set: logits, or a layer's gradients and recomputed activations; and
                          weights that are gathered or converted to the compute dtype
@@ -55,6 +56,7 @@ class StateBytes:
   weights, layer_weights  matrices in the compute dtype after `fsdp` has gathered them, split by tensor parallelism
                           only: of all layers, and of the largest layer
   variables               number of parameter arrays
+  trained                 of the parameters, those that train; None: all
   """
 
   parameters: int
@@ -62,6 +64,11 @@ class StateBytes:
   weights: int
   layer_weights: int
   variables: int
+  trained: int | None = None
+
+  @property
+  def gradients(self) -> int:
+    return self.parameters if self.trained is None else self.trained
 
 
 def device_bytes(shapes: Any, shardings: Any) -> int:
@@ -72,13 +79,24 @@ def device_bytes(shapes: Any, shardings: Any) -> int:
   )
 
 
-def state_bytes(params: Any, param_shardings: Any, opt_state: Any, opt_shardings: Any, dtype: str) -> StateBytes:
-  """Returns the bytes of a state on one device; `dtype` is the compute dtype."""
+def state_bytes(
+  params: Any,
+  param_shardings: Any,
+  opt_state: Any,
+  opt_shardings: Any,
+  dtype: str,
+  selection: Selection | None = None,
+) -> StateBytes:
+  """Returns the bytes of a state on one device; `dtype` is the compute dtype, `selection` what trains (None: all)."""
+  trained = None
+  if selection is not None:
+    trained = device_bytes(jax.eval_shape(selection.take, params), selection.take_whole(param_shardings))
   return StateBytes(
     device_bytes(params, param_shardings),
     device_bytes(opt_state, opt_shardings),
     *_computed_weights(params, param_shardings, jnp.dtype(dtype).itemsize),
     len(jax.tree.leaves(params)),
+    trained,
   )
 
 
@@ -102,17 +120,17 @@ def estimate_memory(
   if config.compute_dtype == config.param_dtype and mesh["fsdp"] == 1:
     held = 0
   layer = rows * (counted.recomputed + counted.working)
-  early = state.parameters if loops or microbatches > 1 else 0
+  early = state.gradients if loops or microbatches > 1 else 0
   moments = {
     "at the loss": saved + held + rows * counted.logits + (early if microbatches > 1 else 0),
     "in the last layer's gradients": saved + held + layer + early,
-    "in the first layer's gradients": state.parameters + held + layer,
+    "in the first layer's gradients": state.gradients + held + layer,
   }
   moment = max(moments, key=moments.get)
   return MemoryEstimate(
     parameters=state.parameters,
     optimizer=state.optimizer,
-    gradients=state.parameters,
+    gradients=state.gradients,
     activations=round(saved),
     temporaries=round(held + max(rows * counted.logits, layer)),
     peak=round(moments[moment]),

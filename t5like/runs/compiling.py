@@ -13,6 +13,7 @@ from t5like.console import duration, say
 from t5like.experiments.compatibility import phase_flops
 from t5like.experiments.phases import blank_batch, phases_left
 from t5like.files import storage
+from t5like.models.stack import frozen_layers
 from t5like.runs.preparing import PreparedRun
 from t5like.training.state import TrainState
 from t5like.training.step import LossSettings, StepFunction, compile_train_step
@@ -41,7 +42,9 @@ class CompiledSteps:
     return self._flops[_shapes(batch)]
 
 
-def compile_steps(run: PreparedRun, first_step: int, step: StepFunction) -> CompiledSteps:
+def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode: int = 0) -> CompiledSteps:
+  """Compiles the steps of the phases that are left, for one episode of the training plan."""
+  planned, spec = run.plan.episodes[episode], run.specs[episode]
   experiment, started = run.experiment, time.monotonic()
   settings = LossSettings(
     experiment.z_loss,
@@ -53,10 +56,12 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction) -> Comp
   steps = CompiledSteps()
   for phase in phases_left(run.phases, first_step):
     batch = blank_batch(experiment, phase)
-    compiled = compile_train_step(
-      experiment.model, experiment.optimizer, settings, run.spec, batch, run.mesh, experiment.deterministic, step
-    )
-    steps.add(batch, compiled, phase_flops(experiment.model, phase.batch_size, phase.lengths))
+    with frozen_layers(planned.frozen_layers):
+      compiled = compile_train_step(
+        experiment.model, planned.optimizer, settings, spec, batch, run.mesh, experiment.deterministic, step
+      )
+    flops = phase_flops(experiment.model, phase.batch_size, phase.lengths)
+    steps.add(batch, compiled, round(run.flops_shares[episode] * flops))
   say(f"train step compiled in {duration(time.monotonic() - started)}")
   return steps
 

@@ -84,6 +84,11 @@ class RunPlan:
       "tpu": f"time: every operation at a share of the device's peak, {known}",
     }.get(chip.platform, "time: every operation at the speed of a matrix product and a copy, measured on this machine")
     lines = assumptions(chip, settings.price, settings.pue, settings.co2e)
+    if self.forecasts[-1].work.state.selection is not None:
+      lines = [
+        "frozen parameters: no gradients and optimizer state; time and activations as if everything trained",
+        *lines,
+      ]
     return [time, *lines, "(override with --price, --pue and --co2e)"]
 
   def _remedy(self) -> list[str]:

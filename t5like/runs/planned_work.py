@@ -15,21 +15,27 @@ from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
 from t5like.runs.head_choice import resolve_head
+from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
 from t5like.vocabularies import load_vocabulary
 
 
 def planned_work(experiment: Experiment) -> list[Work]:
-  """Returns the work of each phase of a run: model, state, batch shapes and number of steps."""
+  """Returns the work of each phase of a run: model, state, batch shapes and number of steps.
+
+  Of a run that unfreezes parameters on the way, the state is the largest.
+  """
   experiment = resolve_head(experiment)
   phases = planned_phases(experiment)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
-  params, optimizer = nn.meta.unbox(boxed), experiment.optimizer
+  params = nn.meta.unbox(boxed)
+  optimizer = training_plan(experiment, params).largest.optimizer
   opt_state = jax.eval_shape(optimizer.transformation.init, params)
+  trained = params if optimizer.selection is None else jax.eval_shape(optimizer.selection.take, params)
   # Only Muon has matrix products.
-  flops = traced_flops(optimizer.transformation.update, params, opt_state, params) if optimizer.matrices else 0
-  state = State(boxed, opt_state, flops)
+  flops = traced_flops(optimizer.transformation.update, trained, opt_state, trained) if optimizer.matrices else 0
+  state = State(boxed, opt_state, flops, optimizer.selection)
   steps = steps_per_phase(phases, experiment.steps)
   return [
     Work(

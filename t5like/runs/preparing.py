@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +26,26 @@ from t5like.experiments.heads import fits
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
+from t5like.finetuning import TrainingPlan, plan_training
 from t5like.objectives import SpecialTokens
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.run_card import RunCard, describe_run
+from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
   Restore,
   check_disk_space,
   check_restorable,
   checkpoint_bytes,
   find_checkpoint,
+  find_episode,
   has_training_state,
   newest_intact,
 )
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.training.records import model_dir as directory
-from t5like.training.state import StateSpec, state_spec
+from t5like.training.state import StateSpec, state_spec, with_optimizer
 from t5like.training.step import check_microbatches
 from t5like.vocabularies import Vocabulary, load_vocabulary
 
@@ -56,6 +59,7 @@ class StartingPoint:
   resumes: bool = False  # restores optimizer and step, too
   options: Restore = Restore()
   verified: bool = False  # its checksums were compared just now
+  episode: int = 0  # of the training plan, whose optimizer state it has
 
   @property
   def step(self) -> int:
@@ -75,10 +79,17 @@ class PreparedRun:
   evaluated: list[CachedTask]  # the tasks of the evaluation split
   mesh: jax.sharding.Mesh
   batch: dict[str, np.ndarray]  # placeholder values, real shapes
-  spec: StateSpec
+  plan: TrainingPlan
+  specs: list[StateSpec]  # of the plan's episodes
+  flops_shares: list[float]  # of the plan's episodes: FLOPs of a step relative to one that trains everything
   fingerprint: dict[str, Any]
   start: StartingPoint
   card: RunCard
+
+  @property
+  def spec(self) -> StateSpec:
+    """The state of the first episode. The parameters are the same in all."""
+    return self.specs[0]
 
   @property
   def scored(self) -> list[CachedTask]:
@@ -112,12 +123,14 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
+  plan = training_plan(experiment, spec.shapes.params)
+  specs = [with_optimizer(spec, episode.optimizer, mesh) for episode in plan.episodes]
   fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  start = choose_starting_point(experiment, model_dir, spec, fingerprint, not dry_run, init)
+  start = choose_starting_point(experiment, model_dir, specs, fingerprint, not dry_run, init)
   if (experiment.init_from or init) and start.step == 0:
     for note in finetuning_notes(experiment):
       say(note)
-  check_disk_space(model_dir, checkpoint_bytes(spec.shapes))
+  check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in specs))
 
   stream_reason = ""
   if not experiment.stream and members is None:
@@ -137,12 +150,23 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
+  shares = flops_shares(experiment.model, plan, spec.shapes.params, batch)
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
-    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, stream_reason, expected
-  )
+    experiment, model_dir, mesh, plan, specs, shares, phases, batches, stream, start.description, stream_reason,
+    expected,
+  )  # fmt: skip
   return PreparedRun(
-    experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card
+    experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
+    fingerprint, start, card,
+  )  # fmt: skip
+
+
+def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
+  """Returns what trains in a run, from the shapes of its parameters."""
+  tied = experiment.model.config.tie_embeddings
+  return plan_training(
+    experiment.trainable, experiment.layer_rates, experiment.optimizer, shapes, experiment.steps, tied
   )
 
 
@@ -191,7 +215,7 @@ def open_members(
 def choose_starting_point(
   experiment: Experiment,
   model_dir: Path,
-  spec: StateSpec,
+  specs: Sequence[StateSpec],
   fingerprint: dict[str, Any],
   move: bool = True,
   init: GivenParameters | None = None,
@@ -218,14 +242,15 @@ def choose_starting_point(
     options = dataclasses.replace(options, parameters_only=True)
   else:
     return StartingPoint("random initialization")
-  check_restorable(start.checkpoint, spec, fingerprint, options)
   resumes = not options.parameters_only and has_training_state(start.checkpoint)
+  episode = find_episode(start.checkpoint, specs) if resumes else 0
+  check_restorable(start.checkpoint, specs[episode], fingerprint, options)
   text = start.description
   if not resumes:
     what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
-  return dataclasses.replace(start, description=description, options=options, resumes=resumes)
+  return dataclasses.replace(start, description=description, options=options, resumes=resumes, episode=episode)
 
 
 def check_rates(optimizer: Optimizer, steps: int) -> None:
@@ -253,7 +278,9 @@ def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabula
       )
   kinds = [f"eval/{member.task}/" for member in members if not member.cache.is_corpus]
   kinds += [f"eval_loss/{member.task}/" for member in members if experiment.eval_loss_period]
-  for option, metric in (("KEEP", experiment.keep.metric), ("EARLY_STOPPING", experiment.early_stopping.metric)):
+  metrics = {"KEEP": experiment.keep.metric, "EARLY_STOPPING": experiment.early_stopping.metric}
+  metrics |= {type(experiment.trainable).__name__: getattr(experiment.trainable, "metric", "")}
+  for option, metric in metrics.items():
     if metric and not metric.startswith(tuple(kinds)):
       raise UserError(
         f"{option}.metric = {metric!r} is not computed in this run",

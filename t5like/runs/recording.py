@@ -42,7 +42,8 @@ def record_run(run: PreparedRun) -> None:
 
 
 def card_text(run: PreparedRun) -> str:
-  return f"{run.card}\n\n{run.experiment.optimizer.variable_table(run.spec.shapes.params)}\n"
+  optimizer = run.plan.episodes[0].optimizer
+  return f"{run.card}\n\n{optimizer.variable_table(run.spec.shapes.params)}\n"
 
 
 def data_settings(experiment: Experiment) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from t5like.experiments.compatibility import phase_flops, row_tokens, stack_leng
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
+from t5like.finetuning import TrainingPlan
 from t5like.models.attention import describe_backend
 from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
@@ -46,7 +47,9 @@ def describe_run(
   experiment: Experiment,
   model_dir: Path,
   mesh: jax.sharding.Mesh,
-  spec: StateSpec,
+  plan: TrainingPlan,
+  specs: Sequence[StateSpec],
+  flops_shares: Sequence[float],
   phases: Sequence[Phase],
   batches: data.Batches | None,
   stream: StreamProcess | None,
@@ -55,13 +58,15 @@ def describe_run(
   expected: Sequence[tuple[str, float, int | None]] = (),
 ) -> RunCard:
   config = experiment.model.config
+  spec = specs[plan.episodes.index(plan.largest)]
   lengths = phases[-1].lengths
   steps = steps_per_phase(phases, experiment.steps)
   tokens = [phase.batch_size * row_tokens(experiment.model, phase.lengths) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
-  all_flops = sum(flops * n for flops, n in zip(step_flops, steps, strict=True))
+  mean_share = sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(), strict=True)) / experiment.steps
+  all_flops = round(mean_share * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
   entries = {
     "versions": versions(),
@@ -91,9 +96,11 @@ def describe_run(
     + (f"\n{large(all_tokens)} in total" if len(phases) > 1 else "")
     + (f"\nin {experiment.microbatches} microbatches" if experiment.microbatches > 1 else ""),
     "FLOPs": (
-      f"{large(step_flops[-1], 'FLOP')} per step, {large(all_flops, 'FLOP')} in total (model FLOPs, no recomputation)"
+      f"{large(round(flops_shares[-1] * step_flops[-1]), 'FLOP')} per step, {large(all_flops, 'FLOP')} in total "
+      f"(model FLOPs, no recomputation){_frozen_text(flops_shares)}"
     ),
-    "memory": _memory_text(experiment, spec, mesh, blank_batch(experiment, phases[-1])),
+    "memory": _memory_text(experiment, plan, spec, mesh, blank_batch(experiment, phases[-1])),
+    "trains": plan.describe(),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at the start, {last:.3g} at the end",
     "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
     "starts from": initialization,
@@ -109,6 +116,7 @@ def describe_run(
     },
     "model": {"class": type(experiment.model).__name__, **_head_facts(experiment.model), **dataclasses.asdict(config)},
     "parameters": parameter_count(spec.shapes.params),
+    "trains": plan.facts(),
     "task": experiment.task,
     "objective": experiment.objective.name if experiment.objective else None,
     "steps": experiment.steps,
@@ -117,6 +125,13 @@ def describe_run(
     "seed": experiment.seed,
   }
   return RunCard(entries, facts)
+
+
+def _frozen_text(flops_shares: Sequence[float]) -> str:
+  if min(flops_shares) == 1.0:
+    return ""
+  at_first = ", at first" if len(flops_shares) > 1 else ""
+  return f"\n{flops_shares[0]:.2f} of a step that trains everything{at_first}"
 
 
 def _head_facts(model: nn.Module) -> dict[str, Any]:
@@ -229,13 +244,16 @@ def _finished_text(cache: data.TokenCache) -> str:
   return f"\ncached as finished tokens: {cache.manifest['why']}" if cache.is_finished else ""
 
 
-def _memory_text(experiment: Experiment, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch) -> str:
+def _memory_text(
+  experiment: Experiment, plan: TrainingPlan, spec: StateSpec, mesh: jax.sharding.Mesh, batch: Batch
+) -> str:
   """Returns the memory of the state (exact) and, on accelerators, of activations (estimated)."""
   config = experiment.model.config
   state = planning.state_bytes(
-    spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, config.compute_dtype
-  )
-  parts = {"parameters": state.parameters, "optimizer": state.optimizer, "gradients": state.parameters}
+    spec.shapes.params, spec.shardings.params, spec.shapes.opt_state, spec.shardings.opt_state, config.compute_dtype,
+    plan.largest.optimizer.selection,
+  )  # fmt: skip
+  parts = {"parameters": state.parameters, "optimizer": state.optimizer, "gradients": state.gradients}
   total = sum(parts.values())
   if mesh.devices.flat[0].platform != "cpu":
     by_position = experiment.mesh.preset == "sequence"

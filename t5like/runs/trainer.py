@@ -41,7 +41,7 @@ from t5like.training.records.metrics import MetricWriter, read_metrics
 from t5like.training.records.plots import plot_loss
 from t5like.training.records.profiling import ProfilerWindow
 from t5like.training.records.train_log import TrainLog
-from t5like.training.state import TrainState, create_state
+from t5like.training.state import TrainState, change_optimizer, create_state
 from t5like.training.step import StepFunction, enable_compilation_cache, train_step
 
 STACKS = "stacks.txt"
@@ -100,9 +100,11 @@ class Trainer:
     self._watchdog = Watchdog(60 * experiment.watchdog_minutes, prepared.model_dir / STACKS, end_process)
     self._lock = lock or RunLock(prepared.model_dir)
     self._stopping = dataclasses.replace(experiment.early_stopping)  # it has state: a second run must start at 0
-    self._steps: CompiledSteps | None = None
+    self._plateaus = prepared.plan.plateau_counter()
+    self._episode = prepared.start.episode
+    self._steps: dict[int, CompiledSteps] = {}  # by episode
     self._scores: dict[str, float] = {}
-    self._stopped_early = False
+    self._stopped_early = self._stop_requested = False
 
   def run(self) -> TrainingResult:
     """Trains until the last step, a signal or early stopping."""
@@ -129,6 +131,7 @@ class Trainer:
     experiment, run = self._experiment, self._run
     with self._goodput.spent_on("initializing"):
       state = initialize(run, start)
+    self._episode = start.episode
     self._first_step = int(state.step)
     self._step_file.write(self._first_step)
     rows = self._resume_metrics()
@@ -147,6 +150,8 @@ class Trainer:
     rows = read_metrics(folder)
     self._goodput.resume(rows, folder, first_step)
     self._stopped_early = self._stopping.restore(rows, first_step)
+    if self._plateaus:
+      self._plateaus.restore(rows, first_step)
     self._writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
     first_rows = [row for row in rows if row["step"] == first_step]
     self._recorded = {row["kind"] for row in first_rows}
@@ -157,14 +162,13 @@ class Trainer:
     experiment, run = self._experiment, self._run
     with self._goodput.spent_on("compiling"):
       evaluations = self._evaluations(writer)
-      steps = self._steps = self._steps or compile_steps(run, self._first_step, self._step)
     progress = ProgressLine()
     log = TrainLog(
       writer,
       progress,
       experiment.log_period,
       experiment.steps,
-      steps.flops,
+      lambda batch: self._steps[self._episode].flops(batch),
       planning.peak_flops(run.mesh.devices.flat[0].device_kind),
       experiment.norms_period,
     )
@@ -183,29 +187,53 @@ class Trainer:
       hooks.append(Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True))
       if self._missed_evaluation(kind, periods[kind]):
         self._evaluate(kind, evaluate, state)
-    state = train_loop(
-      state,
-      steps,
-      self._feed(),
-      experiment.steps,
-      log,
-      [*hooks, *self._hooks],
-      self._should_stop,
-      FiniteCheck(experiment.nonfinite),
-      self._watchdog,
-      ProfilerWindow(run.model_dir / "profile", *experiment.profile_steps),
-      self._goodput,
-    )
-    progress.end_line()
+    feed, finite = self._feed(), FiniteCheck(experiment.nonfinite)
+    while True:
+      state = train_loop(
+        *self._start_episode(state),
+        feed,
+        experiment.steps,
+        log,
+        [*hooks, *self._hooks],
+        self._should_stop,
+        finite,
+        self._watchdog,
+        ProfilerWindow(run.model_dir / "profile", *experiment.profile_steps),
+        self._goodput,
+      )
+      progress.end_line()
+      if self._stop_requested or not self._is_episode_over(int(state.step)):
+        break
     if int(state.step) < experiment.steps:
       self._save(state)
     return state
+
+  def _start_episode(self, state: TrainState) -> tuple[TrainState, CompiledSteps]:
+    """Returns the state and the compiled steps of the episode that is due."""
+    run, before = self._run, self._episode
+    self._episode = self._due_episode(int(state.step))
+    episode = run.plan.episodes[self._episode]
+    if self._episode != before:
+      say(f"step {int(state.step):,}: from here on, {episode.title} trains ({episode.size:,} parameters)")
+      state = change_optimizer(state, episode.optimizer, run.specs[self._episode])
+    if self._episode not in self._steps:
+      with self._goodput.spent_on("compiling"):
+        self._steps[self._episode] = compile_steps(run, int(state.step), self._step, self._episode)
+    self._watchdog.heartbeat()
+    return state, self._steps[self._episode]
+
+  def _due_episode(self, step: int) -> int:
+    return self._run.plan.at(step, self._plateaus.count if self._plateaus else 0)
+
+  def _is_episode_over(self, step: int) -> bool:
+    return step < self._experiment.steps and self._due_episode(step) != self._episode
 
   def _should_stop(self, step: int) -> bool:
     self._step_file.write(step)
     self._checkpoints.raise_errors()
     requested = self._interruption.requested or self._lock.is_lost
-    return parallel.any_host_requested_stop(step, requested) or self._stopped_early
+    self._stop_requested = parallel.any_host_requested_stop(step, requested) or self._stopped_early
+    return self._stop_requested or self._is_episode_over(step)
 
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
     """Returns the batches of the remaining steps, on the devices."""
@@ -260,6 +288,8 @@ class Trainer:
     self._scores |= scores
     if stopping.metric.startswith(f"{kind}/"):
       self._stopped_early = stopping.update(int(state.step), scores)
+    if self._plateaus and self._plateaus.metric.startswith(f"{kind}/"):
+      self._plateaus.update(int(state.step), scores)
     if keep.metric.startswith(f"{kind}/"):
       keep.check_metric(scores)
     self._checkpoints.record_scores(int(state.step), scores)
@@ -285,7 +315,7 @@ class Trainer:
         intact=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
         try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
       )
-    start = choose_starting_point(experiment, run.model_dir, run.spec, run.fingerprint)
+    start = choose_starting_point(experiment, run.model_dir, run.specs, run.fingerprint)
     self._skipped = self._skipped.skip(start.step, step)
     if jax.process_index() == 0:
       self._skipped.write(run.model_dir)
@@ -324,14 +354,14 @@ class Trainer:
 
 
 def initialize(run: PreparedRun, start: StartingPoint) -> TrainState:
-  experiment = run.experiment
+  experiment, spec, optimizer = run.experiment, run.specs[start.episode], run.plan.episodes[start.episode].optimizer
 
   def fresh() -> TrainState:
-    return create_state(experiment.model, experiment.optimizer, run.batch, experiment.seed, run.spec)
+    return create_state(experiment.model, optimizer, run.batch, experiment.seed, spec)
 
   if start.checkpoint is None:
     return fresh()
-  state = restore_state(start.checkpoint, run.spec, run.fingerprint, start.options, fresh, start.verified)
+  state = restore_state(start.checkpoint, spec, run.fingerprint, start.options, fresh, start.verified)
   if (before := int(state.seed)) != experiment.seed:
     say(
       f"SEED = {experiment.seed}, was {before}: data, noise and dropout follow the new seed from "

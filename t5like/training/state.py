@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.training.initialization import initialize
 from t5like.training.optimizers import Optimizer
+from t5like.training.optimizers.rules import path_text
 
 
 class TrainState(struct.PyTreeNode):
@@ -55,6 +56,28 @@ def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -
     seed=parallel.replicated(mesh),
   )
   return StateSpec(shapes, shardings)
+
+
+def with_optimizer(spec: StateSpec, optimizer: Optimizer, mesh: Mesh) -> StateSpec:
+  """Returns the spec of the same parameters with the state of another optimizer."""
+  opt_state = jax.eval_shape(optimizer.transformation.init, spec.shapes.params)
+  shardings = parallel.shardings_like_parameters(opt_state, spec.shapes.params, spec.shardings.params, mesh)
+  return StateSpec(spec.shapes.replace(opt_state=opt_state), spec.shardings.replace(opt_state=shardings))
+
+
+def change_optimizer(state: TrainState, optimizer: Optimizer, spec: StateSpec) -> TrainState:
+  """Returns the state for another selection of trained parameters, `spec`.
+
+  Parameters that trained before keep their optimizer state, by path; the others start with a fresh one.
+  """
+  initialize_all = jax.jit(optimizer.transformation.init, out_shardings=spec.shardings.opt_state)
+  before = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(state.opt_state)}
+
+  def choose(path: tuple, fresh: jax.Array) -> jax.Array:
+    kept = before.get(path_text(path))
+    return kept if kept is not None and kept.shape == fresh.shape else fresh
+
+  return state.replace(opt_state=jax.tree.map_with_path(choose, initialize_all(state.params)))
 
 
 def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:

@@ -21,6 +21,7 @@ from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss
 from t5like.training.microbatches import check_microbatches, sum_gradients, sum_over_microbatches
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.selection import Selection
 from t5like.training.optimizers.updates import global_norm, is_stacked, square_sums
 from t5like.training.state import StateSpec, TrainState
 
@@ -50,17 +51,21 @@ def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.A
 
 
 def loss_and_gradients(
-  model: nn.Module, settings: LossSettings, state: TrainState, batch: Any
+  model: nn.Module, settings: LossSettings, state: TrainState, batch: Any, selection: Selection | None = None
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
   """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
   A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
+  Gradients are of the `selection` that trains, None for all parameters. Frozen ones are constants; the backward
+  pass goes through them only if something trained comes before.
   """
   divide_by = getattr(model, "divisors", divisors)(batch, settings)
   loss = getattr(model, "loss", loss_and_metrics)
+  take = selection.take if selection else lambda params: params
 
-  def loss_of(params, part, microbatch=None):
+  def loss_of(trained, params, part, microbatch=None):
     rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
+    params = selection.put(params, trained) if selection else trained
     outputs = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
     return loss(outputs, part, settings, divide_by)
 
@@ -69,13 +74,13 @@ def loss_and_gradients(
     if microbatch is not None:
       # Keeps the compiler from gathering all sharded parameters ahead of the loop.
       params, microbatch = jax.lax.optimization_barrier((params, microbatch))
-    numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(params, part, microbatch)
+    numbers, gradients = jax.value_and_grad(loss_of, has_aux=True)(take(params), params, part, microbatch)
     return gradients, numbers
 
   if settings.microbatches == 1:
     gradients, (value, metrics) = gradients_of(None, batch)
   else:
-    gradients, (value, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, state.params)
+    gradients, (value, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, take(state.params))
   return value, metrics, gradients
 
 
@@ -83,7 +88,8 @@ def train_step(
   model: nn.Module, optimizer: Optimizer, settings: LossSettings, state: TrainState, batch: Any
 ) -> tuple[TrainState, dict[str, Any]]:
   """Returns the next state and the metrics of this step."""
-  loss, metrics, gradients = loss_and_gradients(model, settings, state, batch)
+  selection = optimizer.selection
+  loss, metrics, gradients = loss_and_gradients(model, settings, state, batch, selection)
   gradient_norm = global_norm(gradients)
   finite = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
 
@@ -91,23 +97,25 @@ def train_step(
     with jax.numpy_dtype_promotion("standard"):  # optax computes float ** int32 count
       updates, opt_state = optimizer.transformation.update(gradients, opt_state, params)
       params = optax.apply_updates(params, updates)
-    return params, opt_state, layer_norms("update", updates) if settings.layer_norms else {}
+    return params, opt_state, layer_norms("update", updates, selection) if settings.layer_norms else {}
 
   def skip(gradients, params, opt_state):
-    norms = layer_norms("update", params) if settings.layer_norms else {}
+    norms = layer_norms("update", params, selection) if settings.layer_norms else {}
     return params, opt_state, jax.tree.map(jnp.zeros_like, norms)
 
-  arguments = (gradients, state.params, state.opt_state)
+  trained = selection.take(state.params) if selection else state.params
+  arguments = (gradients, trained, state.opt_state)
   if not settings.guard:
-    params, opt_state, update_norms = update(*arguments)
+    trained, opt_state, update_norms = update(*arguments)
   elif target_platform() == "gpu":
     # On a GPU the choice is fused into the update's kernels, which read gradients in the dtype of the matrix products;
     # before a branch, all gradients would be written in float32.
     choose = lambda new, old: jnp.where(finite, new, old)  # noqa: E731
-    params, opt_state, update_norms = jax.tree.map(choose, update(*arguments), skip(*arguments))
+    trained, opt_state, update_norms = jax.tree.map(choose, update(*arguments), skip(*arguments))
   else:
     # A branch works in place; `where` would keep old and new values: up to two copies of the parameters.
-    params, opt_state, update_norms = jax.lax.cond(finite, update, skip, *arguments)
+    trained, opt_state, update_norms = jax.lax.cond(finite, update, skip, *arguments)
+  params = selection.put(state.params, trained) if selection else trained
   metrics |= {
     "gradient_norm": gradient_norm,
     "parameter_norm": global_norm(state.params),  # before the update: Adafactor computes their squares anyway
@@ -115,16 +123,22 @@ def train_step(
     "finite": finite.astype(jnp.float32),
   }
   if settings.layer_norms:
-    metrics["norms"] = layer_norms("parameter", params) | layer_norms("gradient", gradients) | update_norms
+    metrics["norms"] = layer_norms("parameter", params) | layer_norms("gradient", gradients, selection) | update_norms
   return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
 
-def layer_norms(name: str, tree: Any) -> dict[str, jax.Array]:
-  """Returns the L2 norm of every variable by `name/path`: [layers] for scanned layers, else a scalar."""
+def layer_norms(name: str, tree: Any, selection: Selection | None = None) -> dict[str, jax.Array]:
+  """Returns the L2 norm of every variable by `name/path`: [layers] for scanned layers, else a scalar.
+
+  Of a stacked variable that trains partly, layers below the first that trains have norm 0.
+  """
 
   def norm(path, x):
     stacked = is_stacked(path)
     norms = jnp.sqrt(square_sums([x], stacked))
+    layers = selection.layers.get(path_text(path)) if selection else None
+    if layers is not None:
+      norms = jnp.zeros(layers[-1] + 1, norms.dtype).at[jnp.asarray(layers)].set(norms)
     return norms if stacked else norms[0]
 
   return {f"{name}/{path_text(path)}": norm(path, x) for path, x in jax.tree.leaves_with_path(tree)}

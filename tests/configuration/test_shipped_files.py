@@ -146,6 +146,15 @@ def test_every_recipe_of_a_suite_exists(suite):
   assert set(found.suite.recipes) <= set(RECIPES) and found.suite.seeds == 3
 
 
+@pytest.mark.parametrize("file", [f for f in FILES if f.startswith("trainable/")])
+def test_every_file_of_what_trains_follows_a_run_file(file):
+  plain, built = (
+    build("models/t5/tiny.gin", "runs/finetune.gin"),
+    build("models/t5/tiny.gin", "runs/finetune.gin", file),
+  )
+  assert (plain.trainable, plain.layer_rates) != (built.trainable, built.layer_rates)
+
+
 @pytest.mark.parametrize("model", ["models/t5_1_1/base.gin", "models/mt5/small.gin", "models/byt5/small.gin"])
 def test_models_pretrained_without_dropout_are_finetuned_with_it(model):
   pretrained = build(model, "objectives/span_corruption.gin", "runs/pretrain.gin").model.config

@@ -221,7 +221,7 @@ def test_a_task_without_labels_and_a_model_without_a_head(settings, token_caches
   with pytest.raises(t5like.UserError, match="task 'snli' has no labels for a head"):
     given = settings("bert", "snli", cache_dir=str(token_caches), vocabulary="tiny", task_modules=[])
     t5like.train(t5like.Experiment(**given))
-  loaded = t5like.load(folder_of("bert", tmp_path / "bert", cls=1, sep=2))
+  loaded = t5like.load(folder_of("bert", tmp_path / "bert", eos=2, cls=1, sep=2))
   with pytest.raises(t5like.UserError, match="BERT is an encoder without a head"):
     t5like.evaluate(loaded, "toy_classification", cache_dir=str(caches), task_modules=("labeled_tasks",))
   with pytest.raises(t5like.UserError, match="this BERT has no head for labels"):

@@ -8,7 +8,13 @@ from t5like.training.checkpoints.folders import (
   read_fingerprint,
 )
 from t5like.training.checkpoints.integrity import newest_intact
-from t5like.training.checkpoints.restoring import Restore, check_restorable, restore_parameters, restore_state
+from t5like.training.checkpoints.restoring import (
+  Restore,
+  check_restorable,
+  find_episode,
+  restore_parameters,
+  restore_state,
+)
 from t5like.training.checkpoints.retention import CheckpointRetention
 from t5like.training.checkpoints.saving import (
   Checkpoints,
@@ -30,6 +36,7 @@ __all__ = [
   "checkpoint_bytes",
   "checkpoint_steps",
   "find_checkpoint",
+  "find_episode",
   "has_training_state",
   "load_parameters",
   "newest_intact",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,18 @@ def check_restorable(
 ) -> None:
   """Raises UserError, with every difference, for a checkpoint that does not match. Reads no array."""
   _match_items(checkpoint, spec, fingerprint, options)
+
+
+def find_episode(checkpoint: Path | GivenParameters, specs: Sequence[StateSpec]) -> int:
+  """Returns which of several specs, with different optimizer states, a checkpoint has; 0 if none.
+
+  A run that unfreezes parameters on the way holds optimizer state only for those that have trained.
+  """
+  if len(specs) == 1 or isinstance(checkpoint, GivenParameters):
+    return 0
+  stored = _stored(checkpoint, TRAINING)
+  wanted = [_targets(_training(spec.shapes), _training(spec.shardings)) for spec in specs]
+  return next((number for number, target in enumerate(wanted) if not compare(stored, target)), 0)
 
 
 def restore_state(
@@ -205,7 +217,7 @@ def _mismatch_error(
       try_=checkpoint.advice,
     )
   return UserError(
-    "this checkpoint belongs to another optimizer" if only_optimizer
+    "this checkpoint belongs to another optimizer or selection of trained parameters" if only_optimizer
     else "this checkpoint belongs to another model or vocabulary",
     checkpoint=checkpoint,
     differs="\n".join(fields),

@@ -338,23 +338,28 @@ def _averaged(checkpoint: Path) -> Any:
   """Reads the moving average, stored at `.../average/<path>` next to `.../count`, in the parameters' dtypes."""
   params = stored_arrays(checkpoint / PARAMS)
   training = stored_arrays(checkpoint / TRAINING) if has_training_state(checkpoint) else {}
-  suffix = f"/average/{next(iter(params))}"
-  places = [path.removesuffix(suffix) for path in training if path.endswith(suffix)]
-  places = [p for p in places if f"{p}/count" in training and all(f"{p}/average/{path}" in training for path in params)]
+  # Frozen parameters have no average: it would be their value.
+  ends = {f"/average/{path}" for path in params}
+  places = {path[: -len(end)] for path in training for end in ends if path.endswith(end)}
+  places = sorted(place for place in places if f"{place}/count" in training)
   if not places:
     raise UserError(
       "this checkpoint has no moving average of the parameters",
       checkpoint=checkpoint,
       try_="a run whose optimizer has ema_decay, such as 0.999",
     )
-  arrays = read_arrays(checkpoint / TRAINING, {f"{places[0]}/average/{path}": None for path in params})
+  averaged = {path: f"{places[0]}/average/{path}" for path in params if f"{places[0]}/average/{path}" in training}
+  arrays = read_arrays(checkpoint / TRAINING, dict.fromkeys(averaged.values()))
+  frozen = [path for path in params if path not in averaged]
+  values = {path: arrays[place] for path, place in averaged.items()}
+  values |= read_arrays(checkpoint / PARAMS, dict.fromkeys(frozen)) if frozen else {}
   nested: dict[str, Any] = {}
   for path, stored in params.items():
     *parents, name = path.split("/")
     node = nested
     for parent in parents:
       node = node.setdefault(parent, {})
-    node[name] = arrays[f"{places[0]}/average/{path}"].astype(stored.dtype)
+    node[name] = values[path].astype(stored.dtype)
   return nested
 
 

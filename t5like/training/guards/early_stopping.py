@@ -60,13 +60,8 @@ class EarlyStopping:
   def restore(self, rows: Iterable[Mapping[str, Any]], step: int) -> bool:
     """Starts over with the evaluations up to `step` in the rows of metrics.jsonl; returns whether to stop."""
     self._reset()
-    evaluations: dict[int, dict[str, Any]] = {}
-    for row in rows:
-      if row["kind"] != "train" and row["step"] <= step:
-        values = {f"{row['kind']}/{k}": v for k, v in row.items() if k not in ("step", "kind")}
-        evaluations.setdefault(row["step"], {}).update(values)
-    for number in sorted(evaluations):
-      self.update(number, evaluations[number], complete=False)
+    for number, scores in evaluations_by_step(rows, step):
+      self.update(number, scores, complete=False)
     return self.stopped
 
   def describe(self) -> str:
@@ -104,3 +99,13 @@ class EarlyStopping:
       nearest=nearest(self.metric, ends),
       scores=", ".join(scores) or "none",
     )
+
+
+def evaluations_by_step(rows: Iterable[Mapping[str, Any]], step: int) -> list[tuple[int, dict[str, Any]]]:
+  """Returns the scores by full name of the evaluations up to `step` in the rows of metrics.jsonl, in order."""
+  evaluations: dict[int, dict[str, Any]] = {}
+  for row in rows:
+    if row["kind"] != "train" and row["step"] <= step:
+      values = {f"{row['kind']}/{k}": v for k, v in row.items() if k not in ("step", "kind")}
+      evaluations.setdefault(row["step"], {}).update(values)
+  return sorted(evaluations.items())

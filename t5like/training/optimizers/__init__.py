@@ -16,58 +16,22 @@ and share four options:
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import optax
 
 from t5like.errors import UserError
 from t5like.training.optimizers import updates as matrix_updates
-from t5like.training.optimizers.moving_average import with_moving_average
-from t5like.training.optimizers.rules import (
-  PathRules,
-  check_pattern,
-  nearest_paths,
-  path_rules,
-  path_text,
-  rules_table,
-  variable_paths,
-)
+from t5like.training.optimizers.assembly import Optimizer, Parts, build_transformation, methods_of, restrict
+from t5like.training.optimizers.rules import check_pattern, path_rules
 from t5like.training.optimizers.schedules import Schedule, constant_rate, record_factory_call
 
+__all__ = [
+  "Optimizer", "adafactor", "adamw", "adamw_scaled", "custom_optimizer", "lion", "muon", "restrict",
+]  # fmt: skip
+
 Rules = float | Sequence[tuple[str, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Optimizer:
-  """A gradient transformation, its learning rate (for the log) and its description (for the run card)."""
-
-  transformation: optax.GradientTransformation
-  learning_rate: Schedule
-  description: str
-  weight_decay: PathRules
-  multipliers: PathRules
-  matrices: str | None = None  # Muon: expression for the paths that it updates
-  # Name and arguments of the function below that built it; None for one built by hand, which gin cannot name.
-  factory_call: tuple[str, Mapping[str, Any]] | None = dataclasses.field(default=None, compare=False, repr=False)
-
-  def variable_table(self, params: Any) -> str:
-    """Returns a table of every variable's weight decay, multiplier and (Muon) method, with the rules that matched.
-
-    Identical layers share a line. `params` may hold arrays or shapes.
-    """
-    columns = [
-      ("weight decay", self.weight_decay.choose(params)),
-      ("learning rate x", self.multipliers.choose(params)),
-    ]
-    if self.matrices is not None:
-      methods = jax.tree.leaves_with_path(_methods(params, self.matrices))
-      chosen = {path_text(path): (self.matrices if name == "muon" else "the rest", name) for path, name in methods}
-      columns.append(("method", chosen))
-    return rules_table(columns)
 
 
 @record_factory_call
@@ -220,7 +184,7 @@ def muon(
     "adamw": optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype),
   }
   optimizer = _assemble(
-    "muon", optax.partition(methods, lambda params: _methods(params, matrices)), learning_rate,
+    "muon", optax.partition(methods, lambda params: methods_of(params, matrices)), learning_rate,
     dict(beta=beta, newton_schulz_steps=newton_schulz_steps, update_rms=update_rms, b1=b1, b2=b2, eps=eps),
     clip_norm, weight_decay, learning_rate_multipliers, ema_decay,
   )  # fmt: skip
@@ -240,23 +204,6 @@ def custom_optimizer(description: str) -> Optimizer:
   return Optimizer(optax.GradientTransformation(init, init), constant_rate(0.0), description, zero, zero)
 
 
-def _methods(params: Any, matrices: str) -> Any:
-  """Returns the method, "muon" or "adamw", of each variable, as a tree like `params`."""
-
-  def method(path, leaf):
-    is_matrix = leaf.ndim - matrix_updates.is_stacked(path) == 2
-    return "muon" if is_matrix and re.fullmatch(matrices, path_text(path)) else "adamw"
-
-  chosen = jax.tree.map_with_path(method, params)
-  if "muon" not in jax.tree.leaves(chosen):
-    raise UserError(
-      f"muon.matrices = {matrices!r} matches no matrix",
-      nearest=nearest_paths(matrices, variable_paths(params)),
-      hint="it must match the complete path",
-    )
-  return chosen
-
-
 def _assemble(
   name: str,
   direction: optax.GradientTransformation,
@@ -270,48 +217,20 @@ def _assemble(
   schedule = learning_rate if callable(learning_rate) else constant_rate(learning_rate)
   decay = path_rules(f"{name}.weight_decay", weight_decay)
   multipliers = path_rules(f"{name}.learning_rate_multipliers", learning_rate_multipliers)
-  parts = [direction, _add_decay(decay), optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
   options = {**options, "weight_decay": _shown(weight_decay)}
   if clip_norm is not None:
     _check_positive(clip_norm=clip_norm)
-    parts.insert(0, optax.clip_by_global_norm(clip_norm))
     options["clip_norm"] = clip_norm
   if learning_rate_multipliers != 1.0:
     options["learning_rate_multipliers"] = _shown(learning_rate_multipliers)
-  transformation = optax.chain(*parts)
   if ema_decay is not None:
     _check_positive(ema_decay=ema_decay)
     _check_decays(ema_decay=ema_decay)
-    transformation = with_moving_average(transformation, ema_decay)
     options["ema_decay"] = ema_decay
   description = f"{name}({', '.join(f'{option}={value}' for option, value in options.items())})"
-  return Optimizer(transformation, schedule, description, decay, multipliers)
-
-
-def _add_decay(rules: PathRules) -> optax.GradientTransformation:
-  def update(updates, state, params=None):
-    return jax.tree.map(lambda u, p, d: u + d * p if d else u, updates, params, rules.values(params)), state
-
-  return optax.GradientTransformation(_check_at_init(rules), update)
-
-
-def _multiply(rules: PathRules) -> optax.GradientTransformation:
-  def update(updates, state, params=None):
-    # Zeros, not a product: a frozen variable must not change even if its gradient is not finite.
-    scale = lambda u, m: u * m if m else jnp.zeros_like(u)  # noqa: E731
-    return jax.tree.map(scale, updates, rules.values(params)), state
-
-  return optax.GradientTransformation(_check_at_init(rules), update)
-
-
-def _check_at_init(rules: PathRules):
-  """Returns an init function that checks the rules against the variables, before anything is compiled."""
-
-  def init(params):
-    rules.choose(params)
-    return optax.EmptyState()
-
-  return init
+  transformation = build_transformation(direction, schedule, decay.values, multipliers.values, clip_norm, ema_decay)
+  parts = Parts(direction, clip_norm, ema_decay, transformation)
+  return Optimizer(transformation, schedule, description, decay, multipliers, parts=parts)
 
 
 def _shown(rules: Rules) -> str:

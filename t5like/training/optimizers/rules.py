@@ -3,7 +3,8 @@
     weight_decay = [('.*(bias|scale)', 0.0), ('.*', 0.01)]
 
 An expression must match the complete path, such as `encoder/layers_0/mlp/wi/kernel`. A variable without a rule is an
-error, and so is a rule that applies to no variable: both are probably typos.
+error, and so is a rule that applies to no variable: both are probably typos. The same rules apply to scanned layers:
+layer 0 of `encoder/layers/mlp/wi/kernel` also has the path above.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from t5like.console import table
 from t5like.errors import UserError, nearest
 
 REST = ".*"
+STACKED = "layers"  # the part of a path below which variables have a leading layer axis
 _LAYER = re.compile(r"(?<=layers_)\d+(?=/)")
 
 
@@ -30,21 +33,22 @@ class PathRules:
   rules: tuple[tuple[str, float], ...]
 
   def choose(self, params: Any) -> dict[str, tuple[str, float]]:
-    """Returns the rule that applies to each variable, by path."""
+    """Returns the rule that applies to each variable, by path; to each layer of a stacked one, by numbered path."""
     chosen = {}
-    for path in variable_paths(params):
-      match = next((rule for rule in self.rules if re.fullmatch(rule[0], path)), None)
-      if match is None:
-        raise UserError(
-          f"no rule of {self.name} matches the variable {path}",
-          rules=", ".join(repr(pattern) for pattern, _ in self.rules),
-          try_=f"('{REST}', ...) as the last rule, for the rest",
-        )
-      chosen[path] = match
-    self._check_all_used(chosen)
+    for path, numbered in numbered_paths(params).items():
+      for each in numbered:
+        match = next((rule for rule in self.rules if _matches(rule[0], path, each)), None)
+        if match is None:
+          raise UserError(
+            f"no rule of {self.name} matches the variable {each}",
+            rules=", ".join(repr(pattern) for pattern, _ in self.rules),
+            try_=f"('{REST}', ...) as the last rule, for the rest",
+          )
+        chosen[each] = match
+    self._check_all_used(chosen, variable_paths(params))
     return chosen
 
-  def _check_all_used(self, chosen: dict[str, tuple[str, float]]) -> None:
+  def _check_all_used(self, chosen: dict[str, tuple[str, float]], paths: Sequence[str]) -> None:
     used = {pattern for pattern, _ in chosen.values()}
     for pattern, _ in self.rules:
       if pattern in used or pattern == REST:
@@ -53,14 +57,24 @@ class PathRules:
       raise UserError(
         f"the rule {pattern!r} of {self.name} applies to no variable",
         because=f"an earlier rule, {chosen[shadowed[0]][0]!r}, matches {shadowed[0]}" if shadowed else "",
-        nearest="" if shadowed else nearest_paths(pattern, list(chosen)),
+        nearest="" if shadowed else nearest_paths(pattern, [*paths, *(p for p in chosen if p not in paths)]),
         hint="" if shadowed else "a rule must match the complete path",
       )
 
   def values(self, params: Any) -> Any:
-    """Returns the value of each variable, as a tree like `params`."""
-    chosen = self.choose(params)
-    return jax.tree.map_with_path(lambda path, _: chosen[path_text(path)][1], params)
+    """Returns the value of each variable, as a tree like `params`.
+
+    A stacked variable whose layers differ has an array [layers, 1, ...].
+    """
+    chosen, numbered = self.choose(params), numbered_paths(params)
+
+    def value(path: tuple, leaf: Any) -> float | np.ndarray:
+      values = [chosen[each][1] for each in numbered[path_text(path)]]
+      if len(set(values)) == 1:
+        return values[0]
+      return np.asarray(values, np.float32).reshape(-1, *[1] * (len(leaf.shape) - 1))
+
+    return jax.tree.map_with_path(value, params)
 
 
 def path_rules(name: str, given: float | Sequence[tuple[str, float]]) -> PathRules:
@@ -98,6 +112,36 @@ def path_text(path: tuple) -> str:
 
 def variable_paths(params: Any) -> list[str]:
   return [path_text(path) for path, _ in jax.tree.leaves_with_path(params)]
+
+
+def numbered_paths(params: Any) -> dict[str, list[str]]:
+  """Returns the paths of each variable with layers by number, `encoder/layers_3/...`, also of a stacked one.
+
+  A variable that is not stacked has one: its own. `params` hold arrays or shapes.
+  """
+
+  def paths(path: str, leaf: Any) -> list[str]:
+    parts = path.split("/")
+    if STACKED not in parts:
+      return [path]
+    at = parts.index(STACKED)
+    return ["/".join([*parts[:at], f"{STACKED}_{i}", *parts[at + 1 :]]) for i in range(leaf.shape[0])]
+
+  return {path_text(path): paths(path_text(path), leaf) for path, leaf in jax.tree.leaves_with_path(params)}
+
+
+def _matches(pattern: str, *paths: str) -> bool:
+  return any(re.fullmatch(pattern, path) for path in paths)
+
+
+def stack_equal_layers(columns: Sequence[dict[str, Any]], params: Any) -> list[dict[str, Any]]:
+  """Returns columns of values by numbered path with one entry for a stacked variable whose layers all agree."""
+  found: list[dict[str, Any]] = [{} for _ in columns]
+  for path, numbered in numbered_paths(params).items():
+    agree = all(column[each] == column[numbered[0]] for column in columns for each in numbered)
+    for column, kept in zip(columns, found, strict=True):
+      kept |= {path: column[numbered[0]]} if agree else {each: column[each] for each in numbered}
+  return found
 
 
 def rules_table(columns: Sequence[tuple[str, dict[str, tuple[str, float | str]]]]) -> str:

@@ -17,9 +17,8 @@ import numpy as np
 import optax
 
 from t5like.kernels.platform import target_platform
-from t5like.training.optimizers.rules import path_text
+from t5like.training.optimizers.rules import STACKED, path_text
 
-STACKED = "layers"
 _LAYER = re.compile(r"(?<=layers)_\d+(?=/)")
 
 
