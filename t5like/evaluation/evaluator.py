@@ -13,7 +13,7 @@ from t5like.decoding.options import decode_settings
 from t5like.evaluation.answering import GeneratedAnswer, generate_answers, rank_answers
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
-from t5like.evaluation.head_evaluation import HeadEvaluator
+from t5like.evaluation.heads.evaluator import HeadEvaluator
 from t5like.evaluation.scoring import Evaluation, score_answers
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.inference.generation import Generator

@@ -16,12 +16,12 @@ from t5like.experiments.heads import fits
 from t5like.files import storage
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
+from t5like.inference.heads.task_rows import labeled_task_rows
 from t5like.inference.job_settings import Generate, JobSettings, ReadSettings
 from t5like.inference.jobs import Limits
 from t5like.inference.model import Model
 from t5like.inference.running import run_rows
 from t5like.inference.task_caches import task_caches
-from t5like.inference.task_labels import labeled_task_rows
 from t5like.models.heads import WithHead
 from t5like.parallel.process_zero import run_on_process_zero
 

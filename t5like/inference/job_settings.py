@@ -14,7 +14,7 @@ from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
 from t5like.errors import UserError
 from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbors
-from t5like.inference.head_jobs import Labeling
+from t5like.inference.heads.jobs import Labeling
 from t5like.inference.jobs import Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
 from t5like.inference.outputs import digest

@@ -23,7 +23,7 @@ from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.inference import converting
 from t5like.inference.encoder_jobs import Embedding, FillMask, FillSpans
-from t5like.inference.head_methods import HeadMethods
+from t5like.inference.heads.methods import HeadMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output

@@ -15,7 +15,7 @@ from t5like import data, parallel
 from t5like.console import say
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
-from t5like.evaluation.head_evaluation import check_head_scorable
+from t5like.evaluation.heads.evaluator import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process

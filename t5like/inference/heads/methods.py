@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t5like.errors import UserError
-from t5like.inference.head_jobs import Labeling
+from t5like.inference.heads.jobs import Labeling
 from t5like.inference.jobs import Limits
 from t5like.inference.results import Label, SpanAnswer, Tag
 

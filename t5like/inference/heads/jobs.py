@@ -16,7 +16,7 @@ from t5like.data.labeled_rows import encoder_rows
 from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import planner
-from t5like.inference.head_outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, softmax
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.models.heads import WithHead

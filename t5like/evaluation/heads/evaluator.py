@@ -17,7 +17,7 @@ from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
 from t5like.evaluation.scoring import Evaluation, find_function, find_metrics
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.experiments.heads import rows_form
-from t5like.inference.head_outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, softmax
 from t5like.objectives.spans import make_windows, squad_answers
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, Answers

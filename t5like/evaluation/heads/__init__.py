@@ -1,0 +1,1 @@
+"""Evaluation of models with a head."""

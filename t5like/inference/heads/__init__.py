@@ -1,0 +1,1 @@
+"""Inference with a head: labels, tags and answers, with probabilities."""
