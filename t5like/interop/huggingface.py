@@ -1,4 +1,4 @@
-"""Imports and exports Hugging Face checkpoints: folders with config.json and safetensors.
+"""Imports and exports Hugging Face checkpoints: folders with config.json and safetensors or pytorch_model.bin.
 
 Every tensor keeps its dtype: `load` followed by `save` gives the same bits. Needs neither torch nor transformers.
 """
@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.interop import hf_bert, hf_gpt, hf_t5, safetensors_files
+from t5like.interop import hf_bert, hf_gpt, hf_t5, tensor_folders
+from t5like.interop.hf_fields import guess_model_type
 from t5like.interop.hf_tokenizers import token_ids
 from t5like.interop.layouts import check_parameters, flatten, stack_layers, unflatten, unstack_layers
 from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
-from t5like.interop.safetensors_files import TensorFolder, read_json
+from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.vocabularies import Vocabulary
 
@@ -96,7 +97,7 @@ def save(
     tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
   prefix = "" if hf["architectures"] == ["BertModel"] else family.PREFIX
   named = {name if _is_head(name) else prefix + name: tensor for name, tensor in tensors.items()}
-  safetensors_files.write(Path(folder), named)
+  tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
 
@@ -110,10 +111,11 @@ def read_config(folder: Path) -> dict:
     hf["hidden_act"] = "gelu_new" if hf.get("hidden_act") == "gelu" else hf.get("hidden_act")
   else:
     raise UserError(f"no config.json in {folder}", expected="a Hugging Face checkpoint folder")
-  kind = hf.get("model_type", "")
+  kind = hf["model_type"] = hf.get("model_type") or guess_model_type(hf)
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
       f"unsupported model_type {kind!r} in {folder}/config.json",
+      architectures=str(hf.get("architectures", ""))[:100],
       known=", ".join(FAMILIES),
       nearest=nearest(str(kind), FAMILIES),
     )
