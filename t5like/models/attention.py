@@ -43,6 +43,7 @@ class Context:
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
   step: DecodingStep | None = None  # for cached decoding; x is then one token per row
   return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
+  return_states: bool = _static(False)  # return every layer's output instead, for a mix of layers
   bidirectional: bool = _static(False)  # future keys have their own relative position buckets
   deterministic: bool = _static(True)
 

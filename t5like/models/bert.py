@@ -14,7 +14,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder
 from t5like.models.layers import ACTIVATIONS, Norm, dense
 from t5like.models.padding import encoder_valid
-from t5like.models.stack import Stack
+from t5like.models.stack import Stack, all_states
 
 Batch = Mapping[str, jax.Array]
 
@@ -66,15 +66,20 @@ class BERT(nn.Module):
       outputs |= self.sentence_outputs(hidden)
     return outputs
 
-  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """Returns [batch, length, embed], the input of `project` and `sentence_outputs`."""
+  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+    """Returns [batch, length, embed], the input of `project` and `sentence_outputs`.
+
+    With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
+    """
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
     x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
-    context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
-    x, _ = self.encoder(x, context)
-    return x
+    context = Context(
+      mask=mask, positions=positions, bidirectional=True, deterministic=deterministic, return_states=all_layers
+    )
+    hidden, layers = self.encoder(x, context)
+    return all_states(x, hidden, layers) if all_layers else hidden
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits for masked tokens, [..., embed] -> [..., vocab], of all positions or only the masked ones."""

@@ -75,6 +75,8 @@ class Block(nn.Module):
     x = self._add_residual(self.mlp_norm, x, y, context)
     if cache is not None:
       return x, cache | keys_values
+    if context.return_states:
+      return x, {"states": x}
     return x, keys_values if context.return_kv else None
 
   def _pre_norm(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:

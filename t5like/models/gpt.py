@@ -11,7 +11,7 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
-from t5like.models.stack import Stack
+from t5like.models.stack import Stack, all_states
 
 Batch = Mapping[str, jax.Array]
 
@@ -37,16 +37,21 @@ class GPT(nn.Module):
     """Returns {"logits": [batch, length, vocab]}."""
     return {"logits": self.project(self.hidden_states(batch, deterministic))}
 
-  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """Returns the last hidden states [batch, length, embed], the input of `project`."""
+  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+    """Returns the last hidden states [batch, length, embed], the input of `project`.
+
+    With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
+    """
     segments = batch.get("decoder_segment_ids")
     prefix = batch.get("decoder_causal_attention") if self.config.prefix_lm else None
     # Right padding needs no mask: tokens precede it and attention is causal.
     mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
-    x, _ = self._decode(
-      batch["decoder_input_tokens"], mask=mask, positions=batch.get("decoder_positions"), deterministic=deterministic
-    )
-    return x
+    tokens, positions = batch["decoder_input_tokens"], batch.get("decoder_positions")
+    context = dict(mask=mask, positions=positions, deterministic=deterministic, return_states=all_layers)
+    hidden, layers = self._decode(tokens, **context)
+    if not all_layers:
+      return hidden
+    return all_states(self.token_embedder(tokens, positions, deterministic=deterministic), hidden, layers)
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""

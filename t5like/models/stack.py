@@ -111,6 +111,15 @@ class Stack(nn.Module):
     return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
 
 
+def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.Array:
+  """Returns [layers + 1, batch, length, embed]: the embeddings, each layer's output, and the stack's result as the last.
+
+  `layers` is the second result of a stack with `Context.return_states`.
+  """
+  states = list(layers["states"]) if isinstance(layers, dict) else [layer["states"] for layer in layers]
+  return jnp.stack([embedded, *states[:-1], x])
+
+
 def _scanned(layer: Callable, num_layers: int, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:
   """Scans a layer over parameters with a leading axis, whose logical name is `layers`."""
   return nn.scan(

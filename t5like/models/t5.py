@@ -12,7 +12,7 @@ from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.padding import encoder_valid
-from t5like.models.stack import Stack
+from t5like.models.stack import Stack, all_states
 
 Batch = Mapping[str, jax.Array]
 
@@ -45,8 +45,11 @@ class T5(nn.Module):
     """Returns {"logits": [batch, decoder length, vocab]}."""
     return {"logits": self.project(self.hidden_states(batch, deterministic))}
 
-  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """Returns the decoder's last hidden states [batch, decoder length, embed], the input of `project`."""
+  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+    """Returns the decoder's last hidden states [batch, decoder length, embed], the input of `project`.
+
+    With `all_layers` returns [layers + 1, batch, decoder length, embed]: see stack.all_states.
+    """
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     positions = batch.get("decoder_positions")
     encoded = self.encode(batch, deterministic)
@@ -57,20 +60,23 @@ class T5(nn.Module):
       encoded=encoded,
       encoded_mask=_encoded_mask(batch),
       deterministic=deterministic,
+      return_states=all_layers,
     )
     x = self.token_embedder(tokens, positions, deterministic=deterministic)
-    x, _ = self._decoder(x, context)
-    return x
+    hidden, layers = self._decoder(x, context)
+    return all_states(x, hidden, layers) if all_layers else hidden
 
-  def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
-    """Returns the encoder's hidden states, [batch, encoder length, embed]."""
+  def encode(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+    """Returns the encoder's hidden states, [batch, encoder length, embed]; `all_layers` as in `hidden_states`."""
     tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
     positions = batch.get("encoder_positions")
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
     x = self.token_embedder(tokens, positions, deterministic=deterministic)
-    context = Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
-    x, _ = self._encoder(x, context)
-    return x
+    context = Context(
+      mask=mask, positions=positions, bidirectional=True, deterministic=deterministic, return_states=all_layers
+    )
+    hidden, layers = self._encoder(x, context)
+    return all_states(x, hidden, layers) if all_layers else hidden
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""

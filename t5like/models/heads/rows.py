@@ -1,0 +1,130 @@
+"""Heads with one answer per row: a class, a score, or one of several choices."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.errors import UserError, nearest
+from t5like.kernels.cross_entropy import cross_entropy
+from t5like.models.heads.states import HIDDEN, Features, LayerMix, check_pooling, dropout, output, pool
+from t5like.models.layers import dense
+
+
+class ClassificationHead(nn.Module):
+  """Scores the classes of a row: dropout, a linear layer; with `hidden`, a dense layer and its dropout before it.
+
+  BERT: pooling "pooler". RoBERTa: "cls" and hidden "tanh". GPT-2: "last", without bias. T5: "last" and hidden "tanh".
+  """
+
+  labels: tuple[str, ...]
+  pooling: str = "pooler"
+  hidden: str | None = None  # activation of the dense layer, None for no layer
+  use_bias: bool = True
+  dropout_rate: float | None = None  # None: the backbone's
+  mix_layers: bool = False  # a learned mix of all layers instead of the last
+  lm_loss_weight: float = 0.0  # GPT: adds the language modeling loss of the row (Radford et al. 2018, equation 5)
+
+  form: ClassVar[str] = "classification"
+
+  def check(self) -> None:
+    """Raises UserError if a setting is invalid."""
+    _check(self)
+    if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+      raise UserError(f"invalid ClassificationHead.labels: {self.labels!r}", expected="two or more different names")
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"label_logits": [rows, classes]}."""
+    return {"label_logits": _score_rows(self, features, len(self.labels), self.use_bias, deterministic)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    return _class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
+
+
+class RegressionHead(nn.Module):
+  """Predicts a number per row, trained with the mean squared error."""
+
+  pooling: str = "pooler"
+  hidden: str | None = None
+  use_bias: bool = True
+  dropout_rate: float | None = None
+  mix_layers: bool = False
+  lm_loss_weight: float = 0.0
+
+  form: ClassVar[str] = "regression"
+
+  def check(self) -> None:
+    _check(self)
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"label_logits": [rows, 1]}."""
+    return {"label_logits": _score_rows(self, features, 1, self.use_bias, deterministic)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    errors = outputs["label_logits"][:, 0].astype(jnp.float32) - batch["labels"].astype(jnp.float32)
+    return {"loss": jnp.sum(jnp.square(errors) * weights), "target_tokens": jnp.sum(weights)}
+
+
+class MultipleChoiceHead(nn.Module):
+  """Scores each choice of a question separately; the softmax is over the choices.
+
+  Its batches have tokens [rows, choices, length], and labels [rows] are the number of the right choice.
+  """
+
+  choices: int
+  pooling: str = "pooler"
+  hidden: str | None = None
+  use_bias: bool = True
+  dropout_rate: float | None = None
+  mix_layers: bool = False
+
+  form: ClassVar[str] = "choices"
+  lm_loss_weight: ClassVar[float] = 0.0
+
+  def check(self) -> None:
+    _check(self)
+    if self.choices < 2:
+      raise UserError(f"invalid MultipleChoiceHead.choices: {self.choices!r}", expected="2 or more")
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"label_logits": [rows, choices]} of features with [rows * choices] rows."""
+    scores = _score_rows(self, features, 1, self.use_bias, deterministic)
+    return {"label_logits": scores.reshape(-1, self.choices)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    return _class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
+
+
+def _check(head: Any) -> None:
+  name = type(head).__name__
+  check_pooling(name, head.pooling, head.mix_layers)
+  if head.hidden is not None and head.hidden not in HIDDEN:
+    raise UserError(
+      f"invalid {name}.hidden: {head.hidden!r}", nearest=nearest(str(head.hidden), HIDDEN), known=", ".join(HIDDEN)
+    )
+
+
+def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, deterministic: bool) -> jax.Array:
+  """Returns [rows, classes]: pooling, dropout, (dense, activation, dropout,) linear, as in Hugging Face's heads."""
+  config = features.config
+  states = LayerMix(name="mix")(features.states) if head.mix_layers else features.states
+  x = nn.with_logical_constraint(pool(features, states, head.pooling), ("batch", None))
+  x = dropout(config, head.dropout_rate, x, deterministic)
+  if head.hidden is not None:
+    x = HIDDEN[head.hidden](dense(config, config.embed_dim, ("embed", "mlp"), use_bias=True, name="dense")(x))
+    x = nn.with_logical_constraint(x, ("batch", None))
+    x = dropout(config, head.dropout_rate, x, deterministic)
+  return output(config, x, classes, use_bias)
+
+
+def _class_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float) -> dict[str, jax.Array]:
+  labels = jnp.where(weights > 0, labels, 0)  # a label of filler rows, or a withheld one, is not a class
+  loss, _ = cross_entropy(logits, labels, 0.0, smoothing)
+  right = (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
+  return {
+    "loss": jnp.sum(loss * weights), "accuracy": jnp.sum(right * weights), "target_tokens": jnp.sum(weights),
+  }  # fmt: skip

@@ -1,0 +1,84 @@
+"""Heads with an answer per token: tags of words, and the first and last token of an answer."""
+
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.errors import UserError
+from t5like.kernels.cross_entropy import cross_entropy
+from t5like.models.heads.states import Features, LayerMix, dropout, output
+
+
+class TaggingHead(nn.Module):
+  """Scores the tags of every token: dropout, then a linear layer.
+
+  The loss counts tokens by `encoder_loss_weights`: the first token of every word.
+  """
+
+  labels: tuple[str, ...]
+  use_bias: bool = True
+  dropout_rate: float | None = None  # None: the backbone's
+  mix_layers: bool = False
+
+  form: ClassVar[str] = "tagging"
+  pooling: ClassVar[None] = None
+  lm_loss_weight: ClassVar[float] = 0.0
+
+  def check(self) -> None:
+    """Raises UserError if a setting is invalid."""
+    if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
+      raise UserError(f"invalid TaggingHead.labels: {self.labels!r}", expected="two or more different names")
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"label_logits": [rows, length, tags]}."""
+    states = LayerMix(name="mix")(features.states) if self.mix_layers else features.states
+    states = dropout(features.config, self.dropout_rate, states, deterministic)
+    return {"label_logits": output(features.config, states, len(self.labels), self.use_bias)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    logits, tags = outputs["label_logits"], batch["encoder_target_tokens"]
+    weights = batch["encoder_loss_weights"] * weights[:, None]
+    loss, _ = cross_entropy(logits, jnp.where(weights > 0, tags, 0), 0.0, label_smoothing)
+    right = (jnp.argmax(logits, axis=-1).astype(tags.dtype) == tags).astype(jnp.float32)
+    return {
+      "loss": jnp.sum(loss * weights), "accuracy": jnp.sum(right * weights), "target_tokens": jnp.sum(weights),
+    }  # fmt: skip
+
+
+class SpanHead(nn.Module):
+  """Scores every token as the first and as the last of an answer; the loss is the mean of both cross entropies.
+
+  Labels [rows, 2] are the positions of both; (0, 0), the first token, if the row has no answer.
+  """
+
+  use_bias: bool = True
+  dropout_rate: float | None = 0.0
+  mix_layers: bool = False
+
+  form: ClassVar[str] = "spans"
+  pooling: ClassVar[None] = None
+  lm_loss_weight: ClassVar[float] = 0.0
+
+  def check(self) -> None:
+    """Has nothing to check."""
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"span_logits": [rows, length, 2]}; as in BERT, padding is scored like any token."""
+    states = LayerMix(name="mix")(features.states) if self.mix_layers else features.states
+    states = dropout(features.config, self.dropout_rate, states, deterministic)
+    return {"span_logits": output(features.config, states, 2, self.use_bias)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    logits = jnp.swapaxes(outputs["span_logits"], 1, 2)  # [rows, 2, length]
+    labels = jnp.where(weights[:, None] > 0, batch["labels"], 0)
+    loss, _ = cross_entropy(logits, labels, 0.0, label_smoothing)  # [rows, 2]
+    right = jnp.all(jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels, axis=1).astype(jnp.float32)
+    return {
+      "loss": jnp.sum(jnp.mean(loss, axis=1) * weights),
+      "accuracy": jnp.sum(right * weights),
+      "target_tokens": jnp.sum(weights),
+    }

@@ -1,0 +1,167 @@
+"""A model for labels: a backbone and a head, which owns the loss."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from t5like.errors import UserError
+from t5like.kernels.cross_entropy import cross_entropy
+from t5like.models.config import TransformerConfig
+from t5like.models.heads.states import Features
+from t5like.models.padding import encoder_valid
+
+Batch = Mapping[str, jax.Array]
+
+
+class HeadDivisors(NamedTuple):
+  """Divisors of summed losses, of the global batch."""
+
+  rows: jax.Array  # of the head's loss: rows, or the tokens that a tagging head counts
+  tokens: jax.Array  # of the auxiliary language modeling loss
+
+
+class WithHead(nn.Module):
+  """A backbone with a head. Parameters: {"backbone": those of the backbone, "head": those of the head}.
+
+  Batches are those of an encoder for every backbone: `encoder_input_tokens`, `encoder_segment_ids` (0 on padding),
+  `encoder_positions`, `encoder_token_types` [rows, length], and labels as the head needs them. BERT reads them as they
+  are. GPT reads the same tokens. T5 encodes them; for a head on one state per row and for spans, its decoder reads
+  them too, shifted by one, as in Hugging Face's classes; for tags, only the encoder runs.
+
+  stack  of T5: "encoder" or "decoder"; None: as above.
+  """
+
+  backbone: nn.Module
+  head: nn.Module
+  stack: str | None = None
+
+  @property
+  def config(self) -> TransformerConfig:
+    return self.backbone.config
+
+  @property
+  def batch_layout(self) -> str:
+    return "encoder"
+
+  @property
+  def runs_decoder(self) -> bool:
+    """Whether the head reads states of a decoder."""
+    if self.backbone.batch_layout != "encoder_decoder":
+      return self.backbone.batch_layout != "encoder"
+    return (self.stack or ("encoder" if self.head.form == "tagging" else "decoder")) == "decoder"
+
+  def check(self) -> None:
+    """Raises UserError if backbone and head do not fit, before anything is compiled."""
+    self.head.check()
+    layout, name = self.backbone.batch_layout, type(self.backbone).__name__
+    if self.stack not in (None, "encoder", "decoder") or (self.stack and layout != "encoder_decoder"):
+      raise UserError(f"invalid WithHead.stack: {self.stack!r} for {name}", expected="None; T5: encoder or decoder")
+    if self.head.pooling == "pooler" and (layout != "encoder" or not self.config.pooler):
+      raise UserError(
+        f"{name} has no pooler", try_=f"--gin.{type(self.head).__name__}.pooling=last (or mean, max, cls)"
+      )
+    if self.head.lm_loss_weight and layout != "decoder":
+      raise UserError(
+        f"lm_loss_weight = {self.head.lm_loss_weight} needs a causal language model, not {name}",
+        try_=f"--gin.{type(self.head).__name__}.lm_loss_weight=0.0",
+      )
+
+  def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns the head's logits: "label_logits" or "span_logits"; with an auxiliary loss, also "logits"."""
+    self.check()
+    # Choices [rows, choices, length] are rows of the backbone.
+    batch = {name: x.reshape(-1, x.shape[-1]) if name.startswith("encoder_") else x for name, x in batch.items()}
+    states = self._states(batch, deterministic)
+    pooler = None
+    if self.head.pooling == "pooler":
+      pooler = lambda states: self.backbone.sentence_outputs(states)["pooled"]  # noqa: E731
+    outputs = self.head(Features(self.config, states, encoder_valid(batch), pooler), deterministic)
+    if self.head.lm_loss_weight:
+      outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
+    return outputs
+
+  def _states(self, batch: Batch, deterministic: bool) -> jax.Array:
+    """Returns [rows, length, embed], or the states of all layers for a mix."""
+    kind, every = self.backbone.batch_layout, self.head.mix_layers
+    if kind == "encoder":
+      return self.backbone.hidden_states(batch, deterministic, every)
+    tokens = batch["encoder_input_tokens"]
+    if kind == "encoder_decoder":
+      if not self.runs_decoder:
+        return self.backbone.encode(batch, deterministic, every)
+      # The start token is T5's padding, 0. Padding follows all tokens, so causality hides it.
+      shifted = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+      inputs = {name: batch[name] for name in _ENCODER if name in batch}
+      return self.backbone.hidden_states(inputs | {"decoder_input_tokens": shifted}, deterministic, every)
+    inputs = {"decoder_input_tokens": tokens}
+    if kind == "prefix_lm":
+      inputs["decoder_causal_attention"] = encoder_valid(batch).astype(jnp.int32)
+    return self.backbone.hidden_states(inputs, deterministic, every)
+
+  # The loss: see training/step.py, which looks for these methods.
+
+  def divisors(self, batch: Batch, settings: Any) -> HeadDivisors:
+    """Returns the divisors of the losses of `batch` and of any part of it."""
+    counted = _rows(batch)
+    if self.head.form == "tagging":
+      counted = batch["encoder_loss_weights"] * counted[:, None]
+    rows = jnp.maximum(jnp.sum(counted), 1.0)
+    if settings.normalizer is not None:
+      rows = jnp.asarray(settings.normalizer, jnp.float32)
+    return HeadDivisors(rows, jnp.maximum(jnp.sum(_next_tokens(batch)[1]), 1.0))
+
+  def loss(
+    self, outputs: Mapping[str, jax.Array], batch: Batch, settings: Any, divide_by: HeadDivisors | None = None
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns the head's mean loss (plus the auxiliary one), and metrics that add up over microbatches.
+
+    Label smoothing applies to classes; the z-loss, which is for large vocabularies, does not.
+    """
+    divide_by = divide_by or self.divisors(batch, settings)
+    metrics = self.head.sums(outputs, batch, _rows(batch), settings.label_smoothing)
+    loss = metrics["loss"] / divide_by.rows
+    if self.head.lm_loss_weight:
+      targets, weights = _next_tokens(batch)
+      losses, _ = cross_entropy(outputs["logits"], targets, 0.0, 0.0)
+      metrics["lm_loss"] = jnp.sum(losses * weights) / divide_by.tokens
+      loss += self.head.lm_loss_weight * metrics["lm_loss"]
+    return loss, metrics
+
+  def evaluation_sums(self, outputs: Mapping[str, jax.Array], batch: Batch) -> dict[str, jax.Array]:
+    """Returns sums of the head's loss and their count; rows whose label is withheld (-1) do not count."""
+    weights = _rows(batch)
+    if self.head.form in ("classification", "choices"):
+      weights *= (batch["labels"] >= 0).astype(jnp.float32)
+    return self.head.sums(outputs, batch, weights)
+
+
+_ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
+
+
+def _rows(batch: Batch) -> jax.Array:
+  """Returns [rows] float32: 0 for filler rows, which have no tokens."""
+  tokens = batch["encoder_segment_ids"] if "encoder_segment_ids" in batch else batch["encoder_input_tokens"]
+  return jnp.any(tokens > 0, axis=tuple(range(1, tokens.ndim))).astype(jnp.float32)
+
+
+def _next_tokens(batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Returns the next token at every position and its weight, [rows, length]; the last position has none."""
+  tokens, valid = batch["encoder_input_tokens"], encoder_valid(batch)
+  shift = lambda x: jnp.concatenate([x[..., 1:], jnp.zeros_like(x[..., :1])], axis=-1)  # noqa: E731
+  return shift(tokens), shift(valid).astype(jnp.float32)
+
+
+def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
+  """Returns a model with this head; parts of the backbone that it does not use are removed from its config."""
+  backbone = model.backbone if isinstance(model, WithHead) else model
+  config = backbone.config
+  if backbone.batch_layout == "encoder":
+    config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
+    backbone = backbone.clone(config=config)
+  result = WithHead(backbone, head)
+  result.check()
+  return result
