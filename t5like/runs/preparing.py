@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phas
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.objectives import SpecialTokens
+from t5like.runs.adapting import adapt
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.run_card import RunCard, describe_run
+from t5like.runs.starting_table import array_fates
 from t5like.training.checkpoints import (
   Restore,
   check_disk_space,
@@ -35,7 +37,7 @@ from t5like.training.checkpoints import (
   has_training_state,
   newest_intact,
 )
-from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.checkpoints.given_parameters import Fate, GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec
@@ -52,6 +54,7 @@ class StartingPoint:
   resumes: bool = False  # restores optimizer and step, too
   options: Restore = Restore()
   verified: bool = False  # its checksums were compared just now
+  fates: Sequence[Fate] = ()  # of its parameters and the run's
 
   @property
   def step(self) -> int:
@@ -132,7 +135,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
 
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
-    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, stream_reason, expected
+    experiment, model_dir, mesh, spec, phases, batches, stream, start.description, stream_reason, expected, start.fates
   )
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, spec, fingerprint, start, card
@@ -207,8 +210,11 @@ def choose_starting_point(
     checkpoint = find_checkpoint(experiment.restore_from)
     start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
   elif init or experiment.init_from:
-    start = StartingPoint("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
+    source = init or find_parameters(experiment.init_from, experiment.model)
+    vocabulary = load_vocabulary(experiment.vocabulary)
+    source = adapt(source, experiment.model, vocabulary, spec, fingerprint, options)
+    start = StartingPoint("{checkpoint}", source)
   else:
     return StartingPoint("random initialization")
   check_restorable(start.checkpoint, spec, fingerprint, options)
@@ -218,7 +224,8 @@ def choose_starting_point(
     what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
-  return dataclasses.replace(start, description=description, options=options, resumes=resumes)
+  fates = array_fates(start.checkpoint, spec)
+  return dataclasses.replace(start, description=description, options=options, resumes=resumes, fates=fates)
 
 
 def check_rates(optimizer: Optimizer, steps: int) -> None:
