@@ -112,7 +112,7 @@ class Stack(nn.Module):
 
 
 def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.Array:
-  """Returns [layers + 1, batch, length, embed]: the embeddings, each layer's output, and the stack's result as the last.
+  """Returns [layers + 1, batch, length, embed]: the embeddings, the layers' outputs, and the stack's as the last.
 
   `layers` is the second result of a stack with `Context.return_states`.
   """

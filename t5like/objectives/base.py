@@ -26,6 +26,7 @@ class SpecialTokens:
   mask: int | None = None
   cls: int | None = None
   sep: int | None = None
+  bos: int | None = None
   others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
@@ -44,6 +45,7 @@ class SpecialTokens:
       mask=sentinels[0] if mask is None and sentinels else mask,
       cls=vocabulary.cls_id,
       sep=vocabulary.sep_id,
+      bos=vocabulary.bos_id,
       others=frozenset(vocabulary.special_ids),
       sentence_ends=tuple(vocabulary.sentence_end_ids),
       word_starts=vocabulary.word_starts,

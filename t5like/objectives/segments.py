@@ -1,11 +1,13 @@
-"""Joins one or two texts for an encoder: [CLS] first [SEP] second [SEP]."""
+"""Joins one or two texts into a row: [CLS] first [SEP] second [SEP], or another family's form."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
 
+from t5like.objectives.base import SpecialTokens
 from t5like.objectives.ragged import Ragged, within
 
 
@@ -15,37 +17,74 @@ class Segments(NamedTuple):
   lengths: np.ndarray  # [rows] int64
 
 
-def join_segments(first: Ragged, second: Ragged | None, length: int, cls: int, sep: int) -> Segments:
+@dataclasses.dataclass(frozen=True)
+class PairForm:
+  """How a family joins texts into a row.
+
+  BERT     [CLS] first [SEP] second [SEP], token types 0 and 1
+  RoBERTa  <s> first </s></s> second </s>
+  T5, GPT  first </s> second </s>, with the vocabulary's end-of-sequence
+  """
+
+  cls: int | None
+  sep: int
+  separators: int = 1  # between the texts
+  typed: bool = True  # token types 1 for the second text
+
+  @classmethod
+  def of(cls, special: SpecialTokens) -> PairForm:
+    """Returns the form of a vocabulary."""
+    if special.cls is None or special.sep is None:
+      return cls(None, special.eos, typed=False)
+    if special.bos == special.cls:
+      return cls(special.cls, special.sep, separators=2, typed=False)
+    return cls(special.cls, special.sep)
+
+  @property
+  def head(self) -> list[int]:
+    """The tokens before the first text."""
+    return [] if self.cls is None else [self.cls]
+
+  def join(self, first: Ragged, second: Ragged | None, length: int) -> Segments:
+    return join_segments(first, second, length, self.cls, self.sep, self.separators, self.typed)
+
+
+def join_segments(
+  first: Ragged, second: Ragged | None, length: int, cls: int | None, sep: int, separators: int = 1, typed: bool = True
+) -> Segments:
   """Joins texts into rows of `length`, truncating the longer text first, then both.
 
   Like Hugging Face's `truncation="longest_first"`: if both are truncated, an odd token goes to the text
   that was longer, or to the second. (Google's BERT gives it to the first.)
   """
+  start = int(cls is not None)
   if second is None:
     second = Ragged(np.zeros((len(first.tokens), 0), np.int32), np.zeros(len(first.tokens), np.int64))
-    room, second_sep = length - 2, 0
+    room, separators, second_sep = length - start - 1, 1, 0
   else:
-    room, second_sep = length - 3, 1
+    room, second_sep = length - start - separators - 1, 1
   if room < 0:
     raise ValueError(f"invalid length: {length} (too short for [CLS] and [SEP])")
   kept_first, kept_second = _longest_first(first.lengths, second.lengths, room)
-  lengths = kept_first + kept_second + 2 + second_sep
+  lengths = kept_first + kept_second + start + separators + second_sep
   tokens = np.zeros((len(lengths), length), np.int32)
   positions = np.arange(length)[None, :]
-  begin_second = kept_first[:, None] + 2
+  begin_second = kept_first[:, None] + start + separators
   width = min(first.tokens.shape[1], room)
-  tokens[:, 1 : 1 + width] = first.tokens[:, :width]
+  tokens[:, start : start + width] = first.tokens[:, :width]
   if np.any(kept_first < width):
-    tokens[positions > kept_first[:, None]] = 0
+    tokens[positions >= kept_first[:, None] + start] = 0
   if second.tokens.shape[1]:
     inside = (positions >= begin_second) & (positions < begin_second + kept_second[:, None])
     tokens[inside] = second.tokens[within(kept_second, second.tokens.shape[1])]
-  tokens[:, 0] = cls
+  if cls is not None:
+    tokens[:, 0] = cls
   rows = np.arange(len(tokens))
-  tokens[rows, kept_first + 1] = sep
+  for number in range(separators):
+    tokens[rows, kept_first + start + number] = sep
   if second_sep:
     tokens[rows, lengths - 1] = sep
-  token_types = (positions >= begin_second) & (positions < lengths[:, None])
+  token_types = (positions >= begin_second) & (positions < lengths[:, None]) & typed
   return Segments(tokens, token_types.astype(np.int32), lengths)
 
 

@@ -93,7 +93,7 @@ def write(hf, rows: list[dict]) -> None:
 
 
 def compare(hf, rows: list[dict]) -> None:
-  from t5like.tasks.encoders.spans import make_windows
+  from t5like.objectives.spans import make_windows
   from t5like.vocabularies import load_vocabulary
 
   vocabulary = load_vocabulary("bert_uncased")

@@ -10,7 +10,7 @@ import pytest
 from t5like.errors import UserError
 from t5like.objectives.ragged import Ragged
 from t5like.objectives.segments import join_segments
-from t5like.tasks.encoders.spans import Windows, make_windows, squad_answers
+from t5like.objectives.spans import Windows, make_windows, squad_answers
 from t5like.vocabularies import load_vocabulary
 
 GOLDENS = Path(__file__).parents[1] / "data/encoder_forms"

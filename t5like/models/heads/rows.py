@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
 from t5like.kernels.cross_entropy import cross_entropy
-from t5like.models.heads.states import HIDDEN, Features, LayerMix, check_pooling, dropout, output, pool
+from t5like.models.heads.states import HIDDEN, Features, LayerMix, check_labels, check_pooling, dropout, output, pool
 from t5like.models.layers import dense
 
 
@@ -18,8 +18,8 @@ class ClassificationHead(nn.Module):
   BERT: pooling "pooler". RoBERTa: "cls" and hidden "tanh". GPT-2: "last", without bias. T5: "last" and hidden "tanh".
   """
 
-  labels: tuple[str, ...]
-  pooling: str = "pooler"
+  labels: tuple[str, ...] = ()  # the names of the classes; (): those of the task
+  pooling: str | None = None  # one of POOLINGS; None: the backbone's, with its `hidden` and `use_bias`
   hidden: str | None = None  # activation of the dense layer, None for no layer
   use_bias: bool = True
   dropout_rate: float | None = None  # None: the backbone's
@@ -31,8 +31,7 @@ class ClassificationHead(nn.Module):
   def check(self) -> None:
     """Raises UserError if a setting is invalid."""
     _check(self)
-    if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-      raise UserError(f"invalid ClassificationHead.labels: {self.labels!r}", expected="two or more different names")
+    check_labels(self)
 
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
@@ -46,7 +45,7 @@ class ClassificationHead(nn.Module):
 class RegressionHead(nn.Module):
   """Predicts a number per row, trained with the mean squared error."""
 
-  pooling: str = "pooler"
+  pooling: str | None = None
   hidden: str | None = None
   use_bias: bool = True
   dropout_rate: float | None = None
@@ -74,8 +73,8 @@ class MultipleChoiceHead(nn.Module):
   Its batches have tokens [rows, choices, length], and labels [rows] are the number of the right choice.
   """
 
-  choices: int
-  pooling: str = "pooler"
+  choices: int = 0  # per question; 0: as in the task
+  pooling: str | None = None
   hidden: str | None = None
   use_bias: bool = True
   dropout_rate: float | None = None

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -51,6 +52,12 @@ def pool(features: Features, states: jax.Array, pooling: str) -> jax.Array:
     return jnp.max(jnp.where(valid, states, lowest), axis=1)
   last = jnp.maximum(jnp.sum(features.valid, axis=1) - 1, 0)  # [rows]: rows are padded on the right
   return jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
+
+
+def check_labels(head: Any) -> None:
+  labels = head.labels
+  if len(labels) < 2 or len(set(labels)) < len(labels) or not all(isinstance(label, str) for label in labels):
+    raise UserError(f"invalid {type(head).__name__}.labels: {labels!r}", expected="two or more different names")
 
 
 def check_pooling(head: str, pooling: str, mix_layers: bool) -> None:

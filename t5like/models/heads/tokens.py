@@ -6,9 +6,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.errors import UserError
 from t5like.kernels.cross_entropy import cross_entropy
-from t5like.models.heads.states import Features, LayerMix, dropout, output
+from t5like.models.heads.states import Features, LayerMix, check_labels, dropout, output
 
 
 class TaggingHead(nn.Module):
@@ -17,7 +16,7 @@ class TaggingHead(nn.Module):
   The loss counts tokens by `encoder_loss_weights`: the first token of every word.
   """
 
-  labels: tuple[str, ...]
+  labels: tuple[str, ...] = ()  # the names of the tags; (): those of the task
   use_bias: bool = True
   dropout_rate: float | None = None  # None: the backbone's
   mix_layers: bool = False
@@ -28,8 +27,7 @@ class TaggingHead(nn.Module):
 
   def check(self) -> None:
     """Raises UserError if a setting is invalid."""
-    if len(self.labels) < 2 or len(set(self.labels)) < len(self.labels):
-      raise UserError(f"invalid TaggingHead.labels: {self.labels!r}", expected="two or more different names")
+    check_labels(self)
 
   @nn.compact
   def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:

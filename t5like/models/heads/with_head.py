@@ -139,6 +139,14 @@ class WithHead(nn.Module):
     return self.head.sums(outputs, batch, weights)
 
 
+# Pooling, activation of a dense layer, and bias: of BERT, RoBERTa, T5 and GPT-2.
+_FAMILIES = {
+  "pooler": ("pooler", None, True),
+  "encoder": ("cls", "tanh", True),
+  "encoder_decoder": ("last", "tanh", True),
+  "decoder": ("last", None, False),
+  "prefix_lm": ("last", None, False),
+}
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
 
@@ -156,9 +164,16 @@ def _next_tokens(batch: Batch) -> tuple[jax.Array, jax.Array]:
 
 
 def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
-  """Returns a model with this head; parts of the backbone that it does not use are removed from its config."""
+  """Returns a model with this head, whose `pooling` may be None for that of the family, as in Hugging Face's classes.
+
+  Parts of the backbone that the head does not use are removed from its config.
+  """
   backbone = model.backbone if isinstance(model, WithHead) else model
   config = backbone.config
+  if head.pooling is None and head.form in ("classification", "regression", "choices"):
+    kind = "pooler" if config.pooler and not head.mix_layers else backbone.batch_layout
+    pooling, hidden, use_bias = _FAMILIES[kind]
+    head = head.clone(pooling=pooling, hidden=head.hidden or hidden, use_bias=use_bias)
   if backbone.batch_layout == "encoder":
     config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
     backbone = backbone.clone(config=config)

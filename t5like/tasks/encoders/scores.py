@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from t5like.objectives import spans
 from t5like.tasks import metrics
-from t5like.tasks.encoders import spans
 
 Example = Mapping[str, Any]
 

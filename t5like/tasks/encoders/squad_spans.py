@@ -8,8 +8,8 @@ import numpy as np
 import seqio
 import tensorflow as tf
 
+from t5like.objectives import spans
 from t5like.tasks.encoders import scores as encoder_scores
-from t5like.tasks.encoders import spans
 from t5like.tasks.encoders.forms import encoder_features, encoder_vocabulary, ragged_features, row_length, tokenizes
 from t5like.tasks.registry import register_task
 

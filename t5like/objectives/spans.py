@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.vocabularies import Vocabulary
+from t5like.objectives.base import SpecialTokens
+from t5like.objectives.segments import PairForm
 
 LENGTH, STRIDE, LONGEST_QUESTION = 384, 128, 64
 CANDIDATES, LONGEST_ANSWER = 20, 30
@@ -28,10 +30,13 @@ class Windows:
   labels: np.ndarray  # [windows, 2] int32: first and last token of the answer; (0, 0) if it is not in the window
   offsets: np.ndarray  # [windows, length, 2] int32: character span in the passage; -1 elsewhere
   best_context: np.ndarray  # [windows, length] int32: 1 if no other window has more context around this token
+  starts: np.ndarray  # [windows]: the first token of the passage in the window ...
+  ends: np.ndarray  # [windows]: ... and the end of the part
+  firsts: np.ndarray  # [windows]: the position of its first token in the row
 
 
 def make_windows(
-  vocabulary: Vocabulary,
+  vocabulary: Any,
   question: str,
   passage: str,
   answer: tuple[int, int] | None = None,
@@ -43,44 +48,86 @@ def make_windows(
   """Splits the passage into windows that start `stride` tokens apart, or that overlap by `overlap` tokens.
 
   BERT's code uses a stride; Hugging Face's "stride" is the overlap. `answer` is a (start, end) character
-  range in the passage, end exclusive.
+  range in the passage, end exclusive. `vocabulary` is one of t5like.vocabularies.
   """
-  question_ids = vocabulary.encode(question)[:longest_question]
-  ids, spans = _encoded(vocabulary, passage)
-  room = length - len(question_ids) - 3
-  step = min(stride, room) if overlap is None else room - overlap  # windows must not leave gaps
-  if room < 1 or step < 1:
-    raise UserError(
-      f"a window of {length} tokens is too short for a passage after a question of {len(question_ids)}",
-      try_="a longer window, or a shorter overlap",
-    )
-  starts = _window_starts(len(ids), room, step)
-  ends = np.minimum(starts + room, len(ids))
-  head = [vocabulary.cls_id, *question_ids, vocabulary.sep_id]
+  ids, spans = encoded_passage(vocabulary, passage)
+  form = _form(vocabulary)
+  place = None if answer is None else answer_tokens(answer, spans)
+  settings = WindowSettings(length, stride, overlap, longest_question)
+  windows = cut_windows(form, np.array(vocabulary.encode(question), np.int32), ids, place, settings)
+  offsets = np.full((*windows.tokens.shape, 2), -1, np.int32)
+  for row, (start, end, first) in enumerate(zip(windows.starts, windows.ends, windows.firsts, strict=True)):
+    offsets[row, first : first + end - start] = spans[start:end]
+  return dataclasses.replace(windows, offsets=offsets)
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowSettings:
+  """The size of windows, and how far apart they start."""
+
+  length: int = LENGTH
+  stride: int = STRIDE
+  overlap: int | None = None
+  longest_question: int | None = LONGEST_QUESTION
+
+  def places(self, form: PairForm, question: int, passage: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the first passage token of each window and the end, for numbers of question and passage tokens."""
+    room = self.length - question - len(form.head) - form.separators - 1
+    step = min(self.stride, room) if self.overlap is None else room - self.overlap  # windows must not leave gaps
+    if room < 1 or step < 1:
+      raise UserError(
+        f"a window of {self.length} tokens is too short for a passage after a question of {question}",
+        try_="a longer window, or a shorter overlap",
+      )
+    starts = _window_starts(passage, room, step)
+    return starts, np.minimum(starts + room, passage)
+
+
+def cut_windows(
+  form: PairForm, question: np.ndarray, passage: np.ndarray, answer: tuple[int, int] | None, settings: WindowSettings
+) -> Windows:
+  """Returns the windows of tokens; `answer` is its first and last token in the passage."""
+  question, length = question[: settings.longest_question], settings.length
+  starts, ends = settings.places(form, len(question), len(passage))
+  head = [*form.head, *question, *[form.sep] * form.separators]
   windows = Windows(
     tokens=np.zeros((len(starts), length), np.int32),
     token_types=np.zeros((len(starts), length), np.int32),
     lengths=(len(head) + ends - starts + 1).astype(np.int32),
     labels=np.zeros((len(starts), 2), np.int32),
-    offsets=np.full((len(starts), length, 2), -1, np.int32),
+    offsets=np.zeros((0, 0, 2), np.int32),
     best_context=np.zeros((len(starts), length), np.int32),
+    starts=starts,
+    ends=ends,
+    firsts=np.full(len(starts), len(head)),
   )
-  best = _best_windows(starts, ends, len(ids))
+  best = _best_windows(starts, ends, len(passage))
   for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
     inside = slice(len(head), len(head) + end - start)
     windows.tokens[row, : len(head)] = head
-    windows.tokens[row, inside] = ids[start:end]
-    windows.tokens[row, inside.stop] = vocabulary.sep_id
-    windows.token_types[row, inside.start : inside.stop + 1] = 1
-    windows.offsets[row, inside] = spans[start:end]
+    windows.tokens[row, inside] = passage[start:end]
+    windows.tokens[row, inside.stop] = form.sep
+    windows.token_types[row, inside.start : inside.stop + 1] = form.typed
     windows.best_context[row, inside] = best[start:end] == row
-    if answer is not None:
-      windows.labels[row] = _answer_tokens(answer, spans[start:end], inside.start)
+    if answer is not None and start <= answer[0] and answer[1] < end:
+      windows.labels[row] = len(head) + np.array(answer) - start
   return windows
 
 
+def answer_tokens(answer: tuple[int, int], spans: np.ndarray) -> tuple[int, int] | None:
+  """Returns the first and last token of an answer [begin, end) in a passage; None if it is not inside.
+
+  `spans` are the character ranges of the passage's tokens, [tokens, 2].
+  """
+  begin, end = answer
+  first = int(np.searchsorted(spans[:, 0], begin, side="right")) - 1
+  last = int(np.searchsorted(spans[:, 1], end, side="left"))
+  return (first, last) if first >= 0 and last < len(spans) else None
+
+
 @functools.lru_cache(maxsize=64)  # questions about the same passage are consecutive
-def _encoded(vocabulary: Vocabulary, passage: str) -> tuple[np.ndarray, np.ndarray]:
+def encoded_passage(vocabulary: Any, passage: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the ids of a passage and the character range of each, [tokens, 2]."""
   ids, spans = vocabulary.encode_with_offsets(passage)
   return np.array(ids, np.int32), np.array(spans, np.int32).reshape(-1, 2)
 
@@ -99,15 +146,9 @@ def _best_windows(starts: np.ndarray, ends: np.ndarray, tokens: int) -> np.ndarr
   return np.argmax(np.where((place >= start) & (place < end), context, -np.inf), axis=0)
 
 
-def _answer_tokens(answer: tuple[int, int], spans: np.ndarray, first: int) -> tuple[int, int]:
-  """Returns the first and last token of the answer, offset by `first`; (0, 0) if it is not fully inside."""
-  begin, end = answer
-  if not len(spans) or spans[0, 0] > begin or spans[-1, 1] < end:
-    return 0, 0
-  return (
-    first + int(np.searchsorted(spans[:, 0], begin, side="right")) - 1,
-    first + int(np.searchsorted(spans[:, 1], end, side="left")),
-  )
+@functools.lru_cache(maxsize=8)
+def _form(vocabulary: Any) -> PairForm:
+  return PairForm.of(SpecialTokens.of(vocabulary))
 
 
 @dataclasses.dataclass(frozen=True)
