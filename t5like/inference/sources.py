@@ -16,6 +16,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
+from t5like.models.heads import with_config
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
 from t5like.training.checkpoints.folders import PARAMS
@@ -200,7 +201,7 @@ def _open_run(
 ) -> RunDirectory:
   experiment = load_experiment(folder, modules)
   find_checkpoint(folder, step)  # fail before loading the vocabulary
-  module = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
+  module = with_config(experiment.model, **changes)
   return RunDirectory(folder, module, experiment, step)
 
 

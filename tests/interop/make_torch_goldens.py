@@ -6,7 +6,8 @@ Not a test; needs torch:
 
 tensors.zip.bin and tensors.old.bin hold the same tensors in the formats of torch 1.6+ and before: several dtypes,
 views, shared storages, parameters. expected.npz has their values, bfloat16 as the same bits in uint16. bert/ is an
-upload of 2019: the old format, gamma and beta, no model_type, its weights those of ../bert. Made with torch 2.13.
+upload of 2019: the old format, gamma and beta, no model_type, its weights those of
+../heads/BertForNextSentencePrediction. Made with torch 2.13.
 """
 
 import json
@@ -18,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+NEW = GOLDEN / "heads" / "BertForNextSentencePrediction"
 
 
 def tensors() -> OrderedDict:
@@ -44,11 +46,10 @@ def main() -> None:
   (folder / "bert").mkdir(exist_ok=True)
   old = {
     n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): t
-    for n, t in load_file(GOLDEN / "bert" / "model.safetensors").items()
+    for n, t in load_file(NEW / "model.safetensors").items()
   }
-  old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"]
   torch.save(OrderedDict(old), folder / "bert" / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-  fields = json.loads((GOLDEN / "bert" / "config.json").read_text())
+  fields = json.loads((NEW / "config.json").read_text())
   kept = {k: v for k, v in fields.items() if isinstance(v, (int, float, str)) and k not in ("model_type", "dtype")}
   (folder / "bert" / "config.json").write_text(json.dumps(kept, indent=2) + "\n")
 
