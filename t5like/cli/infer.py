@@ -7,6 +7,10 @@
   t5like infer --model=~/downloads/gpt2 --input=texts.txt --score       log-likelihoods
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
   t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed=mean, --neighbors=FILE
+  t5like infer --model=~/runs/bert_sst2 --input=reviews.txt             labels and probabilities, of a model with a head
+
+A head reads these fields of JSON lines besides the text: second (of a pair), words (to tag), passage (of a question),
+choices.
 
 The model is a model directory or a Hugging Face folder. Run a killed command again to resume it: no row of --output is
 repeated or lost, and rows keep their order.
@@ -107,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
   with _errors_as_options():
     settings = _settings(args, local)
     model = _load(args)
+    settings = _for_head(model, settings)
     if interactive:
       return _run_prompt(args, model, settings)
     from t5like.inference.batch_inference import answer_rows
@@ -171,6 +176,18 @@ def _settings(args: argparse.Namespace, local: dict[str, str | None]) -> Inferen
   same = {field.name for field in dataclasses.fields(InferenceSettings)} & set(vars(args)) - {"input"}
   given = {name: getattr(args, name) for name in same}
   return InferenceSettings(job=job, input=local["input"], modules=task_modules(args), **given)
+
+
+def _for_head(model: Model, settings: InferenceSettings) -> InferenceSettings:
+  """Returns settings that predict labels, if the model has a head and no other job was chosen."""
+  from t5like.inference.job_settings import Generate, Labels
+  from t5like.models.heads import WithHead
+
+  if not isinstance(model.module, WithHead) or not isinstance(settings.job, Generate):
+    return settings
+  if settings.job.decoding:
+    raise UserError(f"a head does not decode: --{next(iter(settings.job.decoding))} has no effect")
+  return dataclasses.replace(settings, job=Labels())
 
 
 def _job(args: argparse.Namespace) -> JobSettings:

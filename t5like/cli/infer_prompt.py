@@ -183,5 +183,15 @@ def describe_answer(answer: Answer) -> str:
     return "\n".join(f"{n['similarity']:.3f}  {n['text']}" for n in answer["neighbors"])
   if "choice" in answer:
     return "\n".join(f"{entry['score']:10.2f}  {entry['text']}" for entry in answer["ranking"])
+  if "tags" in answer:
+    return "  ".join(f"{word}/{tag}" for word, tag in zip(answer["words"], answer["tags"], strict=True))
+  if "label" in answer:
+    named = answer["probabilities"]
+    named = named if isinstance(named, dict) else dict(enumerate(named))
+    return "   ".join(f"{label} {p:.1%}" for label, p in sorted(named.items(), key=lambda item: -item[1]))
+  if "value" in answer:
+    return f"{answer['value']:.4g}"
+  if "answer" in answer:
+    return f"{answer['answer'] or '(no answer)'}   ({answer['probability']:.1%})"
   vector = answer["embedding"]
   return f"{len(vector)} numbers: " + " ".join(f"{x:.4f}" for x in vector[:8]) + " ..."

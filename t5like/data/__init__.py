@@ -12,6 +12,8 @@ from t5like.data.cache import (
 )
 from t5like.data.cache_builder import PieceLimits, build_cache, write_cache
 from t5like.data.first_tokens import FirstTokens
+from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
+from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
 from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 from t5like.data.task_record import TaskRecord, changed_code, read_record
@@ -22,6 +24,10 @@ __all__ = [
   "ExampleRows",
   "FirstTokens",
   "HostShare",
+  "LABEL_FEATURES",
+  "LabelEncoder",
+  "LabelForm",
+  "LabeledRows",
   "MixtureRows",
   "PieceLimits",
   "RowSource",
@@ -34,6 +40,7 @@ __all__ = [
   "changed_since_written",
   "describe_cache",
   "finished_folder",
+  "labeled_rows",
   "open_cache",
   "read_ahead",
   "read_mixture",

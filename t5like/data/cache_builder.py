@@ -36,6 +36,7 @@ from t5like.files import storage
 
 Example = Mapping[str, Any]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
+EncodeExamples = Callable[[Sequence[Example]], Sequence[Sequence[Sequence[int]]]]  # ids by feature and example
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -104,6 +105,7 @@ def build_cache(
   limits: PieceLimits = DEFAULT_LIMITS,
   progress: Callable[[CacheProgress], None] = lambda done: None,
   more: Mapping[str, Any] = types.MappingProxyType({}),
+  encode_examples: EncodeExamples | None = None,
 ) -> None:
   """Builds the cache, or resumes building it; call it inside `sole_builder(folder)`.
 
@@ -119,6 +121,7 @@ def build_cache(
     limits: the size of a piece.
     progress: called after each piece.
     more: further entries of the manifest.
+    encode_examples: used instead of `encode` for features that are not single texts; raw fields keep their names.
   """
   local = _local_folder(folder)
   building = _building(local)
@@ -139,7 +142,7 @@ def build_cache(
       _upload(local, folder, unsent)
       return
     _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
-    builder = PieceBuilder(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields)
+    builder = PieceBuilder(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields, encode_examples)
     shards = _build_shards(builder, parts, limits, workers, progress)
     _finish(local, building, plan, shards)
     if storage.is_remote(folder):
@@ -158,13 +161,16 @@ class PieceBuilder:
   encode: Encode | None
   dtype: np.dtype
   keep_fields: bool
+  encode_examples: EncodeExamples | None = None
 
   def needed(self, example: Example) -> Example:
     """Drops fields that are not stored, so that they are not sent to a worker."""
     return example if self.keep_fields else {name: example.get(name) for name in self.features}
 
   def __call__(self, name: str, examples: Sequence[Example]) -> dict[str, Any]:
-    if self.encode is None:
+    if self.encode_examples is not None:
+      encoded = self.encode_examples(examples)
+    elif self.encode is None:
       encoded = [[example[feature] for example in examples] for feature in self.features]
     else:
       encoded = [self.encode([_text(example, feature) for example in examples]) for feature in self.features]
@@ -174,8 +180,17 @@ class PieceBuilder:
     write_atomic(self.building / "entries" / f"{name}.json", json.dumps(entry).encode(), temporary)
     return entry
 
+  def size(self, example: Example) -> int:
+    """Returns the number of characters or ids to encode."""
+    if self.encode_examples is not None:
+      return sum(len(value) for value in example.values() if isinstance(value, str | list))
+    texts = (example[name] if self.encode is None else _text(example, name) for name in self.features)
+    return sum(map(len, texts))
+
   def _fields(self, example: Example) -> dict[str, Any]:
     """Returns the raw fields; the text of features gets seqio's name for it, ids are stored as tokens."""
+    if self.encode_examples is not None:
+      return dict(example)
     if self.encode is None:
       return {name: value for name, value in example.items() if name not in self.features}
     return {f"{name}_pretokenized" if name in self.features else name: value for name, value in example.items()}
@@ -296,8 +311,7 @@ def _pieces(
   characters = 0
   for example in examples:
     piece.append(builder.needed(example))
-    texts = (example[name] if builder.encode is None else _text(example, name) for name in builder.features)
-    characters += sum(map(len, texts))
+    characters += builder.size(example)
     if len(piece) == limits.examples or characters >= limits.characters:
       yield piece, characters
       piece, characters = [], 0

@@ -40,7 +40,14 @@ def trim_and_append_eos(texts: Ragged, length: int, eos: int) -> Ragged:
 
 
 def zero_loss_on_filler_rows(batch: Batch, real: np.ndarray) -> Batch:
-  """Sets the loss weights to 0 in the rows that are not `real` [rows] and only fill up the batch."""
+  """Sets the loss weights to 0 in the rows that are not `real` [rows] and only fill up the batch.
+
+  Labels of rows have no weights: such a row is emptied.
+  """
+  if not any(name.endswith("_loss_weights") for name in batch):
+    return {
+      name: array * real.reshape(-1, *[1] * (array.ndim - 1)).astype(array.dtype) for name, array in batch.items()
+    }
   return {
     name: np.where(real[:, None], array, np.zeros((), array.dtype)) if name.endswith("_loss_weights") else array
     for name, array in batch.items()

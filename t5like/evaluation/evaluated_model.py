@@ -14,10 +14,11 @@ from t5like.experiments.experiment import Experiment
 from t5like.inference import Model
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.task_caches import default_lengths
+from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
 
-_BATCH = 32
+_BATCH, _LENGTH = 32, 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +38,8 @@ class EvaluatedModel:
     """Returns the model with the settings of its training, or with defaults if its training is unknown."""
     form = prompt_form(module, vocabulary, experiment)
     inputs, targets = default_lengths(experiment, position_limit(module.config))
+    if isinstance(module, WithHead) and not has_training_config(experiment):
+      inputs = min(position_limit(module.config) or _LENGTH, _LENGTH)
     if not has_training_config(experiment):
       return cls(module, mesh, vocabulary, form, inputs, targets, _BATCH)
     if experiment.mix:  # labeled examples were read as in fine-tuning
@@ -67,7 +70,8 @@ class EvaluatedModel:
     """Raises UserError for an encoder, which cannot generate answers."""
     if self.layout == "encoder":
       raise UserError(
-        f"{type(self.module).__name__} is an encoder and cannot generate answers",
-        expected="a model with a decoder (T5, GPT)",
-        try_="--loss, which evaluates masked-token prediction",
+        f"{type(self.module).__name__} is an encoder without a head and cannot answer",
+        expected="a model with a decoder (T5, GPT), or with a head for the task",
+        try_="--loss, which evaluates masked-token prediction; or fine-tune it on the task: t5like train "
+        "--gin_file=runs/finetune.gin --gin.TASK=..._classification --gin.INIT_FROM=MODEL",
       )

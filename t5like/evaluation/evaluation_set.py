@@ -46,6 +46,7 @@ class EvaluationSet:
   stop: str | None = None  # text that ends an answer, from the template
   notes: tuple[str, ...] = ()  # about truncated inputs and dropped shots
   vocabulary: Vocabulary | None = None  # of the answers; None: the model's
+  source: data.LabeledRows | None = None  # rows for a head, which needs no prompts
 
 
 def data_identity(cache: data.TokenCache, modules: Sequence[str]) -> str:
@@ -55,13 +56,15 @@ def data_identity(cache: data.TokenCache, modules: Sequence[str]) -> str:
 
 
 def check_answerable(task: str, cache: data.TokenCache) -> None:
-  """Raises UserError for a corpus, or for a task for encoders."""
+  """Raises UserError for a corpus, or for a task with labels for a head, which this model does not have."""
   if cache.is_corpus:
     raise UserError(f"task {task!r} is a corpus without targets to score", try_=f"--loss --task={task}")
   if set(cache.features) != {"inputs", "targets"}:
     raise UserError(
-      f"task {task!r} is for encoders: its examples have {', '.join(cache.features)}, not inputs and targets",
-      try_=f"--task={task.removesuffix('_classification')}",
+      f"task {task!r} has labels for a head, which this model does not have",
+      features=f"{', '.join(cache.features)}, not inputs and targets",
+      try_=f"--task={task.removesuffix('_classification')} (text to text), or fine-tune it with a head: t5like train "
+      f"--gin.TASK={task} --gin.INIT_FROM=MODEL",
     )
 
 

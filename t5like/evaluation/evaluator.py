@@ -13,10 +13,12 @@ from t5like.decoding.options import decode_settings
 from t5like.evaluation.answering import GeneratedAnswer, generate_answers, rank_answers
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
+from t5like.evaluation.head_evaluation import HeadEvaluator
 from t5like.evaluation.scoring import Evaluation, score_answers
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.inference.generation import Generator
 from t5like.inference.ranking import CandidateScorer
+from t5like.models.heads import WithHead
 
 Progress = Callable[[int], None]  # receives the number of examples done
 
@@ -29,6 +31,15 @@ class _Answers:
   out_of_memory: list[int]  # examples that did not fit into device memory
   more: dict[int, dict[str, Any]] | None = None  # extra fields of the prediction rows
   log_likelihoods: dict[int, float] | None = None
+
+
+def make_evaluator(
+  model: EvaluatedModel, settings: EvaluationSettings, open_task: OpenTask | None = None
+) -> Evaluator | HeadEvaluator:
+  """Returns the evaluator of a model: of its head if it has one, else of the text that it generates."""
+  if isinstance(model.module, WithHead):
+    return HeadEvaluator(model, settings)
+  return Evaluator(model, settings, open_task)
 
 
 class Evaluator:

@@ -19,6 +19,7 @@ from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
 from t5like.tasks.caching.cache_kind import cache_kind
+from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import load_vocabulary
@@ -119,16 +120,21 @@ class _Builder:
     return data.TaskRecord(kind, why, code, libraries, scoring)
 
   def _build_text(self, task: seqio.Task, folder: Path, more: Mapping[str, Any]) -> None:
-    split = self._settings.split
+    split, form = self._settings.split, (label_form(task) or {}).get("name")
+    features, encoder = text_pipeline.text_features(task, split), None
+    if form in data.LABEL_FEATURES:
+      features, encoder = data.LABEL_FEATURES[form], data.LabelEncoder(form, self._vocabulary)
+      more = {**more, "form": form}
     self._build(
       task,
       folder,
       text_pipeline.describe(task, split) | dict(more),
       [functools.partial(text_pipeline.text_examples, p, split) for p in source_shards.split_by_shards(task, split)],
-      text_pipeline.text_features(task, split),
+      features,
       self._vocabulary.encode_batch,
       self._vocabulary.vocab_size,
       more,
+      encoder,
     )
 
   def _build_tokens(self, task: seqio.Task, folder: Path, why: str) -> None:
@@ -158,6 +164,7 @@ class _Builder:
     encode: Callable[..., Any] | None,
     vocab_size: int,
     more: Mapping[str, Any],
+    encode_examples: data.LabelEncoder | None = None,
   ) -> None:
     settings = self._settings
 
@@ -183,6 +190,7 @@ class _Builder:
           workers=0 if encode is None else workers,
           progress=progress,
           more=more,
+          encode_examples=encode_examples,
         )
     self._report(f"token cache written: {folder}")
 

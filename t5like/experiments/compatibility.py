@@ -14,8 +14,10 @@ from t5like import data, parallel, planning
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.heads import fits
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
+from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
 from t5like.vocabularies import Vocabulary
 
@@ -57,11 +59,14 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
 def check_layout(model: nn.Module, objective: Objective | None) -> None:
   """Checks that the model supports the objective: encoders need masked text, others inputs and targets."""
   name = type(model).__name__
+  if isinstance(model, WithHead):
+    return  # the head and its task are checked by heads.py
   if model.batch_layout == "encoder":
     if objective is None:
       raise UserError(
         f"{name} is an encoder: text-to-text tasks need a decoder",
         expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
+        try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
       )
     if objective.makes != "masked":
       raise UserError(f"{name} is an encoder, but {objective.name} needs a decoder", try_=_objectives("masked", False))
@@ -82,6 +87,10 @@ def _objectives(makes: str, with_inputs: bool) -> str:
 
 def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   """Returns the tokens of a row in the model's encoder and decoder; 0 for one it does not have."""
+  if isinstance(model, WithHead):
+    encodes = model.backbone.batch_layout in ("encoder", "encoder_decoder")
+    tokens = lengths.inputs * (getattr(model.head, "choices", 0) or 1)
+    return {"encoder_length": tokens if encodes else 0, "decoder_length": tokens if model.runs_decoder else 0}
   if model.batch_layout == "encoder_decoder":
     return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
   if model.batch_layout == "encoder":
@@ -91,6 +100,12 @@ def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
 
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
   """Returns the model FLOPs of a train step."""
+  if isinstance(model, WithHead):
+    rows, choices = batch_size * (getattr(model.head, "choices", 0) or 1), getattr(model.head, "choices", 0) or 1
+    stacks = {name: length // choices for name, length in stack_lengths(model, lengths).items()}
+    # A decoder's output projection runs only for the auxiliary loss.
+    has_output = bool(model.head.lm_loss_weight)
+    return planning.train_step_flops(model.config, rows, **stacks, has_output=has_output)
   return planning.train_step_flops(model.config, batch_size, **stack_lengths(model, lengths))
 
 
@@ -98,13 +113,14 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
   """Returns the lengths of a batch's rows; an objective computes its targets' length."""
   inputs, targets = given["inputs"], given.get("targets")
   if experiment.objective is None:
-    lengths = Lengths(raw=inputs, inputs=inputs, targets=targets)
+    lengths = Lengths(raw=inputs, inputs=inputs, targets=0 if experiment.has_head else targets)
   else:
     lengths = experiment.objective.lengths(inputs)
     if targets is not None:
       lengths = dataclasses.replace(lengths, targets=targets)  # as in some of the paper's runs
     experiment.objective.check(lengths, special)
-  for length in stack_lengths(experiment.model, lengths).values():
+  stacks = [lengths.inputs] if experiment.has_head else stack_lengths(experiment.model, lengths).values()
+  for length in stacks:
     check_length(experiment.model.config, length)
   return lengths
 
@@ -112,6 +128,9 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
 def check_kind(experiment: Experiment, cache: data.TokenCache) -> None:
   """Checks that a task fits the experiment: a corpus needs an objective, labeled examples have their own targets."""
   task = cache.manifest["description"]["task"]
+  if experiment.has_head:
+    fits(experiment.model.head, data.LabelForm.of(cache), task)
+    return
   if cache.is_corpus and experiment.objective is None:
     raise UserError(
       f"task {task!r} is a corpus and needs an objective",

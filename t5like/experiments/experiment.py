@@ -12,6 +12,7 @@ import gin
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
+from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import CheckpointRetention, Restore
@@ -26,6 +27,7 @@ _NUMBERS = (
 # Far beyond practical values, and below the limits of arrays and counters.
 _MAX_VALUES = {"batch_size": 2**22, "steps": 2**31 - 1, "loader_threads": 1024, "loader_processes": 1024}
 _MAX_LENGTH = 2**20
+_HEAD_TASKS = ("_classification", "_tagging", "_spans")  # names of tasks in an encoder form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Experiment:
   # The objective for a corpus; None for labeled examples; "task" to take it from the task's name:
   # c4_span_corruption is span corruption of the corpus c4, a name without an objective is a labeled task.
   objective: Objective | Literal["task"] | None = "task"
+  # The head for a task with labels: "task" chooses it by the task's labels; None: none, the task is text to text.
+  head: nn.Module | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
   # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}.
@@ -117,7 +121,18 @@ class Experiment:
 
   @property
   def packs(self) -> bool:
-    return self.objective is None if self.pack is None else self.pack
+    if self.pack is None:
+      return self.objective is None and not self.has_head
+    return self.pack
+
+  @property
+  def has_head(self) -> bool:
+    """Whether a head is trained on labels: an encoder, a task in an encoder form, or HEAD says so."""
+    if isinstance(self.model, WithHead):
+      return True
+    if self.objective is not None or self.head is None or not self.task:
+      return False
+    return self.head != "task" or self.model.batch_layout == "encoder" or self.task.endswith(_HEAD_TASKS)
 
   def __post_init__(self):
     self._check_types()
@@ -148,12 +163,24 @@ class Experiment:
           try_="--gin.EVAL_SPLIT=validation",
         )
     self._check_data()
+    if self.has_head:
+      self._check_head()
     for phase in self.phases:
       self._check_phase(phase)
     if self.stream and self.phases:
       raise UserError("STREAM does not support PHASES", try_="--gin.STREAM=False, or --gin.PHASES=[]")
     for lengths in (self.lengths, *(phase["lengths"] for phase in self.phases if "lengths" in phase)):
       self._check_lengths(lengths)
+
+  def _check_head(self) -> None:
+    for name, value in (("stream", self.stream), ("pack", self.pack)):
+      if value:
+        raise UserError(f"{name.upper()} = True does not support a head", try_=f"--gin.{name.upper()}=False")
+    if self.objective is not None:
+      raise UserError(
+        f"the model has a head for labels and takes no objective, but OBJECTIVE is {self.objective.name}",
+        try_="--gin_file=runs/finetune.gin and a task with labels, such as --gin.TASK=glue_sst2_classification",
+      )
 
   def _check_loss(self) -> None:
     if not _is_number(self.z_loss) or not self.z_loss >= 0:
@@ -172,8 +199,8 @@ class Experiment:
       raise _invalid("profile_steps", steps, "the first and last step to profile, such as (10, 14), or (0, 0) for none")
 
   def _check_lengths(self, lengths: Mapping[str, int]) -> None:
-    expected = {"inputs"} if self.objective is not None else {"inputs", "targets"}
-    if set(lengths) == {"inputs"} and self.objective is None:
+    expected = {"inputs"} if self.objective is not None or self.has_head else {"inputs", "targets"}
+    if set(lengths) == {"inputs"} != expected:
       raise UserError(
         f"LENGTHS = {dict(lengths)!r} has no targets, and task {self.task!r} has no objective",
         corpus=f"--gin.TASK={self.task}_span_corruption, or a file in objectives/, which determines the targets",
@@ -263,6 +290,8 @@ class Experiment:
     ):  # fmt: skip
       if not isinstance(getattr(self, name), kind):
         raise _invalid(name, getattr(self, name), f"a {kind.__name__}, with parentheses, as in @adafactor()")
+    if self.head not in (None, "task") and not hasattr(self.head, "form"):
+      raise _invalid("head", self.head, "task, None, or a head with parentheses, as in @ClassificationHead()")
     if self.objective not in (None, "task") and not isinstance(self.objective, Objective):
       raise _invalid("objective", self.objective, "an objective, with parentheses, as in @span_corruption()")
 

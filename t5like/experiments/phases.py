@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 
 from t5like import data, parallel
+from t5like.data.labeled_rows import blank_labels
 from t5like.data.layouts import Batch, blank
 from t5like.errors import UserError
-from t5like.experiments.compatibility import check_kind, row_lengths
+from t5like.experiments.compatibility import check_kind, row_lengths, stack_lengths
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.heads import head_form, rows_form
 from t5like.experiments.token_caches import CachedTask
 from t5like.objectives import Lengths, SpecialTokens
 
@@ -35,7 +37,7 @@ def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
     for phase in given
   ]
   for phase in phases:
-    tokens = phase.batch_size * (phase.lengths.inputs + phase.lengths.targets)
+    tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
     if tokens >= 2**31:
       raise UserError(f"a step of {tokens:,} tokens is too large", expected=f"BATCH_SIZE x LENGTHS below {2**31:,}")
   return phases
@@ -82,6 +84,10 @@ def _source(
   experiment: Experiment, cache: data.TokenCache, lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
   layout = experiment.model.batch_layout
+  if experiment.has_head:
+    rows = data.labeled_rows(cache, rows_form(experiment.model, cache), lengths.inputs, special, seed)
+    rows.check()
+    return rows
   if cache.is_corpus:
     limit = experiment.unique_tokens
     text = cache if limit is None else data.FirstTokens(cache, limit)
@@ -97,6 +103,8 @@ def is_packed(experiment: Experiment) -> bool:
 def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
   """Returns an empty batch in the shapes of a phase."""
   objective = experiment.objective
+  if experiment.has_head:
+    return blank_labels(head_form(experiment.model), phase.lengths.inputs, phase.batch_size)
   batch = blank(
     experiment.model.batch_layout,
     phase.lengths,

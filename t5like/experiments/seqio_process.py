@@ -28,6 +28,11 @@ def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str
   return [tuple(row) for row in _query({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
 
 
+def label_forms(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, dict[str, Any] | None]]:
+  """Returns each task of a mixture and the form of its labels; None: it has no labels for a head."""
+  return [tuple(row) for row in _query({"ask": "forms", "task": task, "split": split, "modules": list(modules)})]
+
+
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
   """Returns the untokenized documents of a corpus by task, None for labeled examples; `limit` 0: all."""
   return _query({"ask": "texts", "task": task, "split": split, "limit": limit, "modules": list(modules)})
@@ -70,6 +75,13 @@ def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
   return [(row.task, row.share, row.size) for row in mixtures.shares(found, request["split"]) if row.rate > 0]
 
 
+def _forms(request: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+  from t5like.tasks import registry
+  from t5like.tasks.caching.label_forms import label_form
+
+  return [(name, label_form(registry.find_task(name, request["modules"]))) for name in _members(request)]
+
+
 def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
   import itertools
 
@@ -88,11 +100,14 @@ def _texts(request: dict[str, Any]) -> dict[str, list[str] | None]:
   return found
 
 
+_ANSWERS = {"members": _members, "shares": _shares, "texts": _texts, "forms": _forms}
+
+
 def _main(request: dict[str, Any]) -> int:
   load_seqio()
   sys.path.append(os.getcwd())  # for the user's task modules
   try:
-    found = {"answer": {"members": _members, "shares": _shares, "texts": _texts}[request["ask"]](request)}
+    found = {"answer": _ANSWERS[request["ask"]](request)}
   except UserError as error:
     found = {"error": error.what, "lines": error.lines}
   Path(request["answer"]).write_text(json.dumps(found), encoding="utf-8")

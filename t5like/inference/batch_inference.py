@@ -10,7 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from t5like.console import warn
+from t5like.data import LabelForm
 from t5like.errors import InvalidSetting, UserError
+from t5like.experiments.heads import fits
 from t5like.files import storage
 from t5like.inference import outputs
 from t5like.inference import rows as row_files
@@ -19,6 +21,8 @@ from t5like.inference.jobs import Limits
 from t5like.inference.model import Model
 from t5like.inference.running import run_rows
 from t5like.inference.task_caches import task_caches
+from t5like.inference.task_labels import labeled_task_rows
+from t5like.models.heads import WithHead
 from t5like.parallel.process_zero import run_on_process_zero
 
 _MAX_PADDING_ROWS = 1024
@@ -126,6 +130,10 @@ def _rows(model: Model, settings: InferenceSettings, reading: ReadSettings) -> t
   with _redirect_stdout_to_stderr():
     caches = task_caches(model, settings.cache_dir, settings.modules)
     members = caches.open_or_build(settings.task, settings.split)
+  if isinstance(model.module, WithHead):
+    for member in members:
+      fits(model.module.head, LabelForm.of(member.cache), member.task)
+    return labeled_task_rows(members, model.module.head.form, settings.examples), None
   row_files.check_task(members, model.kind)
   total = sum(min(settings.examples or m.cache.examples, m.cache.examples) for m in members)
   return row_files.task_rows(members, model.vocabulary, settings.examples), total

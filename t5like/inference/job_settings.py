@@ -14,6 +14,7 @@ from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
 from t5like.errors import UserError
 from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbors
+from t5like.inference.head_jobs import Labeling
 from t5like.inference.jobs import Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
 from t5like.inference.outputs import digest
@@ -110,6 +111,17 @@ class Fill:
 
   def identity(self, model: Model) -> dict[str, Any]:
     return {"job": "fill_mask", "top": self.top}
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+  """Predicts the label of each row with the model's head."""
+
+  def build(self, model: Model, reading: ReadSettings) -> Labeling:
+    return Labeling(model, reading.limits)
+
+  def identity(self, model: Model) -> dict[str, Any]:
+    return {"job": "labels"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,6 +23,7 @@ from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.inference import converting
 from t5like.inference.encoder_jobs import Embedding, FillMask, FillSpans
+from t5like.inference.head_methods import HeadMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output
@@ -31,6 +32,7 @@ from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, open_source
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.models.config import TransformerConfig
+from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.vocabularies import Vocabulary
@@ -73,7 +75,7 @@ def load(
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(HeadMethods):
   """A module with its parameters, its vocabulary and the mesh that it runs on.
 
   Every method takes one text or a list, and returns one result or a list in the same order. Texts are batched by
@@ -231,7 +233,7 @@ class Model:
   @property
   def kind(self) -> str:
     """The model family: T5, GPT or BERT."""
-    return type(self.module).__name__
+    return type(self.module.backbone if isinstance(self.module, WithHead) else self.module).__name__
 
   @property
   def positions(self) -> int | None:
@@ -283,6 +285,10 @@ class Model:
     if self.vocabulary_given:
       fingerprint["vocabulary"] = self.source.recorded_vocabulary(step)
     params = self.source.read(step, average, fingerprint)
+    if isinstance(self.module, WithHead) and "head" not in params:
+      raise UserError(
+        f"the checkpoint has no {type(self.module.head).__name__}, which its configuration names", folder=self.folder
+      )
     with self.sharding():
       return _shard_params(self.module, params, self.mesh)
 
@@ -362,7 +368,8 @@ def _digest(files: list[Path]) -> str:
 
 def _shard_params(model: nn.Module, params: Any, mesh: Mesh) -> Any:
   """Shards parameters; each host copies its own shards, as `jax.device_put` would compare arrays across hosts."""
-  token = np.ones((1, 1), np.int32)
+  choices = getattr(model.head, "choices", 0) if isinstance(model, WithHead) else 0
+  token = np.ones((choices or 1, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
   shardings = parallel.parameter_shardings(boxed, mesh)

@@ -27,6 +27,34 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
+class Label:
+  """A class that a head predicts."""
+
+  label: str
+  probability: float
+  probabilities: dict[str, float]  # of all classes
+
+
+@dataclasses.dataclass(frozen=True)
+class Tag:
+  """The tag of a word."""
+
+  word: str
+  label: str
+  probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanAnswer:
+  """A part of a passage that answers a question; '' for no answer."""
+
+  answer: str
+  probability: float  # among all spans
+  score: float  # sum of the logits of its first and last token
+  null_score: float  # the same of no answer
+
+
+@dataclasses.dataclass(frozen=True)
 class Candidate:
   """A token for a mask, or a span for a sentinel."""
 

@@ -1,4 +1,4 @@
-"""Joins one or two texts into a row: [CLS] first [SEP] second [SEP], or another family's form."""
+"""Joins texts into a row, [CLS] first [SEP] second [SEP] or another family's form, and the pieces of tagged words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from t5like.objectives.base import SpecialTokens
-from t5like.objectives.ragged import Ragged, within
+from t5like.objectives.ragged import Ragged, numbered, within
 
 
 class Segments(NamedTuple):
@@ -94,3 +94,35 @@ def _longest_first(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np
   longer = np.minimum(np.maximum(first, second), room - shorter)
   first_is_longer = first > second
   return np.where(first_is_longer, longer, shorter), np.where(first_is_longer, shorter, longer)
+
+
+class TaggedRows(NamedTuple):
+  tokens: np.ndarray  # [rows, length] int32, padded with 0
+  targets: np.ndarray  # [rows, length] int32: the tag of the word that starts at a token, 0 elsewhere
+  word_numbers: np.ndarray  # [rows, length] int32: the index of that word, -1 elsewhere
+  lengths: np.ndarray  # [rows] int64
+
+
+def join_words(pieces: Ragged, word_lengths: Ragged, tags: Ragged, length: int, form: PairForm) -> TaggedRows:
+  """Joins the pieces of words into rows of `length`: [CLS] pieces [SEP], truncated at the end.
+
+  `pieces` are those of all words of a row, `word_lengths` the number of pieces of each word, which may be 0.
+  """
+  start = len(form.head)
+  room = length - start - 1
+  if room < 0:
+    raise ValueError(f"invalid length: {length} (too short for [CLS] and [SEP])")
+  rows = len(pieces.lengths)
+  kept = np.minimum(pieces.lengths, room)
+  tokens = np.zeros((rows, length), np.int32)
+  width = min(pieces.tokens.shape[1], room)
+  tokens[:, start : start + width] = np.where(within(kept, width), pieces.tokens[:, :width], 0)
+  tokens[:, :start] = form.cls
+  tokens[np.arange(rows), start + kept] = form.sep
+  targets, word_numbers = np.zeros((rows, length), np.int32), np.full((rows, length), -1, np.int32)
+  before = np.cumsum(word_lengths.tokens, axis=1) - word_lengths.tokens  # [rows, words]: pieces before each word
+  first = word_lengths.valid & (word_lengths.tokens > 0) & (before < kept[:, None])
+  row = np.nonzero(first)[0]
+  targets[row, start + before[first]] = tags.tokens[first]
+  word_numbers[row, start + before[first]] = numbered(word_lengths.lengths)[first[word_lengths.valid]]
+  return TaggedRows(tokens, targets, word_numbers, start + kept + 1)

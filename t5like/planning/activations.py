@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 from t5like.kernels.attention import AttentionSpec, choose_backend, compile_for
 from t5like.models.bert import predictions_per_row
 from t5like.models.config import TransformerConfig
+from t5like.models.heads import WithHead
 from t5like.models.stack import choose_layer_loop
 from t5like.planning.residuals import Residual, row_bytes, saved_residuals, with_rows
 
@@ -60,7 +62,7 @@ def _count(model: nn.Module, shapes: Shapes, positions: int, platform: str | Non
   config = model.config
   trace = functools.partial(_row_bytes, shapes=shapes, platform=platform)
   plain = model.clone(config=dataclasses.replace(config, remat="none", scan_layers=False))
-  lengths = {side: _length(shapes, side) for side in ("encoder", "decoder")}
+  lengths = _lengths(model, shapes)
   recomputed = 0.0
   if config.remat == "none" and choose_layer_loop(config, platform)[0] == "unrolled":
     saved, _ = _extrapolate_layers(plain, functools.partial(trace, positions=positions, fused=True))
@@ -84,7 +86,7 @@ def _row_bytes(model: nn.Module, shapes: Shapes, positions: int, platform: str |
 
   def logits(params, batch):
     outputs = model.apply(params, batch, deterministic=False, rngs={"dropout": jax.random.key(0)})
-    return {name: x for name, x in outputs.items() if name in ("logits", "nsp_logits")}
+    return {name: x for name, x in outputs.items() if name.endswith("logits")}
 
   with compile_for(platform) if platform else contextlib.nullcontext():
     params = nn.meta.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))
@@ -117,8 +119,15 @@ def _extrapolate_layers(model: nn.Module, trace: Callable[[nn.Module], float]) -
   return one + sum(size * (count - 1) for size, count in layers), max(size for size, _ in layers)
 
 
-def _length(shapes: Shapes, side: str) -> int:
-  return next((shape[0] for name, shape, _ in shapes if name == f"{side}_input_tokens"), 0)
+def _lengths(model: nn.Module, shapes: Shapes) -> dict[str, int]:
+  """Returns the tokens of a row in each stack; with a head, all stacks read the batch of an encoder."""
+  found = {name: math.prod(shape) for name, shape, _ in shapes}
+  lengths = {side: found.get(f"{side}_input_tokens", 0) for side in ("encoder", "decoder")}
+  if isinstance(model, WithHead):
+    encodes = model.backbone.batch_layout in ("encoder", "encoder_decoder")
+    tokens = lengths["encoder"]
+    return {"encoder": tokens if encodes else 0, "decoder": tokens if model.runs_decoder else 0}
+  return lengths
 
 
 def _deferred_gradients(config: TransformerConfig, encoder: int, decoder: int) -> float:
@@ -152,6 +161,8 @@ def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: 
 def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
   """Returns the bytes of the logits, and of their gradient in the compute dtype."""
   config = model.config
+  if isinstance(model, WithHead) and not model.head.lm_loss_weight:
+    return 0.0
   if not lengths["decoder"] and not config.mlm_head:
     return 0.0
   predicted = lengths["decoder"] or predicted_positions(model, lengths["encoder"])

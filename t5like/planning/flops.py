@@ -26,9 +26,12 @@ from t5like.models.config import TransformerConfig
 
 
 def forward_flops_by_part(
-  config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0
+  config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
 ) -> dict[str, int]:
-  """Returns the FLOPs of a forward pass by part; a length of 0 means that the model lacks that stack."""
+  """Returns the FLOPs of a forward pass by part; a length of 0 means that the model lacks that stack.
+
+  has_output: whether states are projected to the vocabulary, which a model with a head for labels does not do.
+  """
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
   parts = {}
   stacks = (
@@ -42,7 +45,7 @@ def forward_flops_by_part(
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * (tokens + keys) * d * a + 4 * tokens * encoder_length * a
     parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
-  if decoder_length or config.mlm_head:
+  if has_output and (decoder_length or config.mlm_head):
     parts["output"] = 2 * rows * (decoder_length or encoder_length) * d * config.vocab_size
   heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * d
   heads += 2 * rows * d * d if config.pooler else 0
@@ -54,8 +57,10 @@ def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0,
   return sum(forward_flops_by_part(config, rows, encoder_length, decoder_length).values())
 
 
-def train_step_flops(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:
-  return 3 * forward_flops(config, rows, encoder_length, decoder_length)
+def train_step_flops(
+  config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> int:
+  return 3 * sum(forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output).values())
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:

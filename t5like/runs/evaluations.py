@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from t5like.console import ProgressLine, say
-from t5like.evaluation import EvaluatedModel, EvaluationSettings, Evaluator, data_identity
+from t5like.evaluation import EvaluatedModel, EvaluationSettings, data_identity, make_evaluator
 from t5like.evaluation.scoring import about_path, predictions_path
 from t5like.files import storage
 from t5like.objectives import SpecialTokens
@@ -36,7 +36,7 @@ def decoding_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Calla
   split, examples = experiment.eval_split, experiment.eval_examples
   model = EvaluatedModel.of(experiment.model, run.mesh, run.vocabulary, experiment)
   settings = EvaluationSettings(split=split, examples=examples, task_modules=tuple(experiment.task_modules))
-  evaluator, line = Evaluator(model, settings), ProgressLine()
+  evaluator, line = make_evaluator(model, settings), ProgressLine()
 
   def evaluate(state: TrainState) -> dict[str, float]:
     step, params, scores = int(state.step), evaluated_parameters(state), {}

@@ -15,6 +15,7 @@ from t5like.data.layouts import Batch, zero_loss_on_filler_rows
 from t5like.evaluation.loss_sums import sum_batches
 from t5like.experiments.compatibility import check_kind
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.heads import rows_form
 from t5like.experiments.phases import Phase, blank_batch, is_packed
 from t5like.experiments.token_caches import CachedTask
 from t5like.objectives import SpecialTokens
@@ -68,12 +69,12 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
   """Returns the metrics of an evaluation from sums over its target tokens and sentences."""
   tokens = totals["target_tokens"]
   loss = totals["loss"] / tokens if tokens else math.nan
-  result = {
-    "loss": loss,
-    "perplexity": math.exp(loss) if loss < 700 else loss * math.inf,  # e^710 is beyond a float64
-    "accuracy": totals["accuracy"] / tokens if tokens else math.nan,
-    "target_tokens": tokens,
-  }
+  result = {"loss": loss, "target_tokens": tokens}
+  if "accuracy" in totals:  # not for regression
+    result |= {
+      "perplexity": math.exp(loss) if loss < 700 else loss * math.inf,  # e^710 is beyond a float64
+      "accuracy": totals["accuracy"] / tokens if tokens else math.nan,
+    }
   if "sentences" in totals:
     result |= {name: totals[name] / totals["sentences"] for name in ("sentence_loss", "sentence_accuracy")}
   return result
@@ -114,6 +115,9 @@ def evaluation_rows(
   layout, lengths, size = experiment.model.batch_layout, phase.lengths, phase.batch_size
   parts = parallel.batch_shards(mesh)
   share = data.HostShare(parts.held, parts.total)
+  if experiment.has_head:
+    labeled = data.labeled_rows(member.cache, rows_form(experiment.model, member.cache), lengths.inputs, special, _SEED)
+    return EvaluationRows(labeled, labeled.rows_per_epoch, size, share)
   if not member.cache.is_corpus:
     examples = data.ExampleRows(member.cache, lengths, special, _SEED, layout, experiment.packs)
     return EvaluationRows(examples, examples.rows_per_epoch, size, share)

@@ -14,12 +14,14 @@ from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
+from t5like.runs.head_choice import resolve_head
 from t5like.runs.run_card import steps_per_phase
 from t5like.vocabularies import load_vocabulary
 
 
 def planned_work(experiment: Experiment) -> list[Work]:
   """Returns the work of each phase of a run: model, state, batch shapes and number of steps."""
+  experiment = resolve_head(experiment)
   phases = planned_phases(experiment)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]

@@ -15,17 +15,21 @@ from t5like import data, parallel
 from t5like.console import say
 from t5like.errors import UserError, nearest
 from t5like.evaluation.answer_vocabulary import answer_vocabulary
+from t5like.evaluation.head_evaluation import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
+from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
 from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
+from t5like.experiments.heads import fits
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.objectives import SpecialTokens
 from t5like.runs.adapting import adapt
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
+from t5like.runs.head_choice import resolve_head
 from t5like.runs.run_card import RunCard, describe_run
 from t5like.runs.starting_table import array_fates
 from t5like.training.checkpoints import (
@@ -95,6 +99,10 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     raise UserError("TASK is not set", try_="t5like tasks list")
   vocabulary = load_vocabulary(experiment.vocabulary)
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
+  rates, members = experiment.mix or {experiment.task: 1.0}, None
+  if experiment.has_head:  # the labels of the task determine the model
+    members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
+    experiment = resolve_head(experiment, members)
   check_layout(experiment.model, experiment.objective)
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
@@ -114,9 +122,8 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
       say(note)
   check_disk_space(model_dir, checkpoint_bytes(spec.shapes))
 
-  rates = experiment.mix or {experiment.task: 1.0}
-  members, stream_reason = None, ""
-  if not experiment.stream:
+  stream_reason = ""
+  if not experiment.stream and members is None:
     try:
       members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     except MustStream as reason:
@@ -239,7 +246,11 @@ def check_rates(optimizer: Optimizer, steps: int) -> None:
 def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabulary: Vocabulary) -> None:
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
   for member in members:
-    if not member.cache.is_corpus:
+    if experiment.has_head:
+      fits(experiment.model.head, data.LabelForm.of(member.cache), member.task)
+      check_head_scorable(member.cache)
+      check_functions(member.cache.scoring, experiment.task_modules)
+    elif not member.cache.is_corpus:
       check_scorable(member.cache, experiment.task_modules, experiment.eval_examples)
       answer_vocabulary(member.cache, vocabulary)  # raises UserError for answers it cannot read
     elif experiment.eval_period:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 
 from t5like import data, planning
@@ -18,12 +19,15 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
 from t5like.models.attention import describe_backend
+from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.runs.starting_table import starting_data, starting_text
 from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
+
+_MAX_LABELS = 8  # shown on the card
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +70,7 @@ def describe_run(
     "versions": versions(),
     "devices": devices(mesh),
     "model": (
-      f"{type(experiment.model).__name__}, {parameter_count(spec.shapes.params):,} parameters: "
+      f"{_model_name(experiment.model)}, {parameter_count(spec.shapes.params):,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
@@ -106,7 +110,7 @@ def describe_run(
       "hosts": jax.process_count(),
       "mesh": dict(mesh.shape),
     },
-    "model": {"class": type(experiment.model).__name__, **dataclasses.asdict(config)},
+    "model": {"class": type(experiment.model).__name__, **_head_facts(experiment.model), **dataclasses.asdict(config)},
     "parameters": parameter_count(spec.shapes.params),
     "task": experiment.task,
     "objective": experiment.objective.name if experiment.objective else None,
@@ -117,6 +121,26 @@ def describe_run(
     "starts_from": {"source": initialization, "variables": starting_data(fates)},
   }
   return RunCard(entries, facts)
+
+
+def _head_facts(model: nn.Module) -> dict[str, Any]:
+  if not isinstance(model, WithHead):
+    return {}
+  fields = [f.name for f in dataclasses.fields(model.head) if f.name not in ("parent", "name")]
+  settings = {name: getattr(model.head, name) for name in fields}
+  return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings}}
+
+
+def _model_name(model: nn.Module) -> str:
+  if not isinstance(model, WithHead):
+    return type(model).__name__
+  head = model.head
+  labels = ", ".join(getattr(head, "labels", ())[:_MAX_LABELS])
+  labels += ", ..." if len(getattr(head, "labels", ())) > _MAX_LABELS else ""
+  given = [labels] if labels else [f"{head.choices} choices"] if head.form == "choices" else []
+  given += [f"pooling {head.pooling}"] if head.pooling else []
+  given += ["a learned mix of layers"] if head.mix_layers else []
+  return f"{type(model.backbone).__name__} with a {type(head).__name__} ({'; '.join(given)})"
 
 
 def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -180,6 +204,9 @@ def _data_text(
   if isinstance(source, data.MixtureRows):
     members = [_member_text(*member, sum(source.rates)) for member in zip(source.sources, source.rates, strict=True)]
     return "\n".join([f"{name}: a mixture of {len(members)} tasks", *members, passes])
+  if isinstance(source, data.LabeledRows):
+    what = "windows" if source.form.name == "spans" else "questions" if source.form.name == "choices" else "examples"
+    return f"{name}: {source.rows_per_epoch:,} {what}, one per row, {source.efficiency:.1%} full\n{passes}"
   if isinstance(source, data.ExampleRows):
     how = f"packed, {source.efficiency:.1%} full" if source.pack else "one per row (not packed)"
     return f"{name}: {source.cache.examples:,} examples, {how}{_finished_text(source.cache)}\n{passes}"

@@ -53,9 +53,9 @@ def loss_and_gradients(
 ) -> tuple[jax.Array, dict[str, jax.Array], Any]:
   """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
-  A model with a custom head has a method `loss` with the signature of `loss_and_metrics`.
+  A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
   """
-  divide_by = divisors(batch, settings)
+  divide_by = getattr(model, "divisors", divisors)(batch, settings)
   loss = getattr(model, "loss", loss_and_metrics)
 
   def loss_of(params, part, microbatch=None):

@@ -43,6 +43,13 @@ class WithHead(nn.Module):
   def config(self) -> TransformerConfig:
     return self.backbone.config
 
+  @nn.nowrap
+  def clone(self, *, config: TransformerConfig | None = None, **changes: Any) -> "WithHead":
+    """Returns a copy with changes; `config` is the backbone's."""
+    if config is not None:
+      changes["backbone"] = self.backbone.clone(config=config)
+    return super().clone(**changes)
+
   @property
   def batch_layout(self) -> str:
     return "encoder"
@@ -83,6 +90,13 @@ class WithHead(nn.Module):
     if self.head.lm_loss_weight:
       outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
     return outputs
+
+  def hidden_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    """Returns the backbone's last hidden states [rows, length, embed]; of its encoder if it has one."""
+    if self.backbone.batch_layout == "encoder_decoder":
+      return self.backbone.encode(batch, deterministic)
+    states = self._states(batch, deterministic)
+    return states[-1] if self.head.mix_layers else states
 
   def _states(self, batch: Batch, deterministic: bool) -> jax.Array:
     """Returns [rows, length, embed], or the states of all layers for a mix."""

@@ -24,6 +24,7 @@ from t5like.files.module_files import file_hash, module_file
 from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
+from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
 
 _HASHED = 1 << 20  # bytes hashed at the start, middle and end of a file
@@ -149,7 +150,8 @@ def scoring(task: seqio.Task) -> dict[str, Any]:
       found["metrics"].append(entry | ({} if takes == "predictions" else {"takes": takes}))
   if objects := [type(metric).__name__ for metric in task._metric_objs_constructor_args]:
     found["refused"] = f"its metric_objs ({', '.join(objects)})"
-  return found
+  form = label_form(task)
+  return found | ({"form": form} if form else {})
 
 
 def _named(function: Callable, registered: Mapping[str, Any]) -> dict[str, Any]:

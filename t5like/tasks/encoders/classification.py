@@ -151,7 +151,7 @@ for _config, _texts in GLUE_TEXTS.items():
     f"glue_{_config}",
     _tfds(f"glue/{_config}", glue.VERSION, glue.SPLITS.get(_config, ("train", "validation", "test"))),
     functools.partial(segments, texts=_texts),
-    score_labels() if _is_score else class_labels(len(glue.LABELS[_config])),
+    score_labels() if _is_score else class_labels(glue.LABELS[_config]),
     encoder_scores.regression if _is_score else encoder_scores.class_id,
     glue.METRICS.get(_config, [metrics.accuracy]),
   )
@@ -174,7 +174,7 @@ for _config, _to_segments in _SUPER_GLUE_STEPS.items():
       ("test",) if _config in ("axb", "axg") else ("train", "validation", "test"),
     ),
     _to_segments,
-    class_labels(len(super_glue.LABELS[_config])),
+    class_labels(super_glue.LABELS[_config]),
     encoder_scores.class_id,
     _SUPER_GLUE_METRICS.get(_config, [metrics.accuracy]),
   )

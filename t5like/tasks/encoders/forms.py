@@ -7,7 +7,7 @@ and `labels`; tagging has per-token `targets` and `weights` instead of labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,8 +15,8 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
-from t5like.objectives.ragged import Ragged
-from t5like.objectives.segments import join_segments
+from t5like.objectives import Ragged, SpecialTokens
+from t5like.objectives.segments import PairForm
 from t5like.tasks.seqio_vocabularies import as_seqio, from_seqio
 from t5like.vocabularies import Vocabulary
 
@@ -27,10 +27,25 @@ _BATCH = 256  # texts tokenized per call
 Step = TypeVar("Step", bound=Callable)
 
 
-def tokenizes(step: Step) -> Step:
-  """Marks a preprocessor as the one that tokenizes, like seqio's `tokenize`."""
-  step.makes_tokens = True
-  return step
+def tokenizes(form: str) -> Callable[[Step], Step]:
+  """Marks a preprocessor as the one that tokenizes, like seqio's `tokenize`.
+
+  `form` is "segments", "tagging" or "spans": how a head's batches are built from a token cache.
+  """
+
+  def mark(step: Step) -> Step:
+    step.makes_tokens, step.form = True, form
+    return step
+
+  return mark
+
+
+class LabelVocabulary(seqio.PassThroughVocabulary):
+  """Class numbers with names, which a head keeps."""
+
+  def __init__(self, labels: Sequence[str]):
+    super().__init__(len(labels))
+    self.labels = tuple(labels)
 
 
 def encoder_features(vocabulary: str = VOCABULARY, **more: seqio.Feature) -> dict[str, seqio.Feature]:
@@ -42,8 +57,10 @@ def encoder_features(vocabulary: str = VOCABULARY, **more: seqio.Feature) -> dic
   }
 
 
-def class_labels(classes: int) -> seqio.Feature:
-  return seqio.Feature(seqio.PassThroughVocabulary(classes), add_eos=False, rank=0)
+def class_labels(classes: int | Sequence[str]) -> seqio.Feature:
+  """Returns the feature of a class number; `classes` are their names, or how many there are."""
+  names = [str(number) for number in range(classes)] if isinstance(classes, int) else classes
+  return seqio.Feature(LabelVocabulary(names), add_eos=False, rank=0)
 
 
 def score_labels() -> seqio.Feature:
@@ -63,7 +80,7 @@ def row_length(sequence_length: Mapping[str, int] | None, default: int = DEFAULT
   return (sequence_length or {}).get("inputs") or default
 
 
-@tokenizes
+@tokenizes("segments")
 def encode_segments(
   dataset: tf.data.Dataset,
   sequence_length: Mapping[str, int] | None,
@@ -71,20 +88,15 @@ def encode_segments(
 ) -> tf.data.Dataset:
   """Encodes {"first", optional "second", "label"} as [CLS] first [SEP] second [SEP], truncating the longer text.
 
-  The texts and other fields are passed on.
+  A RoBERTa vocabulary has two separators between the texts. The texts and other fields are passed on.
   """
   vocabulary = encoder_vocabulary(output_features)
+  form = PairForm.of(SpecialTokens.of(vocabulary))
   length = row_length(sequence_length)
   has_second = "second" in dataset.element_spec
 
   def join(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = join_segments(
-      _encoded(vocabulary, first),
-      _encoded(vocabulary, second) if has_second else None,
-      length,
-      vocabulary.cls_id,
-      vocabulary.sep_id,
-    )
+    rows = form.join(_encoded(vocabulary, first), _encoded(vocabulary, second) if has_second else None, length)
     kept = np.arange(length)[None, :] < rows.lengths[:, None]
     return rows.tokens[kept], rows.token_types[kept], rows.lengths
 

@@ -26,7 +26,7 @@ def questions(example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
   }
 
 
-@tokenizes
+@tokenizes("spans")
 def encode_windows(
   dataset: tf.data.Dataset,
   sequence_length: Mapping[str, int] | None,

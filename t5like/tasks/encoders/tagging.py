@@ -16,9 +16,19 @@ import seqio
 import tensorflow as tf
 
 from t5like.errors import UserError
+from t5like.objectives import Ragged, SpecialTokens
+from t5like.objectives.ragged import within
+from t5like.objectives.segments import PairForm, join_words
 from t5like.tasks import metrics
 from t5like.tasks.encoders import scores as encoder_scores
-from t5like.tasks.encoders.forms import encoder_features, encoder_vocabulary, ragged_features, row_length, tokenizes
+from t5like.tasks.encoders.forms import (
+  LabelVocabulary,
+  encoder_features,
+  encoder_vocabulary,
+  ragged_features,
+  row_length,
+  tokenizes,
+)
 from t5like.tasks.library import ner
 from t5like.tasks.registry import register_task
 from t5like.vocabularies import Vocabulary
@@ -35,7 +45,7 @@ def tagged_words(example: dict[str, tf.Tensor], tags_key: str, tag_names: Sequen
   return {"tokens": example["tokens"], "tags": tf.cast(tags, tf.int32)}
 
 
-@tokenizes
+@tokenizes("tagging")
 def encode_tags(
   dataset: tf.data.Dataset,
   sequence_length: Mapping[str, int] | None,
@@ -70,20 +80,17 @@ def align_tags(
   """
   texts = [word.decode("utf-8", errors="replace") if isinstance(word, bytes) else word for word in words]
   encoded = vocabulary.encode_batch([f" {text}" for text in texts])
-  tokens, targets, numbers, lengths = [], [], [], []
-  first = 0
-  for count in counts:
-    row = [(vocabulary.cls_id, 0, -1)]
-    for number, (pieces, tag) in enumerate(
-      zip(encoded[first : first + count], tags[first : first + count], strict=True)
-    ):
-      row += [(piece, tag if place == 0 else 0, number if place == 0 else -1) for place, piece in enumerate(pieces)]
-    row = [*row[: length - 1], (vocabulary.sep_id, 0, -1)]
-    for values, column in zip((tokens, targets, numbers), zip(*row, strict=True), strict=True):
-      values.extend(column)
-    lengths.append(len(row))
-    first += count
-  return *(np.array(values, np.int32) for values in (tokens, targets, numbers)), np.array(lengths, np.int64)
+  sizes, counts = np.array([len(pieces) for pieces in encoded], np.int64), np.asarray(counts, np.int64)
+  ends = np.concatenate([[0], np.cumsum(sizes)])[np.concatenate([[0], np.cumsum(counts)])]
+  rows = join_words(
+    Ragged.of(np.array([piece for pieces in encoded for piece in pieces], np.int32), np.diff(ends)),
+    Ragged.of(sizes.astype(np.int32), counts),
+    Ragged.of(np.asarray(tags, np.int32), counts),
+    length,
+    PairForm.of(SpecialTokens.of(vocabulary)),
+  )
+  kept = within(rows.lengths, length)
+  return rows.tokens[kept], rows.targets[kept], rows.word_numbers[kept], rows.lengths
 
 
 def register_tagging(
@@ -99,7 +106,7 @@ def register_tagging(
       encode_tags,
     ],
     output_features=encoder_features(
-      targets=seqio.Feature(seqio.PassThroughVocabulary(len(tag_names)), add_eos=False),
+      targets=seqio.Feature(LabelVocabulary(tag_names), add_eos=False),
       weights=seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False),
     ),
     postprocess_fn=functools.partial(encoder_scores.tags, tag_names=list(tag_names)),

@@ -23,7 +23,8 @@ GLOSSARY_FILE = "metrics_glossary.md"
 
 GLOSSARY = {
   # Training: means over the steps since the previous row.
-  "loss": "mean cross entropy per target token (nats); in training it includes z-loss and label smoothing",
+  "loss": "mean cross entropy per target token, or per label of a head (nats; squared error for regression); "
+  "in training it includes z-loss and label smoothing",
   "z_loss": "the part of the loss that keeps the softmax normalizer near 1",
   "accuracy": "share of target tokens predicted correctly by argmax, with teacher forcing",
   "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",

@@ -1,0 +1,268 @@
+"""Rows for heads, built from a token cache: texts with a class or a score, choices, tagged words, answer spans.
+
+Batches have the names of `EncoderFeatureConverter` in tasks/encoders and the same bytes. Like all row sources they are
+functions of the seed and the row number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from t5like.data.cache import TokenCache
+from t5like.data.layouts import Batch
+from t5like.data.rows import shuffled
+from t5like.errors import UserError
+from t5like.objectives import SpecialTokens
+from t5like.objectives.ragged import within
+from t5like.objectives.segments import PairForm, TaggedRows, join_words
+from t5like.objectives.spans import LONGEST_QUESTION, STRIDE, WindowSettings, cut_windows
+
+_CHECKED = 4096  # examples whose tags are read at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelForm:
+  """The labels of a task, or of a head."""
+
+  name: str  # classification, regression, choices, tagging or spans
+  labels: tuple[str, ...] = ()
+  choices: int = 0  # per question
+  grouped: bool = False  # the examples of a question are its candidate answers
+  stride: int = STRIDE
+  longest_question: int | None = LONGEST_QUESTION
+
+  @classmethod
+  def of(cls, cache: TokenCache) -> LabelForm | None:
+    """Returns the form of a cache's task; None if it has inputs and targets, or is a corpus."""
+    found = cache.scoring.get("form")
+    if not isinstance(found, Mapping):
+      return None
+    return cls(**{**found, "labels": tuple(found.get("labels", ()))})
+
+
+@dataclasses.dataclass(frozen=True)
+class LabeledRows:
+  """One row per example, shuffled every epoch. Subclasses read the rows of a form."""
+
+  cache: TokenCache
+  form: LabelForm
+  length: int
+  special: SpecialTokens
+  seed: int
+
+  pack: ClassVar[bool] = False
+
+  @property
+  def rows_per_epoch(self) -> int:
+    return self.cache.examples
+
+  def rows(self, numbers: np.ndarray) -> Batch:
+    _, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    return self.read(rows)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    """Returns these rows, in the order of the cache."""
+    raise NotImplementedError
+
+  def check(self) -> None:
+    """Raises UserError if a label is not one of the form."""
+
+  @cached_property
+  def pair_form(self) -> PairForm:
+    return PairForm.of(self.special)
+
+  @property
+  def task(self) -> str:
+    return self.cache.manifest["description"]["task"]
+
+  @property
+  def efficiency(self) -> float:
+    """The fraction of tokens that are not padding, of the first rows."""
+    first = self.read(np.arange(min(self.rows_per_epoch, 256)))
+    return float(np.mean(first["encoder_segment_ids"]))
+
+  def _labels_of_fields(self, dtype: type) -> np.ndarray:
+    return np.array([example["label"] for example in self.cache.fields()], dtype)
+
+
+class TextRows(LabeledRows):
+  """One text or two, with a class or a score."""
+
+  @cached_property
+  def labels(self) -> np.ndarray:
+    return self._labels_of_fields(np.float32 if self.form.name == "regression" else np.int32)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    return self._texts(rows) | {"labels": self.labels[rows]}
+
+  def _texts(self, rows: np.ndarray) -> Batch:
+    second = self.cache.texts("second", rows) if "second" in self.cache.features else None
+    joined = self.pair_form.join(self.cache.texts("first", rows), second, self.length)
+    return encoder_rows(joined.tokens, joined.token_types, joined.lengths)
+
+  def check(self) -> None:
+    if self.form.name == "classification":
+      _check_classes(self.task, self.labels, self.form.labels)
+    elif not np.all(np.isfinite(self.labels)):
+      raise UserError(
+        f"task {self.task!r} has labels that are not finite", found=int(np.sum(~np.isfinite(self.labels)))
+      )
+
+
+class ChoiceRows(TextRows):
+  """Questions with the same number of candidate answers, [rows, choices, length]; labels are the right ones."""
+
+  @property
+  def rows_per_epoch(self) -> int:
+    return self.cache.examples // self.form.choices
+
+  @cached_property
+  def labels(self) -> np.ndarray:
+    """The number of the right choice; -1 if it is withheld."""
+    marks = self._labels_of_fields(np.int32).reshape(-1, self.form.choices)
+    return np.where(np.any(marks < 0, axis=1), -1, np.argmax(marks, axis=1)).astype(np.int32)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    choices = self.form.choices
+    texts = self._texts((rows[:, None] * choices + np.arange(choices)[None, :]).reshape(-1))
+    texts = {name: x.reshape(len(rows), choices, *x.shape[1:]) for name, x in texts.items()}
+    return texts | {"labels": self.labels[rows]}
+
+  def check(self) -> None:
+    found = choices_of(self.cache)
+    if found != self.form.choices:
+      raise UserError(
+        f"task {self.task!r} does not have {self.form.choices} choices per question",
+        found=found or "questions with different numbers of candidates",
+        try_="--gin.HEAD=@ClassificationHead(), which judges every candidate separately",
+      )
+    if np.any(self.labels < 0):
+      raise UserError(f"{np.sum(self.labels < 0):,} questions of task {self.task!r} have no right answer")
+
+
+class TagRows(LabeledRows):
+  """Words with tags, at the first piece of each word."""
+
+  def joined(self, rows: np.ndarray) -> TaggedRows:
+    pieces, sizes, tags = (self.cache.texts(name, rows) for name in ("words", "word_lengths", "tags"))
+    return join_words(pieces, sizes, tags, self.length, self.pair_form)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    joined = self.joined(rows)
+    batch = encoder_rows(joined.tokens, np.zeros_like(joined.tokens), joined.lengths)
+    weights = (joined.word_numbers >= 0).astype(np.float32)
+    return batch | {"encoder_target_tokens": joined.targets, "encoder_loss_weights": weights}
+
+  def check(self) -> None:
+    for first in range(0, self.cache.examples, _CHECKED):
+      tags = self.cache.texts("tags", np.arange(first, min(first + _CHECKED, self.cache.examples)))
+      _check_classes(self.task, tags.tokens[tags.valid], self.form.labels)
+
+
+class SpanRows(LabeledRows):
+  """Windows of passages after a question, with the first and last token of the answer."""
+
+  @property
+  def settings(self) -> WindowSettings:
+    return WindowSettings(self.length, self.form.stride, longest_question=self.form.longest_question)
+
+  @cached_property
+  def _windows(self) -> np.ndarray:
+    """The windows before each example, and all: [examples + 1]."""
+    questions = self.cache.lengths("first").astype(np.int64)
+    if self.form.longest_question is not None:
+      questions = np.minimum(questions, self.form.longest_question)
+    form = self.pair_form
+    room = self.length - questions - len(form.head) - form.separators - 1
+    if room.min(initial=1) < 1:
+      self.settings.places(form, int(questions.max()), 0)  # raises UserError
+    beyond = np.maximum(self.cache.lengths("second") - room, 0)
+    return np.concatenate([[0], np.cumsum(-(-beyond // np.minimum(self.form.stride, room)) + 1)])
+
+  @property
+  def rows_per_epoch(self) -> int:
+    return int(self._windows[-1])
+
+  def read(self, rows: np.ndarray) -> Batch:
+    examples = np.searchsorted(self._windows, rows, side="right") - 1
+    questions, passages, answers = (self.cache.texts(name, examples) for name in ("first", "second", "answer"))
+    found = []
+    for number, window in enumerate(rows - self._windows[examples]):
+      cut = (x.tokens[number, : x.lengths[number]] for x in (questions, passages, answers))
+      question, passage, answer = cut
+      windows = cut_windows(
+        self.pair_form, question, passage, tuple(map(int, answer)) if len(answer) else None, self.settings
+      )
+      found.append([x[window] for x in (windows.tokens, windows.token_types, windows.lengths, windows.labels)])
+    tokens, token_types, lengths, labels = (np.stack(column) for column in zip(*found, strict=True))
+    return encoder_rows(tokens, token_types, lengths) | {"labels": labels}
+
+
+SOURCES: dict[str, type[LabeledRows]] = {
+  "classification": TextRows,
+  "regression": TextRows,
+  "choices": ChoiceRows,
+  "tagging": TagRows,
+  "spans": SpanRows,
+}
+
+
+def labeled_rows(cache: TokenCache, form: LabelForm, length: int, special: SpecialTokens, seed: int) -> LabeledRows:
+  """Returns the rows of a task for a head of this form."""
+  return SOURCES[form.name](cache, form, length, special, seed)
+
+
+def encoder_rows(tokens: np.ndarray, token_types: np.ndarray, lengths: np.ndarray) -> Batch:
+  """Returns the features of an encoder's rows [rows, length]."""
+  real = within(np.asarray(lengths), tokens.shape[1])
+  return {
+    "encoder_input_tokens": tokens,
+    "encoder_token_types": token_types,
+    "encoder_segment_ids": real.astype(np.int32),
+    "encoder_positions": np.where(real, np.arange(tokens.shape[1], dtype=np.int32)[None, :], np.int32(0)),
+  }
+
+
+def blank_labels(form: LabelForm, length: int, rows: int) -> Batch:
+  """Returns a batch without text, in the shapes of real batches."""
+  shape = (rows, form.choices, length) if form.name == "choices" else (rows, length)
+  names = ("encoder_input_tokens", "encoder_token_types", "encoder_segment_ids", "encoder_positions")
+  batch = {name: np.zeros(shape, np.int32) for name in names}
+  if form.name == "tagging":
+    zeros = np.zeros(shape, np.int32)
+    return batch | {"encoder_target_tokens": zeros, "encoder_loss_weights": zeros.astype(np.float32)}
+  labels = {"regression": np.zeros(rows, np.float32), "spans": np.zeros((rows, 2), np.int32)}
+  return batch | {"labels": labels.get(form.name, np.zeros(rows, np.int32))}
+
+
+def choices_of(cache: TokenCache) -> int:
+  """Returns the number of candidates per question; 0 if it differs, or if not exactly one is right where known."""
+  groups, labels = [], []
+  for example in cache.fields():
+    groups.append(str(example.get("group")))
+    labels.append(int(example["label"]))
+  size = next((n for n, group in enumerate(groups) if group != groups[0]), len(groups))
+  if size < 2 or len(groups) % size:
+    return 0
+  rows = [groups[n : n + size] for n in range(0, len(groups), size)]
+  marks = np.array(labels).reshape(-1, size)
+  one_right = np.all((np.sum(marks == 1, axis=1) == 1) | np.any(marks < 0, axis=1))
+  return (
+    size if one_right and all(len(set(row)) == 1 for row in rows) and len({row[0] for row in rows}) == len(rows) else 0
+  )
+
+
+def _check_classes(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:
+  wrong = (found < 0) | (found >= len(labels))
+  if np.any(wrong):
+    value = int(found[np.argmax(wrong)])
+    raise UserError(
+      f"task {task!r} has labels outside the head's classes: {value}" + (" (withheld)" if value == -1 else ""),
+      count=f"{np.sum(wrong):,} of {len(found):,}",
+      expected=f"0 to {len(labels) - 1} ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})",
+    )

@@ -1,0 +1,178 @@
+"""Evaluation of a model with a head: its logits, through the task's postprocessor, to the task's metrics."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5like import data
+from t5like.data.labeled_rows import ChoiceRows, LabeledRows, SpanRows, TagRows
+from t5like.errors import UserError
+from t5like.evaluation.evaluated_model import EvaluatedModel
+from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
+from t5like.evaluation.scoring import Evaluation, find_function, find_metrics
+from t5like.evaluation.settings import EvaluationSettings
+from t5like.experiments.heads import rows_form
+from t5like.inference.head_outputs import HeadRunner, softmax
+from t5like.objectives.spans import make_windows, squad_answers
+from t5like.tasks.metrics import values as metric_values
+from t5like.tasks.metrics.values import PREDICTIONS, Answers
+from t5like.vocabularies import Vocabulary
+
+Fields = Mapping[str, Any]
+_GENERATION = ("rank", "candidates", "shots", "prompt", "infill")
+_UNANSWERABLE = "squad_v2_windows"  # the metric of questions without an answer
+
+
+class HeadEvaluator:
+  """Scores the labels that a head predicts. Has the interface of Evaluator."""
+
+  def __init__(self, model: EvaluatedModel, settings: EvaluationSettings):
+    for name in _GENERATION:
+      if getattr(settings, name) not in (None, False):
+        raise UserError(
+          f"--{name} needs a model that generates text; this one has a {type(model.module.head).__name__}"
+        )
+    if settings.decoding:
+      raise UserError(f"a head does not decode: --{next(iter(settings.decoding))} has no effect")
+    self._model, self._settings = model, settings
+    self._length = settings.inputs_length or model.inputs
+    self._batch_size = settings.batch_size or model.batch_size
+    self._runner = HeadRunner(model.module, model.mesh)
+    self.identity = settings.identity()
+
+  def read(self, task: str, cache: data.TokenCache) -> EvaluationSet:
+    """Builds the evaluation set of a token cache: one entry per postprocessed prediction."""
+    form = rows_form(self._model.module, cache)
+    source = data.labeled_rows(cache, form, self._length, self._model.special, seed=0)
+    examples = min(self._settings.examples or cache.examples, cache.examples)
+    fields = list(scored_fields(source, examples, self._model.vocabulary))
+    if not fields:
+      raise UserError(f"the split {self._settings.split!r} of task {task!r} has no examples")
+    identity = data_identity(cache, self._settings.task_modules)
+    return EvaluationSet(task, self._settings.split, fields, cache.scoring, [], identity, source=source)
+
+  def __call__(
+    self, params: Any, evaluation_set: EvaluationSet, progress: Callable[[int], None] = lambda done: None
+  ) -> Evaluation:
+    """Predicts the labels of every row and scores them."""
+    source, fields = evaluation_set.source, evaluation_set.fields
+    per_row = source.form.choices if isinstance(source, ChoiceRows) else 1
+    rows, logits = len(fields) // per_row, []
+    for first in range(0, rows, self._batch_size):
+      numbers = np.arange(first, min(first + self._batch_size, rows))
+      logits.append(self._runner(params, source.read(numbers), self._batch_size))
+      progress(int(numbers[-1] + 1) * per_row)
+    return score_logits(np.concatenate(logits), source.form, evaluation_set, self._settings.task_modules)
+
+
+def scored_fields(source: LabeledRows, examples: int, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
+  """Yields what postprocessors read, as seqio would: of every example, or of every window of a passage."""
+  given = itertools.islice(source.cache.fields(), examples)
+  if isinstance(source, SpanRows):
+    settings = source.settings
+    for example in given:
+      windows = make_windows(
+        vocabulary, example["first"], example["second"], length=settings.length, stride=settings.stride,
+        longest_question=settings.longest_question,
+      )  # fmt: skip
+      for row, length in enumerate(windows.lengths):
+        starts, ends = windows.offsets[row, :length].T
+        per_token = {"offset_starts": starts, "offset_ends": ends, "best_context": windows.best_context[row, :length]}
+        yield example | per_token
+  elif isinstance(source, TagRows):
+    for number, example in enumerate(given):
+      joined = source.joined(np.array([number]))
+      yield example | {"word_numbers": joined.word_numbers[0, : joined.lengths[0]]}
+  else:
+    whole = examples // source.form.choices * source.form.choices if isinstance(source, ChoiceRows) else examples
+    for example in itertools.islice(given, whole):
+      named = {name.removesuffix("_pretokenized"): value for name, value in example.items()}
+      yield named | {"labels": named.pop("label")}
+
+
+def score_logits(
+  logits: np.ndarray, form: data.LabelForm, evaluation_set: EvaluationSet, modules: Sequence[str]
+) -> Evaluation:
+  """Returns the scores of logits [rows, ...], and the predictions."""
+  scoring, fields = evaluation_set.scoring, evaluation_set.fields
+  postprocess = find_function(scoring["postprocessor"], modules) if scoring["postprocessor"] else _best_class
+  given = _per_example(logits, form)
+  targets = [postprocess(None, example=example, is_target=True) for example in fields]
+  outputs = [postprocess(value, example=example, is_target=False) for value, example in zip(given, fields, strict=True)]
+  metrics = find_metrics(scoring, modules)
+  values = metric_values.compute(metrics, Answers(targets, outputs))
+  baseline, answer = {}, ""
+  counts = collections.Counter(target for target in targets if isinstance(target, int))
+  if form.name == "classification" and counts:
+    chosen = counts.most_common(1)[0][0]
+    answer = form.labels[chosen] if 0 <= chosen < len(form.labels) else ""
+    if answer:
+      by_prediction = [metric for metric in metrics if metric.takes == PREDICTIONS]
+      baseline = metric_values.compute(by_prediction, Answers(targets, [chosen] * len(targets))).numbers
+  if form.name == "spans":
+    rows = list(_answer_rows(fields, outputs, scoring))
+  else:
+    rows = [
+      {"inputs": _text(example), "prediction": output, "target": target} | _more(form, value)
+      for example, output, target, value in zip(fields, outputs, targets, given, strict=True)
+    ]
+  return Evaluation(values.numbers, baseline, rows, answer, list(scoring["metrics"]), values.others, values.failures)
+
+
+def _per_example(logits: np.ndarray, form: data.LabelForm) -> Sequence[Any]:
+  """Returns what a postprocessor takes for each example: the scores of classes, tags or positions, or a number."""
+  if form.name == "choices":  # each candidate: its score of being right, against 0
+    flat = logits.reshape(-1)
+    return np.stack([np.zeros_like(flat), flat], axis=1)
+  return logits[:, 0] if form.name == "regression" else logits
+
+
+def _best_class(scores: Any, example: Fields, is_target: bool = False) -> int:
+  return int(example["labels"]) if is_target else int(np.argmax(scores))
+
+
+def _more(form: data.LabelForm, value: Any) -> dict[str, Any]:
+  if form.name != "classification":
+    return {}
+  probabilities = softmax(value)
+  return {
+    "label": form.labels[int(np.argmax(value))],
+    "probabilities": {label: round(float(p), 6) for label, p in zip(form.labels, probabilities, strict=True)},
+  }
+
+
+def _text(example: Fields) -> str:
+  if "tokens" in example:
+    return " ".join(example["tokens"])
+  return " | ".join(example[name] for name in ("first", "second") if name in example)
+
+
+def _answer_rows(fields: Sequence[Fields], outputs: Sequence[Any], scoring: Mapping[str, Any]) -> Iterator[dict]:
+  """Yields the answer to every question from all its windows."""
+  v2 = [entry for entry in scoring["metrics"] if str(entry.get("function")).endswith(f":{_UNANSWERABLE}")]
+  answers = squad_answers(
+    *([output[part] for output in outputs] for part in ("starts", "ends", "offsets", "best_context")),
+    [str(example["id"]) for example in fields],
+    [example["second"] for example in fields],
+    unanswerable=bool(v2),
+    threshold=float(v2[0]["keywords"].get("threshold", 0.0)) if v2 else 0.0,
+  )
+  by_id = {str(example["id"]): example for example in fields}
+  for question, answer in answers.items():
+    example = by_id[question]
+    row = {"inputs": example["first"], "prediction": answer.text, "target": example["answers"], "id": question}
+    yield row | {"score": answer.score, "null_score": answer.null_score}
+
+
+def check_head_scorable(cache: data.TokenCache) -> None:
+  """Raises UserError if a task with labels has no metrics."""
+  if not cache.scoring["metrics"] and not cache.scoring.get("refused"):
+    raise UserError(
+      f"task {cache.manifest['description']['task']!r} has no metric functions: its labels are withheld",
+      try_="--gin.EVAL_SPLIT=''  (or a task with metrics)",
+    )

@@ -1,0 +1,238 @@
+"""The inference job of a model with a head: labels, values, choices, tags or answers, with probabilities.
+
+Fields of a row besides its text: `second`, the second text of a pair; `words`, a list instead of a text to tag;
+`passage` (or `context`), in which the text, a question, is answered; `choices`, the candidate answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from t5like.data.labeled_rows import encoder_rows
+from t5like.errors import UserError
+from t5like.inference.batching import BatchPlanner, BatchShape
+from t5like.inference.encodings import planner
+from t5like.inference.head_outputs import HeadRunner, softmax
+from t5like.inference.jobs import Answer, Limits, Prepared
+from t5like.inference.rows import RejectedRow, Row, reject
+from t5like.models.heads import WithHead
+from t5like.objectives import Ragged
+from t5like.objectives.segments import PairForm, join_words
+from t5like.objectives.spans import LENGTH, Windows, make_windows, squad_answers
+
+if TYPE_CHECKING:  # a circular import: Model runs these jobs
+  from t5like.inference.model import Model
+
+_PASSAGES = ("passage", "context")
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedRows(Prepared):
+  """The rows of the model for one input: one, or one per choice; windows for a question."""
+
+  rows: Sequence[tuple[np.ndarray, np.ndarray]] = ()  # tokens and token types, each [length]
+  words: Sequence[str] = ()
+  word_numbers: np.ndarray | None = None
+  windows: Windows | None = None
+  passage: str = ""
+
+  @property
+  def length(self) -> int:
+    return max((len(tokens) for tokens, _ in self.rows), default=1)
+
+
+class Labeling:
+  """Predicts the label of each row with the model's head.
+
+  unanswerable  whether a question may have no answer: then if the first token beats the best span by more than
+                `threshold` (SQuAD 2.0)
+  """
+
+  unit = "tokens read"
+
+  def __init__(self, model: Model, limits: Limits, unanswerable: bool = False, threshold: float = 0.0):
+    if not isinstance(model.module, WithHead):
+      raise UserError(
+        f"this {model.kind} has no head for labels",
+        try_=f"fine-tune it: t5like train --gin.TASK=glue_sst2_classification --gin.INIT_FROM={model.folder} ...",
+      )
+    self._model, self.limits, self._head = model, limits, model.module.head
+    self._unanswerable, self._threshold = unanswerable, threshold
+    self._form = PairForm.of(model.special)
+    self._runner = model.runner(HeadRunner)
+
+  @property
+  def form(self) -> str:
+    return self._head.form
+
+  def planner(self, batch_size: int) -> BatchPlanner:
+    return planner(self._model.module, self._model.mesh, batch_size)
+
+  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
+    prepare = {"tagging": self._words, "spans": self._question, "choices": self._choices}.get(self.form, self._texts)
+    prepared = []
+    for row in rows:
+      found = prepare(row)
+      prepared.append(reject(row, found, self.limits.field, _REMEDY) if isinstance(found, str) else found)
+    return prepared
+
+  def answer(self, batch: Sequence[PreparedRows], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
+    if self.form == "spans":
+      return self._answers(batch, shape)
+    length = shape.length if shape else max(p.length for p in batch)
+    tokens, types, lengths = _padded([row for p in batch for row in p.rows], length)
+    features = encoder_rows(tokens, types, lengths)
+    if self.form == "choices":
+      features = {name: x.reshape(len(batch), -1, x.shape[-1]) for name, x in features.items()}
+    logits = self._runner(self._model.params, features, shape.rows if shape else 0)
+    make = {"tagging": self._tags, "choices": self._choice, "regression": self._value}.get(self.form, self._label)
+    return [(make(p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
+
+  # From rows of text to rows of tokens.
+
+  def _texts(self, row: Row) -> PreparedRows | str:
+    second = row.fields.get("second")
+    if second is not None and not isinstance(second, str):
+      return "field 'second' is not a text"
+    joined = self._joined(row.text, second)
+    return joined if isinstance(joined, str) else PreparedRows(row, [], rows=[joined])
+
+  def _choices(self, row: Row) -> PreparedRows | str:
+    choices = row.fields.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
+      return "no list of texts in field 'choices'"
+    if len(choices) != self._head.choices:
+      return f"{len(choices)} choices, but the model was trained with {self._head.choices}"
+    joined = [self._joined(row.text, choice) for choice in choices]
+    wrong = next((found for found in joined if isinstance(found, str)), None)
+    return wrong or PreparedRows(row, [], rows=joined, words=choices)
+
+  def _words(self, row: Row) -> PreparedRows | str:
+    words = row.fields.get("words", row.text.split())
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+      return "no words to tag"
+    pieces = self._model.vocabulary.encode_batch([f" {word}" for word in words])
+    tokens = [piece for word in pieces for piece in word]
+    length = self._row_length(len(tokens) + len(self._form.head) + 1)
+    if isinstance(length, str):
+      return length
+    sizes = _ragged([len(word) for word in pieces])
+    joined = join_words(_ragged(tokens), sizes, _ragged([0] * len(words)), length, self._form)
+    types = np.zeros(length, np.int32)
+    return PreparedRows(
+      row, [], rows=[(joined.tokens[0], types)], words=words, word_numbers=joined.word_numbers[0]
+    )  # fmt: skip
+
+  def _question(self, row: Row) -> PreparedRows | str:
+    passage = next((row.fields[name] for name in _PASSAGES if isinstance(row.fields.get(name), str)), None)
+    if passage is None:
+      return "no passage in field 'passage'"
+    length = min(self._window_length(), self._model.positions or LENGTH)
+    windows = make_windows(self._model.vocabulary, row.text, passage, length=length)
+    rows = list(zip(windows.tokens, windows.token_types, strict=True))
+    return PreparedRows(row, [], rows=rows, windows=windows, passage=passage)
+
+  def _window_length(self) -> int:
+    model = self._model
+    own = model.experiment.lengths["inputs"] if model.has_training_config else LENGTH
+    return self.limits.inputs or own
+
+  def _joined(self, first: str, second: str | None) -> tuple[np.ndarray, np.ndarray] | str:
+    ids = self._model.vocabulary.encode_batch([first] if second is None else [first, second])
+    special = len(self._form.head) + 1 + (self._form.separators if second is not None else 0)
+    length = self._row_length(sum(map(len, ids)) + special)
+    if isinstance(length, str):
+      return length
+    joined = self._form.join(_ragged(ids[0]), None if second is None else _ragged(ids[1]), length)
+    return joined.tokens[0], joined.token_types[0]
+
+  def _row_length(self, tokens: int) -> int | str:
+    """Returns the length of a row, truncated if allowed, or the reason why it cannot be read."""
+    positions = self._model.positions
+    most = min((n for n in (self.limits.inputs, positions) if n is not None), default=tokens)
+    if tokens <= most or self.limits.truncate:
+      return min(tokens, most)
+    limit = f"the model has {positions:,} positions" if most == positions else f"--max_inputs={most}"
+    return f"too long: {tokens:,} tokens ({limit})"
+
+  # From logits to answers.
+
+  def _label(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    return _best(self._head.labels, softmax(logits))
+
+  def _value(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    return {"value": float(logits[0])}
+
+  def _choice(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    probabilities = softmax(logits)
+    best = int(np.argmax(probabilities))
+    return {
+      "label": prepared.words[best], "number": best, "probability": float(probabilities[best]),
+      "probabilities": probabilities.tolist(),
+    }  # fmt: skip
+
+  def _tags(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    """Words without a piece, or beyond the row's end, get the first label, O."""
+    tags, probabilities = [self._head.labels[0]] * len(prepared.words), [0.0] * len(prepared.words)
+    for place in np.flatnonzero(prepared.word_numbers >= 0):
+      found = _best(self._head.labels, softmax(logits[place]))
+      number = int(prepared.word_numbers[place])
+      tags[number], probabilities[number] = found["label"], found["probability"]
+    return {"words": list(prepared.words), "tags": tags, "probabilities": probabilities}
+
+  def _answers(self, batch: Sequence[PreparedRows], shape: BatchShape | None) -> list[tuple[Answer, int]]:
+    size = max(shape.rows if shape else 0, 1)
+    windows = [p.windows for p in batch]
+    tokens, types, lengths = (
+      np.concatenate([getattr(w, name) for w in windows]) for name in ("tokens", "token_types", "lengths")
+    )
+    features, logits = encoder_rows(tokens, types, lengths), []
+    for first in range(0, len(tokens), size):
+      part = {name: x[first : first + size] for name, x in features.items()}
+      logits.append(self._runner(self._model.params, part, size))
+    ends = np.cumsum([len(w.tokens) for w in windows])[:-1]
+    return [
+      (self._span(p, own), int(p.windows.lengths.sum()))
+      for p, own in zip(batch, np.split(np.concatenate(logits), ends), strict=True)
+    ]
+
+  def _span(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    """Returns the best span of all windows, and its share of all pairs of a first and a last token."""
+    windows, passage = prepared.windows, prepared.passage
+    count = len(logits)
+    found = squad_answers(
+      logits[..., 0], logits[..., 1], windows.offsets, windows.best_context, ["?"] * count, [passage] * count,
+      unanswerable=self._unanswerable, threshold=self._threshold,
+    )["?"]  # fmt: skip
+    real = np.arange(logits.shape[1])[None, :, None] < windows.lengths[:, None, None]
+    sums = np.sum(np.log(np.sum(np.where(real, np.exp(logits.astype(np.float64)), 0.0), axis=1)), axis=1)  # [windows]
+    score = found.score if found.text else found.null_score
+    probability = float(np.exp(score - np.logaddexp.reduce(sums))) if np.isfinite(score) else 0.0
+    return {
+      "answer": found.text, "probability": probability, "score": found.score, "null_score": found.null_score,
+    }  # fmt: skip
+
+
+_REMEDY = "--truncate cuts it"
+
+
+def _best(labels: Sequence[str], probabilities: np.ndarray) -> dict[str, Any]:
+  best = int(np.argmax(probabilities))
+  named: Mapping[str, float] = dict(zip(labels, map(float, probabilities), strict=True))
+  return {"label": labels[best], "probability": float(probabilities[best]), "probabilities": named}
+
+
+def _ragged(ids: Sequence[int]) -> Ragged:
+  return Ragged.full(np.array(ids, np.int32).reshape(1, -1))
+
+
+def _padded(rows: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns tokens and token types [rows, length] and the lengths of rows."""
+  tokens, types = np.zeros((2, len(rows), length), np.int32)
+  for number, (ids, own) in enumerate(rows):
+    tokens[number, : len(ids)], types[number, : len(ids)] = ids, own
+  return tokens, types, np.array([len(ids) for ids, _ in rows])

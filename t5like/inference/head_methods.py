@@ -1,0 +1,77 @@
+"""The methods of a loaded model with a head: classify, tag and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.inference.head_jobs import Labeling
+from t5like.inference.jobs import Limits
+from t5like.inference.results import Label, SpanAnswer, Tag
+
+_BATCH = 32
+Texts = str | Sequence[str]
+Pair = tuple[str, str]
+# The method for each form of head.
+_METHODS = {"classification": "classify", "regression": "classify", "tagging": "tag", "spans": "answer"}
+
+
+class HeadMethods:
+  """Labels, tags and answers of a model with a head; a part of Model."""
+
+  def classify(
+    self, texts: str | Pair | Sequence[str | Pair], batch_size: int = _BATCH, truncate: bool = False
+  ) -> Label | float | list[Label] | list[float]:
+    """Classifies texts, or pairs of texts (tuples), with the model's head.
+
+    Returns: a Label with the probabilities of all classes; a number if the head was trained on scores.
+    """
+    job = self._labeling("classify", ("classification", "regression"), truncate)
+    given = [texts] if isinstance(texts, str | tuple) else list(texts)
+    pairs = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in given]
+    fields = [{"second": pair[1]} if len(pair) == 2 else {} for pair in pairs]
+    answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
+    found = [Label(**answer) if "label" in answer else answer["value"] for answer in answers]
+    return found[0] if isinstance(texts, str | tuple) else found
+
+  def tag(
+    self, texts: Texts | Sequence[Sequence[str]], batch_size: int = _BATCH, truncate: bool = False
+  ) -> list[Tag] | list[list[Tag]]:
+    """Tags the words of texts, which are split at white space, or lists of words.
+
+    Returns: a list of Tags for one text; a list of them for a list of texts or of lists of words.
+    """
+    job = self._labeling("tag", ("tagging",), truncate)
+    given = [texts] if isinstance(texts, str) else list(texts)
+    fields = [{"words": text.split() if isinstance(text, str) else list(text)} for text in given]
+    found = []
+    for answer in self._answers(job, [""] * len(given), batch_size, fields):
+      found.append([Tag(*one) for one in zip(answer["words"], answer["tags"], answer["probabilities"], strict=True)])
+    return found[0] if isinstance(texts, str) else found
+
+  def answer(
+    self,
+    questions: Texts,
+    passages: Texts,
+    unanswerable: bool = False,
+    threshold: float = 0.0,
+    batch_size: int = _BATCH,
+  ) -> SpanAnswer | list[SpanAnswer]:
+    """Finds the answers to questions in passages, one each, or one for all questions.
+
+    unanswerable: whether there may be no answer (SQuAD 2.0): '' if its score exceeds the best span's by `threshold`.
+    """
+    job = self._labeling("answer", ("spans",), False, unanswerable=unanswerable, threshold=threshold)
+    count = 1 if isinstance(questions, str) else len(questions)
+    each = [passages] * count if isinstance(passages, str) else list(passages)
+    answers = self._answers(job, questions, batch_size, [{"passage": passage} for passage in each])
+    found = [SpanAnswer(**answer) for answer in answers]
+    return found[0] if isinstance(questions, str) else found
+
+  def _labeling(self, method: str, forms: Sequence[str], truncate: bool, **settings: Any) -> Labeling:
+    job = Labeling(self, Limits(truncate=truncate), **settings)
+    if job.form not in forms:
+      head = type(self.module.head).__name__
+      raise UserError(f"{method} does not support a {head}", try_=_METHODS.get(job.form, "t5like infer"))
+    return job

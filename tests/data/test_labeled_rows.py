@@ -1,0 +1,182 @@
+"""Rows for heads: the same bytes as the seqio form of the same task, from a token cache without TensorFlow."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import seqio
+import tensorflow as tf
+
+from t5like.data import LabelForm, labeled_rows, open_cache
+from t5like.data.labeled_rows import blank_labels, choices_of
+from t5like.errors import UserError
+from t5like.experiments.cache_building import CacheSettings, build_token_cache
+from t5like.objectives import SpecialTokens
+from t5like.tasks.encoders import squad_spans, tagging  # noqa: F401
+from t5like.tasks.encoders.batches import EncoderFeatureConverter
+from t5like.tasks.seqio_vocabularies import as_seqio, with_vocabulary
+from t5like.vocabularies import load_vocabulary
+
+SAMPLE = json.loads((Path(__file__).parent / "encoder_forms/squad_sample.json").read_text())
+SENTENCES = ["a dull film", "bright , funny and kind " * 4, "", "moving", "no"]
+
+
+def sentence_pairs(label):
+  rows = [
+    {"sentence1": a, "sentence2": b, "idx": n} for n, (a, b) in enumerate(zip(SENTENCES, SENTENCES[::-1], strict=True))
+  ]
+  return [row | {"label": label(n)} for n, row in enumerate(rows)]
+
+
+def questions():
+  """Real passages; one question has no answer."""
+  rows = []
+  for row in SAMPLE:
+    answers = {key: [answer[key] for answer in row["answers"]] for key in ("text", "answer_start")}
+    rows.append({"id": row["id"], "question": row["question"], "context": row["context"], "answers": answers})
+  return [*rows[:6], rows[6] | {"answers": {"text": [], "answer_start": []}}, rows[7]]
+
+
+ROWS = {
+  "glue_sst2_classification": [{"sentence": s, "label": n % 2, "idx": n} for n, s in enumerate(SENTENCES)],
+  "glue_rte_classification": sentence_pairs(lambda n: n % 2),
+  "glue_stsb_classification": sentence_pairs(lambda n: n / 3),
+  "wnut_17_tagging": [
+    {"tokens": ["Angela", "Merkel", "lives", "in", "Hohenschönhausen", "\x7f", "."], "ner": [9, 10, 0, 0, 7, 0, 0]},
+    {"tokens": ["unbelievably", "long"] * 12, "ner": [0, 3] * 12},
+    {"tokens": ["x"], "ner": [12]},
+  ],
+  "squad_v2_spans": questions(),
+}
+
+
+def signature(value):
+  if isinstance(value, dict):
+    return {
+      k: tf.TensorSpec([], tf.int64) if k == "label" and isinstance(v, int) else signature(v) for k, v in value.items()
+    }
+  if isinstance(value, list):
+    return tf.TensorSpec([None], tf.string if value and isinstance(value[0], str) else tf.int32)
+  return tf.TensorSpec([], {str: tf.string, int: tf.int32, float: tf.float32}[type(value)])
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+  """Builds the token cache of a registered task over given rows."""
+
+  def build(name, vocabulary, rows=None):
+    rows = rows or ROWS[name]
+
+    def dataset(split, shuffle_files):
+      del split, shuffle_files
+      return tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=signature(rows[0]))
+
+    source = seqio.FunctionDataSource(dataset, splits=["train"], num_input_examples={"train": len(rows)})
+    task = seqio.TaskRegistry.get(name).replace(source=source)
+    monkeypatch.setitem(seqio.TaskRegistry._REGISTRY, name, task)
+    folder = build_token_cache(CacheSettings(name, vocabulary, root=str(tmp_path), workers=0), lambda line: None)
+    return task, open_cache(folder, "")
+
+  return build
+
+
+def rows_of(cache, vocabulary, length, **changes):
+  form = dataclasses.replace(LabelForm.of(cache), **changes)
+  return labeled_rows(cache, form, length, SpecialTokens.of(load_vocabulary(vocabulary)), seed=1)
+
+
+@pytest.mark.parametrize("vocabulary", ["bert_uncased", "roberta"])
+@pytest.mark.parametrize(("name", "length"), [(name, n) for name in ROWS for n in (20, 96)])
+def test_batches_equal_those_of_seqio(name, length, vocabulary, cached):
+  if name == "squad_v2_spans" and length == 20:
+    length = 150
+  task, cache = cached(name, vocabulary)
+  task = task.replace(output_features=with_vocabulary(task.output_features, as_seqio(vocabulary)))
+  source = rows_of(cache, vocabulary, length)
+  expected = seqio.get_dataset(
+    task, {"inputs": length}, dataset_split="train", feature_converter=EncoderFeatureConverter(), shuffle=False,
+  )  # fmt: skip
+  expected = list(expected.as_numpy_iterator())
+  assert source.rows_per_epoch == len(expected) >= len(ROWS[name])
+  found = source.read(np.arange(len(expected)))
+  assert set(found) == set(expected[0])
+  blank = blank_labels(source.form, length, 3)
+  for feature, values in found.items():
+    wanted = np.stack([row[feature] for row in expected])
+    assert values.dtype == wanted.dtype == blank[feature].dtype and values.shape[1:] == blank[feature].shape[1:]
+    np.testing.assert_array_equal(values, wanted, err_msg=feature)
+  if name == "squad_v2_spans":
+    assert np.any(found["labels"]) and len(expected) > len(ROWS[name])
+  # Any row of any epoch is a function of the seed.
+  numbers = np.arange(len(expected)) + 3 * len(expected)
+  epoch = source.rows(numbers)["encoder_input_tokens"]
+  np.testing.assert_array_equal(epoch[::-1], source.rows(numbers[::-1])["encoder_input_tokens"])
+  assert sorted(map(bytes, epoch)) == sorted(map(bytes, found["encoder_input_tokens"]))
+
+
+def test_robertas_pairs_have_two_separators_and_no_types(cached):
+  _, cache = cached("glue_rte_classification", "roberta")
+  vocabulary = load_vocabulary("roberta")
+  row = rows_of(cache, "roberta", 24).read(np.array([0]))
+  cls, sep = vocabulary.cls_id, vocabulary.sep_id
+  pieces = [cls, *vocabulary.encode("a dull film"), sep, sep, *vocabulary.encode("no"), sep]
+  np.testing.assert_array_equal(row["encoder_input_tokens"][0, : len(pieces)], pieces)
+  assert not row["encoder_token_types"].any() and row["encoder_segment_ids"].sum() == len(pieces)
+
+
+def test_texts_of_t5_and_gpt_end_with_their_own_end(cached):
+  for name in ("t5", "gpt2"):
+    vocabulary = load_vocabulary(name)
+    _, cache = cached("glue_rte_classification", name)
+    row = rows_of(cache, name, 24).read(np.array([0]))
+    pieces = [*vocabulary.encode("a dull film"), vocabulary.eos_id, *vocabulary.encode("no"), vocabulary.eos_id]
+    np.testing.assert_array_equal(row["encoder_input_tokens"][0, : len(pieces)], pieces)
+    assert row["encoder_segment_ids"].sum() == len(pieces)
+
+
+def test_choices_are_the_candidates_of_a_question(cached):
+  question = {"premise": "It rained.", "question": "effect", "choice1": "Sun.", "choice2": "Mud.", "label": 1}
+  rows = [question | {"idx": 3}, question | {"label": 0, "idx": 4, "premise": "It was dry."}]
+  _, cache = cached("super_glue_copa_classification", "bert_uncased", rows)
+  form = LabelForm.of(cache)
+  assert form.grouped and choices_of(cache) == 2
+  batch = rows_of(cache, "bert_uncased", 32, name="choices", choices=2).read(np.array([1, 0]))
+  vocabulary = load_vocabulary("bert_uncased")
+  assert batch["encoder_input_tokens"].shape == (2, 2, 32) and batch["labels"].tolist() == [0, 1]
+  assert vocabulary.decode(batch["encoder_input_tokens"][0, 1, 1:]).startswith("it was dry.")
+  assert vocabulary.encode("mud.")[0] in batch["encoder_input_tokens"][1, 1]
+  rows_of(cache, "bert_uncased", 32, name="choices", choices=2).check()
+  with pytest.raises(UserError, match="does not have 4 choices"):
+    rows_of(cache, "bert_uncased", 32, name="choices", choices=4).check()
+
+
+def test_label_names_come_from_the_task(cached):
+  assert LabelForm.of(cached("glue_rte_classification", "bert_uncased")[1]).labels == ("entailment", "not_entailment")
+  assert LabelForm.of(cached("wnut_17_tagging", "bert_uncased")[1]).labels[0] == "O"
+  assert LabelForm.of(cached("glue_stsb_classification", "bert_uncased")[1]).name == "regression"
+
+
+@pytest.mark.parametrize(
+  ("name", "row", "message"),
+  [
+    (
+      "glue_sst2_classification",
+      {"sentence": "x", "label": -1, "idx": 9},
+      r"outside the head's classes: -1 \(withheld\)",
+    ),
+    ("glue_sst2_classification", {"sentence": "x", "label": 2, "idx": 9}, "outside the head's classes: 2"),
+    ("wnut_17_tagging", {"tokens": ["x"], "ner": [99]}, "outside the head's classes: 99"),
+  ],
+)
+def test_labels_outside_the_classes_are_refused(name, row, message, cached):
+  _, cache = cached(name, "bert_uncased", [*ROWS[name], row])
+  with pytest.raises(UserError, match=message):
+    rows_of(cache, "bert_uncased", 32).check()
+
+
+def test_a_window_that_is_too_short_is_refused(cached):
+  _, cache = cached("squad_v2_spans", "bert_uncased")
+  with pytest.raises(UserError, match="a window of 12 tokens is too short"):
+    rows_of(cache, "bert_uncased", 12).rows_per_epoch  # noqa: B018
