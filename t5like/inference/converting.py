@@ -19,7 +19,7 @@ from t5like.files import storage
 from t5like.inference.prompts import position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
-from t5like.models.heads import WithHead, with_config
+from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
 from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
@@ -80,15 +80,15 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   here = storage.download_tree(source, storage.mirror_folder(source)) if storage.is_remote(source) else source
   imported = _read(settings, here)
   if settings.dtype:
+    config = dataclasses.replace(imported.model.config, param_dtype=settings.dtype)
     params = cast(imported.params, settings.dtype)
-    model = with_config(imported.model, param_dtype=settings.dtype)
-    imported = dataclasses.replace(imported, model=model, params=params)
+    imported = dataclasses.replace(imported, model=imported.model.clone(config=config), params=params)
   name, vocabulary, note = _find_import_vocabulary(settings.vocabulary, source, imported.model.config)
   fingerprint = model_fingerprint(imported.model.config, vocabulary)
   if settings.expected is not None:
     expected = dataclasses.replace(settings.expected, param_dtype=imported.model.config.param_dtype)
     check_fingerprint(fingerprint, model_fingerprint(expected, vocabulary), source)
-    imported = dataclasses.replace(imported, model=with_config(imported.model, **dataclasses.asdict(expected)))
+    imported = dataclasses.replace(imported, model=imported.model.clone(config=expected))
   save_parameters(target, imported.params, step=0, fingerprint=fingerprint)
   if vocabulary is not None:
     name = copy_vocabulary(name, vocabulary, target)

@@ -16,7 +16,6 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
-from t5like.models.heads import with_config
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
 from t5like.training.checkpoints.folders import PARAMS
@@ -201,7 +200,7 @@ def _open_run(
 ) -> RunDirectory:
   experiment = load_experiment(folder, modules)
   find_checkpoint(folder, step)  # fail before loading the vocabulary
-  module = with_config(experiment.model, **changes)
+  module = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
   return RunDirectory(folder, module, experiment, step)
 
 

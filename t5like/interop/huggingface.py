@@ -29,7 +29,7 @@ from t5like.interop.layouts import (
 from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
 from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
-from t5like.models.heads import WithHead, attach_head, with_config
+from t5like.models.heads import WithHead, attach_head
 from t5like.vocabularies import Vocabulary
 
 # model_type of config.json -> (rules module, model class).
@@ -75,7 +75,7 @@ def load(folder: Path | str, **changes: object) -> Imported:
   params, report = import_tensors(rules, wanted, read)
   check_complete(report, str(folder))
   embedding = params["token_embedder/embedding" if head is None else "backbone/token_embedder/embedding"]
-  model = with_config(model, **{"param_dtype": str(embedding.dtype)} | changes)
+  model = model.clone(config=dataclasses.replace(model.config, **{"param_dtype": str(embedding.dtype)} | changes))
   if model.config.scan_layers:
     params = stack_layers(params)
   check_parameters(model, params, str(folder))

@@ -1,6 +1,5 @@
 """A backbone (BERT, T5 or GPT) with a head for labels: classes, scores, choices, tags or answer spans."""
 
-from t5like.models.heads.configs import with_config
 from t5like.models.heads.rows import ClassificationHead, MultipleChoiceHead, RegressionHead
 from t5like.models.heads.states import POOLINGS, Features, LayerMix
 from t5like.models.heads.tokens import SpanHead, TaggingHead
@@ -21,5 +20,4 @@ __all__ = [
   "TaggingHead",
   "WithHead",
   "attach_head",
-  "with_config",
 ]
