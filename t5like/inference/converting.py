@@ -247,11 +247,12 @@ def _find_import_vocabulary(
 def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
   from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer
 
-  config, padding = model.config, None
-  if isinstance(model, WithHead):
+  config, padding, has_head = model.config, None, isinstance(model, WithHead)
+  if has_head:  # rows are as in training, and read from their last token
     form = PairForm.of(SpecialTokens.of(vocabulary))
     around, padding = TextSpecialTokens(form.cls, form.sep), padding_token(vocabulary, config.vocab_size)
   else:
     prompt = prompt_form(model, vocabulary, experiment)
     around = TextSpecialTokens(prompt.start, prompt.end)
-  save_tokenizer(folder, vocabulary, around, position_limit(config), config.num_token_types > 1, padding)
+  types = config.num_token_types > 1
+  save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=not has_head)

@@ -38,6 +38,7 @@ def save_tokenizer(
   max_length: int | None = None,
   token_types: bool = False,
   padding: tuple[str, int] | None = None,
+  keep_template: bool = True,
 ) -> None:
   """Writes tokenizer.json (except for bytes), tokenizer_config.json and the vocabulary's original files.
 
@@ -48,6 +49,7 @@ def save_tokenizer(
     max_length: the model's number of positions.
     token_types: whether the model has token types for pairs of texts.
     padding: a padding token to add, with its id: see `padding_token`.
+    keep_template: keep the special tokens that an original tokenizer.json adds, instead of those of `around`.
   """
   settings: dict[str, Any] = {
     **{f"{kind}_token": _piece(vocabulary, getattr(vocabulary, f"{kind}_id")) for kind in _NAMES},
@@ -62,7 +64,7 @@ def save_tokenizer(
   elif isinstance(vocabulary, SentencePieceVocabulary):
     settings["extra_ids"] = vocabulary.extra_ids
     files[_FILE] = _with_template(_from_sentencepiece(vocabulary), vocabulary, around)
-  elif _FILE not in files or vocabulary.tokenizer.post_processor is None:  # the original file is kept
+  elif _FILE not in files or vocabulary.tokenizer.post_processor is None or not keep_template:
     files[_FILE] = _with_template(Tokenizer.from_str(vocabulary.tokenizer.to_str()), vocabulary, around)
   if padding is not None and _FILE in files:
     settings["pad_token"] = padding[0]

@@ -106,6 +106,8 @@ def save(
     hf |= fields
     if family is hf_t5:  # without an output projection, the field has no other meaning
       hf["tie_word_embeddings"] = model.config.tie_embeddings
+  if head is not None and vocabulary is None:
+    hf.setdefault("pad_token_id", 0)  # as in our batches
   if vocabulary is not None:
     hf |= token_ids(vocabulary, backbone.batch_layout)
     if head is not None and (pad := padding_token(vocabulary, model.config.vocab_size)):

@@ -230,9 +230,14 @@ class _Plan:
       if path in used:
         continue
       if name.startswith(heads) or (layer and self._layers.get(layer["stack"])):
-        self.fates.append(Fate(path, "left out", array.shape))
+        note = self._unused_layers(layer["stack"]) if layer and not name.startswith(heads) else ""
+        self.fates.append(Fate(path, "left out", array.shape, note))
       else:
         self._extra[path] = array
+
+  def _unused_layers(self, stack: str) -> str:
+    have = self._source_layers[stack]
+    return f"layers {_numbers(i for i in range(have) if i not in self._layers[stack])} of {have}"
 
   def _layer_name(self, name: str) -> str:
     """Returns the name in the source of a layer's array in the run."""

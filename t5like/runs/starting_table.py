@@ -34,9 +34,11 @@ def array_fates(source: Path | GivenParameters, spec: StateSpec) -> list[Fate]:
 
 
 def starting_text(fates: Sequence[Fate]) -> str:
-  """Returns a line per group of arrays with the same fate; '' if all of them are taken as they are."""
-  if all(fate.status == "taken" and not fate.note for fate in fates):
+  """Returns a line per group of arrays with the same fate, one line if all of them are taken as they are."""
+  if not fates:
     return ""
+  if all(fate.status == "taken" and not fate.note for fate in fates):
+    return f"taken  all {len(fates):,} arrays"
   groups: dict[tuple[int, str, str], list[Fate]] = {}
   for fate in fates:
     # Arrays with a note are shown one by one, except that layers share a line.
@@ -57,11 +59,10 @@ def starting_data(fates: Sequence[Fate]) -> list[dict[str, Any]]:
 
 
 def _group(fate: Fate) -> str:
-  """Returns the part of a model that an array belongs to; a layer's number if the layer moved."""
+  """Returns the part of a model that an array belongs to, with the layer's number if that layer moved."""
   parts = fate.path.split("/")
   depth = 2 if parts[0] == "backbone" else 1
-  if fate.note and len(parts) > depth:
-    depth += 1
+  depth += fate.status == "taken" and bool(fate.note)
   return "/".join(parts[:depth])
 
 

@@ -69,6 +69,6 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
       found[name][0] = 0
   scale = np.sqrt(sum(np.sum(np.square(x)) for x in gradients.values()))
   for name, expected in gradients.items():
-    # The gradient of key biases is zero but for rounding.
+    # Some are zero but for rounding: of key biases, and of a shift of all positions that a softmax compares.
     error = np.linalg.norm(found[name] - expected)
-    assert error <= 1e-4 * np.linalg.norm(expected) + 1e-7 * scale, (name, error, np.linalg.norm(expected))
+    assert error <= 1e-4 * np.linalg.norm(expected) + 1e-6 * scale, (name, error, np.linalg.norm(expected))
