@@ -1,0 +1,236 @@
+"""Runs with heads, from a task's name to its scores: train, evaluate in the loop and as a command, infer."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import labeled_tasks
+import pytest
+
+import t5like
+from t5like.experiments.reading import load_experiment
+from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.models.heads import ClassificationHead, WithHead
+from t5like.runs.planned_work import planned_work
+
+SIZES = dict(embed_dim=16, mlp_dim=32, num_heads=2)
+MODELS = {
+  "bert": (
+    "bert_uncased",
+    BERT(
+      TransformerConfig(
+        vocab_size=30522,
+        **SIZES,
+        num_encoder_layers=1,
+        positions="learned",
+        max_positions=64,
+        num_token_types=2,
+        norm="layer",
+        norm_position="post",
+        embedding_norm=True,
+        use_bias=True,
+        pooler=True,
+        mlm_head=True,
+        nsp_head=True,
+        scale_attention=True,
+        final_dropout=False,
+      )  # fmt: skip
+    ),
+  ),
+  "t5": ("tiny", T5(TransformerConfig(vocab_size=4224, **SIZES, num_encoder_layers=1, num_decoder_layers=1))),
+  "gpt": ("tiny", GPT(TransformerConfig(vocab_size=4224, **SIZES, num_decoder_layers=1, final_dropout=False))),
+}
+TASKS = ("toy_classification", "toy_scores_classification", "toy_choices_classification", "toy_tagging", "toy_spans")
+# The best score that a run of the test can be expected to reach; guessing reaches 50, 0, 33, 0 and about 3.
+EXPECTED = {
+  "toy_classification": ("accuracy", 100.0),
+  "toy_scores_classification": ("pearson_corrcoef", 90.0),
+  "toy_choices_classification": ("accuracy", 90.0),
+  "toy_tagging": ("f1", 90.0),
+  "toy_spans": ("em", 60.0),
+}
+
+
+@pytest.fixture
+def run_command(request):
+  """The command line, under another name than the package, which these tests use."""
+  return request.getfixturevalue("t5like")
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+  """Token caches of the tasks of labeled_tasks.py, built by the real command."""
+  from conftest import run_here
+
+  folder = tmp_path_factory.mktemp("caches")
+  for vocabulary in ("bert_uncased", "tiny"):
+    for task in TASKS if vocabulary == "bert_uncased" else ("toy_classification", "toy_tagging"):
+      for split in ("train", "validation"):
+        run_here(
+          "cache", task, f"--split={split}", f"--vocabulary={vocabulary}", f"--out={folder}",
+          "--task_modules=labeled_tasks",
+        )  # fmt: skip
+  return folder
+
+
+@pytest.fixture
+def settings(tmp_path, caches):
+  """Arguments of an experiment with a family and a task."""
+
+  def make(family, task, **changes):
+    vocabulary, model = MODELS[family]
+    given = dict(
+      model_dir=str(tmp_path / f"{family}_{task}"), model=model, vocabulary=vocabulary, task=task,
+      lengths={"inputs": 32}, batch_size=16, steps=60, optimizer=t5like.optimizers.adamw(0.01), z_loss=0.0,
+      cache_dir=str(caches), log_period=20, eval_split="validation", task_modules=["labeled_tasks"],
+    )  # fmt: skip
+    return given | changes
+
+  return make
+
+
+def trained(settings, *arguments, **changes):
+  return t5like.train(t5like.Experiment(**settings(*arguments, **changes)))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_head_of_every_form_learns_its_task(task, settings, caches):
+  result = trained(settings, "bert", task)
+  name, expected = EXPECTED[task]
+  score = result.scores[f"eval/{task}/{name}"]
+  assert score >= expected
+  model = t5like.load(result.model_dir)
+  again = t5like.evaluate(model, task, cache_dir=str(caches), task_modules=("labeled_tasks",))
+  assert again.scores[name] == pytest.approx(score, abs=1e-4)
+  assert len(again.rows) == (48 if "choices" in task else 16)
+  _check_methods(task, model)
+
+
+def _check_methods(task, model):
+  if task == "toy_classification":
+    one, two = model.classify(["sea good came calm sea sea", "bad was ship was the the"])
+    assert (one.label, two.label) == ("positive", "negative")
+    assert one.probability == one.probabilities["positive"] == pytest.approx(1 - one.probabilities["negative"])
+    assert model.classify("sea good came calm sea sea").label == one.label
+    with pytest.raises(t5like.UserError, match="tag does not support a ClassificationHead"):
+      model.tag("the sea")
+    with pytest.raises(t5like.UserError, match="too long: .* 64 positions"):
+      model.classify("sea " * 80)
+    assert model.classify("good " * 80, truncate=True).label == "positive"
+  elif task == "toy_scores_classification":
+    low, high = model.classify([(labeled_tasks.values(number)["first"], "") for number in (0, 3)])
+    assert high > low + 1 and isinstance(model.classify(("the sea", "")), float)
+  elif task == "toy_tagging":
+    tags = model.tag("the ship came from Berlin")
+    assert [tag.word for tag in tags] == ["the", "ship", "came", "from", "Berlin"]
+    assert [tag.label for tag in tags] == ["O", "O", "O", "O", "B-location"] and tags[-1].probability > 0.5
+    assert model.tag([["the", "Berlin"], ["a"]])[0] == model.tag([["the", "Berlin"]])[0]
+  elif task == "toy_spans":
+    found = model.answer("which city ?", "the sea was calm and a ship came from Berlin a ship")
+    assert found.answer == "Berlin" and 0 < found.probability <= 1 and found.score > found.null_score
+    assert [a.answer for a in model.answer(["which city ?"] * 2, "a ship came Berlin far")] == ["Berlin"] * 2
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt"])
+def test_t5_and_gpt_with_heads(family, settings):
+  head = ClassificationHead(lm_loss_weight=0.5) if family == "gpt" else "task"
+  result = trained(settings, family, "toy_classification", head=head, eval_loss_period=30)
+  assert result.scores["eval/toy_classification/accuracy"] == 100.0
+  assert ("lm_loss" in result.metrics) == (family == "gpt")
+  model = t5like.load(result.model_dir)
+  assert model.kind in ("T5", "GPT") and model.module.head.labels == ("negative", "positive")
+  assert model.classify("good far calm far came came").label == "positive" and model.embed("a ship").shape == (16,)
+
+
+def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(settings):
+  first = trained(settings, "bert", "toy_tagging", steps=2)
+  experiment = load_experiment(Path(first.model_dir))
+  assert isinstance(experiment.model, WithHead) and experiment.model.head.labels == ("O", "B-location")
+  assert not experiment.model.config.pooler and not experiment.model.config.mlm_head
+  again = trained(settings, "bert", "toy_tagging", steps=4)
+  straight = trained(settings, "bert", "toy_tagging", steps=4, model_dir=f"{first.model_dir}_straight")
+  assert (again.step, again.metrics["loss"]) == (4, straight.metrics["loss"])
+  card = json.loads((Path(first.model_dir) / "run_card.json").read_text())
+  assert card["model"]["head"]["class"] == "TaggingHead" and "BERT with a TaggingHead" in card["text"]["model"]
+
+
+def test_commands_train_evaluate_and_infer(settings, run_command, caches, tmp_path):
+  """As a user: gin files, a head of gin with settings of its own, and the files that commands write."""
+  small = [f"--gin.{name}={value}" for name, value in dict(EMBED_DIM=16, MLP_DIM=32, HEAD_DIM=8).items()]
+  run, shared = tmp_path / "run", [f"--cache_dir={caches}", "--task_modules=labeled_tasks"]
+  run_command(
+    "train", "--gin_file=models/bert/tiny.gin", *small, "--gin_file=runs/finetune.gin", "--gin.TASK=toy_classification",
+    "--gin.INIT_FROM=None", f"--gin.MODEL_DIR={run}", f"--gin.CACHE_DIR={caches}", "--gin.BATCH_SIZE=16",
+    "--gin.TASK_MODULES=['labeled_tasks']", "--gin.TRAIN_STEPS=3", "--gin.LENGTHS={'inputs': 16}",
+    "--gin.HEAD=@ClassificationHead()", "--gin.ClassificationHead.pooling='mean'",
+    "--gin.ClassificationHead.mix_layers=True",
+  )  # fmt: skip
+  head = load_experiment(run).model.head
+  assert (head.pooling, head.mix_layers, head.labels) == ("mean", True, ("negative", "positive"))
+  printed = run_command("eval", f"--model={run}", "--task=toy_classification", *shared).stdout
+  (written,) = (run / "predictions").glob("toy_classification-validation-3.jsonl")
+  rows = [json.loads(line) for line in written.read_text().splitlines()]
+  assert "accuracy" in printed and len(rows) == 16 and sum(rows[0]["probabilities"].values()) == pytest.approx(1)
+  (tmp_path / "texts.jsonl").write_text('{"inputs": "a good ship"}\n{"inputs": "a", "second": "bad ship"}\n')
+  lines = run_command("infer", f"--model={run}", f"--input={tmp_path / 'texts.jsonl'}").stdout.splitlines()
+  assert [json.loads(line)["label"] in ("negative", "positive") for line in lines] == [True, True]
+  lines = run_command(
+    "infer", f"--model={run}", "--task=toy_classification", "--examples=3", *shared
+  ).stdout.splitlines()
+  assert [json.loads(line)["target"] for line in lines] == [0, 1, 0]
+  error = run_command("infer", f"--model={run}", f"--input={tmp_path / 'texts.jsonl'}", "--beams=4", status=2).stderr
+  assert "a head does not decode: --beams" in error
+  error = run_command("eval", f"--model={run}", "--task=toy_classification", "--rank", *shared, status=2).stderr
+  assert "--rank needs a model that generates text" in error
+
+
+def test_a_plan_counts_the_head(settings):
+  experiment = t5like.Experiment(**settings("bert", "toy_choices_classification"))
+  (work,) = planned_work(experiment)
+  assert work.model.head.choices == 3 and work.batch["encoder_input_tokens"].shape == (16, 3, 32)
+
+
+@pytest.mark.parametrize(
+  ("family", "task", "changes", "message"),
+  [
+    ("bert", "toy_tagging", {"head": ClassificationHead()}, r"labels of task 'toy_tagging' \(tagging\) do not fit"),
+    ("bert", "toy_classification", {"head": ClassificationHead(("yes", "no"))}, "classes of task .* are not those"),
+    ("bert", "toy_classification", {"head": ClassificationHead(("0",))}, "invalid ClassificationHead.labels"),
+    ("bert", "toy_classification", {"head": None}, "BERT is an encoder: text-to-text tasks need a decoder"),
+    ("bert", "toy_spans", {"lengths": {"inputs": 65}}, "rows of 65 tokens are too long for a model with 64 learned"),
+    ("bert", "toy_spans", {"lengths": {"inputs": 6}}, "a window of 6 tokens is too short"),
+    ("bert", "toy_classification", {"stream": True}, "STREAM = True does not support a head"),
+    ("bert", "toy_classification", {"pack": True}, "PACK = True does not support a head"),
+    ("gpt", "toy_tagging", {"head": ClassificationHead(pooling="pooler")}, "do not fit"),
+    ("t5", "toy_classification", {"head": ClassificationHead(pooling="pooler")}, "T5 has no pooler"),
+  ],
+)
+def test_errors_come_before_anything_is_written(family, task, changes, message, settings):
+  given = settings(family, task) | changes
+  with pytest.raises(t5like.UserError, match=message):
+    t5like.train(t5like.Experiment(**given))
+  assert not (Path(given["model_dir"]) / "checkpoints").exists()
+
+
+def test_a_task_without_labels_and_a_model_without_a_head(settings, token_caches, caches):
+  with pytest.raises(t5like.UserError, match="task 'snli' has no labels for a head"):
+    given = settings("bert", "snli", cache_dir=str(token_caches), vocabulary="tiny", task_modules=[])
+    t5like.train(t5like.Experiment(**given))
+  vocabulary, model = MODELS["bert"]
+  pretrained = t5like.Experiment(
+    **settings(
+      "bert",
+      "novels_bert_mlm",
+      vocabulary="tiny",
+      cache_dir=str(token_caches),
+      task_modules=[],
+      steps=1,
+      eval_split="",
+      model=model.clone(config=dataclasses.replace(model.config, nsp_head=False, vocab_size=4224)),
+    )  # fmt: skip
+  )
+  loaded = t5like.load(t5like.train(pretrained).model_dir)
+  with pytest.raises(t5like.UserError, match="BERT is an encoder without a head"):
+    t5like.evaluate(loaded, "toy_classification", cache_dir=str(caches), task_modules=("labeled_tasks",))
+  with pytest.raises(t5like.UserError, match="this BERT has no head for labels"):
+    loaded.classify("the sea")
