@@ -328,7 +328,7 @@ def _same_head(old: nn.Module | None, new: nn.Module | None) -> bool:
     return True
   if type(old) is not type(new):
     return False
-  return all(getattr(old, field, None) == getattr(new, field, None) for field in ("labels", "choices", "hidden"))
+  return all(getattr(old, field, None) == getattr(new, field, None) for field in ("labels", "hidden"))
 
 
 def _moved_pieces(old: Vocabulary, new: Vocabulary) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from t5like.errors import UserError
 from t5like.interop import huggingface
+from t5like.interop.layouts import expected_shapes, unflatten
 from t5like.models import GPT
 from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
 
@@ -145,20 +146,45 @@ def test_heads_that_hugging_face_does_not_have_are_not_exported(tmp_path):
       huggingface.save(tmp_path, model, {"backbone": {}, "head": {}})
 
 
+@pytest.mark.parametrize("name", ["T5ForQuestionAnswering", "GPT2ForQuestionAnswering"])
+def test_a_regression_on_any_backbone_goes_out_and_in(name, tmp_path):
+  """Heads without goldens of their own: the classes' tensors are those of a classification."""
+  model = attach_head(huggingface.load(GOLDEN / name).model, RegressionHead(dropout_rate=0.0))
+  shapes = expected_shapes(model)
+  rng = np.random.default_rng(0)
+  params = unflatten({path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()})
+  huggingface.save(tmp_path, model, params)
+  assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == "regression"
+  again = huggingface.load(tmp_path)
+  assert again.model == model and again.report.unexpected == []
+  jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_mt5_has_the_classes_of_t5(changed, tmp_path):
+  case = "T5ForSequenceClassification"
+  imported = huggingface.load(changed(case, model_type="mt5", architectures=[f"M{case}"]))
+  assert isinstance(imported.model.head, ClassificationHead) and imported.report.unexpected == []
+  huggingface.save(tmp_path / "out", imported.model, imported.params, imported.model_type)
+  fields = json.loads((tmp_path / "out" / "config.json").read_text())
+  assert fields["architectures"] == [f"M{case}"] and fields["model_type"] == "mt5"
+
+
 def test_a_model_directory_keeps_the_head(tmp_path):
   """from_hf writes a config.gin with the head and its labels; to_hf gives the same folder."""
   from t5like.inference.converting import ExportSettings, ImportSettings, export_model, import_checkpoint
   from t5like.inference.sources import open_source
 
-  case = "T5ForSequenceClassification"
+  case, labels = "T5ForSequenceClassification", ['it\'s\n"so"', "%MACRO", "@T5()"]  # names are data in gin, too
   shutil.copytree(GOLDEN / case, tmp_path / "hf")
+  config = json.loads((tmp_path / "hf" / "config.json").read_text()) | {"id2label": dict(enumerate(labels))}
+  (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
   import_checkpoint(ImportSettings(tmp_path / "hf", tmp_path / "run"))
   opened = open_source(tmp_path / "run")
-  assert opened.module == huggingface.load(GOLDEN / case).model
+  assert opened.module == huggingface.load(tmp_path / "hf").model and opened.module.head.labels == tuple(labels)
   export_model(ExportSettings(tmp_path / "run", tmp_path / "back"))
   before, after = (load_file(folder / "model.safetensors") for folder in (GOLDEN / case, tmp_path / "back"))
   assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
-  assert "entailment" in (tmp_path / "back" / "config.json").read_text()
+  assert list(json.loads((tmp_path / "back" / "config.json").read_text())["id2label"].values()) == labels
   jax.tree.map(
     np.testing.assert_array_equal, opened.read(None, False, None), huggingface.load(tmp_path / "back").params
   )
