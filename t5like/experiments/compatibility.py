@@ -89,7 +89,7 @@ def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   """Returns the tokens of a row in the model's encoder and decoder; 0 for one it does not have."""
   if isinstance(model, WithHead):
     encodes = model.backbone.batch_layout in ("encoder", "encoder_decoder")
-    tokens = lengths.inputs * (getattr(model.head, "choices", 0) or 1)
+    tokens = lengths.inputs
     return {"encoder_length": tokens if encodes else 0, "decoder_length": tokens if model.runs_decoder else 0}
   if model.batch_layout == "encoder_decoder":
     return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
@@ -98,14 +98,22 @@ def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   return {"encoder_length": 0, "decoder_length": lengths.inputs + lengths.targets}
 
 
+def row_tokens(model: nn.Module, lengths: Lengths) -> int:
+  """Returns the tokens of a row of a batch, in all stacks and for all choices."""
+  return sum(stack_lengths(model, lengths).values()) * _texts_per_row(model)
+
+
+def _texts_per_row(model: nn.Module) -> int:
+  return getattr(model.head, "choices", 1) if isinstance(model, WithHead) else 1
+
+
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
   """Returns the model FLOPs of a train step."""
   if isinstance(model, WithHead):
-    rows, choices = batch_size * (getattr(model.head, "choices", 0) or 1), getattr(model.head, "choices", 0) or 1
-    stacks = {name: length // choices for name, length in stack_lengths(model, lengths).items()}
     # A decoder's output projection runs only for the auxiliary loss.
     has_output = bool(model.head.lm_loss_weight)
-    return planning.train_step_flops(model.config, rows, **stacks, has_output=has_output)
+    rows = batch_size * _texts_per_row(model)
+    return planning.train_step_flops(model.config, rows, **stack_lengths(model, lengths), has_output=has_output)
   return planning.train_step_flops(model.config, batch_size, **stack_lengths(model, lengths))
 
 

@@ -9,7 +9,7 @@ from t5like import data, parallel
 from t5like.data.labeled_rows import blank_labels
 from t5like.data.layouts import Batch, blank
 from t5like.errors import UserError
-from t5like.experiments.compatibility import check_kind, row_lengths, stack_lengths
+from t5like.experiments.compatibility import check_kind, row_lengths, row_tokens
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.heads import head_form, rows_form
 from t5like.experiments.token_caches import CachedTask
@@ -37,7 +37,7 @@ def run_phases(experiment: Experiment, special: SpecialTokens) -> list[Phase]:
     for phase in given
   ]
   for phase in phases:
-    tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
+    tokens = phase.batch_size * row_tokens(experiment.model, phase.lengths)
     if tokens >= 2**31:
       raise UserError(f"a step of {tokens:,} tokens is too large", expected=f"BATCH_SIZE x LENGTHS below {2**31:,}")
   return phases

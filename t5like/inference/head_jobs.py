@@ -131,7 +131,7 @@ class Labeling:
     passage = next((row.fields[name] for name in _PASSAGES if isinstance(row.fields.get(name), str)), None)
     if passage is None:
       return "no passage in field 'passage'"
-    length = min(self._window_length(), self._model.positions or LENGTH)
+    length = min(filter(None, (self._window_length(), self._model.positions)))
     windows = make_windows(self._model.vocabulary, row.text, passage, length=length)
     rows = list(zip(windows.tokens, windows.token_types, strict=True))
     return PreparedRows(row, [], rows=rows, windows=windows, passage=passage)

@@ -14,7 +14,7 @@ import jax
 from t5like import data, planning
 from t5like.console import memory_size
 from t5like.data.layouts import Batch
-from t5like.experiments.compatibility import phase_flops, stack_lengths
+from t5like.experiments.compatibility import phase_flops, row_tokens, stack_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
@@ -60,7 +60,7 @@ def describe_run(
   config = experiment.model.config
   lengths = phases[-1].lengths
   steps = steps_per_phase(phases, experiment.steps)
-  tokens = [phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values()) for phase in phases]
+  tokens = [phase.batch_size * row_tokens(experiment.model, phase.lengths) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
   step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
@@ -151,7 +151,9 @@ def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
 
 def _row_text(experiment: Experiment, phase: Phase) -> str:
   if experiment.model.batch_layout == "encoder":
-    return f"{phase.lengths.inputs} inputs"  # targets are at the same positions
+    choices = getattr(getattr(experiment.model, "head", None), "choices", 0) if experiment.has_head else 0
+    # Targets are at the same positions.
+    return f"{choices} choices x {phase.lengths.inputs} inputs" if choices else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 

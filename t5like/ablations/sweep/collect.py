@@ -95,14 +95,14 @@ def loss_curve(rows: Sequence[dict]) -> list[tuple[int, float]]:
 
 def job_cost(job: TrainJob) -> Cost:
   """Returns a job's cost: FLOPs and tokens from its configuration, seconds from all attempts without start-up."""
-  from t5like.experiments.compatibility import phase_flops, stack_lengths
+  from t5like.experiments.compatibility import phase_flops, row_tokens
   from t5like.experiments.phases import run_phases
   from t5like.objectives import SpecialTokens
   from t5like.vocabularies import load_vocabulary
 
   experiment = job_experiment(job)
   (phase,) = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
-  tokens = phase.batch_size * sum(stack_lengths(experiment.model, phase.lengths).values())
+  tokens = phase.batch_size * row_tokens(experiment.model, phase.lengths)
   device, devices = _devices(job.model_dir)
   attempts = goodput.read_attempts(job.model_dir / goodput.FILE)
   seconds = sum(_active_seconds(attempt) * attempt.get("device_share", 1.0) for attempt in attempts)
