@@ -19,6 +19,9 @@ from t5like.files import storage
 from t5like.inference.prompts import position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
+from t5like.models.heads import WithHead
+from t5like.objectives import SpecialTokens
+from t5like.objectives.segments import PairForm
 from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
 from t5like.training.records.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary, copy_vocabulary, load_vocabulary, vocabulary_in
@@ -173,15 +176,14 @@ def cast(params: Any, dtype: str) -> Any:
 
 def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
   """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
-  config, name = model.config, type(model).__name__
-  defaults = {field.name: field.default for field in dataclasses.fields(config)}
-  fields = {k: v for k, v in dataclasses.asdict(config).items() if v != defaults[k] and k != "dropout_rate"}
+  config, name = model.config, type(getattr(model, "backbone", model)).__name__
+  fields = {k: v for k, v in _changed_fields(config).items() if k != "dropout_rate"}
   return "\n".join([
     f"# {origin}",
     "",
     "include 'runs/finetune.gin'",
     "",
-    f"MODEL = @{name}()",
+    *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
@@ -193,6 +195,23 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "INIT_FROM = None",
     "",
   ])  # fmt: skip
+
+
+def _head_text(model: WithHead, backbone: str) -> list[str]:
+  head = type(model.head).__name__
+  return [
+    "MODEL = @WithHead()",
+    f"WithHead.backbone = @{backbone}()",
+    f"WithHead.head = @{head}()",
+    *([f"WithHead.stack = {model.stack!r}"] if model.stack else []),
+    *(f"{head}.{field} = {value!r}" for field, value in _changed_fields(model.head).items()),
+  ]
+
+
+def _changed_fields(settings: Any) -> dict[str, Any]:
+  """Returns the fields of a config or a head that do not have their default."""
+  fields = [field for field in dataclasses.fields(settings) if field.name not in ("parent", "name")]
+  return {field.name: value for field in fields if (value := getattr(settings, field.name)) != field.default}
 
 
 def _read(settings: ImportSettings, source: Path) -> Imported:
@@ -226,8 +245,14 @@ def _find_import_vocabulary(
 
 
 def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> None:
-  from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer
+  from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer
 
-  form, config = prompt_form(model, vocabulary, experiment), model.config
-  around = TextSpecialTokens(form.start, form.end)
-  save_tokenizer(folder, vocabulary, around, position_limit(config), config.num_token_types > 1)
+  config, padding, has_head = model.config, None, isinstance(model, WithHead)
+  if has_head:  # rows are as in training, and read from their last token
+    form = PairForm.of(SpecialTokens.of(vocabulary))
+    around, padding = TextSpecialTokens(form.cls, form.sep), padding_token(vocabulary, config.vocab_size)
+  else:
+    prompt = prompt_form(model, vocabulary, experiment)
+    around = TextSpecialTokens(prompt.start, prompt.end)
+  types = config.num_token_types > 1
+  save_tokenizer(folder, vocabulary, around, position_limit(config), types, padding, keep_template=not has_head)

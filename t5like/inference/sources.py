@@ -25,6 +25,7 @@ from t5like.training.records.model_dir import CONFIG
 HUB = "hf://"
 _HF_CONFIG_FILES = ("config.json", "bert_config.json")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_OLD_HUB_FILES = ["pytorch_model*.bin"]  # only of repositories without safetensors
 _MAX_LISTED = 5  # tensors listed in a message
 
 
@@ -124,7 +125,7 @@ class RunDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFaceFolder:
-  """A folder with config.json and safetensors; its parameters are read on opening."""
+  """A folder with config.json and safetensors or pytorch_model.bin; its parameters are read on opening."""
 
   folder: Path
   module: nn.Module
@@ -151,10 +152,12 @@ class HuggingFaceFolder:
     return None
 
   def files(self, step: int | None) -> list[Path]:
-    return sorted(self.folder.glob("*.safetensors"))
+    from t5like.interop.tensor_folders import WEIGHT_FILES
+
+    return sorted(path for pattern in WEIGHT_FILES for path in self.folder.glob(pattern))
 
   def configured_eos_ids(self) -> set[int]:
-    from t5like.interop.safetensors_files import read_json
+    from t5like.interop.tensor_folders import read_json
 
     if self.module.batch_layout == "encoder":
       return set()
@@ -220,7 +223,10 @@ def _from_hub(name: str) -> Path:
       f"{name} needs huggingface_hub, which is not installed", try_="pip install huggingface_hub, or a local folder"
     ) from None
   try:
-    return Path(snapshot_download(name.removeprefix(HUB), allow_patterns=_HUB_FILES))
+    folder = Path(snapshot_download(name.removeprefix(HUB), allow_patterns=_HUB_FILES))
+    if not any(folder.glob("*.safetensors")):
+      folder = Path(snapshot_download(name.removeprefix(HUB), allow_patterns=_HUB_FILES + _OLD_HUB_FILES))
+    return folder
   except Exception as error:  # exception classes differ between versions: offline, unknown name, no access
     first = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise UserError(f"cannot download {name}", because=first, try_="a local folder") from None

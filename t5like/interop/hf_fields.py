@@ -14,6 +14,27 @@ _OURS = {
 _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu"}
 
 
+# The names of classes in `architectures` start with one of these; the longer ones first.
+_CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert"}
+# Fields that only this family has.
+_TYPICAL_FIELDS = {
+  "t5": ("d_model", "d_kv", "d_ff"),
+  "openai-gpt": ("n_embd", "n_positions", "afn"),
+  "gpt2": ("n_embd", "n_positions", "n_layer"),
+  "bert": ("hidden_size", "intermediate_size", "type_vocab_size"),
+}
+
+
+def guess_model_type(hf: Mapping) -> str:
+  """Returns the model_type of a config.json from before that field, or '' if it is not clear."""
+  classes = hf.get("architectures")
+  if isinstance(classes, list) and classes:
+    return next((kind for start, kind in _CLASSES.items() if str(classes[0]).startswith(start)), "")
+  if hf.get("type_vocab_size") == 1:  # RoBERTa has BERT's fields, but numbers positions from 2
+    return ""
+  return next((kind for kind, fields in _TYPICAL_FIELDS.items() if all(field in hf for field in fields)), "")
+
+
 def from_hf_activation(name: str) -> str:
   if name not in _OURS:
     raise UserError(f"unknown activation {name!r} in config.json", known=", ".join(_OURS), nearest=nearest(name, _OURS))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from t5like.errors import UserError
 from t5like.interop.hf_fields import from_hf_activation, require_fields, require_output, to_hf_activation
+from t5like.interop.hf_heads import find_head
 from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
@@ -19,7 +20,8 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
   for field in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
     if hf.get(field):
       raise UserError(f"GPT-2 with {field} is not supported", field=f"{field} in config.json")
-  require_output(hf, names, "lm_head.weight")
+  if find_head(hf) is None:
+    require_output(hf, names, "lm_head.weight")
   is_gpt1 = hf["model_type"] == "openai-gpt"
   # GPT-1 calls the tanh form "gelu".
   activation = hf.get("afn", "gelu") if is_gpt1 else hf.get("activation_function", "gelu_new")

@@ -19,6 +19,7 @@ from t5like.vocabularies.sentencepiece import WORD_MARK
 
 _FILE = "tokenizer.json"
 _UNIGRAM, _BPE = 1, 2  # SentencePiece model types
+_PADDING = "<|pad|>"
 _NAMES = ("pad", "eos", "unk", "bos", "cls", "sep", "mask")
 
 
@@ -36,6 +37,8 @@ def save_tokenizer(
   around: TextSpecialTokens,
   max_length: int | None = None,
   token_types: bool = False,
+  padding: tuple[str, int] | None = None,
+  keep_template: bool = True,
 ) -> None:
   """Writes tokenizer.json (except for bytes), tokenizer_config.json and the vocabulary's original files.
 
@@ -45,6 +48,8 @@ def save_tokenizer(
     around: the special tokens around a text.
     max_length: the model's number of positions.
     token_types: whether the model has token types for pairs of texts.
+    padding: a padding token to add, with its id: see `padding_token`.
+    keep_template: keep the special tokens that an original tokenizer.json adds, instead of those of `around`.
   """
   settings: dict[str, Any] = {
     **{f"{kind}_token": _piece(vocabulary, getattr(vocabulary, f"{kind}_id")) for kind in _NAMES},
@@ -59,8 +64,11 @@ def save_tokenizer(
   elif isinstance(vocabulary, SentencePieceVocabulary):
     settings["extra_ids"] = vocabulary.extra_ids
     files[_FILE] = _with_template(_from_sentencepiece(vocabulary), vocabulary, around)
-  elif _FILE not in files or vocabulary.tokenizer.post_processor is None:  # the original file is kept
+  elif _FILE not in files or vocabulary.tokenizer.post_processor is None or not keep_template:
     files[_FILE] = _with_template(Tokenizer.from_str(vocabulary.tokenizer.to_str()), vocabulary, around)
+  if padding is not None and _FILE in files:
+    settings["pad_token"] = padding[0]
+    files[_FILE] = _with_token(files[_FILE], *padding)
   if vocabulary.sentinel_ids and _FILE in files:
     settings["additional_special_tokens"] = [_piece(vocabulary, token) for token in vocabulary.sentinel_ids]
   settings = {name: value for name, value in settings.items() if value is not None} | vocabulary.settings
@@ -68,6 +76,17 @@ def save_tokenizer(
   folder.mkdir(parents=True, exist_ok=True)
   for name, content in files.items():
     (folder / name).write_bytes(content)
+
+
+def padding_token(vocabulary: Vocabulary, rows: int) -> tuple[str, int] | None:
+  """Returns a padding token for a vocabulary without one: the first row of the embedding that is not used.
+
+  A classifier of Hugging Face reads the state of the last token that is not padding, so the end-of-sequence, which ends
+  the texts, must not pad them. None: the vocabulary has a padding token, or no row is left.
+  """
+  if vocabulary.pad_id is not None or rows <= vocabulary.vocab_size:
+    return None
+  return _PADDING, vocabulary.vocab_size
 
 
 def token_ids(vocabulary: Vocabulary, batch_layout: str) -> dict[str, int]:
@@ -83,6 +102,15 @@ def token_ids(vocabulary: Vocabulary, batch_layout: str) -> dict[str, int]:
 
 def _piece(vocabulary: Vocabulary, token: int | None) -> str | None:
   return None if token is None else vocabulary.piece(token).removeprefix(WORD_MARK)
+
+
+def _with_token(content: bytes, name: str, token: int) -> bytes:
+  """Adds a special token to tokenizer.json; the vocabulary's ids end before it."""
+  tokenizer = Tokenizer.from_str(content.decode())
+  tokenizer.add_special_tokens([name])
+  if tokenizer.token_to_id(name) != token:
+    raise UserError(f"the tokenizer gives {name} the id {tokenizer.token_to_id(name)}, not {token}")
+  return tokenizer.to_str(pretty=True).encode()
 
 
 def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: TextSpecialTokens) -> bytes:

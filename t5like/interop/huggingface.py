@@ -1,4 +1,4 @@
-"""Imports and exports Hugging Face checkpoints: folders with config.json and safetensors.
+"""Imports and exports Hugging Face checkpoints: folders with config.json and safetensors or pytorch_model.bin.
 
 Every tensor keeps its dtype: `load` followed by `save` gives the same bits. Needs neither torch nor transformers.
 """
@@ -14,12 +14,22 @@ import jax
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.interop import hf_bert, hf_gpt, hf_t5, safetensors_files
-from t5like.interop.hf_tokenizers import token_ids
-from t5like.interop.layouts import check_parameters, flatten, stack_layers, unflatten, unstack_layers
+from t5like.interop import hf_bert, hf_gpt, hf_t5, tensor_folders
+from t5like.interop.hf_fields import guess_model_type
+from t5like.interop.hf_heads import HeadClass, find_head, head_from_hf, head_rules, head_to_hf, in_backbone
+from t5like.interop.hf_tokenizers import padding_token, token_ids
+from t5like.interop.layouts import (
+  check_parameters,
+  expected_shapes,
+  flatten,
+  stack_layers,
+  unflatten,
+  unstack_layers,
+)
 from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
-from t5like.interop.safetensors_files import TensorFolder, read_json
+from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.models.heads import WithHead, attach_head
 from t5like.vocabularies import Vocabulary
 
 # model_type of config.json -> (rules module, model class).
@@ -36,7 +46,7 @@ _GENERATION = "generation_config.json"
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-  model: T5 | BERT | GPT
+  model: T5 | BERT | GPT | WithHead
   params: dict  # nested; numpy arrays in the checkpoint's dtypes
   report: ImportReport
   model_type: str  # from config.json
@@ -47,17 +57,25 @@ def load(folder: Path | str, **changes: object) -> Imported:
   folder = Path(folder)
   hf, tensors = read_config(folder), TensorFolder(folder)
   family, model_class = FAMILIES[hf["model_type"]]
-  names = {name.removeprefix(family.PREFIX): name for name in tensors.names()}
+  head = find_head(hf)
+  prefix = family.PREFIX if head is None else head.prefix
+  names = {name.removeprefix(prefix): name for name in tensors.names()}
 
   def read(name):
     return tensors.read(names[name])
 
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
-  config = _config(family, hf, set(names), _tied(names, read), folder)
-  params, report = import_tensors(family.rules(config), wanted, read)
+  config = _config(family, hf, set(names), _tied(names, read) if head is None else _ties(hf), folder)
+  model, rules = model_class(config), family.rules(config)
+  if head is not None:
+    model = _attached(model, head, hf, folder)
+    paths = expected_shapes(model)  # a head may not use all of the backbone: T5's decoder, BERT's other heads
+    rules = [in_backbone(rule) for rule in rules]
+    rules = [rule for rule in rules if paths.keys() >= set(rule.ours)] + head_rules(head, model.head)
+  params, report = import_tensors(rules, wanted, read)
   check_complete(report, str(folder))
-  dtype = str(params["token_embedder/embedding"].dtype)
-  model = model_class(dataclasses.replace(config, **{"param_dtype": dtype} | changes))
+  embedding = params["token_embedder/embedding" if head is None else "backbone/token_embedder/embedding"]
+  model = model.clone(config=dataclasses.replace(model.config, **{"param_dtype": str(embedding.dtype)} | changes))
   if model.config.scan_layers:
     params = stack_layers(params)
   check_parameters(model, params, str(folder))
@@ -66,7 +84,7 @@ def load(folder: Path | str, **changes: object) -> Imported:
 
 def save(
   folder: Path | str,
-  model: T5 | BERT | GPT,
+  model: T5 | BERT | GPT | WithHead,
   params: Mapping,
   model_type: str | None = None,
   vocabulary: Vocabulary | None = None,
@@ -80,25 +98,40 @@ def save(
     model_type: "mt5" selects Hugging Face's mT5 instead of T5.
     vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
   """
-  family = next(module for module, kind in FAMILIES.values() if isinstance(model, kind))
-  hf = family.config_to_hf(model.config)
+  backbone = model.backbone if isinstance(model, WithHead) else model
+  family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
+  hf, head = family.config_to_hf(model.config), None
+  if model is not backbone:
+    head, fields = head_to_hf(model)
+    hf |= fields
+    if family is hf_t5:  # without an output projection, the field has no other meaning
+      hf["tie_word_embeddings"] = model.config.tie_embeddings
+  if head is not None and vocabulary is None:
+    hf.setdefault("pad_token_id", 0)  # as in our batches
   if vocabulary is not None:
-    hf |= token_ids(vocabulary, model.batch_layout)
+    hf |= token_ids(vocabulary, backbone.batch_layout)
+    if head is not None and (pad := padding_token(vocabulary, model.config.vocab_size)):
+      hf["pad_token_id"] = pad[1]
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
-    hf |= {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
+    hf |= {"model_type": "mt5", "architectures": [f"M{name}" for name in hf["architectures"]]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))
-  tensors = export_tensors(family.rules(model.config), flat)
-  if model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
+  rules = family.rules(model.config)
+  if head is not None:
+    rules = [rule for rule in map(in_backbone, rules) if flat.keys() >= set(rule.ours)]
+    rules += head_rules(head, model.head)
+  tensors = export_tensors(rules, flat)
+  if head is None and model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
     # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
-  embedding = flat["token_embedder/embedding"]
+  embedding = flat["token_embedder/embedding" if head is None else "backbone/token_embedder/embedding"]
   if family is hf_bert and not model.config.num_token_types:
     tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
-  prefix = "" if hf["architectures"] == ["BertModel"] else family.PREFIX
-  named = {name if _is_head(name) else prefix + name: tensor for name, tensor in tensors.items()}
-  safetensors_files.write(Path(folder), named)
+  prefix = "" if hf["architectures"] == ["BertModel"] else family.PREFIX if head is None else head.prefix
+  heads = ("lm_head.", "cls.") if head is None else tuple(f"{layer}." for layer in head.layers)
+  named = {name if name.startswith(heads) else prefix + name: tensor for name, tensor in tensors.items()}
+  tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
-  (Path(folder) / "config.json").write_text(json.dumps(hf, indent=2, sort_keys=True) + "\n")
+  (Path(folder) / "config.json").write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
 
 
 def read_config(folder: Path) -> dict:
@@ -110,10 +143,11 @@ def read_config(folder: Path) -> dict:
     hf["hidden_act"] = "gelu_new" if hf.get("hidden_act") == "gelu" else hf.get("hidden_act")
   else:
     raise UserError(f"no config.json in {folder}", expected="a Hugging Face checkpoint folder")
-  kind = hf.get("model_type", "")
+  kind = hf["model_type"] = hf.get("model_type") or guess_model_type(hf)
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
       f"unsupported model_type {kind!r} in {folder}/config.json",
+      architectures=str(hf.get("architectures", ""))[:100],
       known=", ".join(FAMILIES),
       nearest=nearest(str(kind), FAMILIES),
     )
@@ -147,5 +181,13 @@ def _tied(names: Mapping[str, str], read: Callable[[str], np.ndarray]) -> bool:
   return output is None or embedding is None or np.array_equal(read(output), read(embedding))
 
 
-def _is_head(name: str) -> bool:
-  return name.startswith(("lm_head.", "cls."))
+def _ties(hf: Mapping) -> bool:
+  """Whether the output projection, which a model with a head does not have, would be tied."""
+  return hf["model_type"] in hf_bert.MODEL_TYPES or hf.get("tie_word_embeddings") is not False
+
+
+def _attached(backbone: T5 | BERT | GPT, found: HeadClass, hf: Mapping, folder: Path) -> WithHead:
+  try:
+    return attach_head(backbone, head_from_hf(found, hf))
+  except UserError as error:
+    raise UserError(f"{folder}/config.json: {error.what}", **error.lines) from None

@@ -11,6 +11,7 @@ from flax import traverse_util
 from t5like.errors import UserError
 from t5like.interop.mapping import Parameters
 from t5like.models import BERT, GPT, T5
+from t5like.models.heads import WithHead
 
 _LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
 _STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
@@ -48,9 +49,10 @@ def unstack_layers(params: Parameters) -> Parameters:
   return separate
 
 
-def expected_shapes(model: T5 | BERT | GPT) -> dict[str, tuple[int, ...]]:
+def expected_shapes(model: T5 | BERT | GPT | WithHead) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of all parameters of `model`, without computing any."""
-  token = np.ones((1, 1), np.int32)
+  choices = getattr(getattr(model, "head", None), "choices", None)
+  token = np.ones((1, choices, 1) if choices else (1, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
   shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
   return {path: leaf.shape for path, leaf in flatten(shapes).items()}
@@ -58,6 +60,7 @@ def expected_shapes(model: T5 | BERT | GPT) -> dict[str, tuple[int, ...]]:
 
 # The fields that determine a shape, for error messages.
 _FIELDS = (
+  (r"^head/", "the labels: id2label or num_labels"),
   (r"token_embedder/embedding|logits_dense|mlm_head/bias", "VOCAB_SIZE, EMBED_DIM"),
   (r"position_embedding", "MAX_POSITIONS, EMBED_DIM"),
   (r"mlp/w", "EMBED_DIM, MLP_DIM"),
@@ -66,11 +69,13 @@ _FIELDS = (
 )
 
 
-def check_parameters(model: T5 | BERT | GPT, params: Parameters, source: str) -> None:
+def check_parameters(model: T5 | BERT | GPT | WithHead, params: Parameters, source: str) -> None:
   """Raises UserError at the first difference between parameters and those of `model`."""
   expected = expected_shapes(model)
   # The embedding first: its shape shows whether the vocabulary or the width is wrong.
-  for path in sorted(set(expected) | set(params), key=lambda path: (path != "token_embedder/embedding", path)):
+  for path in sorted(
+    set(expected) | set(params), key=lambda path: (not path.endswith("token_embedder/embedding"), path)
+  ):
     if path not in params or path not in expected:
       present, absent = ("the model", source) if path in expected else (source, "the model")
       raise UserError(f"{present} has a parameter {path} that {absent} lacks", try_="the gin file of that model")

@@ -16,7 +16,7 @@ from t5like.interop import huggingface, t5x
 from t5like.interop.layouts import flatten
 from t5like.models import T5
 from t5like.training.checkpoints.folders import PARAMS, checkpoint_steps, find_checkpoint
-from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.checkpoints.given_parameters import GivenParameters, SourceModel
 from t5like.vocabularies import load_vocabulary, vocabulary_in
 
 _HUGGING_FACE = ("config.json", "bert_config.json")
@@ -46,7 +46,7 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
       raise UserError(error.what, **lines) from None
   path = storage.as_path(source).absolute()
   local = storage.download_tree(path, storage.mirror_folder(path)) if storage.is_remote(path) else path
-  config = model.config
+  config, backbone = model.config, getattr(model, "backbone", model)
 
   def read() -> tuple[huggingface.Imported, Mapping[str, np.ndarray]]:
     if kind == "T5X checkpoint":
@@ -56,21 +56,23 @@ def find_parameters(source: str, model: nn.Module) -> Path | GivenParameters:
     return imported, flatten(imported.params)
 
   if kind == "T5X checkpoint":
-    _check_kind(T5, model, f"the {kind} {source}")
+    _check_kind(T5, backbone, f"the {kind} {source}")
   imported, arrays = read()
-  _check_kind(type(imported.model), model, f"the {kind} {source}")
-  vocabulary = vocabulary_in(local)
+  _check_kind(type(getattr(imported.model, "backbone", imported.model)), backbone, f"the {kind} {source}")
+  vocabulary_file = vocabulary_in(local)
+  vocabulary = load_vocabulary(str(vocabulary_file)) if vocabulary_file else None
   stored_config = dataclasses.replace(
     imported.model.config, param_dtype=config.param_dtype
   )  # narrower floats are widened
   return GivenParameters(
     f"the {kind} {source}",
-    model_fingerprint(stored_config, load_vocabulary(str(vocabulary)) if vocabulary else None),
+    model_fingerprint(stored_config, vocabulary),
     arrays,
     lambda: read()[1],
     "the gin files of that model: a file of gin/models, "
-    + (f"--gin.VOCABULARY={vocabulary}, " if vocabulary else "")
+    + (f"--gin.VOCABULARY={vocabulary_file}, " if vocabulary else "")
     + f"or `t5like convert from_{'t5x' if kind.startswith('T5X') else 'hf'}`, which writes a config.gin",
+    known=lambda: SourceModel(getattr(imported.model, "head", None), vocabulary),
   )
 
 

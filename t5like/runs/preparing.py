@@ -28,9 +28,11 @@ from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.objectives import SpecialTokens
+from t5like.runs.adapting import adapt
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.run_card import RunCard, describe_run
+from t5like.runs.starting_table import array_fates
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
   Restore,
@@ -42,7 +44,7 @@ from t5like.training.checkpoints import (
   has_training_state,
   newest_intact,
 )
-from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.checkpoints.given_parameters import Fate, GivenParameters
 from t5like.training.optimizers import Optimizer
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec, with_optimizer
@@ -60,6 +62,7 @@ class StartingPoint:
   options: Restore = Restore()
   verified: bool = False  # its checksums were compared just now
   episode: int = 0  # of the training plan, whose optimizer state it has
+  fates: Sequence[Fate] = ()  # of its parameters and the run's
 
   @property
   def step(self) -> int:
@@ -154,7 +157,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
     experiment, model_dir, mesh, plan, specs, shares, phases, batches, stream, start.description, stream_reason,
-    expected,
+    expected, start.fates,
   )  # fmt: skip
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
@@ -238,8 +241,11 @@ def choose_starting_point(
     checkpoint = find_checkpoint(experiment.restore_from)
     start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
   elif init or experiment.init_from:
-    start = StartingPoint("{checkpoint}", init or find_parameters(experiment.init_from, experiment.model))
     options = dataclasses.replace(options, parameters_only=True)
+    source = init or find_parameters(experiment.init_from, experiment.model)
+    vocabulary = load_vocabulary(experiment.vocabulary)
+    source = adapt(source, experiment.model, vocabulary, specs[0], fingerprint, options)
+    start = StartingPoint("{checkpoint}", source)
   else:
     return StartingPoint("random initialization")
   resumes = not options.parameters_only and has_training_state(start.checkpoint)
@@ -250,7 +256,9 @@ def choose_starting_point(
     what = "the converted parameters in this directory" if newest.checkpoint else "the parameters of {checkpoint}"
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
-  return dataclasses.replace(start, description=description, options=options, resumes=resumes, episode=episode)
+  fates = array_fates(start.checkpoint, specs[episode])
+  known = dict(description=description, options=options, resumes=resumes, episode=episode, fates=fates)
+  return dataclasses.replace(start, **known)
 
 
 def check_rates(optimizer: Optimizer, steps: int) -> None:

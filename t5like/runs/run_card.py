@@ -24,6 +24,8 @@ from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
+from t5like.runs.starting_table import starting_data, starting_text
+from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
 
 _MAX_LABELS = 8  # shown on the card
@@ -56,6 +58,7 @@ def describe_run(
   initialization: str,
   stream_reason: str = "",
   expected: Sequence[tuple[str, float, int | None]] = (),
+  fates: Sequence[Fate] = (),
 ) -> RunCard:
   config = experiment.model.config
   spec = specs[plan.episodes.index(plan.largest)]
@@ -103,7 +106,7 @@ def describe_run(
     "trains": plan.describe(),
     "optimizer": f"{experiment.optimizer.description}, learning rate {first:.3g} at the start, {last:.3g} at the end",
     "seed": f"{experiment.seed}; {_reproducibility(experiment, mesh)}",
-    "starts from": initialization,
+    "starts from": "\n".join(filter(None, [initialization, starting_text(fates)])),
     "writes to": f"{model_dir}\n{_checkpoints_text(experiment)}",
   }
   facts = {
@@ -123,6 +126,7 @@ def describe_run(
     "tokens": all_tokens,
     "model_flops": all_flops,
     "seed": experiment.seed,
+    "starts_from": {"source": initialization, "variables": starting_data(fates)},
   }
   return RunCard(entries, facts)
 

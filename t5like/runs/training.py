@@ -18,7 +18,7 @@ from t5like.inference import Model
 from t5like.interop.layouts import flatten
 from t5like.runs.preparing import PreparedRun, prepare
 from t5like.runs.trainer import Trainer, TrainingResult
-from t5like.training.checkpoints.given_parameters import GivenParameters
+from t5like.training.checkpoints.given_parameters import GivenParameters, SourceModel
 from t5like.training.guards.run_lock import sole_trainer
 from t5like.training.guards.step_file import StepFile
 from t5like.training.loop import Hook
@@ -91,9 +91,11 @@ def given_parameters(init: Model | Mapping[str, Any], experiment: Experiment) ->
   """Returns parameters in memory as initial parameters of a run."""
   if isinstance(init, Model):
     params, source, fingerprint = init.params, f"the model {init.folder}", init.fingerprint
+    known = SourceModel(getattr(init.module, "head", None), init.vocabulary)
   else:
     vocabulary = load_vocabulary(experiment.vocabulary)
-    params, source = init, "given parameters"
+    params, source, known = init, "given parameters", SourceModel(vocabulary=vocabulary)
     fingerprint = model_fingerprint(experiment.model.config, vocabulary)
   arrays = {path: np.asarray(array) for path, array in flatten(jax.device_get(params)).items()}
-  return GivenParameters(source, fingerprint, arrays, lambda: arrays, "an experiment with that model and vocabulary")
+  advice = "an experiment with that model and vocabulary"
+  return GivenParameters(source, fingerprint, arrays, lambda: arrays, advice, known=lambda: known)

@@ -1,5 +1,6 @@
 """INIT_FROM with checkpoints of other libraries: T5X and Hugging Face, read directly."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,20 @@ def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hug
   t5like(*finetune, f"--gin.INIT_FROM={tmp_path}/hf", "--dry_run")
   refused = t5like(*finetune, f"--gin.INIT_FROM={tmp_path}/hf", "--gin.VOCABULARY=byte", "--dry_run", status=2).stderr
   assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
+
+
+def test_fewer_layers_are_taken_and_the_card_says_so(t5like, finetune, hugging_face, tmp_path):
+  fewer = [*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.NUM_DECODER_LAYERS=1"]
+  done = t5like(*fewer)
+  lines = [line.split() for line in done.stdout.splitlines()]
+  assert ["left", "out", "decoder", "14", "arrays,"] == next(line[:5] for line in lines if line[:2] == ["left", "out"])
+  assert "layers 1 of 2" in done.stdout
+  card = json.loads((tmp_path / "run" / "run_card.json").read_text())
+  fates = {row["variable"]: row["status"] for row in card["starts_from"]["variables"]}
+  assert fates["decoder/layers_0/mlp/wo/kernel"] == "taken" and fates["decoder/layers_1/mlp/wo/kernel"] == "left out"
+  found, expected = load_parameters(tmp_path / "run", 1), huggingface.load(hugging_face).params
+  del expected["decoder"]["layers_1"]
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_sources_of_the_wrong_kind(t5like, finetune, t5x, tmp_path):

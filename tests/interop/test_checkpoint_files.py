@@ -201,7 +201,7 @@ def test_folders_without_a_checkpoint(tmp_path):
   with pytest.raises(UserError, match="is invalid"):
     huggingface.load(tmp_path)
   (tmp_path / "config.json").write_text('{"model_type": "t5"}')
-  (tmp_path / "pytorch_model.bin").write_bytes(b"")
+  (tmp_path / "tf_model.h5").write_bytes(b"")
   with pytest.raises(UserError, match="save_pretrained"):
     huggingface.load(tmp_path)
 

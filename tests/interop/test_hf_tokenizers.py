@@ -12,7 +12,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from t5like.errors import UserError
-from t5like.interop.hf_tokenizers import TextSpecialTokens, save_tokenizer, token_ids
+from t5like.interop.hf_tokenizers import TextSpecialTokens, padding_token, save_tokenizer, token_ids
 from t5like.vocabularies import load_vocabulary, vocabulary_in
 
 TEXTS = [
@@ -119,6 +119,31 @@ def test_an_original_tokenizer_json_is_kept(tmp_path):
   (tmp_path / "a/vocab.txt").unlink()
   save_tokenizer(tmp_path / "b", load_vocabulary(str(tmp_path / "a")), TextSpecialTokens())
   assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_a_classifier_on_gpt2_gets_a_padding_token(original, tmp_path):
+  """It reads the last token that is not padding: texts end with <|endoftext|>, which therefore cannot pad them."""
+  vocabulary = load_vocabulary("gpt2")
+  if original:  # GPT-2's own tokenizer.json adds no end-of-sequence
+    save_tokenizer(tmp_path / "old", vocabulary, TextSpecialTokens())
+    for name in ("vocab.json", "merges.txt"):
+      (tmp_path / "old" / name).unlink()
+    vocabulary = load_vocabulary(str(tmp_path / "old" / "tokenizer.json"))
+  assert padding_token(vocabulary, vocabulary.vocab_size) is None
+  assert padding_token(load_vocabulary("t5"), 40_000) is None
+  padding = padding_token(vocabulary, 50304)
+  assert padding == ("<|pad|>", 50257)
+  around = TextSpecialTokens(None, vocabulary.eos_id)
+  save_tokenizer(tmp_path / "new", vocabulary, around, padding=padding, keep_template=False)
+  theirs = tokenizer_of(tmp_path / "new")
+  assert theirs.token_to_id("<|pad|>") == 50257
+  assert [theirs.encode(text).ids for text in TEXTS] == [[*ids, 50256] for ids in vocabulary.encode_batch(TEXTS)]
+  pair = theirs.encode("one", "two").ids
+  assert pair == [*vocabulary.encode("one"), 50256, *vocabulary.encode("two"), 50256]
+  assert json.loads((tmp_path / "new" / "tokenizer_config.json").read_text())["pad_token"] == "<|pad|>"
+  if not original:
+    assert load_vocabulary(str(vocabulary_in(tmp_path / "new"))).fingerprint == vocabulary.fingerprint
 
 
 def test_ids_in_a_models_configuration():

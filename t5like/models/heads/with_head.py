@@ -102,7 +102,7 @@ class WithHead(nn.Module):
     """Returns [rows, length, embed], or the states of all layers for a mix."""
     kind, every = self.backbone.batch_layout, self.head.mix_layers
     if kind == "encoder":
-      return self.backbone.hidden_states(batch, deterministic, every)
+      return self.backbone.hidden_states(_without_segments(batch), deterministic, every)
     tokens = batch["encoder_input_tokens"]
     if kind == "encoder_decoder":
       if not self.runs_decoder:
@@ -162,6 +162,16 @@ _FAMILIES = {
   "prefix_lm": ("last", None, False),
 }
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
+
+
+def _without_segments(batch: Batch) -> Batch:
+  """Returns the batch with lengths instead of segments and positions: rows with labels are not packed.
+
+  Padding then attends to the text and has its own positions, as in Hugging Face, where it counts in the softmax of
+  answer spans.
+  """
+  kept = {name: x for name, x in batch.items() if name not in ("encoder_segment_ids", "encoder_positions")}
+  return kept | {"encoder_lengths": jnp.sum(encoder_valid(batch), axis=1, dtype=jnp.int32)}
 
 
 def _rows(batch: Batch) -> jax.Array:

@@ -44,10 +44,14 @@ class Restore:
   parameters_only: bool = False  # fresh optimizer, step 0; narrower floats are widened
   allow_missing: str = ""  # variables that keep their initial value if the checkpoint lacks them
   ignore_extra: str = ""  # variables of the checkpoint that are ignored if the model lacks them
+  layers: tuple[int, ...] = ()  # INIT_FROM: the layers to take for each stack, such as (0, 2, 4); (): the lowest
 
   def __post_init__(self):
     for name in ("allow_missing", "ignore_extra"):
       check_pattern(name, getattr(self, name))
+    object.__setattr__(self, "layers", tuple(self.layers))
+    if not all(type(layer) is int and layer >= 0 for layer in self.layers):
+      raise UserError(f"invalid RESTORE.layers: {list(self.layers)}", expected="numbers of layers, from 0")
 
   @property
   def lenient(self) -> bool:
@@ -155,8 +159,9 @@ def _match_items(
     stored = checkpoint.stored if given else _stored(checkpoint, name)
     difference = compare(stored, target, widen=not with_training)
     missing, extra = _allowed(name, difference, options, fresh_variables)
+    missing |= checkpoint.new & set(difference.missing) if given else set()
     if name == PARAMS:
-      _check_patterns_match(options, difference)
+      _check_patterns_match(options, difference.without(checkpoint.new if given else (), ()))
       fresh_variables |= missing | extra
     differences[name] = difference.without(missing, extra)
     items[name] = _ItemMatch({path: target[path] for path in target if path in stored}, frozenset(missing))

@@ -1,0 +1,190 @@
+"""Hugging Face's classes with a head: for each, its tensors and our head. The labels are in config.json (id2label).
+
+A class is a line of `CLASSES`; the tensors of the backbone are those of its family.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.interop.mapping import Rule
+from t5like.models.heads import (
+  ClassificationHead,
+  MultipleChoiceHead,
+  RegressionHead,
+  SpanHead,
+  TaggingHead,
+  WithHead,
+)
+
+_CHOICES = "num_choices"  # our own field of config.json: in Hugging Face, it is a fact of the batch
+_MOST_LABELS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadClass:
+  """One of Hugging Face's classes.
+
+  family    the start of its name: Bert, GPT2, T5
+  form      of our head; "classification" is also the class of a regression
+  prefix    before the names of the backbone's tensors
+  layers    their linear layers and ours
+  settings  of our head
+  dropout   the fields of config.json with its rate, in order, and the default
+  """
+
+  family: str
+  form: str
+  prefix: str
+  layers: Mapping[str, str]
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  dropout: tuple[str | float, ...] = (0.0,)
+
+
+_BERT_DROPOUT = ("classifier_dropout", "hidden_dropout_prob", 0.1)
+_T5_DROPOUT = ("classifier_dropout", 0.0)
+_POOLER = {"pooling": "pooler"}
+_T5_HEAD = {"classification_head.dense": "dense", "classification_head.out_proj": "out"}
+_CLASSIFIER, _ANSWERS = {"classifier": "out"}, {"qa_outputs": "out"}
+CLASSES = {
+  "SequenceClassification": [
+    HeadClass("Bert", "classification", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT),
+    HeadClass("GPT2", "classification", "transformer.", {"score": "out"}, {"pooling": "last", "use_bias": False}),
+    HeadClass("T5", "classification", "transformer.", _T5_HEAD, {"pooling": "last", "hidden": "tanh"}, _T5_DROPOUT),
+  ],
+  "MultipleChoice": [HeadClass("Bert", "choices", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT)],
+  "TokenClassification": [
+    HeadClass("Bert", "tagging", "bert.", _CLASSIFIER, dropout=_BERT_DROPOUT),
+    HeadClass("GPT2", "tagging", "transformer.", _CLASSIFIER, dropout=("classifier_dropout", "hidden_dropout", 0.1)),
+    HeadClass("T5", "tagging", "transformer.", _CLASSIFIER, dropout=_T5_DROPOUT),
+  ],
+  "QuestionAnswering": [
+    HeadClass("Bert", "spans", "bert.", _ANSWERS),
+    HeadClass("GPT2", "spans", "transformer.", _ANSWERS),
+    HeadClass("T5", "spans", "", _ANSWERS),
+  ],
+}
+_FAMILIES = {"bert": "Bert", "gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
+
+
+def find_head(hf: Mapping) -> HeadClass | None:
+  """Returns the class in config.json's `architectures`, or None if it is not one with a head for labels."""
+  classes = hf.get("architectures")
+  name = classes[0] if isinstance(classes, list) and classes and isinstance(classes[0], str) else ""
+  kind = name.partition("For")[2]
+  family = _FAMILIES.get(hf.get("model_type", ""))
+  return next((each for each in CLASSES.get(kind, ()) if each.family == family), None)
+
+
+def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
+  """Returns our head, with the labels of config.json."""
+  rate = _rate(found, hf)
+  settings = dict(found.settings) | {"dropout_rate": rate}
+  if found.form == "spans":
+    return SpanHead(**settings)
+  if found.form == "choices":
+    return MultipleChoiceHead(choices=_whole(hf.get(_CHOICES, 2), _CHOICES), **settings)
+  labels, problem = labels_of(hf), hf.get("problem_type")
+  if found.form == "tagging":
+    return TaggingHead(labels=labels, **settings)
+  if problem == "regression" or (problem is None and len(labels) == 1):
+    if len(labels) > 1:
+      raise UserError("a regression of several numbers is not supported", labels=", ".join(labels[:8]))
+    return RegressionHead(**settings)
+  if problem not in (None, "single_label_classification"):
+    raise UserError(
+      f"unsupported problem_type: {str(problem)[:60]!r}", expected="single_label_classification or regression"
+    )
+  return ClassificationHead(labels=labels, **settings)
+
+
+def labels_of(hf: Mapping) -> tuple[str, ...]:
+  """Returns the labels in the order of their numbers; Hugging Face's names where config.json has none."""
+  names = hf.get("id2label")
+  if names is None:
+    return _default_labels(_whole(hf.get("num_labels", hf.get("_num_labels", 2)), "num_labels"))
+  try:
+    by_number = {int(number): str(name) for number, name in names.items()}
+  except (AttributeError, TypeError, ValueError):
+    by_number = {}
+  if not by_number or sorted(by_number) != list(range(len(by_number))):
+    raise UserError("invalid id2label", expected='numbers from 0 and names: {"0": "negative", "1": "positive"}')
+  return tuple(by_number[i] for i in range(len(by_number)))
+
+
+def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
+  """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
+  head, kind = model.head, type(model.backbone).__name__
+  form = "classification" if head.form == "regression" else head.form
+  family = {"BERT": "Bert", "GPT": "GPT2", "T5": "T5"}.get(kind)
+  if family == "GPT2" and model.config.norm_position == "post":
+    family = "OpenAIGPT"
+  every = ((name, each) for name, classes in CLASSES.items() for each in classes)
+  name, found = next(((n, each) for n, each in every if (each.family, each.form) == (family, form)), ("", None))
+  if found is None:
+    raise UserError(f"Hugging Face has no class for {type(head).__name__} on this {kind}")
+  _check_expressible(model, found, f"{family}For{name}")
+  fields: dict[str, Any] = {"architectures": [f"{family}For{name}"]}
+  if form in ("classification", "tagging"):
+    labels = getattr(head, "labels", None) or _default_labels(1)
+    fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+    fields["label2id"] = {label: number for number, label in enumerate(labels)}
+  if form == "classification":
+    fields["problem_type"] = "regression" if head.form == "regression" else "single_label_classification"
+  if form == "choices":
+    fields[_CHOICES] = head.choices
+  if found.dropout[0] == "classifier_dropout":
+    fields["classifier_dropout"] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+  return found, fields
+
+
+def head_rules(found: HeadClass, head: Any) -> list[Rule]:
+  """Returns the rules for the head's tensors."""
+  rules = []
+  for theirs, ours in found.layers.items():
+    rules.append(Rule(f"{theirs}.weight", (f"head/{ours}/kernel",), transpose=True))
+    if ours != "out" or head.use_bias:
+      rules.append(Rule(f"{theirs}.bias", (f"head/{ours}/bias",)))
+  return rules
+
+
+def in_backbone(rule: Rule) -> Rule:
+  return dataclasses.replace(rule, ours=tuple(f"backbone/{path}" for path in rule.ours))
+
+
+def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
+  """Raises UserError if the head computes something else than Hugging Face's class."""
+  head = model.head
+  expected = {"use_bias": True, "mix_layers": False, "pooling": None, "hidden": None} | dict(found.settings)
+  for field, value in expected.items():
+    given = getattr(head, field, value)
+    if given != value:
+      raise UserError(
+        f"Hugging Face's {name} does not support {field} = {given!r}",
+        expected=f"{field} = {value!r}",
+        hint="the backbone alone can be exported from a run without the head",
+      )
+  stack = "encoder" if found.form == "tagging" else "decoder"
+  if model.stack not in (None, stack):
+    raise UserError(f"Hugging Face's {name} reads the states of T5's {stack}, not of its {model.stack}")
+
+
+def _rate(found: HeadClass, hf: Mapping) -> float:
+  *fields, default = found.dropout
+  rate = next((hf[field] for field in fields if hf.get(field) is not None), default)
+  if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0.0 <= rate < 1.0:
+    raise UserError(f"invalid dropout of the head: {str(rate)[:60]}", field=", ".join(fields), expected="0 <= rate < 1")
+  return float(rate)
+
+
+def _whole(value: Any, name: str) -> int:
+  if type(value) is not int or not 1 <= value <= _MOST_LABELS:
+    raise UserError(f"invalid {name}: {str(value)[:60]}", expected=f"a whole number from 1 to {_MOST_LABELS:,}")
+  return value
+
+
+def _default_labels(count: int) -> tuple[str, ...]:
+  return tuple(f"LABEL_{i}" for i in range(count))

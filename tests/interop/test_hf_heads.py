@@ -1,0 +1,190 @@
+"""Hugging Face's classes with heads, in and out: bits, labels, logits, loss and gradients, by golden files."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from head_batches import compare, head_batch
+from safetensors.numpy import load_file, save_file
+
+from t5like.errors import UserError
+from t5like.interop import huggingface
+from t5like.interop.layouts import expected_shapes, unflatten
+from t5like.models import GPT
+from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "heads"
+CASES = sorted(path.name for path in GOLDEN.iterdir())
+
+
+@pytest.mark.parametrize(
+  "case, scan_layers",
+  [(case, False) for case in CASES] + [("BertForQuestionAnswering", True), ("T5ForSequenceClassification", True)],
+)
+def test_logits_loss_and_gradients_equal_transformers(case, scan_layers, tmp_path):
+  golden = dict(np.load(GOLDEN / case / "outputs.npz"))
+  logits, loss, joined = (golden.pop(name) for name in ("logits", "loss", "gradients"))
+  shapes = {name: x.shape for name, x in sorted(load_file(GOLDEN / case / "model.safetensors").items())}
+  cuts = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
+  gradients = {n: x.reshape(shapes[n]) for n, x in zip(shapes, np.split(joined, cuts), strict=True)}
+  imported = huggingface.load(GOLDEN / case, scan_layers=scan_layers)
+  compare(imported, head_batch(imported.model, golden), logits, float(loss), gradients, tmp_path)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_round_trip_is_bit_exact_and_keeps_the_labels(case, scan_layers, tmp_path):
+  imported = huggingface.load(GOLDEN / case, scan_layers=scan_layers)
+  assert imported.report.missing == imported.report.unexpected == []
+  huggingface.save(tmp_path, imported.model, imported.params, imported.model_type)
+  before, after = load_file(GOLDEN / case / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+  assert sorted(before) == sorted(after)
+  for name, tensor in before.items():
+    assert tensor.dtype == after[name].dtype and tensor.tobytes() == after[name].tobytes(), name
+  old, new = (json.loads((folder / "config.json").read_text()) for folder in (GOLDEN / case, tmp_path))
+  for field in ("architectures", "id2label", "label2id"):
+    if field in new:
+      assert new[field] == old.get(field, new[field]), field
+  head = getattr(imported.model, "head", None)
+  if hasattr(head, "labels"):
+    assert list(head.labels) == list(old["id2label"].values()) == list(new["id2label"].values())
+  again = huggingface.load(tmp_path, scan_layers=scan_layers)
+  assert again.model == imported.model
+
+
+def test_heads_are_of_the_right_kind():
+  kinds = {case: type(getattr(huggingface.load(GOLDEN / case).model, "head", None)).__name__ for case in CASES}
+  assert kinds == {
+    "BertForMultipleChoice": "MultipleChoiceHead", "BertForNextSentencePrediction": "NoneType",
+    "BertForQuestionAnswering": "SpanHead", "BertForSequenceClassification": "ClassificationHead",
+    "BertForTokenClassification": "TaggingHead", "GPT2ForQuestionAnswering": "SpanHead",
+    "GPT2ForSequenceClassification": "ClassificationHead", "GPT2ForTokenClassification": "TaggingHead",
+    "T5ForQuestionAnswering": "SpanHead", "T5ForSequenceClassification": "ClassificationHead",
+    "T5ForTokenClassification": "TaggingHead", "regression": "RegressionHead",
+  }  # fmt: skip
+  assert not huggingface.load(GOLDEN / "BertForTokenClassification").model.config.pooler
+  assert not any("decoder" in name for name in huggingface.load(GOLDEN / "T5ForTokenClassification").params["backbone"])
+
+
+@pytest.fixture
+def changed(tmp_path):
+  def change(case, tensors=lambda t: t, **fields) -> Path:
+    """Copies a golden folder with changed tensors and config fields (None: removed)."""
+    save_file(tensors(load_file(GOLDEN / case / "model.safetensors")), tmp_path / "model.safetensors")
+    config = json.loads((GOLDEN / case / "config.json").read_text()) | fields
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return tmp_path
+
+  return change
+
+
+def test_labels_without_names_and_in_another_order(changed):
+  case = "BertForSequenceClassification"
+  folder = changed(case, id2label=None, label2id=None, num_labels=3)
+  assert huggingface.load(folder).model.head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+  folder = changed(case, id2label={"2": "c", "0": "a", "1": "b"}, label2id=None)
+  assert huggingface.load(folder).model.head.labels == ("a", "b", "c")
+
+
+@pytest.mark.parametrize(
+  "fields, words",
+  [
+    (dict(id2label=["a", "b", "c"]), "invalid id2label"),
+    (dict(id2label={}), "invalid id2label"),
+    (dict(id2label={"0": "a", "2": "b"}), "invalid id2label"),
+    (dict(id2label={"x": "a"}), "invalid id2label"),
+    (dict(id2label={"0": "a", "1": "a", "2": "b"}), "different names"),
+    (dict(id2label={"0": "a", "1": "b"}), "id2label or num_labels"),  # the file has three rows
+    (dict(id2label=None, num_labels=10**12), "invalid num_labels"),
+    (dict(id2label=None, num_labels="3"), "invalid num_labels"),
+    (dict(problem_type="multi_label_classification"), "multi_label_classification"),
+    (dict(problem_type=["regression"]), "problem_type"),
+    (dict(problem_type="regression"), "several numbers"),
+    (dict(classifier_dropout="high"), "invalid dropout"),
+    (dict(classifier_dropout=1.5), "invalid dropout"),
+  ],
+)
+def test_invalid_labels_and_unsupported_problems_are_rejected(changed, fields, words):
+  with pytest.raises(UserError) as error:
+    huggingface.load(changed("BertForSequenceClassification", **fields))
+  assert words in str(error.value)
+
+
+def test_missing_and_unexpected_tensors(changed):
+  case = "BertForQuestionAnswering"
+  with pytest.raises(UserError, match="1 tensors of the model are missing") as error:
+    huggingface.load(changed(case, lambda t: {n: x for n, x in t.items() if n != "qa_outputs.bias"}))
+  assert "qa_outputs.bias" in str(error.value)
+  # Older files of this class have a pooler that it does not use.
+  pooler = {"bert.pooler.dense.weight": np.zeros((8, 8), np.float32), "bert.pooler.dense.bias": np.zeros(8, np.float32)}
+  imported = huggingface.load(changed(case, lambda t: t | pooler))
+  assert sorted(imported.report.unexpected) == sorted(pooler) and not imported.model.config.pooler
+
+
+def test_other_classes_load_without_their_head(changed):
+  """An unknown head is reported, as before there were heads."""
+  folder = changed("BertForTokenClassification", architectures=["BertForSomethingElse"])
+  imported = huggingface.load(folder)
+  assert not isinstance(imported.model, WithHead)
+  assert imported.report.unexpected == ["classifier.bias", "classifier.weight"]
+
+
+def test_heads_that_hugging_face_does_not_have_are_not_exported(tmp_path):
+  bert = huggingface.load(GOLDEN / "BertForNextSentencePrediction").model
+  gpt = huggingface.load(GOLDEN.parent / "gpt1").model
+  for model, words in (
+    (attach_head(bert, ClassificationHead(labels=("a", "b"), pooling="mean")), "does not support pooling = 'mean'"),
+    (attach_head(bert, TaggingHead(labels=("a", "b"), mix_layers=True)), "does not support mix_layers = True"),
+    (attach_head(bert, RegressionHead(hidden="tanh")), "does not support hidden = 'tanh'"),
+    (attach_head(gpt, SpanHead()), "no class for SpanHead on this GPT"),
+  ):
+    assert isinstance(model.backbone, (type(bert), GPT))
+    with pytest.raises(UserError, match=words):
+      huggingface.save(tmp_path, model, {"backbone": {}, "head": {}})
+
+
+@pytest.mark.parametrize("name", ["T5ForQuestionAnswering", "GPT2ForQuestionAnswering"])
+def test_a_regression_on_any_backbone_goes_out_and_in(name, tmp_path):
+  """Heads without goldens of their own: the classes' tensors are those of a classification."""
+  model = attach_head(huggingface.load(GOLDEN / name).model, RegressionHead(dropout_rate=0.0))
+  shapes = expected_shapes(model)
+  rng = np.random.default_rng(0)
+  params = unflatten({path: rng.normal(size=shape).astype(np.float32) for path, shape in shapes.items()})
+  huggingface.save(tmp_path, model, params)
+  assert json.loads((tmp_path / "config.json").read_text())["problem_type"] == "regression"
+  again = huggingface.load(tmp_path)
+  assert again.model == model and again.report.unexpected == []
+  jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_mt5_has_the_classes_of_t5(changed, tmp_path):
+  case = "T5ForSequenceClassification"
+  imported = huggingface.load(changed(case, model_type="mt5", architectures=[f"M{case}"]))
+  assert isinstance(imported.model.head, ClassificationHead) and imported.report.unexpected == []
+  huggingface.save(tmp_path / "out", imported.model, imported.params, imported.model_type)
+  fields = json.loads((tmp_path / "out" / "config.json").read_text())
+  assert fields["architectures"] == [f"M{case}"] and fields["model_type"] == "mt5"
+
+
+def test_a_model_directory_keeps_the_head(tmp_path):
+  """from_hf writes a config.gin with the head and its labels; to_hf gives the same folder."""
+  from t5like.inference.converting import ExportSettings, ImportSettings, export_model, import_checkpoint
+  from t5like.inference.sources import open_source
+
+  case, labels = "T5ForSequenceClassification", ['it\'s\n"so"', "%MACRO", "@T5()"]  # names are data in gin, too
+  shutil.copytree(GOLDEN / case, tmp_path / "hf")
+  config = json.loads((tmp_path / "hf" / "config.json").read_text()) | {"id2label": dict(enumerate(labels))}
+  (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
+  import_checkpoint(ImportSettings(tmp_path / "hf", tmp_path / "run"))
+  opened = open_source(tmp_path / "run")
+  assert opened.module == huggingface.load(tmp_path / "hf").model and opened.module.head.labels == tuple(labels)
+  export_model(ExportSettings(tmp_path / "run", tmp_path / "back"))
+  before, after = (load_file(folder / "model.safetensors") for folder in (GOLDEN / case, tmp_path / "back"))
+  assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
+  assert list(json.loads((tmp_path / "back" / "config.json").read_text())["id2label"].values()) == labels
+  jax.tree.map(
+    np.testing.assert_array_equal, opened.read(None, False, None), huggingface.load(tmp_path / "back").params
+  )
