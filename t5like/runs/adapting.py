@@ -28,8 +28,9 @@ import numpy as np
 from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.training.checkpoints import Restore
-from t5like.training.checkpoints.arrays import read_arrays, stored_arrays
+from t5like.interop.layouts import flatten
+from t5like.training.checkpoints import Restore, load_parameters
+from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
 from t5like.training.checkpoints.given_parameters import Fate, GivenParameters, SourceModel
 from t5like.training.optimizers.rules import path_text
@@ -101,7 +102,7 @@ def adapt(
   saved = source.fingerprint if given else read_fingerprint(source)
   try:
     stored = source.stored if given else stored_arrays(source / PARAMS)
-  except Exception:  # a damaged checkpoint: check_restorable explains it
+  except Unreadable:  # check_restorable reports the damage
     return source
   wanted = {path_text(path): leaf for path, leaf in jax.tree.leaves_with_path(spec.shapes.params)}
   same = {k: v.shape for k, v in stored.items()} == {k: v.shape for k, v in wanted.items()}
@@ -114,9 +115,8 @@ def adapt(
     return source
 
   def read() -> dict[str, np.ndarray]:
-    needed = plan.needed()
-    arrays = source.take() if given else read_arrays(source / PARAMS, dict.fromkeys(needed))
-    return plan.execute(arrays)
+    # load_parameters compares checksums: restore_state does so only for a checkpoint that it reads itself.
+    return plan.execute(source.take() if given else flatten(load_parameters(source)))
 
   return GivenParameters(
     str(source),

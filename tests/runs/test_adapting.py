@@ -301,6 +301,18 @@ def test_narrower_parameters_are_widened(tmp_path, vocabulary):
     start(save(tmp_path / "b", bert(), initial(bert()), vocabulary), model, vocabulary)
 
 
+def test_a_damaged_checkpoint_is_refused(tmp_path, vocabulary):
+  """An adapted checkpoint is verified like one that is restored as it is."""
+  checkpoint = save(tmp_path, bert(), initial(bert()), vocabulary)
+  largest = max((p for p in (checkpoint / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+  content = bytearray(largest.read_bytes())
+  content[len(content) // 2] ^= 1
+  largest.write_bytes(content)
+  for model in (bert(), bert(max_positions=9)):
+    with pytest.raises(UserError, match="damaged"):
+      start(checkpoint, model, vocabulary)
+
+
 def test_parameters_in_memory_are_adapted_too(vocabulary):
   params, model = initial(bert()), attach_head(bert(max_positions=10), RegressionHead())
   arrays = flatten(params)
