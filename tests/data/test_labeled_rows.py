@@ -14,7 +14,7 @@ from t5like.data.labeled_rows import blank_labels, choices_of
 from t5like.errors import UserError
 from t5like.experiments.cache_building import CacheSettings, build_token_cache
 from t5like.objectives import SpecialTokens
-from t5like.tasks.encoders import squad_spans, tagging  # noqa: F401
+from t5like.tasks.encoders import classification, squad_spans, tagging  # noqa: F401
 from t5like.tasks.encoders.batches import EncoderFeatureConverter
 from t5like.tasks.seqio_vocabularies import as_seqio, with_vocabulary
 from t5like.vocabularies import load_vocabulary
