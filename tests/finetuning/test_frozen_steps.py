@@ -199,13 +199,13 @@ def test_the_backward_pass_stops_at_the_lowest_trained_layer():
   assert share("bert", False, HeadOnly()) == pytest.approx(1 / 3, rel=0.02)
 
 
-def test_compiled_steps_need_fewer_flops_and_have_no_gradients_of_frozen_kernels():
+def test_compiled_steps_need_fewer_flops():
   optimizer = optimizers.adamw(0.1)
-  flops, texts = {}, {}
+  flops = {}
   for name, trainable in {"all": Everything(), "top": FrozenBelow(2), "head": HeadOnly()}.items():
     (episode,) = plan_of("bert", False, trainable, optimizer).episodes
     *_, step = run("bert", False, episode, steps=0)
-    flops[name], texts[name] = step.cost_analysis()["flops"], step.as_text()
+    flops[name] = step.cost_analysis()["flops"]
   assert flops["head"] < 0.5 * flops["all"] and flops["head"] < flops["top"] < 0.7 * flops["all"]
 
 

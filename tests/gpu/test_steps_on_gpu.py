@@ -68,13 +68,13 @@ def initial_parameters(family: str, scan: bool) -> dict:
   return jax.tree.map(np.asarray, state.params)
 
 
-def run_steps(family: str, scan: bool, packed: bool, **fields) -> tuple[list[float], dict]:
+def run_steps(family: str, scan: bool, packed: bool, deterministic: bool = True, **fields) -> tuple[list[float], dict]:
   """Returns the losses of two steps, and the change of every parameter by SGD."""
   model, batch = model_of(family, scan, **fields), batch_of(family, packed)
   optimizer = dataclasses.replace(optimizers.adamw(1.0), transformation=optax.sgd(0.05), factory_call=None)
   mesh = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:1])
   spec = state_spec(model, optimizer, batch, mesh)
-  step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh)
+  step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, deterministic)
   before = initial_parameters(family, scan)
   values = TrainState(jnp.int32(0), before, optimizer.transformation.init(before), jnp.uint32(0))
   state = jax.device_put(values, spec.shardings)
@@ -104,13 +104,17 @@ def test_two_steps(family, scan, packed, rate, backend, remat):
     pytest.skip("falls back to plain products, tested as xla")
   with jax.default_matmul_precision("default"):
     losses, change = run_steps(
-      family, scan, packed, dropout_rate=rate, attention_backend=backend, remat=remat, compute_dtype="bfloat16"
-    )
+      family, scan, packed, dropout_rate=rate, attention_backend=backend, remat=remat, compute_dtype="bfloat16",
+      deterministic=backend != "cudnn",
+    )  # fmt: skip
   expected_losses, expected_change = expected(family, scan, packed, rate)
   np.testing.assert_allclose(losses, expected_losses, rtol=0.005)
 
+  # The gradient of a key's bias is zero, up to rounding: it adds the same number to all scores of a query.
+  least = 0.05 * np.median([np.linalg.norm(x) for x in jax.tree.leaves(expected_change)])
+
   def error(got, true):
-    return np.linalg.norm(got - true) / max(np.linalg.norm(true), 1e-9)
+    return np.linalg.norm(got - true) / max(np.linalg.norm(true), least)
 
   errors = {jax.tree_util.keystr(path): error(got, true) for (path, got), true in zip(
     jax.tree.leaves_with_path(change), jax.tree.leaves(expected_change), strict=True

@@ -12,7 +12,7 @@ import pytest
 from t5like import parallel
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.kernels.platform import compile_for
-from t5like.models import GPT, TransformerConfig
+from t5like.models import GPT, T5, TransformerConfig
 from t5like.models.stack import choose_layer_loop
 from t5like.training import checkpoints, optimizers
 from t5like.training.state import create_state, state_spec
@@ -136,3 +136,22 @@ def test_a_checkpoint_of_a_loop_resumes_unrolled(tmp_path, tokens):
   resumed, others = steps["unrolled"](restored, batch)
   assert_same(resumed.params, straight.params)
   np.testing.assert_allclose(others["loss"], numbers["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["elementwise", "full"])
+def test_stacked_layers_with_remat_are_differentiated_with_the_kernels_of_a_gpu(remat):
+  """Constants of a kernel's backward pass must not become arguments of a rematerialized layer."""
+  size = dict(vocab_size=32, embed_dim=32, mlp_dim=32, num_heads=1, head_dim=32, compute_dtype="bfloat16")
+  config = TransformerConfig(
+    **size, num_encoder_layers=2, num_decoder_layers=2, scan_layers=True, remat=remat, dropout_rate=0.1
+  )
+  model, tokens = T5(config), np.ones((2, 16), np.int32)
+  batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}
+  params = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
+
+  def loss(params):
+    outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": jax.random.key(1)})
+    return jnp.sum(outputs["logits"].astype(jnp.float32))
+
+  with compile_for("gpu"):
+    assert "t5like_attention_query_gradient" in str(jax.make_jaxpr(jax.grad(loss))(params))
