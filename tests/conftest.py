@@ -161,7 +161,17 @@ def old_directories(tmp_path, monkeypatch) -> Path:
 VERSION_SENSITIVE = {"models", "kernels", "training", "parallel"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
+  cases: dict[str, list[pytest.Item]] = {}
   for item in items:
     if VERSION_SENSITIVE & set(item.path.relative_to(REPOSITORY / "tests").parts):
       item.add_marker(pytest.mark.version_sensitive)
+    if item.get_closest_marker("sampled"):
+      cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+  for group in cases.values():
+    (count,) = group[0].get_closest_marker("sampled").args
+    kept = {round(n * (len(group) - 1) / max(count - 1, 1)) for n in range(count)}
+    for number, item in enumerate(group):
+      if number not in kept:
+        item.add_marker(pytest.mark.slow)

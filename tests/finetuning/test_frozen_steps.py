@@ -22,6 +22,7 @@ from t5like.finetuning import (
 from t5like.interop.layouts import flatten, stack_layers, unstack_layers
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, attach_head
+from t5like.models.layers import Dropout
 from t5like.models.stack import frozen_layers
 from t5like.planning.flops import forward_flops
 from t5like.runs.trained_flops import flops_shares
@@ -169,7 +170,7 @@ def test_layers_have_different_dropout_also_in_two_scans():
   seen = []
 
   def record(next_method, args, kwargs, context):
-    if isinstance(context.module, nn.Dropout) and "layers" not in context.module.path and len(context.module.path) == 1:
+    if isinstance(context.module, Dropout) and "layers" not in context.module.path and len(context.module.path) == 1:
       key = jax.random.key_data(context.module.make_rng("dropout"))
       jax.debug.callback(lambda k: seen.append(k.tobytes()), key, ordered=True)
     return next_method(*args, **kwargs)

@@ -83,7 +83,7 @@ def test_short_rows_by_definition(case):
   def run(query, key, value, table):
     def attend(query, key, value, table):
       bias = None if table is None else RelativeBias(table, bidirectional=not mask.causal)
-      return gpu_attention(query, key, value, mask, bias, 0.3, tile_sizes, True)
+      return gpu_attention(query, key, value, mask, bias, 0.3, tile_sizes=tile_sizes, interpret=True)
 
     out, vjp = jax.vjp(attend, query, key, value, table)
     return out, *vjp(gradient)
@@ -131,7 +131,10 @@ def test_a_fully_masked_query_has_zero_output_and_gradients():
   mask = Mask(query_segments=segments, key_segments=segments, key_valid=segments > 0)
   tile_sizes = TileSizes(*[Blocks(32, 32, 4, 2)] * 3)
   out, vjp = jax.vjp(
-    jax.jit(lambda *given: gpu_attention(*given, mask, None, 0.25, tile_sizes, True)), query, key, value
+    jax.jit(lambda *given: gpu_attention(*given, mask, None, 0.25, tile_sizes=tile_sizes, interpret=True)),
+    query,
+    key,
+    value,
   )
   np.testing.assert_array_equal(out[0, 20:], 0.0)
   d_query, d_key, d_value = vjp(jnp.ones_like(out))
@@ -189,7 +192,7 @@ def test_skipped_tiles_hide_nothing(causal):
   segments = np.sort(rng.integers(1, 6, (3, 192)), axis=1)
   segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is unordered
   mask = Mask(causal, None, jnp.asarray(segments), jnp.asarray(segments), jnp.asarray(segments > 0))
-  blocks, spec = Blocks(64, 32, 4, 2), KernelSpec(192, 192, causal, False, 1.0, None, True)
+  blocks, spec = Blocks(64, 32, 4, 2), KernelSpec(192, 192, causal, False, 1.0, None, 0.0, True)
   codes, lengths = masks.encode_mask(mask, 3, 192, 192)
   assert lengths is None
   seen = np.broadcast_to(np.asarray(mask_matrix(mask, 192, 192)), (3, 1, 192, 192))[:, 0]

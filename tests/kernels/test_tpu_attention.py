@@ -84,7 +84,7 @@ def test_rows_and_heads_stay_on_their_devices(small_tiles):
   axes = ShardedAxes(("data", "fsdp"), "tensor")
 
   def on_devices(*given):
-    return _run_sharded(interpreted, *given, axes)
+    return _run_sharded(interpreted, *given, None, axes)
 
   expected = value_and_gradients(xla_attention, query, key, value, weights, mask, table)
   with jax.set_mesh(mesh):
