@@ -101,7 +101,7 @@ class Dropout(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
-    return x if deterministic or not self.rate else dropout(x, self.rate, self.make_rng("dropout"))
+    return x if not self.rate or deterministic else dropout(x, self.rate, self.make_rng("dropout"))
 
 
 def constrain_activations(x: jax.Array) -> jax.Array:

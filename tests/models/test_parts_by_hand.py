@@ -335,9 +335,9 @@ def test_the_back_end_of_each_kind_of_attention():
   prefix = dataclasses.replace(learned, prefix_lm=True)
   assert describe_backend(prefix, 0, 512, platform="tpu").startswith("pallas_tpu (")
   for dropped in (dict(attention_dropout_rate=0.1), dict(dropout_rate=0.1)):
-    assert "dropout" in describe_backend(dataclasses.replace(settings, **dropped), 512, 0, platform="tpu")
-  undropped = dataclasses.replace(settings, dropout_rate=0.1, attention_dropout_rate=0.0)
-  assert describe_backend(undropped, 512, 0, platform="tpu").startswith("pallas_tpu (")
+    assert describe_backend(dataclasses.replace(learned, **dropped), 0, 512, platform="tpu").startswith("pallas_tpu (")
+  undropped = dataclasses.replace(learned, dropout_rate=0.1, attention_dropout_rate=0.0)
+  assert describe_backend(undropped, 0, 512, platform="tpu").startswith("splash_tpu (")
 
 
 @pytest.mark.parametrize("model, layout", [(T5, "encoder_decoder"), (BERT, "encoder"), (GPT, "decoder")])
