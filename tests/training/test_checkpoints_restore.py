@@ -67,7 +67,7 @@ def test_another_optimizer_is_named_and_parameters_alone_can_be_taken(saved):
   checkpoint, state = saved
   fresh, spec = make_state(parameters(seed=8), step=0, optimizer=optax.sgd(0.1, momentum=0.9))
   error = refusal(checkpoint, spec)
-  assert error.what == "this checkpoint belongs to another optimizer"
+  assert error.what == "this checkpoint belongs to another optimizer or selection of trained parameters"
   assert error.lines["optimizer"] == "saved ScaleByAdamState\nnow   TraceState"
   assert "INIT_FROM" in error.lines["try"]
   taken = restore_state(checkpoint, spec, FINGERPRINT, Restore(parameters_only=True), lambda: fresh)
