@@ -104,9 +104,14 @@ def run_here(*args: object, status: int = 0):
   return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def t5like():
   return run_here
+
+
+@pytest.fixture(scope="session")
+def start_child_here():
+  return start_here
 
 
 @pytest.fixture

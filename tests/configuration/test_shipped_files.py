@@ -171,6 +171,7 @@ def parameter_shapes(model):
   return jax.eval_shape(built.init, jax.random.key(0), batch)["params"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model", ["models/t5/tiny.gin", "models/bert/tiny.gin", "models/gpt2/small.gin"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_file_works_with_every_kind_of_model(optimizer, model):

@@ -87,6 +87,7 @@ def rows_of(cache, vocabulary, length, **changes):
   return labeled_rows(cache, form, length, SpecialTokens.of(load_vocabulary(vocabulary)), seed=1)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("vocabulary", ["bert_uncased", "roberta"])
 @pytest.mark.parametrize(("name", "length"), [(name, n) for name in ROWS for n in (20, 96)])
 def test_batches_equal_those_of_seqio(name, length, vocabulary, cached):

@@ -4,7 +4,6 @@ import json
 import types
 
 import pytest
-from conftest import start_here
 
 from t5like import data
 from t5like.errors import UserError
@@ -28,8 +27,8 @@ def test_a_corpus_of_files_is_built_once_and_then_opened(tmp_path, monkeypatch):
   assert build().manifest == cache.manifest
 
 
-def test_a_task_that_is_not_known_and_a_mixture_are_refused(token_caches, tmp_path, monkeypatch):
-  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_here))
+def test_a_task_that_is_not_known_and_a_mixture_are_refused(start_child_here, token_caches, tmp_path, monkeypatch):
+  monkeypatch.setattr("t5like.experiments.token_caches.subprocess", types.SimpleNamespace(run=start_child_here))
   with pytest.raises(UserError, match="cannot build the token cache of task 'novel'"):
     token_cache("novel", "tiny", root=str(tmp_path))
   vocabulary = load_vocabulary("tiny")

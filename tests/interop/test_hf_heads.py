@@ -20,6 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "heads"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
   "case, scan_layers",
   [(case, False) for case in CASES] + [("BertForQuestionAnswering", True), ("T5ForSequenceClassification", True)],

@@ -86,6 +86,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.form + "_mixed" * head.mix_layers)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_shapes_and_losses(name, head):
@@ -127,6 +128,7 @@ def expected_loss(head, logits, batch):
   return -np.mean(log_softmax(logits)[np.arange(len(logits)), batch["labels"]])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_padding_changes_nothing(name, pooling):

@@ -32,6 +32,7 @@ EVERY = [
 INVOLUNTARY = "Involuntary full rematerialization"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "preset"), EVERY)
 def test_the_losses_equal_those_of_one_device(name, preset):
   expected = losses(name, parallel.MeshAxes(), ONE_DEVICE)

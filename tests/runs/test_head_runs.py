@@ -58,10 +58,9 @@ def run_command(request):
 
 
 @pytest.fixture(scope="module")
-def caches(tmp_path_factory):
+def caches(tmp_path_factory, request):
   """Token caches of the tasks of labeled_tasks.py, built by the real command."""
-  from conftest import run_here
-
+  run_here = request.getfixturevalue("t5like")
   folder = tmp_path_factory.mktemp("caches")
   for vocabulary in ("bert_uncased", "tiny"):
     for task in TASKS if vocabulary == "bert_uncased" else ("toy_classification", "toy_tagging"):

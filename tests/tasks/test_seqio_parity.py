@@ -67,6 +67,7 @@ def cache_of(t5like, name, folder):
   return record, (data.open_cache(found, rebuild_command="") if record.kind != "stream" else None)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CACHED)
 def test_cached_examples_equal_seqios(t5like, kinds, tmp_path, name):
   assert kinds[name] == SHAPES[name]

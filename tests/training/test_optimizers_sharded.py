@@ -86,6 +86,7 @@ def moments_split(state):
 SLOW = pytest.mark.slow(reason="three more pairs of programs")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
   "name, scan",
   [
