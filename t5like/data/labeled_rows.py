@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -39,7 +39,11 @@ class LabelForm:
   @classmethod
   def of(cls, cache: TokenCache) -> LabelForm | None:
     """Returns the form of a cache's task; None if it has inputs and targets, or is a corpus."""
-    found = cache.scoring.get("form")
+    return cls.read(cache.scoring.get("form"))
+
+  @classmethod
+  def read(cls, found: Mapping[str, Any] | None) -> LabelForm | None:
+    """Returns the form that tasks.caching.label_forms describes; None if there is none."""
     if not isinstance(found, Mapping):
       return None
     return cls(**{**found, "labels": tuple(found.get("labels", ()))})

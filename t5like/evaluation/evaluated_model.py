@@ -38,9 +38,9 @@ class EvaluatedModel:
     """Returns the model with the settings of its training, or with defaults if its training is unknown."""
     form = prompt_form(module, vocabulary, experiment)
     inputs, targets = default_lengths(experiment, position_limit(module.config))
-    if isinstance(module, WithHead) and not has_training_config(experiment):
-      inputs = min(position_limit(module.config) or _LENGTH, _LENGTH)
     if not has_training_config(experiment):
+      if isinstance(module, WithHead):
+        inputs = min(position_limit(module.config) or _LENGTH, _LENGTH)
       return cls(module, mesh, vocabulary, form, inputs, targets, _BATCH)
     if experiment.mix:  # labeled examples were read as in fine-tuning
       special = SpecialTokens.of(vocabulary)

@@ -88,9 +88,7 @@ def _objectives(makes: str, with_inputs: bool) -> str:
 def stack_lengths(model: nn.Module, lengths: Lengths) -> dict[str, int]:
   """Returns the tokens of a row in the model's encoder and decoder; 0 for one it does not have."""
   if isinstance(model, WithHead):
-    encodes = model.backbone.batch_layout in ("encoder", "encoder_decoder")
-    tokens = lengths.inputs
-    return {"encoder_length": tokens if encodes else 0, "decoder_length": tokens if model.runs_decoder else 0}
+    return {f"{stack}_length": tokens for stack, tokens in model.tokens_by_stack(lengths.inputs).items()}
   if model.batch_layout == "encoder_decoder":
     return {"encoder_length": lengths.inputs, "decoder_length": lengths.targets}
   if model.batch_layout == "encoder":
@@ -104,7 +102,7 @@ def row_tokens(model: nn.Module, lengths: Lengths) -> int:
 
 
 def _texts_per_row(model: nn.Module) -> int:
-  return getattr(model.head, "choices", 1) if isinstance(model, WithHead) else 1
+  return model.texts_per_row if isinstance(model, WithHead) else 1
 
 
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:

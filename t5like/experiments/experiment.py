@@ -28,7 +28,7 @@ _NUMBERS = (
 # Far beyond practical values, and below the limits of arrays and counters.
 _MAX_VALUES = {"batch_size": 2**22, "steps": 2**31 - 1, "loader_threads": 1024, "loader_processes": 1024}
 _MAX_LENGTH = 2**20
-_HEAD_TASKS = ("_classification", "_tagging", "_spans")  # names of tasks in an encoder form
+HEAD_TASKS = ("_classification", "_tagging", "_spans")  # names of tasks in an encoder form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Experiment:
       return True
     if self.objective is not None or self.head is None or not self.task:
       return False
-    return self.head != "task" or self.model.batch_layout == "encoder" or self.task.endswith(_HEAD_TASKS)
+    return self.head != "task" or self.model.batch_layout == "encoder" or self.task.endswith(HEAD_TASKS)
 
   def __post_init__(self):
     self._check_types()

@@ -11,7 +11,7 @@ import flax.linen as nn
 from t5like import data
 from t5like.data.labeled_rows import choices_of
 from t5like.errors import UserError
-from t5like.experiments.experiment import Experiment
+from t5like.experiments.experiment import HEAD_TASKS, Experiment
 from t5like.models.heads import HEADS, WithHead, attach_head
 
 _NUMBERED = re.compile(r"(LABEL_)?[0-9]+")  # names that say nothing, as in Hugging Face
@@ -86,7 +86,7 @@ def _own_fields(fields: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _remedy(experiment: Experiment) -> str:
-  forms = ", ".join(f"{experiment.task}{suffix}" for suffix in ("_classification", "_tagging", "_spans"))
+  forms = ", ".join(f"{experiment.task}{suffix}" for suffix in HEAD_TASKS)
   return f"a task for encoders, such as {forms}, or a model with a decoder: --gin_file=models/t5/tiny.gin"
 
 

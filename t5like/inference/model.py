@@ -31,6 +31,7 @@ from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, open_source
 from t5like.inference.vocabulary import find_vocabulary
+from t5like.interop.layouts import boxed_shapes
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
@@ -368,11 +369,7 @@ def _digest(files: list[Path]) -> str:
 
 def _shard_params(model: nn.Module, params: Any, mesh: Mesh) -> Any:
   """Shards parameters; each host copies its own shards, as `jax.device_put` would compare arrays across hosts."""
-  choices = getattr(model.head, "choices", 0) if isinstance(model, WithHead) else 0
-  token = np.ones((choices or 1, 1), np.int32)
-  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
-  boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  shardings = parallel.parameter_shardings(boxed, mesh)
+  shardings = parallel.parameter_shardings(boxed_shapes(model), mesh)
   return jax.tree.map(
     lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), params, shardings
   )

@@ -13,8 +13,8 @@ from t5like.interop.mapping import Parameters
 from t5like.models import BERT, GPT, T5
 from t5like.models.heads import WithHead
 
-_LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
-_STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
+LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
+STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
 
 
 def flatten(params: Mapping) -> Parameters:
@@ -29,7 +29,7 @@ def stack_layers(params: Parameters) -> Parameters:
   """Stacks `encoder/layers_3/x` of every layer to `encoder/layers/x`, with a leading layers axis."""
   stacked, layers = {}, {}
   for path, value in params.items():
-    match = _LAYER.fullmatch(path)
+    match = LAYER.fullmatch(path)
     if match is None:
       stacked[path] = value
     else:
@@ -41,7 +41,7 @@ def unstack_layers(params: Parameters) -> Parameters:
   """Inverts `stack_layers`; layers that are separate already stay as they are."""
   separate = {}
   for path, value in params.items():
-    match = _STACKED.fullmatch(path)
+    match = STACKED.fullmatch(path)
     if match is None:
       separate[path] = value
     else:
@@ -51,11 +51,15 @@ def unstack_layers(params: Parameters) -> Parameters:
 
 def expected_shapes(model: T5 | BERT | GPT | WithHead) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of all parameters of `model`, without computing any."""
-  choices = getattr(getattr(model, "head", None), "choices", None)
-  token = np.ones((1, choices, 1) if choices else (1, 1), np.int32)
+  return {path: leaf.shape for path, leaf in flatten(nn.unbox(boxed_shapes(model))).items()}
+
+
+def boxed_shapes(model: nn.Module) -> dict:
+  """Returns the tree of a model's parameters as shapes with logical axes."""
+  texts = model.texts_per_row if isinstance(model, WithHead) else 1
+  token = np.ones((texts, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
-  shapes = nn.unbox(jax.eval_shape(model.init, jax.random.key(0), batch))["params"]
-  return {path: leaf.shape for path, leaf in flatten(shapes).items()}
+  return jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
 
 
 # The fields that determine a shape, for error messages.

@@ -3,8 +3,8 @@
 Entry (i, j) of a mask is kept if the product of two odd hashes, one of row i and one of column j, modulo 2**32, is in
 the upper 1 - rate of its range (multiply-shift hashing, Dietzfelbinger et al. 1997): one multiplication per entry,
 where JAX's own generator (Threefry) takes about a hundred operations. The hashes (hashing.py) are of the random key and
-the indices. So a mask depends on (seed, step, layer) through the key and on global indices, not on
-tiles, devices or the mesh, and every key draws new hashes for all rows and columns.
+the indices. So a mask depends on (seed, step, layer) through the key and on global indices, not on tiles, devices or
+the mesh, and every key draws new hashes for all rows and columns.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Random keys by hashing: to derive a key takes a dozen operations, where JAX's Threefry takes a hundred.
 
-A train step derives a key for every layer's dropout. With Threefry that was a third of the time to compile a step for a
-GPU, and two thousand of its kernels. The hash is murmur3's finalizer: every bit of a result depends on every bit of the
-key and the value. Not for initialization, whose values are those of JAX's default generator.
+A train step derives a key for every layer's dropout. With Threefry, the step of T5 base took 50 s to compile for an
+H200 instead of 27 s. The hash is murmur3's finalizer: every bit of a result depends on every bit of key and value.
+Initialization still uses JAX's default generator.
 """
 
 import math

@@ -46,12 +46,14 @@ class GPT(nn.Module):
     prefix = batch.get("decoder_causal_attention") if self.config.prefix_lm else None
     # Right padding needs no mask: tokens precede it and attention is causal.
     mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
-    tokens, positions = batch["decoder_input_tokens"], batch.get("decoder_positions")
-    context = dict(mask=mask, positions=positions, deterministic=deterministic, return_states=all_layers)
-    hidden, layers = self._decode(tokens, **context)
-    if not all_layers:
-      return hidden
-    return all_states(self.token_embedder(tokens, positions, deterministic=deterministic), hidden, layers)
+    positions = batch.get("decoder_positions")
+    context = Context(
+      mask=mask, positions=positions, bidirectional=self.config.prefix_lm, deterministic=deterministic,
+      return_states=all_layers,
+    )  # fmt: skip
+    x = self.token_embedder(batch["decoder_input_tokens"], positions, deterministic=deterministic)
+    hidden, layers = self.decoder(x, context)
+    return all_states(x, hidden, layers) if all_layers else hidden
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""

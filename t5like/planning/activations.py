@@ -123,11 +123,7 @@ def _lengths(model: nn.Module, shapes: Shapes) -> dict[str, int]:
   """Returns the tokens of a row in each stack; with a head, all stacks read the batch of an encoder."""
   found = {name: math.prod(shape) for name, shape, _ in shapes}
   lengths = {side: found.get(f"{side}_input_tokens", 0) for side in ("encoder", "decoder")}
-  if isinstance(model, WithHead):
-    encodes = model.backbone.batch_layout in ("encoder", "encoder_decoder")
-    tokens = lengths["encoder"]
-    return {"encoder": tokens if encodes else 0, "decoder": tokens if model.runs_decoder else 0}
-  return lengths
+  return model.tokens_by_stack(lengths["encoder"]) if isinstance(model, WithHead) else lengths
 
 
 def _deferred_gradients(config: TransformerConfig, encoder: int, decoder: int) -> float:

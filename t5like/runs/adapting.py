@@ -15,7 +15,6 @@ Everything else must match.
 from __future__ import annotations
 
 import dataclasses
-import re
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +27,7 @@ import numpy as np
 from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.interop.layouts import flatten
+from t5like.interop.layouts import LAYER, STACKED, flatten
 from t5like.training.checkpoints import Restore, load_parameters
 from t5like.training.checkpoints.arrays import Unreadable, stored_arrays
 from t5like.training.checkpoints.folders import PARAMS, read_fingerprint
@@ -41,8 +40,6 @@ Shapes = Mapping[str, jax.ShapeDtypeStruct]
 _BACKBONE, _HEAD = "backbone/", "head/"
 _BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/")
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
-_LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
-_STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
 _FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "scan_layers", "param_dtype")
@@ -197,7 +194,7 @@ class _Plan:
   def _find(self, path: str, target: jax.ShapeDtypeStruct) -> None:
     """Adds the recipe and the fate of an array, if the source has all of its parts."""
     name, note = path.removeprefix(_BACKBONE), ""
-    if stacked := _STACKED.fullmatch(name):
+    if stacked := STACKED.fullmatch(name):
       stack, have = stacked["stack"], self._source_layers.get(stacked["stack"], 0)
       layers = self._layers.get(stack) or range(target.shape[0])
       found = [self._parts.get(f"{stack}/layers_{i}/{stacked['rest']}") for i in layers]
@@ -214,7 +211,7 @@ class _Plan:
     if theirs not in self._parts:
       return
     recipe, note = self._with_rows(name, _Recipe((self._parts[theirs],)), target)
-    moved = "" if theirs == name else f"layer {_LAYER.fullmatch(theirs)['index']} of the checkpoint"
+    moved = "" if theirs == name else f"layer {LAYER.fullmatch(theirs)['index']} of the checkpoint"
     self._add(path, recipe, "resized" if note else "taken", note or moved)
 
   def _add(self, path: str, recipe: _Recipe, status: str, note: str) -> None:
@@ -226,7 +223,7 @@ class _Plan:
     used = set(self.needed())
     for path, array in self._stored.items():
       name = path.removeprefix(_BACKBONE)
-      layer = _LAYER.fullmatch(name)
+      layer = LAYER.fullmatch(name)
       if path in used:
         continue
       if name.startswith(heads) or (layer and self._layers.get(layer["stack"])):
@@ -241,7 +238,7 @@ class _Plan:
 
   def _layer_name(self, name: str) -> str:
     """Returns the name in the source of a layer's array in the run."""
-    match = _LAYER.fullmatch(name)
+    match = LAYER.fullmatch(name)
     chosen = self._layers.get(match["stack"]) if match else None
     if not chosen or int(match["index"]) >= len(chosen):
       return name
@@ -299,7 +296,7 @@ def _parts(stored: Shapes) -> dict[str, _Part]:
   found = {}
   for path, array in stored.items():
     name = path.removeprefix(_BACKBONE)
-    if match := _STACKED.fullmatch(name):
+    if match := STACKED.fullmatch(name):
       for i in range(array.shape[0]):
         found[f"{match['stack']}/layers_{i}/{match['rest']}"] = _Part(path, tuple(array.shape[1:]), i)
     else:
@@ -310,7 +307,7 @@ def _parts(stored: Shapes) -> dict[str, _Part]:
 def _layer_counts(parts: Mapping[str, _Part]) -> dict[str, int]:
   counts: dict[str, int] = {}
   for name in parts:
-    if match := _LAYER.fullmatch(name):
+    if match := LAYER.fullmatch(name):
       counts[match["stack"]] = max(counts.get(match["stack"], 0), int(match["index"]) + 1)
   return counts
 

@@ -27,7 +27,7 @@ def resolve_head(experiment: Experiment, members: list[CachedTask] | None = None
     found = [
       row for task in tasks for row in seqio_process.label_forms(task, experiment.split, experiment.task_modules)
     ]
-    forms = [(task, form and LabelForm(**{**form, "labels": tuple(form.get("labels", ()))})) for task, form in found]
+    forms = [(task, LabelForm.read(form)) for task, form in found]
   else:
     raise UserError(
       f"the labels of task {experiment.task!r} are unknown: it is not tokenized here, and seqio is not installed",

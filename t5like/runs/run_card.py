@@ -166,9 +166,9 @@ def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
 
 def _row_text(experiment: Experiment, phase: Phase) -> str:
   if experiment.model.batch_layout == "encoder":
-    choices = getattr(getattr(experiment.model, "head", None), "choices", 0) if experiment.has_head else 0
+    texts = getattr(experiment.model, "texts_per_row", 1)
     # Targets are at the same positions.
-    return f"{choices} choices x {phase.lengths.inputs} inputs" if choices else f"{phase.lengths.inputs} inputs"
+    return f"{texts} choices x {phase.lengths.inputs} inputs" if texts > 1 else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 

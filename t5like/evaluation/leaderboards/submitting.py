@@ -13,8 +13,8 @@ import jax
 
 from t5like.errors import UserError, nearest
 from t5like.evaluation.evaluation_set import EvaluationSet
-from t5like.evaluation.leaderboards import glue_files, squad_files
-from t5like.evaluation.leaderboards.glue_files import GlueFile, leaderboard_task
+from t5like.evaluation.leaderboards.glue_files import FILES, GlueFile, leaderboard_task, write_glue, write_super_glue
+from t5like.evaluation.leaderboards.squad_files import SquadQuestion, read_squad, restore_answers, write_squad
 from t5like.evaluation.leaderboards.written_files import WrittenFiles
 from t5like.evaluation.task_evaluation import TaskEvaluation
 from t5like.files import storage
@@ -22,7 +22,7 @@ from t5like.tasks import metrics
 
 FOLDER = "submissions"
 _SQUAD = ("squad", "squad_v2")
-_WRITERS = {"glue": glue_files.write_glue, "super_glue": glue_files.write_super_glue}
+_WRITERS = {"glue": write_glue, "super_glue": write_super_glue}
 # A head answers one task; these leaderboard tasks have the same classes.
 _ALSO_ANSWERED = {
   "glue_mnli": ("glue_mnli_matched", "glue_mnli_mismatched", "glue_ax"),
@@ -45,7 +45,7 @@ class Submission:
 
   def tasks(self, trained_on: str = "") -> list[str]:
     """Returns the tasks that a model answers: all of the leaderboard, or those of the head that it was trained with."""
-    known = list(glue_files.FILES.get(self.leaderboard, ["squad"]))
+    known = list(FILES.get(self.leaderboard, ["squad"]))
     task = leaderboard_task(trained_on)
     if task == trained_on:
       return known
@@ -54,7 +54,7 @@ class Submission:
 
   def check(self, sets: Sequence[EvaluationSet]) -> None:
     """Raises UserError, before decoding, if tasks are not part of the leaderboard or files cannot be read."""
-    known = glue_files.FILES.get(self.leaderboard, _SQUAD)
+    known = FILES.get(self.leaderboard, _SQUAD)
     for evaluation_set in sets:
       if leaderboard_task(evaluation_set.task) not in known:
         raise UserError(
@@ -67,8 +67,8 @@ class Submission:
     if self.squad_file:
       self.questions()
 
-  def questions(self) -> dict[str, squad_files.SquadQuestion]:
-    return squad_files.read_squad(storage.local_copy(storage.as_path(self.squad_file)))
+  def questions(self) -> dict[str, SquadQuestion]:
+    return read_squad(storage.local_copy(storage.as_path(self.squad_file)))
 
 
 def submit(
@@ -90,7 +90,7 @@ def submit(
       raise UserError("cannot write the submission", folder=folder, because=error.strerror) from None
     yield written
   if jax.process_index() == 0 and submission.leaderboard in _WRITERS:
-    yield _zip(folder, glue_files.FILES[submission.leaderboard])
+    yield _zip(folder, FILES[submission.leaderboard])
 
 
 def _write(
@@ -104,16 +104,16 @@ def _write(
   numbers = [row["id"] for row in rows] if from_spans else [example["id"] for example in evaluation_set.fields]
   answers = dict(zip(numbers, predictions, strict=True))
   if not submission.squad_file:
-    return dataclasses.replace(squad_files.write_squad(path, answers), note="" if from_spans else _SPACED)
+    return dataclasses.replace(write_squad(path, answers), note="" if from_spans else _SPACED)
   official = submission.questions()
   if not complete:
     official = {number: official[number] for number in answers if number in official}
-  texts, lost = squad_files.restore_answers(answers, official)
+  texts, lost = restore_answers(answers, official)
   metric = metrics.squad if task == "squad" else metrics.squad2
   scores = metric([question.answers for question in official.values()], list(texts.values()))
   shown = ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
   return dataclasses.replace(
-    squad_files.write_squad(path, texts),
+    write_squad(path, texts),
     note=f"{task}, scored as by the official script: {shown}",
     warning=f"{lost:,} answers are not in their context and are kept as generated" if lost else "",
   )

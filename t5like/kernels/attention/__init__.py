@@ -181,7 +181,7 @@ def choose_backend(name: str, spec: AttentionSpec, platform: str | None = None) 
   """Returns the name of the back end to run and the reason.
 
   Raises UserError if a back end requested by name cannot run on the platform at all; where it only lacks a feature of
-  this call (cuDNN: dropout), falls back to unfused attention.
+  this call (cuDNN and splash: dropout; all: a decoding step), falls back to unfused attention.
   """
   check_backend(name)
   platform = platform or target_platform()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import ACTIVATIONS, dense
+from t5like.models.layers import ACTIVATIONS, Dropout, dense
 
 POOLINGS = ("pooler", "cls", "mean", "max", "last")
 HIDDEN = {"tanh": jnp.tanh, **ACTIVATIONS}
@@ -80,4 +80,4 @@ def output(config: TransformerConfig, x: jax.Array, classes: int, use_bias: bool
 
 def dropout(config: TransformerConfig, rate: float | None, x: jax.Array, deterministic: bool) -> jax.Array:
   """Applies the head's dropout; None: the rate of the backbone."""
-  return nn.Dropout(config.dropout_rate if rate is None else rate)(x, deterministic=deterministic)
+  return Dropout(config.dropout_rate if rate is None else rate)(x, deterministic)

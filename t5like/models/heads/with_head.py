@@ -61,6 +61,16 @@ class WithHead(nn.Module):
       return self.backbone.batch_layout != "encoder"
     return (self.stack or ("encoder" if self.head.form == "tagging" else "decoder")) == "decoder"
 
+  @property
+  def texts_per_row(self) -> int:
+    """The number of texts in a row of a batch: the choices of a question, else 1."""
+    return getattr(self.head, "choices", 1)
+
+  def tokens_by_stack(self, tokens: int) -> dict[str, int]:
+    """Returns the tokens that encoder and decoder read of a text with `tokens`; 0 for a stack that does not run."""
+    encodes = self.backbone.batch_layout in ("encoder", "encoder_decoder")
+    return {"encoder": tokens if encodes else 0, "decoder": tokens if self.runs_decoder else 0}
+
   def check(self) -> None:
     """Raises UserError if backbone and head do not fit, before anything is compiled."""
     self.head.check()
