@@ -15,7 +15,7 @@ from t5like.kernels.attention import (
   bias_matrix,
   choose_backend,
 )
-from t5like.kernels.attention.cached import DistanceBias, SharedKV, attend, attend_and_write
+from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, attend, attend_and_write
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
@@ -116,7 +116,8 @@ class Attention(nn.Module):
       offset = jnp.full((1,), length - 1, jnp.int32)
       by_distance = bias_matrix(context.bias, 1, length, offset)[0, :, 0, ::-1]  # [heads, length]
       bias = DistanceBias(by_distance, step.index)
-    y, generated = attend_and_write(new, generated, step.generated_length, shared, bias, **self._cached_options())
+    generated = GeneratedKV(generated, step.generated_length, step.origins)
+    y, generated = attend_and_write(new, generated, shared, bias, **self._cached_options())
     return self.out(y.reshape(y.shape[0], 1, -1)), generated
 
   def _project_qkv(self, x: jax.Array) -> jax.Array:

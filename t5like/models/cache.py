@@ -12,6 +12,8 @@ layers            {"generated", "prompt", "cross"} for every layer: keys and val
                   `batch * hypotheses`
 prompt_valid      [batch, prompt length]: True on the prompt's tokens except the last; absent if no prompt has more
 encoder_valid     [batch, encoder length] (encoder-decoder only): True on the input's tokens
+origins           [batch, hypotheses, length] int32: which hypothesis of the row wrote the token that a hypothesis has
+                  at a position; absent with one hypothesis per row
 """
 
 import dataclasses
@@ -32,6 +34,7 @@ class DecodingStep:
   index: jax.Array  # [rows]
   prompt_valid: jax.Array | None = None
   encoder_valid: jax.Array | None = None
+  origins: jax.Array | None = None
 
   @classmethod
   def from_cache(cls, cache: Cache) -> "DecodingStep":
@@ -70,6 +73,9 @@ def start_cache(
     "index": jnp.repeat(lengths - 1, hypotheses),
     "layers": layer_cache(keys_values) if scanned else tuple(layer_cache(layer) for layer in keys_values),
   }
+  if hypotheses > 1:
+    own = jnp.arange(hypotheses, dtype=jnp.int32)[None, :, None]
+    cache["origins"] = jnp.broadcast_to(own, (batch, hypotheses, steps))
   if before:
     cache["prompt_valid"] = jnp.arange(before)[None, :] < lengths[:, None] - 1
   return cache
@@ -86,20 +92,14 @@ def _constrain(x: jax.Array) -> jax.Array:
   return nn.with_logical_constraint(x, axes if x.ndim == 5 else ("layers", *axes))
 
 
-def select_hypotheses(cache: Cache, selected: jax.Array, scanned: bool = False) -> Cache:
-  """Replaces hypothesis n of row b by hypothesis `selected[b, n]`, as beam search does.
+def select_hypotheses(cache: Cache, selected: jax.Array) -> Cache:
+  """Replaces hypothesis n of row b by hypothesis `selected[b, n]`, as beam search does after each step.
 
-  The shared parts and the index do not change: all hypotheses of a row are at the same position.
+  Keys and values stay where they are; the index stays too, because all hypotheses of a row are at the same position.
   """
-  batch, count = selected.shape
-
-  def take(array: jax.Array, axis: int) -> jax.Array:
-    split = array.reshape(*array.shape[:axis], batch, count, *array.shape[axis + 1 :])
-    moved = jax.vmap(lambda x, order: jnp.take(x, order, axis=axis), (axis, 0), axis)(split, selected)
-    return moved.reshape(array.shape)
-
-  def select(layer: dict) -> dict:
-    return layer | {"generated": take(layer["generated"], int(scanned))}
-
-  layers = cache["layers"]
-  return cache | {"layers": select(layers) if scanned else tuple(select(layer) for layer in layers)}
+  if "origins" not in cache:
+    return cache
+  origins = cache["origins"]
+  newest = jnp.arange(origins.shape[2]) >= cache["generated_length"] - 1
+  origins = jnp.where(newest[None, None, :], jnp.arange(origins.shape[1], dtype=origins.dtype)[None, :, None], origins)
+  return cache | {"origins": jnp.take_along_axis(origins, selected[:, :, None], axis=1)}

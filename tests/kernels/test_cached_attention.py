@@ -4,23 +4,24 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.kernels.attention.cached import DistanceBias, SharedKV, attend, attend_and_write
+from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV, attend, attend_and_write
 
-BATCH, HYPOTHESES, HEADS, KV, PROMPT, STEPS = 2, 2, 2, 6, 40, 70
+BATCH, HYPOTHESES, HEADS, KV, PROMPT, STEPS = 2, 3, 2, 6, 40, 70
 RNG = np.random.default_rng(0)
 NEW = RNG.normal(size=(BATCH * HYPOTHESES, 3, HEADS, KV)).astype(np.float32)
 GENERATED = RNG.normal(size=(BATCH * HYPOTHESES, 2, HEADS, STEPS, KV)).astype(np.float32)
 PROMPTS = RNG.normal(size=(BATCH, 2, HEADS, PROMPT, KV)).astype(np.float32)
 VALID = (RNG.random((BATCH, PROMPT)) < 0.7) & (np.arange(PROMPT)[None] < np.array([[40], [9]]))
+ORIGINS = RNG.integers(0, HYPOTHESES, (BATCH, HYPOTHESES, STEPS)).astype(np.int32)  # who wrote each one's tokens
 TABLE = RNG.normal(size=(HEADS, PROMPT + STEPS)).astype(np.float32)
 
 
-def by_hand(position: int, row: int, head: int, index: np.ndarray, prompt: bool, bias: bool, generated: bool = True):
-  """Attends with one query to its keys, in float64."""
+def by_hand(position: int, row: int, head: int, index: np.ndarray, prompt: int | None, bias: bool, written=None):
+  """Attends with one query to the keys of a prompt and those in `written`, in float64."""
   keys, values, scores = [], [], []
-  parts = [(PROMPTS[row // HYPOTHESES], np.flatnonzero(VALID[row // HYPOTHESES]), index[row])] if prompt else []
-  if generated:
-    written = GENERATED[row].copy()
+  parts = [] if prompt is None else [(PROMPTS[prompt], np.flatnonzero(VALID[prompt]), index[row])]
+  if written is not None:
+    written = written.copy()
     written[:, :, position] = NEW[row, 1:]
     parts.append((written, np.arange(position + 1), position))
   for part, positions, newest in parts:
@@ -33,26 +34,41 @@ def by_hand(position: int, row: int, head: int, index: np.ndarray, prompt: bool,
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-@pytest.mark.parametrize(("position", "prompt", "bias"), [(0, True, True), (33, False, True), (64, True, False)])
-def test_a_step_attends_to_prompt_and_generated_tokens_and_writes_its_own(kernel, position, prompt, bias):
-  index = np.repeat([39, 8], HYPOTHESES).astype(np.int32) + position
+@pytest.mark.parametrize("hypotheses", [1, HYPOTHESES])
+@pytest.mark.parametrize(("position", "prompt", "bias"), [(0, True, True), (33, False, True), (66, True, False)])
+def test_a_step_attends_to_prompt_and_generated_tokens_and_writes_its_own(kernel, hypotheses, position, prompt, bias):
+  """With several hypotheses, a token of the past may have been written by another one of the row."""
+  rows = BATCH * hypotheses
+  index = np.repeat([39, 8], hypotheses).astype(np.int32) + position
+  origins = ORIGINS if hypotheses > 1 else None
   out, generated = attend_and_write(
-    jnp.asarray(NEW), jnp.asarray(GENERATED), jnp.int32(position),
+    jnp.asarray(NEW[:rows]), GeneratedKV(jnp.asarray(GENERATED[:rows]), jnp.int32(position), origins),
     SharedKV(jnp.asarray(PROMPTS), jnp.asarray(VALID)) if prompt else None,
     DistanceBias(jnp.asarray(TABLE), jnp.asarray(index)) if bias else None, 0.5, kernel=kernel, interpret=True,
   )  # fmt: skip
-  expected = [[by_hand(position, r, h, index, prompt, bias) for h in range(HEADS)] for r in range(BATCH * HYPOTHESES)]
+
+  def past(row):
+    writer = np.full(STEPS, row)
+    if hypotheses > 1:
+      writer = row // hypotheses * hypotheses + ORIGINS[row // hypotheses, row % hypotheses]
+    return np.moveaxis(GENERATED[writer, :, :, np.arange(STEPS)], 0, 2)  # [2, heads, steps, kv]
+
+  expected = [
+    [by_hand(position, r, h, index, r // hypotheses if prompt else None, bias, past(r)) for h in range(HEADS)]
+    for r in range(rows)
+  ]
   np.testing.assert_allclose(out, expected, atol=1e-5)
-  written = GENERATED.copy()
-  written[:, :, :, position] = NEW[:, 1:]
+  written = GENERATED[:rows].copy()
+  written[:, :, :, position] = NEW[:rows, 1:]
   np.testing.assert_array_equal(generated, written)
 
 
 @pytest.mark.parametrize("kernel", [False, True])
-def test_hypotheses_share_the_prompt(kernel):
+@pytest.mark.parametrize("hypotheses", [1, HYPOTHESES])
+def test_hypotheses_share_the_prompt(kernel, hypotheses):
   shared = SharedKV(jnp.asarray(PROMPTS), jnp.asarray(VALID))
-  out = attend(jnp.asarray(NEW[:, 0]), shared, 0.5, kernel=kernel, interpret=True)
-  rows = range(BATCH * HYPOTHESES)
+  rows = range(BATCH * hypotheses)
+  out = attend(jnp.asarray(NEW[: len(rows), 0]), shared, 0.5, kernel=kernel, interpret=True)
   index = np.zeros(len(rows), int)
-  expected = [[by_hand(0, r, h, index, True, False, generated=False) for h in range(HEADS)] for r in rows]
+  expected = [[by_hand(0, r, h, index, r // hypotheses, False) for h in range(HEADS)] for r in rows]
   np.testing.assert_allclose(out, expected, atol=1e-5)

@@ -106,7 +106,7 @@ def test_hypotheses_of_a_row_share_its_encoder_outputs_and_can_be_reordered(t5, 
   assert layer["cross"].shape[-5] == 2 and layer["generated"].shape[-5] == 6
   original, _ = step(built.params, fed[:, 1], cache)
   flat = (order + 3 * np.arange(2)[:, None]).reshape(-1)
-  swapped, _ = step(built.params, fed[flat, 1], select_hypotheses(cache, order, scan_layers))
+  swapped, _ = step(built.params, fed[flat, 1], select_hypotheses(cache, order))
   np.testing.assert_allclose(swapped, np.asarray(original)[flat], **CLOSE)
 
 

@@ -239,12 +239,13 @@ def test_a_cache_starts_after_the_prompts(scanned):
 
 
 def test_selecting_hypotheses_of_a_cache():
-  generated = np.arange(6, dtype=np.float32).reshape(6, 1, 1, 1, 1)
-  for scanned in (False, True):
-    layers = {"generated": generated[None], "cross": 7} if scanned else ({"generated": generated, "cross": 7},)
-    moved = select_hypotheses({"layers": layers, "index": 1}, np.array([[2, 0, 0], [1, 1, 2]]), scanned)
-    layer = moved["layers"] if scanned else moved["layers"][0]
-    assert layer["generated"].ravel().tolist() == [2, 0, 0, 4, 4, 5] and layer["cross"] == 7 and moved["index"] == 1
+  """The cache remembers who wrote a token; keys and values do not move."""
+  cache = {"layers": 7, "index": 1, "origins": np.broadcast_to(np.arange(3, dtype=np.int32)[None, :, None], (2, 3, 4))}
+  moved = select_hypotheses(cache | {"generated_length": 1}, np.array([[2, 0, 0], [1, 1, 2]]))
+  assert moved["origins"][:, :, 0].tolist() == [[2, 0, 0], [1, 1, 2]] and moved["layers"] == 7 and moved["index"] == 1
+  moved = select_hypotheses(moved | {"generated_length": 2}, np.array([[1, 0, 2], [2, 2, 0]]))
+  assert moved["origins"][:, :, 0].tolist() == [[0, 2, 0], [2, 2, 1]]
+  assert moved["origins"][:, :, 1].tolist() == [[1, 0, 2], [2, 2, 0]]
 
 
 @pytest.mark.parametrize("prefix_lm", [False, True])

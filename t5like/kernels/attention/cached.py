@@ -1,31 +1,43 @@
 """Attention of one new token per row over a KV cache.
 
-A cache has up to two parts. The shared part (a prompt, or an encoder's outputs) is read by all hypotheses of a row,
-i.e. its beams or samples. The generated part holds what each hypothesis has written since, the same number of tokens
-in every row, so that a step writes one slice and a kernel reads no further. Keys and values are stored together as
-[rows, 2, heads, length, kv]: one write per step, and each head's keys are contiguous in memory.
+A row of the batch has one or more hypotheses: its beams or samples. A cache has up to two parts. The shared part (a
+prompt, or an encoder's outputs) is read by all hypotheses of a row. The generated part holds what each hypothesis has
+written since, the same number of tokens in every row, so that a step writes one slice and a kernel reads no further.
+Keys and values are stored together as [rows, 2, heads, length, kv], where rows = batch * hypotheses: one write per
+step, and each head's keys are contiguous in memory.
+
+Beam search replaces hypotheses by continuations of others. What they have written is not moved. Instead, `origins`
+[batch, hypotheses, length] says which hypothesis of the row wrote the token that a hypothesis has at a position.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+
+from t5like.kernels.gpu.cached_attention import attend_per_row
+from t5like.kernels.gpu.hypotheses import attend_per_batch_row
 
 _MASKED = -1e30  # finite: a fully masked row yields an average instead of NaN
-# The fastest of nine on an H200 for T5 and GPT-2. Over 512 shared keys it reads 3.6 TB/s; a plain copy moves 4.2.
-_BLOCK, _WARPS = 32, 4
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SharedKV:
-  """Keys and values shared by all hypotheses of a batch row; rows = batch * hypotheses per batch row."""
+  """Keys and values shared by all hypotheses of a batch row."""
 
   keys_values: jax.Array  # [batch, 2, heads, length, kv]
   valid: jax.Array  # [batch, length] bool
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GeneratedKV:
+  """Keys and values that the hypotheses have written."""
+
+  keys_values: jax.Array  # [rows, 2, heads, length, kv]
+  position: jax.Array  # []: where the new token is written; later positions are not read
+  origins: jax.Array | None = None  # [batch, hypotheses, length] int32; None: one hypothesis per row
 
 
 @jax.tree_util.register_dataclass
@@ -39,8 +51,7 @@ class DistanceBias:
 
 def attend_and_write(
   new: jax.Array,  # [rows, 3, heads, kv]: the token's query, key and value
-  generated: jax.Array,  # [rows, 2, heads, length, kv]
-  position: jax.Array,  # []: the token's position in `generated`; later ones are not read
+  generated: GeneratedKV,
   shared: SharedKV | None = None,
   bias: DistanceBias | None = None,
   scale: float = 1.0,
@@ -49,14 +60,14 @@ def attend_and_write(
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the shared part, the generated part and the token itself: softmax(scale * q k^T + bias) v in float32.
 
-  Returns the result [rows, heads, kv] and `generated` with the token written to it (in place inside a loop).
-  `kernel=None` uses the fused kernel if this machine supports it.
+  Returns the result [rows, heads, kv] and the generated keys and values with the token's (in place inside a loop).
+  `kernel=None` uses a fused kernel if this machine supports it.
   """
   if has_kernel() if kernel is None else kernel:
-    return _fused(new, generated, position, shared, bias, scale, interpret)
-  written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(generated.dtype)  # [rows, 2, heads, 1, kv]
-  generated = jax.lax.dynamic_update_slice_in_dim(generated, written, position, axis=3)
-  return _plain(new[:, 0], generated, position, shared, bias, scale), generated
+    return _fused(new, generated, shared, bias, scale, interpret)
+  written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(generated.keys_values.dtype)  # [rows, 2, heads, 1, kv]
+  written = jax.lax.dynamic_update_slice_in_dim(generated.keys_values, written, generated.position, axis=3)
+  return _plain(new[:, 0], dataclasses.replace(generated, keys_values=written), shared, bias, scale), written
 
 
 def attend(
@@ -68,46 +79,55 @@ def attend(
 ) -> jax.Array:  # [rows, heads, kv]
   """Attends to the shared part only: softmax(scale * q k^T) v."""
   if has_kernel() if kernel is None else kernel:
-    return _fused(query[:, None], None, None, shared, None, scale, interpret)[0]
-  return _plain(query, None, None, shared, None, scale)
+    return _fused(query[:, None], None, shared, None, scale, interpret)[0]
+  return _plain(query, None, shared, None, scale)
 
 
 def has_kernel() -> bool:
-  """Whether the fused kernel applies; only on a single GPU, because the partitioner cannot split it."""
+  """Whether the fused kernels apply; only on a single GPU, because the partitioner cannot split them."""
   mesh = jax.sharding.get_abstract_mesh()
   return jax.default_backend() == "gpu" and (mesh.empty or mesh.size == 1)
 
 
 def _plain(
-  query: jax.Array, generated: jax.Array | None, position: jax.Array | None, shared: SharedKV | None,
-  bias: DistanceBias | None, scale: float,
-) -> jax.Array:  # fmt: skip
-  rows, heads, kv = query.shape
+  query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float
+) -> jax.Array:
+  """Attends with plain products; in the equations, n and m are hypotheses, h heads and k keys."""
+  batch = _batch_size(query, generated, shared)
+  split = query.reshape(batch, -1, *query.shape[1:])
   scores = []
   if shared is not None:
-    batch, _, _, length, _ = shared.keys_values.shape
-    split = query.reshape(batch, rows // batch, heads, kv)
+    length = shared.valid.shape[1]
     s = scale * _product("bnhd,bhkd->bnhk", split, shared.keys_values[:, 0])
     if bias is not None:
       back = bias.index.reshape(batch, -1, 1) - jnp.arange(length)[None, None, :]
       s = s + jnp.einsum("hbnk->bnhk", _bias_at(bias.by_distance, back))
-    s = jnp.where(shared.valid[:, None, None, :], s, _MASKED)
-    scores.append(s.reshape(rows, heads, length))
+    scores.append(jnp.where(shared.valid[:, None, None, :], s, _MASKED))
   if generated is not None:
-    positions = jnp.arange(generated.shape[3])
-    s = scale * _product("rhd,rhkd->rhk", query, generated[:, 0])
+    # To attend to what all hypotheses of the row have written, and mask the others, is cheaper than to gather.
+    written = generated.keys_values.reshape(batch, -1, *generated.keys_values.shape[1:])
+    s = scale * _product("bnhd,bmhkd->bnhmk", split, written[:, :, 0])
     if bias is not None:
-      s = s + _bias_at(bias.by_distance, position - positions)[None]
-    scores.append(jnp.where((positions <= position)[None, None, :], s, _MASKED))
-  weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
-  out = jnp.zeros(query.shape, jnp.float32)
+      s = s + _bias_at(bias.by_distance, generated.position - jnp.arange(s.shape[-1]))[None, None, :, None]
+    scores.append(jnp.where(_own(generated, *s.shape[3:])[:, :, None], s, _MASKED).reshape(*s.shape[:3], -1))
+  weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(query.dtype)
+  out = jnp.zeros(split.shape, jnp.float32)
   if shared is not None:
-    w = weights[..., :length].reshape(batch, -1, heads, length).astype(query.dtype)
-    out = out + _product("bnhk,bhkd->bnhd", w, shared.keys_values[:, 1]).reshape(query.shape)
+    out = out + _product("bnhk,bhkd->bnhd", weights[..., :length], shared.keys_values[:, 1])
   if generated is not None:
-    w = weights[..., weights.shape[-1] - len(positions) :].astype(query.dtype)
-    out = out + _product("rhk,rhkd->rhd", w, generated[:, 1])
-  return out.astype(query.dtype)
+    weights = weights[..., -scores[-1].shape[-1] :].reshape(s.shape)
+    out = out + _product("bnhmk,bmhkd->bnhd", weights, written[:, :, 1])
+  return out.astype(query.dtype).reshape(query.shape)
+
+
+def _own(generated: GeneratedKV, hypotheses: int, length: int) -> jax.Array:
+  """Whether hypothesis n has the token that hypothesis m wrote at a position, [batch or 1, n, m, length]."""
+  positions, index = jnp.arange(length), jnp.arange(hypotheses)
+  own = jnp.broadcast_to((index[:, None] == index[None, :])[None, :, :, None], (1, hypotheses, hypotheses, length))
+  if generated.origins is not None:
+    before = positions[None, None, None, :] < generated.position
+    own = jnp.where(before, generated.origins[:, :, None, :] == index[None, None, :, None], own)
+  return own & (positions <= generated.position)[None, None, None, :]
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -119,113 +139,30 @@ def _bias_at(by_distance: jax.Array, back: jax.Array) -> jax.Array:
   return jnp.take(by_distance, jnp.clip(back, 0, by_distance.shape[1] - 1), axis=1)
 
 
-def _fused(
-  new: jax.Array, generated: jax.Array | None, position: jax.Array | None, shared: SharedKV | None,
-  bias: DistanceBias | None, scale: float, interpret: bool,
-) -> list[jax.Array]:  # fmt: skip
-  """Runs one program per row and head; hypotheses of a batch row run together and share its keys in the GPU's cache."""
-  rows, _, heads, kv = new.shape
-  batch, operands = rows, {"new": new}
-  out = [jax.ShapeDtypeStruct((rows, heads, kv), new.dtype)]
+def _batch_size(query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None) -> int:
   if shared is not None:
-    batch, length = shared.valid.shape
+    return shared.valid.shape[0]
+  return len(query if generated.origins is None else generated.origins)
+
+
+def _fused(
+  new: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float,
+  interpret: bool,
+) -> list[jax.Array]:  # fmt: skip
+  """Runs the kernel for one hypothesis per row, or that for several."""
+  operands = {"new": new}
+  if shared is not None:
+    length = shared.valid.shape[1]
     lengths = jnp.max(jnp.where(shared.valid, jnp.arange(1, length + 1)[None, :], 0), axis=1)
     operands |= {"shared": shared.keys_values, "valid": shared.valid.astype(jnp.int8)}
     operands["lengths"] = lengths.astype(jnp.int32)
   if bias is not None:
     operands |= {"bias": bias.by_distance, "index": bias.index}
-  aliases = {}
   if generated is not None:
-    aliases = {len(operands): 1}
-    operands |= {"generated": generated, "position": position.reshape(1)}
-    out.append(jax.ShapeDtypeStruct(generated.shape, generated.dtype))
-  return pl.pallas_call(
-    functools.partial(_cached_attention_kernel, names=tuple(operands), scale=scale),
-    out_shape=out,
-    grid=(rows // batch, heads, batch),
-    in_specs=[_full_spec(x) for x in operands.values()],
-    out_specs=[_full_spec(x) for x in out],
-    input_output_aliases=aliases,
-    compiler_params=triton.CompilerParams(num_warps=_WARPS, num_stages=1),
-    interpret=interpret,
-    name="cached_attention",
-  )(*operands.values())
-
-
-def _full_spec(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
-  return pl.BlockSpec(x.shape, lambda *_: (0,) * x.ndim)
-
-
-def _cached_attention_kernel(*refs, names: tuple[str, ...], scale: float):
-  """Attends to blocks of shared keys, blocks of generated keys, and the token itself.
-
-  Each of the `_BLOCK` positions in a block has its own online softmax (Milakov and Gimelshein 2018); they are merged at
-  the end, so that the threads of a program never synchronize inside the loops.
-  """
-  outputs, refs = refs[len(names) :], dict(zip(names, refs[: len(names)], strict=True))
-  hypotheses, head, batch_row = pl.num_programs(0), pl.program_id(1), pl.program_id(2)
-  row = batch_row * hypotheses + pl.program_id(0)
-  width = outputs[0].shape[-1]
-  at_kv = jnp.arange(pl.next_power_of_2(width))
-  real_kv = None if len(at_kv) == width else at_kv < width  # unmasked loads are vectorized
-  other = None if real_kv is None else 0.0
-
-  def newest(which):
-    return triton.load(refs["new"].at[row, which, head, at_kv], mask=real_kv, other=other).astype(jnp.float32)
-
-  query = scale * newest(0)
-
-  def attend_all(state, keys_values, row, back, count, valid_ref):
-    """Attends to keys 0 to `count`, the first of which is `back` positions before the token."""
-
-    def read(block):
-      positions = block * _BLOCK + jnp.arange(_BLOCK)
-      mask = (positions < count)[:, None] & (real_kv if real_kv is not None else at_kv >= 0)[None, :]
-      at = (keys_values.at[row, which, head, positions[:, None], at_kv[None, :]] for which in (0, 1))
-      return tuple(triton.load(ref, mask=mask, other=0.0) for ref in at)
-
-    def attend_block(block, carry):
-      (highest, total, out), (keys, values) = carry
-      following = read(block + 1)  # prefetched while this block is processed
-      positions = block * _BLOCK + jnp.arange(_BLOCK)
-      inside = positions < count
-      if valid_ref is not None:
-        inside = triton.load(valid_ref.at[row, positions], mask=inside, other=0) != 0
-      scores = jnp.sum(keys.astype(jnp.float32) * query[None, :], axis=1)
-      if "bias" in refs:
-        scores += triton.load(refs["bias"].at[head, back - positions], mask=inside, other=0.0)
-      scores = jnp.where(inside, scores, _MASKED)
-      above = jnp.maximum(highest, scores)
-      weights = jnp.where(inside, jnp.exp(scores - above), 0.0)
-      shrink = jnp.exp(highest - above)
-      out = shrink[:, None] * out + weights[:, None] * values.astype(jnp.float32)
-      return (above, shrink * total + weights, out), following
-
-    return jax.lax.fori_loop(0, pl.cdiv(count, _BLOCK), attend_block, (state, read(0)))[0]
-
-  none = jnp.zeros((_BLOCK,), jnp.float32)
-  state = none + _MASKED, none, jnp.zeros((_BLOCK, len(at_kv)), jnp.float32)
-  if "shared" in refs:
-    back = refs["index"][row] if "bias" in refs else None
-    state = attend_all(state, refs["shared"], batch_row, back, refs["lengths"][batch_row], refs["valid"])
-  if "generated" in refs:
-    position = refs["position"][0]
-    state = attend_all(state, refs["generated"], row, position, position, None)
-  highest, total, out = state
-  top = jnp.max(highest)
-  if "generated" in refs:
-    key, value = newest(1), newest(2)
-    score = jnp.sum(query * key)
-    if "bias" in refs:
-      score += refs["bias"][head, 0]
-    top = jnp.maximum(top, score)
-  shrink = jnp.exp(highest - top)
-  total, out = jnp.sum(shrink * total), jnp.sum(shrink[:, None] * out, axis=0)
-  if "generated" in refs:
-    weight = jnp.exp(score - top)
-    total, out = total + weight, out + weight * value
-    for which, x in enumerate((key, value)):
-      at = outputs[1].at[row, which, head, position, at_kv]
-      triton.store(at, x.astype(outputs[1].dtype), mask=real_kv)
-  out = out / jnp.maximum(total, 1e-30)
-  triton.store(outputs[0].at[row, head, at_kv], out.astype(outputs[0].dtype), mask=real_kv)
+    operands |= {"generated": generated.keys_values, "position": generated.position.reshape(1)}
+  batch = _batch_size(new, generated, shared)
+  if batch == len(new):
+    return attend_per_row(operands, scale, interpret)
+  if generated is not None:
+    operands["origins"] = generated.origins
+  return attend_per_batch_row(operands, batch, scale, interpret)

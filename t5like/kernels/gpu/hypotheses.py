@@ -1,0 +1,99 @@
+"""Cached attention of several hypotheses per row, for GPUs: a program per row of the batch and head.
+
+A program reads every key once, for all hypotheses of its row, and multiplies on tensor cores. Of the generated part it
+reads what all of them have written, and masks what is not in a hypothesis's past.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from t5like.kernels.gpu.cached_attention import MASKED, call
+
+_BLOCK, _WARPS, _STAGES = 64, 4, 3
+_LEAST = 16  # the smallest side of a product on tensor cores
+
+
+def attend_per_batch_row(operands: dict[str, jax.Array], batch: int, scale: float, interpret: bool) -> list[jax.Array]:
+  """Runs one program per batch row and head. `operands` are those of attention/cached.py, by name."""
+  heads = operands["new"].shape[2]
+  return call(_hypotheses_kernel, operands, (heads, batch), scale, _WARPS, _STAGES, interpret)
+
+
+def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
+  """Attends to blocks of shared keys, blocks of generated keys, and each hypothesis's own token."""
+  outputs, refs = refs[len(names) :], dict(zip(names, refs[: len(names)], strict=True))
+  rows, _, width = outputs[0].shape
+  head, batch_row = pl.program_id(0), pl.program_id(1)
+  hypotheses = rows // pl.num_programs(1)
+  first = batch_row * hypotheses
+  n = jnp.arange(max(pl.next_power_of_2(hypotheses), _LEAST))
+  at_kv = jnp.arange(max(pl.next_power_of_2(width), _LEAST))
+  inside = (n < hypotheses)[:, None] & (at_kv < width)[None, :]
+  dtype = refs["new"].dtype
+
+  def newest(which):
+    return triton.load(refs["new"].at[first + n[:, None], which, head, at_kv[None, :]], mask=inside, other=0.0)
+
+  def product(a, b):
+    # Without this, float32 would be rounded to 10 bits.
+    return triton.dot(a, b, precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None)
+
+  query = newest(0)
+
+  def attend_block(state, part, row, positions, count, back, readable):
+    """Attends to the keys at `positions` of a row; position p is `back - p` before the token."""
+    highest, total, out = state
+    mask = (positions < count)[:, None] & (at_kv < width)[None, :]
+    at = (part.at[row, which, head, positions[:, None], at_kv[None, :]] for which in (0, 1))
+    keys, values = (triton.load(ref, mask=mask, other=0.0) for ref in at)
+    scores = scale * product(query, keys.T)
+    if "bias" in refs:
+      bias = triton.load(refs["bias"].at[head, back - positions], mask=positions < count, other=0.0)
+      scores += bias[None, :]
+    scores = jnp.where(readable, scores, MASKED)
+    above = jnp.maximum(highest, jnp.max(scores, axis=1))
+    weights = jnp.where(readable, jnp.exp(scores - above[:, None]), 0.0)
+    shrink = jnp.exp(highest - above)
+    out = shrink[:, None] * out + product(weights.astype(dtype), values)
+    return above, shrink * total + jnp.sum(weights, axis=1), out
+
+  def attend_shared(block, state):
+    positions = block * _BLOCK + jnp.arange(_BLOCK)
+    valid = triton.load(refs["valid"].at[batch_row, positions], mask=positions < shared, other=0) != 0
+    readable = jnp.broadcast_to(valid[None, :], (len(n), _BLOCK))
+    back = refs["index"][first] if "bias" in refs else None
+    return attend_block(state, refs["shared"], batch_row, positions, shared, back, readable)
+
+  def attend_generated(block, state):
+    writer, positions = block // blocks, block % blocks * _BLOCK + jnp.arange(_BLOCK)
+    before = (n < hypotheses)[:, None] & (positions < position)[None, :]
+    origins = triton.load(refs["origins"].at[batch_row, n[:, None], positions[None, :]], mask=before, other=-1)
+    part = refs["generated"], first + writer, positions, position, position
+    return attend_block(state, *part, origins == writer)
+
+  none = jnp.zeros(n.shape, jnp.float32)
+  state = none + MASKED, none, jnp.zeros((len(n), len(at_kv)), jnp.float32)
+  if "shared" in refs:
+    shared = refs["lengths"][batch_row]
+    state = jax.lax.fori_loop(0, pl.cdiv(shared, _BLOCK), attend_shared, state)
+  if "generated" in refs:
+    position = refs["position"][0]
+    blocks = pl.cdiv(position, _BLOCK)
+    state = jax.lax.fori_loop(0, hypotheses * blocks, attend_generated, state)
+  highest, total, out = state
+  if "generated" in refs:
+    key, value = newest(1), newest(2)
+    score = scale * jnp.sum(query.astype(jnp.float32) * key.astype(jnp.float32), axis=1)
+    if "bias" in refs:
+      score += refs["bias"][head, 0]
+    top = jnp.maximum(highest, score)
+    shrink, weight = jnp.exp(highest - top), jnp.exp(score - top)
+    total = shrink * total + weight
+    out = shrink[:, None] * out + weight[:, None] * value.astype(jnp.float32)
+    for which, x in enumerate((key, value)):
+      at = outputs[1].at[first + n[:, None], which, head, position, at_kv[None, :]]
+      triton.store(at, x.astype(outputs[1].dtype), mask=inside)
+  out = out / jnp.maximum(total, 1e-30)[:, None]
+  triton.store(outputs[0].at[first + n[:, None], head, at_kv[None, :]], out.astype(outputs[0].dtype), mask=inside)
