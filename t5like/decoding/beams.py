@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from t5like.decoding.outputs import Decoded
+from t5like.decoding.shaping import largest
 
 if TYPE_CHECKING:
   from t5like.decoding.search import Reorder, SearchContext
@@ -86,9 +87,8 @@ def _continuations(search: SearchContext, logits: jax.Array, live: dict, positio
   likelihoods = search.process_logits(likelihoods, live["written"].reshape(batch * beams, size), position)
   vocab = likelihoods.shape[1]
   count = min((2 + len(endings.stop_sequences)) * beams, beams * vocab)
-  # The best of each hypothesis, then of the row: many short searches are faster than a few long ones.
   each = min(count, vocab)
-  best, tokens = jax.lax.top_k(likelihoods, each)
+  best, tokens = largest(likelihoods, each)  # of each hypothesis, then of the row
   total = (best.reshape(batch, beams, each) + live["scores"][:, :, None]).reshape(batch, beams * each)
   scores, indices = jax.lax.top_k(total, count)
   tokens = jnp.take_along_axis(tokens.reshape(batch, beams * each), indices, axis=1)

