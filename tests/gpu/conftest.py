@@ -9,6 +9,8 @@ from pathlib import Path
 
 # Several workers share the GPU.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# To search for the fastest matrix products takes longer than all steps.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
 
 import jax
 import pytest
