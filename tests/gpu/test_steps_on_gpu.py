@@ -93,8 +93,11 @@ def expected(family: str, scan: bool, packed: bool, rate: float) -> tuple[list[f
     return run_steps(family, scan, packed, dropout_rate=rate, attention_backend="xla")
 
 
-@pytest.mark.parametrize("remat", ["none", "elementwise", "dots", "full"])
-@pytest.mark.parametrize("backend", ["pallas_gpu", "cudnn", "xla"])
+@pytest.mark.parametrize(
+  "backend, remat",
+  [("pallas_gpu", remat) for remat in ("none", "elementwise", "dots", "full")]
+  + [(backend, remat) for backend in ("cudnn", "xla") for remat in ("none", "full")],
+)
 @pytest.mark.parametrize(
   "family, scan, packed, rate",
   [pytest.param(*group, marks=pytest.mark.xdist_group(repr(group))) for group in GROUPS],

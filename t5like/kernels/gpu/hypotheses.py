@@ -11,15 +11,17 @@ from jax.experimental.pallas import triton
 
 from t5like.kernels.gpu.cached_attention import MASKED, call
 
-# The fastest of 27 on an H200 for T5 base with four beams. Over 512 shared keys it reads 3.7 TB/s; a copy moves 4.2.
-_BLOCK, _WARPS, _STAGES = 64, 2, 2
+# The fastest on an H200 for T5 base with four beams. Over 512 shared keys it reads 3.7 TB/s; a copy moves 4.2.
+_BLOCK = 64
+_SHARED, _GENERATED = (2, 2), (4, 3)  # warps and stages of attention to a shared part alone, and to the generated part
 _LEAST = 16  # the smallest side of a product on tensor cores
 
 
 def attend_per_batch_row(operands: dict[str, jax.Array], batch: int, scale: float, interpret: bool) -> list[jax.Array]:
   """Runs one program per batch row and head. `operands` are those of attention/cached.py, by name."""
   heads = operands["new"].shape[2]
-  return call(_hypotheses_kernel, operands, (heads, batch), scale, _WARPS, _STAGES, interpret)
+  resources = _GENERATED if "generated" in operands else _SHARED
+  return call(_hypotheses_kernel, operands, (heads, batch), scale, *resources, interpret)
 
 
 def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
