@@ -117,7 +117,7 @@ def join_words(pieces: Ragged, word_lengths: Ragged, tags: Ragged, length: int, 
   tokens = np.zeros((rows, length), np.int32)
   width = min(pieces.tokens.shape[1], room)
   tokens[:, start : start + width] = np.where(within(kept, width), pieces.tokens[:, :width], 0)
-  tokens[:, :start] = form.cls
+  tokens[:, :start] = np.array(form.head, np.int32)  # T5 and GPT have none
   tokens[np.arange(rows), start + kept] = form.sep
   targets, word_numbers = np.zeros((rows, length), np.int32), np.full((rows, length), -1, np.int32)
   before = np.cumsum(word_lengths.tokens, axis=1) - word_lengths.tokens  # [rows, words]: pieces before each word

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5like.objectives.ragged import Ragged
-from t5like.objectives.segments import join_segments
+from t5like.objectives.segments import PairForm, join_segments, join_words
 
 CLS, SEP = 101, 102
 
@@ -57,3 +57,18 @@ def test_rows_are_truncated_independently():
 def test_a_length_without_room_for_special_tokens_is_refused():
   with pytest.raises(ValueError, match="invalid length: 2"):
     join_segments(rows(1), rows(1), 2, CLS, SEP)
+
+
+@pytest.mark.parametrize("cls", [101, None])  # T5 and GPT have no [CLS]
+def test_words_of_a_row_by_hand(cls):
+  """Three words of 2, 0 and 1 pieces with tags 7, 8, 9; then two of 1 and 3, of which the row has room for 3 pieces."""
+  pieces = Ragged(np.array([[11, 12, 13, 0], [21, 22, 23, 24]]), np.array([3, 4]))
+  sizes = Ragged(np.array([[2, 0, 1], [1, 3, 0]]), np.array([3, 2]))
+  tags = Ragged(np.array([[7, 8, 9], [5, 6, 0]]), np.array([3, 2]))
+  head = [] if cls is None else [cls]
+  rows = join_words(pieces, sizes, tags, 4 + len(head), PairForm(cls, 102))
+  none = [0] * len(head)
+  assert rows.tokens.tolist() == [head + [11, 12, 13, 102], head + [21, 22, 23, 102]]
+  assert rows.targets.tolist() == [none + [7, 0, 9, 0], none + [5, 6, 0, 0]]
+  assert rows.word_numbers[:, len(head) :].tolist() == [[0, -1, 2, -1], [0, 1, -1, -1]]
+  assert rows.lengths.tolist() == [4 + len(head)] * 2
