@@ -51,6 +51,9 @@ class Store:
     self._generations = itertools.count(int(time.time() * 1e6))
     self.requests: list[str] = []
     self.refused: str | None = None  # objects with this in their name cannot be written
+    self.failing_share = 0.0  # of requests for content
+    self.delay = 0.0  # seconds before content is sent
+    self._reads = itertools.count(1)
 
   def bucket(self, name: str) -> dict:
     if name not in self.buckets:
@@ -65,6 +68,12 @@ class Store:
     if "ifGenerationNotMatch" in query and query["ifGenerationNotMatch"] == found[0]["generation"]:
       raise Failure(304, "")
     return found
+
+  def wait_or_fail(self) -> None:
+    """Behaves as a slow or overloaded store."""
+    time.sleep(self.delay)
+    if self.failing_share and next(self._reads) % round(1 / self.failing_share) == 0:
+      raise Failure(503, "We encountered an internal error. Please try again.")
 
   def put(self, bucket: str, name: str, data: bytes, query: dict) -> dict:
     if self.refused and self.refused in name:
@@ -168,6 +177,7 @@ class Handler(BaseHTTPRequestHandler):
     if query.get("alt") != "media":
       self._json(about)
       return
+    self.store.wait_or_fail()
     headers = {"x-goog-generation": about["generation"], "x-goog-hash": f"crc32c={about['crc32c']}"}
     headers["x-goog-stored-content-length"] = str(len(data))
     wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))

@@ -6,6 +6,7 @@ from t5like.data.cache import (
   TokenCache,
   cache_folder,
   changed_since_written,
+  corpus_bytes,
   describe_cache,
   finished_folder,
   open_cache,
@@ -15,6 +16,7 @@ from t5like.data.first_tokens import FirstTokens
 from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
 from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
 from t5like.data.mixture_file import read_mixture, write_mixture
+from t5like.data.row_order import PooledOrder
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 from t5like.data.task_record import TaskRecord, changed_code, read_record
 
@@ -30,11 +32,13 @@ __all__ = [
   "LabeledRows",
   "MixtureRows",
   "PieceLimits",
+  "PooledOrder",
   "RowSource",
   "PhaseRows",
   "TaskRecord",
   "TokenCache",
   "build_cache",
+  "corpus_bytes",
   "cache_folder",
   "changed_code",
   "changed_since_written",

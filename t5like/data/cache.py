@@ -9,19 +9,21 @@ from __future__ import annotations
 import functools
 import json
 import resource
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from t5like.data.mirror import MANIFEST, check_remote, copy_to_mirror
+from t5like.data.in_place import StreamedFile, StreamedTokens, Units
+from t5like.data.mirror import MANIFEST, check_remote, copy_file, copy_to_mirror
 from t5like.data.shards import CheckedFile
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.objectives import Ragged
 
 FORMAT = 2
+_POOLS_KEPT = 3  # in memory, of a cache that is read in place: the current one, the next, and room for rows between
 _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as it is read
 
 
@@ -45,22 +47,35 @@ def check_name(what: str, name: str) -> None:
 
 
 class _Shard:
-  """The files of one shard, memory-mapped on first use."""
+  """The files of one shard: memory-mapped on first use, or read in place."""
 
-  def __init__(self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str):
-    self.files = {
-      kind: CheckedFile(folder / f"{entry['name']}.{kind}", f, rebuild_command) for kind, f in entry["files"].items()
-    }
-    self._dtype = dtype
+  def __init__(
+    self, folder: Path, number: int, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str,
+    units: Units | None,
+  ):  # fmt: skip
+    self._dtype, self._units, self._index = dtype, units, entry["files"]["index"]
+    self.files = {}
+    for kind, about in entry["files"].items():
+      path = folder / f"{entry['name']}.{kind}"
+      number_of_file = number * len(entry["files"]) + len(self.files)
+      self.files[kind] = (
+        StreamedFile(number_of_file, path, about, rebuild_command, units)
+        if units
+        else CheckedFile(path, about, rebuild_command)
+      )
 
   @functools.cached_property
-  def tokens(self) -> np.ndarray:
+  def tokens(self) -> np.ndarray | StreamedTokens:
     """Token ids [tokens], not yet verified."""
+    if self._units:
+      return StreamedTokens(self.files["tokens"], self._dtype)
     return self.files["tokens"].data.view(self._dtype)
 
   @functools.cached_property
   def index(self) -> np.ndarray:
     """Offsets into `tokens`: [examples * features + 1]."""
+    if self._units and storage.is_remote(self.files["index"].path):  # small next to the tokens: copied
+      return np.memmap(copy_file(self.files["index"].path, self._index), "<i8", "r")
     return np.frombuffer(self.files["index"].read(), "<i8")
 
   def check(self, start: int, stop: int) -> None:
@@ -72,19 +87,30 @@ class TokenCache:
   """An open token cache. Example and token numbers run through all shards."""
 
   def __init__(
-    self, folder: Path, manifest: Mapping[str, Any], rebuild_command: str, scoring: Mapping[str, Any] | None = None
+    self,
+    folder: Path,
+    manifest: Mapping[str, Any],
+    rebuild_command: str,
+    scoring: Mapping[str, Any] | None = None,
+    pool: int = 0,
   ):
-    self.folder, self.manifest, self._rebuild_command = folder, manifest, rebuild_command
+    """Opens the files of a cache, or (`pool`) reads them in place, in pools of that number of bytes."""
+    self.folder, self.manifest, self._rebuild_command, self.pool = folder, manifest, rebuild_command, pool
     self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
     dtype = np.dtype(manifest["dtype"])
-    self._shards = [_Shard(folder, entry, dtype, rebuild_command) for entry in manifest["shards"]]
+    units = Units(_POOLS_KEPT * pool) if pool else None
+    self._shards = [
+      _Shard(folder, number, entry, dtype, rebuild_command, units) for number, entry in enumerate(manifest["shards"])
+    ]
+    self._announced: set[Hashable] = set()  # parts that are read ahead
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are all verified
     self._lengths: dict[str, np.ndarray] = {}
 
   def __reduce__(self):
-    return open_cache, (self.folder, self._rebuild_command)  # memory maps cannot be pickled
+    # Memory maps and threads cannot be pickled.
+    return open_cache, (self.folder, self._rebuild_command, self.scoring, self.pool)
 
   @property
   def examples(self) -> int:
@@ -158,6 +184,20 @@ class TokenCache:
       out[number] = self.stream(int(starts[number]), length)
     return out
 
+  def read_ahead(self, part: Hashable, spans: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
+    """Starts to read tokens that will be needed, once for each `part`; `spans` returns their first and last numbers."""
+    if not self.pool or part in self._announced:
+      return
+    self._announced.add(part)
+    size = np.dtype(self.manifest["dtype"]).itemsize
+    for start, stop in zip(*(x.tolist() for x in spans()), strict=True):
+      while start < min(stop, self.tokens):
+        at = int(np.searchsorted(self._first_token, start, side="right")) - 1
+        end = min(stop, int(self._first_token[at + 1]))
+        offset = int(self._first_token[at])
+        self._shards[at].files["tokens"].read_ahead((start - offset) * size, (end - offset) * size)
+        start = end
+
   def documents(self) -> np.ndarray:
     """Returns the token numbers at which the documents of a corpus start, and the end: int64 [examples + 1]."""
     if len(self.features) != 1:
@@ -218,8 +258,10 @@ class TokenCache:
       self._checked[at] = True
 
 
-def open_cache(folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | None = None) -> TokenCache:
-  """Opens a cache; a remote one is copied to this machine first.
+def open_cache(
+  folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | None = None, pool: int = 0
+) -> TokenCache:
+  """Opens a cache; a remote one is copied to this machine first, unless it is read in place.
 
   Missing and truncated files are detected here, corrupt ones here too if the cache is small, otherwise on first read.
 
@@ -227,14 +269,17 @@ def open_cache(folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | 
     folder: the cache, local or remote.
     rebuild_command: the command that rebuilds it, for error messages.
     scoring: overrides the postprocessor and metrics in the manifest.
+    pool: read the cache in place, in pools of this number of bytes; 0: copy it to this machine.
   """
   manifest, text = _read_manifest(folder, rebuild_command)
+  if pool:
+    return TokenCache(folder, manifest, rebuild_command, scoring, pool)
   if storage.is_remote(folder):
     folder = copy_to_mirror(folder, manifest, text)
     rebuild_command = f"rm -r {folder} to copy it again; if the remote cache is damaged too: {rebuild_command}"
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, rebuild_command, scoring)
-  if sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values()) <= _CHECKED_AT_ONCE:
+  if _bytes(manifest) <= _CHECKED_AT_ONCE:
     cache.check_all()
   return cache
 
@@ -246,6 +291,16 @@ def _allow_open_files(count: int) -> None:
   if soft != resource.RLIM_INFINITY and soft < needed:
     limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def corpus_bytes(folder: Path, rebuild_command: str) -> int:
+  """Returns the size of the files of a corpus, from its manifest; 0 for labeled examples."""
+  manifest, _ = _read_manifest(folder, rebuild_command)
+  return _bytes(manifest) if manifest["features"] == ["targets"] and not manifest.get("finished") else 0
+
+
+def _bytes(manifest: Mapping[str, Any]) -> int:
+  return sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values())
 
 
 def describe_cache(folder: Path, rebuild_command: str) -> dict[str, Any]:
@@ -284,6 +339,8 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
     if not all(map(storage.is_plain_name, [shard["name"], *shard["files"]])):
       raise ValueError("a shard's name points outside the folder")
     counts = [shard["examples"], shard["tokens"], *(file["bytes"] for file in shard["files"].values())]
+    for file in shard["files"].values():
+      file["crc32"] = np.asarray(file["crc32"], np.uint32)  # a cache of 1 TB has four million
     if not all(isinstance(count, int) and count >= 0 for count in counts):
       raise ValueError("a shard's counts are not non-negative integers")
   for name, kind in (("examples", int), ("tokens", int), ("features", list), ("description", dict), ("scoring", dict)):

@@ -22,6 +22,9 @@ class RowPlan(Protocol):
   def read(self, rows: np.ndarray) -> Ragged:
     """Returns the tokens of the given rows."""
 
+  def tokens(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the token number at which each row `first` starts, and the one at which the row before `last` ends."""
+
   def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Samples another row for each row with its key, from another document if there is one."""
 
@@ -68,6 +71,10 @@ class _Stream:
     out[~separators] = tokens[within(length - counts, length)]
     return out
 
+  def token_numbers(self, positions: np.ndarray) -> np.ndarray:
+    """Returns the numbers in the cache of the tokens at, or after, positions of the stream."""
+    return positions if self.separator is None else positions - np.searchsorted(self.starts[1:] - 1, positions)
+
   def _tokens(self, begin: np.ndarray, length: int) -> np.ndarray:
     overrun = np.maximum(begin + length - self.cache.tokens, 0)
     if not overrun.any():
@@ -98,6 +105,10 @@ class StreamRows:
       self._stream.read(begin, self._raw) if self._stream else self._cache.stream_rows(begin, self._raw)
     )
 
+  def tokens(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    begin, end = first * self._raw, last * self._raw
+    return (self._stream.token_numbers(begin), self._stream.token_numbers(end)) if self._stream else (begin, end)
+
   def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return _another(rows, self.rows, keys)
 
@@ -113,11 +124,13 @@ class DocumentRows:
     self.rows = int(self._pieces[-1])
 
   def read(self, rows: np.ndarray) -> Ragged:
-    document = self._document(rows)
-    begin = self._stream.starts[document] + (rows - self._pieces[document]) * self._raw
-    lengths = np.minimum(self._raw, self._stream.starts[document + 1] - begin)
+    begin = self._begin(rows)
+    lengths = np.minimum(self._raw, self._stream.starts[self._document(rows) + 1] - begin)
     tokens = self._stream.read(begin, int(lengths.max(initial=0)))
     return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
+
+  def tokens(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return self._begin(first), self._begin(last - 1) + self._raw
 
   def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Samples from the rows of all other documents, numbered from the end of the row's own document."""
@@ -128,6 +141,10 @@ class DocumentRows:
       return _another(rows, self.rows, keys)
     drawn = ((keys >> np.uint64(32)) * foreign.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
     return (self._pieces[document + 1] + drawn) % self.rows
+
+  def _begin(self, rows: np.ndarray) -> np.ndarray:
+    document = self._document(rows)
+    return self._stream.starts[document] + (rows - self._pieces[document]) * self._raw
 
   def _document(self, rows: np.ndarray) -> np.ndarray:
     return np.searchsorted(self._pieces, rows, side="right") - 1
@@ -158,6 +175,10 @@ class SentenceRows:
     lengths = self._lengths[rows]
     tokens = self._stream.read(self._starts[rows], int(lengths.max(initial=0)))
     return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
+
+  def tokens(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    end = self._starts[last - 1] + self._lengths[last - 1]
+    return self._stream.token_numbers(self._starts[first]), self._stream.token_numbers(end)
 
   def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     return _another(rows, self.rows, keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from pathlib import Path
 
@@ -33,6 +34,10 @@ class FirstTokens:
   def folder(self) -> Path:
     return self.cache.folder
 
+  @property
+  def pool(self) -> int:
+    return self.cache.pool
+
   @cached_property
   def _documents(self) -> np.ndarray:
     starts = self.cache.documents()
@@ -41,6 +46,9 @@ class FirstTokens:
   def documents(self) -> np.ndarray:
     """Returns where the documents start, and the end of the last: int64 [documents + 1]."""
     return self._documents
+
+  def read_ahead(self, part: Hashable, spans: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
+    self.cache.read_ahead(part, spans)
 
   def stream_rows(self, starts: np.ndarray, length: int) -> np.ndarray:
     """Returns the tokens from each of `starts`: [rows] to int32 [rows, length]."""

@@ -43,6 +43,14 @@ def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes)
   return local
 
 
+def copy_file(remote: RemotePath, about: Mapping[str, Any]) -> Path:
+  """Copies one file of a cache to this machine, if it is not there, and returns its path."""
+  local = storage.mirror_folder(remote)
+  if not _is_intact(local, about, trust=False):
+    _fetch(remote, local, about)
+  return local
+
+
 def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_command: str) -> None:
   """Compares the sizes of all files with the manifest in one listing; copies nothing."""
   present = folder.files()

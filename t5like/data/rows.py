@@ -19,12 +19,12 @@ from t5like.data.first_tokens import FirstTokens
 from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, encoder, trim_and_append_eos
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
+from t5like.data.row_order import PooledOrder, shuffled
 from t5like.errors import UserError
 from t5like.objectives import Draws, Lengths, Masked, Objective, Pairs, Ragged, Rows, SpecialTokens
-from t5like.objectives.randomness import combine, permute
+from t5like.objectives.randomness import combine
 
-_ORDER = 0x5487FF1E  # random streams: the order of rows ...
-_OTHER = 0x07E2  # ... and rows of other documents
+_OTHER = 0x07E2  # the random stream of rows of other documents
 
 
 class RowSource(Protocol):
@@ -32,12 +32,6 @@ class RowSource(Protocol):
   def rows_per_epoch(self) -> int: ...
 
   def rows(self, numbers: np.ndarray) -> Batch: ...
-
-
-def shuffled(numbers: np.ndarray, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the epoch and the row of running numbers; each epoch is a different permutation of all rows."""
-  epochs = numbers // rows
-  return epochs, permute(numbers % rows, rows, combine(seed, epochs, _ORDER))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +46,16 @@ class CorpusRows:
   layout: str = "encoder_decoder"
   # Adds segment ids (one example per row), so that the rows can be in one batch with packed ones.
   as_packed: bool = False
+  # The order of a corpus that is read in place; None: all rows are shuffled.
+  order: PooledOrder | None = None
 
   def __post_init__(self):
+    if self.order and self.objective.needs_others:
+      raise UserError(
+        f"the objective {self.objective.name} reads other documents at random: its token cache must be on this machine",
+        cache=self.cache.folder,
+        try_="a larger CACHE_LOCAL_GB",
+      )
     if self.rows_per_epoch < 1:
       raise UserError(
         f"the corpus is shorter than one row: {self.cache.tokens} tokens (expected at least {self.lengths.raw})",
@@ -70,7 +72,9 @@ class CorpusRows:
     return self.plan.rows
 
   def rows(self, numbers: np.ndarray) -> Batch:
-    epochs, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    if self.order:
+      self._read_ahead(numbers)
+    epochs, rows = (self.order.shuffled if self.order else shuffled)(numbers, self.rows_per_epoch, self.seed)
     text = self.plan.read(rows)
     others = None
     if self.objective.needs_others:
@@ -78,6 +82,16 @@ class CorpusRows:
     draws = Draws.of(self.seed, epochs, rows)
     result = self.objective(Rows(text.tokens, text.lengths, others), draws, self.special)
     return to_batch(result, self.objective, self.lengths, self.special, self.layout, self.as_packed)
+
+  def _read_ahead(self, numbers: np.ndarray) -> None:
+    """Starts to read the pools of these rows, and the one after them."""
+    pools = self.order.pools(numbers, self.rows_per_epoch)
+    for pool in range(int(pools.min(initial=0)), int(pools.max(initial=0)) + 2):
+      # Sources of other phases, with other rows, have the same cache.
+      self.cache.read_ahead((self.lengths.raw, self.seed, pool), lambda pool=pool: self._tokens_of(pool))
+
+  def _tokens_of(self, pool: int) -> tuple[np.ndarray, np.ndarray]:
+    return self.plan.tokens(*self.order.spans(pool, self.rows_per_epoch, self.seed))
 
 
 def to_batch(

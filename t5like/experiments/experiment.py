@@ -116,6 +116,9 @@ class Experiment:
   wandb_project: str = ""
   # The folder of token caches, and the number of threads that read batches.
   cache_dir: str = DEFAULT_ROOT
+  # A corpus on gs:// with more gigabytes is read in place, not copied to this machine. None: half of the free disk
+  # space. A given number is also the limit for a corpus on a (slow) disk.
+  cache_local_gb: float | None = None
   loader_threads: int = 1
   # Processes that read batches, each with that many threads; 0: only threads.
   loader_processes: int = 0
@@ -278,6 +281,9 @@ class Experiment:
     for name in ("checkpoint_minutes", "watchdog_minutes"):
       if not _is_number(getattr(self, name)):
         raise _invalid(name, getattr(self, name), "a number of minutes")
+    limit = self.cache_local_gb
+    if limit is not None and not (_is_number(limit) and 0 < limit < float("inf")):
+      raise _invalid("cache_local_gb", limit, "a number of gigabytes, or None for half of the free disk space")
     for name in ("stream", "deterministic"):
       if not isinstance(getattr(self, name), bool):
         raise _invalid(name, getattr(self, name), "True or False")

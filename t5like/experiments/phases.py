@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from t5like import data, parallel
 from t5like.data.labeled_rows import blank_labels
 from t5like.data.layouts import Batch, blank
@@ -91,7 +93,10 @@ def _source(
   if cache.is_corpus:
     limit = experiment.unique_tokens
     text = cache if limit is None else data.FirstTokens(cache, limit)
-    return data.CorpusRows(text, experiment.objective, lengths, special, seed, layout, is_packed(experiment))
+    order = None
+    if cache.pool:
+      order = data.PooledOrder.of(lengths.raw * np.dtype(cache.manifest["dtype"]).itemsize, cache.pool)
+    return data.CorpusRows(text, experiment.objective, lengths, special, seed, layout, is_packed(experiment), order)
   return data.ExampleRows(cache, lengths, special, seed, layout, experiment.packs)
 
 

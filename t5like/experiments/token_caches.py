@@ -10,7 +10,7 @@ import importlib.util
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from t5like import data
@@ -54,6 +54,7 @@ class TokenCaches:
     hint: str = "",
     lengths: Mapping[str, int] | None = None,
     evaluation: bool = False,
+    pool: Callable[[Path, int], int] = lambda folder, size: 0,
   ):
     """Sets up caches, without opening any.
 
@@ -66,8 +67,9 @@ class TokenCaches:
       hint: printed if a cache must be built: where else it, or the task, may be found.
       lengths: of a row, for tasks whose finished tokens depend on them.
       evaluation: cache tasks with random preprocessors, sampled once; in training such tasks are streamed.
+      pool: returns the bytes of a pool of a corpus that is to be read in place, given its folder and size.
     """
-    self._root, self._name, self._vocabulary, self._hint = root, name, vocabulary, hint
+    self._root, self._name, self._vocabulary, self._hint, self._pool = root, name, vocabulary, hint, pool
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
     self._built: set[tuple[str, str]] = set()  # tasks and splits built by this object, which are up to date
     self._task_modules, self._corpus_files = list(task_modules), corpus_files
@@ -117,7 +119,8 @@ class TokenCaches:
     if not folder.is_dir():
       return None
     rebuild_command = shlex.join(self.command(task, split, force=True))
-    cache = data.open_cache(folder, rebuild_command, record.scoring if record else None)
+    pool = self._pool(folder, data.corpus_bytes(folder, rebuild_command)) if not self._evaluation else 0
+    cache = data.open_cache(folder, rebuild_command, record.scoring if record else None, pool)
     changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
     if changed:
       print(f"the token cache {folder} is stale: {changed}")

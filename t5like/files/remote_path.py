@@ -190,6 +190,11 @@ class RemotePath(os.PathLike):
     with as_os_errors(self):
       return self.fs.cat_file(str(self))
 
+  def read_range(self, start: int, stop: int) -> bytes:
+    """Returns bytes `start` to `stop`."""
+    with as_os_errors(self):
+      return self.fs.cat_file(str(self), start=start, end=stop)
+
   def read_text(self, encoding: str = "utf-8", errors: str = "strict") -> str:
     return self.read_bytes().decode(encoding, errors)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from t5like.objectives import SpecialTokens
 from t5like.runs.adapting import adapt
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.head_choice import resolve_head
+from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
 from t5like.runs.starting_table import array_fates
 from t5like.runs.trained_flops import flops_shares
@@ -205,6 +207,7 @@ def open_members(
       files,
       lengths=experiment.lengths,
       evaluation=evaluation,
+      pool=functools.partial(choose_pool, experiment),
     )
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:

@@ -13,6 +13,7 @@ import jax
 
 from t5like import data, planning
 from t5like.console import memory_size
+from t5like.data.in_place import UNIT
 from t5like.data.layouts import Batch
 from t5like.experiments.compatibility import phase_flops, row_tokens, stack_lengths
 from t5like.experiments.experiment import Experiment
@@ -24,6 +25,7 @@ from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
+from t5like.runs.pools import POOLS
 from t5like.runs.starting_table import starting_data, starting_text
 from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
@@ -126,6 +128,7 @@ def describe_run(
     "tokens": all_tokens,
     "model_flops": all_flops,
     "seed": experiment.seed,
+    POOLS: _pools(batches),
     "starts_from": {"source": initialization, "variables": starting_data(fates)},
   }
   return RunCard(entries, facts)
@@ -234,8 +237,28 @@ def _data_text(
   }
   return (
     f"{name}: {source.cache.tokens:,} tokens, objective {experiment.objective.name}\n"
-    f"{kinds[experiment.objective.unit]}; {passes}"
+    f"{kinds[experiment.objective.unit]}; {passes}{_order_text(source, batches.phases[-1].batch_size)}"
   )
+
+
+def _order_text(source: data.CorpusRows, batch_size: int) -> str:
+  if source.order is None:
+    return ""
+  row = UNIT / source.order.block
+  return (
+    f"\nread in place from {source.cache.folder}: every host reads {batch_size * row / 1e6:.2f} MB per step\n"
+    f"shuffled in pools of {source.order.blocks * source.order.block:,} rows "
+    f"({source.order.blocks:,} blocks of {source.order.block:,}, from all over the corpus)"
+  )
+
+
+def _pools(batches: data.Batches | None) -> dict[str, int]:
+  """Returns the units of a pool of each corpus that is read in place."""
+  if batches is None:
+    return {}
+  source = batches.phases[-1].source
+  corpora = [each for each in getattr(source, "sources", [source]) if isinstance(each, data.CorpusRows)]
+  return {str(corpus.cache.folder): corpus.cache.pool // UNIT for corpus in corpora if corpus.order}
 
 
 def _member_text(source: data.RowSource, rate: float, rates: float) -> str:

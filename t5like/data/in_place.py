@@ -1,0 +1,156 @@
+"""Reads the files of a token cache in place, for example on gs://, without copying them to this machine.
+
+A file is read in units of 1 MiB. Each is compared with the checksums of the manifest, and kept in memory until newer
+ones need its room. Units that will be needed are read ahead by threads. While a store does not answer, readers wait.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t5like.console import say
+from t5like.data.shards import BLOCK
+from t5like.errors import UserError
+from t5like.files.remote_path import RemotePath
+
+UNIT = 4 * BLOCK
+_THREADS = 16
+_ATTEMPTS = 3  # at a unit with a wrong checksum
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
+_PATIENCE = 1800.0  # seconds until a store that does not answer is given up
+_REPORT_AFTER = 20.0
+
+
+class Units:
+  """The units that were read last, up to `limit` bytes, of all files of a cache."""
+
+  def __init__(self, limit: int):
+    self._most = max(limit // UNIT, 2 * _THREADS)
+    self._kept: OrderedDict[tuple[int, int], Future] = OrderedDict()
+    self._lock = threading.Lock()
+    self._pool = ThreadPoolExecutor(_THREADS, "in_place")
+
+  def get(self, file: StreamedFile, unit: int) -> np.ndarray:
+    """Returns a unit, uint8, and waits for it if necessary."""
+    return self._request(file, unit).result()
+
+  def read_ahead(self, file: StreamedFile, start: int, stop: int) -> None:
+    """Starts to read the units of bytes `start` to `stop` that are not in memory."""
+    for unit in range(start // UNIT, -(-stop // UNIT)):
+      self._request(file, unit)
+
+  def _request(self, file: StreamedFile, unit: int) -> Future:
+    key = file.number, unit
+    with self._lock:
+      found = self._kept.get(key)
+      if found is None or (found.done() and found.exception()):  # a failed one is tried again
+        found = self._kept[key] = self._pool.submit(file.fetch, unit)
+      self._kept.move_to_end(key)
+      while len(self._kept) > self._most:
+        self._kept.popitem(last=False)
+      return found
+
+
+class StreamedFile:
+  """A file of a cache that stays where it is."""
+
+  fully_checked = True  # what is read has been checked
+
+  def __init__(
+    self, number: int, path: Path | RemotePath, expected: Mapping[str, Any], rebuild_command: str, units: Units
+  ):
+    self.number, self.path, self.bytes = number, path, expected["bytes"]
+    self._sums, self._rebuild_command, self._units = expected["crc32"], rebuild_command, units
+
+  def check(self, start: int, stop: int) -> None:
+    """Does nothing: all that is read is checked."""
+
+  def read_ahead(self, start: int, stop: int) -> None:
+    self._units.read_ahead(self, start, stop)
+
+  def slice(self, start: int, stop: int) -> np.ndarray:
+    """Returns bytes `start` to `stop`, uint8."""
+    units = range(start // UNIT, -(-stop // UNIT))
+    parts = [self._units.get(self, unit)[max(start - unit * UNIT, 0) : stop - unit * UNIT] for unit in units]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.uint8), *parts])
+
+  def read(self) -> bytes:
+    return self.slice(0, self.bytes).tobytes()
+
+  def fetch(self, unit: int) -> np.ndarray:
+    """Reads one unit from where it is; tries again as long as the store does not answer."""
+    start, stop = unit * UNIT, min((unit + 1) * UNIT, self.bytes)
+    began, reported, damaged = time.monotonic(), False, 0
+    for pause in _pauses():
+      try:
+        content = self._read(start, stop)
+      except FileNotFoundError:
+        raise UserError("a file of the token cache is missing", file=self.path, try_=self._rebuild_command) from None
+      except OSError as error:
+        waited = time.monotonic() - began
+        if isinstance(error, PermissionError) or waited > _PATIENCE:
+          why = error.strerror or error
+          raise UserError("cannot read a file of the token cache", file=self.path, because=why) from None
+        if waited > _REPORT_AFTER and not reported:
+          say(f"waiting for {self.path}: {error.strerror or error}")
+          reported = True
+      else:
+        bad = self._first_bad_block(content, start, stop)
+        if bad is None:
+          return np.frombuffer(content, np.uint8)
+        damaged += 1
+        if damaged == _ATTEMPTS:
+          raise UserError(
+            "a file of the token cache is corrupt (wrong checksum)",
+            file=self.path,
+            bytes=f"{bad * BLOCK:,} to {min((bad + 1) * BLOCK, self.bytes):,}",
+            try_=self._rebuild_command,
+          )
+      time.sleep(pause)
+    raise AssertionError("unreachable")
+
+  def _read(self, start: int, stop: int) -> bytes:
+    if isinstance(self.path, RemotePath):
+      return self.path.read_range(start, stop)
+    with self.path.open("rb") as file:
+      file.seek(start)
+      return file.read(stop - start)
+
+  def _first_bad_block(self, content: bytes, start: int, stop: int) -> int | None:
+    first, view = start // BLOCK, memoryview(content)
+    for number in range(first, -(-stop // BLOCK)):
+      block = view[number * BLOCK - start : (number + 1) * BLOCK - start]
+      if len(block) != min(BLOCK, stop - number * BLOCK) or zlib.crc32(block) != self._sums[number]:
+        return number
+    return None
+
+
+class StreamedTokens:
+  """The token ids of a streamed file. Slices are arrays."""
+
+  def __init__(self, file: StreamedFile, dtype: np.dtype):
+    self._file, self._dtype = file, dtype
+
+  def __len__(self) -> int:
+    return self._file.bytes // self._dtype.itemsize
+
+  def __getitem__(self, at: slice) -> np.ndarray:
+    start, stop, _ = at.indices(len(self))
+    size = self._dtype.itemsize
+    return self._file.slice(start * size, max(start, stop) * size).view(self._dtype)
+
+
+def _pauses():
+  """Yields the pauses between attempts, each twice the one before."""
+  for attempt in itertools.count():
+    yield min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)

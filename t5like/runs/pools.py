@@ -1,0 +1,53 @@
+"""Decides whether a run copies a token cache to its hosts or reads it in place.
+
+The order of rows depends on it, so all hosts decide alike, and a resumed run as it did at its start.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from t5like.data.in_place import UNIT
+from t5like.data.mirror import MANIFEST
+from t5like.errors import UserError
+from t5like.experiments.experiment import Experiment
+from t5like.files import storage
+from t5like.parallel.process_zero import run_on_process_zero
+from t5like.training.records.model_dir import RUN_CARD_DATA
+
+POOLS = "pools"  # in the run card: the units of a pool by folder of a corpus that is read in place
+_LARGEST = 1 << 30  # bytes of a pool
+
+
+def choose_pool(experiment: Experiment, folder: Path, size: int) -> int:
+  """Returns the bytes of a pool of a cache of `size` bytes that is read in place, or 0. All processes must call it."""
+  return UNIT * run_on_process_zero(lambda: _units(experiment, folder, size))
+
+
+def _units(experiment: Experiment, folder: Path, size: int) -> int:
+  recorded = _recorded(experiment.model_dir)
+  if recorded is not None:
+    return recorded.get(str(folder), 0)
+  limit = experiment.cache_local_gb
+  if limit is not None:
+    limit = limit * 1e9
+  elif storage.is_remote(folder) and not (storage.mirror_folder(folder) / MANIFEST).is_file():  # not copied yet
+    limit = _free_bytes(storage.mirror_folder(folder)) / 2
+  if limit is None or size <= limit:
+    return 0
+  return max(int(min(limit / 3, _LARGEST)) // UNIT, 1)
+
+
+def _recorded(model_dir: str) -> dict[str, int] | None:
+  """Returns the decision of the run's first start; None for a new run."""
+  try:
+    return storage.read_json(storage.as_path(model_dir) / RUN_CARD_DATA).get(POOLS, {})
+  except (FileNotFoundError, UserError):
+    return None
+
+
+def _free_bytes(folder: Path) -> int:
+  while not folder.exists():
+    folder = folder.parent
+  return shutil.disk_usage(folder).free
