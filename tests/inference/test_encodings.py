@@ -40,8 +40,8 @@ def test_the_mean_is_over_all_tokens_of_a_text_including_id_0(layout):
 
 def test_cls_is_the_first_state():
   assert TextEmbedder(Known(), MESH, "cls")({}, [[5, 6], [7, 8, 9]]).tolist() == [[5, 0], [7, 0]]
-  with pytest.raises(UserError, match="unknown pooling 'max'"):
-    TextEmbedder(Known(), MESH, "max")
+  with pytest.raises(UserError, match="unknown pooling 'meen'"):
+    TextEmbedder(Known(), MESH, "meen")
   with pytest.raises(UserError, match="has no \\[CLS\\]"):
     TextEmbedder(Known("encoder_decoder"), MESH, "cls")
 
