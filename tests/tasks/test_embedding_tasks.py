@@ -2,17 +2,20 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
 
+from t5like.configuration.search_path import shipped_folder
 from t5like.errors import UserError
 from t5like.tasks import registry
 from t5like.tasks.caching import text_pipeline
 from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.encoders.embeddings import register_texts
 from t5like.tasks.encoders.scores import nearest_text
-from t5like.tasks.missing_data import explain_data_errors
+from t5like.tasks.missing_data import explain_data_errors, tfds_name
+from t5like.tasks.preparation.official_sizes import OFFICIAL_SIZES
 
 
 def examples(name, count=2, split="train"):
@@ -107,3 +110,17 @@ def test_invalid_json_lines(rows, message, tmp_path):
 
 def test_the_nearest_text_is_right_if_it_is_the_positive():
   assert nearest_text(None, {}, is_target=True) == 0 == nearest_text([0.9, 0.2, 0.8]) and nearest_text([0.1, 0.2]) == 1
+
+
+def test_tasks_and_sizes_of_the_recipes():
+  """gin/finetune/embeddings: their tasks exist, and epochs are those of the published data."""
+  files = {path.stem: path.read_text() for path in (shipped_folder() / "finetune" / "embeddings").glob("*.gin")}
+  assert {"nli_ranking", "nli_softmax", "stsb", "simcse", "simcse_nli", "own"} == files.keys()
+  for name, examples in (("nli_ranking", 557_850), ("nli_softmax", 942_069), ("stsb", 5_749)):
+    (task,) = re.findall(r"^HEAD_TASK = '(\w+)'", files[name], re.MULTILINE)
+    assert OFFICIAL_SIZES[tfds_name(registry.find_task(task))]["train"] == examples
+    assert f"\nEXAMPLES = {examples}\n" in files[name]
+  counts = {"snli_triplets_embedding": "nli_ranking", "snli_sentences_embedding": "simcse"}
+  for task, name in counts.items():
+    count = sum(1 for _ in text_pipeline.text_examples(registry.find_task(task), "train"))
+    assert f"'{task}'" in files[name] and f"EXAMPLES = {count}" in files[name]
