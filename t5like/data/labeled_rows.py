@@ -19,8 +19,8 @@ from t5like.data.layouts import Batch
 from t5like.data.rows import shuffled
 from t5like.errors import UserError
 from t5like.objectives import SpecialTokens
-from t5like.objectives.ragged import within
-from t5like.objectives.segments import TEXT_FIELDS, PairForm, TaggedRows, join_words
+from t5like.objectives.ragged import Ragged, within
+from t5like.objectives.segments import TEXT_FIELDS, PairForm, Segments, TaggedRows, join_words
 from t5like.objectives.spans import LONGEST_QUESTION, STRIDE, WindowSettings, cut_windows
 
 _CHECKED = 4096  # examples whose tags are read at a time
@@ -36,11 +36,12 @@ class LabelForm:
   grouped: bool = False  # the examples of a question are its candidate answers
   stride: int = STRIDE
   longest_question: int | None = LONGEST_QUESTION
-  # Of embedding: the texts of a row, the kind of its label ("classification", "regression" or none), and whether the
-  # first text is read twice, for two dropout masks (SimCSE).
+  # Of embedding: the texts of a row, the kind of its label ("classification", "regression" or none), whether the first
+  # text is read twice, for two dropout masks (SimCSE), and the ids before and after a text (None: the family's).
   texts: int = 0
   target: str = ""
   twice: bool = False
+  around: tuple[int | None, int | None] | None = None
 
   @classmethod
   def of(cls, cache: TokenCache) -> LabelForm | None:
@@ -220,11 +221,18 @@ class EmbeddingRows(LabeledRows):
     return self._labels_of_fields(np.float32 if self.form.target == "regression" else np.int32)
 
   def read(self, rows: np.ndarray) -> Batch:
-    joined = [self.pair_form.join(self.cache.texts(field, rows), None, self.length) for field in self.fields]
+    joined = [self._join(self.cache.texts(field, rows)) for field in self.fields]
     tokens, types, lengths = (np.stack(column, axis=1) for column in zip(*joined, strict=True))
     flat = encoder_rows(tokens.reshape(-1, self.length), types.reshape(-1, self.length), lengths.reshape(-1))
     batch = {name: x.reshape(len(rows), -1, self.length) for name, x in flat.items()}
     return batch | ({"labels": self.labels[rows]} if self.form.target else {})
+
+  def _join(self, texts: Ragged) -> Segments:
+    start, end = self.form.around or (self.pair_form.cls, self.pair_form.sep)
+    if end is not None:
+      return PairForm(start, end).join(texts, None, self.length)
+    rows = PairForm(start, 0).join(texts, None, self.length + 1)  # the last token, 0, becomes padding
+    return Segments(rows.tokens[:, :-1], rows.token_types[:, :-1], rows.lengths - 1)
 
   def check(self) -> None:
     if missing := [field for field in self.fields if field not in self.cache.features]:

@@ -126,7 +126,9 @@ def scored_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
   if model.head.form != "embedding":
     return rows_form(model, cache)
   texts = sum(field in cache.features for field in TEXT_FIELDS)
-  return dataclasses.replace(form, name="embedding", texts=texts, target=_label_kind(form))
+  return dataclasses.replace(
+    form, name="embedding", texts=texts, target=_label_kind(form), around=model.head.around
+  )  # fmt: skip
 
 
 def rows_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:

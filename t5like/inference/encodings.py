@@ -113,8 +113,9 @@ def nearest_rows(vectors: np.ndarray, among: np.ndarray, count: int) -> tuple[np
 def _nearest(queries: np.ndarray, among: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
   similarities, rows = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
   for first in range(0, len(among), _BLOCK):
-    block = unit(np.asarray(among[first : first + _BLOCK], np.float32))
-    near = np.nan_to_num(queries @ block.T, nan=-np.inf)
+    block = np.asarray(among[first : first + _BLOCK], np.float32)
+    norms = np.sqrt(np.einsum("rd,rd->r", block, block))
+    near = np.nan_to_num(queries @ block.T / np.maximum(norms, np.finfo(np.float32).tiny)[None], nan=-np.inf)
     numbers = np.broadcast_to(np.arange(first, first + len(block))[None], near.shape)
     similarities, rows = np.hstack([similarities, near]), np.hstack([rows, numbers])
     if similarities.shape[1] > count:

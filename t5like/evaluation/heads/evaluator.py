@@ -12,6 +12,7 @@ import numpy as np
 
 from t5like import data
 from t5like.data.labeled_rows import ChoiceRows, EmbeddingRows, LabeledRows, SpanRows, TagRows
+from t5like.decoding import bucket
 from t5like.errors import UserError
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
@@ -28,6 +29,7 @@ from t5like.vocabularies import Vocabulary
 
 Fields = Mapping[str, Any]
 _GENERATION = ("rank", "candidates", "shots", "prompt", "infill")
+_SPECIAL = 2  # tokens around a text, at most
 _UNANSWERABLE = "squad_v2_windows"  # the metric of questions without an answer
 
 
@@ -42,6 +44,8 @@ class HeadEvaluator:
         )
     if settings.decoding:
       raise UserError(f"a head does not decode: --{next(iter(settings.decoding))} has no effect")
+    if getattr(model.module.head, "prompt", ""):
+      raise UserError("token caches do not have the default prompt of this model", prompt=model.module.head.prompt)
     self._model, self._settings = model, settings
     self._length = settings.inputs_length or getattr(model.module.head, "length", None) or model.inputs
     self._batch_size = settings.batch_size or model.batch_size
@@ -53,9 +57,10 @@ class HeadEvaluator:
   def read(self, task: str, cache: data.TokenCache) -> EvaluationSet:
     """Builds the evaluation set of a token cache: one entry per postprocessed prediction."""
     form = scored_form(self._model.module, cache)
-    source = data.labeled_rows(cache, form, self._length, self._model.special, seed=0)
-    if isinstance(source, EmbeddingRows) and form.texts < 2:
+    if form.name == "embedding" and form.texts < 2:
       raise UserError(f"task {task!r} has single texts, without a score", try_="--task=glue_stsb_classification")
+    length = _longest(cache, form, self._length) if form.name == "embedding" else self._length
+    source = data.labeled_rows(cache, form, length, self._model.special, seed=0)
     examples = min(self._settings.examples or cache.examples, cache.examples)
     fields = list(scored_fields(source, examples, self._model.vocabulary))
     if not fields:
@@ -81,6 +86,12 @@ class HeadEvaluator:
       outputs = outputs if form.target == "classification" else cosines(outputs)
       form = dataclasses.replace(form, name=form.target or "embedding")
     return score_logits(outputs, form, evaluation_set, modules)
+
+
+def _longest(cache: data.TokenCache, form: data.LabelForm, most: int) -> int:
+  """Returns the length of the longest text with special tokens, at most `most`: single texts are short."""
+  tokens = max(int(cache.lengths(field).max(initial=1)) for field in TEXT_FIELDS[: form.texts])
+  return min(bucket(tokens + _SPECIAL), most)
 
 
 def _output(source: LabeledRows) -> str:
