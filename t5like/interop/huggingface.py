@@ -85,9 +85,7 @@ def load(folder: Path | str, **changes: object) -> Imported:
     params |= sentence.params
     report.unexpected[:] = [name for name in report.unexpected if not re.match(_NOT_EMBEDDED, name)]
   check_complete(report, str(folder))
-  embedding = params[
-    "token_embedder/embedding" if model.__class__ is model_class else "backbone/token_embedder/embedding"
-  ]
+  embedding = params[("backbone/" if isinstance(model, WithHead) else "") + "token_embedder/embedding"]
   model = model.clone(config=dataclasses.replace(model.config, **{"param_dtype": str(embedding.dtype)} | changes))
   if model.config.scan_layers:
     params = stack_layers(params)

@@ -156,7 +156,8 @@ def _model_name(model: nn.Module) -> str:
   given += [f"pooling {head.pooling}"] if head.pooling else []
   given += [f"loss {head.loss}, {head.texts} texts per row"] if head.form == "embedding" else []
   given += ["a learned mix of layers"] if head.mix_layers else []
-  return f"{type(model.backbone).__name__} with a {type(head).__name__} ({'; '.join(given)})"
+  article = "an" if head.form == "embedding" else "a"
+  return f"{type(model.backbone).__name__} with {article} {type(head).__name__} ({'; '.join(given)})"
 
 
 def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
