@@ -4,6 +4,7 @@
   t5like eval --model_dir=~/runs/demo_snli --task=snli --follow           every new checkpoint
   t5like eval --model_dir=gpt2 --task=snli --shots=5 --rank --prompt=my_prompt.txt
   t5like eval --model_dir=gpt2 --loss --text=book.txt                     perplexity and bits per byte
+  t5like eval --model_dir=bert --embed --task=glue_stsb_classification    its sentence embeddings, by cosine
   t5like eval --compare ~/runs/a ~/runs/b                                 is the difference significant?
   t5like eval --model_dir=~/runs/glue --submit=glue                       files for the leaderboard; super_glue, squad
 
@@ -44,6 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--examples", type=int, default=0, metavar="N", help="only the first N examples of each task")
   parser.add_argument(
     "--average", action="store_true", help="use the moving average of the parameters, if the run kept one"
+  )
+  parser.add_argument(
+    "--embed",
+    nargs="?",
+    const="mean",
+    metavar="POOLING",
+    help="score the pooled states of a model that has no head: mean (default), cls, max, last",
   )
   parser.add_argument("--again", action="store_true", help="evaluate again what was evaluated before")
   parser.add_argument("--batch_size", type=int, metavar="N", help="rows per batch (default: the run's, or 32)")
@@ -153,7 +161,8 @@ def _tasks(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> Model:
   from t5like.inference import load
 
-  return load(args.model_dir, args.vocabulary, modules=task_modules(args))
+  model = load(args.model_dir, args.vocabulary, modules=task_modules(args))
+  return model.pooled(args.embed) if args.embed else model
 
 
 def _checkpoints(
@@ -306,13 +315,17 @@ def _check(args: argparse.Namespace) -> None:
       raise UserError(f"--{name} requires {needs}", try_=f"{needs} --{name}={getattr(args, name)}")
   if loss and (args.rank or args.shots is not None or args.prompt or args.submit):
     raise UserError("--loss uses no prompts", expected="no --rank, --shots, --prompt or --submit")
+  if loss and args.embed:
+    raise UserError("--loss and --embed are mutually exclusive", expected="one of them")
   if args.submit and (args.follow or args.steps):
     raise UserError("--submit takes a single checkpoint", try_="--step=N")
 
 
 def _check_folder(folder: Path) -> None:
   """Raises UserError if a folder has no model; a cheap check, before jax is imported."""
-  if not any((folder / name).exists() for name in ("config.gin", "config.json", "bert_config.json", "params")):
+  if not any(
+    (folder / name).exists() for name in ("config.gin", "config.json", "bert_config.json", "modules.json", "params")
+  ):
     raise UserError(
       "no model or checkpoint found",
       looked=folder,

@@ -6,7 +6,7 @@
   t5like infer --model=~/runs/demo_snli --task=snli --split=validation --output=snli.jsonl
   t5like infer --model=~/downloads/gpt2 --input=texts.txt --score       log-likelihoods
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
-  t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed=mean, --neighbors=FILE
+  t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed, --neighbors=FILE
   t5like infer --model=~/runs/bert_sst2 --input=reviews.txt             labels and probabilities, of a model with a head
 
 A head reads these fields of JSON lines besides the text: second (of a pair), words (to tag), passage (of a question),
@@ -46,9 +46,10 @@ _JOBS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
   "candidates": lambda jobs, args: jobs.Rank(file=args.candidates, per_token=args.per_token),
   "candidates_field": lambda jobs, args: jobs.Rank(field=args.candidates_field, per_token=args.per_token),
   "fill_mask": lambda jobs, args: jobs.Fill(args.top),
-  "neighbors": lambda jobs, args: jobs.Nearest(args.neighbors, args.embed, args.top),
-  "embed": lambda jobs, args: jobs.Embed(args.embed),
+  "neighbors": lambda jobs, args: jobs.Nearest(args.neighbors, _pooling(args), args.top),
+  "embed": lambda jobs, args: jobs.Embed(_pooling(args)),
 }
+_OWN = "own"
 _FILES = ("input", "candidates", "neighbors")
 
 
@@ -83,9 +84,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--candidates_field", metavar="NAME", help="rank the answers listed in this field")
   group.add_argument("--per_token", action="store_true", help="rank by mean log-likelihood per token")
   group.add_argument("--fill_mask", action="store_true", help="most likely tokens for each [MASK]")
-  group.add_argument("--embed", metavar="cls|mean", help="embedding of each row")
   group.add_argument(
-    "--neighbors", "--neighbours", metavar="FILE", help="nearest lines of this file, by cosine similarity"
+    "--embed",
+    nargs="?",
+    const=_OWN,
+    metavar="POOLING",
+    help="embedding of each row: mean, cls, max, last, weighted_mean (default: the model's own, or mean)",
+  )
+  group.add_argument(
+    "--neighbors",
+    "--neighbours",
+    metavar="FILE",
+    help="nearest lines of this file, or vectors of a .npy file, by cosine similarity",
   )
   group.add_argument("--top", type=int, default=5, metavar="N", help="tokens per mask, or neighbors (default: 5)")
   add_decoding_arguments(parser)
@@ -179,15 +189,19 @@ def _settings(args: argparse.Namespace, local: dict[str, str | None]) -> Inferen
 
 
 def _for_head(model: Model, settings: InferenceSettings) -> InferenceSettings:
-  """Returns settings that predict labels, if the model has a head and no other job was chosen."""
-  from t5like.inference.job_settings import Generate, Labels
+  """Returns settings that predict labels or embed, if the model has a head and no other job was chosen."""
+  from t5like.inference.job_settings import Embed, Generate, Labels
   from t5like.models.heads import WithHead
 
   if not isinstance(model.module, WithHead) or not isinstance(settings.job, Generate):
     return settings
   if settings.job.decoding:
     raise UserError(f"a head does not decode: --{next(iter(settings.job.decoding))} has no effect")
-  return dataclasses.replace(settings, job=Labels())
+  return dataclasses.replace(settings, job=Embed() if model.module.head.form == "embedding" else Labels())
+
+
+def _pooling(args: argparse.Namespace) -> str | None:
+  return None if args.embed == _OWN else args.embed
 
 
 def _job(args: argparse.Namespace) -> JobSettings:

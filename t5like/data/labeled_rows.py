@@ -1,4 +1,5 @@
-"""Rows for heads, built from a token cache: texts with a class or a score, choices, tagged words, answer spans.
+"""Rows for heads, built from a token cache: texts with a class or a score, choices, tagged words, answer spans, texts
+to embed.
 
 Batches have the names of `EncoderFeatureConverter` in tasks/encoders and the same bytes. Like all row sources they are
 functions of the seed and the row number.
@@ -18,8 +19,8 @@ from t5like.data.layouts import Batch
 from t5like.data.rows import shuffled
 from t5like.errors import UserError
 from t5like.objectives import SpecialTokens
-from t5like.objectives.ragged import within
-from t5like.objectives.segments import PairForm, TaggedRows, join_words
+from t5like.objectives.ragged import Ragged, within
+from t5like.objectives.segments import TEXT_FIELDS, PairForm, Segments, TaggedRows, join_words
 from t5like.objectives.spans import LONGEST_QUESTION, STRIDE, WindowSettings, cut_windows
 
 _CHECKED = 4096  # examples whose tags are read at a time
@@ -29,12 +30,18 @@ _CHECKED = 4096  # examples whose tags are read at a time
 class LabelForm:
   """The labels of a task, or of a head."""
 
-  name: str  # classification, regression, choices, tagging or spans
+  name: str  # classification, regression, choices, tagging, spans or embedding
   labels: tuple[str, ...] = ()
   choices: int = 0  # per question
   grouped: bool = False  # the examples of a question are its candidate answers
   stride: int = STRIDE
   longest_question: int | None = LONGEST_QUESTION
+  # Of embedding: the texts of a row, the kind of its label ("classification", "regression" or none), whether the first
+  # text is read twice, for two dropout masks (SimCSE), and the ids before and after a text (None: the family's).
+  texts: int = 0
+  target: str = ""
+  twice: bool = False
+  around: tuple[int | None, int | None] | None = None
 
   @classmethod
   def of(cls, cache: TokenCache) -> LabelForm | None:
@@ -110,12 +117,7 @@ class TextRows(LabeledRows):
     return encoder_rows(joined.tokens, joined.token_types, joined.lengths)
 
   def check(self) -> None:
-    if self.form.name == "classification":
-      _check_classes(self.task, self.labels, self.form.labels)
-    elif not np.all(np.isfinite(self.labels)):
-      raise UserError(
-        f"task {self.task!r} has labels that are not finite", found=int(np.sum(~np.isfinite(self.labels)))
-      )
+    _check_labels(self.task, self.labels, self.form.name, self.form.labels)
 
 
 class ChoiceRows(TextRows):
@@ -207,12 +209,50 @@ class SpanRows(LabeledRows):
     return encoder_rows(tokens, token_types, lengths) | {"labels": labels}
 
 
+class EmbeddingRows(LabeledRows):
+  """Texts that are embedded separately, [rows, texts, length], with a class or a score of the row if there is one."""
+
+  @property
+  def fields(self) -> tuple[str, ...]:
+    return ("first", "first") if self.form.twice else TEXT_FIELDS[: self.form.texts]
+
+  @cached_property
+  def labels(self) -> np.ndarray:
+    return self._labels_of_fields(np.float32 if self.form.target == "regression" else np.int32)
+
+  def read(self, rows: np.ndarray) -> Batch:
+    joined = [self._join(self.cache.texts(field, rows)) for field in self.fields]
+    tokens, types, lengths = (np.stack(column, axis=1) for column in zip(*joined, strict=True))
+    flat = encoder_rows(tokens.reshape(-1, self.length), types.reshape(-1, self.length), lengths.reshape(-1))
+    batch = {name: x.reshape(len(rows), -1, self.length) for name, x in flat.items()}
+    return batch | ({"labels": self.labels[rows]} if self.form.target else {})
+
+  def _join(self, texts: Ragged) -> Segments:
+    start, end = self.form.around or (self.pair_form.cls, self.pair_form.sep)
+    if end is not None:
+      return PairForm(start, end).join(texts, None, self.length)
+    rows = PairForm(start, 0).join(texts, None, self.length + 1)  # the last token, 0, becomes padding
+    return Segments(rows.tokens[:, :-1], rows.token_types[:, :-1], rows.lengths - 1)
+
+  def check(self) -> None:
+    if missing := [field for field in self.fields if field not in self.cache.features]:
+      count = sum(field in self.cache.features for field in TEXT_FIELDS)
+      raise UserError(
+        f"task {self.task!r} has {count} texts per row, and the head embeds {len(self.fields)}",
+        missing=missing[0],
+        try_="a task of pairs or triplets; for single texts --gin.EmbeddingHead.loss=simcse",
+      )
+    if self.form.target:
+      _check_labels(self.task, self.labels, self.form.target, self.form.labels)
+
+
 SOURCES: dict[str, type[LabeledRows]] = {
   "classification": TextRows,
   "regression": TextRows,
   "choices": ChoiceRows,
   "tagging": TagRows,
   "spans": SpanRows,
+  "embedding": EmbeddingRows,
 }
 
 
@@ -234,14 +274,16 @@ def encoder_rows(tokens: np.ndarray, token_types: np.ndarray, lengths: np.ndarra
 
 def blank_labels(form: LabelForm, length: int, rows: int) -> Batch:
   """Returns a batch without text, in the shapes of real batches."""
-  shape = (rows, form.choices, length) if form.name == "choices" else (rows, length)
+  texts = {"choices": form.choices, "embedding": form.texts}.get(form.name)
+  shape = (rows, texts, length) if texts else (rows, length)
   names = ("encoder_input_tokens", "encoder_token_types", "encoder_segment_ids", "encoder_positions")
   batch = {name: np.zeros(shape, np.int32) for name in names}
   if form.name == "tagging":
     zeros = np.zeros(shape, np.int32)
     return batch | {"encoder_target_tokens": zeros, "encoder_loss_weights": zeros.astype(np.float32)}
+  kind = form.target if form.name == "embedding" else form.name
   labels = {"regression": np.zeros(rows, np.float32), "spans": np.zeros((rows, 2), np.int32)}
-  return batch | {"labels": labels.get(form.name, np.zeros(rows, np.int32))}
+  return batch | ({"labels": labels.get(kind, np.zeros(rows, np.int32))} if kind else {})
 
 
 def choices_of(cache: TokenCache) -> int:
@@ -259,6 +301,14 @@ def choices_of(cache: TokenCache) -> int:
   return (
     size if one_right and all(len(set(row)) == 1 for row in rows) and len({row[0] for row in rows}) == len(rows) else 0
   )
+
+
+def _check_labels(task: str, found: np.ndarray, kind: str, labels: tuple[str, ...]) -> None:
+  """Checks the labels of rows: classes, or scores."""
+  if kind == "classification":
+    _check_classes(task, found, labels)
+  elif not np.all(np.isfinite(found)):
+    raise UserError(f"task {task!r} has labels that are not finite", found=int(np.sum(~np.isfinite(found))))
 
 
 def _check_classes(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:

@@ -136,6 +136,7 @@ def description(identity: Identity) -> str:
     words.append(f"shots {has('shots', 0)} prompt {identity['prompt']}" + (" infill" if has("infill") else ""))
     words += [f"from {identity['shots_split']}"] if has("shots") and has("shots_split") else []
   words += [f"inputs {identity['inputs_length']}"] if has("inputs_length") else []
+  words += [f"embed {identity['embed']}"] if has("embed") else []
   words += ["average"] if has("average") else []
   words += [f"first {identity['examples']}"] if has("examples") else []
   return ", ".join(words)

@@ -20,6 +20,7 @@ from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
 from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
+from t5like.tasks.encoders.embeddings import register_texts
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
 from t5like.vocabularies import load_vocabulary
@@ -58,10 +59,15 @@ class CacheSettings:
   force: bool = False
 
 
+def register_files(task: str, files: Mapping[str, str]) -> None:
+  """Registers files as a corpus, or under a name that ends in _embedding as texts to embed."""
+  (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+
+
 def build_token_cache(settings: CacheSettings, report: Callable[[str], object] = print) -> Path:
   """Builds missing and stale caches; `report` is called with messages. Returns the folder of the task."""
   if settings.files:
-    register_corpus(settings.task, settings.files)
+    register_files(settings.task, settings.files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
   builder = _Builder(settings, report)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)

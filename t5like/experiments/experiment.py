@@ -28,7 +28,7 @@ _NUMBERS = (
 # Far beyond practical values, and below the limits of arrays and counters.
 _MAX_VALUES = {"batch_size": 2**22, "steps": 2**31 - 1, "loader_threads": 1024, "loader_processes": 1024}
 _MAX_LENGTH = 2**20
-HEAD_TASKS = ("_classification", "_tagging", "_spans")  # names of tasks in an encoder form
+HEAD_TASKS = ("_classification", "_tagging", "_spans", "_embedding")  # names of tasks in an encoder form
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Experiment:
   head: nn.Module | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
-  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}.
+  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}; `NAME_embedding` as pairs or triplets.
   corpus_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Truncates the corpus to its first N tokens, which are repeated; None: all.
   unique_tokens: int | None = None

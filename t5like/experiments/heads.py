@@ -12,8 +12,10 @@ from t5like import data
 from t5like.data.labeled_rows import choices_of
 from t5like.errors import UserError
 from t5like.experiments.experiment import HEAD_TASKS, Experiment
-from t5like.models.heads import HEADS, WithHead, attach_head
+from t5like.models.heads import HEADS, LOSSES, WithHead, attach_head
+from t5like.objectives.segments import TEXT_FIELDS
 
+_OWN_FIELDS = ("name", "labels", "choices", "texts", "target", "twice")  # of a form, which a head determines
 _NUMBERED = re.compile(r"(LABEL_)?[0-9]+")  # names that say nothing, as in Hugging Face
 
 
@@ -30,7 +32,9 @@ def attach_task_head(experiment: Experiment, forms: Sequence[tuple[str, data.Lab
     kind = "choices" if form.grouped and form.choices else form.name
     head = HEADS[kind]()
   fits(head, form, task)
-  if hasattr(head, "labels") and not head.labels:
+  if head.form == "embedding":
+    head = _embedding_head(head, form)
+  elif hasattr(head, "labels") and not head.labels:
     head = head.clone(labels=form.labels)
   if head.form == "choices" and not head.choices:
     head = head.clone(choices=form.choices)
@@ -50,7 +54,9 @@ def fits(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
   name = type(head).__name__
   if form is None:
     raise UserError(f"task {task!r} has no labels for a {name}", expected=_EXPECTED[head.form])
-  if head.form != form.name and not (head.form == "choices" and form.grouped):
+  if head.form == "embedding":
+    _embedding_fits(head, form, task)
+  elif head.form != form.name and not (head.form == "choices" and form.grouped):
     raise UserError(
       f"the labels of task {task!r} ({form.name}) do not fit a {name}",
       expected=_EXPECTED[head.form],
@@ -67,6 +73,64 @@ def fits(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
     )
 
 
+def _label_kind(form: data.LabelForm) -> str:
+  """Returns "classification", "regression" or '' for a task whose texts are embedded."""
+  return form.target if form.name == "embedding" else form.name
+
+
+def _embedding_head(head: nn.Module, form: data.LabelForm) -> nn.Module:
+  """Returns the head with a loss for the task's labels, its classes and its number of texts."""
+  single = form.name == "embedding" and form.texts == 1
+  by_kind = {"classification": "softmax", "regression": "cosine", "": "simcse" if single else "ranking"}
+  loss = head.loss or by_kind[_label_kind(form)]
+  texts = form.texts if form.name == "embedding" and loss != "simcse" else 2
+  labels = (head.labels or form.labels) if loss == "softmax" else ()
+  return head.clone(loss=loss, texts=head.texts or texts, labels=labels)
+
+
+def _embedding_fits(head: nn.Module, form: data.LabelForm, task: str) -> None:
+  """Raises UserError if a head cannot embed the task's texts, or its loss needs other labels."""
+  kind = _label_kind(form)
+  if kind not in ("classification", "regression", "") or form.grouped:
+    raise UserError(f"the texts of task {task!r} ({form.name}) cannot be embedded", expected=_EXPECTED["embedding"])
+  if head.loss and head.target != kind and head.loss != "simcse":
+    fitting = [loss for loss, labels in LOSSES.items() if labels == kind]
+    raise UserError(
+      f"the loss {head.loss!r} does not fit task {task!r}, which has {kind or 'no'} labels",
+      try_=f"--gin.EmbeddingHead.loss={' or '.join(fitting)}",
+    )
+
+
+def can_score(head: nn.Module, form: data.LabelForm | None, task: str) -> None:
+  """Raises UserError if a model with this head cannot be evaluated on a task.
+
+  Embeddings are scored on other tasks than those that they are trained on: cosines of any texts.
+  """
+  if head.form != "embedding" or form is None:
+    fits(head, form, task)
+  elif _label_kind(form) == "classification":
+    if head.loss != "softmax":
+      raise UserError(
+        f"task {task!r} has classes, which embeddings trained with the loss {head.loss!r} do not predict",
+        try_="scored pairs, such as glue_stsb_classification, or retrieval: snli_retrieval_embedding",
+      )
+    fits(head, form, task)
+  else:
+    _embedding_fits(head.clone(loss=None), form, task)
+
+
+def scored_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
+  """Returns the form of a task's rows for evaluation, after checking that the model can be evaluated on it."""
+  form, task = data.LabelForm.of(cache), cache.manifest["description"]["task"]
+  can_score(model.head, form, task)
+  if model.head.form != "embedding":
+    return rows_form(model, cache)
+  texts = sum(field in cache.features for field in TEXT_FIELDS)
+  return dataclasses.replace(
+    form, name="embedding", texts=texts, target=_label_kind(form), around=model.head.around
+  )  # fmt: skip
+
+
 def rows_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
   """Returns the form of a task's rows for a model's head, after checking that they fit."""
   form = data.LabelForm.of(cache)
@@ -77,12 +141,15 @@ def rows_form(model: WithHead, cache: data.TokenCache) -> data.LabelForm:
 def head_form(model: WithHead) -> data.LabelForm:
   """Returns the form of a model's head."""
   head = model.head
-  return data.LabelForm(head.form, tuple(getattr(head, "labels", ())), getattr(head, "choices", 0))
+  form = data.LabelForm(head.form, tuple(getattr(head, "labels", ())), getattr(head, "choices", 0))
+  if head.form != "embedding":
+    return form
+  return dataclasses.replace(form, texts=head.texts, target=head.target, twice=head.loss == "simcse")
 
 
 def _own_fields(fields: list[tuple[str, object]]) -> dict[str, object]:
   """Keeps the fields that a head determines."""
-  return {name: value for name, value in fields if name in ("name", "labels", "choices")}
+  return {name: value for name, value in fields if name in _OWN_FIELDS}
 
 
 def _remedy(experiment: Experiment) -> str:
@@ -96,4 +163,5 @@ _EXPECTED = {
   "choices": "a task with candidate answers, such as super_glue_copa_classification",
   "tagging": "a task with tagged words, such as wnut_17_tagging",
   "spans": "a task with answers in passages, such as squad_spans",
+  "embedding": "a task of pairs or triplets, such as snli_triplets_embedding, or pairs with a class or a score",
 }

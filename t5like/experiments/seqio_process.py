@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,15 @@ def shares(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str
   return [tuple(row) for row in _query({"ask": "shares", "task": task, "split": split, "modules": list(modules)})]
 
 
-def label_forms(task: str, split: str, modules: Sequence[str] = ()) -> list[tuple[str, dict[str, Any] | None]]:
-  """Returns each task of a mixture and the form of its labels; None: it has no labels for a head."""
-  return [tuple(row) for row in _query({"ask": "forms", "task": task, "split": split, "modules": list(modules)})]
+def label_forms(
+  task: str, split: str, modules: Sequence[str] = (), files: Mapping[str, str] | None = None
+) -> list[tuple[str, dict[str, Any] | None]]:
+  """Returns each task of a mixture and the form of its labels; None: it has no labels for a head.
+
+  `files`, by split, register the task first.
+  """
+  asked = {"ask": "forms", "task": task, "split": split, "modules": list(modules), "files": dict(files or {})}
+  return [tuple(row) for row in _query(asked)]
 
 
 def texts(task: str, split: str, limit: int, modules: Sequence[str] = ()) -> dict[str, list[str] | None]:
@@ -76,9 +82,12 @@ def _shares(request: dict[str, Any]) -> list[tuple[str, float, int | None]]:
 
 
 def _forms(request: dict[str, Any]) -> list[tuple[str, dict[str, Any] | None]]:
+  from t5like.experiments.cache_building import register_files
   from t5like.tasks import registry
   from t5like.tasks.caching.label_forms import label_form
 
+  if request["files"]:
+    register_files(request["task"], request["files"])
   return [(name, label_form(registry.find_task(name, request["modules"]))) for name in _members(request)]
 
 

@@ -16,12 +16,10 @@ from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
-from t5like.inference.prompts import position_limit, prompt_form
+from t5like.inference.prompts import has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
-from t5like.models.heads import WithHead
-from t5like.objectives import SpecialTokens
-from t5like.objectives.segments import PairForm
+from t5like.models.heads import EmbeddingHead, WithHead
 from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
 from t5like.training.records.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary, copy_vocabulary, load_vocabulary, vocabulary_in
@@ -133,6 +131,9 @@ def save_hugging_face(
   """Writes a folder for transformers' `from_pretrained`: weights, config.json and tokenizer files."""
   from t5like.interop import huggingface
 
+  head = getattr(model, "head", None)
+  if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
+    model = model.clone(head=head.clone(length=experiment.lengths["inputs"]))
   with tempfile.TemporaryDirectory(prefix="t5like-") as temporary:
     folder = Path(temporary) if storage.is_remote(target) else target
     huggingface.save(folder, model, params, model_type, vocabulary)
@@ -249,8 +250,8 @@ def _save_tokenizer(folder: Path, model: nn.Module, vocabulary: Vocabulary, expe
 
   config, padding, has_head = model.config, None, isinstance(model, WithHead)
   if has_head:  # rows are as in training, and read from their last token
-    form = PairForm.of(SpecialTokens.of(vocabulary))
-    around, padding = TextSpecialTokens(form.cls, form.sep), padding_token(vocabulary, config.vocab_size)
+    form = prompt_form(model, vocabulary, experiment)
+    around, padding = TextSpecialTokens(form.start, form.end), padding_token(vocabulary, config.vocab_size)
   else:
     prompt = prompt_form(model, vocabulary, experiment)
     around = TextSpecialTokens(prompt.start, prompt.end)

@@ -1,4 +1,4 @@
-"""Inference jobs without a decoder: fill masks, embed, find nearest sentences."""
+"""Inference jobs that fill masks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from t5like.errors import InvalidSetting, UserError
+from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
-from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
+from t5like.inference.encodings import MaskFiller, planner
 from t5like.inference.jobs import Answer, Generation, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.vocabularies.sentencepiece import WORD_MARK
@@ -113,55 +113,3 @@ class FillSpans(Generation):
     inside = prepared.tokens[form.start is not None : len(prepared.tokens) - (form.end is not None)]
     filled = [token for t in inside for token in (spans[0].get(t, []) if t in sentinels else [t])]
     return {"masks": masks, "filled": vocabulary.decode(filled)}
-
-
-class Embedding:
-  """Computes an embedding for each row."""
-
-  unit = "tokens read"
-
-  def __init__(self, model: Model, limits: Limits, pooling: str):
-    self._model, self.limits = model, limits
-    self._embedder = model.runner(TextEmbedder, pooling)
-    self.width = model.config.embed_dim
-
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
-    read = self.limits.tokenize(self._model, rows)
-    return [r if isinstance(r, RejectedRow) else Prepared(*r) for r in read]
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return planner(self._model.module, self._model.mesh, batch_size)
-
-  def vectors(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> np.ndarray:
-    return self._embedder(self._model.params, [p.tokens for p in batch], shape)
-
-  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
-    vectors = self.vectors(batch, shape)
-    return [({"embedding": vector.tolist()}, len(p.tokens)) for p, vector in zip(batch, vectors, strict=True)]
-
-
-class Neighbors:
-  """Finds the sentences of a file nearest to each row, by cosine similarity of embeddings."""
-
-  unit = "tokens read"
-
-  def __init__(self, embedding: Embedding, sentences: Sequence[Row], vectors: np.ndarray, top: int):
-    if top < 1:
-      raise InvalidSetting(f"top={top} is invalid", expected="at least 1")
-    self._embedding, self._sentences, self._vectors, self._top = embedding, sentences, vectors, top
-    self.limits = embedding.limits
-
-  def prepare(self, rows: Sequence[Row]) -> list[Prepared | RejectedRow]:
-    return self._embedding.prepare(rows)
-
-  def planner(self, batch_size: int) -> BatchPlanner:
-    return self._embedding.planner(batch_size)
-
-  def answer(self, batch: Sequence[Prepared], shape: BatchShape | None = None) -> list[tuple[Answer, int]]:
-    similarities, numbers = nearest_rows(self._embedding.vectors(batch, shape), self._vectors, self._top)
-    answers = []
-    for prepared, *near in zip(batch, similarities, numbers, strict=True):
-      found = [(float(similarity), self._sentences[n]) for similarity, n in zip(*near, strict=True)]
-      nearest = [{"text": s.text, "similarity": similarity, "line": s.number + 1} for similarity, s in found]
-      answers.append(({"neighbors": nearest}, len(prepared.tokens)))
-    return answers

@@ -17,26 +17,28 @@ from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import shard_batch
 from t5like.inference.memory import MemoryCheckedFunction
 from t5like.inference.prompts import position_limit, prompt_batch
+from t5like.models.heads import SENTENCE_POOLINGS, Features
+from t5like.models.heads.states import pool
 from t5like.models.padding import encoder_valid
 
-POOLINGS = ("cls", "mean")
+_QUERIES, _BLOCK = 256, 65_536  # queries and rows compared at a time: 64 MiB of similarities
 Texts = Sequence[Sequence[int]]  # token ids, special tokens included
 
 
 class TextEmbedder:
   """Embeds texts. All hosts call it with the same texts and get the same vectors.
 
-  cls   the last hidden state of the first token, [CLS]
-  mean  the mean of the last hidden states of all tokens, special tokens included
+  pooling  of the last hidden states of all tokens, special tokens included: one of SENTENCE_POOLINGS, such as mean or
+           cls, the state of the first token; None: the model's own EmbeddingHead, with its dense layer and
+           normalization
 
   An encoder-decoder embeds with its encoder.
   """
 
-  def __init__(self, model: nn.Module, mesh: Mesh, pooling: str):
-    if pooling not in POOLINGS:
-      raise UserError(
-        f"unknown pooling {pooling!r}", expected=" or ".join(POOLINGS), nearest=nearest(pooling, POOLINGS)
-      )
+  def __init__(self, model: nn.Module, mesh: Mesh, pooling: str | None):
+    if pooling not in (None, *SENTENCE_POOLINGS):
+      known = " or ".join(SENTENCE_POOLINGS)
+      raise UserError(f"unknown pooling {pooling!r}", expected=known, nearest=nearest(pooling, SENTENCE_POOLINGS))
     if pooling == "cls" and model.batch_layout != "encoder":
       raise UserError(f"{type(model).__name__} has no [CLS] token to pool", try_="mean")
     self.model, self.pooling = model, pooling
@@ -44,18 +46,20 @@ class TextEmbedder:
     self._embed = MemoryCheckedFunction(self._traced, mesh)
 
   def __call__(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> np.ndarray:
-    """Returns embeddings [texts, embed] in float32; pads texts to `shape`, or to the smallest one that fits."""
-    batch = shard_batch(_batch(self.model, self._mesh, texts, shape), self._mesh)
-    return jax.device_get(self._embed(params, batch))[: len(texts)]
+    """Returns embeddings [texts, width] in float32; pads texts to `shape`, or to the smallest one that fits."""
+    return jax.device_get(self.start(params, texts, shape))[: len(texts)]
+
+  def start(self, params: Any, texts: Texts, shape: BatchShape | None = None) -> jax.Array:
+    """Starts to compute embeddings and returns them, [rows of `shape`, width], without waiting for the devices."""
+    return self._embed(params, shard_batch(_batch(self.model, self._mesh, texts, shape), self._mesh))
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    if self.pooling is None:
+      return self.model.apply({"params": params}, batch)["embeddings"].astype(jnp.float32)
     reads = "encode" if self.model.batch_layout == "encoder_decoder" else "hidden_states"
     hidden = self.model.apply({"params": params}, batch, method=reads).astype(jnp.float32)
-    if self.pooling == "cls":
-      return hidden[:, 0]
     real = batch["decoder_segment_ids"] > 0 if "decoder_input_tokens" in batch else encoder_valid(batch)
-    real = real.astype(jnp.float32)[:, :, None]
-    return jnp.sum(hidden * real, axis=1) / jnp.maximum(jnp.sum(real, axis=1), 1.0)
+    return pool(Features(self.model.config, hidden, real), hidden, self.pooling)
 
 
 class MaskFiller:
@@ -96,15 +100,44 @@ class MaskFiller:
 def nearest_rows(vectors: np.ndarray, among: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
   """Finds for each of `vectors` [n, embed] the rows of `among` [m, embed] nearest by cosine.
 
-  Returns similarities and row numbers, both [n, min(count, m)], nearest first; ties keep the order of `among`.
+  Returns similarities and row numbers, both [n, min(count, m)], nearest first; ties keep the order of `among`. Reads
+  `among`, which may be a memory-mapped file of any size, in blocks. A row with NaN is farther than all others.
   """
-  similarities = _unit(vectors) @ _unit(among).T
-  order = np.argsort(-similarities, axis=1, kind="stable")[:, :count]
-  return np.take_along_axis(similarities, order, axis=1), order
+  found = [
+    _nearest(unit(vectors[first : first + _QUERIES]), among, count) for first in range(0, len(vectors), _QUERIES)
+  ]
+  similarities, rows = zip(*found, strict=True)
+  return np.concatenate(similarities), np.concatenate(rows)
 
 
-def _unit(vectors: np.ndarray) -> np.ndarray:
-  return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+def _nearest(queries: np.ndarray, among: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+  similarities, rows = np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
+  for first in range(0, len(among), _BLOCK):
+    block = np.asarray(among[first : first + _BLOCK], np.float32)
+    norms = np.sqrt(np.einsum("rd,rd->r", block, block))
+    near = np.nan_to_num(queries @ block.T / np.maximum(norms, np.finfo(np.float32).tiny)[None], nan=-np.inf)
+    numbers = np.broadcast_to(np.arange(first, first + len(block))[None], near.shape)
+    similarities, rows = np.hstack([similarities, near]), np.hstack([rows, numbers])
+    if similarities.shape[1] > count:
+      kept = _largest(similarities, count)
+      similarities, rows = (np.take_along_axis(x, kept, axis=1) for x in (similarities, rows))
+  order = np.argsort(-similarities, axis=1, kind="stable")
+  return np.take_along_axis(similarities, order, axis=1), np.take_along_axis(rows, order, axis=1)
+
+
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+  """Returns the places of the `count` largest values of each row, in order; of equal ones the first."""
+  limit = np.partition(values, -count, axis=1)[:, -count]
+  places = []
+  for row, least in zip(values, limit, strict=True):
+    above = np.flatnonzero(row > least)
+    places.append(np.sort(np.concatenate([above, np.flatnonzero(row == least)[: count - len(above)]])))
+  return np.stack(places)
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+  """Scales vectors [..., width] to length 1."""
+  return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.finfo(np.float32).tiny)
 
 
 def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:

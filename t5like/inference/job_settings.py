@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
-
-import numpy as np
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from t5like.console import warn
 from t5like.decoding import DecodeSettings
 from t5like.decoding.options import decode_settings
 from t5like.errors import UserError
-from t5like.inference.encoder_jobs import Embedding, FillMask, Neighbors
+from t5like.inference.embeddings.jobs import DEFAULT_POOLING, Embedding, Neighbors, own_head
+from t5like.inference.embeddings.sentences import Sentences, SpooledSentences, VectorsOnly
+from t5like.inference.encoder_jobs import FillMask
 from t5like.inference.heads.jobs import Labeling
 from t5like.inference.jobs import Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
-from t5like.inference.outputs import digest
-from t5like.inference.rows import RejectedRow, Row, count_lines, input_format, read_rows, windows
+from t5like.inference.rows import RejectedRow, count_lines, input_format, read_rows, windows
 from t5like.inference.running import WINDOW, Progress, answer_window
 
 
@@ -128,20 +127,18 @@ class Labels:
 class Embed:
   """Computes an embedding for each row."""
 
-  pooling: str = "mean"
+  pooling: str | None = None  # None: the model's own, else mean
 
   def build(self, model: Model, reading: ReadSettings) -> Embedding:
     return Embedding(model, reading.limits, self.pooling)
 
   def identity(self, model: Model) -> dict[str, Any]:
-    return {"job": "embed", "embed": self.pooling}
+    return {"job": "embed", "embed": _pooling(model, self.pooling)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-  """Finds the nearest lines of a file, by cosine similarity of embeddings."""
-
-  DEFAULT_POOLING: ClassVar[str] = "mean"
+  """Finds the nearest lines of a file, or the nearest vectors of a .npy file, by cosine similarity of embeddings."""
 
   file: str
   pooling: str | None = None
@@ -149,15 +146,23 @@ class Nearest:
 
   def build(self, model: Model, reading: ReadSettings) -> Neighbors:
     """Embeds the sentences of the file, then returns the job."""
-    embedding = Embedding(model, reading.limits, self.pooling or self.DEFAULT_POOLING)
-    return Neighbors(embedding, *_embed_file(self.file, embedding, reading), self.top)
+    embedding = Embedding(model, reading.limits, self.pooling)
+    is_vectors = self.file.endswith(".npy")
+    return Neighbors(
+      embedding, VectorsOnly(self.file) if is_vectors else _embed_file(self.file, embedding, reading), self.top
+    )  # fmt: skip
 
   def identity(self, model: Model) -> dict[str, Any]:
     return {"job": "neighbors", "neighbors": _content_digest(self.file), "embed": self.pooling, "top": self.top}
 
 
+def _pooling(model: Model, given: str | None) -> str:
+  return given or ("own" if own_head(model) else DEFAULT_POOLING)
+
+
 def _content_digest(path: str) -> str:
-  return f"{digest(Path(path).read_text(encoding='utf-8', errors='surrogateescape')):016x}"
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()[:16]
 
 
 def _candidates(path: str) -> list[str]:
@@ -171,21 +176,20 @@ def _candidates(path: str) -> list[str]:
   return [row.text for row in rows]
 
 
-def _embed_file(path: str, embedding: Embedding, reading: ReadSettings) -> tuple[Sequence[Row], np.ndarray]:
-  """Returns the sentences of a file and their embeddings."""
+def _embed_file(path: str, embedding: Embedding, reading: ReadSettings) -> Sentences:
+  """Returns the sentences of a file with their embeddings."""
   warn(f"embedding {path}")
   progress = Progress(count_lines(path), 0, embedding.unit)
-  kept, vectors = [], []
+  kept = SpooledSentences(embedding.width)
   sentences = read_rows(path, input_format(path, None), reading.limits.field)
   planner = embedding.planner(reading.batch_size)
   for window in windows(sentences, lambda: WINDOW * reading.batch_size):
     rows, answers, rejected = answer_window(embedding, window, planner, progress, reading.strict)
     if rejected:
       raise UserError(f"{path}: {rejected.location} cannot be embedded", try_="without --strict")
-    good = [(row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None]
-    kept += [row for row, _ in good]
-    vectors += [np.asarray(answer["embedding"], np.float32) for _, answer in good]
+    good = [(row, answer["embedding"]) for row, answer in zip(rows, answers, strict=True) if answer is not None]
+    kept.add([row for row, _ in good], [vector for _, vector in good])
   progress.end()
-  if not kept:
+  if not len(kept):
     raise UserError(f"no sentences in {path}")
-  return kept, np.stack(vectors)
+  return kept.finish()

@@ -22,7 +22,9 @@ from t5like.errors import UserError
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.inference import converting
-from t5like.inference.encoder_jobs import Embedding, FillMask, FillSpans
+from t5like.inference.embeddings.jobs import Embedding
+from t5like.inference.embeddings.pooled import pooled_model
+from t5like.inference.encoder_jobs import FillMask, FillSpans
 from t5like.inference.heads.methods import HeadMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
@@ -175,15 +177,21 @@ class Model(HeadMethods):
     answers = self._answers(job, inputs, batch_size, fields)
     return _like_input(inputs, [[Choice(**entry) for entry in answer["ranking"]] for answer in answers])
 
-  def embed(self, texts: Texts, pooling: str = "mean", batch_size: int = _BATCH, truncate: bool = False) -> np.ndarray:
-    """Returns float32 embeddings, [texts, embed] or [embed] for one text.
+  def embed(
+    self, texts: Texts, pooling: str | None = None, batch_size: int = _BATCH, truncate: bool = False
+  ) -> np.ndarray:
+    """Returns float32 embeddings, [texts, width] or [width] for one text.
 
-    pooling: "mean" over the last hidden states of all tokens, or "cls", the state of [CLS]. An encoder-decoder embeds
-    with its encoder.
+    pooling: of the last hidden states: "mean", "cls" (the first token), "max", "last", "weighted_mean". None: as the
+      model was trained for: a run with an EmbeddingHead, or a folder of sentence-transformers, has its own pooling,
+      layers and length, which longer texts are cut to; others: the mean. An encoder-decoder embeds with its encoder.
     """
-    job = Embedding(self, Limits(truncate=truncate), pooling)
-    vectors = [answer["embedding"] for answer in self._answers(job, texts, batch_size)]
-    return _like_input(texts, np.array(vectors, np.float32).reshape(-1, job.width))
+    rows = _rows(_as_list(texts))
+    return _like_input(texts, Embedding(self, Limits(truncate=truncate), pooling).all_vectors(rows, batch_size))
+
+  def pooled(self, pooling: str = "mean") -> Model:
+    """Returns the model with an EmbeddingHead that pools its last states, for evaluation and `save_hf`."""
+    return pooled_model(self, pooling)
 
   def fill_mask(
     self, texts: Texts, top: int = 5, batch_size: int = _BATCH, truncate: bool = False
@@ -286,7 +294,7 @@ class Model(HeadMethods):
     if self.vocabulary_given:
       fingerprint["vocabulary"] = self.source.recorded_vocabulary(step)
     params = self.source.read(step, average, fingerprint)
-    if isinstance(self.module, WithHead) and "head" not in params:
+    if "head" in boxed_shapes(self.module) and "head" not in params:
       raise UserError(
         f"the checkpoint has no {type(self.module.head).__name__}, which its configuration names", folder=self.folder
       )
@@ -328,12 +336,15 @@ class Model(HeadMethods):
     texts = _as_list(texts)
     if fields is not None and len(fields) != len(texts):
       raise UserError(f"{len(texts)} inputs but {len(fields)} answers", expected="one per input")
-    rows = [Row(n, f"texts[{n}]", text, {} if fields is None else fields[n]) for n, text in enumerate(texts)]
-    return answer_all(job, rows, batch_size)
+    return answer_all(job, _rows(texts, fields), batch_size)
 
 
 def _as_list(texts: Texts) -> list[str]:
   return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _rows(texts: Sequence[str], fields: Sequence[Mapping[str, Any]] | None = None) -> list[Row]:
+  return [Row(n, f"texts[{n}]", text, {} if fields is None else fields[n]) for n, text in enumerate(texts)]
 
 
 def _like_input(texts: Texts, results: Any) -> Any:

@@ -284,6 +284,6 @@ def _row_text(line: bytes, number: int, field: str) -> str | int | None:
 
 def _line(row: dict[str, Any]) -> bytes:
   try:
-    return (json.dumps(row, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(row, ensure_ascii=False, default=np.ndarray.tolist) + "\n").encode()
   except UnicodeEncodeError:  # a lone surrogate, valid in JSON but not in UTF-8
-    return (json.dumps(row) + "\n").encode()
+    return (json.dumps(row, default=np.ndarray.tolist) + "\n").encode()

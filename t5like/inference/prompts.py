@@ -11,7 +11,9 @@ import numpy as np
 from t5like.experiments.experiment import Experiment
 from t5like.inference.batching import BatchShape
 from t5like.models.config import TransformerConfig
+from t5like.models.heads import WithHead
 from t5like.objectives import SpecialTokens
+from t5like.objectives.segments import PairForm
 from t5like.vocabularies import Vocabulary
 from t5like.vocabularies.subwords import SubwordVocabulary
 
@@ -43,6 +45,9 @@ def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment
   """
   special, is_imported = SpecialTokens.of(vocabulary), not has_training_config(experiment)
   eos = special.eos
+  if isinstance(model, WithHead):  # rows as in training: data/labeled_rows.py
+    pair = PairForm.of(special)
+    return PromptForm(*(getattr(model.head, "around", None) or (pair.cls, pair.sep)), eos)
   if model.batch_layout == "encoder":
     return PromptForm(special.cls, special.sep, eos)
   if model.batch_layout == "encoder_decoder":

@@ -23,8 +23,8 @@ from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
 
 HUB = "hf://"
-_HF_CONFIG_FILES = ("config.json", "bert_config.json")
-_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_HF_CONFIG_FILES = ("config.json", "bert_config.json", "modules.json")
+_HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]  # also in folders, such as 1_Pooling
 _OLD_HUB_FILES = ["pytorch_model*.bin"]  # only of repositories without safetensors
 _MAX_LISTED = 5  # tensors listed in a message
 
@@ -206,12 +206,13 @@ def _open_run(
 
 def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceFolder:
   from t5like.interop import huggingface
+  from t5like.interop.sentence_modules import transformer_folder
 
   imported = huggingface.load(folder, **changes)
   if unused := imported.report.unexpected:
     names = ", ".join(unused[:_MAX_LISTED]) + (" ..." if len(unused) > _MAX_LISTED else "")
     warn(f"ignored {len(unused)} unexpected tensors in {folder}: {names}")
-  return HuggingFaceFolder(folder, imported.model, imported.params, imported.model_type)
+  return HuggingFaceFolder(transformer_folder(folder), imported.model, imported.params, imported.model_type)
 
 
 def _from_hub(name: str) -> Path:

@@ -27,6 +27,7 @@ from t5like.interop.layouts import (
   unstack_layers,
 )
 from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
+from t5like.interop.sentence_modules import is_sentence_folder, read_sentence_folder, write_sentence_modules
 from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import WithHead, attach_head
@@ -42,6 +43,7 @@ FAMILIES: dict[str, tuple[ModuleType, type]] = {
 _OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight")
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
+_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\."  # parts that a folder of sentence-transformers may have, unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,11 +55,16 @@ class Imported:
 
 
 def load(folder: Path | str, **changes: object) -> Imported:
-  """Reads a checkpoint; `changes` are fields of TransformerConfig (scan_layers=True, compute_dtype=...)."""
+  """Reads a checkpoint, or a folder of sentence-transformers, whose model has an EmbeddingHead.
+
+  `changes` are fields of TransformerConfig (scan_layers=True, compute_dtype=...).
+  """
   folder = Path(folder)
+  sentence = read_sentence_folder(folder) if is_sentence_folder(folder) else None
+  folder = sentence.transformer if sentence else folder
   hf, tensors = read_config(folder), TensorFolder(folder)
   family, model_class = FAMILIES[hf["model_type"]]
-  head = find_head(hf)
+  head = None if sentence else find_head(hf)
   prefix = family.PREFIX if head is None else head.prefix
   names = {name.removeprefix(prefix): name for name in tensors.names()}
 
@@ -67,14 +74,18 @@ def load(folder: Path | str, **changes: object) -> Imported:
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read) if head is None else _ties(hf), folder)
   model, rules = model_class(config), family.rules(config)
-  if head is not None:
-    model = _attached(model, head, hf, folder)
+  if head is not None or sentence:
+    model = attach_head(model, sentence.head) if sentence else _attached(model, head, hf, folder)
     paths = expected_shapes(model)  # a head may not use all of the backbone: T5's decoder, BERT's other heads
     rules = [in_backbone(rule) for rule in rules]
-    rules = [rule for rule in rules if paths.keys() >= set(rule.ours)] + head_rules(head, model.head)
+    rules = [rule for rule in rules if paths.keys() >= set(rule.ours)]
+    rules += head_rules(head, model.head) if head else []
   params, report = import_tensors(rules, wanted, read)
+  if sentence:
+    params |= sentence.params
+    report.unexpected[:] = [name for name in report.unexpected if not re.match(_NOT_EMBEDDED, name)]
   check_complete(report, str(folder))
-  embedding = params["token_embedder/embedding" if head is None else "backbone/token_embedder/embedding"]
+  embedding = params[("backbone/" if isinstance(model, WithHead) else "") + "token_embedder/embedding"]
   model = model.clone(config=dataclasses.replace(model.config, **{"param_dtype": str(embedding.dtype)} | changes))
   if model.config.scan_layers:
     params = stack_layers(params)
@@ -102,36 +113,50 @@ def save(
   family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
   hf, head = family.config_to_hf(model.config), None
   if model is not backbone:
-    head, fields = head_to_hf(model)
+    head, fields = (None, _SENTENCE[family]) if model.head.form == "embedding" else head_to_hf(model)
     hf |= fields
+    if hf["model_type"] == "openai-gpt" and model.head.form == "embedding":
+      hf["architectures"] = ["OpenAIGPTModel"]
     if family is hf_t5:  # without an output projection, the field has no other meaning
       hf["tie_word_embeddings"] = model.config.tie_embeddings
-  if head is not None and vocabulary is None:
+  if model is not backbone and vocabulary is None:
     hf.setdefault("pad_token_id", 0)  # as in our batches
   if vocabulary is not None:
     hf |= token_ids(vocabulary, backbone.batch_layout)
-    if head is not None and (pad := padding_token(vocabulary, model.config.vocab_size)):
+    if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size)):
       hf["pad_token_id"] = pad[1]
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
     hf |= {"model_type": "mt5", "architectures": [f"M{name}" for name in hf["architectures"]]}
   flat = unstack_layers(flatten(jax.tree.map(np.asarray, params)))
   rules = family.rules(model.config)
-  if head is not None:
+  if model is not backbone:
     rules = [rule for rule in map(in_backbone, rules) if flat.keys() >= set(rule.ours)]
-    rules += head_rules(head, model.head)
+    rules += head_rules(head, model.head) if head else []
+  if model is not backbone and head is None:
+    write_sentence_modules(Path(folder), model.head, model.config.embed_dim, flat)
+    flat = {path: x for path, x in flat.items() if not path.startswith("head/")}
   tensors = export_tensors(rules, flat)
-  if head is None and model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
+  if model is backbone and model.config.tie_embeddings and not hf.get("tie_word_embeddings", True):
     # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
-  embedding = flat["token_embedder/embedding" if head is None else "backbone/token_embedder/embedding"]
+  embedding = flat["token_embedder/embedding" if model is backbone else "backbone/token_embedder/embedding"]
   if family is hf_bert and not model.config.num_token_types:
     tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
-  prefix = "" if hf["architectures"] == ["BertModel"] else family.PREFIX if head is None else head.prefix
+  bare = hf["architectures"][0].endswith("Model") and not hf["architectures"][0].endswith("LMHeadModel")
+  prefix = "" if bare else family.PREFIX if head is None else head.prefix
   heads = ("lm_head.", "cls.") if head is None else tuple(f"{layer}." for layer in head.layers)
   named = {name if name.startswith(heads) else prefix + name: tensor for name, tensor in tensors.items()}
   tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+# The fields of config.json for the transformer of sentence-transformers.
+_SENTENCE = {
+  hf_bert: {"architectures": ["BertModel"]},
+  hf_gpt: {"architectures": ["GPT2Model"]},
+  hf_t5: {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False},
+}
 
 
 def read_config(folder: Path) -> dict:

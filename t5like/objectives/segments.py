@@ -10,6 +10,9 @@ import numpy as np
 from t5like.objectives.base import SpecialTokens
 from t5like.objectives.ragged import Ragged, numbered, within
 
+# The texts of a row, by number: an encoder joins the first two, sentence embeddings keep all apart.
+TEXT_FIELDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
 
 class Segments(NamedTuple):
   tokens: np.ndarray  # [rows, length] int32, padded with 0

@@ -19,7 +19,7 @@ from t5like.training.checkpoints.folders import PARAMS, checkpoint_steps, find_c
 from t5like.training.checkpoints.given_parameters import GivenParameters, SourceModel
 from t5like.vocabularies import load_vocabulary, vocabulary_in
 
-_HUGGING_FACE = ("config.json", "bert_config.json")
+_HUGGING_FACE = ("config.json", "bert_config.json", "modules.json")
 
 
 def foreign_kind(source: str | Path) -> str | None:

@@ -24,9 +24,10 @@ def resolve_head(experiment: Experiment, members: list[CachedTask] | None = None
     forms = [(member.task, task_form(member.cache)) for member in members]
   elif can_build():
     tasks = experiment.mix or {experiment.task: 1.0}
-    found = [
-      row for task in tasks for row in seqio_process.label_forms(task, experiment.split, experiment.task_modules)
-    ]
+    found = []
+    for task in tasks:
+      files = experiment.corpus_files if task == experiment.task else None
+      found += seqio_process.label_forms(task, experiment.split, experiment.task_modules, files)
     forms = [(task, LabelForm.read(form)) for task, form in found]
   else:
     raise UserError(

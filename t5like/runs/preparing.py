@@ -23,7 +23,7 @@ from t5like.experiments import seqio_process as task_process
 from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
-from t5like.experiments.heads import fits
+from t5like.experiments.heads import can_score
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
@@ -276,7 +276,7 @@ def check_evaluation(experiment: Experiment, members: list[CachedTask], vocabula
   """Raises UserError for impossible evaluations and for metrics that the run does not compute."""
   for member in members:
     if experiment.has_head:
-      fits(experiment.model.head, data.LabelForm.of(member.cache), member.task)
+      can_score(experiment.model.head, data.LabelForm.of(member.cache), member.task)
       check_head_scorable(member.cache)
       check_functions(member.cache.scoring, experiment.task_modules)
     elif not member.cache.is_corpus:

@@ -157,8 +157,10 @@ def _model_name(model: nn.Module) -> str:
   labels += ", ..." if len(getattr(head, "labels", ())) > _MAX_LABELS else ""
   given = [labels] if labels else [f"{head.choices} choices"] if head.form == "choices" else []
   given += [f"pooling {head.pooling}"] if head.pooling else []
+  given += [f"loss {head.loss}, {head.texts} texts per row"] if head.form == "embedding" else []
   given += ["a learned mix of layers"] if head.mix_layers else []
-  return f"{type(model.backbone).__name__} with a {type(head).__name__} ({'; '.join(given)})"
+  article = "an" if head.form == "embedding" else "a"
+  return f"{type(model.backbone).__name__} with {article} {type(head).__name__} ({'; '.join(given)})"
 
 
 def _reproducibility(experiment: Experiment, mesh: jax.sharding.Mesh) -> str:
@@ -171,7 +173,8 @@ def _row_text(experiment: Experiment, phase: Phase) -> str:
   if experiment.model.batch_layout == "encoder":
     texts = getattr(experiment.model, "texts_per_row", 1)
     # Targets are at the same positions.
-    return f"{texts} choices x {phase.lengths.inputs} inputs" if texts > 1 else f"{phase.lengths.inputs} inputs"
+    each = "texts" if getattr(getattr(experiment.model, "head", None), "form", "") == "embedding" else "choices"
+    return f"{texts} {each} x {phase.lengths.inputs} inputs" if texts > 1 else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
 
 

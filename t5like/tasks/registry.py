@@ -29,6 +29,7 @@ SHIPPED_MODULES = tuple(
     "library.sentences",
     "mixtures",
     "encoders.classification",
+    "encoders.embeddings",
     "encoders.squad_spans",
     "encoders.tagging",
   )

@@ -68,6 +68,47 @@ def sum_gradients(
   return jax.tree.map(lambda t, p: t.astype(p.dtype), total, params), _sum(metrics)
 
 
+def sum_cached_gradients(
+  outputs_of: Callable[[Any, jax.Array, Any], Any], loss_of: Callable[[Any], tuple[jax.Array, Any]],
+  batch: Any, count: int, params: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+  """Returns gradients like `params`, and (loss, metrics), of a loss that compares the rows of the complete batch.
+
+  GradCache (Gao et al. 2021): all outputs are computed first, without the activations behind them; the gradients of
+  `loss_of(outputs of all rows)` with respect to them then go back through one microbatch after the other, whose
+  outputs `outputs_of(params, index, microbatch)` are computed once more. Memory is that of a microbatch.
+  """
+  parts = (jnp.arange(count), split_rows(batch, count))
+  outputs = join_rows(jax.lax.map(lambda part: outputs_of(*_fenced(params, part[0]), part[1]), parts))
+  values, cotangents = jax.value_and_grad(loss_of, has_aux=True)(outputs)
+
+  def add(total, part):
+    index, microbatch, cotangent = part
+    own, index = _fenced(params, index)
+    _, pull_back = jax.vjp(lambda params: outputs_of(params, index, microbatch), own)
+    (gradients,) = pull_back(cotangent)
+    return jax.tree.map(lambda t, g: t + g.astype(jnp.float32), total, gradients), None
+
+  zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+  total, _ = jax.lax.scan(add, zeros, (*parts, split_rows(cotangents, count)))
+  return jax.tree.map(lambda t, p: t.astype(p.dtype), total, params), values
+
+
+def _fenced(params: Any, index: jax.Array) -> tuple[Any, jax.Array]:
+  """Keeps the compiler from gathering all sharded parameters ahead of the loop."""
+  return jax.lax.optimization_barrier((params, index))
+
+
+def join_rows(parts: Any) -> Any:
+  """Inverts `split_rows`: [count, batch / count, ...] to [batch, ...]."""
+
+  def join(x: jax.Array) -> jax.Array:
+    x = x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+    return nn.with_logical_constraint(x, ("batch",) + (None,) * (x.ndim - 1))
+
+  return jax.tree.map(join, parts)
+
+
 def sum_over_microbatches(function: Callable[[Any], Any], batch: Any, count: int) -> Any:
   """Sums `function(microbatch)` over the microbatches."""
   return _sum(jax.lax.map(function, split_rows(batch, count)))

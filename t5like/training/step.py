@@ -18,7 +18,14 @@ from t5like import parallel
 from t5like.kernels.hashing import HASHED
 from t5like.kernels.platform import deterministic_kernels, target_platform
 from t5like.training.losses import LossSettings, divisors, evaluation_sums, loss_and_metrics
-from t5like.training.microbatches import check_microbatches, sum_gradients, sum_over_microbatches
+from t5like.training.microbatches import (
+  check_microbatches,
+  join_rows,
+  split_rows,
+  sum_cached_gradients,
+  sum_gradients,
+  sum_over_microbatches,
+)
 from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
 from t5like.training.optimizers.selection import Selection
@@ -56,6 +63,7 @@ def loss_and_gradients(
   """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
   A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
+  If it `compares_rows`, its loss is that of the complete batch for any number of microbatches.
   Gradients are of the `selection` that trains, None for all parameters. Frozen ones are constants; the backward
   pass goes through them only if something trained comes before.
   """
@@ -63,11 +71,13 @@ def loss_and_gradients(
   loss = getattr(model, "loss", loss_and_metrics)
   take = selection.take if selection else lambda params: params
 
-  def loss_of(trained, params, part, microbatch=None):
+  def outputs_of(trained, params, part, microbatch=None):
     rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
     params = selection.put(params, trained) if selection else trained
-    outputs = model.apply({"params": params}, part, deterministic=False, rngs=rngs)
-    return loss(outputs, part, settings, divide_by)
+    return model.apply({"params": params}, part, deterministic=False, rngs=rngs)
+
+  def loss_of(trained, params, part, microbatch=None):
+    return loss(outputs_of(trained, params, part, microbatch), part, settings, divide_by)
 
   def gradients_of(microbatch, part):
     params = state.params
@@ -79,6 +89,14 @@ def loss_and_gradients(
 
   if settings.microbatches == 1:
     gradients, (value, metrics) = gradients_of(None, batch)
+  elif getattr(model, "compares_rows", False):
+    gradients, (value, metrics) = sum_cached_gradients(
+      lambda trained, microbatch, part: outputs_of(trained, state.params, part, microbatch),
+      lambda outputs: loss(outputs, batch, settings, divide_by),
+      batch,
+      settings.microbatches,
+      take(state.params),
+    )
   else:
     gradients, (value, metrics) = sum_gradients(gradients_of, batch, settings.microbatches, take(state.params))
   return value, metrics, gradients
@@ -148,10 +166,16 @@ def eval_step(model: nn.Module, settings: LossSettings, params: Any, batch: Any)
   """Returns teacher-forced sums (`evaluation_sums`, or the model's own) without dropout, label smoothing or z-loss."""
   sums_of = getattr(model, "evaluation_sums", evaluation_sums)
 
-  def sums(part):
-    return sums_of(model.apply({"params": params}, part, deterministic=True), part)
+  def outputs_of(part):
+    return model.apply({"params": params}, part, deterministic=True)
 
-  return sums(batch) if settings.microbatches == 1 else sum_over_microbatches(sums, batch, settings.microbatches)
+  def sums(part):
+    return sums_of(outputs_of(part), part)
+
+  count = settings.microbatches
+  if count > 1 and getattr(model, "compares_rows", False):
+    return sums_of(join_rows(jax.lax.map(outputs_of, split_rows(batch, count))), batch)
+  return sums(batch) if count == 1 else sum_over_microbatches(sums, batch, count)
 
 
 def compile_train_step(

@@ -13,6 +13,7 @@ from t5like.ablations.suites.plan import find_suite
 from t5like.configuration.search_path import shipped_folder
 from t5like.experiments.reading import register_configurables
 from t5like.models.config import TransformerConfig
+from t5like.models.heads import EmbeddingHead
 from t5like.objectives import CATALOGUE
 
 FILES = sorted(str(p.relative_to(shipped_folder())) for p in shipped_folder().rglob("*.gin"))
@@ -28,7 +29,8 @@ OBJECTIVES = [f for f in FILES if f.startswith("objectives/")]
 OPTIMIZERS = [f for f in FILES if f.startswith("optimizers/")]
 RUNS = [f for f in FILES if f.startswith("runs/") and f not in BASES]
 SUITES = [f for f in FILES if f.startswith("finetune/suites/")]
-RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in SUITES]
+EMBEDDINGS = [f for f in FILES if f.startswith("finetune/embeddings/")]
+RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in SUITES + EMBEDDINGS]
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +135,18 @@ def test_recipes_of_heads(recipe):
   assert gpt.has_head and gpt.steps == bert.steps
   assert rates(gpt, max(round(gpt.steps / 500), 1)) == pytest.approx([6.25e-5], rel=0.05)
   assert gpt.head == "task" or gpt.head.lm_loss_weight == 0.5
+
+
+@pytest.mark.parametrize("recipe", EMBEDDINGS)
+def test_recipes_of_embeddings(recipe):
+  """A model file and a recipe are complete, but for the size of one's own files; the loss is known or the task's."""
+  sizes = {"EXAMPLES": "6400"} if "EXAMPLES = %gin.REQUIRED" in (shipped_folder() / recipe).read_text() else {}
+  built = build_recipe("models/bert/tiny.gin", recipe, **sizes)
+  assert isinstance(built.head, EmbeddingHead) and built.has_head and built.keep.best == 1
+  assert built.task.endswith(("_embedding", "_classification")) and built.steps >= 1
+  scored = (built.eval_tasks or [built.task])[0]
+  assert built.keep.metric.startswith(f"eval/{scored}/")
+  assert rates(built, max(round(built.steps / 10), 1)) == pytest.approx([2e-5], rel=0.05) or "simcse" in recipe
 
 
 def build_recipe(*files, **overrides):

@@ -181,3 +181,36 @@ def test_a_window_that_is_too_short_is_refused(cached):
   _, cache = cached("squad_v2_spans", "bert_uncased")
   with pytest.raises(UserError, match="a window of 12 tokens is too short"):
     rows_of(cache, "bert_uncased", 12).rows_per_epoch  # noqa: B018
+
+
+def test_texts_to_embed_are_rows_of_their_own(cached):
+  """[CLS] text [SEP] for each text, in the order of the row, with the label of the pair."""
+  _, cache = cached("glue_stsb_classification", "bert_uncased")
+  special = SpecialTokens.of(load_vocabulary("bert_uncased"))
+  form = LabelForm("embedding", texts=2, target="regression")
+  rows = labeled_rows(cache, form, 8, special, seed=0)
+  rows.check()
+  batch = rows.read(np.array([1, 0]))
+  assert batch["encoder_input_tokens"].shape == (2, 2, 8) and batch["labels"].tolist() == pytest.approx([1 / 3, 0])
+  example = cache.example(1)
+  for number, name in enumerate(("first", "second")):
+    expected = [special.cls, *example[name][:6], special.sep]
+    assert batch["encoder_input_tokens"][0, number, : len(expected)].tolist() == expected
+    assert batch["encoder_segment_ids"][0, number].sum() == len(expected)
+  blank = blank_labels(form, 8, 2)
+  assert {name: (x.shape, x.dtype) for name, x in blank.items()} == {n: (x.shape, x.dtype) for n, x in batch.items()}
+  # Special tokens of a folder: none after a text, so that its last state is that of a word.
+  bare = labeled_rows(cache, dataclasses.replace(form, around=(None, None)), 4, special, seed=0).read(np.array([1]))
+  assert bare["encoder_input_tokens"][0, 0].tolist() == example["first"][:4].tolist()
+  assert bare["encoder_segment_ids"][0, 0].tolist() == [1] * min(len(example["first"]), 4)
+
+
+def test_one_text_twice_for_two_dropout_masks(cached):
+  _, cache = cached("glue_sst2_classification", "bert_uncased")
+  special = SpecialTokens.of(load_vocabulary("bert_uncased"))
+  twice = labeled_rows(cache, LabelForm("embedding", texts=2, twice=True), 8, special, seed=0)
+  twice.check()
+  tokens = twice.read(np.arange(3))["encoder_input_tokens"]
+  np.testing.assert_array_equal(tokens[:, 0], tokens[:, 1])
+  with pytest.raises(UserError, match="has 1 texts per row, and the head embeds 2"):
+    labeled_rows(cache, LabelForm("embedding", texts=2), 8, special, seed=0).check()

@@ -9,7 +9,9 @@ import pytest
 
 from t5like import parallel
 from t5like.errors import UserError
+from t5like.inference.embeddings.sentences import SpooledSentences, VectorsOnly
 from t5like.inference.encodings import MaskFiller, TextEmbedder, nearest_rows, planner
+from t5like.inference.rows import Row
 
 MESH = parallel.make_mesh(parallel.MeshAxes(), jax.devices()[:2])
 MASK = 9
@@ -40,8 +42,8 @@ def test_the_mean_is_over_all_tokens_of_a_text_including_id_0(layout):
 
 def test_cls_is_the_first_state():
   assert TextEmbedder(Known(), MESH, "cls")({}, [[5, 6], [7, 8, 9]]).tolist() == [[5, 0], [7, 0]]
-  with pytest.raises(UserError, match="unknown pooling 'max'"):
-    TextEmbedder(Known(), MESH, "max")
+  with pytest.raises(UserError, match="unknown pooling 'meen'"):
+    TextEmbedder(Known(), MESH, "meen")
   with pytest.raises(UserError, match="has no \\[CLS\\]"):
     TextEmbedder(Known("encoder_decoder"), MESH, "cls")
 
@@ -66,6 +68,37 @@ def test_nearest_rows_by_cosine():
   assert rows.tolist() == [[1, 3, 2], [1, 3, 4]]  # ties: the first row; the zero vector has similarity 0 to all
   np.testing.assert_allclose(similarities, [[1, 1, 0.5**0.5], [0, 0, 0]], atol=1e-6)
   assert nearest_rows(among[:1], among, 9)[1].shape == (1, 5)
+
+
+def test_nearest_rows_in_blocks_of_a_file(tmp_path):
+  """More rows than a block and more queries than one pass, from a memory-mapped file; equal rows keep their order."""
+  rng = np.random.default_rng(0)
+  np.save(tmp_path / "v.npy", rng.normal(size=(70_000, 4)).astype(np.float32))
+  among = np.load(tmp_path / "v.npy", mmap_mode="r+")
+  among[[3, 66_000, 69_999]] = among[40_000]
+  among[5] = np.nan  # a rejected text
+  queries = np.concatenate([among[40_000:40_001], rng.normal(size=(300, 4)).astype(np.float32)])
+  similarities, rows = nearest_rows(queries, among, 5)
+  assert rows[0, :4].tolist() == [3, 40_000, 66_000, 69_999] and 5 not in rows
+  unit = lambda x: x / np.linalg.norm(x, axis=1, keepdims=True)  # noqa: E731
+  expected = -np.sort(-np.nan_to_num(unit(queries) @ unit(among).T, nan=-2.0), axis=1)[:, :5]
+  np.testing.assert_allclose(similarities, expected, atol=1e-6)
+
+
+def test_sentences_are_kept_on_disk(tmp_path):
+  sentences = SpooledSentences(width=2)
+  sentences.add([Row(0, "", "zwölf", {}), Row(2, "", "", {})], np.array([[1, 2], [3, 4]], np.float32))
+  assert sentences.finish()[0] == ("zwölf", 1) and sentences[1] == ("", 3) and len(sentences) == 2
+  np.testing.assert_array_equal(sentences.vectors, [[1, 2], [3, 4]])
+  np.save(tmp_path / "v.npy", np.eye(3, dtype=np.float16))
+  assert VectorsOnly(tmp_path / "v.npy")[1] == (None, 2)
+  for content in (np.arange(3.0), np.zeros((0, 4), np.float32), np.ones((2, 2), np.int32)):
+    np.save(tmp_path / "bad.npy", content)
+    with pytest.raises(UserError, match="does not hold vectors"):
+      VectorsOnly(tmp_path / "bad.npy")
+  (tmp_path / "text.npy").write_text("not an array")
+  with pytest.raises(UserError, match="is not a file of vectors"):
+    VectorsOnly(tmp_path / "text.npy")
 
 
 def test_batches_are_limited_to_learned_positions():

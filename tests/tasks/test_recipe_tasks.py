@@ -13,7 +13,7 @@ FINETUNE = shipped_folder() / "finetune"
 RECIPES = sorted(
   str(p.relative_to(shipped_folder()))
   for p in (shipped_folder() / "finetune").glob("*/*.gin")
-  if "suites" not in str(p)
+  if p.parent.name not in ("suites", "embeddings")
 )
 # Targets and predictions of every kind that a metric may compare.
 VALUES = [

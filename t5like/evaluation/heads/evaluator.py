@@ -1,8 +1,9 @@
-"""Evaluation of a model with a head: its logits, through the task's postprocessor, to the task's metrics."""
+"""Evaluation of a model with a head: its outputs, through the task's postprocessor, to the task's metrics."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import numpy as np
 
 from t5like import data
-from t5like.data.labeled_rows import ChoiceRows, LabeledRows, SpanRows, TagRows
+from t5like.data.labeled_rows import ChoiceRows, EmbeddingRows, LabeledRows, SpanRows, TagRows
+from t5like.decoding import bucket
 from t5like.errors import UserError
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
+from t5like.evaluation.heads.embeddings import cosines, score_retrieval
 from t5like.evaluation.scoring import Evaluation, find_function, find_metrics
 from t5like.evaluation.settings import EvaluationSettings
-from t5like.experiments.heads import rows_form
+from t5like.experiments.heads import scored_form
 from t5like.inference.heads.outputs import HeadRunner, softmax
+from t5like.objectives.segments import TEXT_FIELDS
 from t5like.objectives.spans import make_windows, squad_answers
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, Answers
@@ -25,6 +29,7 @@ from t5like.vocabularies import Vocabulary
 
 Fields = Mapping[str, Any]
 _GENERATION = ("rank", "candidates", "shots", "prompt", "infill")
+_SPECIAL = 2  # tokens around a text, at most
 _UNANSWERABLE = "squad_v2_windows"  # the metric of questions without an answer
 
 
@@ -39,16 +44,23 @@ class HeadEvaluator:
         )
     if settings.decoding:
       raise UserError(f"a head does not decode: --{next(iter(settings.decoding))} has no effect")
+    if getattr(model.module.head, "prompt", ""):
+      raise UserError("token caches do not have the default prompt of this model", prompt=model.module.head.prompt)
     self._model, self._settings = model, settings
-    self._length = settings.inputs_length or model.inputs
+    self._length = settings.inputs_length or getattr(model.module.head, "length", None) or model.inputs
     self._batch_size = settings.batch_size or model.batch_size
     self._runner = HeadRunner(model.module, model.mesh)
-    self.identity = settings.identity()
+    head = model.module.head
+    pooled = {"embed": head.pooling} if head.form == "embedding" and head.loss is None else {}  # not trained for it
+    self.identity = settings.identity() | pooled
 
   def read(self, task: str, cache: data.TokenCache) -> EvaluationSet:
     """Builds the evaluation set of a token cache: one entry per postprocessed prediction."""
-    form = rows_form(self._model.module, cache)
-    source = data.labeled_rows(cache, form, self._length, self._model.special, seed=0)
+    form = scored_form(self._model.module, cache)
+    if form.name == "embedding" and form.texts < 2:
+      raise UserError(f"task {task!r} has single texts, without a score", try_="--task=glue_stsb_classification")
+    length = _longest(cache, form, self._length) if form.name == "embedding" else self._length
+    source = data.labeled_rows(cache, form, length, self._model.special, seed=0)
     examples = min(self._settings.examples or cache.examples, cache.examples)
     fields = list(scored_fields(source, examples, self._model.vocabulary))
     if not fields:
@@ -60,14 +72,33 @@ class HeadEvaluator:
     self, params: Any, evaluation_set: EvaluationSet, progress: Callable[[int], None] = lambda done: None
   ) -> Evaluation:
     """Predicts the labels of every row and scores them."""
-    source, fields = evaluation_set.source, evaluation_set.fields
+    source, fields, modules = evaluation_set.source, evaluation_set.fields, self._settings.task_modules
     per_row = source.form.choices if isinstance(source, ChoiceRows) else 1
     rows, logits = len(fields) // per_row, []
     for first in range(0, rows, self._batch_size):
       numbers = np.arange(first, min(first + self._batch_size, rows))
-      logits.append(self._runner(params, source.read(numbers), self._batch_size))
+      logits.append(self._runner(params, source.read(numbers), self._batch_size, _output(source)))
       progress(int(numbers[-1] + 1) * per_row)
-    return score_logits(np.concatenate(logits), source.form, evaluation_set, self._settings.task_modules)
+    outputs, form = np.concatenate(logits), source.form
+    if isinstance(source, EmbeddingRows):
+      if not form.target and form.texts == 2:
+        return score_retrieval(outputs, evaluation_set, modules)
+      outputs = outputs if form.target == "classification" else cosines(outputs)
+      form = dataclasses.replace(form, name=form.target or "embedding")
+    return score_logits(outputs, form, evaluation_set, modules)
+
+
+def _longest(cache: data.TokenCache, form: data.LabelForm, most: int) -> int:
+  """Returns the length of the longest text with special tokens, at most `most`: single texts are short."""
+  tokens = max(int(cache.lengths(field).max(initial=1)) for field in TEXT_FIELDS[: form.texts])
+  return min(bucket(tokens + _SPECIAL), most)
+
+
+def _output(source: LabeledRows) -> str:
+  """Returns the output of the model that is scored."""
+  if isinstance(source, EmbeddingRows) and source.form.target != "classification":
+    return "embeddings"
+  return "span_logits" if isinstance(source, SpanRows) else "label_logits"
 
 
 def scored_fields(source: LabeledRows, examples: int, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:
@@ -92,7 +123,8 @@ def scored_fields(source: LabeledRows, examples: int, vocabulary: Vocabulary) ->
     whole = examples // source.form.choices * source.form.choices if isinstance(source, ChoiceRows) else examples
     for example in itertools.islice(given, whole):
       named = {name.removesuffix("_pretokenized"): value for name, value in example.items()}
-      yield named | {"labels": named.pop("label")}
+      label = {"labels": named.pop("label")} if "label" in named else {}
+      yield named | label
 
 
 def score_logits(
@@ -149,7 +181,7 @@ def _more(form: data.LabelForm, value: Any) -> dict[str, Any]:
 def _text(example: Fields) -> str:
   if "tokens" in example:
     return " ".join(example["tokens"])
-  return " | ".join(example[name] for name in ("first", "second") if name in example)
+  return " | ".join(example[name] for name in TEXT_FIELDS if name in example)
 
 
 def _answer_rows(fields: Sequence[Fields], outputs: Sequence[Any], scoring: Mapping[str, Any]) -> Iterator[dict]:

@@ -17,26 +17,30 @@ _FEATURES = ("encoder_input_tokens", "encoder_token_types", "encoder_segment_ids
 
 
 class HeadRunner:
-  """Computes the logits of a head. All hosts call it with the same rows and get the same logits."""
+  """Computes the outputs of a head. All hosts call it with the same rows and get the same outputs."""
 
   def __init__(self, model: WithHead, mesh: Mesh):
     self.model, self._mesh = model, mesh
     self._shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    self._run = MemoryCheckedFunction(self._traced, mesh)
+    self._run = MemoryCheckedFunction(self._traced, mesh, static_argnames=("output",))
 
-  def __call__(self, params: Any, batch: Mapping[str, np.ndarray], rows: int = 0) -> np.ndarray:
-    """Returns logits in float32 for each row of `batch`, which is filled up to `rows`: the shape that is compiled."""
+  def __call__(
+    self, params: Any, batch: Mapping[str, np.ndarray], rows: int = 0, output: str | None = None
+  ) -> np.ndarray:
+    """Returns logits in float32 for each row of `batch`, which is filled up to `rows`: the shape that is compiled.
+
+    output  the name of the model's output; None: its logits.
+    """
     inputs = {name: batch[name] for name in _FEATURES}
     count = len(inputs["encoder_input_tokens"])
     missing = -(-max(rows, count) // self._shards) * self._shards - count
     if missing:  # copies, so that no softmax is empty
       inputs = {name: np.concatenate([x, np.repeat(x[:1], missing, axis=0)]) for name, x in inputs.items()}
-    return jax.device_get(self._run(params, shard_batch(inputs, self._mesh)))[:count]
+    output = output or ("span_logits" if self.model.head.form == "spans" else "label_logits")
+    return jax.device_get(self._run(params, shard_batch(inputs, self._mesh), output=output))[:count]
 
-  def _traced(self, params: Any, batch: dict[str, jax.Array]) -> jax.Array:
-    outputs = self.model.apply({"params": params}, batch)
-    found = outputs["span_logits" if self.model.head.form == "spans" else "label_logits"]
-    return found.astype("float32")
+  def _traced(self, params: Any, batch: dict[str, jax.Array], output: str) -> jax.Array:
+    return self.model.apply({"params": params}, batch)[output].astype("float32")
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

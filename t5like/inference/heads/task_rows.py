@@ -8,6 +8,7 @@ from typing import Any
 
 from t5like.experiments.token_caches import CachedTask
 from t5like.inference.rows import Row, Rows
+from t5like.objectives.segments import TEXT_FIELDS
 
 
 def labeled_task_rows(members: Sequence[CachedTask], form: str, examples: int = 0) -> Rows:
@@ -36,5 +37,5 @@ def _rows(examples: Iterable[dict[str, Any]], form: str) -> Iterable[tuple[str, 
     elif form == "spans":
       yield example["first"], {"passage": example["second"], "id": example["id"], "target": example["answers"]}
     else:
-      second = {"second": example["second"]} if "second" in example else {}
-      yield example["first"], second | {"target": example["label"]}
+      others = {name: example[name] for name in TEXT_FIELDS[1:] if name in example}
+      yield example["first"], others | {"target": example.get("label")}

@@ -1,17 +1,23 @@
-"""A backbone (BERT, T5 or GPT) with a head for labels: classes, scores, choices, tags or answer spans."""
+"""A backbone (BERT, T5 or GPT) with a head for labels: classes, scores, choices, tags or answer spans,
+or for sentence embeddings."""
 
+from t5like.models.heads.embedding import LOSSES, SENTENCE_POOLINGS, EmbeddingHead
 from t5like.models.heads.rows import ClassificationHead, MultipleChoiceHead, RegressionHead
 from t5like.models.heads.states import POOLINGS, Features, LayerMix
 from t5like.models.heads.tokens import SpanHead, TaggingHead
 from t5like.models.heads.with_head import WithHead, attach_head
 
+_CLASSES = (ClassificationHead, RegressionHead, MultipleChoiceHead, TaggingHead, SpanHead, EmbeddingHead)
 # By the form of a task: see data/labeled_rows.py.
-HEADS = {head.form: head for head in (ClassificationHead, RegressionHead, MultipleChoiceHead, TaggingHead, SpanHead)}
+HEADS = {head.form: head for head in _CLASSES}
 
 __all__ = [
   "HEADS",
+  "LOSSES",
   "POOLINGS",
+  "SENTENCE_POOLINGS",
   "ClassificationHead",
+  "EmbeddingHead",
   "Features",
   "LayerMix",
   "MultipleChoiceHead",

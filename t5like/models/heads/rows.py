@@ -39,7 +39,7 @@ class ClassificationHead(nn.Module):
     return {"label_logits": _score_rows(self, features, len(self.labels), self.use_bias, deterministic)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
-    return _class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
+    return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
 
 
 class RegressionHead(nn.Module):
@@ -95,7 +95,7 @@ class MultipleChoiceHead(nn.Module):
     return {"label_logits": scores.reshape(-1, self.choices)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
-    return _class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
+    return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
 
 
 def _check(head: Any) -> None:
@@ -120,7 +120,8 @@ def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, det
   return output(config, x, classes, use_bias)
 
 
-def _class_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float) -> dict[str, jax.Array]:
+def class_sums(logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float) -> dict[str, jax.Array]:
+  """Returns sums of cross entropy, right classes and rows, of logits [rows, classes]."""
   labels = jnp.where(weights > 0, labels, 0)  # a label of filler rows, or a withheld one, is not a class
   loss, _ = cross_entropy(logits, labels, 0.0, smoothing)
   right = (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)

@@ -24,6 +24,7 @@ class Features:
   states: jax.Array  # [rows, length, embed]; for a mix of layers [layers + 1, rows, length, embed], embeddings first
   valid: jax.Array  # [rows, length] bool: False on padding
   pooler: Callable[[jax.Array], jax.Array] | None = None  # BERT's: [rows, length, embed] -> [rows, embed]
+  texts: int | None = None  # per row of a batch [rows, texts, length]; None: it is [rows, length]
 
 
 class LayerMix(nn.Module):
@@ -45,11 +46,15 @@ def pool(features: Features, states: jax.Array, pooling: str) -> jax.Array:
     return features.pooler(states)
   if pooling == "cls":
     return states[:, 0]
-  if pooling == "mean":
-    return jnp.sum(jnp.where(valid, states, 0), axis=1) / jnp.maximum(jnp.sum(valid, axis=1), 1).astype(states.dtype)
+  if pooling in ("mean", "mean_sqrt_length"):
+    count = jnp.maximum(jnp.sum(valid, axis=1), 1).astype(states.dtype)
+    return jnp.sum(jnp.where(valid, states, 0), axis=1) / (count if pooling == "mean" else jnp.sqrt(count))
   if pooling == "max":
     lowest = jnp.finfo(states.dtype).min
     return jnp.max(jnp.where(valid, states, lowest), axis=1)
+  if pooling == "weighted_mean":  # weights 1 to n, for causal models (Muennighoff 2022)
+    weights = jnp.where(valid, jnp.arange(1, states.shape[1] + 1)[None, :, None], 0).astype(states.dtype)
+    return jnp.sum(states * weights, axis=1) / jnp.maximum(jnp.sum(weights, axis=1), 1)
   last = jnp.maximum(jnp.sum(features.valid, axis=1) - 1, 0)  # [rows]: rows are padded on the right
   return jnp.take_along_axis(states, last[:, None, None], axis=1)[:, 0]
 

@@ -30,7 +30,7 @@ class WithHead(nn.Module):
   Batches are those of an encoder for every backbone: `encoder_input_tokens`, `encoder_segment_ids` (0 on padding),
   `encoder_positions`, `encoder_token_types` [rows, length], and labels as the head needs them. BERT reads them as they
   are. GPT reads the same tokens. T5 encodes them; for a head on one state per row and for spans, its decoder reads
-  them too, shifted by one, as in Hugging Face's classes; for tags, only the encoder runs.
+  them too, shifted by one, as in Hugging Face's classes; for tags and embeddings, only the encoder runs.
 
   stack  of T5: "encoder" or "decoder"; None: as above.
   """
@@ -59,12 +59,17 @@ class WithHead(nn.Module):
     """Whether the head reads states of a decoder."""
     if self.backbone.batch_layout != "encoder_decoder":
       return self.backbone.batch_layout != "encoder"
-    return (self.stack or ("encoder" if self.head.form == "tagging" else "decoder")) == "decoder"
+    return (self.stack or ("encoder" if self.head.form in ("tagging", "embedding") else "decoder")) == "decoder"
 
   @property
   def texts_per_row(self) -> int:
-    """The number of texts in a row of a batch: the choices of a question, else 1."""
-    return getattr(self.head, "choices", 1)
+    """The number of texts in a row of a batch: the choices of a question, the texts to embed, else 1."""
+    return max(getattr(self.head, "choices", 1), getattr(self.head, "texts", 1), 1)
+
+  @property
+  def compares_rows(self) -> bool:
+    """Whether the loss of a row depends on the other rows of the batch: see training/step.py."""
+    return getattr(self.head, "compares_rows", False)
 
   def tokens_by_stack(self, tokens: int) -> dict[str, int]:
     """Returns the tokens that encoder and decoder read of a text with `tokens`; 0 for a stack that does not run."""
@@ -81,6 +86,8 @@ class WithHead(nn.Module):
       raise UserError(
         f"{name} has no pooler", try_=f"--gin.{type(self.head).__name__}.pooling=last (or mean, max, cls)"
       )
+    if self.head.form == "embedding" and "cls" in self.head.pooling and layout in ("decoder", "prefix_lm"):
+      raise UserError(f"the first token of {name} does not read the others", try_="--gin.EmbeddingHead.pooling=last")
     if self.head.lm_loss_weight and layout != "decoder":
       raise UserError(
         f"lm_loss_weight = {self.head.lm_loss_weight} needs a causal language model, not {name}",
@@ -88,15 +95,17 @@ class WithHead(nn.Module):
       )
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """Returns the head's logits: "label_logits" or "span_logits"; with an auxiliary loss, also "logits"."""
+    """Returns the head's "label_logits", "span_logits" or "embeddings"; with an auxiliary loss, also "logits"."""
     self.check()
-    # Choices [rows, choices, length] are rows of the backbone.
-    batch = {name: x.reshape(-1, x.shape[-1]) if name.startswith("encoder_") else x for name, x in batch.items()}
+    tokens = batch["encoder_input_tokens"]
+    texts = tokens.shape[1] if tokens.ndim == 3 else None
+    # Choices and texts [rows, choices, length] are rows of the backbone.
+    batch = {name: x.reshape(-1, x.shape[-1]) if x.ndim == 3 else x for name, x in batch.items()}
     states = self._states(batch, deterministic)
     pooler = None
     if self.head.pooling == "pooler":
       pooler = lambda states: self.backbone.sentence_outputs(states)["pooled"]  # noqa: E731
-    outputs = self.head(Features(self.config, states, encoder_valid(batch), pooler), deterministic)
+    outputs = self.head(Features(self.config, states, encoder_valid(batch), pooler, texts), deterministic)
     if self.head.lm_loss_weight:
       outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
     return outputs

@@ -24,6 +24,9 @@ def label_form(task: seqio.Task) -> dict[str, Any] | None:
     return {"name": "spans", "stride": stride, "longest_question": longest}
   if kind == "tagging":
     return {"name": "tagging", "labels": _names(task.output_features["targets"])}
+  if kind == "texts":
+    target = {"target": "regression"} if "labels" in task.output_features else {}
+    return {"name": "embedding", "texts": bound_keywords(step)["texts"]} | target
   if kind != "segments":
     return None
   labels = task.output_features["labels"]

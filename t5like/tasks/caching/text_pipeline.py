@@ -21,6 +21,7 @@ import tensorflow as tf
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.module_files import file_hash, module_file
+from t5like.objectives.segments import TEXT_FIELDS
 from t5like.tasks.caching.cache_kind import Steps, text_dataset, unbound
 from t5like.tasks.caching.code_closure import Closure
 from t5like.tasks.caching.identity import code_identity, feature_identity, source_identity
@@ -28,8 +29,8 @@ from t5like.tasks.caching.label_forms import label_form
 from t5like.tasks.registry import check_split
 
 _HASHED = 1 << 20  # bytes hashed at the start, middle and end of a file
-# Text fields; "first" and "second" are those of an encoder, whose label is a number.
-_TEXTS = ("inputs", "targets", "first", "second")
+# Text fields; "first", "second" and so on are those of an encoder, whose label is a number.
+_TEXTS = ("inputs", "targets", *TEXT_FIELDS)
 
 
 def text_preprocessors(task: seqio.Task) -> list[Callable]:
@@ -72,7 +73,7 @@ def text_examples(task: seqio.Task, split: str) -> Iterator[dict[str, Any]]:
 def texts(task: seqio.Task, split: str) -> Iterator[str]:
   """Yields the text fields of every example, one after the other."""
   for example in text_examples(task, split):
-    for member in ("inputs", "targets", "first", "second"):
+    for member in _TEXTS:
       if isinstance(example.get(member), str):
         yield example[member]
 

@@ -30,7 +30,7 @@ Step = TypeVar("Step", bound=Callable)
 def tokenizes(form: str) -> Callable[[Step], Step]:
   """Marks a preprocessor as the one that tokenizes, like seqio's `tokenize`.
 
-  `form` is "segments", "tagging" or "spans": how a head's batches are built from a token cache.
+  `form` is "segments", "texts", "tagging" or "spans": how a head's batches are built from a token cache.
   """
 
   def mark(step: Step) -> Step:
@@ -96,7 +96,9 @@ def encode_segments(
   has_second = "second" in dataset.element_spec
 
   def join(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = form.join(_encoded(vocabulary, first), _encoded(vocabulary, second) if has_second else None, length)
+    rows = form.join(
+      encoded_texts(vocabulary, first), encoded_texts(vocabulary, second) if has_second else None, length
+    )
     kept = np.arange(length)[None, :] < rows.lengths[:, None]
     return rows.tokens[kept], rows.token_types[kept], rows.lengths
 
@@ -119,7 +121,8 @@ def ragged_features(values: Mapping[str, tf.Tensor], lengths: tf.Tensor) -> dict
   return {name: tf.RaggedTensor.from_row_lengths(tensor, lengths) for name, tensor in values.items()}
 
 
-def _encoded(vocabulary: Vocabulary, texts: np.ndarray) -> Ragged:
+def encoded_texts(vocabulary: Vocabulary, texts: np.ndarray) -> Ragged:
+  """Returns the ids of texts, given as bytes."""
   rows = vocabulary.encode_batch([text.decode("utf-8", errors="replace") for text in texts])
   lengths = np.array([len(row) for row in rows], np.int64)
   return Ragged.of(np.array([token for row in rows for token in row], np.int32), lengths)

@@ -27,6 +27,11 @@ def regression(score: Any, example: Example | None = None, is_target: bool = Fal
   return float(example["labels"]) if is_target else float(np.asarray(score).reshape(()))
 
 
+def nearest_text(cosines: Any, example: Example | None = None, is_target: bool = False) -> int:
+  """Returns the number of the text with the highest cosine to the anchor; its positive is number 0."""
+  return 0 if is_target else int(np.argmax(cosines))
+
+
 def grouped_class_id(scores: Any, example: Example | None = None, is_target: bool = False) -> dict[str, Any]:
   """Returns the class; for a target, also the id of its question (MultiRC)."""
   value = {"value": class_id(scores, example, is_target)}

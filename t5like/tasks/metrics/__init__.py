@@ -23,14 +23,15 @@ from t5like.tasks.metrics.binary import class_f1
 from t5like.tasks.metrics.pairing import check_pairs, equal
 from t5like.tasks.metrics.qa import coqa_f1, span_squad, squad, squad2, trivia_qa
 from t5like.tasks.metrics.ranking import auc, rank_classification, score_auc
+from t5like.tasks.metrics.retrieval import retrieval
 from t5like.tasks.metrics.tagging import entity_f1, token_accuracy
 from t5like.tasks.metrics.text import bleu, edit_distance, rouge
 
 __all__ = [
   "accuracy", "all_match", "auc", "bleu", "coqa_f1", "deduplicate_metric", "edit_distance", "entity_f1", "exact_match",
   "f1_score_with_invalid", "matthews_corrcoef", "mean_group_metric", "mean_multiclass_f1",
-  "multirc_f1_over_all_answers", "pearson_corrcoef", "rank_classification", "rouge", "score_auc", "sequence_accuracy",
-  "span_squad", "spearman_corrcoef", "squad", "squad2", "token_accuracy", "trivia_qa",
+  "multirc_f1_over_all_answers", "pearson_corrcoef", "rank_classification", "retrieval", "rouge", "score_auc",
+  "sequence_accuracy", "span_squad", "spearman_corrcoef", "squad", "squad2", "token_accuracy", "trivia_qa",
 ]  # fmt: skip
 
 Metric = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]

@@ -7,7 +7,7 @@ embeddings: a sentence, one that it entails and one that it contradicts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -56,22 +56,24 @@ def _pairs(split: SourceSplit, files: list[OriginalFile]) -> Iterator[KeyedRow]:
 
 
 def _triplets(split: SourceSplit, files: list[OriginalFile]) -> Iterator[KeyedRow]:
+  yield from enumerate(triplets(_labeled(split, files)))
+
+
+def triplets(labeled: Iterable[tuple[str, str, str]]) -> Iterator[dict[str, str]]:
   """Yields two triplets for every sentence with an entailed and a contradicted one, with each as the anchor.
 
   Pairs count in both directions, as in sentence-transformers; of several candidates it draws one, this takes the
   first.
   """
   related: dict[str, dict[str, str]] = {}
-  for premise, hypothesis, label in _labeled(split, files):
+  for premise, hypothesis, label in labeled:
     for one, other in ((premise.strip(), hypothesis.strip()), (hypothesis.strip(), premise.strip())):
       related.setdefault(one, {}).setdefault(label, other)
-  number = 0
   for sentence, by_label in related.items():
     if {"entailment", "contradiction"} <= by_label.keys():
       entailed, contradicted = by_label["entailment"], by_label["contradiction"]
       for anchor, positive in ((sentence, entailed), (entailed, sentence)):
-        yield number, {"anchor": anchor, "positive": positive, "negative": contradicted}
-        number += 1
+        yield {"anchor": anchor, "positive": positive, "negative": contradicted}
 
 
 def _labeled(split: SourceSplit, files: list[OriginalFile]) -> Iterator[tuple[str, str, str]]:

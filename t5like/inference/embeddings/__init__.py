@@ -1,0 +1,1 @@
+"""Sentence embeddings of a loaded model, and the nearest ones among many."""

@@ -1,0 +1,227 @@
+"""Folders of sentence-transformers: a transformer, its pooling, a dense layer and normalization.
+
+    modules.json                       the modules in order: name, folder and class of each
+    1_Pooling/config.json              pooling_mode, or a flag for each mode in older folders
+    2_Dense/config.json, weights       in_features, out_features, bias, activation_function
+    3_Normalize/
+    sentence_bert_config.json          max_seq_length, do_lower_case; newer folders: model_max_length of the tokenizer
+    config_sentence_transformers.json  prompts, default_prompt_name
+
+The transformer itself is a Hugging Face folder: huggingface.py reads and writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from t5like.errors import UserError, nearest
+from t5like.files import storage
+from t5like.interop import tensor_folders
+from t5like.interop.tensor_folders import TensorFolder, read_json
+from t5like.models.heads import EmbeddingHead
+from t5like.models.heads.embedding import IDENTITY
+
+MODULES = "modules.json"
+_SETTINGS, _PROMPTS, _TOKENIZER = "sentence_bert_config.json", "config_sentence_transformers.json", "tokenizer.json"
+_POOLINGS = {
+  "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt_length",
+  "weightedmean": "weighted_mean", "lasttoken": "last",
+}  # fmt: skip
+# Flags of older folders, in the order in which their vectors are joined.
+_FLAGS = {
+  "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max", "pooling_mode_mean_tokens": "mean",
+  "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens": "weightedmean",
+  "pooling_mode_lasttoken": "lasttoken",
+}  # fmt: skip
+_ACTIVATIONS = {
+  "torch.nn.modules.activation.Tanh": "tanh", "torch.nn.modules.linear.Identity": IDENTITY,
+  "torch.nn.modules.activation.ReLU": "relu", "torch.nn.modules.activation.GELU": "gelu_erf",
+  "torch.nn.modules.activation.SiLU": "silu",
+}  # fmt: skip
+_NO_LIMIT = 1_000_000  # model_max_length of tokenizers without one is larger
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceFolder:
+  """A folder of sentence-transformers."""
+
+  transformer: Path  # the Hugging Face folder in it
+  head: EmbeddingHead
+  params: dict[str, np.ndarray]  # of the head, by path: head/dense/kernel
+
+
+def is_sentence_folder(folder: Path) -> bool:
+  return (folder / MODULES).is_file()
+
+
+def transformer_folder(folder: Path) -> Path:
+  """Returns the folder of the transformer within one of sentence-transformers; any other folder as it is."""
+  return folder / _modules(folder)[0][1] if is_sentence_folder(folder) else folder
+
+
+def read_sentence_folder(folder: Path) -> SentenceFolder:
+  """Reads everything but the transformer. Raises UserError for modules that an EmbeddingHead does not have."""
+  (kind, place), *modules = _modules(folder)
+  kinds = [kind for kind, _ in modules]
+  if kind != "Transformer" or kinds not in (
+    ["Pooling"], ["Pooling", "Dense"], ["Pooling", "Normalize"], ["Pooling", "Dense", "Normalize"]
+  ):  # fmt: skip
+    raise UserError(
+      f"unsupported modules in {folder / MODULES}: {', '.join([kind, *kinds])}",
+      expected="Transformer, Pooling, then optionally Dense and Normalize",
+    )
+  settings = {"pooling": _pooling(folder / modules[0][1]), "normalize": "Normalize" in kinds}
+  params = {}
+  if "Dense" in kinds:
+    dense, params = _dense(folder / modules[1][1])
+    settings |= dense
+  return SentenceFolder(folder / place, EmbeddingHead(**settings | _text_settings(folder, folder / place)), params)
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+  """Returns the class and the folder of each module."""
+  try:
+    found = json.loads((folder / MODULES).read_text(encoding="utf-8"))
+    modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in found]
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise UserError(f"{folder / MODULES} is invalid", because=error, expected="a list of modules") from None
+  for _, place in modules:
+    if place and not storage.is_plain_name(place):
+      raise UserError(f"{folder / MODULES} refers to a module outside of its folder", found=repr(place)[:100])
+  if not modules:
+    raise UserError(f"{folder / MODULES} has no modules")
+  return modules
+
+
+def _pooling(folder: Path) -> str:
+  config = read_json(folder / "config.json")
+  if config.get("include_prompt") is False:
+    raise UserError(f"{folder} leaves prompts out of the pooling, which is not supported", field="include_prompt")
+  modes = config.get("pooling_mode") or [mode for flag, mode in _FLAGS.items() if config.get(flag)]
+  modes = [modes] if isinstance(modes, str) else modes
+  if not isinstance(modes, list) or not modes or not all(mode in _POOLINGS for mode in modes):
+    raise UserError(f"unsupported pooling in {folder}/config.json: {str(modes)[:60]}", known=", ".join(_POOLINGS))
+  return "+".join(_POOLINGS[mode] for mode in modes)
+
+
+def _dense(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  config = read_json(folder / "config.json")
+  name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+  if name not in _ACTIVATIONS:
+    raise UserError(
+      f"unsupported activation in {folder}/config.json: {str(name)[:60]}",
+      known=", ".join(_ACTIVATIONS),
+      nearest=nearest(str(name), _ACTIVATIONS),
+    )
+  tensors, bias = TensorFolder(folder), config.get("bias", True)
+  params = {"head/dense/kernel": np.ascontiguousarray(tensors.read("linear.weight").T)}
+  if bias:
+    params["head/dense/bias"] = tensors.read("linear.bias")
+  width = params["head/dense/kernel"].shape[1]
+  return {"dense_dim": width, "dense_activation": _ACTIVATIONS[name], "dense_bias": bool(bias)}, params
+
+
+def _text_settings(folder: Path, transformer: Path) -> dict[str, Any]:
+  """Returns the facts about texts: their length, lower case, a prompt, special tokens."""
+  own = _json_if_there(transformer / _SETTINGS)
+  length = own.get("max_seq_length") or _json_if_there(transformer / "tokenizer_config.json").get("model_max_length")
+  if length is not None and (isinstance(length, bool) or not isinstance(length, int | float) or length < 1):
+    raise UserError(f"invalid maximum length in {transformer}: {str(length)[:60]}", expected="a number of tokens")
+  config = _json_if_there(folder / _PROMPTS)
+  prompts, chosen = config.get("prompts") or {}, config.get("default_prompt_name")
+  if chosen is not None and not isinstance(prompts.get(chosen), str):
+    raise UserError(f"{folder / _PROMPTS} has no prompt {chosen!r}", known=", ".join(prompts))
+  return {
+    "length": int(length) if length and length < _NO_LIMIT else None,
+    "lower_case": bool(own.get("do_lower_case", False)),
+    "prompt": prompts[chosen] if chosen else "",
+    "around": _around(transformer),
+  }
+
+
+def _around(transformer: Path) -> tuple[int | None, int | None] | None:
+  """Returns the ids that the tokenizer adds before and after a text (a GPT's usually adds none); None: unknown."""
+  path = transformer / _TOKENIZER
+  if not path.is_file():
+    is_gpt = read_json(transformer / "config.json").get("model_type") in ("gpt2", "openai-gpt")
+    return (None, None) if is_gpt else None
+  try:
+    tokenizer = Tokenizer.from_file(str(path))
+  except Exception as error:  # tokenizers raises nothing more specific
+    raise UserError(f"{path} is invalid", because=error) from None
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  full = tokenizer.encode("a")
+  mask = full.special_tokens_mask
+  start = next((n for n, special in enumerate(mask) if not special), len(mask))
+  before, after = (
+    full.ids[:start],
+    [token for token, special in zip(full.ids[start:], mask[start:], strict=True) if special],
+  )
+  if len(before) > 1 or len(after) > 1:
+    raise UserError(f"{path} adds several special tokens on one side of a text", before=before, after=after)
+  return (before or [None])[0], (after or [None])[0]
+
+
+def _json_if_there(path: Path) -> Mapping[str, Any]:
+  return read_json(path) if path.is_file() else {}
+
+
+def write_sentence_modules(folder: Path, head: EmbeddingHead, embed_dim: int, params: Mapping[str, np.ndarray]) -> None:
+  """Writes everything but the transformer, in the form that all versions of sentence-transformers read.
+
+  params  of the head; the layer that only training uses, and the classifier of the softmax loss, are left out.
+  """
+  by_ours = {ours: theirs for theirs, ours in _POOLINGS.items()}
+  modes = [by_ours[part] for part in head.pooling.split("+")]
+  pooling = {"word_embedding_dimension": embed_dim} | {flag: mode in modes for flag, mode in _FLAGS.items()}
+  if modes != [mode for mode in _FLAGS.values() if mode in modes]:
+    raise UserError(
+      f"older folders of sentence-transformers join poolings in another order than {head.pooling!r}",
+      expected="+".join(_POOLINGS[mode] for mode in _FLAGS.values() if mode in modes),
+    )
+  names = ["Transformer", "Pooling", *(["Dense"] if head.dense_dim else []), *(["Normalize"] if head.normalize else [])]
+  places = ["", *(f"{number}_{name}" for number, name in enumerate(names) if number)]
+  for place in places[1:]:
+    (folder / place).mkdir(parents=True, exist_ok=True)
+  _write_json(folder / "1_Pooling" / "config.json", pooling)
+  if head.dense_dim:
+    _write_dense(folder / "2_Dense", head, params)
+  modules = [
+    {"idx": number, "name": str(number), "path": place, "type": f"sentence_transformers.models.{name}"}
+    for number, (name, place) in enumerate(zip(names, places, strict=True))
+  ]
+  _write_json(folder / MODULES, modules)
+  _write_json(folder / _SETTINGS, {"max_seq_length": head.length, "do_lower_case": head.lower_case})
+  prompts = {"default": head.prompt} if head.prompt else {}
+  chosen = "default" if head.prompt else None
+  _write_json(
+    folder / _PROMPTS,
+    {"__version__": {}, "prompts": prompts, "default_prompt_name": chosen, "similarity_fn_name": "cosine"},
+  )
+
+
+def _write_dense(folder: Path, head: EmbeddingHead, params: Mapping[str, np.ndarray]) -> None:
+  by_ours = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
+  if head.dense_activation not in by_ours:
+    raise UserError(
+      f"sentence-transformers has no activation {head.dense_activation!r}", known=", ".join(by_ours)
+    )  # fmt: skip
+  kernel = params["head/dense/kernel"]
+  config = {"in_features": kernel.shape[0], "out_features": kernel.shape[1], "bias": head.dense_bias}
+  _write_json(folder / "config.json", config | {"activation_function": by_ours[head.dense_activation]})
+  tensors = {"linear.weight": np.ascontiguousarray(kernel.T)}
+  if head.dense_bias:
+    tensors["linear.bias"] = params["head/dense/bias"]
+  tensor_folders.write(folder, tensors)
+
+
+def _write_json(path: Path, content: Mapping[str, Any] | Sequence[Any]) -> None:
+  path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
