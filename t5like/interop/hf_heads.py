@@ -6,6 +6,7 @@ A class is a line of `CLASSES`; the tensors of the backbone are those of its fam
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,9 @@ from t5like.models.heads import (
   WithHead,
 )
 
-_CHOICES = "num_choices"  # our own field of config.json: in Hugging Face, it is a fact of the batch
+# Our own fields of config.json.
+_CHOICES = "num_choices"  # in Hugging Face, it is a fact of the batch
+_THRESHOLD = "no_answer_threshold"
 _MOST_LABELS = 100_000
 
 
@@ -84,7 +87,7 @@ def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
   rate = _rate(found, hf)
   settings = dict(found.settings) | {"dropout_rate": rate}
   if found.form == "spans":
-    return SpanHead(**settings)
+    return SpanHead(no_answer_threshold=_number(hf.get(_THRESHOLD), _THRESHOLD), **settings)
   if found.form == "choices":
     return MultipleChoiceHead(choices=_whole(hf.get(_CHOICES, 2), _CHOICES), **settings)
   labels, problem = labels_of(hf), hf.get("problem_type")
@@ -136,6 +139,8 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
     fields["problem_type"] = "regression" if head.form == "regression" else "single_label_classification"
   if form == "choices":
     fields[_CHOICES] = head.choices
+  if form == "spans" and head.no_answer_threshold is not None:
+    fields[_THRESHOLD] = head.no_answer_threshold
   if found.dropout[0] == "classifier_dropout":
     fields["classifier_dropout"] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
   return found, fields
@@ -183,6 +188,12 @@ def _rate(found: HeadClass, hf: Mapping) -> float:
 def _whole(value: Any, name: str) -> int:
   if type(value) is not int or not 1 <= value <= _MOST_LABELS:
     raise UserError(f"invalid {name}: {str(value)[:60]}", expected=f"a whole number from 1 to {_MOST_LABELS:,}")
+  return value
+
+
+def _number(value: Any, name: str) -> float | None:
+  if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+    raise UserError(f"invalid {name}: {str(value)[:60]}", expected="a number")
   return value
 
 

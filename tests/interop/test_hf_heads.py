@@ -184,3 +184,17 @@ def test_a_model_directory_keeps_the_head(tmp_path):
   jax.tree.map(
     np.testing.assert_array_equal, opened.read(None, False, None), huggingface.load(tmp_path / "back").params
   )
+
+
+def test_the_threshold_of_questions_without_an_answer_is_kept(changed, tmp_path):
+  """Tuned in training, it goes to config.json; a folder with it gives it to the model directory."""
+  from t5like.inference.converting import ExportSettings, ImportSettings, export_model, import_checkpoint
+
+  case = "BertForQuestionAnswering"
+  import_checkpoint(ImportSettings(changed(case), tmp_path / "run"))
+  rows = [{"step": step, "kind": "eval/squad_v2_spans", "best_f1_thresh": value} for step, value in ((0, -1.5), (9, 3))]
+  (tmp_path / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+  export_model(ExportSettings(tmp_path / "run", tmp_path / "back"))
+  assert huggingface.load(tmp_path / "back").model.head.no_answer_threshold == -1.5
+  with pytest.raises(UserError, match="invalid no_answer_threshold"):
+    huggingface.load(changed(case, no_answer_threshold="high"))

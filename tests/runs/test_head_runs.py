@@ -128,6 +128,20 @@ def _check_methods(task, model):
     found = model.answer("which city ?", "the sea was calm and a ship came from Berlin a ship")
     assert found.answer == "Berlin" and 0 < found.probability <= 1 and found.score > found.null_score
     assert [a.answer for a in model.answer(["which city ?"] * 2, "a ship came Berlin far")] == ["Berlin"] * 2
+    _check_threshold(model)
+
+
+def _check_threshold(model):
+  """The threshold that evaluation found at a step is used, and kept by copies of the model."""
+  asked = ("which city ?", "a ship came Berlin far")
+  margin = model.answer(*asked).null_score - model.answer(*asked).score
+  assert model.no_answer_threshold is None and model.answer(*asked, threshold=margin - 0.1).answer == ""
+  row = {"step": model.step(), "kind": "eval/squad_v2_spans", "best_f1_thresh": margin - 0.1}
+  with (model.folder / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps(row) + "\n" + json.dumps(row | {"step": 1, "best_f1_thresh": 100.0}) + "\n")
+  assert model.answer(*asked).answer == "" and model.answer(*asked, unanswerable=False).answer == "Berlin"
+  assert model.answer(*asked, threshold=margin).answer == "Berlin"  # not above the threshold
+  assert t5like.load(model.save(f"{model.folder}_copy")).no_answer_threshold == row["best_f1_thresh"]
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt"])

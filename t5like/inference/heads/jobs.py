@@ -48,20 +48,22 @@ class PreparedRows(Prepared):
 class Labeling:
   """Predicts the label of each row with the model's head.
 
-  unanswerable  whether a question may have no answer: then if the first token beats the best span by more than
-                `threshold` (SQuAD 2.0)
+  no_answer_threshold  a question has no answer if the first token beats the best span by more (SQuAD 2.0);
+                       None: as tuned in training, inf: every question has an answer
   """
 
   unit = "tokens read"
 
-  def __init__(self, model: Model, limits: Limits, unanswerable: bool = False, threshold: float = 0.0):
+  def __init__(self, model: Model, limits: Limits, no_answer_threshold: float | None = None):
     if not isinstance(model.module, WithHead):
       raise UserError(
         f"this {model.kind} has no head for labels",
         try_=f"fine-tune it: t5like train --gin.TASK=glue_sst2_classification --gin.INIT_FROM={model.folder} ...",
       )
     self._model, self.limits, self._head = model, limits, model.module.head
-    self._unanswerable, self._threshold = unanswerable, threshold
+    if no_answer_threshold is not None and self.form != "spans":
+      raise UserError(f"a {type(self._head).__name__} has no threshold for questions without an answer")
+    self._threshold = model.no_answer_threshold if no_answer_threshold is None else no_answer_threshold
     self._form = PairForm.of(model.special)
     self._runner = model.runner(HeadRunner)
 
@@ -206,7 +208,7 @@ class Labeling:
     count = len(logits)
     found = squad_answers(
       logits[..., 0], logits[..., 1], windows.offsets, windows.best_context, ["?"] * count, [passage] * count,
-      unanswerable=self._unanswerable, threshold=self._threshold,
+      unanswerable=self._threshold is not None, threshold=self._threshold or 0.0,
     )["?"]  # fmt: skip
     real = np.arange(logits.shape[1])[None, :, None] < windows.lengths[:, None, None]
     sums = np.sum(np.log(np.sum(np.where(real, np.exp(logits.astype(np.float64)), 0.0), axis=1)), axis=1)  # [windows]

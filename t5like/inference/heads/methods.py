@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from t5like.errors import UserError
 from t5like.inference.heads.jobs import Labeling
+from t5like.inference.heads.no_answer import tuned
 from t5like.inference.jobs import Limits
 from t5like.inference.results import Label, SpanAnswer, Tag
 
@@ -54,20 +56,31 @@ class HeadMethods:
     self,
     questions: Texts,
     passages: Texts,
-    unanswerable: bool = False,
-    threshold: float = 0.0,
+    unanswerable: bool | None = None,
+    threshold: float | None = None,
     batch_size: int = _BATCH,
   ) -> SpanAnswer | list[SpanAnswer]:
     """Finds the answers to questions in passages, one each, or one for all questions.
 
     unanswerable: whether there may be no answer (SQuAD 2.0): '' if its score exceeds the best span's by `threshold`.
+    None: if training has tuned a threshold, which is the default, or if one is given.
     """
-    job = self._labeling("answer", ("spans",), False, unanswerable=unanswerable, threshold=threshold)
+    if unanswerable is False:
+      threshold = math.inf
+    elif unanswerable and threshold is None and self.no_answer_threshold is None:
+      threshold = 0.0
+    job = self._labeling("answer", ("spans",), False, no_answer_threshold=threshold)
     count = 1 if isinstance(questions, str) else len(questions)
     each = [passages] * count if isinstance(passages, str) else list(passages)
     answers = self._answers(job, questions, batch_size, [{"passage": passage} for passage in each])
     found = [SpanAnswer(**answer) for answer in answers]
     return found[0] if isinstance(questions, str) else found
+
+  @property
+  def no_answer_threshold(self) -> float | None:
+    """The head's threshold for questions without an answer, or the one found in training; None: there is none."""
+    head = getattr(tuned(self.module, self.folder, self.step()), "head", None)
+    return getattr(head, "no_answer_threshold", None)
 
   def _labeling(self, method: str, forms: Sequence[str], truncate: bool, **settings: Any) -> Labeling:
     job = Labeling(self, Limits(truncate=truncate), **settings)

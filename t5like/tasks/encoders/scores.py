@@ -80,29 +80,33 @@ def squad_window(logits: Any, example: Example | None = None, is_target: bool = 
 
 def squad_windows(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
   """Computes SQuAD 1.1's exact match and F1 of the best span over all windows of each question."""
-  return metrics.squad(*_answers(targets, predictions, unanswerable=False))
+  expected, answers = _answers(targets, predictions)
+  return metrics.squad(expected, [answer.text for answer in answers])
 
 
 def squad_v2_windows(
   targets: Sequence[Example], predictions: Sequence[Example], threshold: float = 0.0
 ) -> dict[str, float]:
-  """Computes SQuAD 2.0's scores; there is no answer if [CLS] beats the best span by more than `threshold`."""
-  return metrics.squad2(*_answers(targets, predictions, unanswerable=True, threshold=threshold))
+  """Computes SQuAD 2.0's scores; there is no answer if [CLS] beats the best span by more than `threshold`.
+
+  `best_exact` and `best_f1` are the scores with the best thresholds, `best_exact_thresh` and `best_f1_thresh`, as the
+  official script finds them. Inference uses the latter.
+  """
+  expected, answers = _answers(targets, predictions)
+  margins = [{"text": answer.text, "no_answer_probability": answer.null_score - answer.score} for answer in answers]
+  return metrics.squad2(expected, margins, threshold)
 
 
-def _answers(
-  targets: Sequence[Example], predictions: Sequence[Example], unanswerable: bool, threshold: float = 0.0
-) -> tuple[list[list[str]], list[str]]:
+def _answers(targets: Sequence[Example], predictions: Sequence[Example]) -> tuple[list[list[str]], list[spans.Answer]]:
+  """Returns the accepted answers to every question, and its best span with the score of "no answer"."""
   questions = [target["id"] for target in targets]
   answers = spans.squad_answers(
     *([prediction[part] for prediction in predictions] for part in ("starts", "ends", "offsets", "best_context")),
     questions,
     [prediction["passage"] for prediction in predictions],
-    unanswerable=unanswerable,
-    threshold=threshold,
   )
   expected = {target["id"]: target["answers"] for target in targets}
-  return [expected[question] for question in answers], [answer.text for answer in answers.values()]
+  return [expected[question] for question in answers], list(answers.values())
 
 
 def tags(
