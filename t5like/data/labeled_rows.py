@@ -76,6 +76,16 @@ class LabeledRows:
   def check(self) -> None:
     """Raises UserError if a label is not one of the form."""
 
+  @property
+  def sizes(self) -> np.ndarray | None:
+    """The tokens of each row, in the order of the cache; None if padding counts: all rows then have `length`."""
+    return None
+
+  def longest(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the tokens of rows, for `numbers` as in `rows`."""
+    _, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    return self.sizes[rows]
+
   @cached_property
   def pair_form(self) -> PairForm:
     return PairForm.of(self.special)
@@ -100,6 +110,16 @@ class TextRows(LabeledRows):
   @cached_property
   def labels(self) -> np.ndarray:
     return self._labels_of_fields(np.float32 if self.form.name == "regression" else np.int32)
+
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    return self._text_sizes()
+
+  def _text_sizes(self) -> np.ndarray:
+    tokens = self.cache.lengths("first") + len(self.pair_form.head) + 1
+    if "second" in self.cache.features:
+      tokens = tokens + self.cache.lengths("second") + self.pair_form.separators
+    return np.minimum(tokens, self.length)
 
   def read(self, rows: np.ndarray) -> Batch:
     return self._texts(rows) | {"labels": self.labels[rows]}
@@ -131,6 +151,11 @@ class ChoiceRows(TextRows):
     marks = self._labels_of_fields(np.int32).reshape(-1, self.form.choices)
     return np.where(np.any(marks < 0, axis=1), -1, np.argmax(marks, axis=1)).astype(np.int32)
 
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    whole = self.rows_per_epoch * self.form.choices
+    return np.max(self._text_sizes()[:whole].reshape(-1, self.form.choices), axis=1)
+
   def read(self, rows: np.ndarray) -> Batch:
     choices = self.form.choices
     texts = self._texts((rows[:, None] * choices + np.arange(choices)[None, :]).reshape(-1))
@@ -156,6 +181,10 @@ class TagRows(LabeledRows):
     pieces, sizes, tags = (self.cache.texts(name, rows) for name in ("words", "word_lengths", "tags"))
     return join_words(pieces, sizes, tags, self.length, self.pair_form)
 
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    return np.minimum(self.cache.lengths("words") + len(self.pair_form.head) + 1, self.length)
+
   def read(self, rows: np.ndarray) -> Batch:
     joined = self.joined(rows)
     batch = encoder_rows(joined.tokens, np.zeros_like(joined.tokens), joined.lengths)
@@ -169,7 +198,10 @@ class TagRows(LabeledRows):
 
 
 class SpanRows(LabeledRows):
-  """Windows of passages after a question, with the first and last token of the answer."""
+  """Windows of passages after a question, with the first and last token of the answer.
+
+  Padding counts in the softmax over positions, and most windows are full: there are no `sizes`.
+  """
 
   @property
   def settings(self) -> WindowSettings:

@@ -11,7 +11,9 @@ import t5like
 from t5like.experiments.reading import load_experiment
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, WithHead
+from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
+from t5like.training.records.metrics import read_metrics
 
 SIZES = dict(embed_dim=16, mlp_dim=32, num_heads=2)
 MODELS = {
@@ -153,6 +155,23 @@ def test_t5_and_gpt_with_heads(family, settings):
   model = t5like.load(result.model_dir)
   assert model.kind in ("T5", "GPT") and model.module.head.labels == ("negative", "positive")
   assert model.classify("good far calm far came came").label == "positive" and model.embed("a ship").shape == (16,)
+
+
+def test_padding_to_buckets_changes_no_loss(settings):
+  """Rows have 9 to 12 tokens: batches of four are padded to 11 or 32; a stopped run resumes with the same shapes."""
+  task, axes = "toy_scores_classification", MeshAxes(data=4, tensor=2)
+  given = dict(batch_size=4, log_period=1, eval_split="", mesh=axes, optimizer=t5like.optimizers.adamw(1e-3))
+  trained(settings, "bert", task, steps=3, length_buckets=[4, 11], **given)
+  found = trained(settings, "bert", task, steps=6, length_buckets=[4, 11], **given)
+  full = trained(settings, "bert", task, steps=6, **given, model_dir=f"{found.model_dir}_full")
+  losses, tokens = [], []
+  for result in (found, full):
+    rows = [row for row in read_metrics(result.model_dir) if row["kind"] == "train"]
+    losses.append([row["loss"] for row in rows])
+    tokens.append({round(row["tokens_per_second"] / row["steps_per_second"]) for row in rows})
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 6
+  assert tokens == [{4 * 11, 4 * 32}, {4 * 32}]
+  assert "padded to 4, 11 or 32 tokens" in (Path(found.model_dir) / "run_card.txt").read_text()
 
 
 def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(settings):
