@@ -29,7 +29,7 @@ _CHECKED = 4096  # examples whose tags are read at a time
 class LabelForm:
   """The labels of a task, or of a head."""
 
-  name: str  # classification, regression, choices, tagging or spans
+  name: str  # classification, multi_label, regression, choices, tagging or spans
   labels: tuple[str, ...] = ()
   choices: int = 0  # per question
   grouped: bool = False  # the examples of a question are its candidate answers
@@ -105,7 +105,7 @@ class LabeledRows:
 
 
 class TextRows(LabeledRows):
-  """One text or two, with a class or a score."""
+  """One text or two, with a class, a score, or a 0 or 1 for each of several labels."""
 
   @cached_property
   def labels(self) -> np.ndarray:
@@ -132,6 +132,8 @@ class TextRows(LabeledRows):
   def check(self) -> None:
     if self.form.name == "classification":
       _check_classes(self.task, self.labels, self.form.labels)
+    elif self.form.name == "multi_label":
+      _check_marks(self.task, self.labels, self.form.labels)
     elif not np.all(np.isfinite(self.labels)):
       raise UserError(
         f"task {self.task!r} has labels that are not finite", found=int(np.sum(~np.isfinite(self.labels)))
@@ -241,6 +243,7 @@ class SpanRows(LabeledRows):
 
 SOURCES: dict[str, type[LabeledRows]] = {
   "classification": TextRows,
+  "multi_label": TextRows,
   "regression": TextRows,
   "choices": ChoiceRows,
   "tagging": TagRows,
@@ -273,6 +276,7 @@ def blank_labels(form: LabelForm, length: int, rows: int) -> Batch:
     zeros = np.zeros(shape, np.int32)
     return batch | {"encoder_target_tokens": zeros, "encoder_loss_weights": zeros.astype(np.float32)}
   labels = {"regression": np.zeros(rows, np.float32), "spans": np.zeros((rows, 2), np.int32)}
+  labels["multi_label"] = np.zeros((rows, len(form.labels)), np.int32)
   return batch | {"labels": labels.get(form.name, np.zeros(rows, np.int32))}
 
 
@@ -291,6 +295,14 @@ def choices_of(cache: TokenCache) -> int:
   return (
     size if one_right and all(len(set(row)) == 1 for row in rows) and len({row[0] for row in rows}) == len(rows) else 0
   )
+
+
+def _check_marks(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:
+  if found.ndim != 2 or found.shape[1] != len(labels) or np.any((found != 0) & (found != 1)):
+    raise UserError(
+      f"task {task!r} has labels that are not a 0 or 1 for each of the head's {len(labels)} labels",
+      expected=f"{len(labels)} numbers ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})",
+    )
 
 
 def _check_classes(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:

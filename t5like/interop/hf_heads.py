@@ -14,6 +14,7 @@ from t5like.errors import UserError
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
   ClassificationHead,
+  MultiLabelHead,
   MultipleChoiceHead,
   RegressionHead,
   SpanHead,
@@ -25,6 +26,12 @@ from t5like.models.heads import (
 _CHOICES = "num_choices"  # in Hugging Face, it is a fact of the batch
 _THRESHOLD = "no_answer_threshold"
 _MOST_LABELS = 100_000
+# The field problem_type of a sequence classification, by the form of our head.
+_PROBLEMS = {
+  "classification": "single_label_classification",
+  "multi_label": "multi_label_classification",
+  "regression": "regression",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +104,10 @@ def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
     if len(labels) > 1:
       raise UserError("a regression of several numbers is not supported", labels=", ".join(labels[:8]))
     return RegressionHead(**settings)
-  if problem not in (None, "single_label_classification"):
-    raise UserError(
-      f"unsupported problem_type: {str(problem)[:60]!r}", expected="single_label_classification or regression"
-    )
-  return ClassificationHead(labels=labels, **settings)
+  if problem not in (None, *_PROBLEMS.values()):
+    raise UserError(f"unknown problem_type: {str(problem)[:60]!r}", expected=" or ".join(_PROBLEMS.values()))
+  kind = MultiLabelHead if problem == _PROBLEMS["multi_label"] else ClassificationHead
+  return kind(labels=labels, **settings)
 
 
 def labels_of(hf: Mapping) -> tuple[str, ...]:
@@ -121,7 +127,7 @@ def labels_of(hf: Mapping) -> tuple[str, ...]:
 def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
   head, kind = model.head, type(model.backbone).__name__
-  form = "classification" if head.form == "regression" else head.form
+  form = "classification" if head.form in _PROBLEMS else head.form
   family = {"BERT": "Bert", "GPT": "GPT2", "T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
@@ -136,7 +142,7 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
     fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
     fields["label2id"] = {label: number for number, label in enumerate(labels)}
   if form == "classification":
-    fields["problem_type"] = "regression" if head.form == "regression" else "single_label_classification"
+    fields["problem_type"] = _PROBLEMS[head.form]
   if form == "choices":
     fields[_CHOICES] = head.choices
   if form == "spans" and head.no_answer_threshold is not None:

@@ -10,7 +10,7 @@ from infer_models import folder_of
 import t5like
 from t5like.experiments.reading import load_experiment
 from t5like.models import BERT, GPT, T5, TransformerConfig
-from t5like.models.heads import ClassificationHead, WithHead
+from t5like.models.heads import ClassificationHead, TaggingHead, WithHead
 from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
 from t5like.training.records.metrics import read_metrics
@@ -42,10 +42,18 @@ MODELS = {
   "t5": ("tiny", T5(TransformerConfig(vocab_size=4224, **SIZES, num_encoder_layers=1, num_decoder_layers=1))),
   "gpt": ("tiny", GPT(TransformerConfig(vocab_size=4224, **SIZES, num_decoder_layers=1, final_dropout=False))),
 }
-TASKS = ("toy_classification", "toy_scores_classification", "toy_choices_classification", "toy_tagging", "toy_spans")
-# The best score that a run of the test can be expected to reach; guessing reaches 50, 0, 33, 0 and about 3.
+TASKS = (
+  "toy_classification",
+  "toy_marks_classification",
+  "toy_scores_classification",
+  "toy_choices_classification",
+  "toy_tagging",
+  "toy_spans",
+)
+# The best score that a run of the test can be expected to reach; guessing reaches 50, 50, 0, 33, 0 and about 3.
 EXPECTED = {
   "toy_classification": ("accuracy", 100.0),
+  "toy_marks_classification": ("f1_macro", 95.0),
   "toy_scores_classification": ("pearson_corrcoef", 90.0),
   "toy_choices_classification": ("accuracy", 90.0),
   "toy_tagging": ("f1", 90.0),
@@ -118,6 +126,11 @@ def _check_methods(task, model):
     with pytest.raises(t5like.UserError, match="too long: .* 64 positions"):
       model.classify("sea " * 80)
     assert model.classify("good " * 80, truncate=True).label == "positive"
+  elif task == "toy_marks_classification":
+    texts = [labeled_tasks.marked(number)["first"] for number in (0, 3)]
+    none, both = model.classify(texts)
+    assert (none.labels, both.labels) == ([], ["good", "bad"]) and set(none.probabilities) == {"good", "bad"}
+    assert model.classify(texts[0], threshold=0.0).labels == ["good", "bad"]
   elif task == "toy_scores_classification":
     low, high = model.classify([(labeled_tasks.values(number)["first"], "") for number in (0, 3)])
     assert high > low + 1 and isinstance(model.classify(("the sea", "")), float)
@@ -179,6 +192,8 @@ def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(set
   experiment = load_experiment(Path(first.model_dir))
   assert isinstance(experiment.model, WithHead) and experiment.model.head.labels == ("O", "B-location")
   assert not experiment.model.config.pooler and not experiment.model.config.mlm_head
+  with pytest.raises(t5like.UserError, match="the labels of the head have changed since this checkpoint"):
+    trained(settings, "bert", "toy_tagging", steps=4, head=TaggingHead(("B-0", "0")))
   again = trained(settings, "bert", "toy_tagging", steps=4, log_period=1)
   straight = trained(settings, "bert", "toy_tagging", steps=4, log_period=1, model_dir=f"{first.model_dir}_straight")
   assert (again.step, again.metrics["loss"]) == (4, straight.metrics["loss"])

@@ -1,4 +1,4 @@
-"""The table of a suite: mean and spread of every task over its seeds, at its best and last checkpoint, and the average."""
+"""The table of a suite: mean and spread of every task over its seeds, best and last, and the average."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from t5like.evaluation.evaluation_set import EvaluationSet, data_identity
 from t5like.evaluation.scoring import Evaluation, find_function, find_metrics
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.experiments.heads import rows_form
-from t5like.inference.heads.outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.objectives.spans import make_windows, squad_answers
 from t5like.tasks.metrics import values as metric_values
 from t5like.tasks.metrics.values import PREDICTIONS, Answers
@@ -137,6 +137,9 @@ def _best_class(scores: Any, example: Fields, is_target: bool = False) -> int:
 
 
 def _more(form: data.LabelForm, value: Any) -> dict[str, Any]:
+  if form.name == "multi_label":
+    marks = zip(form.labels, sigmoid(value), strict=True)
+    return {"probabilities": {label: round(float(p), 6) for label, p in marks}}
   if form.name != "classification":
     return {}
   probabilities = softmax(value)

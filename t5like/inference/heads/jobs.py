@@ -16,7 +16,7 @@ from t5like.data.labeled_rows import encoder_rows
 from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import planner
-from t5like.inference.heads.outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.models.heads import WithHead
@@ -50,11 +50,14 @@ class Labeling:
 
   no_answer_threshold  a question has no answer if the first token beats the best span by more (SQuAD 2.0);
                        None: as tuned in training, inf: every question has an answer
+  label_threshold      a row has the labels with at least this probability (MultiLabelHead)
   """
 
   unit = "tokens read"
 
-  def __init__(self, model: Model, limits: Limits, no_answer_threshold: float | None = None):
+  def __init__(
+    self, model: Model, limits: Limits, no_answer_threshold: float | None = None, label_threshold: float = 0.5
+  ):
     if not isinstance(model.module, WithHead):
       raise UserError(
         f"this {model.kind} has no head for labels",
@@ -64,6 +67,7 @@ class Labeling:
     if no_answer_threshold is not None and self.form != "spans":
       raise UserError(f"a {type(self._head).__name__} has no threshold for questions without an answer")
     self._threshold = model.no_answer_threshold if no_answer_threshold is None else no_answer_threshold
+    self._label_threshold = label_threshold
     self._form = PairForm.of(model.special)
     self._runner = model.runner(HeadRunner)
 
@@ -91,8 +95,8 @@ class Labeling:
     if self.form == "choices":
       features = {name: x.reshape(len(batch), -1, x.shape[-1]) for name, x in features.items()}
     logits = self._runner(self._model.params, features, shape.rows if shape else 0)
-    make = {"tagging": self._tags, "choices": self._choice, "regression": self._value}.get(self.form, self._label)
-    return [(make(p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
+    make = _ANSWERS.get(self.form, Labeling._label)
+    return [(make(self, p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
 
   # From rows of text to rows of tokens.
 
@@ -166,6 +170,13 @@ class Labeling:
   def _label(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
     return _best(self._head.labels, softmax(logits))
 
+  def _labels(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    probabilities = dict(zip(self._head.labels, map(float, sigmoid(logits)), strict=True))
+    return {
+      "labels": [label for label, p in probabilities.items() if p >= self._label_threshold],
+      "probabilities": probabilities,
+    }
+
   def _value(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
     return {"value": float(logits[0])}
 
@@ -220,6 +231,13 @@ class Labeling:
 
 
 _REMEDY = "--truncate cuts it"
+# From the logits of a row to an answer, by the form of the head; others predict a class.
+_ANSWERS = {
+  "tagging": Labeling._tags,
+  "choices": Labeling._choice,
+  "regression": Labeling._value,
+  "multi_label": Labeling._labels,
+}
 
 
 def _best(labels: Sequence[str], probabilities: np.ndarray) -> dict[str, Any]:

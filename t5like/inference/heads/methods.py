@@ -10,31 +10,41 @@ from t5like.errors import UserError
 from t5like.inference.heads.jobs import Labeling
 from t5like.inference.heads.no_answer import tuned
 from t5like.inference.jobs import Limits
-from t5like.inference.results import Label, SpanAnswer, Tag
+from t5like.inference.results import Label, Labels, SpanAnswer, Tag
 
 _BATCH = 32
 Texts = str | Sequence[str]
 Pair = tuple[str, str]
 # The method for each form of head.
-_METHODS = {"classification": "classify", "regression": "classify", "tagging": "tag", "spans": "answer"}
+_METHODS = {
+  **dict.fromkeys(("classification", "multi_label", "regression"), "classify"), "tagging": "tag", "spans": "answer",
+}  # fmt: skip
+_KINDS = {"classification": Label, "multi_label": Labels}  # of results
 
 
 class HeadMethods:
   """Labels, tags and answers of a model with a head; a part of Model."""
 
   def classify(
-    self, texts: str | Pair | Sequence[str | Pair], batch_size: int = _BATCH, truncate: bool = False
-  ) -> Label | float | list[Label] | list[float]:
+    self,
+    texts: str | Pair | Sequence[str | Pair],
+    batch_size: int = _BATCH,
+    truncate: bool = False,
+    threshold: float = 0.5,
+  ) -> Label | Labels | float | list[Label] | list[Labels] | list[float]:
     """Classifies texts, or pairs of texts (tuples), with the model's head.
 
-    Returns: a Label with the probabilities of all classes; a number if the head was trained on scores.
+    Returns: a Label with the probabilities of all classes; Labels with those of at least `threshold` if a text may have
+    several; a number if the head was trained on scores.
     """
-    job = self._labeling("classify", ("classification", "regression"), truncate)
+    job = self._labeling(
+      "classify", ("classification", "multi_label", "regression"), truncate, label_threshold=threshold
+    )
     given = [texts] if isinstance(texts, str | tuple) else list(texts)
     pairs = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in given]
     fields = [{"second": pair[1]} if len(pair) == 2 else {} for pair in pairs]
     answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
-    found = [Label(**answer) if "label" in answer else answer["value"] for answer in answers]
+    found = [_KINDS[job.form](**answer) if job.form in _KINDS else answer["value"] for answer in answers]
     return found[0] if isinstance(texts, str | tuple) else found
 
   def tag(

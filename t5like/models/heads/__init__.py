@@ -1,12 +1,15 @@
 """A backbone (BERT, T5 or GPT) with a head for labels: classes, scores, choices, tags or answer spans."""
 
-from t5like.models.heads.rows import ClassificationHead, MultipleChoiceHead, RegressionHead
+from t5like.models.heads.rows import ClassificationHead, MultiLabelHead, MultipleChoiceHead, RegressionHead
 from t5like.models.heads.states import POOLINGS, Features, LayerMix
 from t5like.models.heads.tokens import SpanHead, TaggingHead
 from t5like.models.heads.with_head import WithHead, attach_head
 
 # By the form of a task: see data/labeled_rows.py.
-HEADS = {head.form: head for head in (ClassificationHead, RegressionHead, MultipleChoiceHead, TaggingHead, SpanHead)}
+HEADS = {
+  head.form: head
+  for head in (ClassificationHead, MultiLabelHead, RegressionHead, MultipleChoiceHead, TaggingHead, SpanHead)
+}
 
 __all__ = [
   "HEADS",
@@ -14,6 +17,7 @@ __all__ = [
   "ClassificationHead",
   "Features",
   "LayerMix",
+  "MultiLabelHead",
   "MultipleChoiceHead",
   "RegressionHead",
   "SpanHead",

@@ -23,6 +23,25 @@ def class_id(scores: Any, example: Example | None = None, is_target: bool = Fals
   return int(example["labels"]) if is_target else int(np.argmax(scores))
 
 
+def label_marks(scores: Any, example: Example | None = None, is_target: bool = False) -> list[int]:
+  """Returns a 0 or 1 for each label: those with a probability above one half have a positive score."""
+  return [int(mark) for mark in example["labels"]] if is_target else [int(score > 0) for score in scores]
+
+
+def multi_label_f1(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> dict[str, float]:
+  """Computes F1 of all labels together, its mean over labels, and the share of rows with all labels right.
+
+  A label that is neither a target nor predicted has an F1 of 0, as in scikit-learn.
+  """
+  true, found = np.array(targets, bool), np.array(predictions, bool)
+  right, all_marks = np.sum(true & found, axis=0), np.sum(true, axis=0) + np.sum(found, axis=0)
+  return {
+    "f1_micro": 100 * float(2 * right.sum() / max(all_marks.sum(), 1)),
+    "f1_macro": 100 * float(np.mean(2 * right / np.maximum(all_marks, 1))),
+    "exact_match": 100 * float(np.mean(np.all(true == found, axis=1))),
+  }
+
+
 def regression(score: Any, example: Example | None = None, is_target: bool = False) -> float:
   return float(example["labels"]) if is_target else float(np.asarray(score).reshape(()))
 
