@@ -2,12 +2,13 @@
 
 import functools
 
+import numpy as np
 import seqio
 import tensorflow as tf
 
 from t5like.tasks import metrics
 from t5like.tasks.encoders import scores
-from t5like.tasks.encoders.forms import class_labels, encode_segments, encoder_features, score_labels
+from t5like.tasks.encoders.forms import class_labels, encode_segments, encoder_features, multi_labels, score_labels
 from t5like.tasks.encoders.squad_spans import encode_windows
 from t5like.tasks.encoders.tagging import register_tagging
 from t5like.tasks.registry import register_task
@@ -25,6 +26,13 @@ def sentences(number: int) -> dict:
   words, label = _words(number), number % 2
   words[number // 2 % 5] = ("bad", "good")[label]
   return {"first": " ".join(words), "label": label, "idx": number}
+
+
+def marked(number: int) -> dict:
+  """Two labels, independent of each other: the words `good` and `bad` are in the text."""
+  good, bad = number % 2, number // 2 % 2
+  words = [*_words(number, 4), *["good"] * good, *["bad"] * bad]
+  return {"first": " ".join(words), "label": np.array([good, bad])}
 
 
 def values(number: int) -> dict:
@@ -57,6 +65,8 @@ def questions(number: int) -> dict:
 
 
 def _spec(value):
+  if isinstance(value, np.ndarray):
+    return tf.TensorSpec(value.shape, tf.int64)
   if isinstance(value, list):
     return tf.TensorSpec([None], _spec(value[0]).dtype)
   return tf.TensorSpec([], {str: tf.string, int: tf.int64, float: tf.float32}[type(value)])
@@ -81,6 +91,13 @@ def _register(name, source, labels, postprocessor, metric_fns, encode=encode_seg
 
 _register(
   "toy_classification", _source(sentences), class_labels(("negative", "positive")), scores.class_id, [metrics.accuracy]
+)
+_register(
+  "toy_marks_classification",
+  _source(marked),
+  multi_labels(("good", "bad")),
+  scores.label_marks,
+  [scores.multi_label_f1],
 )
 _register("toy_scores_classification", _source(values), score_labels(), scores.regression, [metrics.pearson_corrcoef])
 _register(

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -206,6 +207,7 @@ def _submitted(
   tasks = TaskEvaluation(model, _names(args) or submission.tasks(trained_on), settings, without_metrics=True)
   submission.check(tasks.sets)
   step = model.step(args.step)
+  submission = dataclasses.replace(submission, no_answer_threshold=model.at(step).no_answer_threshold)
   for written in submit(submission, tasks, model.parameters(step, args.average), _out(args, model), step):
     if written.rows is None:
       yield f"{written.path}" + (f"  ({written.warning})" if written.warning else "")

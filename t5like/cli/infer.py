@@ -85,6 +85,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--per_token", action="store_true", help="rank by mean log-likelihood per token")
   group.add_argument("--fill_mask", action="store_true", help="most likely tokens for each [MASK]")
   group.add_argument(
+    "--no_answer_threshold",
+    type=float,
+    metavar="X",
+    help="no answer if its score exceeds the best span's by more (default: as tuned in training; inf: always answer)",
+  )
+  group.add_argument(
     "--embed",
     nargs="?",
     const=_OWN,
@@ -121,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
   with _errors_as_options():
     settings = _settings(args, local)
     model = _load(args)
-    settings = _for_head(model, settings)
+    settings = _for_head(model, settings, args.no_answer_threshold)
     if interactive:
       return _run_prompt(args, model, settings)
     from t5like.inference.batch_inference import answer_rows
@@ -188,16 +194,18 @@ def _settings(args: argparse.Namespace, local: dict[str, str | None]) -> Inferen
   return InferenceSettings(job=job, input=local["input"], modules=task_modules(args), **given)
 
 
-def _for_head(model: Model, settings: InferenceSettings) -> InferenceSettings:
+def _for_head(model: Model, settings: InferenceSettings, threshold: float | None) -> InferenceSettings:
   """Returns settings that predict labels or embed, if the model has a head and no other job was chosen."""
   from t5like.inference.job_settings import Embed, Generate, Labels
   from t5like.models.heads import WithHead
 
   if not isinstance(model.module, WithHead) or not isinstance(settings.job, Generate):
+    if threshold is not None:
+      raise UserError("--no_answer_threshold needs a model that was trained to find answers, such as on squad_v2_spans")
     return settings
   if settings.job.decoding:
     raise UserError(f"a head does not decode: --{next(iter(settings.job.decoding))} has no effect")
-  return dataclasses.replace(settings, job=Embed() if model.module.head.form == "embedding" else Labels())
+  return dataclasses.replace(settings, job=Embed() if model.module.head.form == "embedding" else Labels(threshold))
 
 
 def _pooling(args: argparse.Namespace) -> str | None:

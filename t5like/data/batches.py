@@ -33,6 +33,13 @@ class PhaseRows:
   source: RowSource
   batch_size: int
   steps: int | None = None
+  # Lengths, ascending: a batch of labeled rows is padded to the first that holds its longest row. (): all are equal.
+  buckets: tuple[int, ...] = ()
+
+  def lengths(self, used: int, steps: int) -> np.ndarray:
+    """Returns the lengths of the next `steps` batches on all hosts, after `used` rows: [steps]."""
+    rows = self.source.longest(used + np.arange(steps * self.batch_size)).reshape(steps, -1)
+    return np.array(self.buckets)[np.searchsorted(self.buckets, rows.max(axis=1))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +65,11 @@ class Batches:
 
   def __getitem__(self, step: int) -> Batch:
     phase, used = self.phase(int(step))
-    return phase.source.rows(used + self.share.rows(phase.batch_size).astype(np.int64))
+    batch = phase.source.rows(used + self.share.rows(phase.batch_size).astype(np.int64))
+    if not phase.buckets:
+      return batch
+    (length,) = phase.lengths(used, 1)
+    return {name: x[..., :length] if name.startswith("encoder_") else x for name, x in batch.items()}
 
 
 def read_ahead(

@@ -30,7 +30,7 @@ _CHECKED = 4096  # examples whose tags are read at a time
 class LabelForm:
   """The labels of a task, or of a head."""
 
-  name: str  # classification, regression, choices, tagging, spans or embedding
+  name: str  # classification, multi_label, regression, choices, tagging, spans or embedding
   labels: tuple[str, ...] = ()
   choices: int = 0  # per question
   grouped: bool = False  # the examples of a question are its candidate answers
@@ -83,6 +83,16 @@ class LabeledRows:
   def check(self) -> None:
     """Raises UserError if a label is not one of the form."""
 
+  @property
+  def sizes(self) -> np.ndarray | None:
+    """The tokens of each row, in the order of the cache; None if padding counts: all rows then have `length`."""
+    return None
+
+  def longest(self, numbers: np.ndarray) -> np.ndarray:
+    """Returns the tokens of rows, for `numbers` as in `rows`."""
+    _, rows = shuffled(numbers, self.rows_per_epoch, self.seed)
+    return self.sizes[rows]
+
   @cached_property
   def pair_form(self) -> PairForm:
     return PairForm.of(self.special)
@@ -102,11 +112,21 @@ class LabeledRows:
 
 
 class TextRows(LabeledRows):
-  """One text or two, with a class or a score."""
+  """One text or two, with a class, a score, or a 0 or 1 for each of several labels."""
 
   @cached_property
   def labels(self) -> np.ndarray:
     return self._labels_of_fields(np.float32 if self.form.name == "regression" else np.int32)
+
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    return self._text_sizes()
+
+  def _text_sizes(self) -> np.ndarray:
+    tokens = self.cache.lengths("first") + len(self.pair_form.head) + 1
+    if "second" in self.cache.features:
+      tokens = tokens + self.cache.lengths("second") + self.pair_form.separators
+    return np.minimum(tokens, self.length)
 
   def read(self, rows: np.ndarray) -> Batch:
     return self._texts(rows) | {"labels": self.labels[rows]}
@@ -133,6 +153,11 @@ class ChoiceRows(TextRows):
     marks = self._labels_of_fields(np.int32).reshape(-1, self.form.choices)
     return np.where(np.any(marks < 0, axis=1), -1, np.argmax(marks, axis=1)).astype(np.int32)
 
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    whole = self.rows_per_epoch * self.form.choices
+    return np.max(self._text_sizes()[:whole].reshape(-1, self.form.choices), axis=1)
+
   def read(self, rows: np.ndarray) -> Batch:
     choices = self.form.choices
     texts = self._texts((rows[:, None] * choices + np.arange(choices)[None, :]).reshape(-1))
@@ -158,6 +183,10 @@ class TagRows(LabeledRows):
     pieces, sizes, tags = (self.cache.texts(name, rows) for name in ("words", "word_lengths", "tags"))
     return join_words(pieces, sizes, tags, self.length, self.pair_form)
 
+  @cached_property
+  def sizes(self) -> np.ndarray:
+    return np.minimum(self.cache.lengths("words") + len(self.pair_form.head) + 1, self.length)
+
   def read(self, rows: np.ndarray) -> Batch:
     joined = self.joined(rows)
     batch = encoder_rows(joined.tokens, np.zeros_like(joined.tokens), joined.lengths)
@@ -171,7 +200,10 @@ class TagRows(LabeledRows):
 
 
 class SpanRows(LabeledRows):
-  """Windows of passages after a question, with the first and last token of the answer."""
+  """Windows of passages after a question, with the first and last token of the answer.
+
+  Padding counts in the softmax over positions, and most windows are full: there are no `sizes`.
+  """
 
   @property
   def settings(self) -> WindowSettings:
@@ -248,6 +280,7 @@ class EmbeddingRows(LabeledRows):
 
 SOURCES: dict[str, type[LabeledRows]] = {
   "classification": TextRows,
+  "multi_label": TextRows,
   "regression": TextRows,
   "choices": ChoiceRows,
   "tagging": TagRows,
@@ -283,6 +316,7 @@ def blank_labels(form: LabelForm, length: int, rows: int) -> Batch:
     return batch | {"encoder_target_tokens": zeros, "encoder_loss_weights": zeros.astype(np.float32)}
   kind = form.target if form.name == "embedding" else form.name
   labels = {"regression": np.zeros(rows, np.float32), "spans": np.zeros((rows, 2), np.int32)}
+  labels["multi_label"] = np.zeros((rows, len(form.labels)), np.int32)
   return batch | ({"labels": labels.get(kind, np.zeros(rows, np.int32))} if kind else {})
 
 
@@ -304,11 +338,21 @@ def choices_of(cache: TokenCache) -> int:
 
 
 def _check_labels(task: str, found: np.ndarray, kind: str, labels: tuple[str, ...]) -> None:
-  """Checks the labels of rows: classes, or scores."""
+  """Checks the labels of rows: classes, marks, or scores."""
   if kind == "classification":
     _check_classes(task, found, labels)
+  elif kind == "multi_label":
+    _check_marks(task, found, labels)
   elif not np.all(np.isfinite(found)):
     raise UserError(f"task {task!r} has labels that are not finite", found=int(np.sum(~np.isfinite(found))))
+
+
+def _check_marks(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:
+  if found.ndim != 2 or found.shape[1] != len(labels) or np.any((found != 0) & (found != 1)):
+    raise UserError(
+      f"task {task!r} has labels that are not a 0 or 1 for each of the head's {len(labels)} labels",
+      expected=f"{len(labels)} numbers ({', '.join(labels[:8])}{', ...' if len(labels) > 8 else ''})",
+    )
 
 
 def _check_classes(task: str, found: np.ndarray, labels: tuple[str, ...]) -> None:

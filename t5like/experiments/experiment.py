@@ -65,6 +65,9 @@ class Experiment:
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
   # Whether labeled examples are packed into rows; None: only if the run has no corpus.
   pack: bool | None = None
+  # For a head: a batch is padded to the first of these lengths that holds its longest row, or to `lengths`. The step is
+  # compiled once for each; they must be few.
+  length_buckets: Sequence[int] = ()
   # Other lengths or batch sizes for the first steps: [{"steps": 900_000, "lengths": {"inputs": 128}}] is BERT's
   # first phase, [{"steps": 1000, "batch_size": 32}] a batch size ramp. Omitted values are as above.
   phases: Sequence[Mapping[str, Any]] = ()
@@ -278,6 +281,9 @@ class Experiment:
         raise _invalid(name, given, "a list of names, such as ['my.tasks']")
     if not isinstance(self.phases, list | tuple):
       raise _invalid("phases", self.phases, _PHASES)
+    buckets = self.length_buckets
+    if not isinstance(buckets, list | tuple) or not all(_is_integer(n) and n > 0 for n in buckets):
+      raise _invalid("length_buckets", buckets, "a list of lengths, such as [32, 64, 128], or [] for equal lengths")
     for name in ("checkpoint_minutes", "watchdog_minutes"):
       if not _is_number(getattr(self, name)):
         raise _invalid(name, getattr(self, name), "a number of minutes")

@@ -159,6 +159,7 @@ def _remedy(experiment: Experiment) -> str:
 
 _EXPECTED = {
   "classification": "a task with class numbers, such as glue_sst2_classification",
+  "multi_label": "a task with a 0 or 1 for each label: see multi_labels in t5like/tasks/README.md",
   "regression": "a task with scores, such as glue_stsb_classification",
   "choices": "a task with candidate answers, such as super_glue_copa_classification",
   "tagging": "a task with tagged words, such as wnut_17_tagging",

@@ -55,6 +55,18 @@ def phases_left(phases: Sequence[Phase], first_step: int) -> list[Phase]:
   return left
 
 
+def shapes_left(phases: Sequence[Phase], batches: data.Batches | None, first_step: int) -> list[Phase]:
+  """Returns the phases that are left, each with every length of its batches, the longest first: see length_buckets."""
+  left = phases_left(phases, first_step)
+  if batches is None:
+    return left
+  found = []
+  for phase, rows in zip(left, batches.phases[-len(left) :], strict=True):
+    lengths = [dataclasses.replace(phase.lengths, inputs=length) for length in reversed(rows.buckets)]
+    found += [dataclasses.replace(phase, lengths=each) for each in lengths or [phase.lengths]]
+  return found
+
+
 def make_batches(
   experiment: Experiment,
   members: Sequence[CachedTask],
@@ -71,8 +83,21 @@ def make_batches(
       # A different seed per row source, or a second phase would start with the text of the first.
       seed = experiment.seed + (number << 32)
       sources[phase.lengths] = _mixed(experiment, members, phase.lengths, special, seed)
-  rows = [data.PhaseRows(sources[phase.lengths], phase.batch_size, phase.steps) for phase in phases]
+  rows = [
+    data.PhaseRows(source, phase.batch_size, phase.steps, length_buckets(experiment.length_buckets, source))
+    for phase in phases
+    for source in [sources[phase.lengths]]
+  ]
   return data.Batches(rows, data.HostShare(parts.held, parts.total))
+
+
+def length_buckets(given: Sequence[int], source: data.RowSource) -> tuple[int, ...]:
+  """Returns the lengths that batches of a source may have, up to the one for its longest row; () for equal lengths."""
+  if not given or not isinstance(source, data.LabeledRows) or source.sizes is None or not source.rows_per_epoch:
+    return ()
+  shorter = sorted({length for length in given if length < source.length})
+  needed = int(np.searchsorted([*shorter, source.length], source.sizes.max())) + 1
+  return tuple([*shorter, source.length][:needed])
 
 
 def _mixed(

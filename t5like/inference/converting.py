@@ -16,11 +16,12 @@ from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
+from t5like.inference.heads.no_answer import tuned
 from t5like.inference.prompts import has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead, WithHead
-from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
+from t5like.training.checkpoints import check_fingerprint, find_checkpoint, load_parameters, save_parameters
 from t5like.training.records.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary, copy_vocabulary, load_vocabulary, vocabulary_in
 
@@ -116,7 +117,8 @@ def export_model(settings: ExportSettings) -> Conversion:
   if settings.dtype:
     params = cast(params, settings.dtype)
   model_type = "mt5" if experiment.vocabulary == "mt5" else None
-  save_hugging_face(target, experiment.model, params, vocabulary, experiment, model_type)
+  model = tuned(experiment.model, source, int(find_checkpoint(source, settings.step).name))
+  save_hugging_face(target, model, params, vocabulary, experiment, model_type)
   return Conversion.of(target, params, note=note)
 
 
@@ -155,8 +157,13 @@ def save_model_directory(
     return
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
   if (source / CONFIG).is_file():
-    changes = [f"VOCABULARY = {name!r}", f"MODEL_DIR = {str(target)!r}", "INIT_FROM = None"]
-    text = "\n".join([(source / CONFIG).read_text(), f"# Saved from {source}.", *changes, ""])
+    text = (source / CONFIG).read_text()
+    macros = "train.vocabulary = %VOCABULARY" in text or "include '" in text  # not in a run built in Python
+    values = {"vocabulary": name, "model_dir": str(target), "init_from": None}
+    changes = [f"{field.upper() if macros else f'train.{field}'} = {value!r}" for field, value in values.items()]
+    threshold = getattr(getattr(model, "head", None), "no_answer_threshold", None)
+    changes += [] if threshold is None else [f"SpanHead.no_answer_threshold = {threshold!r}"]
+    text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
     text = config_text(model, name, f"Saved from {source}.", target)
   (target / CONFIG).write_text(text)

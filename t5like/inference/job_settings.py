@@ -116,11 +116,14 @@ class Fill:
 class Labels:
   """Predicts the label of each row with the model's head."""
 
+  no_answer_threshold: float | None = None  # see Labeling
+
   def build(self, model: Model, reading: ReadSettings) -> Labeling:
-    return Labeling(model, reading.limits)
+    return Labeling(model, reading.limits, self.no_answer_threshold)
 
   def identity(self, model: Model) -> dict[str, Any]:
-    return {"job": "labels"}
+    threshold = model.no_answer_threshold if self.no_answer_threshold is None else self.no_answer_threshold
+    return {"job": "labels"} | ({} if threshold is None else {"no_answer_threshold": threshold})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,6 +26,7 @@ from t5like.inference.embeddings.jobs import Embedding
 from t5like.inference.embeddings.pooled import pooled_model
 from t5like.inference.encoder_jobs import FillMask, FillSpans
 from t5like.inference.heads.methods import HeadMethods
+from t5like.inference.heads.no_answer import tuned
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output
@@ -218,16 +219,16 @@ class Model(HeadMethods):
   def save(self, folder: str | Path) -> Path:
     """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path."""
     target = converting.new_folder(folder)
-    converting.save_model_directory(
-      target, self.module, self.params, self.vocabulary, self.vocabulary_name, self.folder
-    )
+    module = tuned(self.module, self.folder, self.step())
+    converting.save_model_directory(target, module, self.params, self.vocabulary, self.vocabulary_name, self.folder)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
     """Writes a new Hugging Face folder with tokenizer, for transformers and `load`; returns its path."""
     target = converting.new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
-    converting.save_hugging_face(target, self.module, params, self.vocabulary, self.experiment, self.source.model_type)
+    module = tuned(self.module, self.folder, self.step())
+    converting.save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
     return target
 
   @cached_property

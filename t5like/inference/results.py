@@ -36,6 +36,14 @@ class Label:
 
 
 @dataclasses.dataclass(frozen=True)
+class Labels:
+  """The labels that a head predicts independently of each other."""
+
+  labels: list[str]  # those with at least the threshold's probability
+  probabilities: dict[str, float]  # of all labels
+
+
+@dataclasses.dataclass(frozen=True)
 class Tag:
   """The tag of a word."""
 

@@ -6,6 +6,7 @@ A class is a line of `CLASSES`; the tensors of the backbone are those of its fam
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from t5like.errors import UserError
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
   ClassificationHead,
+  MultiLabelHead,
   MultipleChoiceHead,
   RegressionHead,
   SpanHead,
@@ -20,8 +22,16 @@ from t5like.models.heads import (
   WithHead,
 )
 
-_CHOICES = "num_choices"  # our own field of config.json: in Hugging Face, it is a fact of the batch
+# Our own fields of config.json.
+_CHOICES = "num_choices"  # in Hugging Face, it is a fact of the batch
+_THRESHOLD = "no_answer_threshold"
 _MOST_LABELS = 100_000
+# The field problem_type of a sequence classification, by the form of our head.
+_PROBLEMS = {
+  "classification": "single_label_classification",
+  "multi_label": "multi_label_classification",
+  "regression": "regression",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +94,7 @@ def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
   rate = _rate(found, hf)
   settings = dict(found.settings) | {"dropout_rate": rate}
   if found.form == "spans":
-    return SpanHead(**settings)
+    return SpanHead(no_answer_threshold=_number(hf.get(_THRESHOLD), _THRESHOLD), **settings)
   if found.form == "choices":
     return MultipleChoiceHead(choices=_whole(hf.get(_CHOICES, 2), _CHOICES), **settings)
   labels, problem = labels_of(hf), hf.get("problem_type")
@@ -94,11 +104,10 @@ def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
     if len(labels) > 1:
       raise UserError("a regression of several numbers is not supported", labels=", ".join(labels[:8]))
     return RegressionHead(**settings)
-  if problem not in (None, "single_label_classification"):
-    raise UserError(
-      f"unsupported problem_type: {str(problem)[:60]!r}", expected="single_label_classification or regression"
-    )
-  return ClassificationHead(labels=labels, **settings)
+  if problem not in (None, *_PROBLEMS.values()):
+    raise UserError(f"unknown problem_type: {str(problem)[:60]!r}", expected=" or ".join(_PROBLEMS.values()))
+  kind = MultiLabelHead if problem == _PROBLEMS["multi_label"] else ClassificationHead
+  return kind(labels=labels, **settings)
 
 
 def labels_of(hf: Mapping) -> tuple[str, ...]:
@@ -118,7 +127,7 @@ def labels_of(hf: Mapping) -> tuple[str, ...]:
 def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
   head, kind = model.head, type(model.backbone).__name__
-  form = "classification" if head.form == "regression" else head.form
+  form = "classification" if head.form in _PROBLEMS else head.form
   family = {"BERT": "Bert", "GPT": "GPT2", "T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
@@ -133,9 +142,11 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
     fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
     fields["label2id"] = {label: number for number, label in enumerate(labels)}
   if form == "classification":
-    fields["problem_type"] = "regression" if head.form == "regression" else "single_label_classification"
+    fields["problem_type"] = _PROBLEMS[head.form]
   if form == "choices":
     fields[_CHOICES] = head.choices
+  if form == "spans" and head.no_answer_threshold is not None:
+    fields[_THRESHOLD] = head.no_answer_threshold
   if found.dropout[0] == "classifier_dropout":
     fields["classifier_dropout"] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
   return found, fields
@@ -183,6 +194,12 @@ def _rate(found: HeadClass, hf: Mapping) -> float:
 def _whole(value: Any, name: str) -> int:
   if type(value) is not int or not 1 <= value <= _MOST_LABELS:
     raise UserError(f"invalid {name}: {str(value)[:60]}", expected=f"a whole number from 1 to {_MOST_LABELS:,}")
+  return value
+
+
+def _number(value: Any, name: str) -> float | None:
+  if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+    raise UserError(f"invalid {name}: {str(value)[:60]}", expected="a number")
   return value
 
 

@@ -138,6 +138,20 @@ def _known_about(checkpoint: Path) -> SourceModel:
   return SourceModel(head, vocabulary)
 
 
+def check_same_labels(checkpoint: Path, model: nn.Module) -> None:
+  """Raises UserError if a run would continue with other labels, or in another order: its head has another meaning."""
+  old, new = _known_about(checkpoint).head, getattr(model, "head", None)
+  labels = [getattr(head, "labels", None) for head in (old, new)]
+  if all(labels) and tuple(labels[0]) != tuple(labels[1]):
+    raise UserError(
+      "the labels of the head have changed since this checkpoint",
+      checkpoint=checkpoint,
+      saved=", ".join(labels[0]),
+      now=", ".join(labels[1]),
+      try_="another MODEL_DIR, with --gin.INIT_FROM of this one for its backbone",
+    )
+
+
 class _Plan:
   """For every array of the run, where it comes from."""
 

@@ -1,4 +1,4 @@
-"""Compiles the train step for each batch shape of a run's phases."""
+"""Compiles the train step for each batch shape of a run's phases and length buckets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 
 from t5like.console import duration, say
 from t5like.experiments.compatibility import phase_flops
-from t5like.experiments.phases import blank_batch, phases_left
+from t5like.experiments.phases import blank_batch, shapes_left
 from t5like.files import storage
 from t5like.models.stack import frozen_layers
 from t5like.runs.preparing import PreparedRun
@@ -43,7 +43,7 @@ class CompiledSteps:
 
 
 def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode: int = 0) -> CompiledSteps:
-  """Compiles the steps of the phases that are left, for one episode of the training plan."""
+  """Compiles the steps of the phases that are left, and of their buckets, for one episode of the training plan."""
   planned, spec = run.plan.episodes[episode], run.specs[episode]
   experiment, started = run.experiment, time.monotonic()
   settings = LossSettings(
@@ -54,7 +54,7 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode
     layer_norms=experiment.norms_period > 0,
   )
   steps = CompiledSteps()
-  for phase in phases_left(run.phases, first_step):
+  for phase in shapes_left(run.phases, run.batches, first_step):
     batch = blank_batch(experiment, phase)
     with frozen_layers(planned.frozen_layers):
       compiled = compile_train_step(

@@ -29,7 +29,7 @@ from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.objectives import SpecialTokens
-from t5like.runs.adapting import adapt
+from t5like.runs.adapting import adapt, check_same_labels
 from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.pools import choose_pool
@@ -252,6 +252,8 @@ def choose_starting_point(
   else:
     return StartingPoint("random initialization")
   resumes = not options.parameters_only and has_training_state(start.checkpoint)
+  if resumes:
+    check_same_labels(start.checkpoint, experiment.model)
   episode = find_episode(start.checkpoint, specs) if resumes else 0
   check_restorable(start.checkpoint, specs[episode], fingerprint, options)
   text = start.description

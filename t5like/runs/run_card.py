@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 
 from t5like import data, planning
 from t5like.console import memory_size
@@ -31,6 +32,7 @@ from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
 
 _MAX_LABELS = 8  # shown on the card
+_SAMPLED_STEPS = 256  # whose lengths are averaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +101,7 @@ def describe_run(
       for phase, each, n in zip(phases, tokens, steps, strict=True)
     )
     + (f"\n{large(all_tokens)} in total" if len(phases) > 1 else "")
+    + _buckets_text(batches, experiment.steps)
     + (f"\nin {experiment.microbatches} microbatches" if experiment.microbatches > 1 else ""),
     "FLOPs": (
       f"{large(round(flops_shares[-1] * step_flops[-1]), 'FLOP')} per step, {large(all_flops, 'FLOP')} in total "
@@ -176,6 +179,20 @@ def _row_text(experiment: Experiment, phase: Phase) -> str:
     each = "texts" if getattr(getattr(experiment.model, "head", None), "form", "") == "embedding" else "choices"
     return f"{texts} {each} x {phase.lengths.inputs} inputs" if texts > 1 else f"{phase.lengths.inputs} inputs"
   return f"({phase.lengths.inputs} inputs + {phase.lengths.targets} targets)"
+
+
+def _buckets_text(batches: data.Batches | None, steps: int) -> str:
+  """Returns how batches of a head are padded, and the mean length of the first ones."""
+  rows = batches.phases[-1] if batches else None
+  if rows is None or not rows.buckets:
+    return ""
+  mean = float(np.mean(rows.lengths(0, min(steps, _SAMPLED_STEPS))))
+  if len(rows.buckets) == 1:
+    return f"\nat most: no row has more than {rows.buckets[0]} tokens, to which all are padded"
+  *lengths, last = map(str, rows.buckets)
+  return (
+    f"\nat most: a batch is padded to {', '.join(lengths)} or {last} tokens by its longest row, {mean:.0f} on average"
+  )
 
 
 def _checkpoints_text(experiment: Experiment) -> str:

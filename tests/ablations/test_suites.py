@@ -51,19 +51,22 @@ def test_a_suite_is_trained_resumed_and_tabulated(t5like, folder, token_caches):
   assert attempts == {path: len(read_attempts(path)) for path in attempts}  # not trained again
 
   # The best evaluation of each run counts, and its checkpoint is kept.
-  scores = {}
+  scores, last = {}, {}
   for seed in (0, 1):
     run = suite / f"runs/sentences.snli-seed{seed}"
     evaluations = {row["step"]: row["accuracy"] for row in read_metrics(run) if row["kind"] == "eval/snli"}
     assert set(evaluations) == {1, 2}
     best = max(evaluations, key=evaluations.get)
-    scores[seed] = evaluations[best]
+    scores[seed], last[seed] = evaluations[best], evaluations[2]
     assert (run / f"checkpoints/{best}").is_dir()
     assert json.loads((run / "run_card.json").read_text())
   line = next(line for line in second.splitlines() if line.startswith("snli "))
   table = (suite / "scores.txt").read_text()
   assert table in second and line in table
-  assert line.split()[:4] == ["snli", f"{fmean(scores.values()):.2f}", "±", f"{stdev(scores.values()):.2f}"]
+  shown = [
+    text for found in (scores, last) for text in (f"{fmean(found.values()):.2f}", "±", f"{stdev(found.values()):.2f}")
+  ]
+  assert line.split()[:7] == ["snli", *shown]
 
   refused = t5like(*command(folder, token_caches, "--gin.FINETUNE_LEARNING_RATE=0.5"), status=2).stderr
   assert "with other settings" in refused and "another MODEL_DIR" in refused
@@ -90,29 +93,35 @@ def test_invalid_suites_train_nothing(t5like, folder, token_caches):
   assert not (folder / "suite/runs").exists()
 
 
-def result(recipe, seed, tasks):
+def result(recipe, seed, tasks, last=()):
   cost = dict.fromkeys(("pretraining", "finetuning", "total"), Cost("", 1, 0.0, 0.0, 0))
-  return Result(recipe, seed, "suite", {}, tasks, [], None, cost, "", "", "", [])
+  return Result(recipe, seed, "suite", {}, tasks, [], None, cost, "", "", "", [], last=dict(last))
 
 
 def test_the_table_by_hand():
   mrpc = [{"f1": 90.0, "accuracy": 86.0, "best_step": 10}, {"f1": 88.0, "accuracy": 82.0, "best_step": 20}]
   halves = [(84.0, 86.0), (80.0, 81.0)]
-  results = [result("glue/mrpc", seed, {"glue_mrpc_classification": metrics}) for seed, metrics in enumerate(mrpc)]
+  last = {"glue_mrpc_classification": {"f1": 80.0, "accuracy": 70.0}}
+  results = [
+    result("glue/mrpc", seed, {"glue_mrpc_classification": metrics}, last) for seed, metrics in enumerate(mrpc)
+  ]
   results += [
     result("glue/mnli", seed, {
       "glue_mnli_matched_classification": {"accuracy": a, "best_step": 5},
       "glue_mnli_mismatched_classification": {"accuracy": b, "best_step": 6},
     }) for seed, (a, b) in enumerate(halves)
   ]  # fmt: skip
-  lines = [line.split() for line in suite_table(results).splitlines()]
-  assert lines[1][:6] == ["glue_mrpc_classification", "86.50", "±", f"{stdev([88, 85]):.2f}", "88.00", "2"]
-  assert lines[1][6] == "runs/glue.mrpc-seed0/checkpoints/10"
-  assert " ".join(lines[1][7:]) == f"f1 89.00 ± {stdev([90, 88]):.2f}, accuracy 84.00 ± {stdev([86, 82]):.2f}"
+  text = suite_table(results)
+  assert text.splitlines()[-2].startswith("score: of each run's best checkpoint, chosen on the same split")
+  lines = [line.split() for line in text.splitlines()[:-2]]
+  spread = f"{stdev([88, 85]):.2f}"
+  assert lines[1][:9] == ["glue_mrpc_classification", "86.50", "±", spread, "75.00", "±", "0.00", "88.00", "2"]
+  assert lines[1][9] == "runs/glue.mrpc-seed0/checkpoints/10"
+  assert " ".join(lines[1][10:]) == f"f1 89.00 ± {stdev([90, 88]):.2f}, accuracy 84.00 ± {stdev([86, 82]):.2f}"
   # MNLI's halves are one task. Seed 0: 88 and 85, seed 1: 85 and 80.5.
   assert lines[-1][:4] == ["average", f"{fmean([86.5, 82.75]):.2f}", "±", f"{stdev([86.5, 82.75]):.2f}"]
   # A seed without all tasks does not count in the average.
-  assert suite_table(results[:3]).splitlines()[-1].split()[-1] == "1"
+  assert suite_table(results[:3]).splitlines()[-3].split()[-1] == "1"
   assert suite_table([]) == ""
 
 

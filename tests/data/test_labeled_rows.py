@@ -9,10 +9,11 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from t5like.data import LabelForm, labeled_rows, open_cache
+from t5like.data import Batches, HostShare, LabelForm, PhaseRows, labeled_rows, open_cache
 from t5like.data.labeled_rows import blank_labels, choices_of
 from t5like.errors import UserError
 from t5like.experiments.cache_building import CacheSettings, build_token_cache
+from t5like.experiments.phases import length_buckets
 from t5like.objectives import SpecialTokens
 from t5like.tasks.encoders import classification, squad_spans, tagging  # noqa: F401
 from t5like.tasks.encoders.batches import EncoderFeatureConverter
@@ -109,7 +110,9 @@ def test_batches_equal_those_of_seqio(name, length, vocabulary, cached):
     assert values.dtype == wanted.dtype == blank[feature].dtype and values.shape[1:] == blank[feature].shape[1:]
     np.testing.assert_array_equal(values, wanted, err_msg=feature)
   if name == "squad_v2_spans":
-    assert np.any(found["labels"]) and len(expected) > len(ROWS[name])
+    assert np.any(found["labels"]) and len(expected) > len(ROWS[name]) and source.sizes is None
+  else:
+    np.testing.assert_array_equal(source.sizes, found["encoder_segment_ids"].sum(axis=1))
   # Any row of any epoch is a function of the seed.
   numbers = np.arange(len(expected)) + 3 * len(expected)
   epoch = source.rows(numbers)["encoder_input_tokens"]
@@ -146,11 +149,31 @@ def test_choices_are_the_candidates_of_a_question(cached):
   batch = rows_of(cache, "bert_uncased", 32, name="choices", choices=2).read(np.array([1, 0]))
   vocabulary = load_vocabulary("bert_uncased")
   assert batch["encoder_input_tokens"].shape == (2, 2, 32) and batch["labels"].tolist() == [0, 1]
+  sizes = rows_of(cache, "bert_uncased", 32, name="choices", choices=2).sizes
+  np.testing.assert_array_equal(sizes[[1, 0]], batch["encoder_segment_ids"].sum(axis=2).max(axis=1))
   assert vocabulary.decode(batch["encoder_input_tokens"][0, 1, 1:]).startswith("it was dry.")
   assert vocabulary.encode("mud.")[0] in batch["encoder_input_tokens"][1, 1]
   rows_of(cache, "bert_uncased", 32, name="choices", choices=2).check()
   with pytest.raises(UserError, match="does not have 4 choices"):
     rows_of(cache, "bert_uncased", 32, name="choices", choices=4).check()
+
+
+def test_buckets_hold_the_longest_row_of_all_hosts(cached):
+  _, cache = cached("glue_sst2_classification", "bert_uncased")
+  source = rows_of(cache, "bert_uncased", 96)  # rows of 2, 3, 3, 5 and 22 tokens
+  assert length_buckets([3, 64, 4, 128], source) == (3, 4, 64) and length_buckets([], source) == ()
+  phase = PhaseRows(source, 2, buckets=length_buckets([3, 8], source))
+  assert phase.buckets == (3, 8, 96)
+  full, both, second = Batches([PhaseRows(source, 2)]), Batches([phase]), Batches([phase], HostShare((1,), 2))
+  seen = set()
+  for step in range(10):
+    batch, tokens = both[step], full[step]["encoder_input_tokens"]
+    length = batch["encoder_positions"].shape[1]
+    seen.add(length)
+    assert length == min(n for n in phase.buckets if not tokens[:, n:].any())
+    np.testing.assert_array_equal(batch["encoder_input_tokens"], tokens[:, :length])
+    np.testing.assert_array_equal(second[step]["encoder_input_tokens"], tokens[1:, :length])
+  assert seen == {3, 8, 96}
 
 
 def test_label_names_come_from_the_task(cached):

@@ -1,5 +1,6 @@
 """Exact contents of leaderboard files, and restoring the original text of answers."""
 
+import dataclasses
 import gzip
 import json
 import lzma
@@ -225,3 +226,8 @@ def test_answers_of_a_span_head_and_of_text(tmp_path):
     assert json.loads((tmp_path / "squad.json").read_text()) == {"q1": "Levi's Stadium"}
     assert written.note == "squad, scored as by the official script: em 100.000, f1 100.000"
   assert Submission("squad").tasks("squad_v2_spans") == ["squad_v2_spans"]
+  evaluated = dataclasses.replace(evaluated, task="squad_v2_spans")
+  row |= {"prediction": "Levi's", "span": "Levi's", "score": 4.0, "null_score": 3.0}
+  for threshold, expected in ((None, "Levi's"), (-1.0, "Levi's"), (-1.5, "")):
+    _write(Submission("squad", no_answer_threshold=threshold), tmp_path, evaluated, [row], complete=True)
+    assert json.loads((tmp_path / "squad_v2.json").read_text()) == {"q1": expected}

@@ -22,7 +22,7 @@ def head_batch(model, inputs: dict) -> dict[str, np.ndarray]:
     batch["encoder_token_types"] = inputs["token_type_ids"]
   if "start_positions" in inputs:
     batch["labels"] = np.stack([inputs["start_positions"], inputs["end_positions"]], axis=1)
-  elif inputs["labels"].ndim == 2:
+  elif inputs["labels"].ndim == 2 and model.head.form == "tagging":
     batch["encoder_target_tokens"] = np.maximum(inputs["labels"], 0)
     batch["encoder_loss_weights"] = (inputs["labels"] >= 0).astype(np.float32)
   else:

@@ -10,6 +10,7 @@ import transformers
 LABELS = {
   "BertForSequenceClassification": ["negative", "neutral – ±", "positive"],
   "regression": ["LABEL_0"],
+  "multi_label": ["anger", "joy", "surprise"],
   "BertForTokenClassification": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"],
   "GPT2ForSequenceClassification": ["no", "yes"],
   "GPT2ForTokenClassification": ["O", "B", "I"],
@@ -20,7 +21,7 @@ CASES = (
   "BertForSequenceClassification", "regression", "BertForMultipleChoice", "BertForTokenClassification",
   "BertForQuestionAnswering", "BertForNextSentencePrediction", "GPT2ForSequenceClassification",
   "GPT2ForTokenClassification", "GPT2ForQuestionAnswering", "T5ForSequenceClassification", "T5ForTokenClassification",
-  "T5ForQuestionAnswering",
+  "T5ForQuestionAnswering", "multi_label",
 )  # fmt: skip
 EOS, PAD = 1, 0
 
@@ -28,11 +29,13 @@ EOS, PAD = 1, 0
 def make_model(case: str, seed: int = 0, width: int = 8, heads: int = 2, layers: int = 2, vocab: int = 23):
   """Returns a model with random weights; norms and biases, too."""
   torch.manual_seed(seed)
-  name = "BertForSequenceClassification" if case == "regression" else case
+  name = "BertForSequenceClassification" if case in ("regression", "multi_label") else case
   fields = dict(attn_implementation="eager", pad_token_id=PAD)
   if case in LABELS:
     names = dict(enumerate(LABELS[case]))
     fields |= dict(id2label=names, label2id={label: i for i, label in names.items()})
+  if case == "multi_label":
+    fields["problem_type"] = "multi_label_classification"
   if name.startswith("Bert"):
     config = transformers.BertConfig(
       vocab_size=vocab, hidden_size=width, num_attention_heads=heads, num_hidden_layers=layers,
@@ -67,13 +70,15 @@ def make_inputs(case: str, seed: int = 0, length: int = 11, lengths=(11, 6, 2), 
   ids = rng.integers(2, vocab, mask.shape) * mask
   ids[np.arange(len(lengths)), np.array(lengths) - 1] = EOS
   inputs = dict(input_ids=ids, attention_mask=mask)
-  if case.startswith("Bert") or case == "regression":
+  if case.startswith("Bert") or case in ("regression", "multi_label"):
     inputs["token_type_ids"] = (np.arange(length)[None] > 3) * mask
   if case == "BertForMultipleChoice":
     inputs = {name: x.reshape(rows, choices, length) for name, x in inputs.items()}
     inputs["labels"] = rng.integers(0, choices, rows)
   elif case == "regression":
     inputs["labels"] = rng.normal(size=rows).astype(np.float32)
+  elif case == "multi_label":
+    inputs["labels"] = rng.integers(0, 2, (rows, len(LABELS[case]))).astype(np.float32)
   elif case.endswith("QuestionAnswering"):
     ends = np.array(lengths) - 1
     inputs |= dict(start_positions=rng.integers(0, ends + 1) // 2, end_positions=ends)

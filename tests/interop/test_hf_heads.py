@@ -41,7 +41,7 @@ def test_logits_loss_and_gradients_equal_transformers(case, scan_layers, tmp_pat
 def test_round_trip_is_bit_exact_and_keeps_the_labels(case, scan_layers, tmp_path):
   imported = round_trip(GOLDEN / case, tmp_path, scan_layers)
   old, new = (json.loads((folder / "config.json").read_text()) for folder in (GOLDEN / case, tmp_path))
-  for field in ("architectures", "id2label", "label2id"):
+  for field in ("architectures", "id2label", "label2id", "problem_type"):
     if field in new:
       assert new[field] == old.get(field, new[field]), field
   head = getattr(imported.model, "head", None)
@@ -60,6 +60,7 @@ def test_heads_are_of_the_right_kind():
     "GPT2ForSequenceClassification": "ClassificationHead", "GPT2ForTokenClassification": "TaggingHead",
     "T5ForQuestionAnswering": "SpanHead", "T5ForSequenceClassification": "ClassificationHead",
     "T5ForTokenClassification": "TaggingHead", "regression": "RegressionHead",
+    "multi_label": "MultiLabelHead",
   }  # fmt: skip
   assert not huggingface.load(GOLDEN / "BertForTokenClassification").model.config.pooler
   assert not any("decoder" in name for name in huggingface.load(GOLDEN / "T5ForTokenClassification").params["backbone"])
@@ -96,7 +97,7 @@ def test_labels_without_names_and_in_another_order(changed):
     (dict(id2label={"0": "a", "1": "b"}), "id2label or num_labels"),  # the file has three rows
     (dict(id2label=None, num_labels=10**12), "invalid num_labels"),
     (dict(id2label=None, num_labels="3"), "invalid num_labels"),
-    (dict(problem_type="multi_label_classification"), "multi_label_classification"),
+    (dict(problem_type="multi_label"), "unknown problem_type: 'multi_label'"),
     (dict(problem_type=["regression"]), "problem_type"),
     (dict(problem_type="regression"), "several numbers"),
     (dict(classifier_dropout="high"), "invalid dropout"),
@@ -184,3 +185,17 @@ def test_a_model_directory_keeps_the_head(tmp_path):
   jax.tree.map(
     np.testing.assert_array_equal, opened.read(None, False, None), huggingface.load(tmp_path / "back").params
   )
+
+
+def test_the_threshold_of_questions_without_an_answer_is_kept(changed, tmp_path):
+  """Tuned in training, it goes to config.json; a folder with it gives it to the model directory."""
+  from t5like.inference.converting import ExportSettings, ImportSettings, export_model, import_checkpoint
+
+  case = "BertForQuestionAnswering"
+  import_checkpoint(ImportSettings(changed(case), tmp_path / "run"))
+  rows = [{"step": step, "kind": "eval/squad_v2_spans", "best_f1_thresh": value} for step, value in ((0, -1.5), (9, 3))]
+  (tmp_path / "run" / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+  export_model(ExportSettings(tmp_path / "run", tmp_path / "back"))
+  assert huggingface.load(tmp_path / "back").model.head.no_answer_threshold == -1.5
+  with pytest.raises(UserError, match="invalid no_answer_threshold"):
+    huggingface.load(changed(case, no_answer_threshold="high"))

@@ -11,6 +11,7 @@ from t5like.errors import UserError
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import (
   ClassificationHead,
+  MultiLabelHead,
   MultipleChoiceHead,
   RegressionHead,
   SpanHead,
@@ -66,6 +67,7 @@ def batch_for(head, length=8):
     return batch | {"encoder_target_tokens": tokens % 2, "encoder_loss_weights": weights}
   labels = {
     "classification": np.array([0, 2, 1, 1], np.int32),
+    "multi_label": np.array([[0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 1]], np.int32),
     "regression": np.array([0.5, 1.0, -1.0, 3.0], np.float32),
     "spans": np.array([[0, 0], [1, 3], [2, 7], [5, 5]], np.int32),
   }
@@ -79,6 +81,7 @@ def initialized(model, batch):
 HEADS = [
   ClassificationHead(("a", "b", "c")),
   ClassificationHead(("a", "b", "c"), pooling="mean", mix_layers=True),
+  MultiLabelHead(("a", "b", "c")),
   RegressionHead(pooling="max"),
   MultipleChoiceHead(2),
   TaggingHead(("O", "B"), mix_layers=True),
@@ -95,7 +98,8 @@ def test_shapes_and_losses(name, head):
   variables = initialized(model, batch)
   outputs = jax.jit(model.apply)(variables, batch)
   shapes = {
-    "classification": (4, 3), "regression": (4, 1), "choices": (2, 2), "tagging": (4, 8, 2), "spans": (4, 8, 2),
+    "classification": (4, 3), "multi_label": (4, 3), "regression": (4, 1), "choices": (2, 2), "tagging": (4, 8, 2),
+    "spans": (4, 8, 2),
   }  # fmt: skip
   (key,) = outputs
   assert key == ("span_logits" if head.form == "spans" else "label_logits") and outputs[key].shape == shapes[head.form]
@@ -116,6 +120,9 @@ def test_shapes_and_losses(name, head):
 def expected_loss(head, logits, batch):
   """The loss by definition, in numpy."""
   log_softmax = lambda x: x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))  # noqa: E731
+  if head.form == "multi_label":
+    probabilities = 1 / (1 + np.exp(-logits))
+    return -np.mean(np.log(np.where(batch["labels"] > 0, probabilities, 1 - probabilities)))
   if head.form == "regression":
     return np.mean((logits[:, 0] - batch["labels"]) ** 2)
   if head.form == "tagging":

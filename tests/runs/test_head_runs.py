@@ -10,8 +10,10 @@ from infer_models import folder_of
 import t5like
 from t5like.experiments.reading import load_experiment
 from t5like.models import BERT, GPT, T5, TransformerConfig
-from t5like.models.heads import ClassificationHead, WithHead
+from t5like.models.heads import ClassificationHead, TaggingHead, WithHead
+from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
+from t5like.training.records.metrics import read_metrics
 
 SIZES = dict(embed_dim=16, mlp_dim=32, num_heads=2)
 MODELS = {
@@ -40,10 +42,18 @@ MODELS = {
   "t5": ("tiny", T5(TransformerConfig(vocab_size=4224, **SIZES, num_encoder_layers=1, num_decoder_layers=1))),
   "gpt": ("tiny", GPT(TransformerConfig(vocab_size=4224, **SIZES, num_decoder_layers=1, final_dropout=False))),
 }
-TASKS = ("toy_classification", "toy_scores_classification", "toy_choices_classification", "toy_tagging", "toy_spans")
-# The best score that a run of the test can be expected to reach; guessing reaches 50, 0, 33, 0 and about 3.
+TASKS = (
+  "toy_classification",
+  "toy_marks_classification",
+  "toy_scores_classification",
+  "toy_choices_classification",
+  "toy_tagging",
+  "toy_spans",
+)
+# The best score that a run of the test can be expected to reach; guessing reaches 50, 50, 0, 33, 0 and about 3.
 EXPECTED = {
   "toy_classification": ("accuracy", 100.0),
+  "toy_marks_classification": ("f1_macro", 95.0),
   "toy_scores_classification": ("pearson_corrcoef", 90.0),
   "toy_choices_classification": ("accuracy", 90.0),
   "toy_tagging": ("f1", 90.0),
@@ -116,6 +126,11 @@ def _check_methods(task, model):
     with pytest.raises(t5like.UserError, match="too long: .* 64 positions"):
       model.classify("sea " * 80)
     assert model.classify("good " * 80, truncate=True).label == "positive"
+  elif task == "toy_marks_classification":
+    texts = [labeled_tasks.marked(number)["first"] for number in (0, 3)]
+    none, both = model.classify(texts)
+    assert (none.labels, both.labels) == ([], ["good", "bad"]) and set(none.probabilities) == {"good", "bad"}
+    assert model.classify(texts[0], threshold=0.0).labels == ["good", "bad"]
   elif task == "toy_scores_classification":
     low, high = model.classify([(labeled_tasks.values(number)["first"], "") for number in (0, 3)])
     assert high > low + 1 and isinstance(model.classify(("the sea", "")), float)
@@ -128,6 +143,20 @@ def _check_methods(task, model):
     found = model.answer("which city ?", "the sea was calm and a ship came from Berlin a ship")
     assert found.answer == "Berlin" and 0 < found.probability <= 1 and found.score > found.null_score
     assert [a.answer for a in model.answer(["which city ?"] * 2, "a ship came Berlin far")] == ["Berlin"] * 2
+    _check_threshold(model)
+
+
+def _check_threshold(model):
+  """The threshold that evaluation found at a step is used, and kept by copies of the model."""
+  asked = ("which city ?", "a ship came Berlin far")
+  margin = model.answer(*asked).null_score - model.answer(*asked).score
+  assert model.no_answer_threshold is None and model.answer(*asked, threshold=margin - 0.1).answer == ""
+  row = {"step": model.step(), "kind": "eval/squad_v2_spans", "best_f1_thresh": margin - 0.1}
+  with (model.folder / "metrics.jsonl").open("a") as file:
+    file.write(json.dumps(row) + "\n" + json.dumps(row | {"step": 1, "best_f1_thresh": 100.0}) + "\n")
+  assert model.answer(*asked).answer == "" and model.answer(*asked, unanswerable=False).answer == "Berlin"
+  assert model.answer(*asked, threshold=margin).answer == "Berlin"  # not above the threshold
+  assert t5like.load(model.save(f"{model.folder}_copy")).no_answer_threshold == row["best_f1_thresh"]
 
 
 @pytest.mark.parametrize("family", ["t5", "gpt"])
@@ -141,11 +170,30 @@ def test_t5_and_gpt_with_heads(family, settings):
   assert model.classify("good far calm far came came").label == "positive" and model.embed("a ship").shape == (16,)
 
 
+def test_padding_to_buckets_changes_no_loss(settings):
+  """Rows have 9 to 12 tokens: batches of four are padded to 11 or 32; a stopped run resumes with the same shapes."""
+  task, axes = "toy_scores_classification", MeshAxes(data=4, tensor=2)
+  given = dict(batch_size=4, log_period=1, eval_split="", mesh=axes, optimizer=t5like.optimizers.adamw(1e-3))
+  trained(settings, "bert", task, steps=3, length_buckets=[4, 11], **given)
+  found = trained(settings, "bert", task, steps=6, length_buckets=[4, 11], **given)
+  full = trained(settings, "bert", task, steps=6, **given, model_dir=f"{found.model_dir}_full")
+  losses, tokens = [], []
+  for result in (found, full):
+    rows = [row for row in read_metrics(result.model_dir) if row["kind"] == "train"]
+    losses.append([row["loss"] for row in rows])
+    tokens.append({round(row["tokens_per_second"] / row["steps_per_second"]) for row in rows})
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4) and len(losses[0]) == 6
+  assert tokens == [{4 * 11, 4 * 32}, {4 * 32}]
+  assert "padded to 4, 11 or 32 tokens" in (Path(found.model_dir) / "run_card.txt").read_text()
+
+
 def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(settings):
   first = trained(settings, "bert", "toy_tagging", steps=2, log_period=1)
   experiment = load_experiment(Path(first.model_dir))
   assert isinstance(experiment.model, WithHead) and experiment.model.head.labels == ("O", "B-location")
   assert not experiment.model.config.pooler and not experiment.model.config.mlm_head
+  with pytest.raises(t5like.UserError, match="the labels of the head have changed since this checkpoint"):
+    trained(settings, "bert", "toy_tagging", steps=4, head=TaggingHead(("B-0", "0")))
   again = trained(settings, "bert", "toy_tagging", steps=4, log_period=1)
   straight = trained(settings, "bert", "toy_tagging", steps=4, log_period=1, model_dir=f"{first.model_dir}_straight")
   assert (again.step, again.metrics["loss"]) == (4, straight.metrics["loss"])

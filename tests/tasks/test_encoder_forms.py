@@ -225,6 +225,8 @@ def test_squad_2_supports_questions_without_an_answer():
     targets, [encoder_scores.squad_window(x, e) for x, e in zip(logits, found, strict=True)]
   )
   assert scores["exact"] == 100 and scores["NoAns_total"] == 1
+  # The margins of "no answer" are -10, -10 and 10: all above the second are best left unanswered.
+  assert (scores["best_f1"], scores["best_f1_thresh"]) == (100, -10)
   (found, *_) = batch("squad_v2_spans", rows, length=384)
   assert found["labels"].shape == (1, 2)
 

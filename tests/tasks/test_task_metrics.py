@@ -50,6 +50,11 @@ def test_squad2_answers_up_to_the_threshold():
   scores = metrics.squad2([["Rome"], []], predictions, threshold=0.5)  # the first is answered, the second is not
   assert scores["exact"] == 100 and scores["best_exact"] == 100 and scores["best_exact_thresh"] == 0.5
   assert metrics.squad2([["Rome"], []], predictions)["exact"] == 50
+  # Differences of logits may be negative: nothing is answered below all of them.
+  margins = [{"text": "Rome", "no_answer_probability": value} for value in (-1.0, -3.0)]
+  scores = metrics.squad2([[], []], margins)
+  assert (scores["best_exact"], scores["best_exact_thresh"]) == (100, -4)
+  assert metrics.squad2([[], []], margins, scores["best_exact_thresh"])["exact"] == 100
 
 
 def test_conlleval_by_hand():

@@ -1,4 +1,4 @@
-"""The table of a suite: mean and spread of every task over its seeds, its best checkpoint, and the average."""
+"""The table of a suite: mean and spread of every task over its seeds, best and last, and the average."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from t5like.console import table
 from t5like.tasks.metrics.benchmarks import task_score
 
 AVERAGE = "average"
+_NOTE = (
+  "score: of each run's best checkpoint, chosen on the same split that the score is of, which favors it;\n"
+  "last: of its last evaluation, without a choice. ± is the standard deviation over seeds."
+)
 
 
-def scores_by_task(results: Sequence[Result]) -> dict[str, dict[int, float]]:
-  """Returns the headline score of every task at its best checkpoint, by seed."""
+def scores_by_task(results: Sequence[Result], last: bool = False) -> dict[str, dict[int, float]]:
+  """Returns the headline score of every task at its best checkpoint, or at its last, by seed."""
   found: dict[str, dict[int, float]] = {}
   for result in results:
-    for task, metrics in result.tasks.items():
+    for task, metrics in (result.last if last else result.tasks).items():
       found.setdefault(task, {})[result.seed] = task_score(task, without_step(metrics))
   return found
 
@@ -31,25 +35,25 @@ def averages(scores: Mapping[str, Mapping[int, float]]) -> list[float]:
 
 
 def suite_table(results: Sequence[Result]) -> str:
-  """Returns a line per task, in the order of the results, and the average; '' without results.
+  """Returns a line per task, in the order of the results, and the average, with a note; '' without results.
 
   A score is the mean of the metrics that the benchmark averages, and ± is the standard deviation over seeds.
   """
   if not results:
     return ""
-  scores = scores_by_task(results)
+  scores, last = scores_by_task(results), scores_by_task(results, last=True)
   by_task = {task: [result for result in results if task in result.tasks] for task in scores}
-  rows = [["task", "score", "", "best", "seeds", "best checkpoint", "metrics"]]
+  rows = [["task", "score", "", "last", "", "best", "seeds", "best checkpoint", "metrics"]]
   for task, of_task in by_task.items():
     best = max(of_task, key=lambda result: scores[task][result.seed])
     checkpoint = f"runs/{run_name(best.recipe, best.seed)}/checkpoints/{best.tasks[task]['best_step']}"
     values = list(scores[task].values())
-    rows.append(
-      [task, *_mean_and_spread(values), f"{max(values):.2f}", str(len(values)), checkpoint, _metrics(task, of_task)]
-    )
+    shown = [*_mean_and_spread(values), *_mean_and_spread(list(last.get(task, {}).values()))]
+    rows.append([task, *shown, f"{max(values):.2f}", str(len(values)), checkpoint, _metrics(task, of_task)])
   if (found := averages(scores)) and len(scores) > 1:
-    rows.append([AVERAGE, *_mean_and_spread(found), f"{max(found):.2f}", str(len(found)), "", ""])
-  return table(rows, right=(1, 3, 4))
+    shown = [*_mean_and_spread(found), *_mean_and_spread(averages(last) if len(last) == len(scores) else [])]
+    rows.append([AVERAGE, *shown, f"{max(found):.2f}", str(len(found)), "", ""])
+  return f"{table(rows, right=(1, 3, 5, 6))}\n{_NOTE}"
 
 
 def _metrics(task: str, results: Sequence[Result]) -> str:
@@ -61,5 +65,8 @@ def _metrics(task: str, results: Sequence[Result]) -> str:
 
 
 def _mean_and_spread(values: Sequence[float]) -> tuple[str, str]:
+  """Returns both as text; blank without values: results of earlier versions have no last evaluation."""
+  if not values:
+    return "", ""
   spread = standard_deviation(values)
   return f"{fmean(values):.2f}", "" if spread is None else f"± {spread:.2f}"

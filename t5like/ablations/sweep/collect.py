@@ -36,7 +36,8 @@ def collect(run: SweepRun, scale: str) -> Result:
   pretrain_job = next((job for job in run.jobs if job.name in (PRETRAIN, MIXED)), None)
   rows = read_metrics(pretrain_job.model_dir) if pretrain_job else []
   held_out = [row["loss"] for row in rows if row["kind"].startswith("eval_loss/") and row.get("loss") is not None]
-  tasks = {task: best_scores(job, task) for job in run.jobs for task in job.evaluated}
+  evaluated = {task: evaluations(job, task) for job in run.jobs for task in job.evaluated}
+  tasks = {task: best_scores(task, found) for task, found in evaluated.items()}
   scores = {task: task_score(task, without_step(metrics)) for task, metrics in tasks.items()}
   costs = {job.name: job_cost(job) for job in run.jobs}
   pretraining = sum((costs[p.name] for p in run.jobs if p is pretrain_job), _NO_COST)
@@ -56,6 +57,7 @@ def collect(run: SweepRun, scale: str) -> Result:
     version=t5like.__version__,
     commands=[job.command for job in run.jobs],
     example=custom_example(pretrain_job) if pretrain_job and run.recipe not in RECIPES else None,
+    last={task: without_step(found[-1], "step") for task, found in evaluated.items()},
   )
 
 
@@ -68,16 +70,21 @@ def custom_example(job: TrainJob) -> dict[str, str] | None:
     return None
 
 
-def best_scores(job: TrainJob, task: str) -> dict[str, float]:
-  """Returns a task's metrics at its best evaluation (the paper's "best checkpoint"), and the step."""
-  evaluations = [
+def evaluations(job: TrainJob, task: str) -> list[dict[str, float]]:
+  """Returns a task's metrics at all its evaluations, with the step."""
+  found = [
     {name: value for name, value in row.items() if name != "kind"}
     for row in read_metrics(job.model_dir)
     if row["kind"] == f"eval/{task}" and None not in row.values()
   ]
-  if not evaluations:
+  if not found:
     raise RunError(f"no scores of {task!r} in {job.model_dir}", try_="delete the folder to train it again")
-  best = max(evaluations, key=lambda metrics: task_score(task, without_step(metrics, "step")))
+  return found
+
+
+def best_scores(task: str, found: Sequence[dict[str, float]]) -> dict[str, float]:
+  """Returns a task's metrics at its best evaluation (the paper's "best checkpoint"), and the step."""
+  best = max(found, key=lambda metrics: task_score(task, without_step(metrics, "step")))
   return {**without_step(best, "step"), "best_step": best["step"]}
 
 

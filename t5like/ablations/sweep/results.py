@@ -54,6 +54,8 @@ class Result:
   # An example of a custom recipe's objective: "objective" (its name), "inputs" and "targets". It is recorded here
   # because a report does not run user code.
   example: dict[str, str] | None = None
+  # The metrics of each task at its last evaluation: not chosen on the set that they are reported on.
+  last: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from t5like.evaluation.heads.embeddings import cosines, score_retrieval
 from t5like.evaluation.scoring import Evaluation, find_function, find_metrics
 from t5like.evaluation.settings import EvaluationSettings
 from t5like.experiments.heads import scored_form
-from t5like.inference.heads.outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.objectives.segments import TEXT_FIELDS
 from t5like.objectives.spans import make_windows, squad_answers
 from t5like.tasks.metrics import values as metric_values
@@ -169,6 +169,9 @@ def _best_class(scores: Any, example: Fields, is_target: bool = False) -> int:
 
 
 def _more(form: data.LabelForm, value: Any) -> dict[str, Any]:
+  if form.name == "multi_label":
+    marks = zip(form.labels, sigmoid(value), strict=True)
+    return {"probabilities": {label: round(float(p), 6) for label, p in marks}}
   if form.name != "classification":
     return {}
   probabilities = softmax(value)
@@ -185,19 +188,20 @@ def _text(example: Fields) -> str:
 
 
 def _answer_rows(fields: Sequence[Fields], outputs: Sequence[Any], scoring: Mapping[str, Any]) -> Iterator[dict]:
-  """Yields the answer to every question from all its windows."""
+  """Yields the answer to every question from all its windows; `span` is the best one if there may be no answer."""
   v2 = [entry for entry in scoring["metrics"] if str(entry.get("function")).endswith(f":{_UNANSWERABLE}")]
   answers = squad_answers(
     *([output[part] for output in outputs] for part in ("starts", "ends", "offsets", "best_context")),
     [str(example["id"]) for example in fields],
     [example["second"] for example in fields],
-    unanswerable=bool(v2),
-    threshold=float(v2[0]["keywords"].get("threshold", 0.0)) if v2 else 0.0,
   )
+  threshold = float(v2[0]["keywords"].get("threshold", 0.0)) if v2 else np.inf
   by_id = {str(example["id"]): example for example in fields}
   for question, answer in answers.items():
     example = by_id[question]
-    row = {"inputs": example["first"], "prediction": answer.text, "target": example["answers"], "id": question}
+    text = "" if answer.null_score - answer.score > threshold else answer.text
+    row = {"inputs": example["first"], "prediction": text, "target": example["answers"], "id": question}
+    row |= {"span": answer.text} if v2 else {}
     yield row | {"score": answer.score, "null_score": answer.null_score}
 
 

@@ -37,6 +37,7 @@ class Submission:
 
   leaderboard: str  # "glue", "super_glue" or "squad"
   squad_file: str | None = None
+  no_answer_threshold: float | None = None  # of a model with a span head: see SpanHead
 
   @property
   def split(self) -> str:
@@ -97,14 +98,16 @@ def _write(
   submission: Submission, folder: Path, evaluation_set: EvaluationSet, rows: Sequence[Mapping[str, Any]], complete: bool
 ) -> WrittenFiles:
   """Writes the answers to one task. `rows` are those of its evaluation: of a span head, one per question."""
-  task, predictions = leaderboard_task(evaluation_set.task), [row["prediction"] for row in rows]
+  task, threshold = leaderboard_task(evaluation_set.task), submission.no_answer_threshold
+  predictions = [row["prediction"] if threshold is None else _span_or_none(row, threshold) for row in rows]
   if write := _WRITERS.get(submission.leaderboard):
     return write(folder, task, evaluation_set.fields, predictions, complete)
   path, from_spans = folder / f"{task}.json", task != evaluation_set.task
   numbers = [row["id"] for row in rows] if from_spans else [example["id"] for example in evaluation_set.fields]
   answers = dict(zip(numbers, predictions, strict=True))
   if not submission.squad_file:
-    return dataclasses.replace(write_squad(path, answers), note="" if from_spans else _SPACED)
+    tuned = f"no answer above the threshold {threshold:.4g} of the model" if threshold is not None else ""
+    return dataclasses.replace(write_squad(path, answers), note=tuned if from_spans else _SPACED)
   official = submission.questions()
   if not complete:
     official = {number: official[number] for number in answers if number in official}
@@ -117,6 +120,12 @@ def _write(
     note=f"{task}, scored as by the official script: {shown}",
     warning=f"{lost:,} answers are not in their context and are kept as generated" if lost else "",
   )
+
+
+def _span_or_none(row: Mapping[str, Any], threshold: float) -> Any:
+  if "span" not in row:  # every question has an answer
+    return row["prediction"]
+  return "" if row["null_score"] - row["score"] > threshold else row["span"]
 
 
 def _zip(folder: Path, forms: Mapping[str, GlueFile]) -> WrittenFiles:

@@ -16,7 +16,7 @@ from t5like.data.labeled_rows import encoder_rows
 from t5like.errors import UserError
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import planner
-from t5like.inference.heads.outputs import HeadRunner, softmax
+from t5like.inference.heads.outputs import HeadRunner, sigmoid, softmax
 from t5like.inference.jobs import Answer, Limits, Prepared
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.models.heads import WithHead
@@ -48,20 +48,26 @@ class PreparedRows(Prepared):
 class Labeling:
   """Predicts the label of each row with the model's head.
 
-  unanswerable  whether a question may have no answer: then if the first token beats the best span by more than
-                `threshold` (SQuAD 2.0)
+  no_answer_threshold  a question has no answer if the first token beats the best span by more (SQuAD 2.0);
+                       None: as tuned in training, inf: every question has an answer
+  label_threshold      a row has the labels with at least this probability (MultiLabelHead)
   """
 
   unit = "tokens read"
 
-  def __init__(self, model: Model, limits: Limits, unanswerable: bool = False, threshold: float = 0.0):
+  def __init__(
+    self, model: Model, limits: Limits, no_answer_threshold: float | None = None, label_threshold: float = 0.5
+  ):
     if not isinstance(model.module, WithHead):
       raise UserError(
         f"this {model.kind} has no head for labels",
         try_=f"fine-tune it: t5like train --gin.TASK=glue_sst2_classification --gin.INIT_FROM={model.folder} ...",
       )
     self._model, self.limits, self._head = model, limits, model.module.head
-    self._unanswerable, self._threshold = unanswerable, threshold
+    if no_answer_threshold is not None and self.form != "spans":
+      raise UserError(f"a {type(self._head).__name__} has no threshold for questions without an answer")
+    self._threshold = model.no_answer_threshold if no_answer_threshold is None else no_answer_threshold
+    self._label_threshold = label_threshold
     self._form = PairForm.of(model.special)
     self._runner = model.runner(HeadRunner)
 
@@ -89,8 +95,8 @@ class Labeling:
     if self.form == "choices":
       features = {name: x.reshape(len(batch), -1, x.shape[-1]) for name, x in features.items()}
     logits = self._runner(self._model.params, features, shape.rows if shape else 0)
-    make = {"tagging": self._tags, "choices": self._choice, "regression": self._value}.get(self.form, self._label)
-    return [(make(p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
+    make = _ANSWERS.get(self.form, Labeling._label)
+    return [(make(self, p, own), sum(len(t) for t, _ in p.rows)) for p, own in zip(batch, logits, strict=True)]
 
   # From rows of text to rows of tokens.
 
@@ -164,6 +170,13 @@ class Labeling:
   def _label(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
     return _best(self._head.labels, softmax(logits))
 
+  def _labels(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
+    probabilities = dict(zip(self._head.labels, map(float, sigmoid(logits)), strict=True))
+    return {
+      "labels": [label for label, p in probabilities.items() if p >= self._label_threshold],
+      "probabilities": probabilities,
+    }
+
   def _value(self, prepared: PreparedRows, logits: np.ndarray) -> Answer:
     return {"value": float(logits[0])}
 
@@ -206,7 +219,7 @@ class Labeling:
     count = len(logits)
     found = squad_answers(
       logits[..., 0], logits[..., 1], windows.offsets, windows.best_context, ["?"] * count, [passage] * count,
-      unanswerable=self._unanswerable, threshold=self._threshold,
+      unanswerable=self._threshold is not None, threshold=self._threshold or 0.0,
     )["?"]  # fmt: skip
     real = np.arange(logits.shape[1])[None, :, None] < windows.lengths[:, None, None]
     sums = np.sum(np.log(np.sum(np.where(real, np.exp(logits.astype(np.float64)), 0.0), axis=1)), axis=1)  # [windows]
@@ -218,6 +231,13 @@ class Labeling:
 
 
 _REMEDY = "--truncate cuts it"
+# From the logits of a row to an answer, by the form of the head; others predict a class.
+_ANSWERS = {
+  "tagging": Labeling._tags,
+  "choices": Labeling._choice,
+  "regression": Labeling._value,
+  "multi_label": Labeling._labels,
+}
 
 
 def _best(labels: Sequence[str], probabilities: np.ndarray) -> dict[str, Any]:

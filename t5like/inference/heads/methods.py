@@ -2,37 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from t5like.errors import UserError
 from t5like.inference.heads.jobs import Labeling
+from t5like.inference.heads.no_answer import tuned
 from t5like.inference.jobs import Limits
-from t5like.inference.results import Label, SpanAnswer, Tag
+from t5like.inference.results import Label, Labels, SpanAnswer, Tag
 
 _BATCH = 32
 Texts = str | Sequence[str]
 Pair = tuple[str, str]
 # The method for each form of head.
-_METHODS = {"classification": "classify", "regression": "classify", "tagging": "tag", "spans": "answer"}
+_METHODS = {
+  **dict.fromkeys(("classification", "multi_label", "regression"), "classify"), "tagging": "tag", "spans": "answer",
+}  # fmt: skip
+_KINDS = {"classification": Label, "multi_label": Labels}  # of results
 
 
 class HeadMethods:
   """Labels, tags and answers of a model with a head; a part of Model."""
 
   def classify(
-    self, texts: str | Pair | Sequence[str | Pair], batch_size: int = _BATCH, truncate: bool = False
-  ) -> Label | float | list[Label] | list[float]:
+    self,
+    texts: str | Pair | Sequence[str | Pair],
+    batch_size: int = _BATCH,
+    truncate: bool = False,
+    threshold: float = 0.5,
+  ) -> Label | Labels | float | list[Label] | list[Labels] | list[float]:
     """Classifies texts, or pairs of texts (tuples), with the model's head.
 
-    Returns: a Label with the probabilities of all classes; a number if the head was trained on scores.
+    Returns: a Label with the probabilities of all classes; Labels with those of at least `threshold` if a text may have
+    several; a number if the head was trained on scores.
     """
-    job = self._labeling("classify", ("classification", "regression"), truncate)
+    job = self._labeling(
+      "classify", ("classification", "multi_label", "regression"), truncate, label_threshold=threshold
+    )
     given = [texts] if isinstance(texts, str | tuple) else list(texts)
     pairs = [(entry,) if isinstance(entry, str) else tuple(entry) for entry in given]
     fields = [{"second": pair[1]} if len(pair) == 2 else {} for pair in pairs]
     answers = self._answers(job, [pair[0] for pair in pairs], batch_size, fields)
-    found = [Label(**answer) if "label" in answer else answer["value"] for answer in answers]
+    found = [_KINDS[job.form](**answer) if job.form in _KINDS else answer["value"] for answer in answers]
     return found[0] if isinstance(texts, str | tuple) else found
 
   def tag(
@@ -54,20 +66,31 @@ class HeadMethods:
     self,
     questions: Texts,
     passages: Texts,
-    unanswerable: bool = False,
-    threshold: float = 0.0,
+    unanswerable: bool | None = None,
+    threshold: float | None = None,
     batch_size: int = _BATCH,
   ) -> SpanAnswer | list[SpanAnswer]:
     """Finds the answers to questions in passages, one each, or one for all questions.
 
     unanswerable: whether there may be no answer (SQuAD 2.0): '' if its score exceeds the best span's by `threshold`.
+    None: if training has tuned a threshold, which is the default, or if one is given.
     """
-    job = self._labeling("answer", ("spans",), False, unanswerable=unanswerable, threshold=threshold)
+    if unanswerable is False:
+      threshold = math.inf
+    elif unanswerable and threshold is None and self.no_answer_threshold is None:
+      threshold = 0.0
+    job = self._labeling("answer", ("spans",), False, no_answer_threshold=threshold)
     count = 1 if isinstance(questions, str) else len(questions)
     each = [passages] * count if isinstance(passages, str) else list(passages)
     answers = self._answers(job, questions, batch_size, [{"passage": passage} for passage in each])
     found = [SpanAnswer(**answer) for answer in answers]
     return found[0] if isinstance(questions, str) else found
+
+  @property
+  def no_answer_threshold(self) -> float | None:
+    """The head's threshold for questions without an answer, or the one found in training; None: there is none."""
+    head = getattr(tuned(self.module, self.folder, self.step()), "head", None)
+    return getattr(head, "no_answer_threshold", None)
 
   def _labeling(self, method: str, forms: Sequence[str], truncate: bool, **settings: Any) -> Labeling:
     job = Labeling(self, Limits(truncate=truncate), **settings)

@@ -43,6 +43,11 @@ class HeadRunner:
     return self.model.apply({"params": params}, batch)[output].astype("float32")
 
 
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+  """Returns probabilities of independent labels, in float64."""
+  return np.exp(-np.logaddexp(0.0, -np.asarray(logits, np.float64)))
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
   """Returns probabilities over the last axis, in float64."""
   values = np.exp(np.asarray(logits, np.float64) - np.max(logits, axis=-1, keepdims=True))

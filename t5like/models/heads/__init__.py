@@ -2,12 +2,20 @@
 or for sentence embeddings."""
 
 from t5like.models.heads.embedding import LOSSES, SENTENCE_POOLINGS, EmbeddingHead
-from t5like.models.heads.rows import ClassificationHead, MultipleChoiceHead, RegressionHead
+from t5like.models.heads.rows import ClassificationHead, MultiLabelHead, MultipleChoiceHead, RegressionHead
 from t5like.models.heads.states import POOLINGS, Features, LayerMix
 from t5like.models.heads.tokens import SpanHead, TaggingHead
 from t5like.models.heads.with_head import WithHead, attach_head
 
-_CLASSES = (ClassificationHead, RegressionHead, MultipleChoiceHead, TaggingHead, SpanHead, EmbeddingHead)
+_CLASSES = (
+  ClassificationHead,
+  MultiLabelHead,
+  RegressionHead,
+  MultipleChoiceHead,
+  TaggingHead,
+  SpanHead,
+  EmbeddingHead,
+)
 # By the form of a task: see data/labeled_rows.py.
 HEADS = {head.form: head for head in _CLASSES}
 
@@ -20,6 +28,7 @@ __all__ = [
   "EmbeddingHead",
   "Features",
   "LayerMix",
+  "MultiLabelHead",
   "MultipleChoiceHead",
   "RegressionHead",
   "SpanHead",

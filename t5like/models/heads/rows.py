@@ -1,4 +1,4 @@
-"""Heads with one answer per row: a class, a score, or one of several choices."""
+"""Heads with one answer per row: a class, several labels, a score, or one of several choices."""
 
 from typing import Any, ClassVar
 
@@ -40,6 +40,43 @@ class ClassificationHead(nn.Module):
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
+
+
+class MultiLabelHead(nn.Module):
+  """Scores labels of which a row may have any number: a sigmoid and a binary cross entropy for each.
+
+  Labels [rows, classes] are 0 or 1. The loss of a row is the mean over its classes, as in Hugging Face.
+  """
+
+  labels: tuple[str, ...] = ()
+  pooling: str | None = None
+  hidden: str | None = None
+  use_bias: bool = True
+  dropout_rate: float | None = None
+  mix_layers: bool = False
+  lm_loss_weight: float = 0.0
+
+  form: ClassVar[str] = "multi_label"
+
+  def check(self) -> None:
+    _check(self)
+    check_labels(self)
+
+  @nn.compact
+  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
+    """Returns {"label_logits": [rows, classes]}."""
+    return {"label_logits": _score_rows(self, features, len(self.labels), self.use_bias, deterministic)}
+
+  def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
+    logits, labels = outputs["label_logits"].astype(jnp.float32), batch["labels"].astype(jnp.float32)
+    targets = labels * (1.0 - label_smoothing) + 0.5 * label_smoothing
+    losses = jax.nn.softplus(logits) - logits * targets
+    right = ((logits > 0) == (labels > 0)).astype(jnp.float32)
+    return {
+      "loss": jnp.sum(jnp.mean(losses, axis=1) * weights),
+      "accuracy": jnp.sum(jnp.mean(right, axis=1) * weights),
+      "target_tokens": jnp.sum(weights),
+    }
 
 
 class RegressionHead(nn.Module):

@@ -55,6 +55,9 @@ class SpanHead(nn.Module):
   use_bias: bool = True
   dropout_rate: float | None = 0.0
   mix_layers: bool = False
+  # For inference: there is no answer if its score exceeds the best span's by more (SQuAD 2.0). None: the value that
+  # evaluation in training found, or if there is none, every question has an answer.
+  no_answer_threshold: float | None = None
 
   form: ClassVar[str] = "spans"
   pooling: ClassVar[None] = None

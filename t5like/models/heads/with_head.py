@@ -169,6 +169,8 @@ class WithHead(nn.Module):
     weights = _rows(batch)
     if self.head.form in ("classification", "choices"):
       weights *= (batch["labels"] >= 0).astype(jnp.float32)
+    if self.head.form == "multi_label":
+      weights *= jnp.all(batch["labels"] >= 0, axis=1).astype(jnp.float32)
     return self.head.sums(outputs, batch, weights)
 
 
@@ -213,7 +215,7 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   """
   backbone = model.backbone if isinstance(model, WithHead) else model
   config = backbone.config
-  if head.pooling is None and head.form in ("classification", "regression", "choices"):
+  if head.pooling is None and head.form in ("classification", "multi_label", "regression", "choices"):
     kind = "pooler" if config.pooler and not head.mix_layers else backbone.batch_layout
     pooling, hidden, use_bias = _FAMILIES[kind]
     head = head.clone(pooling=pooling, hidden=head.hidden or hidden, use_bias=use_bias)

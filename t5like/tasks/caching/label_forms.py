@@ -32,6 +32,8 @@ def label_form(task: seqio.Task) -> dict[str, Any] | None:
   labels = task.output_features["labels"]
   if np.issubdtype(np.dtype(labels.dtype.as_numpy_dtype), np.floating):
     return {"name": "regression"}
+  if labels.rank == 1:
+    return {"name": "multi_label", "labels": _names(labels)}
   grouped = getattr(unbound(task.postprocessor), "__name__", "") == "candidate"
   return {"name": "classification", "labels": _names(labels)} | ({"grouped": True} if grouped else {})
 

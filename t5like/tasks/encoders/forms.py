@@ -63,6 +63,11 @@ def class_labels(classes: int | Sequence[str]) -> seqio.Feature:
   return seqio.Feature(LabelVocabulary(names), add_eos=False, rank=0)
 
 
+def multi_labels(names: Sequence[str]) -> seqio.Feature:
+  """Returns the feature of any number of labels: a 0 or 1 for each name."""
+  return seqio.Feature(LabelVocabulary(names), add_eos=False, rank=1)
+
+
 def score_labels() -> seqio.Feature:
   return seqio.Feature(seqio.PassThroughVocabulary(1), add_eos=False, rank=0, dtype=tf.float32)
 

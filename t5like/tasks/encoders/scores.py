@@ -23,6 +23,25 @@ def class_id(scores: Any, example: Example | None = None, is_target: bool = Fals
   return int(example["labels"]) if is_target else int(np.argmax(scores))
 
 
+def label_marks(scores: Any, example: Example | None = None, is_target: bool = False) -> list[int]:
+  """Returns a 0 or 1 for each label: those with a probability above one half have a positive score."""
+  return [int(mark) for mark in example["labels"]] if is_target else [int(score > 0) for score in scores]
+
+
+def multi_label_f1(targets: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> dict[str, float]:
+  """Computes F1 of all labels together, its mean over labels, and the share of rows with all labels right.
+
+  A label that is neither a target nor predicted has an F1 of 0, as in scikit-learn.
+  """
+  true, found = np.array(targets, bool), np.array(predictions, bool)
+  right, all_marks = np.sum(true & found, axis=0), np.sum(true, axis=0) + np.sum(found, axis=0)
+  return {
+    "f1_micro": 100 * float(2 * right.sum() / max(all_marks.sum(), 1)),
+    "f1_macro": 100 * float(np.mean(2 * right / np.maximum(all_marks, 1))),
+    "exact_match": 100 * float(np.mean(np.all(true == found, axis=1))),
+  }
+
+
 def regression(score: Any, example: Example | None = None, is_target: bool = False) -> float:
   return float(example["labels"]) if is_target else float(np.asarray(score).reshape(()))
 
@@ -85,29 +104,33 @@ def squad_window(logits: Any, example: Example | None = None, is_target: bool = 
 
 def squad_windows(targets: Sequence[Example], predictions: Sequence[Example]) -> dict[str, float]:
   """Computes SQuAD 1.1's exact match and F1 of the best span over all windows of each question."""
-  return metrics.squad(*_answers(targets, predictions, unanswerable=False))
+  expected, answers = _answers(targets, predictions)
+  return metrics.squad(expected, [answer.text for answer in answers])
 
 
 def squad_v2_windows(
   targets: Sequence[Example], predictions: Sequence[Example], threshold: float = 0.0
 ) -> dict[str, float]:
-  """Computes SQuAD 2.0's scores; there is no answer if [CLS] beats the best span by more than `threshold`."""
-  return metrics.squad2(*_answers(targets, predictions, unanswerable=True, threshold=threshold))
+  """Computes SQuAD 2.0's scores; there is no answer if [CLS] beats the best span by more than `threshold`.
+
+  `best_exact` and `best_f1` are the scores with the best thresholds, `best_exact_thresh` and `best_f1_thresh`, as the
+  official script finds them. Inference uses the latter.
+  """
+  expected, answers = _answers(targets, predictions)
+  margins = [{"text": answer.text, "no_answer_probability": answer.null_score - answer.score} for answer in answers]
+  return metrics.squad2(expected, margins, threshold)
 
 
-def _answers(
-  targets: Sequence[Example], predictions: Sequence[Example], unanswerable: bool, threshold: float = 0.0
-) -> tuple[list[list[str]], list[str]]:
+def _answers(targets: Sequence[Example], predictions: Sequence[Example]) -> tuple[list[list[str]], list[spans.Answer]]:
+  """Returns the accepted answers to every question, and its best span with the score of "no answer"."""
   questions = [target["id"] for target in targets]
   answers = spans.squad_answers(
     *([prediction[part] for prediction in predictions] for part in ("starts", "ends", "offsets", "best_context")),
     questions,
     [prediction["passage"] for prediction in predictions],
-    unanswerable=unanswerable,
-    threshold=threshold,
   )
   expected = {target["id"]: target["answers"] for target in targets}
-  return [expected[question] for question in answers], [answer.text for answer in answers.values()]
+  return [expected[question] for question in answers], list(answers.values())
 
 
 def tags(

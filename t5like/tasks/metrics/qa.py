@@ -116,13 +116,15 @@ def _best_threshold(
   """Returns the best total score over all thresholds, and the lowest threshold that reaches it.
 
   At the lowest threshold nothing is answered, and all unanswerable questions are correct. As the threshold
-  rises, each answered question adds its score, or subtracts a point if it is unanswerable.
+  rises, each answered question adds its score, or subtracts a point if it is unanswerable. If answering nothing is
+  best, the threshold is 0, as in the official script; below all values if some are negative, as differences of logits.
   """
   order = np.argsort(none, kind="stable")
   change = np.where(answerable, values, np.where(answered, -1.0, 0.0))[order]
   totals = np.cumsum([(~answerable).sum(), *change])
   best = int(np.argmax(totals))
-  return 100 * float(totals[best]) / len(values), float(none[order][best - 1]) if best else 0.0
+  lowest = 0.0 if none.min() >= 0 else float(none.min()) - 1.0
+  return 100 * float(totals[best]) / len(values), float(none[order][best - 1]) if best else lowest
 
 
 def span_squad(targets: Sequence[Mapping[str, Any]], predictions: Sequence[str]) -> dict[str, float]:
