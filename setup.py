@@ -59,6 +59,7 @@ setup(
     "cuda": ["jax[cuda13]>=0.10,<0.13"],
     # Model directories, token caches, vocabularies and corpora on gs://.
     "gcs": ["gcsfs>=2026.1,<2028"],
+    "beam": ["apache-beam>=2.70,<3"],  # on Dataflow: apache-beam[gcp]
     "hf": ["torch>=2.6,<3", "transformers>=5,<6"],
     "bench": ["torch>=2.6,<3", "transformers>=5,<6"],
     "wandb": ["wandb>=0.19,<1"],

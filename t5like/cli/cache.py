@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import shlex
 from collections.abc import Sequence
 
 from t5like.cli.options import add_task_modules, parse_lengths, task_modules
@@ -46,6 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--evaluation", action="store_true", help="cache one draw of random preprocessors, for evaluation (default: stream)"
   )
+  parser.add_argument(
+    "--beam_options",
+    metavar="OPTIONS",
+    help="build with Apache Beam: '--runner=DirectRunner --direct_num_workers=4 "
+    "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...' (launch/README.md)",
+  )
   parser.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
 
 
@@ -69,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     parse_lengths(args.lengths),
     args.evaluation,
     args.force,
+    None if args.beam_options is None else shlex.split(args.beam_options),
   )
   build_token_cache(settings, functools.partial(print, flush=True))
   return 0

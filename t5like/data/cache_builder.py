@@ -123,11 +123,50 @@ def build_cache(
     more: further entries of the manifest.
     encode_examples: used instead of `encode` for features that are not single texts; raw fields keep their names.
   """
+  plan = plan_cache(features, vocabulary, description, scoring, more)
+  how = dict(workers=workers, limits=limits, progress=progress, encode_examples=encode_examples)
+  build_planned(folder, plan, parts, encode, **how)
+
+
+def build_planned(
+  folder: Path,
+  plan: Mapping[str, Any],
+  parts: Sequence[Callable[[], Iterable[Example]]],
+  encode: Encode | None,
+  *,
+  workers: int = 0,
+  limits: PieceLimits = DEFAULT_LIMITS,
+  progress: Callable[[CacheProgress], None] = lambda done: None,
+  encode_examples: EncodeExamples | None = None,
+) -> None:
+  """Builds the cache of a plan (of `plan_cache`); arguments as in `build_cache`."""
   local = _local_folder(folder)
   building = _building(local)
-  # A corpus is a single feature without metrics: its text need not be kept in addition to its tokens.
-  keep_fields = len(features) > 1 or bool(scoring["metrics"])
-  plan = {
+  unsent = local.with_name(f"{local.name}.unsent")
+  try:
+    if storage.is_remote(folder) and _is_awaiting_upload(unsent, plan):
+      _upload(local, folder, unsent)
+      return
+    _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
+    builder = PieceBuilder.of(building, plan, encode, encode_examples)
+    shards = _build_shards(builder, parts, limits, workers, progress)
+    _finish(local, building, plan, shards)
+    if storage.is_remote(folder):
+      storage.write_atomic(unsent, json.dumps(plan, sort_keys=True))
+      _upload(local, folder, unsent)
+  except OSError as error:
+    raise _cannot_write(folder, error) from error
+
+
+def plan_cache(
+  features: Sequence[str],
+  vocabulary: Mapping[str, Any],
+  description: Mapping[str, Any],
+  scoring: Mapping[str, Any],
+  more: Mapping[str, Any],
+) -> dict[str, Any]:
+  """Returns the manifest of a cache without its content."""
+  return {
     "format": FORMAT,
     "features": list(features),
     "dtype": token_dtype(vocabulary["size"]).str,
@@ -136,20 +175,6 @@ def build_cache(
     "scoring": dict(scoring),
     **more,
   }
-  unsent = local.with_name(f"{local.name}.unsent")
-  try:
-    if storage.is_remote(folder) and _is_awaiting_upload(unsent, plan):
-      _upload(local, folder, unsent)
-      return
-    _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
-    builder = PieceBuilder(building, tuple(features), encode, np.dtype(plan["dtype"]), keep_fields, encode_examples)
-    shards = _build_shards(builder, parts, limits, workers, progress)
-    _finish(local, building, plan, shards)
-    if storage.is_remote(folder):
-      storage.write_atomic(unsent, json.dumps(plan, sort_keys=True))
-      _upload(local, folder, unsent)
-  except OSError as error:
-    raise _cannot_write(folder, error) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +187,15 @@ class PieceBuilder:
   dtype: np.dtype
   keep_fields: bool
   encode_examples: EncodeExamples | None = None
+
+  @classmethod
+  def of(
+    cls, building: Path, plan: Mapping[str, Any], encode: Encode | None, encode_examples: EncodeExamples | None
+  ) -> PieceBuilder:
+    """Returns the builder of a planned cache."""
+    # A corpus is a single feature without metrics: its text need not be kept in addition to its tokens.
+    keep_fields = len(plan["features"]) > 1 or bool(plan["scoring"]["metrics"])
+    return cls(building, tuple(plan["features"]), encode, np.dtype(plan["dtype"]), keep_fields, encode_examples)
 
   def needed(self, example: Example) -> Example:
     """Drops fields that are not stored, so that they are not sent to a worker."""
@@ -256,8 +290,8 @@ def _build_shards(
           entries.add((part, number), entry, resumed=True)
         continue
       number = -1
-      for number, (examples, characters) in enumerate(_pieces(open_part(), builder, limits)):
-        name = _name(part, number, len(parts))
+      for number, (examples, characters) in enumerate(cut_pieces(open_part(), builder, limits)):
+        name = shard_name(part, number, len(parts))
         if entry := builder.intact_entry(name, len(examples)):
           entries.add((part, number), entry, resumed=True)
         else:
@@ -303,7 +337,7 @@ class _Entries:
       write_atomic(path, str(self._pieces[part]).encode(), self._builder.building / "temporary")
 
 
-def _pieces(
+def cut_pieces(
   examples: Iterable[Example], builder: PieceBuilder, limits: PieceLimits
 ) -> Iterator[tuple[list[Example], int]]:
   """Yields the pieces and the number of characters of each."""
@@ -319,7 +353,7 @@ def _pieces(
     yield piece, characters
 
 
-def _name(part: int, number: int, parts: int) -> str:
+def shard_name(part: int, number: int, parts: int) -> str:
   return f"shard-{number:05d}" if parts == 1 else f"shard-{part:05d}-{number:05d}"
 
 
@@ -329,18 +363,22 @@ def _complete_part(builder: PieceBuilder, part: int, parts: int) -> list[dict[st
     pieces = int((builder.building / "entries" / f"part-{part:05d}").read_text())
   except (OSError, ValueError):
     return None
-  entries = [builder.intact_entry(_name(part, number, parts)) for number in range(pieces)]
+  entries = [builder.intact_entry(shard_name(part, number, parts)) for number in range(pieces)]
   return None if None in entries else entries
 
 
-def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
+def manifest_of(plan: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) -> bytes:
+  """Returns the manifest of a cache with these shards."""
   totals = {count: sum(shard[count] for shard in shards) for count in ("examples", "tokens")}
   if not totals["tokens"]:
     description = plan["description"]
     raise UserError(f"task {description['task']!r} has no text in split {description['split']!r}")
+  return (json.dumps({**plan, **totals, "shards": shards}, indent=1) + "\n").encode()
+
+
+def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
   cache = building / "cache"
-  manifest = {**plan, **totals, "shards": shards}
-  write_atomic(cache / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode(), building / "temporary")
+  write_atomic(cache / MANIFEST, manifest_of(plan, shards), building / "temporary")
   expected = {MANIFEST, *(f"{shard['name']}.{kind}" for shard in shards for kind in shard["files"])}
   for path in cache.iterdir():
     if path.name not in expected:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5like import data
 from t5like.console import ProgressLine, duration
-from t5like.data.cache_builder import CacheProgress
+from t5like.data.cache_builder import CacheProgress, build_planned, plan_cache
 from t5like.errors import UserError
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
@@ -45,6 +45,7 @@ class CacheSettings:
     lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
     evaluation: cache a task with random preprocessors (sampled once) for evaluation; otherwise it must be streamed.
     force: rebuild even if there is an up-to-date cache.
+    beam_options: options of Apache Beam, which then distributes the work; None: `workers` on this machine.
   """
 
   task: str
@@ -57,6 +58,18 @@ class CacheSettings:
   lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   evaluation: bool = False
   force: bool = False
+  beam_options: Sequence[str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheJob:
+  """A cache to build: its folder, its plan, and how to read and encode the parts of its source."""
+
+  folder: Path
+  plan: dict[str, Any]
+  parts: Sequence[Callable[[], Any]]
+  encode: Callable[..., Any] | None = None
+  encode_examples: data.LabelEncoder | None = None
 
 
 def register_files(task: str, files: Mapping[str, str]) -> None:
@@ -69,12 +82,14 @@ def build_token_cache(settings: CacheSettings, report: Callable[[str], object] =
   if settings.files:
     register_files(settings.task, settings.files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
-  builder = _Builder(settings, report)
+  builder = TaskCacheBuilder(settings, report)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
 
 
-class _Builder:
-  def __init__(self, settings: CacheSettings, report: Callable[[str], object]):
+class TaskCacheBuilder:
+  """Builds the caches of a task, or of the tasks of a mixture."""
+
+  def __init__(self, settings: CacheSettings, report: Callable[[str], object] = print):
     self._settings, self._report = settings, report
     self._vocabulary = load_vocabulary(settings.vocabulary)
 
@@ -90,27 +105,31 @@ class _Builder:
     return folder
 
   def build_task(self, task: seqio.Task) -> Path:
-    settings, folder = self._settings, self._folder(task.name)
     with explain_data_errors(task):
-      registry.check_split(task, settings.split)
-      kind = cache_kind(task, settings.split)
+      registry.check_split(task, self._settings.split)
+      kind = cache_kind(task, self._settings.split)
       if kind.name != "text":
         finished_tokens.check_features(task.name, task.output_features)
       record = self._record([task], kind.name, kind.why)
-      if kind.name == "text":
-        self._build_text(task, folder, {} if kind.appends_eos_after_trim else {"closing": dict(kind.closing)})
-      elif kind.name == "stream" and not settings.evaluation:
+      if kind.name == "stream" and not self._settings.evaluation:
         self._report(f"task {task.name!r} must be streamed, nothing is cached: {kind.why}")
-      elif settings.lengths:
-        self._build_tokens(task, folder, kind.why)
       else:
-        raise UserError(
-          f"the token cache of task {task.name!r} depends on the lengths of rows",
-          because=kind.why,
-          try_="--lengths=inputs=512,targets=114",
-        )
-    record.write(folder)
-    return folder
+        self._build(task, self.job(task))
+    record.write(self._folder(task.name))
+    return self._folder(task.name)
+
+  def job(self, task: seqio.Task) -> CacheJob:
+    """Returns what the cache of a task is built from."""
+    kind, folder = cache_kind(task, self._settings.split), self._folder(task.name)
+    if kind.name == "text":
+      return self._text_job(task, folder, {} if kind.appends_eos_after_trim else {"closing": dict(kind.closing)})
+    if not self._settings.lengths:
+      raise UserError(
+        f"the token cache of task {task.name!r} depends on the lengths of rows",
+        because=kind.why,
+        try_="--lengths=inputs=512,targets=114",
+      )
+    return self._tokens_job(task, folder, kind.why)
 
   def _folder(self, name: str) -> Path:
     settings = self._settings
@@ -125,54 +144,61 @@ class _Builder:
     scoring = {} if kind == "mixture" else text_pipeline.scoring(tasks[0])
     return data.TaskRecord(kind, why, code, libraries, scoring)
 
-  def _build_text(self, task: seqio.Task, folder: Path, more: Mapping[str, Any]) -> None:
+  def _text_job(self, task: seqio.Task, folder: Path, more: Mapping[str, Any]) -> CacheJob:
     split, form = self._settings.split, (label_form(task) or {}).get("name")
     features, encoder = text_pipeline.text_features(task, split), None
     if form in data.LABEL_FEATURES:
       features, encoder = data.LABEL_FEATURES[form], data.LabelEncoder(form, self._vocabulary)
       more = {**more, "form": form}
-    self._build(
-      task,
+    description = text_pipeline.describe(task, split) | dict(more)
+    parts = source_shards.split_by_shards(task, split)
+    return CacheJob(
       folder,
-      text_pipeline.describe(task, split) | dict(more),
-      [functools.partial(text_pipeline.text_examples, p, split) for p in source_shards.split_by_shards(task, split)],
-      features,
+      self._plan(task, features, self._vocabulary.vocab_size, description, more),
+      [functools.partial(text_pipeline.text_examples, part, split) for part in parts],
       self._vocabulary.encode_batch,
-      self._vocabulary.vocab_size,
-      more,
       encoder,
     )
 
-  def _build_tokens(self, task: seqio.Task, folder: Path, why: str) -> None:
-    """Builds finished tokens, with the source as a single part, as preprocessors may join examples."""
+  def _tokens_job(self, task: seqio.Task, folder: Path, why: str) -> CacheJob:
+    """Returns the job of finished tokens, with the source as a single part, as preprocessors may join examples."""
     split, lengths = self._settings.split, self._settings.lengths
     adapted = finished_tokens.for_model(task, self._vocabulary)
     size = finished_tokens.id_limit(adapted, self._vocabulary)
     targets = finished_tokens.targets_vocabulary(adapted, self._vocabulary)
-    self._build(
-      task,
+    described = text_pipeline.describe_tokens(adapted, split, lengths)
+    more = {
+      "finished": True,
+      "why": why,
+      "answers": finished_tokens.answer_kind(adapted),
+      "targets_vocabulary": targets,
+    }
+    return CacheJob(
       data.finished_folder(folder, lengths),
-      text_pipeline.describe_tokens(adapted, split, lengths) | ({"targets_vocabulary": targets} if targets else {}),
+      self._plan(
+        task,
+        finished_tokens.features(adapted, split, lengths),
+        size,
+        described | ({"targets_vocabulary": targets} if targets else {}),
+        more,
+      ),
       [functools.partial(finished_tokens.token_examples, adapted, split, lengths, size)],
-      finished_tokens.features(adapted, split, lengths),
-      None,
-      size,
-      {"finished": True, "why": why, "answers": finished_tokens.answer_kind(adapted), "targets_vocabulary": targets},
     )
 
-  def _build(
+  def _plan(
     self,
     task: seqio.Task,
-    folder: Path,
-    description: Mapping[str, Any],
-    parts: Sequence[Callable[[], Any]],
     features: Sequence[str],
-    encode: Callable[..., Any] | None,
     vocab_size: int,
+    description: Mapping[str, Any],
     more: Mapping[str, Any],
-    encode_examples: data.LabelEncoder | None = None,
-  ) -> None:
-    settings = self._settings
+  ) -> dict[str, Any]:
+    name, fingerprint = self._settings.vocabulary, self._vocabulary.fingerprint
+    vocabulary = {"name": name, "size": vocab_size, "fingerprint": fingerprint}
+    return plan_cache(features, vocabulary, description, text_pipeline.scoring(task), more)
+
+  def _build(self, task: seqio.Task, job: CacheJob) -> None:
+    settings, folder, description = self._settings, job.folder, job.plan["description"]
 
     def waiting(holder: str) -> None:
       self._report(f"waiting for {holder}, which is building this cache ...")
@@ -182,22 +208,22 @@ class _Builder:
     with data.sole_builder(folder, waiting):
       if self._is_current(folder, description):  # another process has built it in the meantime
         return
-      progress = BuildProgress(task.num_input_examples(settings.split))
-      workers = usable_cpus() if settings.workers is None else settings.workers
-      with progress:
-        data.build_cache(
-          folder,
-          parts,
-          features,
-          encode,
-          vocabulary={"name": settings.vocabulary, "size": vocab_size, "fingerprint": self._vocabulary.fingerprint},
-          description=description,
-          scoring=text_pipeline.scoring(task),
-          workers=0 if encode is None else workers,
-          progress=progress,
-          more=more,
-          encode_examples=encode_examples,
-        )
+      if settings.beam_options is not None:
+        from t5like.experiments.beam_building import build_with_beam
+
+        build_with_beam(settings, task.name, job)
+      else:
+        workers = usable_cpus() if settings.workers is None else settings.workers
+        with BuildProgress(task.num_input_examples(settings.split)) as progress:
+          build_planned(
+            folder,
+            job.plan,
+            job.parts,
+            job.encode,
+            workers=0 if job.encode is None else workers,
+            progress=progress,
+            encode_examples=job.encode_examples,
+          )
     self._report(f"token cache written: {folder}")
 
   def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:

@@ -1,0 +1,165 @@
+"""Builds a token cache with Apache Beam: on this machine, or on many, for example with Dataflow.
+
+Beam distributes the parts of the source. A worker cuts its part into the pieces that the local builder would make,
+writes their shards, then the entries of the part; the manifest comes last, from the entries of all parts. So the cache
+is the same to the byte as one that is built on one machine. A part that Beam runs twice writes the same files twice; a
+part that was complete when a build was stopped is not built again.
+
+    <folder>.building/plan.json         what is built: another plan starts over
+    <folder>.building/parts/00000.json  the entries of a complete part
+    <folder>.building/cache/            its shards, moved to <folder> at the end (on a store: in <folder>)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from t5like.data.cache_builder import DEFAULT_LIMITS, PieceBuilder, cut_pieces, manifest_of, shard_name
+from t5like.data.mirror import MANIFEST
+from t5like.errors import UserError
+from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder
+from t5like.files import storage
+from t5like.tasks import registry
+from t5like.tasks.library.corpora import register_corpus
+from t5like.tasks.quiet_start import load_seqio
+
+
+def build_with_beam(settings: CacheSettings, task: str, job: CacheJob) -> None:
+  """Builds the cache of a task with the runner of `settings.beam_options`."""
+  try:
+    import apache_beam as beam
+    from apache_beam.options.pipeline_options import PipelineOptions
+  except ImportError:
+    raise UserError("--beam_options requires Apache Beam", try_="pip install 't5like[beam]'") from None
+  recipe = start_build(settings, task, job)
+  try:
+    with beam.Pipeline(options=PipelineOptions(list(settings.beam_options))) as pipeline:
+      numbers = pipeline | beam.Create(range(len(job.parts))) | beam.Reshuffle()
+      numbers | beam.Map(functools.partial(build_part, recipe))
+  except Exception as error:
+    reason = str(error).strip().splitlines() or [type(error).__name__]
+    raise UserError(
+      "the Beam pipeline failed",
+      because=reason[0][:500],
+      folder=job.folder,
+      try_="the same command again: parts that are complete are kept",
+    ) from error
+  finish_build(job)
+
+
+def start_build(settings: CacheSettings, task: str, job: CacheJob) -> bytes:
+  """Prepares a build and returns what a worker needs to know; workers register the task again."""
+  _Places.of(job.folder).start(_plan_text(job))
+  return pickle.dumps((dataclasses.replace(settings, beam_options=None), task))
+
+
+def _plan_text(job: CacheJob) -> str:
+  return json.dumps({**job.plan, "parts": len(job.parts), "limits": dataclasses.asdict(DEFAULT_LIMITS)}, sort_keys=True)
+
+
+def finish_build(job: CacheJob) -> None:
+  """Writes the manifest when all parts are complete."""
+  _Places.of(job.folder).finish(job.plan, len(job.parts))
+
+
+def build_part(recipe: bytes, part: int) -> int:
+  """Builds the shards of one part of the source; runs on a worker. Returns the part's number."""
+  job = _job(recipe)
+  places = _Places.of(job.folder)
+  if not places.is_planned(_plan_text(job)):
+    raise UserError(
+      "a worker would build something else than was planned",
+      folder=job.folder,
+      expected="the same version of t5like, task and source files on all machines, and a folder that all of them see",
+    )
+  if places.entries(part) is None:
+    entries = []
+    with tempfile.TemporaryDirectory() as scratch:
+      building = Path(scratch)
+      for name in ("cache", "entries", "temporary"):
+        (building / name).mkdir()
+      builder = PieceBuilder.of(building, job.plan, job.encode, job.encode_examples)
+      for number, (examples, _) in enumerate(cut_pieces(job.parts[part](), builder, DEFAULT_LIMITS)):
+        entry = builder(shard_name(part, number, len(job.parts)), examples)
+        places.add(building / "cache", entry)
+        entries.append(entry)
+    storage.write_atomic(places.part(part), json.dumps(entries))
+  return part
+
+
+@functools.lru_cache(maxsize=1)
+def _job(recipe: bytes) -> CacheJob:
+  """Returns the job of a cache in a worker, which may have served another pipeline before."""
+  settings, task = pickle.loads(recipe)  # written by build_with_beam
+  load_seqio()
+  if settings.files:
+    register_corpus(settings.task, settings.files)
+  registry.find_task_or_mixture(settings.task, settings.task_modules)
+  return TaskCacheBuilder(settings).job(registry.find_task(task))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Places:
+  """Where the files of a build are."""
+
+  folder: Path
+  building: Path
+  cache: Path  # shards
+
+  @classmethod
+  def of(cls, folder: Path) -> _Places:
+    building = folder.with_name(f"{folder.name}.building")
+    return cls(folder, building, folder if storage.is_remote(folder) else building / "cache")
+
+  def part(self, number: int) -> Path:
+    return self.building / "parts" / f"{number:05d}.json"
+
+  def is_planned(self, text: str) -> bool:
+    """Returns whether this is what is being built."""
+    path = self.building / "plan.json"
+    return path.is_file() and path.read_text(encoding="utf-8") == text
+
+  def start(self, text: str) -> None:
+    """Keeps the parts of an earlier attempt at the same plan; removes anything else."""
+    if not self.is_planned(text):
+      storage.remove_tree(self.building, ignore_errors=True)
+    if storage.is_remote(self.folder):
+      (self.folder / MANIFEST).unlink(missing_ok=True)  # its shards will be replaced
+    for folder in (self.building / "parts", self.cache):
+      folder.mkdir(parents=True, exist_ok=True)
+    storage.write_atomic(self.building / "plan.json", text)
+
+  def entries(self, number: int) -> list[dict[str, Any]] | None:
+    """Returns the entries of a part; None if it is not complete."""
+    try:
+      entries = json.loads(self.part(number).read_bytes())
+      files = [(f"{e['name']}.{kind}", about) for e in entries for kind, about in e["files"].items()]
+      return entries if all((self.cache / name).stat().st_size == about["bytes"] for name, about in files) else None
+    except (OSError, ValueError):
+      return None
+
+  def add(self, local: Path, entry: dict[str, Any]) -> None:
+    """Moves the files of a shard from a worker's disk to the cache."""
+    for kind in entry["files"]:
+      path = local / f"{entry['name']}.{kind}"
+      storage.write_atomic(self.cache / path.name, path.read_bytes())
+      path.unlink()
+
+  def finish(self, plan: dict[str, Any], parts: int) -> None:
+    """Writes the manifest, which makes the shards a cache."""
+    by_part = [self.entries(number) for number in range(parts)]
+    missing = [number for number, entries in enumerate(by_part) if entries is None]
+    if missing:
+      raise UserError(f"{len(missing)} of {parts} parts are not complete", first=missing[0], folder=self.building)
+    storage.write_atomic(self.cache / MANIFEST, manifest_of(plan, [entry for entries in by_part for entry in entries]))
+    if not storage.is_remote(self.folder):
+      if self.folder.exists():
+        self.folder.rename(self.building / "replaced")
+      self.cache.rename(self.folder)
+    storage.remove_tree(self.building, ignore_errors=True)

@@ -1,0 +1,85 @@
+"""Caches built by the workers of Apache Beam: the same bytes as the local builder's, whatever Beam runs twice."""
+
+import importlib.util
+import json
+
+import pytest
+
+from t5like.errors import UserError
+from t5like.experiments import beam_building
+from t5like.experiments.cache_building import CacheSettings, TaskCacheBuilder, build_token_cache
+from t5like.tasks import registry
+from t5like.tasks.caching import source_shards
+
+
+def files_of(root):
+  return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  """A corpus of three files, and the settings of its cache, which is built."""
+  for number in range(3):
+    rows = [{"text": f"file {number}, document {n}: " + "some more words " * (n % 7)} for n in range(40)]
+    (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  files = {"train": str(tmp_path / "*.jsonl")}
+  local = CacheSettings(f"corpus_{tmp_path.name}", "tiny", root=str(tmp_path / "local"), files=files, workers=0)
+  build_token_cache(local, lambda message: None)
+  return local, tmp_path
+
+
+@pytest.fixture
+def file_per_part(monkeypatch):
+  monkeypatch.setattr(source_shards, "_PART_BYTES", 1)
+
+
+def with_root(settings, root, **more):
+  return CacheSettings(settings.task, "tiny", root=str(root), files=settings.files, workers=0, **more)
+
+
+def test_parts_in_any_order_and_twice_give_the_cache_of_the_local_builder(file_per_part, corpus):
+  local, folder = corpus
+  settings = with_root(local, folder / "beam")
+  job = TaskCacheBuilder(settings).job(registry.find_task(settings.task))
+  assert len(job.parts) == 3
+  recipe = beam_building.start_build(settings, settings.task, job)
+  beam_building.build_part(recipe, 2)
+  with pytest.raises(UserError, match="2 of 3 parts are not complete"):
+    beam_building.finish_build(job)
+  assert not job.folder.exists()
+  recipe = beam_building.start_build(settings, settings.task, job)  # the same command again: part 2 is kept
+  complete = job.folder.with_name("train.building") / "parts" / "00002.json"
+  written = complete.stat().st_mtime_ns
+  for part in (2, 0, 1, 0, 2):
+    beam_building.build_part(recipe, part)
+  assert complete.stat().st_mtime_ns == written
+  beam_building.finish_build(job)
+  expected = files_of(folder / "local")
+  expected = {name: content for name, content in expected.items() if "shard" in name or "cache.json" in name}
+  assert files_of(folder / "beam") == expected and len(expected) == 7
+
+
+def test_a_worker_with_another_source_is_refused(file_per_part, corpus):
+  local, folder = corpus
+  settings = with_root(local, folder / "beam")
+  job = TaskCacheBuilder(settings).job(registry.find_task(settings.task))
+  recipe = beam_building.start_build(settings, settings.task, job)
+  (folder / "3.jsonl").write_text('{"text": "new"}\n')
+  beam_building._job.cache_clear()
+  with pytest.raises(UserError, match="something else than was planned"):
+    beam_building.build_part(recipe, 0)
+
+
+def test_without_beam_the_error_names_the_package(corpus, monkeypatch):
+  local, folder = corpus
+  monkeypatch.setitem(__import__("sys").modules, "apache_beam", None)
+  with pytest.raises(UserError, match="requires Apache Beam"):
+    build_token_cache(with_root(local, folder / "beam", beam_options=[]), lambda message: None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs pip install -e '.[beam]'")
+def test_a_pipeline_with_several_processes(corpus):
+  local, folder = corpus
+  options = ["--runner=DirectRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
+  build_token_cache(with_root(local, folder / "beam", beam_options=options), lambda message: None)
+  assert files_of(folder / "beam") == files_of(folder / "local")
