@@ -76,9 +76,12 @@ def run(args: argparse.Namespace) -> int:
     parse_lengths(args.lengths),
     args.evaluation,
     args.force,
-    None if args.beam_options is None else shlex.split(args.beam_options),
+    shlex.split(args.beam_options or ""),
   )
-  build_token_cache(settings, functools.partial(print, flush=True))
+  distribute = None
+  if args.beam_options is not None:
+    from t5like.experiments.beam_building import build_with_beam as distribute
+  build_token_cache(settings, functools.partial(print, flush=True), distribute)
   return 0
 
 

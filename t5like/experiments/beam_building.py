@@ -56,7 +56,7 @@ def build_with_beam(settings: CacheSettings, task: str, job: CacheJob) -> None:
 def start_build(settings: CacheSettings, task: str, job: CacheJob) -> bytes:
   """Prepares a build and returns what a worker needs to know; workers register the task again."""
   _Places.of(job.folder).start(_plan_text(job))
-  return pickle.dumps((dataclasses.replace(settings, beam_options=None), task))
+  return pickle.dumps((settings, task))
 
 
 def _plan_text(job: CacheJob) -> str:

@@ -45,7 +45,7 @@ class CacheSettings:
     lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
     evaluation: cache a task with random preprocessors (sampled once) for evaluation; otherwise it must be streamed.
     force: rebuild even if there is an up-to-date cache.
-    beam_options: options of Apache Beam, which then distributes the work; None: `workers` on this machine.
+    beam_options: options of Apache Beam, if that distributes the work.
   """
 
   task: str
@@ -58,7 +58,7 @@ class CacheSettings:
   lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   evaluation: bool = False
   force: bool = False
-  beam_options: Sequence[str] | None = None
+  beam_options: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,20 +77,33 @@ def register_files(task: str, files: Mapping[str, str]) -> None:
   (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
 
 
-def build_token_cache(settings: CacheSettings, report: Callable[[str], object] = print) -> Path:
-  """Builds missing and stale caches; `report` is called with messages. Returns the folder of the task."""
+Distribute = Callable[[CacheSettings, str, CacheJob], None]  # settings, the task's name, its job
+
+
+def build_token_cache(
+  settings: CacheSettings, report: Callable[[str], object] = print, distribute: Distribute | None = None
+) -> Path:
+  """Builds missing and stale caches. Returns the folder of the task.
+
+  Args:
+    settings: what to build.
+    report: called with messages.
+    distribute: builds a job elsewhere, such as beam_building.build_with_beam; None: processes of this machine.
+  """
   if settings.files:
-    register_files(settings.task, settings.files)
+    register_corpus(settings.task, settings.files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
-  builder = TaskCacheBuilder(settings, report)
+  builder = TaskCacheBuilder(settings, report, distribute)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
 
 
 class TaskCacheBuilder:
   """Builds the caches of a task, or of the tasks of a mixture."""
 
-  def __init__(self, settings: CacheSettings, report: Callable[[str], object] = print):
-    self._settings, self._report = settings, report
+  def __init__(
+    self, settings: CacheSettings, report: Callable[[str], object] = print, distribute: Distribute | None = None
+  ):
+    self._settings, self._report, self._distribute = settings, report, distribute
     self._vocabulary = load_vocabulary(settings.vocabulary)
 
   def build_mixture(self, mixture: seqio.Mixture) -> Path:
@@ -208,10 +221,8 @@ class TaskCacheBuilder:
     with data.sole_builder(folder, waiting):
       if self._is_current(folder, description):  # another process has built it in the meantime
         return
-      if settings.beam_options is not None:
-        from t5like.experiments.beam_building import build_with_beam
-
-        build_with_beam(settings, task.name, job)
+      if self._distribute:
+        self._distribute(settings, task.name, job)
       else:
         workers = usable_cpus() if settings.workers is None else settings.workers
         with BuildProgress(task.num_input_examples(settings.split)) as progress:

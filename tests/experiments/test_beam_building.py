@@ -74,12 +74,13 @@ def test_without_beam_the_error_names_the_package(corpus, monkeypatch):
   local, folder = corpus
   monkeypatch.setitem(__import__("sys").modules, "apache_beam", None)
   with pytest.raises(UserError, match="requires Apache Beam"):
-    build_token_cache(with_root(local, folder / "beam", beam_options=[]), lambda message: None)
+    build_token_cache(with_root(local, folder / "beam"), lambda message: None, beam_building.build_with_beam)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs pip install -e '.[beam]'")
 def test_a_pipeline_with_several_processes(corpus):
   local, folder = corpus
   options = ["--runner=DirectRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
-  build_token_cache(with_root(local, folder / "beam", beam_options=options), lambda message: None)
+  settings = with_root(local, folder / "beam", beam_options=options)
+  build_token_cache(settings, lambda message: None, beam_building.build_with_beam)
   assert files_of(folder / "beam") == files_of(folder / "local")
