@@ -89,13 +89,23 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 
 
-def run_here(*args: object, status: int = 0):
-  """Runs the command in this process, which has imported jax and TensorFlow and has eight devices: seconds faster.
+def first_devices(count: int):
+  """Returns a context in which jax reports the first `count` of the eight devices, as on a smaller machine."""
+  devices = jax.local_devices()[:count]
+  listed, counted = (lambda *_, **__: devices), (lambda *_, **__: len(devices))
+  return unittest.mock.patch.multiple(
+    jax, devices=listed, local_devices=listed, device_count=counted, local_device_count=counted
+  )
+
+
+def run_here(*args: object, status: int = 0, devices: int = 1):
+  """Runs the command in this process, which has imported jax and TensorFlow: seconds faster.
 
   The processes that it would start run here, too.
   """
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
+    patches.enter_context(first_devices(devices))
     for starter in ("token_caches", "seqio_process"):
       here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
       patches.enter_context(here)
@@ -131,12 +141,12 @@ def token_caches(tmp_path_factory) -> Path:
   return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_model() -> list[str]:
   return SMALL_MODEL
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pretrain(token_caches):
   """The arguments of a pre-training run that takes seconds."""
   return [
@@ -145,7 +155,7 @@ def pretrain(token_caches):
   ]  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def finetune(token_caches):
   return [
     "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
