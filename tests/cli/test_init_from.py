@@ -56,13 +56,14 @@ def test_a_run_starts_from_the_parameters_of_another_library(
 ):
   source = request.getfixturevalue(kind)
   layers = ["--gin.SCAN_LAYERS=True", "--gin.MESH.fsdp=2"] if kind == "t5x" else []
-  done = t5like(*finetune, f"--gin.INIT_FROM={source}", *layers)
+  run = [*finetune, f"--gin.INIT_FROM={source}", *layers]
+  done = t5like(*run, devices=2)
   assert f"the parameters of {words} {source}, optimizer and step fresh" in done.stdout
   assert "dropout 0.1" in done.stdout and "note:" not in done.stdout
   # With a learning rate of 0 the first step does not change them.
   expected = huggingface.load(hugging_face, scan_layers=bool(layers)).params
   jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)
-  assert "its own checkpoint of step 1" in t5like(*finetune, f"--gin.INIT_FROM={source}", *layers, "--dry_run").stdout
+  assert "its own checkpoint of step 1" in t5like(*run, "--dry_run", devices=2).stdout
 
 
 def test_other_sizes_and_families_are_refused_before_anything_is_compiled(t5like, finetune, hugging_face, t5x):
@@ -119,6 +120,8 @@ def test_step_counts_of_t5x_and_missing_dropout_get_a_note(t5like, finetune, t5x
 
 
 def test_several_processes_read_the_same_parameters(finetune, hugging_face, t5x, tmp_path):
-  finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}"], hosts=2))
+  fewer = ["--gin.NUM_ENCODER_LAYERS=1", "--gin.NUM_DECODER_LAYERS=1"]
+  finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}", *fewer], hosts=2))
   expected = huggingface.load(hugging_face).params
+  del expected["encoder"]["layers_1"], expected["decoder"]["layers_1"]
   jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)

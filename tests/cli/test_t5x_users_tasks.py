@@ -202,6 +202,7 @@ def test_a_run_killed_during_an_evaluation_has_saved_and_evaluates_first_on_resu
   leaves = FAILING.replace("LEAVE", "import os; os._exit(9)") + '  return {"exact": 1.0}\n'
   edit(folder / "t5x_tasks.py", "def likelihood(", leaves + "\n\ndef likelihood(")
   periods = ["--gin.EVAL_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.TRAIN_STEPS=3"]
+  train("pairs", *periods, "--dry_run")  # builds the token caches
   process = start(train("pairs", *periods, command=True))
   finish([process], status=9)
   assert has_checkpoint("run", 2)()

@@ -1,5 +1,6 @@
 """Training, decoding and scoring from a token cache work without TensorFlow and seqio."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,9 +23,10 @@ sys.meta_path[:] = [Absent(finder) for finder in sys.meta_path]
 """
 
 
-def run(script, status=0, **kwargs):
+def run(script, status=0):
+  env = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
   done = subprocess.run(
-    [sys.executable, "-c", BLOCK + script], cwd=REPOSITORY, capture_output=True, text=True, timeout=900, **kwargs
+    [sys.executable, "-c", BLOCK + script], cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=900
   )
   assert done.returncode == status, done.stdout + done.stderr
   return done.stdout
