@@ -88,9 +88,12 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 
 
+all_devices = jax.local_devices
+
+
 def first_devices(count: int):
   """Returns a context in which jax reports the first `count` of the eight devices, as on a smaller machine."""
-  devices = jax.local_devices()[:count]
+  devices = all_devices()[:count]
   listed, counted = (lambda *_, **__: devices), (lambda *_, **__: len(devices))
   return unittest.mock.patch.multiple(
     jax, devices=listed, local_devices=listed, device_count=counted, local_device_count=counted
@@ -116,6 +119,18 @@ def run_here(*args: object, status: int = 0, devices: int = 1):
 @pytest.fixture(scope="session")
 def t5like():
   return run_here
+
+
+@pytest.fixture(scope="session")
+def use_devices():
+  return first_devices
+
+
+@pytest.fixture(scope="module")
+def one_device():
+  """For modules whose runs do not depend on the number of devices: one needs half of the time of eight."""
+  with first_devices(1):
+    yield
 
 
 @pytest.fixture(scope="session")
