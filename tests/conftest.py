@@ -12,8 +12,9 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
-# Many tests compile the same tiny programs, which are cached for the other worker and the next run. The key has the program, the flags and jax's version, so
-# that none is ever stale; "none" keeps the path of a run's own cache folder out of the key.
+# Many tests and the processes they start compile the same tiny programs, which are cached for the other worker and the
+# next run. The key has the program, the flags and jax's version, so that none is ever stale; "none" keeps paths out of
+# the key.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.pytest_cache/compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"

@@ -84,9 +84,7 @@ def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hug
   assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
 
 
-def test_a_run_takes_fewer_layers_of_a_hugging_face_folder_and_the_card_says_so(
-  t5like, finetune, hugging_face, tmp_path
-):
+def test_fewer_layers_of_a_hugging_face_folder_are_taken_and_the_card_says_so(t5like, finetune, hugging_face, tmp_path):
   fewer = [*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.NUM_DECODER_LAYERS=1"]
   done = t5like(*fewer)
   assert f"the parameters of the Hugging Face folder {hugging_face}, optimizer and step fresh" in done.stdout
