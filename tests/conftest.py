@@ -12,9 +12,9 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
-# Many tests compile the same tiny programs, which are cached for the other worker and the next run. (`t5like train`
-# in a separate process caches them in its CACHE_DIR instead.) The key has the program, the flags and jax's version, so
-# that none is ever stale; "none" keeps the path of a run's own cache folder out of the key.
+# Many tests and the processes they start compile the same tiny programs, which are cached for the other worker and the
+# next run. The key has the program, the flags and jax's version, so that none is ever stale; "none" keeps paths out of
+# the key.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.pytest_cache/compiled")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
@@ -89,13 +89,26 @@ def start_here(line: list[str], env: dict[str, str] | None = None):
   return subprocess.CompletedProcess(line, importlib.import_module(line[2])._main(json.loads(line[3])))
 
 
-def run_here(*args: object, status: int = 0):
-  """Runs the command in this process, which has imported jax and TensorFlow and has eight devices: seconds faster.
+all_devices = jax.local_devices
+
+
+def first_devices(count: int):
+  """Returns a context in which jax reports the first `count` of the eight devices, as on a smaller machine."""
+  devices = all_devices()[:count]
+  listed, counted = (lambda *_, **__: devices), (lambda *_, **__: len(devices))
+  return unittest.mock.patch.multiple(
+    jax, devices=listed, local_devices=listed, device_count=counted, local_device_count=counted
+  )
+
+
+def run_here(*args: object, status: int = 0, devices: int = 1):
+  """Runs the command in this process, which has imported jax and TensorFlow: seconds faster.
 
   The processes that it would start run here, too.
   """
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.ExitStack() as patches:
+    patches.enter_context(first_devices(devices))
     for starter in ("token_caches", "seqio_process"):
       here = unittest.mock.patch(f"t5like.experiments.{starter}.subprocess", types.SimpleNamespace(run=start_here))
       patches.enter_context(here)
@@ -107,6 +120,18 @@ def run_here(*args: object, status: int = 0):
 @pytest.fixture(scope="session")
 def t5like():
   return run_here
+
+
+@pytest.fixture(scope="session")
+def use_devices():
+  return first_devices
+
+
+@pytest.fixture(scope="module")
+def one_device():
+  """For modules whose runs do not depend on the number of devices: one needs half of the time of eight."""
+  with first_devices(1):
+    yield
 
 
 @pytest.fixture(scope="session")
@@ -131,12 +156,12 @@ def token_caches(tmp_path_factory) -> Path:
   return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_model() -> list[str]:
   return SMALL_MODEL
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def pretrain(token_caches):
   """The arguments of a pre-training run that takes seconds."""
   return [
@@ -145,7 +170,7 @@ def pretrain(token_caches):
   ]  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def finetune(token_caches):
   return [
     "train", *SMALL_MODEL, "--gin_file=runs/finetune.gin", "--gin.TASK=snli", "--gin.INIT_FROM=None",
@@ -162,15 +187,20 @@ def old_directories(tmp_path, monkeypatch) -> Path:
   return tmp_path
 
 
-# Folders whose tests depend on the versions of JAX, Flax and Orbax.
-VERSION_SENSITIVE = {"models", "kernels", "training", "parallel"}
+# What changes with the versions of JAX, Flax and Orbax: lowering, scans, sharding, checkpoints, multi-host start-up.
+VERSION_SENSITIVE = {
+  "kernels/test_attention.py", "kernels/test_norms.py", "models/test_cached_decoding.py", "models/test_layer_loop.py",
+  "parallel/test_compiled_graphs.py", "parallel/test_multihost.py", "parallel/test_presets.py",
+  "training/test_checkpoints.py", "training/test_checkpoints_failures.py", "training/test_checkpoints_restore.py",
+  "training/test_optimizers.py", "training/test_step.py",
+}  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(items):
   cases: dict[str, list[pytest.Item]] = {}
   for item in items:
-    if VERSION_SENSITIVE & set(item.path.relative_to(REPOSITORY / "tests").parts):
+    if str(item.path.relative_to(REPOSITORY / "tests")) in VERSION_SENSITIVE:
       item.add_marker(pytest.mark.version_sensitive)
     if item.get_closest_marker("sampled"):
       cases.setdefault(item.nodeid.partition("[")[0], []).append(item)

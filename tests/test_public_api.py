@@ -21,6 +21,7 @@ from t5like.objectives import Lengths, Pairs, Ragged
 from t5like.training.step import train_step
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.usefixtures("one_device")
 SMALL = dict(
   vocab_size=4224, embed_dim=16, mlp_dim=32, num_heads=2, head_dim=8, num_encoder_layers=1, num_decoder_layers=1
 )
@@ -167,7 +168,7 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   model = settings["model"]
   token = np.ones((1, 1), np.int32)
   batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
-  params = nn.unbox(model.init(jax.random.key(3), batch))["params"]
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(3), batch))["params"]
   hook = t5like.Hook(every=1, action=lambda state: seen.append(int(state.step)))
   result = t5like.train(t5like.Experiment(**settings), init=params, step=still_step, hooks=[hook])
   assert calls and seen == [1, 2] and result.metrics["stillness"] == 1.0
@@ -253,8 +254,8 @@ def test_a_head_with_its_own_loss(settings):
     t5like.load(result.model_dir)
 
 
-def test_invalid_input_is_an_error_before_anything_is_written(settings, tmp_path):
-  with pytest.raises(t5like.UserError, match="MODEL_DIR|batch"):
+def test_invalid_input_is_an_error_before_anything_is_written(settings, use_devices):
+  with use_devices(8), pytest.raises(t5like.UserError, match="MODEL_DIR|batch"):
     t5like.train(t5like.Experiment(**settings | {"batch_size": 7}))
   assert not Path(settings["model_dir"]).exists()
   with pytest.raises(t5like.UserError, match="invalid MODEL_DIR: <object object"):

@@ -70,7 +70,9 @@ def start(options: Sequence[str], folder: Path, model_dir: str, steps: int) -> d
 
   command = [sys.executable, "-m", "t5like", "train", *options, f"--gin.MODEL_DIR={folder / model_dir}"]
   command += [f"--gin.CACHE_DIR={folder / 'cache'}", f"--gin.TRAIN_STEPS={steps}"]
-  done = subprocess.run(command, capture_output=True, text=True, env=child_environment())
+  environment = child_environment()
+  environment.pop("JAX_COMPILATION_CACHE_DIR", None)  # programs are cached in CACHE_DIR, which is empty at first
+  done = subprocess.run(command, capture_output=True, text=True, env=environment)
   if done.returncode:
     raise RunError("the benchmarked run failed", stderr=done.stderr.strip()[-2000:])
   return read_attempts(folder / model_dir / FILE)[-1]["spent"]

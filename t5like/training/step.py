@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -245,5 +246,9 @@ def _shapes(batch: Any) -> Any:
 
 
 def enable_compilation_cache(folder: str | Path) -> None:
-  """Caches compiled programs in `folder`, so that a restarted run need not compile again."""
-  jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))
+  """Caches compiled programs, so that a restarted run need not compile again.
+
+  They go to `folder`, or to JAX_COMPILATION_CACHE_DIR where that is set.
+  """
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    jax.config.update("jax_compilation_cache_dir", str(Path(folder).expanduser()))

@@ -9,9 +9,9 @@ import pytest
 def refused(t5like, t5like_process, pretrain, tmp_path):
   """Runs a command that must be refused; returns the message."""
 
-  def run(*overrides, base=None, process=False, model_dir=tmp_path / "run"):
+  def run(*overrides, base=None, process=False, devices=1, model_dir=tmp_path / "run"):
     arguments = [*(pretrain if base is None else base), f"--gin.MODEL_DIR={model_dir}", *overrides]
-    done = (t5like_process if process else t5like)(*arguments, status=2)
+    done = (t5like_process if process else t5like)(*arguments, status=2, devices=devices)
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert "compiled" not in done.stdout
     return done.stderr
@@ -73,18 +73,18 @@ def test_a_learning_rate_that_climbs(refused):
 
 
 def test_a_batch_size_that_is_not_divisible(refused):
-  message = refused("--gin.BATCH_SIZE=12")
+  message = refused("--gin.BATCH_SIZE=12", devices=8)
   assert "invalid batch size: 12 (must be divisible by the 8 data shards)" in message
   assert "--gin.BATCH_SIZE=8 or --gin.BATCH_SIZE=16" in message
 
 
 def test_a_mesh_that_does_not_cover_the_devices(refused):
-  message = refused("--gin.MESH.tensor=3")
+  message = refused("--gin.MESH.tensor=3", devices=8)
   assert "8 devices" in message and "--gin.MESH.tensor=1" in message
 
 
 def test_a_number_of_heads_that_is_not_divisible(refused):
-  message = refused("--gin.MESH.tensor=8")
+  message = refused("--gin.MESH.tensor=8", devices=8)
   assert "num_heads = 2 is not divisible by the size 8 of the 'tensor' axis" in message
   assert "mesh  data=1 fsdp=1 tensor=8" in message and "--gin.MESH.tensor=2" in message
 

@@ -50,19 +50,15 @@ def finetune(token_caches, tmp_path):
   ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kind, words", [("t5x", "the T5X checkpoint"), ("hugging_face", "the Hugging Face folder")])
-def test_a_run_starts_from_the_parameters_of_another_library(
-  t5like, finetune, hugging_face, kind, words, tmp_path, request
-):
-  source = request.getfixturevalue(kind)
-  layers = ["--gin.SCAN_LAYERS=True", "--gin.MESH.fsdp=2"] if kind == "t5x" else []
-  done = t5like(*finetune, f"--gin.INIT_FROM={source}", *layers)
-  assert f"the parameters of {words} {source}, optimizer and step fresh" in done.stdout
+def test_a_run_starts_from_the_parameters_of_t5x(t5like, finetune, hugging_face, t5x, tmp_path):
+  run = [*finetune, f"--gin.INIT_FROM={t5x}", "--gin.SCAN_LAYERS=True", "--gin.MESH.fsdp=2"]
+  done = t5like(*run, devices=2)
+  assert f"the parameters of the T5X checkpoint {t5x}, optimizer and step fresh" in done.stdout
   assert "dropout 0.1" in done.stdout and "note:" not in done.stdout
   # With a learning rate of 0 the first step does not change them.
-  expected = huggingface.load(hugging_face, scan_layers=bool(layers)).params
+  expected = huggingface.load(hugging_face, scan_layers=True).params
   jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)
-  assert "its own checkpoint of step 1" in t5like(*finetune, f"--gin.INIT_FROM={source}", *layers, "--dry_run").stdout
+  assert "its own checkpoint of step 1" in t5like(*run, "--dry_run", devices=2).stdout
 
 
 def test_other_sizes_and_families_are_refused_before_anything_is_compiled(t5like, finetune, hugging_face, t5x):
@@ -88,9 +84,11 @@ def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hug
   assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
 
 
-def test_fewer_layers_are_taken_and_the_card_says_so(t5like, finetune, hugging_face, tmp_path):
+def test_fewer_layers_of_a_hugging_face_folder_are_taken_and_the_card_says_so(t5like, finetune, hugging_face, tmp_path):
   fewer = [*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.NUM_DECODER_LAYERS=1"]
   done = t5like(*fewer)
+  assert f"the parameters of the Hugging Face folder {hugging_face}, optimizer and step fresh" in done.stdout
+  assert "dropout 0.1" in done.stdout and "note:" not in done.stdout
   lines = [line.split() for line in done.stdout.splitlines()]
   assert ["left", "out", "decoder", "14", "arrays,"] == next(line[:5] for line in lines if line[:2] == ["left", "out"])
   assert "layers 1 of 2" in done.stdout
@@ -100,6 +98,7 @@ def test_fewer_layers_are_taken_and_the_card_says_so(t5like, finetune, hugging_f
   found, expected = load_parameters(tmp_path / "run", 1), huggingface.load(hugging_face).params
   del expected["decoder"]["layers_1"]
   jax.tree.map(np.testing.assert_array_equal, found, expected)
+  assert "its own checkpoint of step 1" in t5like(*fewer, "--dry_run").stdout
 
 
 def test_sources_of_the_wrong_kind(t5like, finetune, t5x, tmp_path):
@@ -119,6 +118,6 @@ def test_step_counts_of_t5x_and_missing_dropout_get_a_note(t5like, finetune, t5x
 
 
 def test_several_processes_read_the_same_parameters(finetune, hugging_face, t5x, tmp_path):
-  finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}"], hosts=2))
-  expected = huggingface.load(hugging_face).params
+  finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}", "--gin.SCAN_LAYERS=True"], hosts=2))
+  expected = huggingface.load(hugging_face, scan_layers=True).params
   jax.tree.map(np.testing.assert_array_equal, load_parameters(tmp_path / "run", 1), expected)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import seqio
-from trainers import finish, has_checkpoint, start
+from trainers import has_checkpoint
 
 from t5like import data
 from t5like.training.records.metrics import read_metrics
@@ -102,12 +102,12 @@ def edit(path, old, new):
 def train(t5like, small_model):
   def run(task, *more, model_dir="run", **settings):
     forget()
-    command = [
+    return t5like(
       "train", *small_model, "--gin_file=runs/finetune.gin", f"--gin.TASK={task}", "--gin.INIT_FROM=None",
       "--gin.TASK_MODULES=['t5x_tasks']", "--gin.CACHE_DIR=tokens", "--gin.TRAIN_STEPS=2", "--gin.LOG_PERIOD=1",
       "--gin.LENGTHS={'inputs': 16, 'targets': 6}", f"--gin.MODEL_DIR={model_dir}", *more,
-    ]  # fmt: skip
-    return command if settings.pop("command", False) else t5like(*command, **settings)
+      **settings,
+    )  # fmt: skip
 
   return run
 
@@ -199,13 +199,13 @@ def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):
 
 
 def test_a_run_killed_during_an_evaluation_has_saved_and_evaluates_first_on_resume(train, folder):
-  leaves = FAILING.replace("LEAVE", "import os; os._exit(9)") + '  return {"exact": 1.0}\n'
-  edit(folder / "t5x_tasks.py", "def likelihood(", leaves + "\n\ndef likelihood(")
-  periods = ["--gin.EVAL_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2", "--gin.TRAIN_STEPS=3"]
-  process = start(train("pairs", *periods, command=True))
-  finish([process], status=9)
-  assert has_checkpoint("run", 2)()
-  edit(folder / "t5x_tasks.py", "import os; os._exit(9)", "pass")
+  """The first evaluation copies the directory, as a kill would leave it."""
+  copies = FAILING.replace("LEAVE", "import shutil; shutil.copytree('run', 'killed')") + '  return {"exact": 1.0}\n'
+  edit(folder / "t5x_tasks.py", "def likelihood(", copies + "\n\ndef likelihood(")
+  periods = ["--gin.EVAL_PERIOD=2", "--gin.CHECKPOINT_PERIOD=2"]
   train("pairs", *periods)
-  kinds = [(row["step"], row["kind"]) for row in read_metrics("run")]
+  assert has_checkpoint("killed", 2)()
+  edit(folder / "t5x_tasks.py", "import shutil; shutil.copytree('run', 'killed')", "pass")
+  train("pairs", *periods, "--gin.TRAIN_STEPS=3", model_dir="killed")
+  kinds = [(row["step"], row["kind"]) for row in read_metrics("killed")]
   assert kinds == [(1, "train"), (2, "train"), (2, "eval/pairs"), (3, "train"), (3, "eval/pairs")]

@@ -16,6 +16,7 @@ from t5like.models import GPT, TransformerConfig
 from t5like.training.checkpoints import CheckpointRetention, load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SIZES = dict(vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_encoder_layers=0)
 
 
