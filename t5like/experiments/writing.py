@@ -14,7 +14,7 @@ from t5like.experiments.reading import is_literal, register_configurables
 from t5like.objectives import CATALOGUE, Objective
 from t5like.training.optimizers import Optimizer
 
-_FLAX_FIELDS = ("parent", "name")  # of every module
+_FLAX_FIELDS = ("parent", "name", "tuning")  # of every module; TRAINABLE determines `tuning`
 
 
 def config_text(experiment: Experiment) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
+from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
+from t5like.models.tuning import merge
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
 from t5like.training.checkpoints import check_fingerprint, load_parameters, save_parameters
@@ -154,11 +157,34 @@ def save_model_directory(
     return
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
   if (source / CONFIG).is_file():
-    changes = [f"VOCABULARY = {name!r}", f"MODEL_DIR = {str(target)!r}", "INIT_FROM = None"]
-    text = "\n".join([(source / CONFIG).read_text(), f"# Saved from {source}.", *changes, ""])
+    text = (source / CONFIG).read_text()
+    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None"}
+    if (source / BASE_FILE).is_file():  # what a method has trained is merged
+      values["TRAINABLE"] = "@Everything()"
+    # A configuration that was written from Python has no macros.
+    names = {macro: macro if re.search(rf"^{macro} =", text, re.M) else f"train.{macro.lower()}" for macro in values}
+    changes = [f"{names[macro]} = {value}" for macro, value in values.items()]
+    text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
     text = config_text(model, name, f"Saved from {source}.", target)
   (target / CONFIG).write_text(text)
+
+
+def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
+  """Returns the plain model and parameters that are equal to a tuned model; others are returned as they are.
+
+  Raises UserError for extensions that the base's parameters cannot express, such as adapters.
+  """
+  if model.tuning is None:
+    return model, params
+  left, params = merge(model.tuning, params)
+  if left is not None:
+    kinds = sorted({type(extension).__name__ for _, found in left.sites for extension in found})
+    raise UserError(
+      f"this model cannot be merged into a plain one: {', '.join(kinds)} add layers or tokens of their own",
+      expected="LoRA, DoRA, (IA)3, or trained biases and norms",
+    )
+  return model.clone(tuning=None), params
 
 
 def new_folder(path: str | Path) -> Path:
@@ -210,7 +236,7 @@ def _head_text(model: WithHead, backbone: str) -> list[str]:
 
 def _changed_fields(settings: Any) -> dict[str, Any]:
   """Returns the fields of a config or a head that do not have their default."""
-  fields = [field for field in dataclasses.fields(settings) if field.name not in ("parent", "name")]
+  fields = [field for field in dataclasses.fields(settings) if field.name not in ("parent", "name", "tuning")]
   return {field.name: value for field in fields if (value := getattr(settings, field.name)) != field.default}
 
 

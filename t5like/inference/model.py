@@ -31,9 +31,9 @@ from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
 from t5like.inference.sources import Source, open_source
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.interop.layouts import boxed_shapes
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
+from t5like.models.shapes import boxed_shapes
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.vocabularies import Vocabulary
@@ -51,6 +51,7 @@ def load(
   mesh: MeshAxes | Mapping[str, int] | None = None,
   dtype: str | None = None,
   modules: Sequence[str] = (),
+  base: str | Path | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -62,10 +63,11 @@ def load(
     dtype: compute dtype, such as "bfloat16"; by default the model's.
     modules: Python modules that the configuration of a run directory may import. Any others that it names are not
       imported: a directory is data.
+    base: the base of a directory that was trained with a method such as LoRA, if it is not where it was in training.
 
   Returns: a Model, whose parameters are read on first use.
   """
-  source = open_source(path, dtype, modules)
+  source = open_source(path, dtype, modules, None if base is None else str(base))
   module = source.module
   name, found = find_vocabulary(source.folder, module.config, vocabulary, source.vocabulary)
   axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
@@ -208,18 +210,20 @@ class Model(HeadMethods):
     )
 
   def save(self, folder: str | Path) -> Path:
-    """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path."""
+    """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path.
+
+    What a method such as LoRA has trained is merged into the base.
+    """
     target = converting.new_folder(folder)
-    converting.save_model_directory(
-      target, self.module, self.params, self.vocabulary, self.vocabulary_name, self.folder
-    )
+    module, params = converting.merged(self.module, self.params)
+    converting.save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
     """Writes a new Hugging Face folder with tokenizer, for transformers and `load`; returns its path."""
     target = converting.new_folder(folder)
-    params = self.source.read(self.chosen_step, self.average, None)
-    converting.save_hugging_face(target, self.module, params, self.vocabulary, self.experiment, self.source.model_type)
+    module, params = converting.merged(self.module, self.source.read(self.chosen_step, self.average, None))
+    converting.save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
     return target
 
   @cached_property

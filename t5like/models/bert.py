@@ -15,11 +15,12 @@ from t5like.models.embedder import Embedder
 from t5like.models.layers import ACTIVATIONS, Norm, dense
 from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class BERT(nn.Module):
+class BERT(Tunable):
   """Encoder-only model with the heads enabled in the config. Rows must be padded on the right, as data/ does.
 
   predicted_share  in training, logits are computed for at most this fraction of a row's positions, those with targets:

@@ -11,6 +11,7 @@ from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, constrain_activations, embedding_init, kernel_init
 from t5like.models.positions import sinusoids
+from t5like.models.tuning import extended, extensions
 
 
 class Embedder(nn.Module):
@@ -32,6 +33,8 @@ class Embedder(nn.Module):
     if config.embedding_norm:
       self.norm = Norm(config)
     self.dropout = Dropout(config.dropout_rate)
+    # Factors A [vocab, rank] and B [rank, embed] of updates of the token table.
+    self.updates = tuple(extension.factors(self) for extension in extensions(self))
 
   def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
     init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
@@ -44,6 +47,8 @@ class Embedder(nn.Module):
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0."""
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
+    for a, b in self.updates:
+      x = x + self._look_up(a, tokens, "vocab") @ b.astype(config.dtype)
     if config.scale_embeddings:
       x = x * config.embed_dim**0.5
     if positions is None:
@@ -74,7 +79,11 @@ class Embedder(nn.Module):
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Returns logits with the tied embedding: [..., embed] -> [..., vocab] in the logits dtype."""
-    return logits(self.config, hidden, self.embedding.T)
+    hidden = scale(self.config, hidden)
+    scores = logits(self.config, hidden, self.embedding.T)
+    for a, b in self.updates:
+      scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), a.T)
+    return scores
 
 
 class LogitsDense(nn.Module):
@@ -87,13 +96,17 @@ class LogitsDense(nn.Module):
     config = self.config
     init = nn.with_logical_partitioning(kernel_init(config), ("embed", "vocab"))
     shape = (config.embed_dim, config.vocab_size)
-    return logits(config, hidden, self.param("kernel", init, shape, jnp.dtype(config.param_dtype)))
+    kernel = self.param("kernel", init, shape, jnp.dtype(config.param_dtype))
+    return extended(self, lambda hidden: logits(config, hidden, kernel), scale(config, hidden))
+
+
+def scale(config: TransformerConfig, hidden: jax.Array) -> jax.Array:
+  """Scales the states that are multiplied with the output matrix, if the model does so."""
+  return hidden * config.embed_dim**-0.5 if config.scale_logits else hidden
 
 
 def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> jax.Array:
   """Multiplies hidden [..., embed] by kernel [embed, vocab] in the compute dtype, accumulating in the logits dtype."""
-  if config.scale_logits:
-    hidden = hidden * config.embed_dim**-0.5
   dtype = jnp.dtype(config.logits_dtype)
   # Shards the vocabulary in both passes: activations are communicated, the table is not.
   rows = ("batch",) + (None,) * (hidden.ndim - 2)

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -12,11 +11,12 @@ from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class GPT(nn.Module):
+class GPT(Tunable):
   """Decoder-only model. With `prefix_lm`, attention within the inputs is bidirectional."""
 
   config: TransformerConfig

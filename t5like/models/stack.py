@@ -16,6 +16,7 @@ from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm
+from t5like.models.tuning import inside
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -151,7 +152,8 @@ class Stack(nn.Module):
         params, key, number = layer_inputs
         return layer(params, key, x, number, constant, context)
 
-      x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
+      with inside((*self.path, "layers")):
+        x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
       outputs.append(each)
     return x, jax.tree.map(lambda lower, upper: jnp.concatenate([lower, upper]), *outputs)
 

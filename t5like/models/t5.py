@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -13,11 +12,12 @@ from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length
 from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class T5(nn.Module):
+class T5(Tunable):
   """Encoder-decoder model. T5 1.1, mT5, ByT5 and shared stacks are configurations of it: see gin/models.
 
   Rows must be padded on the right, as seqio and data/ do: fused attention on GPUs only receives their lengths.

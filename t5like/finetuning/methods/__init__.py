@@ -1,0 +1,14 @@
+"""Methods that train a fraction: each adds a few parameters to a frozen base, or trains a few of its own.
+
+A `Method` is a `Trainable` (TRAINABLE = @LoRA()) that also transforms the model: `tune` returns the same module with
+extensions at named sites (models/tuning.py). Base parameters keep their names, and no field of TransformerConfig is
+involved, so that the base's fingerprint does not change.
+
+To add a method, subclass `Method`: `sites` returns extensions, `OWN` matches the names of their parameters.
+"""
+
+from t5like.finetuning.methods.base import Method
+from t5like.finetuning.methods.digests import parameter_digest
+from t5like.finetuning.methods.lora import LoRA
+
+__all__ = ["LoRA", "Method", "parameter_digest"]
