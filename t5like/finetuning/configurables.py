@@ -3,7 +3,7 @@
 import gin
 
 from t5like import finetuning
-from t5like.finetuning import methods
+from t5like.finetuning.methods import METHODS
 
 for _name in (
   "Everything", "HeadOnly", "FrozenBelow", "Matching", "Frozen", "GradualUnfreezing", "UnfreezeOnPlateau",
@@ -11,5 +11,5 @@ for _name in (
 ):  # fmt: skip
   gin.external_configurable(getattr(finetuning, _name), _name)
 
-for _name in ("LoRA",):
-  gin.external_configurable(getattr(methods, _name), _name)
+for _name, _method in METHODS.items():
+  gin.external_configurable(_method, _name)

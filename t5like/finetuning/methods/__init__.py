@@ -7,8 +7,26 @@ involved, so that the base's fingerprint does not change.
 To add a method, subclass `Method`: `sites` returns extensions, `OWN` matches the names of their parameters.
 """
 
+from t5like.finetuning.methods.adapters import (
+  Adapter,
+  HoulsbyAdapter,
+  ParallelAdapter,
+  PfeifferAdapter,
+  T5Adapter,
+)
 from t5like.finetuning.methods.base import Method
 from t5like.finetuning.methods.digests import parameter_digest
+from t5like.finetuning.methods.few import BitFit, NormsOnly
 from t5like.finetuning.methods.lora import LoRA
+from t5like.finetuning.methods.scaling import IA3
+from t5like.finetuning.methods.together import Together
 
-__all__ = ["LoRA", "Method", "parameter_digest"]
+# By the name in gin files.
+METHODS = {
+  method.__name__: method
+  for method in (
+    LoRA, IA3, BitFit, NormsOnly, HoulsbyAdapter, PfeifferAdapter, ParallelAdapter, T5Adapter, Together,
+  )
+}  # fmt: skip
+
+__all__ = ["METHODS", "Adapter", "Method", "parameter_digest", *METHODS]
