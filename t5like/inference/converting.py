@@ -109,6 +109,10 @@ def export_model(settings: ExportSettings) -> Conversion:
 
   target, source = new_folder(settings.target), storage.as_path(settings.source).absolute()
   experiment = load_experiment(source, settings.modules)
+  if experiment.method:
+    raise UserError(
+      f"{source} holds only what {type(experiment.method).__name__} has trained", try_="--merge, or to_peft"
+    )
   vocabulary, note = None, ""
   try:
     _, vocabulary = find_vocabulary(source, experiment.model.config, settings.vocabulary, experiment.vocabulary)

@@ -134,18 +134,23 @@ class TunedDirectory(RunDirectory):
 
   given_base: str | None = None  # where the base is now; None: as recorded
 
+  @property
+  def base_path(self) -> str:
+    from t5like.inference.parameters import find_base
+
+    return find_base(self.folder, self.given_base, self.experiment.init_from)
+
   @cached_property
   def base(self) -> tuple[str, dict[str, np.ndarray]]:
     """The digest of the base, and its parameters."""
-    from t5like.inference.parameters import find_base, read_base
+    from t5like.inference.parameters import read_base
 
     experiment = self.experiment
     config = experiment.model.config
     _, vocabulary = find_vocabulary(self.folder, config, None, experiment.vocabulary)
-    source = find_base(self.folder, self.given_base, experiment.init_from)
     fingerprint = model_fingerprint(config, vocabulary)
     base = read_base(
-      source, experiment.model, experiment.method, vocabulary, fingerprint, experiment.restore, cast=False
+      self.base_path, experiment.model, experiment.method, vocabulary, fingerprint, experiment.restore, cast=False
     )
     return base.digest, dict(base.parameters.take())
 

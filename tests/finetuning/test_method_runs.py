@@ -9,14 +9,19 @@ import numpy as np
 import pytest
 
 import t5like
+from t5like.cli.main import main
 from t5like.errors import UserError
 from t5like.finetuning.methods import LoRA
+from t5like.inference.tuned_conversions import TunedSettings, from_peft, to_peft
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
 from t5like.training.checkpoints import load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 
-SIZES = dict(vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_encoder_layers=0)
+GPT2 = TransformerConfig(
+  vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_decoder_layers=2, norm="layer", use_bias=True,
+  positions="learned", max_positions=64, scale_attention=True, scale_logits=False, scan_layers=True, dropout_rate=0.1,
+)  # fmt: skip
 TEXTS = ["It is a truth", "Call me"]
 
 
@@ -25,7 +30,7 @@ def base(tmp_path_factory, token_caches):
   """A base of one step."""
   experiment = t5like.Experiment(
     model_dir=str(tmp_path_factory.mktemp("base") / "run"),
-    model=GPT(TransformerConfig(**SIZES, num_decoder_layers=2, scan_layers=True, dropout_rate=0.1)),
+    model=GPT(GPT2),
     vocabulary="tiny",
     task="novels_causal_lm",
     lengths={"inputs": 8},
@@ -74,6 +79,15 @@ def test_a_lora_run_saves_and_resumes_what_it_trains(base, tuned, capsys):
   merged = model.save(folder.parent / "merged")
   np.testing.assert_allclose(t5like.load(merged).score(TEXTS), tuned_scores, rtol=1e-5)
   assert [o.text for o in t5like.load(merged).generate(TEXTS)] == [o.text for o in model.generate(TEXTS)]
+  # To peft and back: query and value share GPT-2's c_attn, with twice the rank.
+  for number, merges in enumerate((("merge",), ("to_hf", "--merge"))):
+    assert main(["convert", merges[0], str(folder), str(folder.parent / f"{number}"), *merges[1:]]) == 0
+    np.testing.assert_allclose(t5like.load(folder.parent / f"{number}").score(TEXTS), tuned_scores, rtol=1e-5)
+  to_peft(TunedSettings(folder, folder.parent / "peft"))
+  again = from_peft(folder.parent / "peft", base.model_dir, folder.parent / "again").target
+  np.testing.assert_allclose(t5like.load(again).score(TEXTS), tuned_scores, rtol=1e-5)
+  with pytest.raises(UserError, match="is a complete model"):
+    to_peft(TunedSettings(base.model_dir, folder.parent / "none"))
 
 
 def test_another_base_is_refused(base, tuned, tmp_path):

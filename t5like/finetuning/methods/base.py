@@ -47,8 +47,20 @@ class Matrix:
   def names(self) -> list[str]:
     """Returns the names that a pattern may match: with layer numbers or without, with `backbone/` or without."""
     path = f"{self.path}/{self.name}" if self.is_table else self.path
-    numbered = [path.replace(f"/{STACKED}/", f"/{STACKED}_{i}/") for i in range(self.layers)]
-    return [name for each in (path, *numbered) for name in dict.fromkeys((each, each.removeprefix(f"{BACKBONE}/")))]
+    return [*_with_backbone(path), *(name for i in range(self.layers) for name in self._in_layer(i))]
+
+  def matching_layers(self, pattern: str) -> list[int]:
+    """Returns the numbers of the stacked layers that a pattern matches."""
+    if any(re.fullmatch(pattern, name) for name in _with_backbone(self.path)):
+      return list(range(self.layers))
+    return [i for i in range(self.layers) if any(re.fullmatch(pattern, name) for name in self._in_layer(i))]
+
+  def _in_layer(self, number: int) -> list[str]:
+    return _with_backbone(self.path.replace(f"/{STACKED}/", f"/{STACKED}_{number}/"))
+
+
+def _with_backbone(path: str) -> list[str]:
+  return list(dict.fromkeys((path, path.removeprefix(f"{BACKBONE}/"))))
 
 
 def read_matrices(model: nn.Module) -> list[Matrix]:

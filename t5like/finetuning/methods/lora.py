@@ -148,6 +148,8 @@ class LoRA(Method):
     """Returns rank and scale of every target."""
     name, matrices = type(self).__name__, read_matrices(model)
     chosen = list(select(name, self.targets, matrices))
+    for pattern in (*self.ranks, *self.alphas):
+      self._check_all_layers(pattern, chosen)
     ranks = {matrix: self.ranks[p] for matrix, p in select(name, list(self.ranks), chosen, "ranks").items()}
     alphas = {matrix: self.alphas[p] for matrix, p in select(name, list(self.alphas), chosen, "alphas").items()}
     found = {}
@@ -171,6 +173,15 @@ class LoRA(Method):
         size = matrix.inputs, matrix.outputs, matrix.axes
         sites[matrix.path] = (LowRank(rank, scale, self.dropout, self.dora, *size),)
     return sites
+
+  def _check_all_layers(self, pattern: str, chosen: Sequence[Matrix]) -> None:
+    for matrix in chosen:
+      if matrix.layers and len(matches := matrix.matching_layers(pattern)) not in (0, matrix.layers):
+        raise UserError(
+          f"the pattern {pattern!r} of {type(self).__name__} matches layers {matches} of {matrix.path}",
+          because="stacked layers have one rank and alpha",
+          try_="--gin.SCAN_LAYERS=False, or a pattern for all layers",
+        )
 
   def _check_table(self, model: nn.Module) -> None:
     if model.config.tie_embeddings and not self.tied_output:
