@@ -34,6 +34,7 @@ from t5like.inference.vocabulary import find_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.models.shapes import boxed_shapes
+from t5like.models.tuning import learned_tokens
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
 from t5like.vocabularies import Vocabulary
@@ -243,7 +244,7 @@ class Model(HeadMethods):
   @property
   def positions(self) -> int | None:
     """The number of learned positions; None: no limit."""
-    return position_limit(self.config)
+    return position_limit(self.config, learned_tokens(self.module))
 
   @property
   def is_decoder(self) -> bool:

@@ -8,7 +8,9 @@ the module at which they sit, next to those of the base, whose names and values 
   path of a block + /NAME_adapter     builds a module that adds a sublayer's result to the residual stream (NAME is
                                  attention, cross_attention or mlp): module(x, y, h, norm) -> the sum
   path of attention + /prefix    builds a module that returns keys and values which every query sees
-  token_embedder/prompt          builds a module that returns vectors which precede the embedded tokens
+  path of a stack + /prefixes    builds a module that returns what the prefixes of its layers share
+  token_embedder/prompt          returns vectors [tokens, embed] that precede the embedded inputs
+  token_embedder/shift           has `tokens`, the number of learned positions that a prefix takes
 
 `merge` folds the extensions that can be expressed in the base's parameters into them.
 """
@@ -100,6 +102,13 @@ def extended(layer: nn.Module, product: Callable[[jax.Array], jax.Array], x: jax
   for extension in extensions(layer):
     product = functools.partial(extension, layer, product)
   return product(x)
+
+
+def learned_tokens(model: nn.Module) -> int:
+  """Returns the number of positions that a learned prompt or prefix takes before the first token of a text."""
+  sites = model.tuning.sites if getattr(model, "tuning", None) else ()
+  ends = ("token_embedder/prompt", "token_embedder/shift")
+  return sum(extension.tokens for site, found in sites if site.endswith(ends) for extension in found)
 
 
 def merge(tuning: Tuning | None, params: Mapping[str, Any]) -> tuple[Tuning | None, dict[str, Any]]:

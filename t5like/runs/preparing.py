@@ -19,7 +19,13 @@ from t5like.evaluation.heads.evaluator import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
-from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
+from t5like.experiments.compatibility import (
+  check_layout,
+  check_splits,
+  check_vocabulary,
+  model_fingerprint,
+  stack_lengths,
+)
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
 from t5like.experiments.heads import fits
@@ -127,6 +133,8 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   for phase in phases:
     parallel.check_batch(phase.batch_size, mesh)
     check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+    if experiment.method:
+      experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)

@@ -19,11 +19,14 @@ from t5like.finetuning.methods import (
   NormsOnly,
   ParallelAdapter,
   PfeifferAdapter,
+  PrefixTuning,
+  PromptTuning,
   T5Adapter,
   Together,
 )
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.shapes import boxed_shapes
+from t5like.models.stepping import prepare
 from t5like.models.tuning import merge
 
 SIZES = dict(vocab_size=32, embed_dim=8, num_heads=2, head_dim=4, mlp_dim=16)
@@ -31,6 +34,7 @@ BERT_LIKE = dict(
   norm="layer", norm_position="post", use_bias=True, positions="learned", max_positions=16, scale_attention=True,
   activation="gelu_erf", embedding_norm=True,
 )  # fmt: skip
+LAYERS = dict(num_encoder_layers=2, num_decoder_layers=2)
 FAMILIES = {
   "t5": T5(
     TransformerConfig(**SIZES, num_encoder_layers=2, num_decoder_layers=2, gated_mlp=True, tie_embeddings=False)
@@ -51,9 +55,13 @@ METHODS = {
   "parallel": ParallelAdapter(),
   "t5": T5Adapter(size=4),
   "norms": NormsOnly(),
+  "prompt": PromptTuning(length=3),
+  "prefix": PrefixTuning(length=3, hidden=0),
+  "projected": PrefixTuning(length=3, hidden=4),
   "lora and adapter": Together(methods=[LoRA(rank=2), PfeifferAdapter()]),
 }
 MERGED = ("lora", "rslora", "dora", "ia3", "norms")
+ADDED = ("prompt", "prefix", "projected")  # tokens, keys or values, which change the result from the start
 
 
 def scanned(model, stacked=True):
@@ -88,13 +96,19 @@ def moved(params, selection):
   return selection.put(params, jax.tree.map(step, selection.take(params)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+  ("name", "family"),
+  [(name, "t5") for name in METHODS]
+  + [(name, "bert") for name in ("lora", "dora", "ia3", "houlsby", "pfeiffer", "parallel", "prompt", "projected")]
+  + [(name, "gpt") for name in ("rslora", "ia3", "t5", "lora and adapter", "prompt", "prefix")],
+)
 def test_step_0_equals_the_base_and_merging_changes_nothing(name, family):
   model, method = FAMILIES[family], METHODS[name]
   base, tuned, params = initialized(model, method)
   before, start = logits(model, base), logits(tuned, params)
-  assert np.allclose(before, start, atol=1e-5) if name == "dora" else np.array_equal(before, start)
+  assert before.shape == start.shape
+  if name not in ADDED:
+    assert np.allclose(before, start, atol=1e-5) if name == "dora" else np.array_equal(before, start)
   changed = moved(params, trained(method, params))
   after = logits(tuned, changed)
   assert np.abs(after - before).max() > 1e-3
@@ -105,7 +119,7 @@ def test_step_0_equals_the_base_and_merging_changes_nothing(name, family):
     np.testing.assert_allclose(logits(model, merged), after, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lora", "ia3", "houlsby"])
+@pytest.mark.parametrize("name", ["lora", "houlsby", "projected"])
 def test_scanned_and_separate_layers_are_equal(name):
   model, method = FAMILIES["t5"], METHODS[name]
   _, tuned, params = initialized(model, method)
@@ -192,3 +206,107 @@ def test_bitfit_trains_biases_of_bert():
 def test_invalid_settings_are_refused(settings):
   with pytest.raises(UserError):
     LoRA(**settings)
+
+
+def decoded(model, params, prompts, steps=4):
+  """Returns the logits of tokens that are fed one by one, after a pass over the prompts."""
+  model, variables = prepare(model, params)
+  batch = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": prompts}
+  cache = model.apply(variables, batch, steps, method="start_decoding")
+  tokens, found = model.apply(variables, batch, method="first_tokens"), []
+  for step in range(steps):
+    logits, cache = model.apply(variables, tokens, cache, method="decode_step")
+    found.append(logits)
+    tokens = jnp.asarray(TOKENS[:, step + 1] if model.batch_layout == "encoder_decoder" else TOKENS[:, step + 3])
+  return np.stack(found, axis=1)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt", "gpt2"])
+@pytest.mark.parametrize("name", ["lora", "prompt", "projected", "houlsby"])
+def test_decoding_step_by_step_equals_one_pass(name, family):
+  gpt2 = dict(positions="learned", max_positions=12, num_decoder_layers=2)
+  model = GPT(TransformerConfig(**SIZES, **gpt2)) if family == "gpt2" else FAMILIES[family]
+  method = METHODS[name]
+  _, tuned, params = initialized(model, method)
+  changed = moved(params, trained(method, params))
+  steps = decoded(tuned, changed, TOKENS[:, :3], 3)
+  if family == "t5":
+    inputs = np.concatenate([np.zeros((2, 1), np.int32), TOKENS[:, 1:3]], axis=1)
+    whole = tuned.apply({"params": changed}, BATCH | {"decoder_input_tokens": inputs})["logits"]
+  else:
+    whole = logits(tuned, changed)[:, 2:5]
+  np.testing.assert_allclose(steps, whole, atol=1e-4)
+
+
+def test_decoding_fuses_merged_products():
+  model, method = FAMILIES["gpt"], METHODS["lora"]
+  _, tuned, params = initialized(model, method)
+  plain, variables = prepare(tuned, params)
+  assert plain.tuning is None and "qkv" in variables["fused"]["decoder"]["layers_0"]["attention"]
+
+
+def test_a_prefix_in_one_place_only():
+  for place, stacks in {"encoder": {"encoder"}, "decoder": {"decoder"}, "cross": {"decoder"}}.items():
+    method = PrefixTuning(length=2, hidden=4, places=[place])
+    variables = read_variables(nn.unbox(boxed_shapes(method.tune(FAMILIES["t5"]))))
+    own = [v.path for v in variables.all if method.owns(v)]
+    assert {path.split("/")[0] for path in own} == stacks
+    assert all(("cross_attention" in path) == (place == "cross") for path in own)
+  with pytest.raises(UserError, match="no attention there"):
+    PrefixTuning(places=["cross"]).tune(FAMILIES["gpt"])
+  # 10 keys and values in the 24 layers of GPT-2 medium.
+  medium = GPT(TransformerConfig(
+    vocab_size=50257, embed_dim=1024, num_heads=16, head_dim=64, mlp_dim=4096, num_decoder_layers=24, scan_layers=True,
+  ))  # fmt: skip
+  method = PrefixTuning(length=10, hidden=0)
+  variables = read_variables(nn.unbox(boxed_shapes(method.tune(medium))))
+  assert sum(v.size for v in variables.all if method.owns(v)) == 491_520
+
+
+class Pieces:
+  """A vocabulary of characters."""
+
+  def encode(self, text):
+    return [ord(c) - 90 for c in text]
+
+
+@pytest.mark.parametrize("init", ["vocabulary", "labels", "text", "file"])
+def test_initial_prompts(init, tmp_path):
+  table = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
+  rows = lambda *ids: table[list(ids)]  # noqa: E731
+  np.save(tmp_path / "prompt.npy", rows(5, 6, 7))
+  settings = {"labels": {"labels": ["ab", "c"]}, "text": {"text": "ab"}, "file": {"file": str(tmp_path / "prompt.npy")}}
+  method = PromptTuning(length=3, init=init, **settings.get(init, {}))
+  found = method.initial({"token_embedder/embedding": table}, FAMILIES["t5"], Pieces())["token_embedder/prompt"]
+  expected = {"text": rows(7, 8, 7), "file": rows(5, 6, 7), "labels": np.stack([rows(7, 8).mean(0), table[9]])}
+  assert found.shape == (3, 8)
+  assert np.array_equal(found[: len(expected.get(init, ()))], expected.get(init, np.zeros((0, 8))))
+  assert all(any(np.array_equal(row, each) for each in table) for row in found[2:])
+
+
+@pytest.mark.parametrize(
+  ("lengths", "packed", "message"),
+  [
+    ({"encoder_length": 8}, True, "packed rows"),
+    ({"encoder_length": 2}, False, "longer than a row"),
+    ({"encoder_length": 14}, False, "exceed the model's 16 positions"),
+  ],
+)
+def test_rows_that_a_prompt_does_not_fit(lengths, packed, message):
+  with pytest.raises(UserError, match=message):
+    PromptTuning(length=3).check_rows(FAMILIES["bert"], lengths, packed)
+
+
+def test_a_prefix_belongs_to_every_packed_example():
+  """Two examples in a row give the logits that each has alone."""
+  model, method = FAMILIES["t5"], METHODS["projected"]
+  _, tuned, params = initialized(model, method)
+  segments, positions = np.repeat([[1, 2]], 3, axis=1), np.tile(np.arange(3), 2)[None]
+  rows = {"input_tokens": TOKENS[:1], "segment_ids": segments, "positions": positions}
+  packed = {f"{side}_{name}": x.astype(np.int32) for side in ("encoder", "decoder") for name, x in rows.items()}
+  apply = lambda batch: tuned.apply({"params": params}, batch)["logits"]  # noqa: E731
+  both = apply(packed)
+  for start in (0, 3):
+    tokens = TOKENS[:1, start : start + 3]
+    alone = apply({"encoder_input_tokens": tokens, "decoder_input_tokens": tokens})
+    np.testing.assert_allclose(both[:, start : start + 3], alone, atol=1e-5)

@@ -18,6 +18,8 @@ from t5like.finetuning.methods.base import Method
 from t5like.finetuning.methods.digests import parameter_digest
 from t5like.finetuning.methods.few import BitFit, NormsOnly
 from t5like.finetuning.methods.lora import LoRA
+from t5like.finetuning.methods.prefixes import PrefixTuning
+from t5like.finetuning.methods.prompts import PromptTuning
 from t5like.finetuning.methods.scaling import IA3
 from t5like.finetuning.methods.together import Together
 
@@ -25,7 +27,8 @@ from t5like.finetuning.methods.together import Together
 METHODS = {
   method.__name__: method
   for method in (
-    LoRA, IA3, BitFit, NormsOnly, HoulsbyAdapter, PfeifferAdapter, ParallelAdapter, T5Adapter, Together,
+    LoRA, IA3, BitFit, NormsOnly, HoulsbyAdapter, PfeifferAdapter, ParallelAdapter, T5Adapter, PromptTuning,
+    PrefixTuning, Together,
   )
 }  # fmt: skip
 

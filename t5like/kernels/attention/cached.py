@@ -46,17 +46,18 @@ def attend_and_write(
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
+  prefix: jax.Array | None = None,  # [2, tokens, heads, kv]: learned keys and values, without bias
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the shared part, the generated part and the token itself: softmax(scale * q k^T + bias) v in float32.
 
   Returns the result [rows, heads, kv] and `generated` with the token written to it (in place inside a loop).
   `kernel=None` uses the fused kernel if this machine supports it.
   """
-  if has_kernel() if kernel is None else kernel:
+  if prefix is None and (has_kernel() if kernel is None else kernel):
     return _fused(new, generated, position, shared, bias, scale, interpret)
   written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(generated.dtype)  # [rows, 2, heads, 1, kv]
   generated = jax.lax.dynamic_update_slice_in_dim(generated, written, position, axis=3)
-  return _plain(new[:, 0], generated, position, shared, bias, scale), generated
+  return _plain(new[:, 0], generated, position, shared, bias, scale, prefix), generated
 
 
 def attend(
@@ -65,11 +66,12 @@ def attend(
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
+  prefix: jax.Array | None = None,
 ) -> jax.Array:  # [rows, heads, kv]
   """Attends to the shared part only: softmax(scale * q k^T) v."""
-  if has_kernel() if kernel is None else kernel:
+  if prefix is None and (has_kernel() if kernel is None else kernel):
     return _fused(query[:, None], None, None, shared, None, scale, interpret)[0]
-  return _plain(query, None, None, shared, None, scale)
+  return _plain(query, None, None, shared, None, scale, prefix)
 
 
 def has_kernel() -> bool:
@@ -80,10 +82,13 @@ def has_kernel() -> bool:
 
 def _plain(
   query: jax.Array, generated: jax.Array | None, position: jax.Array | None, shared: SharedKV | None,
-  bias: DistanceBias | None, scale: float,
+  bias: DistanceBias | None, scale: float, prefix: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
   rows, heads, kv = query.shape
-  scores = []
+  scores, learned = [], 0
+  if prefix is not None:
+    prefix, learned = prefix.astype(query.dtype), prefix.shape[1]
+    scores.append(scale * _product("rhd,khd->rhk", query, prefix[0]))
   if shared is not None:
     batch, _, _, length, _ = shared.keys_values.shape
     split = query.reshape(batch, rows // batch, heads, kv)
@@ -101,8 +106,10 @@ def _plain(
     scores.append(jnp.where((positions <= position)[None, None, :], s, _MASKED))
   weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
   out = jnp.zeros(query.shape, jnp.float32)
+  if learned:
+    out = out + _product("rhk,khd->rhd", weights[..., :learned].astype(query.dtype), prefix[1])
   if shared is not None:
-    w = weights[..., :length].reshape(batch, -1, heads, length).astype(query.dtype)
+    w = weights[..., learned : learned + length].reshape(batch, -1, heads, length).astype(query.dtype)
     out = out + _product("bnhk,bhkd->bnhd", w, shared.keys_values[:, 1]).reshape(query.shape)
   if generated is not None:
     w = weights[..., weights.shape[-1] - len(positions) :].astype(query.dtype)
