@@ -20,6 +20,7 @@ from t5like.finetuning.methods.few import BitFit, NormsOnly
 from t5like.finetuning.methods.lora import LoRA
 from t5like.finetuning.methods.prefixes import PrefixTuning
 from t5like.finetuning.methods.prompts import PromptTuning
+from t5like.finetuning.methods.quantized import QLoRA
 from t5like.finetuning.methods.scaling import IA3
 from t5like.finetuning.methods.together import Together
 
@@ -27,7 +28,7 @@ from t5like.finetuning.methods.together import Together
 METHODS = {
   method.__name__: method
   for method in (
-    LoRA, IA3, BitFit, NormsOnly, HoulsbyAdapter, PfeifferAdapter, ParallelAdapter, T5Adapter, PromptTuning,
+    LoRA, QLoRA, IA3, BitFit, NormsOnly, HoulsbyAdapter, PfeifferAdapter, ParallelAdapter, T5Adapter, PromptTuning,
     PrefixTuning, Together,
   )
 }  # fmt: skip

@@ -49,6 +49,9 @@ class Matrix:
     path = f"{self.path}/{self.name}" if self.is_table else self.path
     return [*_with_backbone(path), *(name for i in range(self.layers) for name in self._in_layer(i))]
 
+  def matches(self, patterns: Sequence[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns for name in self.names())
+
   def matching_layers(self, pattern: str) -> list[int]:
     """Returns the numbers of the stacked layers that a pattern matches."""
     if any(re.fullmatch(pattern, name) for name in _with_backbone(self.path)):
@@ -133,16 +136,14 @@ class Method(Trainable):
 
 def select(name: str, patterns: Sequence[str], matrices: Sequence[Matrix], field: str = "targets") -> dict[Matrix, str]:
   """Returns the first matching pattern of every matrix that has one; raises UserError for a pattern without a match."""
-  names = {matrix: matrix.names() for matrix in matrices}
-  matches = lambda pattern, matrix: any(re.fullmatch(pattern, each) for each in names[matrix])  # noqa: E731
   for pattern in patterns:
-    if not any(matches(pattern, matrix) for matrix in matrices):
+    if not any(matrix.matches([pattern]) for matrix in matrices):
       raise UserError(
         f"the pattern {pattern!r} of {name}.{field} matches no matrix",
-        nearest=nearest_paths(pattern, [each for matrix in matrices for each in names[matrix]]),
+        nearest=nearest_paths(pattern, [each for matrix in matrices for each in matrix.names()]),
         hint="a pattern must match the complete path",
       )
-  chosen = {matrix: [p for p in patterns if matches(p, matrix)] for matrix in matrices}
+  chosen = {matrix: [p for p in patterns if matrix.matches([p])] for matrix in matrices}
   return {matrix: found[0] for matrix, found in chosen.items() if found}
 
 
