@@ -23,6 +23,7 @@ from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import flatten, unflatten
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
+from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
@@ -153,6 +154,14 @@ class TunedDirectory(RunDirectory):
       self.base_path, experiment.model, experiment.method, vocabulary, fingerprint, experiment.restore, cast=False
     )
     return base.digest, dict(base.parameters.take())
+
+  def release(self) -> None:
+    """Drops the base's parameters, which are read again if they are needed."""
+    self.__dict__.pop("base", None)
+
+  def trained_paths(self, step: int | None) -> set[str]:
+    """Returns the paths of the parameters that a checkpoint holds."""
+    return set(stored_arrays(find_checkpoint(self.folder, self.step(step)) / PARAMS))
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
     digest, arrays = self.base

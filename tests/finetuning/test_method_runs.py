@@ -11,7 +11,7 @@ import pytest
 import t5like
 from t5like.cli.main import main
 from t5like.errors import UserError
-from t5like.finetuning.methods import LoRA
+from t5like.finetuning.methods import LoRA, PromptTuning
 from t5like.inference.tuned_conversions import TunedSettings, from_peft, to_peft
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
@@ -108,3 +108,23 @@ def test_another_base_is_refused(base, tuned, tmp_path):
 def test_a_method_needs_a_base(tuned):
   with pytest.raises(UserError, match="INIT_FROM names none"):
     t5like.train(tuned(LoRA(), init_from=None))
+
+
+def test_adapters_share_a_base_and_are_switched_by_name(base, tuned):
+  runs = {"lora": tuned(LoRA(rank=2), "lora", steps=2), "prompt": tuned(PromptTuning(length=3), "prompt", steps=2)}
+  for experiment in runs.values():
+    t5like.train(experiment)
+  folders = {name: experiment.model_dir for name, experiment in runs.items()}
+  model = t5like.load(base.model_dir, adapters=folders)
+  plain = model.score(TEXTS)
+  for name, folder in folders.items():
+    np.testing.assert_allclose(model.use(name).score(TEXTS), t5like.load(folder).score(TEXTS), rtol=1e-5)
+    assert model.use(name) is model.use("lora").use(name)
+    kernel = lambda tree: tree["decoder"]["layers"]["mlp"]["wi"]["kernel"]  # noqa: E731
+    assert kernel(model.use(name).params) is kernel(model.params)  # one copy on the devices
+  assert model.use("prompt").positions == 61
+  assert model.use("lora").use(None).score(TEXTS) == plain
+  with pytest.raises(UserError, match="unknown adapter 'lore'"):
+    model.use("lore")
+  with pytest.raises(UserError, match="complete model"):
+    t5like.load(base.model_dir, adapters={"base": base.model_dir}).use("base")
