@@ -95,18 +95,27 @@ class NF4:
       "groups": ((blocks, self.outputs // _divisor(self.outputs, GROUP)), jnp.float32, (None, None)),
       "mean": ((), jnp.float32, ()),
     }
-    zeros = lambda axes: nn.with_logical_partitioning(nn.initializers.zeros, axes)  # noqa: E731
-    weights = {name: layer.param(name, zeros(axes), shape, dtype) for name, (shape, dtype, axes) in shapes.items()}
+    named = nn.with_logical_partitioning
+    # A random base, as other dense layers have; runs replace it by theirs.
+    inits = {"codes": _random_codes, "mean": nn.initializers.constant(self.inputs**-0.5)}
+    weights = {
+      name: layer.param(name, named(inits.get(name, nn.initializers.zeros), axes), shape, dtype)
+      for name, (shape, dtype, axes) in shapes.items()
+    }
     dtype = layer.dtype or x.dtype
     # Rematerialized: otherwise the converted kernel would be saved for the backward pass, in 16 bits.
     y = jax.checkpoint(lambda x, weights: x @ dequantize(weights, dtype))(x.astype(dtype), weights)
     if layer.use_bias:
-      bias = layer.param("bias", zeros((columns,)), (self.outputs,), jnp.float32)
+      bias = layer.param("bias", named(nn.initializers.zeros, (columns,)), (self.outputs,), jnp.float32)
       y = y + bias.astype(dtype).reshape((1,) * (y.ndim - 1) + (-1,))
     return y
 
   def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in weights.items() if name not in _LEAVES} | {"kernel": dequantize(weights)}
+
+
+def _random_codes(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+  return jax.random.bits(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
