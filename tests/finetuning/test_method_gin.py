@@ -22,7 +22,7 @@ def experiment(name, **changes):
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_builds_its_method(name):
-  built = experiment(name)
+  built = experiment(name, **{"RANK": 4} if name == "qlora" else {})  # 64 is above the width of this model
   assert built.method is not None
   if name != "bitfit":  # T5 has no biases
     assert built.tuned().model.config == built.model.config
