@@ -33,12 +33,19 @@ class PeerStep:
 
   def __init__(
     self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
-    python: str | None = None,
+    python: str | None = None, method: Mapping[str, Any] | None = None,
   ):  # fmt: skip
-    self.name = f"Hugging Face, {'torch.compile' if compiled else 'eager'}"
+    with_peft = f" with peft's {method['kind']}" if method else ""
+    self.name = f"Hugging Face{with_peft}, {'torch.compile' if compiled else 'eager'}"
     self._python = python
     self._task = dict(
-      config=dataclasses.asdict(config), layout=layout, rows=rows, lengths=dict(lengths), dtype=dtype, compiled=compiled
+      config=dataclasses.asdict(config),
+      layout=layout,
+      rows=rows,
+      lengths=dict(lengths),
+      dtype=dtype,
+      compiled=compiled,
+      method=dict(method) if method else None,
     )
     self._process: subprocess.Popen | None = None
 
@@ -151,7 +158,13 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
 
 
 def prepare(
-  config: Mapping[str, Any], layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool
+  config: Mapping[str, Any],
+  layout: str,
+  rows: int,
+  lengths: Mapping[str, int],
+  dtype: str,
+  compiled: bool,
+  method: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
   """Returns facts known after the first step, a function that times steps, and one that returns facts at the end."""
   import torch
@@ -161,7 +174,10 @@ def prepare(
   torch.set_float32_matmul_precision("high")
   with torch.device(device):
     model = build(config, layout)
-  optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    if method:
+      model = _with_peft(model, layout, dtype, **method)
+  trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+  optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
   generator = torch.Generator().manual_seed(0)
 
   def tokens(length):
@@ -190,6 +206,15 @@ def prepare(
     "compile_seconds": run(1),
   }
   return first, run, lambda: {"memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None}
+
+
+def _with_peft(model: Any, layout: str, dtype: str, kind: str, **settings: Any) -> Any:
+  """Returns peft's model on a frozen base in the dtype of computations, as its users load it."""
+  import peft
+  import torch
+
+  task = {"encoder_decoder": "SEQ_2_SEQ_LM", "encoder": "FEATURE_EXTRACTION"}.get(layout, "CAUSAL_LM")
+  return peft.get_peft_model(model.to(getattr(torch, dtype)), getattr(peft, kind)(task_type=task, **settings)).train()
 
 
 def serve() -> None:

@@ -19,6 +19,7 @@ from t5like.errors import RunError
 if TYPE_CHECKING:  # help must not wait for jax
   import flax.linen as nn
 
+  from t5like.finetuning import Trainable
   from t5like.training.optimizers import Optimizer
 
 WINDOWS = 3
@@ -97,29 +98,34 @@ class OurStep:
     batch: Mapping[str, np.ndarray],
     profiled: bool = False,
     deterministic: bool = True,
+    trainable: Trainable | None = None,
   ):
-    """profiled: run the last steps under JAX's profiler."""
+    """profiled: run the last steps under JAX's profiler. trainable: what trains; None: everything."""
     self._model, self._optimizer, self._batch, self._profiled = model, optimizer, batch, profiled
-    self._deterministic = deterministic
+    self._deterministic, self._trainable = deterministic, trainable
 
   def start(self) -> dict[str, Any]:
     import jax
 
     from t5like import parallel
+    from t5like.bench.tuned import plan_tuned
+    from t5like.finetuning import Everything
     from t5like.models.attention import describe_backend
-    from t5like.models.stack import describe_layer_loop
-    from t5like.training.state import create_state, state_spec
+    from t5like.models.stack import describe_layer_loop, frozen_layers
+    from t5like.training.state import create_state
     from t5like.training.step import LossSettings, compile_train_step
 
     model, optimizer, batch = self._model, self._optimizer, self._batch
     mesh = parallel.make_mesh(parallel.MeshAxes())
     parallel.check_batch(len(next(iter(batch.values()))), mesh, "--batch_size")
-    spec = state_spec(model, optimizer, batch, mesh)
+    plan = plan_tuned(model, self._trainable or Everything(), optimizer, batch, mesh)
+    model, optimizer, spec = plan.model, plan.optimizer, plan.spec
     started = time.perf_counter()
     try:
-      self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, self._deterministic)
+      with frozen_layers(plan.frozen_layers):
+        self._step = compile_train_step(model, optimizer, LossSettings(), spec, batch, mesh, self._deterministic)
       seconds = time.perf_counter() - started
-      self._state = create_state(model, optimizer, batch, 0, spec)
+      self._state = create_state(model, optimizer, batch, 0, spec, plan.stored)
     except jax.errors.JaxRuntimeError as error:
       raise RunError(_first_line(error)) from error
     self._batch = jax.device_put(batch, parallel.batch_sharding(mesh))
@@ -137,7 +143,7 @@ class OurStep:
       "layers": describe_layer_loop(model.config),
       "optimizer": optimizer.description,
       "compile_seconds": seconds,
-    }
+    } | plan.facts()
 
   def run(self, steps: int) -> float:
     import jax

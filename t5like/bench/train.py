@@ -21,6 +21,7 @@ from t5like.errors import UserError
 if TYPE_CHECKING:  # help must not wait for jax
   import flax.linen as nn
 
+  from t5like.finetuning import Trainable
   from t5like.training.optimizers import Optimizer
 
 _MASKED_SHARE = 0.15
@@ -60,6 +61,7 @@ class Workload:
   lengths: dict[str, int]
   dtype: str
   deterministic: bool
+  trainable: Trainable  # what trains: TRAINABLE of the gin files
 
 
 def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
@@ -69,7 +71,9 @@ def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line
   """
   work = read_workload(settings)
   batch = make_batch(work.model, work.rows, work.lengths, settings.packed)
-  ours = OurStep(work.model, optimizer(settings.optimizer), batch, settings.profiled, work.deterministic)
+  ours = OurStep(
+    work.model, optimizer(settings.optimizer), batch, settings.profiled, work.deterministic, work.trainable
+  )
   subjects = [*(_peers(settings.peer_python, work) if settings.peer else ()), ours]
   # In turns on a CPU. Elsewhere one after the other, ours last: jax keeps the memory that it has allocated.
   groups = [subjects] if _on_cpu() else [[subject] for subject in subjects]
@@ -86,9 +90,32 @@ def _peers(python: str | None, work: Workload) -> list[Subject]:
   from t5like.bench.peer import PeerStep
 
   return [
-    PeerStep(work.model.config, work.model.batch_layout, work.rows, work.lengths, work.dtype, compiled, python)
+    PeerStep(
+      work.model.config,
+      work.model.batch_layout,
+      work.rows,
+      work.lengths,
+      work.dtype,
+      compiled,
+      python,
+      _peer_method(work.trainable),
+    )  # fmt: skip
     for compiled in (False, True)
   ]
+
+
+def _peer_method(trainable: Trainable) -> dict[str, Any] | None:
+  """Returns peft's configuration of a method: LoRA on its default targets, or a prompt; None: everything trains."""
+  from t5like.finetuning.methods import LoRA, PromptTuning
+
+  if isinstance(trainable, LoRA):
+    return {"kind": "LoraConfig", "r": trainable.rank, "lora_alpha": trainable.alpha}
+  if isinstance(trainable, PromptTuning):
+    tokens = {"num_virtual_tokens": trainable.length, "num_transformer_submodules": 1}
+    return {"kind": "PromptTuningConfig", **tokens}
+  if trainable.tunes:
+    raise UserError(f"the peer has no {type(trainable).__name__}", try_="without --peer")
+  return None
 
 
 def _on_cpu() -> bool:
@@ -122,7 +149,7 @@ def read_workload(settings: TrainBench) -> Workload:
   for name, value in {"batch_size": rows, **lengths}.items():
     if value < 1:
       raise UserError(f"invalid --{name}: {value}", expected="at least 1")
-  return Workload(model, rows, lengths, dtype, experiment.deterministic)
+  return Workload(model, rows, lengths, dtype, experiment.deterministic, experiment.trainable)
 
 
 def stack_lengths(layout: str, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -195,6 +222,8 @@ def describe(result: Mapping[str, Any], kernels: int = 0) -> str:
     f"{result['share_of_ceiling']:.1%} of {result['ceiling_flops_per_second'] / 1e12:.4g}",
     f"  {result['device']}, {result['optimizer']}, dropout {result['dropout']:g}",
   ]
+  if "trains" in result:
+    lines.append(f"  trains {result['trains']}; base {memory_size(result['base_bytes'])}")
   if result["memory_bytes"]:
     lines.append(f"  memory {memory_size(result['memory_bytes'])} per device")
   lines.append(f"  compiled in {result['compile_seconds']:.1f} s")

@@ -34,7 +34,7 @@ from t5like.files import storage
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
   group = parser.add_argument_group("experiments")
-  group.add_argument("--table", type=int, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9 or 11")
+  group.add_argument("--table", type=int, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9, 10 or 11")
   group.add_argument("--rows", action="append", default=[], help="only this row or recipe; may be repeated")
   group.add_argument(
     "--recipe", action="append", default=[], metavar="FILE", help="a custom recipe: a gin file; may be repeated"

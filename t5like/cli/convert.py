@@ -4,11 +4,18 @@ Translate a T5X gin file.
   t5like convert from_hf  ~/downloads/t5-small            ~/runs/t5_small
   t5like convert from_t5x ~/downloads/t5_1_1/checkpoint_1000000  ~/runs/t5_1_1
   t5like convert to_hf    ~/runs/t5_small                 ~/exported
+  t5like convert merge     ~/runs/t5_lora        ~/runs/t5_merged
+  t5like convert to_hf     ~/runs/t5_lora        ~/exported  --merge
+  t5like convert to_peft   ~/runs/t5_lora        ~/exported_lora
+  t5like convert from_peft ~/downloads/lora      ~/runs/t5_lora  --base=~/downloads/t5-small
   t5like convert gin      my_t5x_finetune.gin  --out=my_finetune.gin
 
 An imported model is a model directory like that of a run: evaluate it with `t5like eval`, or fine-tune it with
 --gin.INIT_FROM. Its conversion.txt lists every tensor used, missing and unexpected. With --gin_file the checkpoint must
 match that file's model; otherwise sizes are read from the checkpoint.
+
+A run with a method such as LoRA saves only what it trains. `merge` and `to_hf --merge` write base and update as one
+model; `to_peft` and `from_peft` exchange the update with Hugging Face's peft. --base is where the base is now.
 
 `gin` prints a gin file for `t5like train`, or the commands for T5X's eval and infer files, and lists what it could not
 translate. --gin.NAME=VALUE sets macros that the T5X file leaves open. Modules named in the file are not imported.
@@ -34,7 +41,7 @@ _LIBRARIES = {"from_hf": "huggingface", "from_t5x": "t5x"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-  parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf", "gin"))
+  parser.add_argument("direction", choices=("from_hf", "from_t5x", "to_hf", "merge", "to_peft", "from_peft", "gin"))
   parser.add_argument("source", help="a checkpoint of the other library; to_hf: a model directory; gin: a gin file")
   parser.add_argument("target", nargs="?", help="a new folder; gin: none")
   parser.add_argument("--out", metavar="FILE", help="gin: output file (default: standard output)")
@@ -43,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument(
     "--dtype", choices=("float32", "bfloat16", "float16"), help="cast parameters (default: as stored)"
   )
+  parser.add_argument("--base", metavar="FOLDER", help="the base of a run with a method such as LoRA")
+  parser.add_argument("--merge", action="store_true", help="to_hf: write base and update of such a run as one model")
   parser.add_argument("--step", type=int, help="to_hf: the checkpoint's step (default: the newest)")
   parser.add_argument(
     "--average", action="store_true", help="to_hf: the moving average of the parameters, of a run with ema_decay"
@@ -59,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
       f"convert {args.direction} needs a new folder to write to", try_=f"t5like convert {args.direction} SOURCE FOLDER"
     )
   storage.check_reachable(args.source, "source")
+  if args.direction in ("merge", "to_peft", "from_peft") or args.merge:
+    return _convert_tuned(args)
   return _export(args) if args.direction == "to_hf" else _import(args)
 
 
@@ -97,6 +108,27 @@ def _export(args: argparse.Namespace) -> int:
   if done.note:
     print(f"{done.note} (--vocabulary=NAME_OR_FILE)")
   print(f"{_describe(done)} to {done.target}\nload them with transformers' from_pretrained({str(done.target)!r})")
+  return 0
+
+
+def _convert_tuned(args: argparse.Namespace) -> int:
+  from t5like.inference import tuned_conversions
+
+  if args.direction == "from_peft":
+    if not args.base:
+      raise UserError(
+        "convert from_peft needs the base", try_="--base=FOLDER: a Hugging Face folder or model directory"
+      )
+    done = tuned_conversions.from_peft(args.source, args.base, args.target, args.vocabulary)
+  else:
+    settings = tuned_conversions.TunedSettings(
+      args.source, args.target, args.base, args.vocabulary, args.dtype, args.step, task_modules(args)
+    )
+    if args.direction == "to_peft":
+      done = tuned_conversions.to_peft(settings)
+    else:
+      done = tuned_conversions.merge_model(settings, hugging_face=args.direction == "to_hf")
+  print(f"{done.parameters:,} parameters to {done.target}")
   return 0
 
 

@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--show", type=int, default=3, metavar="N", help="answers to print (default: 3)")
   parser.add_argument("--out", help="output folder (default: MODEL_DIR)")
   parser.add_argument("--vocabulary", help="name or file (default: the model's own)")
+  parser.add_argument("--base", metavar="DIR", help="the base of a run with a method such as LoRA, if it has moved")
   parser.add_argument("--cache_dir", help="folder of token caches (default: ~/.cache/t5like)")
   add_task_modules(parser)
   _add_checkpoints(parser)
@@ -162,7 +163,7 @@ def _tasks(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> Model:
   from t5like.inference import load
 
-  model = load(args.model_dir, args.vocabulary, modules=task_modules(args))
+  model = load(args.model_dir, args.vocabulary, modules=task_modules(args), base=args.base)
   return model.pooled(args.embed) if args.embed else model
 
 

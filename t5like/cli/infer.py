@@ -8,6 +8,7 @@
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
   t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed, --neighbors=FILE
   t5like infer --model=~/runs/bert_sst2 --input=reviews.txt             labels and probabilities, of a model with a head
+  t5like infer --model=~/downloads/t5-base --adapters=nli=~/runs/nli_lora --adapters=qa=~/runs/qa_lora --adapter=nli
 
 A head reads these fields of JSON lines besides the text: second (of a pair), words (to tag), passage (of a question),
 choices.
@@ -36,6 +37,7 @@ from t5like.files import storage
 if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.inference.batch_inference import InferenceSettings
   from t5like.inference.job_settings import JobSettings
+  from t5like.inference.jobs import Job
   from t5like.inference.model import Model
   from t5like.parallel import MeshAxes
 
@@ -110,6 +112,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("model")
   group.add_argument("--model", required=True, metavar="DIR", help="a model directory or a Hugging Face folder")
+  group.add_argument("--base", metavar="DIR", help="the base of a run with a method such as LoRA, if it has moved")
+  group.add_argument(
+    "--adapters", action="append", default=[], metavar="NAME=DIR", help="a run with such a method on this model"
+  )
+  group.add_argument("--adapter", metavar="NAME", help="one of --adapters to use; :adapter NAME at the prompt switches")
   group.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
   group.add_argument("--average", action="store_true", help="use the moving average of the parameters")
   group.add_argument("--vocabulary", metavar="NAME", help="name or file (default: the model's own)")
@@ -241,13 +248,23 @@ def _load(args: argparse.Namespace) -> Model:
   from t5like.inference.batch_inference import vocabulary_warnings
   from t5like.parallel.process_zero import run_on_process_zero
 
-  model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args))
+  model = load(
+    args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args), args.base, _adapters(args)
+  ).use(args.adapter)
   step = model.step(args.step)
   if step is not None:
     step = run_on_process_zero(lambda: model.step(args.step))
   for warning in vocabulary_warnings(model):
     warn(warning)
   return model.at(step, args.average)
+
+
+def _adapters(args: argparse.Namespace) -> dict[str, str]:
+  pairs = [given.partition("=") for given in args.adapters]
+  for name, sign, folder in pairs:
+    if not (name and sign and folder):
+      raise UserError(f"invalid --adapters={name}{sign}{folder}", expected="NAME=DIR, as in --adapters=nli=~/runs/nli")
+  return {name: folder for name, _, folder in pairs}
 
 
 def _mesh_axes(given: str | None) -> MeshAxes | None:
@@ -273,7 +290,11 @@ def _run_prompt(args: argparse.Namespace, model: Model, settings: InferenceSetti
     raise UserError("--output needs a file or a task as input", try_="--input=FILE, or --task=TASK")
   if args.score or args.candidates_field:
     raise UserError("the interactive prompt cannot score or rank fields", try_="--input=FILE of JSON lines")
-  job = settings.job
-  if model.module.batch_layout == "encoder" and isinstance(job, Generate):
-    job = Fill(args.top)
-  return InteractivePrompt(model, job.build(model, settings.reading("text")), given_options(args)).run()
+
+  def build(model: Model) -> Job:
+    job = _for_head(model, settings).job
+    if model.module.batch_layout == "encoder" and isinstance(job, Generate):
+      job = Fill(args.top)
+    return job.build(model, settings.reading("text"))
+
+  return InteractivePrompt(model, build, given_options(args)).run()

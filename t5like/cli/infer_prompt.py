@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from t5like.cli.decoding_options import OPTIONS, STOP, method_for, options_for, parse_option
@@ -21,14 +21,16 @@ from t5like.inference.rows import RejectedRow, Row
 
 _COMMANDS = {"help": "this list", "quit": "exit (or Ctrl-D)"}
 _SETTINGS_COMMANDS = {"settings": "show the current settings", "reset": "restore the initial settings"}
+_ADAPTER = "adapter"
 _POLL = 0.1  # seconds; Ctrl-C is handled between two polls
 
 
 class InteractivePrompt:
   """Answers lines until `:quit`. Ctrl-C cancels an answer or a line, not the program."""
 
-  def __init__(self, model: Model, job: Job, given: Mapping[str, Any]):
-    self._model, self._job = model, job
+  def __init__(self, model: Model, build: Callable[[Model], Job], given: Mapping[str, Any]):
+    """Takes a function that builds the job for a model, which changes with its adapter."""
+    self._model, self._job, self._build = model, build(model), build
     self._initial = dict(given)
     self._given = dict(given)
     self._worker = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -100,6 +102,8 @@ class InteractivePrompt:
       return self._help()
     if name not in self._known():
       raise UserError(f"unknown command :{name}", nearest=nearest(name, self._known()), try_=":help")
+    if name == _ADAPTER:
+      return self._switch(value)
     if name == "settings":
       return self._settings_line()
     if name == "reset":
@@ -110,9 +114,17 @@ class InteractivePrompt:
     self._change(self._changed(name, parse_option(name, value)))
     return self._settings_line()
 
+  def _switch(self, adapter: str) -> str:
+    """Uses another adapter of the model; without a name, none."""
+    self._model = self._model.use(adapter or None)
+    self._job = self._build(self._model)
+    if isinstance(self._job, Generation):
+      self._change(self._given)
+    return f"adapter {adapter} from {self._model.folder}" if adapter else f"no adapter: {self._model.folder}"
+
   def _known(self) -> list[str]:
     settings = (*_SETTINGS_COMMANDS, *OPTIONS, STOP) if isinstance(self._job, Generation) else ()
-    return [*_COMMANDS, *settings]
+    return [*_COMMANDS, *([_ADAPTER] if self._model.adapters else []), *settings]
 
   def _changed(self, name: str, value: Any) -> dict[str, Any]:
     """Returns the options with one changed; switches to the method that the option belongs to."""
@@ -128,6 +140,8 @@ class InteractivePrompt:
 
   def _help(self) -> str:
     entries = {f":{name}": text for name, text in _COMMANDS.items()}
+    if self._model.adapters:
+      entries[f":{_ADAPTER} NAME"] = f"one of {', '.join(self._model.adapters)}; no name: the base"
     if isinstance(self._job, Generation):
       entries |= {f":{name}": text for name, text in _SETTINGS_COMMANDS.items()}
       entries |= {f":{name} VALUE": text for name, (_, text) in OPTIONS.items()}

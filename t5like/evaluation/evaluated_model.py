@@ -15,6 +15,7 @@ from t5like.inference import Model
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.task_caches import default_lengths
 from t5like.models.heads import WithHead
+from t5like.models.tuning import learned_tokens
 from t5like.objectives import SpecialTokens
 from t5like.vocabularies import Vocabulary
 
@@ -64,7 +65,7 @@ class EvaluatedModel:
 
   @property
   def positions(self) -> int | None:
-    return position_limit(self.module.config)
+    return position_limit(self.module.config, learned_tokens(self.module))
 
   def check_has_decoder(self) -> None:
     """Raises UserError for an encoder, which cannot generate answers."""

@@ -13,6 +13,7 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.finetuning import Everything, LayerRates, Trainable
+from t5like.finetuning.methods import Method
 from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Objective, split_task_name
 from t5like.parallel import MeshAxes
@@ -144,6 +145,19 @@ class Experiment:
     if self.objective is not None or self.head is None or not self.task:
       return False
     return self.head != "task" or self.model.batch_layout == "encoder" or self.task.endswith(HEAD_TASKS)
+
+  @property
+  def method(self) -> Method | None:
+    """The method that trains a few new parameters on a frozen base, such as LoRA; None: another kind of training."""
+    return self.trainable if isinstance(self.trainable, Method) else None
+
+  def tuned(self) -> Experiment:
+    """Returns the experiment with the model that is trained: with the extensions of its method, if it has one."""
+    if self.method is None:
+      return self
+    changed = dataclasses.replace(self, model=self.method.tune(self.model.clone(tuning=None)))
+    object.__setattr__(changed, "config_text", self.config_text)
+    return changed
 
   def __post_init__(self):
     self._check_types()

@@ -14,7 +14,7 @@ from t5like.experiments.reading import is_literal, register_configurables
 from t5like.objectives import CATALOGUE, Objective
 from t5like.training.optimizers import Optimizer
 
-_FLAX_FIELDS = ("parent", "name")  # of every module
+_FLAX_FIELDS = ("parent", "name", "tuning")  # of every module; TRAINABLE determines `tuning`
 
 
 def config_text(experiment: Experiment) -> str:
@@ -29,6 +29,14 @@ def config_text(experiment: Experiment) -> str:
     fields |= _named_objective(experiment.task, objective)
   writer.bind("train", fields)
   return "# Written by t5like from an experiment that was built in Python.\n\n" + "\n".join(writer.lines) + "\n"
+
+
+def bindings_text(macro: str, value: Any) -> str:
+  """Returns gin text that sets a macro to an object that gin can build."""
+  register_configurables()
+  writer = _Writer()
+  reference = writer.source(value)
+  return "\n".join([f"{macro} = {reference}", *writer.lines, ""])
 
 
 def _named_objective(task: str, objective: Objective) -> dict[str, str]:
@@ -50,7 +58,7 @@ class _Writer:
 
   def bind(self, name: str, arguments: Mapping[str, Any]) -> str:
     """Writes the arguments of a configurable; returns a reference that calls it with them."""
-    bindings = tuple(f"{name}.{key} = {self._source(value)}" for key, value in arguments.items())
+    bindings = tuple(f"{name}.{key} = {self.source(value)}" for key, value in arguments.items())
     before = self._written.setdefault(name, [])
     if bindings not in before:
       before.append(bindings)
@@ -60,13 +68,13 @@ class _Writer:
     number = before.index(bindings) + 1
     return f"@{name}_{number}/{name}()" if number > 1 else f"@{name}()"
 
-  def _source(self, value: Any) -> str:
+  def source(self, value: Any) -> str:
     if is_literal(value):
       return repr(value)
     if isinstance(value, Mapping):
-      return "{" + ", ".join(f"{self._source(k)}: {self._source(v)}" for k, v in value.items()) + "}"
+      return "{" + ", ".join(f"{self.source(k)}: {self.source(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-      return "[" + ", ".join(map(self._source, value)) + "]"
+      return "[" + ", ".join(map(self.source, value)) + "]"
     if isinstance(value, Optimizer) and value.factory_call is None:
       return self.bind("custom_optimizer", {"description": value.description})
     if getattr(value, "factory_call", None):

@@ -5,7 +5,8 @@ A run's TRAINABLE names what trains (`Everything`, `HeadOnly`, `FrozenBelow`, `M
 `DiscriminativeRates`). `plan_training` turns both into episodes: for each, an optimizer with state for its trained
 parameters only. None of this is part of the model's config: a checkpoint belongs to the same model before and after.
 
-To add a method, subclass `Trainable` and return its episodes from the variables of the model.
+Methods that add parameters to a frozen base, such as LoRA, are in `finetuning.methods`.
+To add another choice, subclass `Trainable` and return its episodes from the variables of the model.
 """
 
 from t5like.finetuning.plan import PlannedEpisode, TrainingPlan, plan_training

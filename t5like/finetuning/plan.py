@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,8 @@ class TrainingPlan:
       beyond = "" if self._is_reached(episode) else " (beyond the last step)"
       lines.append(f"{start}{episode.title}{share}{beyond}")
     first = self.episodes[0]
+    if self.trainable.tunes:
+      lines += sizes_text(first.trained)
     if first.size < total:
       lines.append(f"gradients and optimizer state are for these only; {self._backward(first)}")
       if self.tied_output and not self.variables.has_head and not any(v.place == EMBEDDINGS for v in first.trained):
@@ -208,6 +211,16 @@ def _modules(trained: Sequence[Variable]) -> dict[str, int]:
   for variable in trained:
     sizes[variable.module] = sizes.get(variable.module, 0) + variable.size
   return sizes
+
+
+def sizes_text(variables: Iterable[Variable]) -> list[str]:
+  """Returns a line for each group of variables, with the layers of a stack in one."""
+  groups: dict[str, list[int]] = {}
+  for variable in variables:
+    groups.setdefault(re.sub(r"(?<=layers_)\d+(?=/|$)", "*", variable.numbered), []).append(variable.size)
+  many = lambda sizes: f"{len(sizes)} x {sizes[0]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"  # noqa: E731
+  width = max(map(len, groups), default=0)
+  return [f"  {path:<{width}}  {many(sizes)}" for path, sizes in groups.items()]
 
 
 def _start_text(episode: PlannedEpisode) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Sequence
+from typing import ClassVar
+
+import flax.linen as nn
 
 from t5like.errors import UserError
 from t5like.finetuning.variables import EMBEDDINGS, HEAD, LAYER, Variable, Variables
@@ -29,6 +32,12 @@ class Episode:
 @dataclasses.dataclass(frozen=True)
 class Trainable:
   """What trains in a run. Subclasses return its episodes; the first one starts at step 0."""
+
+  tunes: ClassVar[bool] = False  # whether `tune` adds parameters: checkpoints then hold only what trains
+
+  def tune(self, model: nn.Module) -> nn.Module:
+    """Returns the model to train: the given one, or one with the additional parameters of a method."""
+    return model
 
   def episodes(self, variables: Variables, steps: int) -> list[Episode]:
     """Returns the episodes of a run of `steps` steps; raises UserError for a model that does not fit."""
@@ -99,12 +108,12 @@ class Matching(Trainable):
   patterns: Sequence[str]
 
   def __post_init__(self):
-    _check_patterns("Matching", self.patterns)
+    check_patterns("Matching.patterns", self.patterns)
 
   def episodes(self, variables: Variables, steps: int) -> list[Episode]:
-    matching = _matching("Matching", self.patterns, variables)
+    matched = matching("Matching.patterns", self.patterns, variables)
     title = f"what matches {', '.join(self.patterns)}"
-    return [Episode(0, variables.select(lambda variable: variable.numbered in matching), title)]
+    return [Episode(0, variables.select(lambda variable: variable.numbered in matched), title)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,12 +123,12 @@ class Frozen(Trainable):
   patterns: Sequence[str]
 
   def __post_init__(self):
-    _check_patterns("Frozen", self.patterns)
+    check_patterns("Frozen.patterns", self.patterns)
 
   def episodes(self, variables: Variables, steps: int) -> list[Episode]:
-    matching = _matching("Frozen", self.patterns, variables)
+    matched = matching("Frozen.patterns", self.patterns, variables)
     title = f"all but what matches {', '.join(self.patterns)}"
-    selection = variables.select(lambda variable: variable.numbered not in matching)
+    selection = variables.select(lambda variable: variable.numbered not in matched)
     return [_checked(Episode(0, selection, title), "Frozen")]
 
 
@@ -133,22 +142,23 @@ def require_head(variables: Variables, method: str) -> None:
     )
 
 
-def _check_patterns(name: str, patterns: Sequence[str]) -> None:
+def check_patterns(name: str, patterns: Sequence[str]) -> None:
+  """Raises UserError unless `patterns` is a list of regular expressions."""
   given = isinstance(patterns, list | tuple) and patterns and all(isinstance(pattern, str) for pattern in patterns)
   if not given:
-    raise UserError(f"invalid {name}.patterns: {patterns!r}", expected="a list such as ['head/.*', '.*/layers_11/.*']")
+    raise UserError(f"invalid {name}: {patterns!r}", expected="a list such as ['head/.*', '.*/layers_11/.*']")
   for pattern in patterns:
-    check_pattern(f"{name}.patterns", pattern)
+    check_pattern(name, pattern)
 
 
-def _matching(name: str, patterns: Sequence[str], variables: Variables) -> set[str]:
+def matching(name: str, patterns: Sequence[str], variables: Variables) -> set[str]:
   """Returns the numbered paths that match any of the patterns; raises UserError for one without a match."""
   found: set[str] = set()
   for pattern in patterns:
     matched = {v.numbered for v in variables.all if re.fullmatch(pattern, v.numbered) or re.fullmatch(pattern, v.path)}
     if not matched:
       raise UserError(
-        f"the pattern {pattern!r} of {name} matches no variable",
+        f"the pattern {pattern!r} of {name.partition('.')[0]} matches no variable",
         nearest=nearest_paths(pattern, variables.paths()),
         hint="a pattern must match the complete path",
       )

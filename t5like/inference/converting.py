@@ -17,10 +17,12 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.inference.heads.no_answer import tuned
+from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead, WithHead
+from t5like.models.tuning import merge
 from t5like.training.checkpoints import check_fingerprint, find_checkpoint, load_parameters, save_parameters
 from t5like.training.records.model_dir import CONFIG
 from t5like.vocabularies import Vocabulary, copy_vocabulary, load_vocabulary, vocabulary_in
@@ -105,6 +107,10 @@ def export_model(settings: ExportSettings) -> Conversion:
 
   target, source = new_folder(settings.target), storage.as_path(settings.source).absolute()
   experiment = load_experiment(source, settings.modules)
+  if experiment.method:
+    raise UserError(
+      f"{source} holds only what {type(experiment.method).__name__} has trained", try_="--merge, or to_peft"
+    )
   vocabulary, note = None, ""
   try:
     _, vocabulary = find_vocabulary(source, experiment.model.config, settings.vocabulary, experiment.vocabulary)
@@ -158,15 +164,35 @@ def save_model_directory(
   name = copy_vocabulary(vocabulary_name, vocabulary, target)
   if (source / CONFIG).is_file():
     text = (source / CONFIG).read_text()
-    macros = "train.vocabulary = %VOCABULARY" in text or "include '" in text  # not in a run built in Python
-    values = {"vocabulary": name, "model_dir": str(target), "init_from": None}
-    changes = [f"{field.upper() if macros else f'train.{field}'} = {value!r}" for field, value in values.items()]
+    values = {"VOCABULARY": repr(name), "MODEL_DIR": repr(str(target)), "INIT_FROM": "None"}
+    if (source / BASE_FILE).is_file():  # what a method has trained is merged
+      values["TRAINABLE"] = "@Everything()"
+    # A configuration that was written from Python has no macros.
+    macros = "train.vocabulary = %VOCABULARY" in text or "include '" in text
+    changes = [f"{macro if macros else f'train.{macro.lower()}'} = {value}" for macro, value in values.items()]
     threshold = getattr(getattr(model, "head", None), "no_answer_threshold", None)
     changes += [] if threshold is None else [f"SpanHead.no_answer_threshold = {threshold!r}"]
     text = "\n".join([text, f"# Saved from {source}.", *changes, ""])
   else:
     text = config_text(model, name, f"Saved from {source}.", target)
   (target / CONFIG).write_text(text)
+
+
+def merged(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
+  """Returns the plain model and parameters that are equal to a tuned model; others are returned as they are.
+
+  Raises UserError for extensions that the base's parameters cannot express, such as adapters.
+  """
+  if model.tuning is None:
+    return model, params
+  left, params = merge(model.tuning, params)
+  if left is not None:
+    kinds = sorted({type(extension).__name__ for _, found in left.sites for extension in found})
+    raise UserError(
+      f"this model cannot be merged into a plain one: {', '.join(kinds)} add layers or tokens of their own",
+      expected="LoRA, DoRA, (IA)3, or trained biases and norms",
+    )
+  return model.clone(tuning=None), params
 
 
 def new_folder(path: str | Path) -> Path:
@@ -218,7 +244,7 @@ def _head_text(model: WithHead, backbone: str) -> list[str]:
 
 def _changed_fields(settings: Any) -> dict[str, Any]:
   """Returns the fields of a config or a head that do not have their default."""
-  fields = [field for field in dataclasses.fields(settings) if field.name not in ("parent", "name")]
+  fields = [field for field in dataclasses.fields(settings) if field.name not in ("parent", "name", "tuning")]
   return {field.name: value for field in fields if (value := getattr(settings, field.name)) != field.default}
 
 

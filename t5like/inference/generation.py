@@ -20,6 +20,7 @@ from t5like.inference.memory import MemoryCheckedFunction
 from t5like.inference.prompts import position_limit, prompt_batch
 from t5like.models.cache import select_hypotheses
 from t5like.models.stepping import prepare
+from t5like.models.tuning import learned_tokens
 
 Prompts = Mapping[str, np.ndarray]
 
@@ -66,7 +67,7 @@ class Generator:
   def planner(self, batch_size: int, decode_length: int) -> BatchPlanner:
     """Returns a planner for batches of prompts, each followed by `decode_length` generated tokens."""
     reserved = decode_length - 1 if self.model.batch_layout != "encoder_decoder" else 0
-    positions = position_limit(self.model.config)
+    positions = position_limit(self.model.config, learned_tokens(self.model))
     return BatchPlanner(
       batch_size, self._batch_shards, None if positions is None else positions - reserved, decode_length
     )
@@ -95,25 +96,26 @@ class Generator:
     array = _pad_rows(np.asarray(array), rows)
     if array.ndim < 2:
       return array
-    length = decoding.bucket(array.shape[1], at_most=self.model.config.max_positions)
+    positions = position_limit(self.model.config, learned_tokens(self.model))
+    length = decoding.bucket(array.shape[1], at_most=positions)
     return np.pad(array, ((0, 0), (0, length - array.shape[1])))
 
   def _check(self, prompts: Prompts, settings: DecodeSettings) -> None:
-    config = self.model.config
+    config, positions = self.model.config, position_limit(self.model.config, learned_tokens(self.model))
     for sequence in settings.stop_sequences:
       if max(sequence) >= config.vocab_size:
         raise UserError(f"the stop sequence {sequence} has ids outside the vocabulary", vocabulary=config.vocab_size)
     longest = prompts.get("decoder_input_tokens", prompts.get("decoder_prompt_tokens", np.zeros((1, 0)))).shape[1] + 1
-    if config.positions != "learned" or longest + settings.max_length - 1 <= config.max_positions:
+    if positions is None or longest + settings.max_length - 1 <= positions:
       return
     lengths = np.asarray(self.model.decoder_prompt(prompts)[1])
     row = int(lengths.argmax())
-    if lengths[row] + settings.max_length - 1 > config.max_positions:
+    if lengths[row] + settings.max_length - 1 > positions:
       raise UserError(
         f"a prompt of {lengths[row]} tokens plus {settings.max_length} generated ones exceeds the model's positions",
         positions=f"TransformerConfig.max_positions = {config.max_positions}",
         row=f"{row} of {len(lengths)} is the longest",
-        try_=f"max_length={max(config.max_positions + 1 - lengths[row], 1)}, or shorter prompts",
+        try_=f"max_length={max(positions + 1 - lengths[row], 1)}, or shorter prompts",
       )
 
   def _traced(self, params: Any, batch: dict[str, jax.Array], seed: jax.Array, *, settings: DecodeSettings) -> Decoded:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from t5like import parallel
 from t5like.console import warn
 from t5like.decoding.options import decode_settings
-from t5like.errors import UserError
+from t5like.errors import UserError, nearest
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.inference import converting
@@ -32,13 +32,16 @@ from t5like.inference.prompts import PromptForm, has_training_config, position_l
 from t5like.inference.results import Candidate, Choice, Filled, Output
 from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
-from t5like.inference.sources import Source, open_source
+from t5like.inference.sources import Source, TunedDirectory, open_source
 from t5like.inference.vocabulary import find_vocabulary
-from t5like.interop.layouts import boxed_shapes
+from t5like.interop.layouts import flatten
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
+from t5like.models.shapes import boxed_shapes
+from t5like.models.tuning import learned_tokens
 from t5like.objectives import SpecialTokens
 from t5like.parallel import MeshAxes
+from t5like.training.optimizers.rules import path_text
 from t5like.vocabularies import Vocabulary
 
 _BLOCKS, _BLOCK = 64, 4096  # blocks sampled per weight file, and their size in bytes
@@ -54,6 +57,8 @@ def load(
   mesh: MeshAxes | Mapping[str, int] | None = None,
   dtype: str | None = None,
   modules: Sequence[str] = (),
+  base: str | Path | None = None,
+  adapters: Mapping[str, str | Path] | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -65,17 +70,20 @@ def load(
     dtype: compute dtype, such as "bfloat16"; by default the model's.
     modules: Python modules that the configuration of a run directory may import. Any others that it names are not
       imported: a directory is data.
+    base: the base of a directory that was trained with a method such as LoRA, if it is not where it was in training.
+    adapters: directories of such runs on this base, by name: `use` switches between them. The base is held once.
 
   Returns: a Model, whose parameters are read on first use.
   """
-  source = open_source(path, dtype, modules)
+  source = open_source(path, dtype, modules, None if base is None else str(base))
   module = source.module
   name, found = find_vocabulary(source.folder, module.config, vocabulary, source.vocabulary)
   axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
   built, preset = _mesh_for(axes, source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
     warn(f"the model was trained with another vocabulary than {vocabulary}")
-  return Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary))
+  given = {name: str(folder) for name, folder in (adapters or {}).items()}
+  return Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary), adapters=given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +104,26 @@ class Model(HeadMethods):
   vocabulary_given: bool = False  # chosen by the user: overrides the one recorded in the checkpoint
   chosen_step: int | None = None  # None: the newest checkpoint
   average: bool = False  # use the moving average of the parameters
+  adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)  # directories by name
+  shared: Model | None = None  # the base on whose devices' arrays an adapter runs
+
+  def use(self, adapter: str | None) -> Model:
+    """Returns the model with one of its adapters, or (None) without; all of them share the base's arrays."""
+    if adapter is None:
+      return self.shared or self
+    if self.shared is not None:
+      return self.shared.use(adapter)
+    if adapter not in self.adapters:
+      raise UserError(
+        f"unknown adapter {adapter!r}", known=", ".join(self.adapters), nearest=nearest(adapter, list(self.adapters))
+      )
+    if adapter not in self._used:
+      source = open_source(self.adapters[adapter], self.config.compute_dtype, base=str(self.folder))
+      if not isinstance(source, TunedDirectory):
+        raise UserError(f"{self.adapters[adapter]} is a complete model, not an adapter", adapter=adapter)
+      changes = dict(source=source, module=source.module, chosen_step=None, average=False, shared=self)
+      self._used[adapter] = dataclasses.replace(self, **changes)
+    return self._used[adapter]
 
   def at(self, step: int | None = None, average: bool = False) -> Model:
     """Returns the same model with the parameters of another checkpoint, or their moving average."""
@@ -217,17 +245,20 @@ class Model(HeadMethods):
     )
 
   def save(self, folder: str | Path) -> Path:
-    """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path."""
+    """Writes a new model directory, for `load` and `t5like infer`, `eval` and `train`; returns its path.
+
+    What a method such as LoRA has trained is merged into the base.
+    """
     target = converting.new_folder(folder)
-    module = tuned(self.module, self.folder, self.step())
-    converting.save_model_directory(target, module, self.params, self.vocabulary, self.vocabulary_name, self.folder)
+    module, params = converting.merged(tuned(self.module, self.folder, self.step()), self.params)
+    converting.save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
     """Writes a new Hugging Face folder with tokenizer, for transformers and `load`; returns its path."""
     target = converting.new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
-    module = tuned(self.module, self.folder, self.step())
+    module, params = converting.merged(tuned(self.module, self.folder, self.step()), params)
     converting.save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
     return target
 
@@ -248,7 +279,7 @@ class Model(HeadMethods):
   @property
   def positions(self) -> int | None:
     """The number of learned positions; None: no limit."""
-    return position_limit(self.config)
+    return position_limit(self.config, learned_tokens(self.module))
 
   @property
   def is_decoder(self) -> bool:
@@ -299,8 +330,15 @@ class Model(HeadMethods):
       raise UserError(
         f"the checkpoint has no {type(self.module.head).__name__}, which its configuration names", folder=self.folder
       )
+    held = self._held_by_base(step) if self.shared else {}
     with self.sharding():
-      return _shard_params(self.module, params, self.mesh)
+      return _shard_params(self.module, params, self.mesh, held)
+
+  def _held_by_base(self, step: int | None) -> dict[str, jax.Array]:
+    """Returns the base's arrays on the devices that this adapter uses unchanged, by its own paths."""
+    self.source.release()
+    trained, prefix = self.source.trained_paths(step), "backbone/" if isinstance(self.module, WithHead) else ""
+    return {prefix + path: x for path, x in flatten(self.shared.params).items() if prefix + path not in trained}
 
   def identity(self, step: int | None = None) -> dict[str, Any]:
     """Returns an identity of the weights of a step, independent of their location: a digest of samples of the files."""
@@ -326,6 +364,10 @@ class Model(HeadMethods):
       with self.sharding():
         self._runners[key] = kind(self.module, self.mesh, *arguments)
     return self._runners[key]
+
+  @cached_property
+  def _used(self) -> dict[str, Model]:
+    return {}
 
   @cached_property
   def _runners(self) -> dict[Any, Any]:
@@ -379,9 +421,17 @@ def _digest(files: list[Path]) -> str:
   return digest.hexdigest()[:16]
 
 
-def _shard_params(model: nn.Module, params: Any, mesh: Mesh) -> Any:
-  """Shards parameters; each host copies its own shards, as `jax.device_put` would compare arrays across hosts."""
+def _shard_params(model: nn.Module, params: Any, mesh: Mesh, held: Mapping[str, jax.Array]) -> Any:
+  """Shards parameters; each host copies its own shards, as `jax.device_put` would compare arrays across hosts.
+
+  Those in `held`, by path, are on the devices already.
+  """
   shardings = parallel.parameter_shardings(boxed_shapes(model), mesh)
-  return jax.tree.map(
-    lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, lambda at: x[at]), params, shardings
-  )
+
+  def place(path: tuple, x: Any, sharding: Any) -> jax.Array:
+    found = held.get(path_text(path))
+    if found is not None and (found.shape, found.dtype) == (x.shape, x.dtype):
+      return found
+    return jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
+
+  return jax.tree.map_with_path(place, params, shardings)

@@ -63,9 +63,9 @@ def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment
   return PromptForm(None if objective.shifted else special.start, eos if has_inputs and objective.closed else None, eos)
 
 
-def position_limit(config: TransformerConfig) -> int | None:
+def position_limit(config: TransformerConfig, taken: int = 0) -> int | None:
   """Returns the number of learned positions; None: no limit."""
-  return config.max_positions if config.positions == "learned" else None
+  return config.max_positions - taken if config.positions == "learned" else None
 
 
 def prompt_batch(layout: str, texts: Sequence[Sequence[int]], shape: BatchShape) -> dict[str, np.ndarray]:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import flax.linen as nn
+import numpy as np
 
 from t5like.console import warn
 from t5like.errors import UserError
+from t5like.experiments.compatibility import model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
+from t5like.inference.vocabulary import find_vocabulary
+from t5like.interop.layouts import flatten, unflatten
 from t5like.parallel import MeshAxes
 from t5like.training.checkpoints import checkpoint_steps, find_checkpoint, load_parameters, read_fingerprint
+from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.checkpoints.folders import PARAMS
 from t5like.training.checkpoints.integrity import CHECKSUMS
 from t5like.training.records.model_dir import CONFIG
@@ -124,6 +130,53 @@ class RunDirectory:
 
 
 @dataclasses.dataclass(frozen=True)
+class TunedDirectory(RunDirectory):
+  """The directory of a run that tuned a base with a method such as LoRA: checkpoints hold only what was trained."""
+
+  given_base: str | None = None  # where the base is now; None: as recorded
+
+  @property
+  def base_path(self) -> str:
+    from t5like.inference.parameters import find_base
+
+    return find_base(self.folder, self.given_base, self.experiment.init_from)
+
+  @cached_property
+  def base(self) -> tuple[str, dict[str, np.ndarray]]:
+    """The digest of the base, and its parameters."""
+    from t5like.inference.parameters import read_base
+
+    experiment = self.experiment
+    config = experiment.model.config
+    _, vocabulary = find_vocabulary(self.folder, config, None, experiment.vocabulary)
+    fingerprint = model_fingerprint(config, vocabulary)
+    base = read_base(
+      self.base_path, experiment.model, experiment.method, vocabulary, fingerprint, experiment.restore, cast=False
+    )
+    return base.digest, dict(base.parameters.take())
+
+  def release(self) -> None:
+    """Drops the base's parameters, which are read again if they are needed."""
+    self.__dict__.pop("base", None)
+
+  def trained_paths(self, step: int | None) -> set[str]:
+    """Returns the paths of the parameters that a checkpoint holds."""
+    return set(stored_arrays(find_checkpoint(self.folder, self.step(step)) / PARAMS))
+
+  def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
+    digest, arrays = self.base
+    checkpoint = find_checkpoint(self.folder, self.step(step))
+    saved = read_fingerprint(checkpoint).get("base")
+    if saved != digest:
+      raise UserError(
+        "this checkpoint was trained on another base", checkpoint=checkpoint, differs=f"saved {saved}, now {digest}"
+      )
+    expected = None if fingerprint is None else {**fingerprint, "base": digest}
+    trained = load_parameters(self.folder, self.step(step), fingerprint=expected, average=average)
+    return unflatten({**arrays, **flatten(trained)})
+
+
+@dataclasses.dataclass(frozen=True)
 class HuggingFaceFolder:
   """A folder with config.json and safetensors or pytorch_model.bin; its parameters are read on opening."""
 
@@ -173,17 +226,22 @@ class HuggingFaceFolder:
     return ""
 
 
-def open_source(path: str | Path, dtype: str | None = None, modules: Sequence[str] = ()) -> Source:
-  """Opens a model directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name`."""
+def open_source(
+  path: str | Path, dtype: str | None = None, modules: Sequence[str] = (), base: str | None = None
+) -> Source:
+  """Opens a model directory, one checkpoint in it, a Hugging Face folder, or `hf://org/name`.
+
+  `base` is for a directory of a method such as LoRA: where its base is now.
+  """
   if str(path).startswith(HUB):
     path = _from_hub(str(path))
   storage.check_reachable(path, "the model")
   folder = storage.as_path(path).absolute()
   changes = {"compute_dtype": dtype} if dtype else {}
   if (folder / PARAMS).is_dir() and (folder.parent.parent / CONFIG).is_file():
-    return _open_run(folder.parent.parent, changes, modules, int(folder.name))
+    return _open_run(folder.parent.parent, changes, modules, int(folder.name), base)
   if (folder / CONFIG).is_file():
-    return _open_run(folder, changes, modules)
+    return _open_run(folder, changes, modules, base=base)
   if any((folder / file).is_file() for file in _HF_CONFIG_FILES):
     if storage.is_remote(folder):
       folder = storage.download_tree(folder, storage.mirror_folder(folder))
@@ -196,12 +254,16 @@ def open_source(path: str | Path, dtype: str | None = None, modules: Sequence[st
 
 
 def _open_run(
-  folder: Path, changes: Mapping[str, Any], modules: Sequence[str], step: int | None = None
+  folder: Path, changes: Mapping[str, Any], modules: Sequence[str], step: int | None = None, base: str | None = None
 ) -> RunDirectory:
   experiment = load_experiment(folder, modules)
   find_checkpoint(folder, step)  # fail before loading the vocabulary
-  module = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
-  return RunDirectory(folder, module, experiment, step)
+  model = experiment.model.clone(config=dataclasses.replace(experiment.model.config, **changes))
+  if experiment.method:
+    return TunedDirectory(folder, experiment.method.tune(model), experiment, step, base)
+  if base:
+    raise UserError(f"{folder} is a complete model and needs no base", given=f"base {base}")
+  return RunDirectory(folder, model, experiment, step)
 
 
 def _open_hugging_face(folder: Path, changes: Mapping[str, Any]) -> HuggingFaceFolder:

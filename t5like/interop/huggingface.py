@@ -26,7 +26,7 @@ from t5like.interop.layouts import (
   unflatten,
   unstack_layers,
 )
-from t5like.interop.mapping import ImportReport, check_complete, export_tensors, import_tensors
+from t5like.interop.mapping import ImportReport, Rule, check_complete, export_tensors, import_tensors
 from t5like.interop.sentence_modules import is_sentence_folder, read_sentence_folder, write_sentence_modules
 from t5like.interop.tensor_folders import TensorFolder, read_json
 from t5like.models import BERT, GPT, T5, TransformerConfig
@@ -157,6 +157,25 @@ _SENTENCE = {
   hf_gpt: {"architectures": ["GPT2Model"]},
   hf_t5: {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False},
 }
+
+
+def tensor_rules(model: T5 | BERT | GPT | WithHead) -> list[Rule]:
+  """Returns the rules for all tensors of a model, under their names in Hugging Face's class; one without copies."""
+  backbone = model.backbone if isinstance(model, WithHead) else model
+  family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
+  hf, rules = family.config_to_hf(model.config), family.rules(model.config)
+  if model is backbone:
+    prefix, heads = "" if hf["architectures"] == ["BertModel"] else family.PREFIX, ("lm_head.", "cls.")
+  else:
+    head, _ = head_to_hf(model)
+    prefix, heads = head.prefix, tuple(f"{layer}." for layer in head.layers)
+    separate = model.clone(config=dataclasses.replace(model.config, scan_layers=False), tuning=None)
+    paths = expected_shapes(separate).keys()
+    rules = [rule for rule in map(in_backbone, rules) if paths >= set(rule.ours)] + head_rules(head, model.head)
+  return [
+    dataclasses.replace(rule, theirs=rule.theirs if rule.theirs.startswith(heads) else prefix + rule.theirs)
+    for rule in rules
+  ]
 
 
 def read_config(folder: Path) -> dict:

@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping
 
 import flax.linen as nn
-import jax
 import numpy as np
 from flax import traverse_util
 
@@ -12,6 +11,7 @@ from t5like.errors import UserError
 from t5like.interop.mapping import Parameters
 from t5like.models import BERT, GPT, T5
 from t5like.models.heads import WithHead
+from t5like.models.shapes import boxed_shapes
 
 LAYER = re.compile(r"(?P<stack>.*)/layers_(?P<index>\d+)/(?P<rest>.*)")
 STACKED = re.compile(r"(?P<stack>.*)/layers/(?P<rest>.*)")
@@ -52,14 +52,6 @@ def unstack_layers(params: Parameters) -> Parameters:
 def expected_shapes(model: T5 | BERT | GPT | WithHead) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of all parameters of `model`, without computing any."""
   return {path: leaf.shape for path, leaf in flatten(nn.unbox(boxed_shapes(model))).items()}
-
-
-def boxed_shapes(model: nn.Module) -> dict:
-  """Returns the tree of a model's parameters as shapes with logical axes."""
-  texts = model.texts_per_row if isinstance(model, WithHead) else 1
-  token = np.ones((texts, 1), np.int32)
-  batch = {"encoder_input_tokens": token, "decoder_input_tokens": token}
-  return jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
 
 
 # The fields that determine a shape, for error messages.

@@ -22,6 +22,7 @@ from t5like.models.config import TransformerConfig
 from t5like.models.layers import dense
 from t5like.models.positions import rotate
 from t5like.models.stepping import fused_products
+from t5like.models.tuning import extensions
 
 KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, heads, kv]
 
@@ -41,6 +42,7 @@ class Context:
   bias: RelativeBias | None = None  # shared by all layers
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: the input of cross-attention
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
+  prefixes: dict[str, jax.Array] | None = None  # [tokens, hidden] by attention: projected to a learned prefix per layer
   step: DecodingStep | None = None  # for cached decoding; x is then one token per row
   return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
   return_states: bool = _static(False)  # return every layer's output instead, for a mix of layers
@@ -82,6 +84,8 @@ class Attention(nn.Module):
     self.key = dense(config, width, ("embed", "heads"))
     self.value = dense(config, width, ("embed", "heads"))
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
+    prefixes = tuple(build(config) for build in extensions(self, "prefix"))
+    self.prefix = prefixes[0] if prefixes else None
 
   def __call__(self, x: jax.Array, context: Context, cache: dict | None) -> tuple[jax.Array, KeysValues | None]:
     """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
@@ -96,7 +100,7 @@ class Attention(nn.Module):
     """Attends to `context.encoded`, or to its keys and values in the cache."""
     if cache is not None:
       shared = SharedKV(cache, context.step.encoder_valid)
-      y = attend(self._split_heads(self.query(x))[:, 0], shared, **self._cached_options())
+      y = attend(self._split_heads(self.query(x))[:, 0], shared, **self._cached_options(context))
       return self.out(y.reshape(y.shape[0], 1, -1)), cache
     new = {"key": self._split_heads(self.key(context.encoded)), "value": self._split_heads(self.value(context.encoded))}
     query = self._split_heads(self.query(x))
@@ -117,7 +121,7 @@ class Attention(nn.Module):
       by_distance = bias_matrix(context.bias, 1, length, offset)[0, :, 0, ::-1]  # [heads, length]
       bias = DistanceBias(by_distance, step.index)
     generated = GeneratedKV(generated, step.generated_length, step.origins)
-    y, generated = attend_and_write(new, generated, shared, bias, **self._cached_options())
+    y, generated = attend_and_write(new, generated, shared, bias, **self._cached_options(context))
     return self.out(y.reshape(y.shape[0], 1, -1)), generated
 
   def _project_qkv(self, x: jax.Array) -> jax.Array:
@@ -137,10 +141,15 @@ class Attention(nn.Module):
       positions = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :]
     return rotate(query, positions, self.config.rotary_base), rotate(key, positions, self.config.rotary_base)
 
-  def _cached_options(self) -> dict:
+  def _cached_options(self, context: Context) -> dict:
     config = self.config
     scale = config.head_dim**-0.5 if config.scale_attention else 1.0
-    return {"scale": scale, "kernel": False if config.attention_backend == "xla" else None}
+    kernel = False if config.attention_backend == "xla" else None
+    return {"scale": scale, "kernel": kernel, "prefix": self._prefix(context)}
+
+  def _prefix(self, context: Context) -> jax.Array | None:
+    """Returns the learned keys and values [2, tokens, heads, kv] that every query sees, if there are any."""
+    return None if self.prefix is None else self.prefix((context.prefixes or {}).get(self.name))
 
   def _split_heads(self, x: jax.Array) -> jax.Array:
     """Reshapes [batch, length, heads * kv] to [batch, length, heads, kv]."""
@@ -164,6 +173,7 @@ class Attention(nn.Module):
       dropout_key=self.make_rng("dropout") if drop else None,
       backend=config.attention_backend,
       axes=_sharded_axes(),
+      prefix=self._prefix(context),
     )  # [batch, length, heads, kv]
     # Without the constraint, a stack sharded by position would gather the kernel.
     y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))

@@ -11,15 +11,16 @@ from t5like.errors import UserError
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.config import TransformerConfig
-from t5like.models.embedder import Embedder
+from t5like.models.embedder import Embedder, with_prompt_positions
 from t5like.models.layers import ACTIVATIONS, Norm, dense
-from t5like.models.padding import encoder_valid
+from t5like.models.padding import encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class BERT(nn.Module):
+class BERT(Tunable):
   """Encoder-only model with the heads enabled in the config. Rows must be padded on the right, as data/ does.
 
   predicted_share  in training, logits are computed for at most this fraction of a row's positions, those with targets:
@@ -71,15 +72,18 @@ class BERT(nn.Module):
 
     With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
     """
-    tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
-    positions = batch.get("encoder_positions")
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
-    x = self.token_embedder(tokens, positions, batch.get("encoder_token_types"), deterministic=deterministic)
+    tokens, prompt = batch["encoder_input_tokens"], self.token_embedder.prompt_length
+    positions, types = batch.get("encoder_positions"), batch.get("encoder_token_types")
+    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(encoder_valid(batch), prompt)
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
+    x = self.token_embedder(tokens, positions, types, deterministic=deterministic, prompt=True)
     context = Context(
-      mask=mask, positions=positions, bidirectional=True, deterministic=deterministic, return_states=all_layers
-    )
+      mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=True, deterministic=deterministic,
+      return_states=all_layers,
+    )  # fmt: skip
     hidden, layers = self.encoder(x, context)
-    return all_states(x, hidden, layers) if all_layers else hidden
+    hidden = all_states(x, hidden, layers) if all_layers else hidden
+    return hidden[..., prompt:, :]
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits for masked tokens, [..., embed] -> [..., vocab], of all positions or only the masked ones."""

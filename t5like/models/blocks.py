@@ -9,6 +9,7 @@ from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, activate, constrain_activations, dense
 from t5like.models.stepping import fused_products
+from t5like.models.tuning import extensions
 
 
 class MLP(nn.Module):
@@ -57,6 +58,9 @@ class Block(nn.Module):
       self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
     self.mlp, self.mlp_norm = MLP(config), Norm(config)
     self.dropout = Dropout(config.dropout_rate)
+    for name in ("attention", "cross_attention", "mlp"):
+      for build in extensions(self, f"{name}_adapter"):
+        setattr(self, f"{name}_adapter", build(config))
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
     keys_values = {}
@@ -64,15 +68,15 @@ class Block(nn.Module):
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
     h, x = self._pre_norm(self.attention_norm, x)
     y, keys_values["self" if cache is None else "generated"] = self.attention(h, context, cache)
-    x = self._add_residual(self.attention_norm, x, y, context)
+    x = self._add_residual("attention", x, y, h, context)
     # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
       h, x = self._pre_norm(self.cross_attention_norm, x)
       y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
-      x = self._add_residual(self.cross_attention_norm, x, y, context)
+      x = self._add_residual("cross_attention", x, y, h, context)
     h, x = self._pre_norm(self.mlp_norm, x)
     y = self.mlp(h, context.deterministic)
-    x = self._add_residual(self.mlp_norm, x, y, context)
+    x = self._add_residual("mlp", x, y, h, context)
     if cache is not None:
       return x, cache | keys_values
     if context.return_states:
@@ -83,6 +87,10 @@ class Block(nn.Module):
     """Returns the input of a sublayer and the residual stream to which its output is added."""
     return norm(x, with_input=True) if self.config.norm_position == "pre" else (x, x)
 
-  def _add_residual(self, norm: Norm, x: jax.Array, y: jax.Array, context: Context) -> jax.Array:
-    x = x + self.dropout(y, context.deterministic)
-    return constrain_activations(x if self.config.norm_position == "pre" else norm(x))
+  def _add_residual(self, name: str, x: jax.Array, y: jax.Array, h: jax.Array, context: Context) -> jax.Array:
+    """Adds the result y of the sublayer `name`, whose input is h, to the residual stream x."""
+    norm, is_pre = getattr(self, f"{name}_norm"), self.config.norm_position == "pre"
+    y = self.dropout(y, context.deterministic)
+    adapter = getattr(self, f"{name}_adapter", None)
+    x = x + y if adapter is None else adapter(x, y, h, (lambda x: x) if is_pre else norm)
+    return constrain_activations(x if is_pre else norm(x))

@@ -10,7 +10,9 @@ from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, constrain_activations, embedding_init, kernel_init
+from t5like.models.padding import prepend
 from t5like.models.positions import sinusoids
+from t5like.models.tuning import extended, extensions
 
 
 class Embedder(nn.Module):
@@ -32,6 +34,13 @@ class Embedder(nn.Module):
     if config.embedding_norm:
       self.norm = Norm(config)
     self.dropout = Dropout(config.dropout_rate)
+    # Factors A [vocab, rank] and B [rank, embed] of updates of the token table.
+    self.updates = tuple(extension.factors(self) for extension in extensions(self))
+    # A learned prompt [tokens, embed] that precedes the tokens of the stack that reads the inputs.
+    prompts = tuple(extension(self) for extension in extensions(self, "prompt"))
+    self.vectors = prompts[0] if prompts else None
+    # Positions that a learned prefix takes before the first token.
+    self.shift = sum(extension.tokens for extension in extensions(self, "shift"))
 
   def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
     init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
@@ -39,17 +48,29 @@ class Embedder(nn.Module):
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
-    *, deterministic: bool,
+    *, deterministic: bool, prompt: bool = False,
   ) -> jax.Array:  # fmt: skip
-    """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0."""
+    """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
+
+    With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions.
+    """
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
+    for a, b in self.updates:
+      x = x + self._look_up(a, tokens, "vocab") @ b.astype(config.dtype)
     if config.scale_embeddings:
       x = x * config.embed_dim**0.5
     if positions is None:
       positions = default_positions(tokens)
+    if self.shift:
+      positions = positions + self.shift
+    if prompt and self.prompt_length:
+      x = jnp.concatenate([self._prompt_rows(x), x], axis=1)
+      positions = with_prompt_positions(positions, self.prompt_length)
+      token_types = prepend(token_types, self.prompt_length, 0)
+      tokens = prepend(tokens, self.prompt_length)
     if config.positions == "learned":
-      check_length(config, tokens.shape[1])
+      check_length(config, tokens.shape[1] + self.shift)
       x = x + self._look_up(self.position_embedding, positions)
     elif config.positions == "sinusoidal":
       x = x + sinusoids(positions, config.embed_dim).astype(config.dtype)
@@ -59,6 +80,15 @@ class Embedder(nn.Module):
     if config.embedding_norm:
       x = self.norm(x)
     return constrain_activations(self.dropout(x, deterministic))
+
+  @property
+  def prompt_length(self) -> int:
+    """The number of vectors of the learned prompt; 0 without one."""
+    return 0 if self.vectors is None else self.vectors.shape[0]
+
+  def _prompt_rows(self, x: jax.Array) -> jax.Array:
+    """Returns the prompt for each row of x, [batch, tokens, embed]."""
+    return jnp.broadcast_to(self.vectors.astype(x.dtype)[None], (x.shape[0], *self.vectors.shape))
 
   def _look_up(self, table: jax.Array, ids: jax.Array, axis: str | None = None) -> jax.Array:
     """Returns rows [..., embed] of a table in the compute dtype.
@@ -74,7 +104,11 @@ class Embedder(nn.Module):
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Returns logits with the tied embedding: [..., embed] -> [..., vocab] in the logits dtype."""
-    return logits(self.config, hidden, self.embedding.T)
+    hidden = scale(self.config, hidden)
+    scores = logits(self.config, hidden, self.embedding.T)
+    for a, b in self.updates:
+      scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), a.T)
+    return scores
 
 
 class LogitsDense(nn.Module):
@@ -87,19 +121,31 @@ class LogitsDense(nn.Module):
     config = self.config
     init = nn.with_logical_partitioning(kernel_init(config), ("embed", "vocab"))
     shape = (config.embed_dim, config.vocab_size)
-    return logits(config, hidden, self.param("kernel", init, shape, jnp.dtype(config.param_dtype)))
+    kernel = self.param("kernel", init, shape, jnp.dtype(config.param_dtype))
+    return extended(self, lambda hidden: logits(config, hidden, kernel), scale(config, hidden))
+
+
+def scale(config: TransformerConfig, hidden: jax.Array) -> jax.Array:
+  """Scales the states that are multiplied with the output matrix, if the model does so."""
+  return hidden * config.embed_dim**-0.5 if config.scale_logits else hidden
 
 
 def logits(config: TransformerConfig, hidden: jax.Array, kernel: jax.Array) -> jax.Array:
   """Multiplies hidden [..., embed] by kernel [embed, vocab] in the compute dtype, accumulating in the logits dtype."""
-  if config.scale_logits:
-    hidden = hidden * config.embed_dim**-0.5
   dtype = jnp.dtype(config.logits_dtype)
   # Shards the vocabulary in both passes: activations are communicated, the table is not.
   rows = ("batch",) + (None,) * (hidden.ndim - 2)
   hidden = nn.with_logical_constraint(hidden, (*rows, None))
   scores = product("...d,dv->...v", hidden, kernel.astype(config.dtype), dtype)
   return nn.with_logical_constraint(scores, (*rows, "vocab"))
+
+
+def with_prompt_positions(positions: jax.Array | None, count: int) -> jax.Array | None:
+  """Returns the positions [batch or 1, length] of a prompt of `count` vectors and the tokens after it."""
+  if positions is None or not count:
+    return positions
+  before = jnp.broadcast_to(jnp.arange(count, dtype=positions.dtype)[None], (positions.shape[0], count))
+  return jnp.concatenate([before, positions + count], axis=1)
 
 
 def default_positions(tokens: jax.Array) -> jax.Array:

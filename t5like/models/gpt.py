@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -10,13 +9,15 @@ from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
-from t5like.models.embedder import Embedder, LogitsDense, check_length
+from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
+from t5like.models.padding import prepend
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class GPT(nn.Module):
+class GPT(Tunable):
   """Decoder-only model. With `prefix_lm`, attention within the inputs is bidirectional."""
 
   config: TransformerConfig
@@ -42,18 +43,20 @@ class GPT(nn.Module):
 
     With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
     """
-    segments = batch.get("decoder_segment_ids")
-    prefix = batch.get("decoder_causal_attention") if self.config.prefix_lm else None
+    prompt = self.token_embedder.prompt_length
+    segments = prepend(batch.get("decoder_segment_ids"), prompt)
+    prefix = prepend(batch.get("decoder_causal_attention"), prompt) if self.config.prefix_lm else None
     # Right padding needs no mask: tokens precede it and attention is causal.
     mask = Mask(causal=True, prefix=prefix, query_segments=segments, key_segments=segments)
     positions = batch.get("decoder_positions")
     context = Context(
-      mask=mask, positions=positions, bidirectional=self.config.prefix_lm, deterministic=deterministic,
-      return_states=all_layers,
+      mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=self.config.prefix_lm,
+      deterministic=deterministic, return_states=all_layers,
     )  # fmt: skip
-    x = self.token_embedder(batch["decoder_input_tokens"], positions, deterministic=deterministic)
+    x = self.token_embedder(batch["decoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     hidden, layers = self.decoder(x, context)
-    return all_states(x, hidden, layers) if all_layers else hidden
+    hidden = all_states(x, hidden, layers) if all_layers else hidden
+    return hidden[..., prompt:, :]
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
@@ -62,7 +65,7 @@ class GPT(nn.Module):
   def _decode(self, tokens: jax.Array, cache: tuple | dict | None = None, **context):
     """Returns hidden states of tokens [batch, length] and the updated cache; `context` are fields of Context."""
     context = Context(bidirectional=self.config.prefix_lm, **context)
-    x = self.token_embedder(tokens, context.positions, deterministic=context.deterministic)
+    x = self.token_embedder(tokens, context.positions, deterministic=context.deterministic, prompt=context.step is None)
     return self.decoder(x, context, cache)
 
   # Decoding: one pass over the prompts, then one token per row and step.
@@ -81,8 +84,10 @@ class GPT(nn.Module):
     The first step is fed the last token of each prompt (`first_tokens`).
     """
     prompts, lengths = self.decoder_prompt(batch)
-    check_length(self.config, prompts.shape[1])
-    real = jnp.arange(prompts.shape[1])[None, :] < lengths[:, None]
+    learned = self.token_embedder.prompt_length
+    lengths, width = lengths + learned, prompts.shape[1] + learned
+    check_length(self.config, width)
+    real = jnp.arange(width)[None, :] < lengths[:, None]
     # Padding after a prompt is hidden by causality, or by `prefix` in a prefix LM.
     mask = Mask(causal=True, prefix=real if self.config.prefix_lm else None)
     _, keys_values = self._decode(prompts, mask=mask, return_kv=True)

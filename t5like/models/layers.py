@@ -10,6 +10,7 @@ from t5like.kernels.dropout import dropout
 from t5like.kernels.norms import norm
 from t5like.kernels.platform import target_platform
 from t5like.models.config import TransformerConfig
+from t5like.models.tuning import extended
 
 
 @jax.custom_vjp
@@ -60,12 +61,20 @@ def embedding_init(config: TransformerConfig) -> nn.initializers.Initializer:
   return nn.initializers.normal(1.0 if config.initializer == "fan_in" else config.initializer_stddev)
 
 
+class Dense(nn.Dense):
+  """A dense layer that finetuning may extend: see tuning.py."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return extended(self, super().__call__, x)
+
+
 def dense(
   config: TransformerConfig, features: int, axes: tuple[str | None, str | None], role: str = "plain",
   use_bias: bool | None = None, name: str | None = None,
-) -> nn.Dense:  # fmt: skip
+) -> Dense:  # fmt: skip
   """Builds a dense layer whose kernel [in, features] has logical `axes`."""
-  return nn.Dense(
+  return Dense(
     features,
     use_bias=config.use_bias if use_bias is None else use_bias,
     dtype=config.dtype,

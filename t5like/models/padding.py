@@ -18,3 +18,10 @@ def encoder_valid(batch: Mapping[str, jax.Array]) -> jax.Array:
   if "encoder_lengths" in batch:
     return jnp.arange(tokens.shape[1])[None, :] < batch["encoder_lengths"][:, None]
   return tokens > 0
+
+
+def prepend(x: jax.Array | None, count: int, value: int | bool = 1) -> jax.Array | None:
+  """Returns x [batch, length] with `count` columns of a value before it: a learned prompt's, which is never padding."""
+  if x is None or not count:
+    return x
+  return jnp.pad(x, ((0, 0), (count, 0)), constant_values=value)

@@ -16,6 +16,7 @@ from t5like.models.attention import Context, RelativeBiasTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm
+from t5like.models.tuning import extensions, inside
 
 _policies = jax.checkpoint_policies
 REMAT_POLICIES = {
@@ -79,6 +80,8 @@ class Stack(nn.Module):
     config = self.config
     if config.positions == "relative_bias" and config.share_relative_bias:
       context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
+    for build in extensions(self, "prefixes"):
+      context = dataclasses.replace(context, prefixes=build(config, name="prefixes")())
     x, cache = self._layers(x, context, cache)
     if config.norm_position == "pre":
       x = Norm(config, name="final_norm")(x)
@@ -151,7 +154,8 @@ class Stack(nn.Module):
         params, key, number = layer_inputs
         return layer(params, key, x, number, constant, context)
 
-      x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
+      with inside((*self.path, "layers")):
+        x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
       outputs.append(each)
     return x, jax.tree.map(lambda lower, upper: jnp.concatenate([lower, upper]), *outputs)
 

@@ -14,6 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.models.tuning import merge
+
 # Dense layers with the same input that are fused into one product.
 _FUSED = {"qkv": ("query", "key", "value"), "wi": ("wi_0", "wi_1")}
 # Stacks that run decoding steps; an encoder runs once, on many tokens.
@@ -23,7 +25,10 @@ _DECODER_STACKS = ("decoder", "shared")
 def prepare(model: nn.Module, params: Mapping[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
   """Returns the model and variables to decode with. Call it in the jitted function that contains the loop."""
   config = model.config
-  params = _cast(nn.meta.unbox(params), config.dtype)
+  tuning, params = merge(model.tuning, nn.meta.unbox(params))
+  if tuning != model.tuning:
+    model = model.clone(tuning=tuning)
+  params = cast_weights(params, config.dtype)
   if config.scan_layers:
     params = {name: _unroll(tree) for name, tree in params.items()}
   if config.scan_layers or config.remat != "none":
@@ -41,16 +46,16 @@ def fused_products(module: nn.Module, name: str, x: jax.Array) -> jax.Array:
   return y
 
 
-def _cast(tree: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
+def cast_weights(tree: Mapping[str, Any], dtype: jnp.dtype) -> dict[str, Any]:
   """Casts kernels, their biases and embeddings to the dtype in which modules use them; norms are not cast."""
   cast = {}
   for name, value in tree.items():
     if isinstance(value, Mapping):
-      cast[name] = _cast(value, dtype)
+      cast[name] = cast_weights(value, dtype)
     else:
       # The relative position bias is added to scores in float32.
       table = name.endswith("embedding") and name != "rel_embedding"
-      cast[name] = value.astype(dtype) if table or "kernel" in tree else value
+      cast[name] = value.astype(dtype) if table or (name in ("kernel", "bias") and "kernel" in tree) else value
   return cast
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -10,14 +9,15 @@ from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
-from t5like.models.embedder import Embedder, LogitsDense, check_length
-from t5like.models.padding import encoder_valid
+from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
+from t5like.models.padding import encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
 
-class T5(nn.Module):
+class T5(Tunable):
   """Encoder-decoder model. T5 1.1, mT5, ByT5 and shared stacks are configurations of it: see gin/models.
 
   Rows must be padded on the right, as seqio and data/ do: fused attention on GPUs only receives their lengths.
@@ -52,13 +52,13 @@ class T5(nn.Module):
     """
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     positions = batch.get("decoder_positions")
-    encoded = self.encode(batch, deterministic)
+    encoded = self.encode(batch, deterministic, with_prompt=True)
     # Right padding needs no mask here: tokens precede it and attention is causal.
     context = Context(
       mask=Mask(causal=True, query_segments=segments, key_segments=segments),
       positions=positions,
       encoded=encoded,
-      encoded_mask=_encoded_mask(batch),
+      encoded_mask=_encoded_mask(batch, self.token_embedder.prompt_length),
       deterministic=deterministic,
       return_states=all_layers,
     )
@@ -66,17 +66,24 @@ class T5(nn.Module):
     hidden, layers = self._decoder(x, context)
     return all_states(x, hidden, layers) if all_layers else hidden
 
-  def encode(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
-    """Returns the encoder's hidden states, [batch, encoder length, embed]; `all_layers` as in `hidden_states`."""
-    tokens, segments = batch["encoder_input_tokens"], batch.get("encoder_segment_ids")
-    positions = batch.get("encoder_positions")
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
-    x = self.token_embedder(tokens, positions, deterministic=deterministic)
+  def encode(
+    self, batch: Batch, deterministic: bool = True, all_layers: bool = False, with_prompt: bool = False
+  ) -> jax.Array:
+    """Returns the encoder's hidden states, [batch, encoder length, embed]; `all_layers` as in `hidden_states`.
+
+    With `with_prompt`, also those of a learned prompt, before the others.
+    """
+    positions, prompt = batch.get("encoder_positions"), self.token_embedder.prompt_length
+    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(encoder_valid(batch), prompt)
+    mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
+    x = self.token_embedder(batch["encoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     context = Context(
-      mask=mask, positions=positions, bidirectional=True, deterministic=deterministic, return_states=all_layers
-    )
+      mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=True, deterministic=deterministic,
+      return_states=all_layers,
+    )  # fmt: skip
     hidden, layers = self._encoder(x, context)
-    return all_states(x, hidden, layers) if all_layers else hidden
+    hidden = all_states(x, hidden, layers) if all_layers else hidden
+    return hidden if with_prompt else hidden[..., prompt:, :]
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
@@ -112,7 +119,8 @@ class T5(nn.Module):
     """Encodes the inputs and builds a cache for `max_decode_length` steps of `hypotheses` outputs per row."""
     tokens, lengths = self.decoder_prompt(batch)
     check_length(self.config, tokens.shape[1])
-    encoded, valid = self.encode(batch), encoder_valid(batch)
+    encoded = self.encode(batch, with_prompt=True)
+    valid = prepend(encoder_valid(batch), self.token_embedder.prompt_length)
     # The pass over the prompts also computes every layer's cross-attention keys and values.
     context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
     _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True), context)
@@ -128,9 +136,10 @@ class T5(nn.Module):
     return self.project(x[:, 0]), cache | {"index": index + 1, "generated_length": length + 1, "layers": layers}
 
 
-def _encoded_mask(batch: Batch) -> Mask:
+def _encoded_mask(batch: Batch, prompt: int) -> Mask:
   """Returns the cross-attention mask: hides padding and, in packed rows, the inputs of other examples."""
-  queries, keys = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
+  queries, keys = batch.get("decoder_segment_ids"), prepend(batch.get("encoder_segment_ids"), prompt)
+  valid = prepend(encoder_valid(batch), prompt)
   if queries is None or keys is None:
-    return Mask(key_valid=encoder_valid(batch), right_padded=True)
-  return Mask(query_segments=queries, key_segments=keys, key_valid=encoder_valid(batch), right_padded=True)
+    return Mask(key_valid=valid, right_padded=True)
+  return Mask(query_segments=queries, key_segments=keys, key_valid=valid, right_padded=True)

@@ -8,15 +8,17 @@ import flax.linen as nn
 import jax
 
 from t5like.errors import UserError
-from t5like.experiments.compatibility import check_layout, check_vocabulary
+from t5like.experiments.compatibility import check_layout, check_vocabulary, stack_lengths
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch, run_phases
+from t5like.inference.parameters import store_frozen
 from t5like.objectives import SpecialTokens
 from t5like.planning import State, Work
 from t5like.planning.flops import traced_flops
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
+from t5like.runs.saved_parameters import saved_selection
 from t5like.vocabularies import load_vocabulary
 
 
@@ -25,12 +27,19 @@ def planned_work(experiment: Experiment) -> list[Work]:
 
   Of a run that unfreezes parameters on the way, the state is the largest.
   """
-  experiment = resolve_head(experiment)
+  plain = resolve_head(experiment)
+  experiment = plain.tuned()
   phases = planned_phases(experiment)
+  for phase in phases if experiment.method else ():
+    experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
   boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
   params = nn.meta.unbox(boxed)
-  optimizer = training_plan(experiment, params).largest.optimizer
+  plan = training_plan(experiment, params)
+  optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan)
+  if saved:  # frozen weights are stored in the dtype of computations
+    params = jax.eval_shape(lambda params: store_frozen(params, saved, experiment.model.config.dtype), params)
+    boxed = jax.tree.unflatten(jax.tree.structure(boxed), jax.tree.leaves(params))
   opt_state = jax.eval_shape(optimizer.transformation.init, params)
   trained = params if optimizer.selection is None else jax.eval_shape(optimizer.selection.take, params)
   # Only Muon has matrix products.

@@ -20,7 +20,13 @@ from t5like.evaluation.heads.evaluator import check_head_scorable
 from t5like.evaluation.scorable import check_scorable
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
-from t5like.experiments.compatibility import check_layout, check_splits, check_vocabulary, model_fingerprint
+from t5like.experiments.compatibility import (
+  check_layout,
+  check_splits,
+  check_vocabulary,
+  model_fingerprint,
+  stack_lengths,
+)
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
 from t5like.experiments.heads import can_score
@@ -28,12 +34,12 @@ from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phas
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
+from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
 from t5like.objectives import SpecialTokens
-from t5like.runs.adapting import adapt, check_same_labels
-from t5like.runs.foreign_parameters import find_parameters, refuse_foreign
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
+from t5like.runs.saved_parameters import read_run_base, saved_selection, saved_spec, with_stored_dtypes
 from t5like.runs.starting_table import array_fates
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
@@ -48,6 +54,7 @@ from t5like.training.checkpoints import (
 )
 from t5like.training.checkpoints.given_parameters import Fate, GivenParameters
 from t5like.training.optimizers import Optimizer
+from t5like.training.optimizers.selection import Selection
 from t5like.training.records import model_dir as directory
 from t5like.training.state import StateSpec, state_spec, with_optimizer
 from t5like.training.step import check_microbatches
@@ -65,6 +72,7 @@ class StartingPoint:
   verified: bool = False  # its checksums were compared just now
   episode: int = 0  # of the training plan, whose optimizer state it has
   fates: Sequence[Fate] = ()  # of its parameters and the run's
+  base: TunedBase | None = None  # of a run that saves only what it trains
 
   @property
   def step(self) -> int:
@@ -90,6 +98,7 @@ class PreparedRun:
   fingerprint: dict[str, Any]
   start: StartingPoint
   card: RunCard
+  saved: Selection | None = None  # the parameters that checkpoints hold; None: all
 
   @property
   def spec(self) -> StateSpec:
@@ -116,6 +125,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   if experiment.has_head:  # the labels of the task determine the model
     members = open_members(experiment, vocabulary, rates, experiment.split, dry_run)
     experiment = resolve_head(experiment, members)
+  plain, experiment = experiment, experiment.tuned()
   check_layout(experiment.model, experiment.objective)
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
@@ -125,17 +135,26 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   for phase in phases:
     parallel.check_batch(phase.batch_size, mesh)
     check_microbatches(phase.batch_size, experiment.microbatches, mesh)
+    if experiment.method:
+      experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batch = blank_batch(experiment, phases[-1])
   spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   plan = training_plan(experiment, spec.shapes.params)
+  saved = saved_selection(experiment, plan)
+  if saved:
+    spec = with_stored_dtypes(spec, saved, experiment.model.config.dtype)
   specs = [with_optimizer(spec, episode.optimizer, mesh) for episode in plan.episodes]
-  fingerprint = model_fingerprint(experiment.model.config, vocabulary)
-  start = choose_starting_point(experiment, model_dir, specs, fingerprint, not dry_run, init)
+  fingerprint, base = model_fingerprint(experiment.model.config, vocabulary), None
+  if saved:
+    base = read_run_base(plain, vocabulary, fingerprint, init)
+    fingerprint |= {"base": base.digest}
+  stored = [saved_spec(each, saved) for each in specs]
+  start = choose_starting_point(experiment, model_dir, stored, fingerprint, not dry_run, init, base)
   if (experiment.init_from or init) and start.step == 0:
     for note in finetuning_notes(experiment):
       say(note)
-  check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in specs))
+  check_disk_space(model_dir, max(checkpoint_bytes(each.shapes) for each in stored))
 
   stream_reason = ""
   if not experiment.stream and members is None:
@@ -163,7 +182,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   )  # fmt: skip
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
-    fingerprint, start, card,
+    fingerprint, start, card, saved,
   )  # fmt: skip
 
 
@@ -225,11 +244,13 @@ def choose_starting_point(
   fingerprint: dict[str, Any],
   move: bool = True,
   init: GivenParameters | None = None,
+  base: TunedBase | None = None,
 ) -> StartingPoint:
   """Returns the source of the initial state; raises UserError for a checkpoint that does not match.
 
   In this order: the run's own newest intact checkpoint, RESTORE_FROM, parameters in memory (`init`), INIT_FROM (of
   t5like or another library), random initialization. Newer, damaged checkpoints are reported and (`move`) set aside.
+  `specs` are of what checkpoints hold. A run with a `base` starts from it, and adds to it what a checkpoint holds.
   """
   newest = newest_intact(model_dir, move)
   for message in newest.messages:
@@ -243,6 +264,9 @@ def choose_starting_point(
     refuse_foreign(experiment.restore_from)
     checkpoint = find_checkpoint(experiment.restore_from)
     start = StartingPoint("the checkpoint {checkpoint}, with optimizer and step", checkpoint)
+  elif base:
+    fates = base.parameters.fates
+    return StartingPoint(f"the frozen parameters of {base.parameters}", base=base, fates=fates)
   elif init or experiment.init_from:
     options = dataclasses.replace(options, parameters_only=True)
     source = init or find_parameters(experiment.init_from, experiment.model)
@@ -262,7 +286,7 @@ def choose_starting_point(
     text = f"{what}, optimizer and step fresh"
   description = text.format(checkpoint=start.checkpoint, step=getattr(start.checkpoint, "name", ""))
   fates = array_fates(start.checkpoint, specs[episode])
-  known = dict(description=description, options=options, resumes=resumes, episode=episode, fates=fates)
+  known = dict(description=description, options=options, resumes=resumes, episode=episode, fates=fates, base=base)
   return dataclasses.replace(start, **known)
 
 

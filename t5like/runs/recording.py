@@ -14,6 +14,7 @@ from t5like.console import say
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.writing import config_text
 from t5like.files import storage
+from t5like.inference.parameters import write_base
 from t5like.runs.preparing import PreparedRun
 from t5like.training.records import model_dir as directory
 from t5like.vocabularies import copy_vocabulary
@@ -39,6 +40,8 @@ def record_run(run: PreparedRun) -> None:
     directory.write_text(folder / directory.RUN_CARD, card_text(run))
     directory.write_text(folder / directory.RUN_CARD_DATA, run.card.as_json())
     copy_vocabulary(experiment.vocabulary, run.vocabulary, folder)
+    if run.start.base:
+      write_base(folder, experiment.init_from, run.start.base.digest)
 
 
 def card_text(run: PreparedRun) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import io
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluati
 from t5like.runs.preparing import PreparedRun, StartingPoint, choose_starting_point
 from t5like.runs.price_tag import price_tag
 from t5like.runs.recording import card_text, last_metrics, record_run, report_files
+from t5like.runs.saved_parameters import saved_spec, saved_state, with_base
 from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps, restore_state
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
@@ -184,7 +185,7 @@ class Trainer:
       )
     ]
     for kind, evaluate in evaluations.items():
-      hooks.append(Hook(periods[kind], functools.partial(self._evaluate, kind, evaluate), at_end=True))
+      hooks.append(Hook(periods[kind], partial(self._evaluate, kind, evaluate), at_end=True))
       if self._missed_evaluation(kind, periods[kind]):
         self._evaluate(kind, evaluate, state)
     feed, finite = self._feed(), FiniteCheck(experiment.nonfinite)
@@ -254,7 +255,7 @@ class Trainer:
     with self._goodput.spent_on("saving checkpoints"):
       if self._run.stream:
         self._run.stream.save(int(state.step))
-      self._checkpoints.save(state, self._run.fingerprint)
+      self._checkpoints.save(saved_state(self._run.saved, state), self._run.fingerprint)
       self._writer.flush()
       self._watchdog.heartbeat()
     self._record_goodput(int(state.step))
@@ -315,7 +316,8 @@ class Trainer:
         intact=f"checkpoint {steps[-1]}" if steps else "no checkpoint yet",
         try_="--gin.NONFINITE=skip or rollback; a lower learning rate; clip_norm of the optimizer",
       )
-    start = choose_starting_point(experiment, run.model_dir, run.specs, run.fingerprint)
+    stored = [saved_spec(spec, run.saved) for spec in run.specs]
+    start = choose_starting_point(experiment, run.model_dir, stored, run.fingerprint, base=run.start.base)
     self._skipped = self._skipped.skip(start.step, step)
     if jax.process_index() == 0:
       self._skipped.write(run.model_dir)
@@ -355,13 +357,21 @@ class Trainer:
 
 def initialize(run: PreparedRun, start: StartingPoint) -> TrainState:
   experiment, spec, optimizer = run.experiment, run.specs[start.episode], run.plan.episodes[start.episode].optimizer
+  stored = saved_spec(spec, run.saved)
 
   def fresh() -> TrainState:
-    return create_state(experiment.model, optimizer, run.batch, experiment.seed, spec)
+    return create_state(
+      experiment.model, optimizer, run.batch, experiment.seed, stored, partial(saved_state, run.saved)
+    )
 
-  if start.checkpoint is None:
+  if start.checkpoint is None and start.base is None:
     return fresh()
-  state = restore_state(start.checkpoint, spec, run.fingerprint, start.options, fresh, start.verified)
+  if start.checkpoint is None:
+    state = fresh()
+  else:
+    state = restore_state(start.checkpoint, stored, run.fingerprint, start.options, fresh, start.verified)
+  if start.base is not None:
+    state = with_base(state, start.base, spec, keep=start.checkpoint is not None)
   if (before := int(state.seed)) != experiment.seed:
     say(
       f"SEED = {experiment.seed}, was {before}: data, noise and dropout follow the new seed from "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ def train(
     UserError: invalid input; nothing was written.
     RunError: the run failed and cannot continue.
   """
+  if isinstance(init, Model) and experiment.method and not experiment.init_from:
+    experiment = dataclasses.replace(experiment, init_from=str(init.folder))
   goodput = goodput or Goodput(from_now=True)
   model_dir = check_run(experiment)
   step_file = StepFile(model_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
@@ -80,11 +81,21 @@ def change_optimizer(state: TrainState, optimizer: Optimizer, spec: StateSpec) -
   return state.replace(opt_state=jax.tree.map_with_path(choose, initialize_all(state.params)))
 
 
-def create_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int, spec: StateSpec) -> TrainState:
-  """Initializes every array directly on its devices; the values do not depend on the mesh."""
+def create_state(
+  model: nn.Module,
+  optimizer: Optimizer,
+  batch: Any,
+  seed: int,
+  spec: StateSpec,
+  part: Callable[[TrainState], TrainState] = lambda state: state,
+) -> TrainState:
+  """Initializes every array directly on its devices; the values do not depend on the mesh.
+
+  With `part`, only that part of the state, whose spec is given.
+  """
   # Initialization depends on the shapes of the batch only.
   zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), batch)
-  return initialize(lambda: initial_state(model, optimizer, zeros, seed), spec.shardings)
+  return initialize(lambda: part(initial_state(model, optimizer, zeros, seed)), spec.shardings)
 
 
 def parameter_count(params: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from t5like.ablations.report.comparison import Cell, ComparedTable, TableComparison
 from t5like.ablations.report.statistics import TIE_DEVIATIONS
-from t5like.ablations.tables import ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modeling
+from t5like.ablations.tables import ADAPTERS, ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modeling
 
 Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
 _ROUNDING = 1e-9
@@ -60,6 +60,7 @@ class CheckedConclusion:
 
 
 _ED = "encoder_decoder/"
+_SIZES = tuple(itertools.pairwise(ADAPTERS))
 _LANGUAGE_MODELING = {name: f"{name}/{language_modeling(name)}" for name in ARCHITECTURES}
 _DENOISING = {name: f"{name}/iid_replace_spans" for name in ARCHITECTURES}
 
@@ -109,6 +110,12 @@ CONCLUSIONS = (
     9,
     "The fewer unique tokens, the worse",
     above=tuple(itertools.pairwise(TABLES[9].recipes)),
+  ),
+  Conclusion(10, "Training all parameters beats every other choice", above=_all_above(BASELINE_RECIPE, 10)),
+  Conclusion(
+    10,
+    "The larger the adapters, the better",
+    above=tuple((f"{BASELINE_RECIPE}/adapters_{b}", f"{BASELINE_RECIPE}/adapters_{a}") for a, b in _SIZES),
   ),
   Conclusion(11, "Pre-training, then fine-tuning beats every mixture", above=_all_above(BASELINE_RECIPE, 11)),
   Conclusion(11, "Equal mixing is worst", above=_all_below(f"{BASELINE_RECIPE}/mixed_equal", 11)),

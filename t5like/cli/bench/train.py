@@ -5,6 +5,7 @@ t5like bench train --model=gpt2/medium --batch_size=32 --inputs=1024 --peer
 t5like bench train --model=t5_1_1/base --packed --json
 t5like bench train --model=t5_1_1/base --scaling
 t5like bench train --model=t5_1_1/base --kernels=10
+t5like bench train --model=t5_1_1/large --gin_file=finetune/methods/lora.gin --batch_size=16 --inputs=512 --targets=114
 
 Batches are random tokens, parameters float32, dropout as the model file sets it (0 for T5 1.1, 0.1 for T5, BERT and
 GPT-2; --dropout=0.1 for another rate), the optimizer included; compilation is timed separately.
@@ -12,6 +13,8 @@ Tokens are inputs and targets. Model FLOPs are those of planning/flops.py: matri
 backward, attention in full. Memory is that of the compiled step on one device, including the train state.
 --peer trains Hugging Face's model of the same sizes on the same device, eager and compiled: before ours, or in turns
 with ours on a CPU. If torch is installed elsewhere: --peer_python=~/torch/bin/python.
+With a file of finetune/methods/ (or --gin.TRAINABLE), only what it names trains; --peer then uses peft for LoRA and
+prompt tuning. `base` is the memory of the frozen parameters.
 --scaling prints a table of tokens/s and memory as batch, length and number of layers grow.
 --kernels prints the most expensive kernels of a step on an accelerator, from JAX's profiler.
 """

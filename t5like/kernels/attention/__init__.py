@@ -53,6 +53,7 @@ class AttentionSpec:
   packed: bool = False  # several examples per row, separated by segment ids
   dropout: bool = False
   cached: bool = False  # a decoding step: queries start at an offset
+  learned_keys: bool = False  # keys and values that are parameters precede the others
 
 
 UNSHARDED = ShardedAxes()
@@ -71,8 +72,11 @@ def attention(
   dropout_key: jax.Array | None = None,
   backend: str = "auto",
   axes: ShardedAxes = UNSHARDED,
+  prefix: jax.Array | None = None,  # [2, tokens, heads, kv]
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Computes attention; the softmax is in float32 for any input dtype.
+
+  prefix: additional keys and values that every query sees, without mask or bias.
 
   query_offset [batch] is the position of each row's first query among the keys (decoding with a KV cache), 0 if None.
   The output for a query that attends to no key is finite but depends on the back end.
@@ -82,13 +86,14 @@ def attention(
     has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
     packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
+    learned_keys=prefix is not None,
   )  # fmt: skip
   name, _ = choose_backend(backend, spec)
   dropout = None
   if spec.dropout:
     dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[2])
   if name == "xla":
-    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset)
+    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix)
   return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, dropout, axes)
 
 
@@ -219,6 +224,8 @@ def _unsupported_reason(name: str, spec: AttentionSpec) -> str | None:
   """Returns why a back end does not support a call, or None if it does."""
   if spec.cached:
     return "a decoding step reads a KV cache"
+  if spec.learned_keys:
+    return "fused attention has no learned prefix"
   if spec.dropout and name == "cudnn":
     return "cuDNN takes the seed of its dropout when it is compiled: every step would have the same mask"
   if spec.dropout and name == "splash_tpu":

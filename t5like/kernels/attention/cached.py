@@ -57,17 +57,18 @@ def attend_and_write(
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
+  prefix: jax.Array | None = None,  # [2, tokens, heads, kv]: learned keys and values, without bias
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the shared part, the generated part and the token itself: softmax(scale * q k^T + bias) v in float32.
 
   Returns the result [rows, heads, kv] and the generated keys and values with the token's (in place inside a loop).
   `kernel=None` uses a fused kernel if this machine supports it.
   """
-  if has_kernel() if kernel is None else kernel:
+  if prefix is None and (has_kernel() if kernel is None else kernel):
     return _fused(new, generated, shared, bias, scale, interpret)
   written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(generated.keys_values.dtype)  # [rows, 2, heads, 1, kv]
   written = jax.lax.dynamic_update_slice_in_dim(generated.keys_values, written, generated.position, axis=3)
-  return _plain(new[:, 0], dataclasses.replace(generated, keys_values=written), shared, bias, scale), written
+  return _plain(new[:, 0], dataclasses.replace(generated, keys_values=written), shared, bias, scale, prefix), written
 
 
 def attend(
@@ -76,11 +77,12 @@ def attend(
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
+  prefix: jax.Array | None = None,
 ) -> jax.Array:  # [rows, heads, kv]
   """Attends to the shared part only: softmax(scale * q k^T) v."""
-  if has_kernel() if kernel is None else kernel:
+  if prefix is None and (has_kernel() if kernel is None else kernel):
     return _fused(query[:, None], None, shared, None, scale, interpret)[0]
-  return _plain(query, None, shared, None, scale)
+  return _plain(query, None, shared, None, scale, prefix)
 
 
 def has_kernel() -> bool:
@@ -90,12 +92,16 @@ def has_kernel() -> bool:
 
 
 def _plain(
-  query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float
-) -> jax.Array:
+  query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float,
+  prefix: jax.Array | None,
+) -> jax.Array:  # fmt: skip
   """Attends with plain products; in the equations, n and m are hypotheses, h heads and k keys."""
   batch = _batch_size(query, generated, shared)
   split = query.reshape(batch, -1, *query.shape[1:])
-  scores = []
+  scores, learned = [], 0
+  if prefix is not None:
+    prefix, learned = prefix.astype(query.dtype), prefix.shape[1]
+    scores.append(scale * _product("bnhd,khd->bnhk", split, prefix[0]))
   if shared is not None:
     length = shared.valid.shape[1]
     s = scale * _product("bnhd,bhkd->bnhk", split, shared.keys_values[:, 0])
@@ -112,8 +118,10 @@ def _plain(
     scores.append(jnp.where(_own(generated, *s.shape[3:])[:, :, None], s, _MASKED).reshape(*s.shape[:3], -1))
   weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(query.dtype)
   out = jnp.zeros(split.shape, jnp.float32)
+  if learned:
+    out = out + _product("bnhk,khd->bnhd", weights[..., :learned], prefix[1])
   if shared is not None:
-    out = out + _product("bnhk,bhkd->bnhd", weights[..., :length], shared.keys_values[:, 1])
+    out = out + _product("bnhk,bhkd->bnhd", weights[..., learned : learned + length], shared.keys_values[:, 1])
   if generated is not None:
     weights = weights[..., -scores[-1].shape[-1] :].reshape(s.shape)
     out = out + _product("bnhmk,bmhkd->bnhd", weights, written[:, :, 1])

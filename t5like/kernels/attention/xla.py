@@ -24,11 +24,11 @@ _BLOCK = 512  # queries
 
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None,
+  dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
-  if _is_long(*lengths) and dropout is None and query_offset is None and mask.prefix is None:
+  if _is_long(*lengths) and dropout is None and query_offset is None and mask.prefix is None and prefix is None:
     return _in_blocks(query, key, value, mask, bias, scale)
   scores = scale * product("bqhd,bkhd->bhqk", query, key, jnp.float32)
   if bias is not None:
@@ -36,10 +36,16 @@ def xla_attention(
   allowed = mask_matrix(mask, *lengths, query_offset)
   if allowed is not None:
     scores = jnp.where(allowed, scores, _MASKED)
+  learned = 0 if prefix is None else prefix.shape[1]
+  if learned:
+    ahead = scale * product("bqhd,khd->bhqk", query, prefix[0].astype(query.dtype), jnp.float32)
+    scores = jnp.concatenate([ahead, scores], axis=-1)
   weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
   if dropout is not None:
-    weights = jnp.where(dropout.keep(*lengths), weights / (1.0 - dropout.rate), 0.0)
-  return jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+    keep = dropout.keep(lengths[0], learned + lengths[1])
+    weights = jnp.where(keep, weights / (1.0 - dropout.rate), 0.0)
+  y = jnp.einsum("bhqk,bkhd->bqhd", weights[..., learned:], value)
+  return y if not learned else y + jnp.einsum("bhqk,khd->bqhd", weights[..., :learned], prefix[1].astype(value.dtype))
 
 
 def _is_long(query_length: int, key_length: int) -> bool:

@@ -13,6 +13,7 @@ from t5like.kernels.cross_entropy import cross_entropy
 from t5like.models.config import TransformerConfig
 from t5like.models.heads.states import Features
 from t5like.models.padding import encoder_valid
+from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
 
@@ -24,7 +25,7 @@ class HeadDivisors(NamedTuple):
   tokens: jax.Array  # of the auxiliary language modeling loss
 
 
-class WithHead(nn.Module):
+class WithHead(Tunable):
   """A backbone with a head. Parameters: {"backbone": those of the backbone, "head": those of the head}.
 
   Batches are those of an encoder for every backbone: `encoder_input_tokens`, `encoder_segment_ids` (0 on padding),

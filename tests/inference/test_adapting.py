@@ -12,10 +12,10 @@ from t5like import parallel
 from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
 from t5like.inference.converting import config_text
+from t5like.inference.parameters.adapting import adapt
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.models import BERT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, RegressionHead, TaggingHead, WithHead, attach_head
-from t5like.runs.adapting import adapt
 from t5like.runs.starting_table import array_fates, starting_data, starting_text
 from t5like.training.checkpoints import Restore, check_restorable, find_checkpoint, restore_state, save_parameters
 from t5like.training.checkpoints.given_parameters import GivenParameters, SourceModel

@@ -1,0 +1,115 @@
+"""Reads a folder of Hugging Face's peft as a method and what it has trained."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from t5like.errors import UserError
+from t5like.finetuning.methods import IA3, LoRA, Method
+from t5like.interop.huggingface import tensor_rules
+from t5like.interop.peft_files import HFModule, PeftFolder, linear_modules, matches, pattern_value
+
+# Settings of peft that change the result, and the values that have a counterpart here.
+_SUPPORTED = {
+  "bias": ("none", None),
+  "modules_to_save": None,  # the head
+  "layer_replication": (None,),
+  "use_qalora": (False, None),
+  "trainable_token_indices": (None,),
+  "exclude_modules": (None, []),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+  """A method, and the arrays that it has trained by path, with separate layers."""
+
+  method: Method
+  arrays: dict[str, np.ndarray]
+
+
+def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
+  """Returns what a peft folder holds for a plain model; raises UserError for what has no counterpart here."""
+  for name, allowed in _SUPPORTED.items():
+    if allowed is not None and folder.config.get(name) not in allowed:
+      raise UserError(f"peft's {name} = {folder.config[name]!r} is not supported", expected=str(allowed[0]))
+  readers = {"LORA": _lora, "IA3": _ia3}
+  if folder.kind not in readers:
+    raise UserError(f"unsupported peft_type: {folder.kind!r}", expected=", ".join(readers))
+  rest = dict(folder.tensors)
+  method, arrays = readers[folder.kind](folder.config, rest, linear_modules(model))
+  for rule in tensor_rules(model):
+    if rule.theirs in rest and all(path.startswith("head/") for path in rule.ours):
+      arrays |= rule.split(rest.pop(rule.theirs))
+  if rest:
+    raise UserError(
+      f"{len(rest)} tensors of the peft folder do not belong to this model", tensors="\n".join(sorted(rest)[:8])
+    )
+  return Trained(method, arrays)
+
+
+def _lora(
+  config: Mapping[str, Any], rest: dict[str, np.ndarray], modules: list[HFModule]
+) -> tuple[LoRA, dict[str, np.ndarray]]:
+  arrays, ranks, alphas = {}, {}, {}
+  for module in modules:
+    a = rest.pop(f"{module.name}.lora_A.weight", None)
+    if a is None:
+      continue
+    b = rest.pop(f"{module.name}.lora_B.weight")
+    magnitude = rest.pop(f"{module.name}.lora_magnitude_vector", None)
+    rank = len(a)
+    alpha = pattern_value(config.get("alpha_pattern") or {}, module.name, config["lora_alpha"])
+    for number, path in enumerate(module.ours):
+      width = len(b) // len(module.ours)
+      rows = slice(number * width, (number + 1) * width)
+      arrays |= {f"{path}/lora_a": a.T, f"{path}/lora_b": b[rows].T}
+      if magnitude is not None:
+        arrays[f"{path}/magnitude"] = magnitude.reshape(-1)[rows]
+      ranks[path], alphas[path] = rank, float(alpha)
+  if not ranks:
+    raise UserError("the peft folder has no LoRA of a linear layer of this model")
+  rank, alpha = (max(dict.fromkeys(values.values()), key=list(values.values()).count) for values in (ranks, alphas))
+  method = LoRA(
+    targets=_patterns(ranks, modules),
+    rank=rank,
+    alpha=alpha,
+    ranks={re.escape(path): value for path, value in ranks.items() if value != rank},
+    alphas={re.escape(path): value for path, value in alphas.items() if value != alpha},
+    dropout=float(config.get("lora_dropout") or 0.0),
+    rslora=bool(config.get("use_rslora")),
+    dora=bool(config.get("use_dora")),
+  )
+  return method, arrays
+
+
+def _ia3(
+  config: Mapping[str, Any], rest: dict[str, np.ndarray], modules: list[HFModule]
+) -> tuple[IA3, dict[str, np.ndarray]]:
+  arrays, after, before = {}, {}, {}
+  for module in modules:
+    vector = rest.pop(f"{module.name}.ia3_l", None)
+    if vector is None:
+      continue
+    is_input = matches(config.get("feedforward_modules"), module.name)
+    for path, part in zip(module.ours, np.split(vector.reshape(-1), len(module.ours)), strict=True):
+      if len(module.ours) == 1 or np.any(part != 1):  # c_attn also has queries, which are not scaled by default
+        arrays[f"{path}/ia3"] = part
+        (before if is_input else after)[path] = True
+  return IA3(targets=_patterns(after, modules), feedforward=_patterns(before, modules)), arrays
+
+
+def _patterns(paths: Mapping[str, Any], modules: list[HFModule]) -> list[str]:
+  """Returns expressions for exactly these modules: by their last two names if that is enough, else one by one."""
+  last = lambda path: "/".join(path.split("/")[-2:])  # noqa: E731
+  others = {last(path) for module in modules for path in module.ours if path not in paths}
+  chosen = dict.fromkeys(last(path) for path in paths)
+  if not others & chosen.keys():
+    return [f".*/{name}" for name in chosen]
+  return [re.escape(path) for path in paths]

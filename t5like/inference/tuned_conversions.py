@@ -1,0 +1,86 @@
+"""Converts models that were tuned by a method: merged into plain ones, to peft's folders, and from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from t5like.errors import UserError
+from t5like.experiments.compatibility import model_fingerprint
+from t5like.experiments.writing import bindings_text
+from t5like.files import storage
+from t5like.inference.converting import Conversion, cast, config_text, merged, new_folder, save_hugging_face
+from t5like.inference.model import Model, load
+from t5like.inference.parameters import read_base, write_base
+from t5like.inference.parameters.peft_export import export_peft
+from t5like.inference.parameters.peft_import import import_peft
+from t5like.inference.sources import TunedDirectory
+from t5like.interop.layouts import flatten, stack_layers, unflatten
+from t5like.interop.peft_files import read_folder
+from t5like.training.checkpoints import save_parameters
+from t5like.training.records.model_dir import CONFIG
+from t5like.vocabularies import copy_vocabulary
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedSettings:
+  """A directory of a run with a method, and what to write."""
+
+  source: str | Path
+  target: str | Path  # a new folder
+  base: str | None = None  # where the base is now
+  vocabulary: str | None = None
+  dtype: str | None = None
+  step: int | None = None
+  modules: Sequence[str] = ()
+
+
+def merge_model(settings: TunedSettings, hugging_face: bool = False) -> Conversion:
+  """Writes base and update as a plain model directory, or as a Hugging Face folder."""
+  target, model = new_folder(settings.target), _open(settings)
+  if not hugging_face:
+    model.save(target)
+    return Conversion.of(target, merged(model.module, model.params)[1])
+  module, params = merged(model.module, model.source.read(settings.step, False, None))
+  if settings.dtype:
+    params = cast(params, settings.dtype)
+  save_hugging_face(target, module, params, model.vocabulary, model.experiment, model.source.model_type)
+  return Conversion.of(target, params)
+
+
+def to_peft(settings: TunedSettings) -> Conversion:
+  """Writes what a method has trained as a folder for peft; the base is named by its path."""
+  target, model = new_folder(settings.target), _open(settings)
+  experiment, params = model.experiment, model.source.read(settings.step, False, None)
+  count = export_peft(target, experiment.model, params, experiment.method, model.source.base_path)
+  return Conversion(target, count, 0)
+
+
+def from_peft(source: str | Path, base: str | Path, target: str | Path, vocabulary: str | None = None) -> Conversion:
+  """Writes a model directory from a folder of peft and its base, a Hugging Face folder or a model directory."""
+  target, model = new_folder(target), load(base, vocabulary)
+  trained = import_peft(read_folder(storage.as_path(source)), model.module)
+  fingerprint = model_fingerprint(model.config, model.vocabulary)
+  found = read_base(str(base), model.module, trained.method, model.vocabulary, fingerprint, cast=False)
+  arrays = stack_layers(trained.arrays) if model.config.scan_layers else trained.arrays
+  if model.module.tuning is None and "head" in model.params:  # a head that peft did not train
+    arrays = {path: x for path, x in flatten(model.params).items() if path.startswith("head/")} | arrays
+  save_parameters(target, unflatten(arrays), fingerprint=fingerprint | {"base": found.digest})
+  name = copy_vocabulary(model.vocabulary_name, model.vocabulary, target)
+  text = config_text(model.module, name, f"Converted from {source} by `t5like convert`.", target)
+  text = text.replace("INIT_FROM = None", f"INIT_FROM = {str(storage.as_path(base).absolute())!r}")
+  (target / CONFIG).write_text(text + bindings_text("TRAINABLE", trained.method))
+  write_base(target, str(base), found.digest)
+  return Conversion.of(target, arrays)
+
+
+def _open(settings: TunedSettings) -> Model:
+  model = load(settings.source, settings.vocabulary, modules=settings.modules, base=settings.base)
+  if not isinstance(model.source, TunedDirectory):
+    raise UserError(
+      f"{settings.source} is a complete model: nothing to merge or to export to peft",
+      expected="the directory of a run with a method such as LoRA",
+      try_="t5like convert to_hf",
+    )
+  return model if settings.step is None else model.at(settings.step)

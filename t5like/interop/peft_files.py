@@ -1,0 +1,120 @@
+"""Folders of Hugging Face's peft: adapter_config.json and adapter_model.safetensors, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from t5like.errors import UserError
+from t5like.interop.huggingface import tensor_rules
+from t5like.interop.tensor_folders import read_json
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+@dataclasses.dataclass(frozen=True)
+class PeftFolder:
+  """The settings of a peft adapter, and its tensors by name, without the common prefix."""
+
+  config: Mapping[str, Any]
+  tensors: Mapping[str, np.ndarray]
+
+  @property
+  def kind(self) -> str:
+    return self.config["peft_type"]
+
+
+@dataclasses.dataclass(frozen=True)
+class HFModule:
+  """A linear layer of Hugging Face's class, and the dense layers of ours that it holds: c_attn holds three.
+
+  name   'encoder.block.0.layer.0.SelfAttention.q'
+  ours   paths of our modules, with layer numbers
+  fan_in_fan_out   whether its weight is [in, out], as in GPT-2's Conv1D
+  """
+
+  name: str
+  ours: tuple[str, ...]
+  fan_in_fan_out: bool
+
+
+def linear_modules(model: nn.Module) -> list[HFModule]:
+  """Returns the linear layers of a model's class in Hugging Face's library, without the head's."""
+  found = []
+  for rule in tensor_rules(model):
+    if all(path.endswith("/kernel") and not path.startswith("head/") for path in rule.ours):
+      paths = tuple(path.removesuffix("/kernel") for path in rule.ours)
+      found.append(HFModule(rule.theirs.removesuffix(".weight"), paths, not rule.transpose))
+  return found
+
+
+def read_folder(folder: Path) -> PeftFolder:
+  """Reads a folder that peft has written."""
+  from safetensors.numpy import load_file
+
+  for file in (CONFIG, WEIGHTS):
+    if not (folder / file).is_file():
+      raise UserError(f"no {file} in {folder}", expected="a folder that peft's save_pretrained has written")
+  config = read_json(folder / CONFIG)
+  tensors = {name.removeprefix(_PREFIX): x for name, x in load_file(folder / WEIGHTS).items()}
+  if not isinstance(config.get("peft_type"), str):
+    raise UserError(f"{folder / CONFIG} has no peft_type")
+  return PeftFolder(config, tensors)
+
+
+def write_folder(folder: Path, adapter: PeftFolder) -> None:
+  from safetensors.numpy import save_file
+
+  folder.mkdir(parents=True, exist_ok=True)
+  bare = ("prompt_embeddings",)
+  named = {name if name in bare else _PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
+  save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
+  (folder / CONFIG).write_text(json.dumps(dict(sorted(adapter.config.items())), indent=2) + "\n")
+
+
+def target_modules(chosen: Sequence[str], every: Iterable[str]) -> list[str]:
+  """Returns names for peft: the last part of a name where all modules that end so are chosen, else the whole name."""
+  ends = lambda name: name.rpartition(".")[2]  # noqa: E731
+  others = {ends(name) for name in every if name not in set(chosen)}
+  return sorted({name if ends(name) in others else ends(name) for name in chosen})
+
+
+def matches(patterns: str | Sequence[str] | None, name: str) -> bool:
+  """Returns whether a module is one of peft's targets: a regular expression, or names of modules or their ends."""
+  if isinstance(patterns, str):
+    return re.fullmatch(patterns, name) is not None
+  return any(name == each or name.endswith(f".{each}") for each in patterns or ())
+
+
+def pattern_value(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
+  """Returns the value of rank_pattern or alpha_pattern for a module."""
+  return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
+
+
+# Joining three of our updates into one of GPT-2's c_attn, and splitting it again.
+
+
+def join_low_rank(parts: Sequence[tuple[np.ndarray, np.ndarray] | None], width: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns A [rank, in] and B [parts * width, rank] for updates (A [in, rank], B [rank, width]); None: no update.
+
+  Parts with the same A share it; otherwise ranks add up.
+  """
+  given = [part for part in parts if part is not None]
+  if len(given) == len(parts) and all(np.array_equal(a, given[0][0]) for a, _ in given):
+    return given[0][0].T, np.concatenate([b.T for _, b in given])
+  rank = sum(a.shape[1] for a, _ in given)
+  joined, start = np.zeros((len(parts) * width, rank), given[0][1].dtype), 0
+  for number, part in enumerate(parts):
+    if part is not None:
+      end = start + part[0].shape[1]
+      joined[number * width : (number + 1) * width, start:end] = part[1].T
+      start = end
+  return np.concatenate([a.T for a, _ in given]), joined

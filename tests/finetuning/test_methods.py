@@ -1,0 +1,312 @@
+"""Every method on every family: step 0, what trains, merging, and settings that do not fit."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import traverse_util
+
+from t5like.errors import UserError
+from t5like.finetuning import read_variables
+from t5like.finetuning.methods import (
+  IA3,
+  BitFit,
+  HoulsbyAdapter,
+  LoRA,
+  NormsOnly,
+  ParallelAdapter,
+  PfeifferAdapter,
+  PrefixTuning,
+  PromptTuning,
+  T5Adapter,
+  Together,
+)
+from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.models.shapes import boxed_shapes
+from t5like.models.stepping import prepare
+from t5like.models.tuning import merge
+
+SIZES = dict(vocab_size=32, embed_dim=8, num_heads=2, head_dim=4, mlp_dim=16)
+BERT_LIKE = dict(
+  norm="layer", norm_position="post", use_bias=True, positions="learned", max_positions=16, scale_attention=True,
+  activation="gelu_erf", embedding_norm=True,
+)  # fmt: skip
+LAYERS = dict(num_encoder_layers=2, num_decoder_layers=2)
+FAMILIES = {
+  "t5": T5(
+    TransformerConfig(**SIZES, num_encoder_layers=2, num_decoder_layers=2, gated_mlp=True, tie_embeddings=False)
+  ),
+  "bert": BERT(TransformerConfig(**SIZES, **BERT_LIKE, num_encoder_layers=2, num_decoder_layers=0, mlm_head=True)),
+  "gpt": GPT(TransformerConfig(**SIZES, num_encoder_layers=0, num_decoder_layers=2, scan_layers=True)),
+}
+TOKENS = np.random.default_rng(0).integers(1, 32, (2, 6), np.int32)
+BATCH = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": TOKENS}
+ALL = r".*attention/.*|.*mlp/w.*"
+METHODS = {
+  "lora": LoRA(rank=2),
+  "rslora": LoRA(targets=[ALL], rank=3, rslora=True, ranks={".*wo": 1}, alphas={".*out": 4.0}),
+  "dora": LoRA(rank=2, dora=True),
+  "ia3": IA3(),
+  "houlsby": HoulsbyAdapter(size=3),
+  "pfeiffer": PfeifferAdapter(reduction=2),
+  "parallel": ParallelAdapter(),
+  "t5": T5Adapter(size=4),
+  "norms": NormsOnly(),
+  "prompt": PromptTuning(length=3),
+  "prefix": PrefixTuning(length=3, hidden=0),
+  "projected": PrefixTuning(length=3, hidden=4),
+  "lora and adapter": Together(methods=[LoRA(rank=2), PfeifferAdapter()]),
+}
+MERGED = ("lora", "rslora", "dora", "ia3", "norms")
+ADDED = ("prompt", "prefix", "projected")  # tokens, keys or values, which change the result from the start
+
+
+def scanned(model, stacked=True):
+  return model.clone(config=dataclasses.replace(model.config, scan_layers=stacked))
+
+
+def logits(model, params, **more):
+  return model.apply({"params": params}, BATCH, **more)["logits"]
+
+
+def flat(tree):
+  return traverse_util.flatten_dict(tree, sep="/")
+
+
+def initialized(model, method):
+  """Returns the base's parameters, the tuned model and its initial parameters."""
+  base = flat(nn.unbox(model.init(jax.random.key(0), BATCH)["params"]))
+  tuned = method.tune(model)
+  params = flat(nn.unbox(tuned.init(jax.random.key(1), BATCH)["params"])) | base | method.initial(base, model, None)
+  nested = lambda tree: traverse_util.unflatten_dict(tree, sep="/")  # noqa: E731
+  return nested(base), tuned, nested(params)
+
+
+def trained(method, params):
+  return method.episodes(read_variables(params), 1)[0].selection
+
+
+def moved(params, selection):
+  """Returns the parameters after a large step of those that train."""
+  keys = iter(jax.random.split(jax.random.key(2), 999))
+  step = lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape)  # noqa: E731
+  return selection.put(params, jax.tree.map(step, selection.take(params)))
+
+
+@pytest.mark.parametrize(
+  ("name", "family"),
+  [(name, "t5") for name in METHODS]
+  + [(name, "bert") for name in ("lora", "dora", "ia3", "houlsby", "pfeiffer", "parallel", "prompt", "projected")]
+  + [(name, "gpt") for name in ("rslora", "ia3", "t5", "lora and adapter", "prompt", "prefix")],
+)
+def test_step_0_equals_the_base_and_merging_changes_nothing(name, family):
+  model, method = FAMILIES[family], METHODS[name]
+  base, tuned, params = initialized(model, method)
+  before, start = logits(model, base), logits(tuned, params)
+  assert before.shape == start.shape
+  if name not in ADDED:
+    assert np.allclose(before, start, atol=1e-5) if name == "dora" else np.array_equal(before, start)
+  changed = moved(params, trained(method, params))
+  after = logits(tuned, changed)
+  assert np.abs(after - before).max() > 1e-3
+  left, merged = merge(tuned.tuning, changed)
+  assert (left is None or not left.sites) == (name in MERGED)
+  if name in MERGED:
+    assert flat(merged).keys() == flat(base).keys()
+    np.testing.assert_allclose(logits(model, merged), after, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lora", "houlsby", "projected"])
+def test_scanned_and_separate_layers_are_equal(name):
+  model, method = FAMILIES["t5"], METHODS[name]
+  _, tuned, params = initialized(model, method)
+  changed = moved(params, trained(method, params))
+  stacked = {
+    stack: {"layers": jax.tree.map(lambda *x: jnp.stack(x), changed[stack]["layers_0"], changed[stack]["layers_1"])}
+    | {part: x for part, x in changed[stack].items() if not part.startswith("layers_")}
+    for stack in ("encoder", "decoder")
+  }
+  scan = method.tune(scanned(model))
+  np.testing.assert_allclose(logits(scan, changed | stacked), logits(tuned, changed), atol=1e-5)
+  for remat in ("full", "dots"):
+    config = dataclasses.replace(scan.config, remat=remat, layer_loop="unrolled")
+    again = scan.clone(config=config)
+    np.testing.assert_allclose(logits(again, changed | stacked), logits(tuned, changed), atol=1e-5)
+
+
+def test_published_numbers_of_parameters():
+  """T5 base: 884,736 for LoRA on q and v, 1,179,648 for T5's adapters of 32 units; Houlsby on BERT base 2,379,264."""
+
+  def count(model, method, part=""):
+    variables = read_variables(nn.unbox(boxed_shapes(method.tune(model))))
+    return sum(v.size for v in variables.all if method.owns(v) and part in v.path)
+
+  t5 = T5(TransformerConfig(
+    vocab_size=32128, embed_dim=768, num_heads=12, head_dim=64, mlp_dim=3072, num_encoder_layers=12,
+    num_decoder_layers=12, scan_layers=True,
+  ))  # fmt: skip
+  bert = BERT(TransformerConfig(
+    **BERT_LIKE | dict(max_positions=512), vocab_size=30522, embed_dim=768, num_heads=12, head_dim=64, mlp_dim=3072,
+    num_encoder_layers=12, num_decoder_layers=0,
+  ))  # fmt: skip
+  assert count(t5, LoRA()) == 884_736
+  assert count(t5, T5Adapter(size=32), "_adapter/down") + count(t5, T5Adapter(size=32), "_adapter/up") == 1_179_648
+  assert count(bert, LoRA()) == 294_912
+  assert count(bert, HoulsbyAdapter(), "_adapter") == 2_379_264
+
+
+def test_layers_by_number_also_when_scanned():
+  for model in (FAMILIES["t5"], scanned(FAMILIES["t5"])):
+    method = LoRA(targets=[r"encoder/layers_1/attention/query"], rank=2)
+    variables = read_variables(nn.unbox(boxed_shapes(method.tune(model))))
+    assert {v.numbered for v in variables.all if method.owns(v)} == {
+      "encoder/layers_1/attention/query/lora_a", "encoder/layers_1/attention/query/lora_b",
+    }  # fmt: skip
+
+
+def test_lora_dropout_only_in_training():
+  model, method = FAMILIES["gpt"], LoRA(rank=2, dropout=0.5)
+  _, tuned, params = initialized(model, method)
+  changed = moved(params, trained(method, params))
+  rngs = {"dropout": jax.random.key(0)}
+  assert np.array_equal(logits(tuned, changed), logits(tuned, changed))
+  assert not np.allclose(logits(tuned, changed, rngs=rngs), logits(tuned, changed))
+
+
+@pytest.mark.parametrize(
+  ("method", "family", "message"),
+  [
+    (LoRA(targets=["encoder/querry"]), "t5", "matches no matrix"),
+    (LoRA(ranks={".*key": 4}), "t5", "ranks matches no matrix"),
+    (LoRA(rank=9), "t5", "rank 9 of LoRA is above the width"),
+    (LoRA(targets=["token_embedder/embedding"]), "bert", "tied to token_embedder"),
+    (BitFit(), "t5", "this model has none"),
+    (Together(methods=[LoRA(rank=2), IA3(targets=[".*value"])]), "t5", "both extend"),
+  ],
+)
+def test_what_does_not_fit_is_refused(method, family, message):
+  with pytest.raises(UserError, match=message):
+    method.tune(FAMILIES[family])
+
+
+def test_bitfit_trains_biases_of_bert():
+  model, method = FAMILIES["bert"], BitFit()
+  base, tuned, params = initialized(model, method)
+  assert np.array_equal(logits(model, base), logits(tuned, params))
+  selection = trained(method, params)
+  assert selection.layers and all(path.endswith("/bias") for path in selection.layers)
+
+
+@pytest.mark.parametrize(
+  "settings", [dict(rank=0), dict(rank=1.5), dict(alpha=0), dict(dropout=1.0), dict(targets=[]), dict(targets=["("])]
+)
+def test_invalid_settings_are_refused(settings):
+  with pytest.raises(UserError):
+    LoRA(**settings)
+
+
+def decoded(model, params, prompts, steps=4):
+  """Returns the logits of tokens that are fed one by one, after a pass over the prompts."""
+  model, variables = prepare(model, params)
+  batch = {"encoder_input_tokens": TOKENS, "decoder_input_tokens": prompts}
+  cache = model.apply(variables, batch, steps, method="start_decoding")
+  tokens, found = model.apply(variables, batch, method="first_tokens"), []
+  for step in range(steps):
+    logits, cache = model.apply(variables, tokens, cache, method="decode_step")
+    found.append(logits)
+    tokens = jnp.asarray(TOKENS[:, step + 1] if model.batch_layout == "encoder_decoder" else TOKENS[:, step + 3])
+  return np.stack(found, axis=1)
+
+
+@pytest.mark.parametrize("family", ["t5", "gpt", "gpt2"])
+@pytest.mark.parametrize("name", ["lora", "prompt", "projected", "houlsby"])
+def test_decoding_step_by_step_equals_one_pass(name, family):
+  gpt2 = dict(positions="learned", max_positions=12, num_decoder_layers=2)
+  model = GPT(TransformerConfig(**SIZES, **gpt2)) if family == "gpt2" else FAMILIES[family]
+  method = METHODS[name]
+  _, tuned, params = initialized(model, method)
+  changed = moved(params, trained(method, params))
+  steps = decoded(tuned, changed, TOKENS[:, :3], 3)
+  if family == "t5":
+    inputs = np.concatenate([np.zeros((2, 1), np.int32), TOKENS[:, 1:3]], axis=1)
+    whole = tuned.apply({"params": changed}, BATCH | {"decoder_input_tokens": inputs})["logits"]
+  else:
+    whole = logits(tuned, changed)[:, 2:5]
+  np.testing.assert_allclose(steps, whole, atol=1e-4)
+
+
+def test_decoding_fuses_merged_products():
+  model, method = FAMILIES["gpt"], METHODS["lora"]
+  _, tuned, params = initialized(model, method)
+  plain, variables = prepare(tuned, params)
+  assert plain.tuning is None and "qkv" in variables["fused"]["decoder"]["layers_0"]["attention"]
+
+
+def test_a_prefix_in_one_place_only():
+  for place, stacks in {"encoder": {"encoder"}, "decoder": {"decoder"}, "cross": {"decoder"}}.items():
+    method = PrefixTuning(length=2, hidden=4, places=[place])
+    variables = read_variables(nn.unbox(boxed_shapes(method.tune(FAMILIES["t5"]))))
+    own = [v.path for v in variables.all if method.owns(v)]
+    assert {path.split("/")[0] for path in own} == stacks
+    assert all(("cross_attention" in path) == (place == "cross") for path in own)
+  with pytest.raises(UserError, match="no attention there"):
+    PrefixTuning(places=["cross"]).tune(FAMILIES["gpt"])
+  # 10 keys and values in the 24 layers of GPT-2 medium.
+  medium = GPT(TransformerConfig(
+    vocab_size=50257, embed_dim=1024, num_heads=16, head_dim=64, mlp_dim=4096, num_decoder_layers=24, scan_layers=True,
+  ))  # fmt: skip
+  method = PrefixTuning(length=10, hidden=0)
+  variables = read_variables(nn.unbox(boxed_shapes(method.tune(medium))))
+  assert sum(v.size for v in variables.all if method.owns(v)) == 491_520
+
+
+class Pieces:
+  """A vocabulary of characters."""
+
+  def encode(self, text):
+    return [ord(c) - 90 for c in text]
+
+
+@pytest.mark.parametrize("init", ["vocabulary", "labels", "text", "file"])
+def test_initial_prompts(init, tmp_path):
+  table = np.arange(64 * 8, dtype=np.float32).reshape(64, 8)
+  rows = lambda *ids: table[list(ids)]  # noqa: E731
+  np.save(tmp_path / "prompt.npy", rows(5, 6, 7))
+  settings = {"labels": {"labels": ["ab", "c"]}, "text": {"text": "ab"}, "file": {"file": str(tmp_path / "prompt.npy")}}
+  method = PromptTuning(length=3, init=init, **settings.get(init, {}))
+  found = method.initial({"token_embedder/embedding": table}, FAMILIES["t5"], Pieces())["token_embedder/prompt"]
+  expected = {"text": rows(7, 8, 7), "file": rows(5, 6, 7), "labels": np.stack([rows(7, 8).mean(0), table[9]])}
+  assert found.shape == (3, 8)
+  assert np.array_equal(found[: len(expected.get(init, ()))], expected.get(init, np.zeros((0, 8))))
+  assert all(any(np.array_equal(row, each) for each in table) for row in found[2:])
+
+
+@pytest.mark.parametrize(
+  ("lengths", "packed", "message"),
+  [
+    ({"encoder_length": 8}, True, "packed rows"),
+    ({"encoder_length": 2}, False, "longer than a row"),
+    ({"encoder_length": 14}, False, "exceed the model's 16 positions"),
+  ],
+)
+def test_rows_that_a_prompt_does_not_fit(lengths, packed, message):
+  with pytest.raises(UserError, match=message):
+    PromptTuning(length=3).check_rows(FAMILIES["bert"], lengths, packed)
+
+
+def test_a_prefix_belongs_to_every_packed_example():
+  """Two examples in a row give the logits that each has alone."""
+  model, method = FAMILIES["t5"], METHODS["projected"]
+  _, tuned, params = initialized(model, method)
+  segments, positions = np.repeat([[1, 2]], 3, axis=1), np.tile(np.arange(3), 2)[None]
+  rows = {"input_tokens": TOKENS[:1], "segment_ids": segments, "positions": positions}
+  packed = {f"{side}_{name}": x.astype(np.int32) for side in ("encoder", "decoder") for name, x in rows.items()}
+  apply = lambda batch: tuned.apply({"params": params}, batch)["logits"]  # noqa: E731
+  both = apply(packed)
+  for start in (0, 3):
+    tokens = TOKENS[:1, start : start + 3]
+    alone = apply({"encoder_input_tokens": tokens, "decoder_input_tokens": tokens})
+    np.testing.assert_allclose(both[:, start : start + 3], alone, atol=1e-5)
