@@ -292,7 +292,7 @@ def _run_prompt(args: argparse.Namespace, model: Model, settings: InferenceSetti
     raise UserError("the interactive prompt cannot score or rank fields", try_="--input=FILE of JSON lines")
 
   def build(model: Model) -> Job:
-    job = _for_head(model, settings).job
+    job = _for_head(model, settings, args.no_answer_threshold).job
     if model.module.batch_layout == "encoder" and isinstance(job, Generate):
       job = Fill(args.top)
     return job.build(model, settings.reading("text"))

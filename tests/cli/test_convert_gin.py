@@ -19,7 +19,7 @@ def translated(t5like, tmp_path, token_caches):
     out = tmp_path / f"{Path(name).stem}.gin"
     done = t5like("convert", "gin", T5X / name, f"--out={out}", *overrides)
     options = [f"--gin.MODEL_DIR={tmp_path}/run", "--gin.VOCABULARY=tiny", f"--gin.CACHE_DIR={token_caches}"]
-    card = t5like("train", f"--gin_file={out}", *options, *train, "--dry_run").stdout
+    card = t5like("train", f"--gin_file={out}", *options, *train, "--dry_run", devices=8).stdout
     return configuration.build("train"), out.read_text(), done, card
 
   return translate
