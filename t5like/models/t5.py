@@ -52,7 +52,7 @@ class T5(Tunable):
     """
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     positions = batch.get("decoder_positions")
-    encoded = self.encode(batch, deterministic, with_prompt=True)
+    encoded = self.encode(batch, deterministic, **self._whole)
     # Right padding needs no mask here: tokens precede it and attention is causal.
     context = Context(
       mask=Mask(causal=True, query_segments=segments, key_segments=segments),
@@ -84,6 +84,11 @@ class T5(Tunable):
     hidden, layers = self._encoder(x, context)
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden if with_prompt else hidden[..., prompt:, :]
+
+  @property
+  def _whole(self) -> dict[str, bool]:
+    """Asks `encode` for the states of a learned prompt, too, if there is one; subclasses need not know of prompts."""
+    return {"with_prompt": True} if self.token_embedder.prompt_length else {}
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
@@ -119,7 +124,7 @@ class T5(Tunable):
     """Encodes the inputs and builds a cache for `max_decode_length` steps of `hypotheses` outputs per row."""
     tokens, lengths = self.decoder_prompt(batch)
     check_length(self.config, tokens.shape[1])
-    encoded = self.encode(batch, with_prompt=True)
+    encoded = self.encode(batch, **self._whole)
     valid = prepend(encoder_valid(batch), self.token_embedder.prompt_length)
     # The pass over the prompts also computes every layer's cross-attention keys and values.
     context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
