@@ -30,7 +30,9 @@ OPTIMIZERS = [f for f in FILES if f.startswith("optimizers/")]
 RUNS = [f for f in FILES if f.startswith("runs/") and f not in BASES]
 SUITES = [f for f in FILES if f.startswith("finetune/suites/")]
 EMBEDDINGS = [f for f in FILES if f.startswith("finetune/embeddings/")]
-RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in SUITES + EMBEDDINGS]
+METHODS = [f for f in FILES if f.startswith("finetune/methods/")]  # see tests/finetuning/test_method_gin.py
+OTHERS = SUITES + EMBEDDINGS + METHODS
+RECIPES = [f for f in FILES if f.startswith("finetune/") and f.count("/") == 2 and f not in OTHERS]
 
 
 @pytest.fixture(autouse=True)
