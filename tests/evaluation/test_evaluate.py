@@ -61,7 +61,7 @@ def test_settings_equal_those_of_the_command(t5like, run, token_caches, tmp_path
   ranked = evaluate(model, "snli", rank="mean", shots=1, seed=3, out=tmp_path / "python", **options)
   t5like(
     "eval", f"--model_dir={run}", "--rank=mean", "--shots=1", "--seed=3", "--examples=12",
-    f"--cache_dir={token_caches}", f"--out={tmp_path / 'command'}",
+    f"--cache_dir={token_caches}", f"--out={tmp_path / 'command'}", devices=8,
   )  # fmt: skip
   (own,), (other,) = (sorted((tmp_path / side / "predictions").glob("*.jsonl")) for side in ("python", "command"))
   assert own.name == other.name and own.read_text() == other.read_text() and lines(own) == ranked.rows
