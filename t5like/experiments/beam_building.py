@@ -23,10 +23,9 @@ from typing import Any
 from t5like.data.cache_builder import DEFAULT_LIMITS, PieceBuilder, cut_pieces, manifest_of, shard_name
 from t5like.data.mirror import MANIFEST
 from t5like.errors import UserError
-from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder
+from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder, register_files
 from t5like.files import storage
 from t5like.tasks import registry
-from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.quiet_start import load_seqio
 
 
@@ -99,7 +98,7 @@ def _job(recipe: bytes) -> CacheJob:
   settings, task = pickle.loads(recipe)  # written by build_with_beam
   load_seqio()
   if settings.files:
-    register_corpus(settings.task, settings.files)
+    register_files(settings.task, settings.files)
   registry.find_task_or_mixture(settings.task, settings.task_modules)
   return TaskCacheBuilder(settings).job(registry.find_task(task))
 

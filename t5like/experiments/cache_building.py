@@ -91,7 +91,7 @@ def build_token_cache(
     distribute: builds a job elsewhere, such as beam_building.build_with_beam; None: processes of this machine.
   """
   if settings.files:
-    register_corpus(settings.task, settings.files)
+    register_files(settings.task, settings.files)
   found = registry.find_task_or_mixture(settings.task, settings.task_modules)
   builder = TaskCacheBuilder(settings, report, distribute)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
