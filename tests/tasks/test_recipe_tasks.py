@@ -13,7 +13,7 @@ FINETUNE = shipped_folder() / "finetune"
 RECIPES = sorted(
   str(p.relative_to(shipped_folder()))
   for p in (shipped_folder() / "finetune").glob("*/*.gin")
-  if p.parent.name not in ("suites", "embeddings")
+  if p.parent.name not in ("suites", "embeddings", "methods")
 )
 # Targets and predictions of every kind that a metric may compare.
 VALUES = [
