@@ -51,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--beam_options",
     metavar="OPTIONS",
     help="build with Apache Beam: '--runner=DirectRunner --direct_num_workers=4 "
-    "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...' (launch/README.md)",
+    "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...'",
   )
   parser.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
 

@@ -50,18 +50,14 @@ class _Shard:
   """The files of one shard: memory-mapped on first use, or read in place."""
 
   def __init__(
-    self, folder: Path, number: int, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str,
-    units: Units | None,
-  ):  # fmt: skip
+    self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str, units: Units | None
+  ):
     self._dtype, self._units, self._index = dtype, units, entry["files"]["index"]
     self.files = {}
     for kind, about in entry["files"].items():
       path = folder / f"{entry['name']}.{kind}"
-      number_of_file = number * len(entry["files"]) + len(self.files)
       self.files[kind] = (
-        StreamedFile(number_of_file, path, about, rebuild_command, units)
-        if units
-        else CheckedFile(path, about, rebuild_command)
+        StreamedFile(path, about, rebuild_command, units) if units else CheckedFile(path, about, rebuild_command)
       )
 
   @functools.cached_property
@@ -99,9 +95,7 @@ class TokenCache:
     self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
     dtype = np.dtype(manifest["dtype"])
     units = Units(_POOLS_KEPT * pool) if pool else None
-    self._shards = [
-      _Shard(folder, number, entry, dtype, rebuild_command, units) for number, entry in enumerate(manifest["shards"])
-    ]
+    self._shards = [_Shard(folder, entry, dtype, rebuild_command, units) for entry in manifest["shards"]]
     self._announced: set[Hashable] = set()  # parts that are read ahead
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]

@@ -6,7 +6,6 @@ ones need its room. Units that will be needed are read ahead by threads. While a
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 import zlib
@@ -36,7 +35,7 @@ class Units:
 
   def __init__(self, limit: int):
     self._most = max(limit // UNIT, 2 * _THREADS)
-    self._kept: OrderedDict[tuple[int, int], Future] = OrderedDict()
+    self._kept: OrderedDict[tuple[StreamedFile, int], Future] = OrderedDict()
     self._lock = threading.Lock()
     self._pool = ThreadPoolExecutor(_THREADS, "in_place")
 
@@ -50,7 +49,7 @@ class Units:
       self._request(file, unit)
 
   def _request(self, file: StreamedFile, unit: int) -> Future:
-    key = file.number, unit
+    key = file, unit
     with self._lock:
       found = self._kept.get(key)
       if found is None or (found.done() and found.exception()):  # a failed one is tried again
@@ -66,10 +65,8 @@ class StreamedFile:
 
   fully_checked = True  # what is read has been checked
 
-  def __init__(
-    self, number: int, path: Path | RemotePath, expected: Mapping[str, Any], rebuild_command: str, units: Units
-  ):
-    self.number, self.path, self.bytes = number, path, expected["bytes"]
+  def __init__(self, path: Path | RemotePath, expected: Mapping[str, Any], rebuild_command: str, units: Units):
+    self.path, self.bytes = path, expected["bytes"]
     self._sums, self._rebuild_command, self._units = expected["crc32"], rebuild_command, units
 
   def check(self, start: int, stop: int) -> None:
@@ -90,8 +87,8 @@ class StreamedFile:
   def fetch(self, unit: int) -> np.ndarray:
     """Reads one unit from where it is; tries again as long as the store does not answer."""
     start, stop = unit * UNIT, min((unit + 1) * UNIT, self.bytes)
-    began, reported, damaged = time.monotonic(), False, 0
-    for pause in _pauses():
+    began, reported, damaged, pause = time.monotonic(), False, 0, _FIRST_PAUSE
+    while True:
       try:
         content = self._read(start, stop)
       except FileNotFoundError:
@@ -117,7 +114,7 @@ class StreamedFile:
             try_=self._rebuild_command,
           )
       time.sleep(pause)
-    raise AssertionError("unreachable")
+      pause = min(2 * pause, _LONGEST_PAUSE)
 
   def _read(self, start: int, stop: int) -> bytes:
     if isinstance(self.path, RemotePath):
@@ -148,9 +145,3 @@ class StreamedTokens:
     start, stop, _ = at.indices(len(self))
     size = self._dtype.itemsize
     return self._file.slice(start * size, max(start, stop) * size).view(self._dtype)
-
-
-def _pauses():
-  """Yields the pauses between attempts, each twice the one before."""
-  for attempt in itertools.count():
-    yield min(_FIRST_PAUSE * 2**attempt, _LONGEST_PAUSE)

@@ -1,5 +1,4 @@
-"""Rows for heads, built from a token cache: texts with a class or a score, choices, tagged words, answer spans, texts
-to embed.
+"""Rows for heads, built from a token cache: labeled texts, choices, tagged words, answer spans, texts to embed.
 
 Batches have the names of `EncoderFeatureConverter` in tasks/encoders and the same bytes. Like all row sources they are
 functions of the seed and the row number.

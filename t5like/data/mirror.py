@@ -7,7 +7,6 @@ before it gets its name. Remote caches are also built there and uploaded when co
 from __future__ import annotations
 
 import json
-import shutil
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -105,10 +104,7 @@ def _fetch(remote: RemotePath, local: Path, about: Mapping[str, Any]) -> None:
 
 
 def _check_disk_space(local: Path, needed: int) -> None:
-  existing = local
-  while not existing.exists():
-    existing = existing.parent
-  free = shutil.disk_usage(existing).free
+  free = storage.free_bytes(local)
   if free < needed:
     raise UserError(
       "not enough disk space for the local copy of the token cache",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -285,6 +286,15 @@ def download_tree(remote: RemotePath, local: Path) -> Path:
   with ThreadPoolExecutor(_TRANSFERS, "download") as pool:
     list(pool.map(lambda name: fetch(remote / name, local / name), missing))
   return local
+
+
+def free_bytes(path: Path | RemotePath) -> float:
+  """Returns the free space of the disk on which a path is, or will be; infinite on a store."""
+  if is_remote(path):
+    return math.inf
+  while not path.exists():
+    path = path.parent
+  return shutil.disk_usage(path).free
 
 
 def mirror_folder(remote: RemotePath) -> Path:

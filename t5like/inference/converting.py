@@ -16,7 +16,7 @@ from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
-from t5like.inference.heads.no_answer import tuned
+from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import has_training_config, position_limit, prompt_form
 from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
@@ -123,7 +123,7 @@ def export_model(settings: ExportSettings) -> Conversion:
   if settings.dtype:
     params = cast(params, settings.dtype)
   model_type = "mt5" if experiment.vocabulary == "mt5" else None
-  model = tuned(experiment.model, source, int(find_checkpoint(source, settings.step).name))
+  model = with_threshold(experiment.model, source, int(find_checkpoint(source, settings.step).name))
   save_hugging_face(target, model, params, vocabulary, experiment, model_type)
   return Conversion.of(target, params, note=note)
 

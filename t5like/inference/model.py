@@ -21,12 +21,12 @@ from t5like.decoding.options import decode_settings
 from t5like.errors import UserError, nearest
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
-from t5like.inference import converting
+from t5like.inference.converting import merged, new_folder, save_hugging_face, save_model_directory
 from t5like.inference.embeddings.jobs import Embedding
 from t5like.inference.embeddings.pooled import pooled_model
 from t5like.inference.encoder_jobs import FillMask, FillSpans
 from t5like.inference.heads.methods import HeadMethods
-from t5like.inference.heads.no_answer import tuned
+from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output
@@ -249,17 +249,17 @@ class Model(HeadMethods):
 
     What a method such as LoRA has trained is merged into the base.
     """
-    target = converting.new_folder(folder)
-    module, params = converting.merged(tuned(self.module, self.folder, self.step()), self.params)
-    converting.save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder)
+    target = new_folder(folder)
+    module, params = merged(with_threshold(self.module, self.folder, self.step()), self.params)
+    save_model_directory(target, module, params, self.vocabulary, self.vocabulary_name, self.folder)
     return target
 
   def save_hf(self, folder: str | Path) -> Path:
     """Writes a new Hugging Face folder with tokenizer, for transformers and `load`; returns its path."""
-    target = converting.new_folder(folder)
+    target = new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
-    module, params = converting.merged(tuned(self.module, self.folder, self.step()), params)
-    converting.save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
+    module, params = merged(with_threshold(self.module, self.folder, self.step()), params)
+    save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
     return target
 
   @cached_property

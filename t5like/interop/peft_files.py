@@ -74,8 +74,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
   from safetensors.numpy import save_file
 
   folder.mkdir(parents=True, exist_ok=True)
-  bare = ("prompt_embeddings",)
-  named = {name if name in bare else _PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
+  named = {_PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
   save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
   (folder / CONFIG).write_text(json.dumps(dict(sorted(adapter.config.items())), indent=2) + "\n")
 
@@ -99,12 +98,16 @@ def pattern_value(patterns: Mapping[str, Any], name: str, default: Any) -> Any:
   return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", name)), default)
 
 
-# Joining three of our updates into one of GPT-2's c_attn, and splitting it again.
+def most_common(values: Mapping[str, Any]) -> Any:
+  """Returns the value that most modules have: peft's default, from which patterns differ; of equals the first."""
+  given = list(values.values())
+  return max(dict.fromkeys(given), key=given.count)
 
 
 def join_low_rank(parts: Sequence[tuple[np.ndarray, np.ndarray] | None], width: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns A [rank, in] and B [parts * width, rank] for updates (A [in, rank], B [rank, width]); None: no update.
+  """Joins the updates of several of our layers into one of theirs: three into GPT-2's c_attn.
 
+  Returns A [rank, in] and B [parts * width, rank] for updates (A [in, rank], B [rank, width]); None: no update.
   Parts with the same A share it; otherwise ranks add up.
   """
   given = [part for part in parts if part is not None]

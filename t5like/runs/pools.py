@@ -5,7 +5,6 @@ The order of rows depends on it, so all hosts decide alike, and a resumed run as
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from t5like.data.in_place import UNIT
@@ -33,7 +32,7 @@ def _units(experiment: Experiment, folder: Path, size: int) -> int:
   if limit is not None:
     limit = limit * 1e9
   elif storage.is_remote(folder) and not (storage.mirror_folder(folder) / MANIFEST).is_file():  # not copied yet
-    limit = _free_bytes(storage.mirror_folder(folder)) / 2
+    limit = storage.free_bytes(storage.mirror_folder(folder)) / 2
   if limit is None or size <= limit:
     return 0
   return max(int(min(limit / 3, _LARGEST)) // UNIT, 1)
@@ -45,9 +44,3 @@ def _recorded(model_dir: str) -> dict[str, int] | None:
     return storage.read_json(storage.as_path(model_dir) / RUN_CARD_DATA).get(POOLS, {})
   except (FileNotFoundError, UserError):
     return None
-
-
-def _free_bytes(folder: Path) -> int:
-  while not folder.exists():
-    folder = folder.parent
-  return shutil.disk_usage(folder).free

@@ -37,20 +37,18 @@ class HeadEvaluator:
   """Scores the labels that a head predicts. Has the interface of Evaluator."""
 
   def __init__(self, model: EvaluatedModel, settings: EvaluationSettings):
+    head = model.module.head
     for name in _GENERATION:
       if getattr(settings, name) not in (None, False):
-        raise UserError(
-          f"--{name} needs a model that generates text; this one has a {type(model.module.head).__name__}"
-        )
+        raise UserError(f"--{name} needs a model that generates text; this one has a {type(head).__name__}")
     if settings.decoding:
       raise UserError(f"a head does not decode: --{next(iter(settings.decoding))} has no effect")
-    if getattr(model.module.head, "prompt", ""):
-      raise UserError("token caches do not have the default prompt of this model", prompt=model.module.head.prompt)
+    if getattr(head, "prompt", ""):
+      raise UserError("token caches do not have the default prompt of this model", prompt=head.prompt)
     self._model, self._settings = model, settings
-    self._length = settings.inputs_length or getattr(model.module.head, "length", None) or model.inputs
+    self._length = settings.inputs_length or getattr(head, "length", None) or model.inputs
     self._batch_size = settings.batch_size or model.batch_size
     self._runner = HeadRunner(model.module, model.mesh)
-    head = model.module.head
     pooled = {"embed": head.pooling} if head.form == "embedding" and head.loss is None else {}  # not trained for it
     self.identity = settings.identity() | pooled
 
@@ -94,11 +92,9 @@ def _longest(cache: data.TokenCache, form: data.LabelForm, most: int) -> int:
   return min(bucket(tokens + _SPECIAL), most)
 
 
-def _output(source: LabeledRows) -> str:
-  """Returns the output of the model that is scored."""
-  if isinstance(source, EmbeddingRows) and source.form.target != "classification":
-    return "embeddings"
-  return "span_logits" if isinstance(source, SpanRows) else "label_logits"
+def _output(source: LabeledRows) -> str | None:
+  """Returns the output of the model that is scored; None: its logits."""
+  return "embeddings" if isinstance(source, EmbeddingRows) and source.form.target != "classification" else None
 
 
 def scored_fields(source: LabeledRows, examples: int, vocabulary: Vocabulary) -> Iterator[dict[str, Any]]:

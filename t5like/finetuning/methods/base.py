@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -156,16 +156,6 @@ def is_target(patterns: Sequence[str], variable: Variable) -> bool:
   return any(re.fullmatch(pattern, name) for pattern in patterns for name in names)
 
 
-def stack_paths(model: nn.Module) -> dict[str, int]:
-  """Returns the path of every stack of blocks with its number of layers: {'backbone/encoder': 12}."""
-  blocks = {matrix.path.rpartition("/mlp/")[0] for matrix in read_matrices(model) if "/mlp/" in matrix.path}
-  config, found = model.config, {}
-  for block in blocks:
-    stack = block.rpartition("/")[0]
-    found[stack] = config.num_encoder_layers if stack.endswith("encoder") else config.num_decoder_layers
-  return dict(sorted(found.items()))
-
-
 def layer_sites(model: nn.Module, name: str) -> list[str]:
   """Returns the site of a part of a block in all layers that have it: 'encoder/layers/mlp', or one per layer."""
   found = {path for matrix in read_matrices(model) if (path := matrix.path.rpartition("/")[0]).endswith(f"/{name}")}
@@ -181,8 +171,3 @@ def positive(name: str, value: Any, kind: type | tuple[type, ...] = int) -> None
 def unit(name: str, value: Any) -> None:
   if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
     raise UserError(f"invalid {name}: {value!r}", expected="at least 0 and below 1")
-
-
-def each_layer(stacked: bool, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-  """Returns a function of one layer's array for arrays with a leading layer axis."""
-  return (lambda x: np.stack([function(layer) for layer in x])) if stacked else function

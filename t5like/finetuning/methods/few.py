@@ -1,4 +1,4 @@
-"""Methods that train a few of the base's own parameters: biases (BitFit) or norms."""
+"""Methods that train a few of the base's own parameters: biases (BitFit) or norms. Checkpoints hold only those."""
 
 from __future__ import annotations
 
@@ -14,15 +14,7 @@ NORMS = r"(.*_norm|.*/norm|norm)/(scale|bias)"
 
 
 @dataclasses.dataclass(frozen=True)
-class _Few(Method):
-  """Trains some parameters of the base. Checkpoints hold only those."""
-
-  def sites(self, model: nn.Module) -> Sites:
-    return {}
-
-
-@dataclasses.dataclass(frozen=True)
-class BitFit(_Few):
+class BitFit(Method):
   """Trains only the biases, those of norms included (Ben Zaken et al. 2021); 0.08% of BERT."""
 
   OWN = "bias"
@@ -44,10 +36,13 @@ class BitFit(_Few):
 
 
 @dataclasses.dataclass(frozen=True)
-class NormsOnly(_Few):
+class NormsOnly(Method):
   """Trains only the scales (and biases) of the norms."""
 
   OWN = NORMS
+
+  def sites(self, model: nn.Module) -> Sites:
+    return {}
 
   def title(self, variables: Variables) -> str:
     return f"{sum(map(self.owns, variables.all))} parameters of norms"

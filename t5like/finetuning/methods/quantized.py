@@ -44,7 +44,7 @@ def quantize(kernel: np.ndarray) -> dict[str, np.ndarray]:
   Widths that 64 or 256 do not divide have smaller blocks.
   """
   *leading, inputs, outputs = kernel.shape
-  block, group = _divisor(inputs, BLOCK), _divisor(outputs, GROUP)
+  block, group = math.gcd(inputs, BLOCK), math.gcd(outputs, GROUP)
   blocks = kernel.astype(np.float32).reshape(*leading, inputs // block, block, outputs)
   largest = np.abs(blocks).max(axis=-2)  # [..., in / block, out]
   mean = largest.mean(axis=(-2, -1))
@@ -74,10 +74,6 @@ def _read_scales(weights: Mapping[str, Any]) -> Any:
   return split.reshape(scales.shape) + jnp.asarray(weights["mean"])[..., None, None]
 
 
-def _divisor(width: int, most: int) -> int:
-  return math.gcd(width, most)
-
-
 @dataclasses.dataclass(frozen=True)
 class NF4:
   """A dense layer whose kernel is stored in 4 bits; it is converted in both passes and never kept."""
@@ -87,17 +83,17 @@ class NF4:
   axes: tuple[str | None, str | None]
 
   def __call__(self, layer: nn.Module, product: Any, x: jax.Array) -> jax.Array:
-    blocks = self.inputs // _divisor(self.inputs, BLOCK)
+    blocks = self.inputs // math.gcd(self.inputs, BLOCK)
     rows, columns = self.axes
     shapes = {
       "codes": ((self.inputs // 2, self.outputs), jnp.uint8, (rows, columns)),
       "scales": ((blocks, self.outputs), jnp.int8, (None, columns)),
-      "groups": ((blocks, self.outputs // _divisor(self.outputs, GROUP)), jnp.float32, (None, None)),
+      "groups": ((blocks, self.outputs // math.gcd(self.outputs, GROUP)), jnp.float32, (None, None)),
       "mean": ((), jnp.float32, ()),
     }
     named = nn.with_logical_partitioning
     # A random base, as other dense layers have; runs replace it by theirs.
-    inits = {"codes": _random_codes, "mean": nn.initializers.constant(self.inputs**-0.5)}
+    inits = {"codes": jax.random.bits, "mean": nn.initializers.constant(self.inputs**-0.5)}
     weights = {
       name: layer.param(name, named(inits.get(name, nn.initializers.zeros), axes), shape, dtype)
       for name, (shape, dtype, axes) in shapes.items()
@@ -112,10 +108,6 @@ class NF4:
 
   def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in weights.items() if name not in _LEAVES} | {"kernel": dequantize(weights)}
-
-
-def _random_codes(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-  return jax.random.bits(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

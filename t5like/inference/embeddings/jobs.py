@@ -44,7 +44,7 @@ class Embedding:
   def __init__(self, model: Model, limits: Limits, pooling: str | None = None):
     head = own_head(model)
     self._model, self._head = model, head if pooling is None else None
-    self.pooling = pooling if head and pooling is None else pooling or DEFAULT_POOLING
+    self.pooling = None if self._head else pooling or DEFAULT_POOLING
     self.limits = limits if self._head is None else _own_limits(model, self._head, limits)
     self._embedder = model.runner(TextEmbedder, self.pooling)
     self.width = model.config.embed_dim if self._head is None else head.width(model.config.embed_dim)
@@ -100,7 +100,7 @@ class Embedding:
 
   def _in_parts(self, batch: Sequence[Prepared]) -> np.ndarray:
     answers = answer_in_parts(batch, lambda part: list(self.vectors(part)))
-    if isinstance(problem := next((a for a in answers if isinstance(a, NotEnoughMemory)), None), NotEnoughMemory):
+    if problem := next((answer for answer in answers if isinstance(answer, NotEnoughMemory)), None):
       raise UserError(f"a text does not fit into device memory ({problem})", try_="a shorter text, or truncate=True")
     return np.stack(answers)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from t5like.errors import UserError
 from t5like.inference.heads.jobs import Labeling
-from t5like.inference.heads.no_answer import tuned
+from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.jobs import Limits
 from t5like.inference.results import Label, Labels, SpanAnswer, Tag
 
@@ -89,7 +89,7 @@ class HeadMethods:
   @property
   def no_answer_threshold(self) -> float | None:
     """The head's threshold for questions without an answer, or the one found in training; None: there is none."""
-    head = getattr(tuned(self.module, self.folder, self.step()), "head", None)
+    head = getattr(with_threshold(self.module, self.folder, self.step()), "head", None)
     return getattr(head, "no_answer_threshold", None)
 
   def _labeling(self, method: str, forms: Sequence[str], truncate: bool, **settings: Any) -> Labeling:

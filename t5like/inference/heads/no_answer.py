@@ -13,7 +13,7 @@ from t5like.training.records.metrics import read_metrics
 _METRIC = "best_f1_thresh"
 
 
-def tuned(module: nn.Module, model_dir: Path, step: int | None) -> nn.Module:
+def with_threshold(module: nn.Module, model_dir: Path, step: int | None) -> nn.Module:
   """Returns a model whose span head has the threshold with the best F1 in the evaluation of this checkpoint.
 
   Returns other models as they are; also a head with a threshold of its own, and a checkpoint that was not evaluated on

@@ -13,7 +13,14 @@ from t5like.errors import UserError
 from t5like.finetuning.methods import IA3, LoRA, Method
 from t5like.interop.huggingface import tensor_rules
 from t5like.interop.layouts import flatten, unstack_layers
-from t5like.interop.peft_files import PeftFolder, join_low_rank, linear_modules, target_modules, write_folder
+from t5like.interop.peft_files import (
+  PeftFolder,
+  join_low_rank,
+  linear_modules,
+  most_common,
+  target_modules,
+  write_folder,
+)
 from t5like.models.heads import WithHead
 
 Arrays = Mapping[str, np.ndarray]
@@ -82,7 +89,7 @@ def _lora(model: nn.Module, flat: Arrays, method: LoRA) -> tuple[dict[str, Any],
         raise UserError("DoRA of a part of GPT-2's c_attn cannot be expressed in peft", module=module.name)
       magnitudes = [flat[f"{path}/magnitude"] for path in module.ours]
       tensors[f"{module.name}.lora_magnitude_vector"] = np.concatenate(magnitudes)
-  rank, alpha = _most(ranks), _most(alphas)
+  rank, alpha = most_common(ranks), most_common(alphas)
   return {
     "peft_type": "LORA",
     "target_modules": target_modules(list(ranks), [module.name for module in modules]),
@@ -133,8 +140,3 @@ def _factors(flat: Arrays, path: str) -> tuple[np.ndarray, np.ndarray] | None:
 
 def _numbered(path: str, layers: int) -> list[str]:
   return [path.replace("/layers/", f"/layers_{i}/") for i in range(layers)]
-
-
-def _most(values: Mapping[str, Any]) -> Any:
-  given = list(values.values())
-  return max(dict.fromkeys(given), key=given.count)

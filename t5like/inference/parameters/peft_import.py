@@ -13,7 +13,7 @@ import numpy as np
 from t5like.errors import UserError
 from t5like.finetuning.methods import IA3, LoRA, Method
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.peft_files import HFModule, PeftFolder, linear_modules, matches, pattern_value
+from t5like.interop.peft_files import HFModule, PeftFolder, linear_modules, matches, most_common, pattern_value
 
 # Settings of peft that change the result, and the values that have a counterpart here.
 _SUPPORTED = {
@@ -75,7 +75,7 @@ def _lora(
       ranks[path], alphas[path] = rank, float(alpha)
   if not ranks:
     raise UserError("the peft folder has no LoRA of a linear layer of this model")
-  rank, alpha = (max(dict.fromkeys(values.values()), key=list(values.values()).count) for values in (ranks, alphas))
+  rank, alpha = most_common(ranks), most_common(alphas)
   method = LoRA(
     targets=_patterns(ranks, modules),
     rank=rank,

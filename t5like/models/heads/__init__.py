@@ -1,5 +1,4 @@
-"""A backbone (BERT, T5 or GPT) with a head for labels: classes, scores, choices, tags or answer spans,
-or for sentence embeddings."""
+"""A backbone (BERT, T5 or GPT) with a head: for classes, scores, choices, tags, answer spans or sentence embeddings."""
 
 from t5like.models.heads.embedding import LOSSES, SENTENCE_POOLINGS, EmbeddingHead
 from t5like.models.heads.rows import ClassificationHead, MultiLabelHead, MultipleChoiceHead, RegressionHead

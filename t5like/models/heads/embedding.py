@@ -7,8 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
-from t5like.models.heads import sentence_losses as losses
 from t5like.models.heads.rows import class_sums
+from t5like.models.heads.sentence_losses import (
+  cosent_sums,
+  cosine_sums,
+  ranking_sums,
+  text_hashes,
+  triplet_sums,
+  unit,
+)
 from t5like.models.heads.states import HIDDEN, Features, check_labels, output, pool
 from t5like.models.layers import dense
 
@@ -112,7 +119,7 @@ class EmbeddingHead(nn.Module):
       x = x if self.dense_activation == IDENTITY else HIDDEN[self.dense_activation](x)
       x = nn.with_logical_constraint(x, ("batch", None))
     if self.normalize:
-      x = losses.unit(x)
+      x = unit(x)
     texts = max(self.texts, 1) if self.is_initializing() and features.texts is None else features.texts
     if texts is None:
       return {"embeddings": x}
@@ -131,12 +138,12 @@ class EmbeddingHead(nn.Module):
       return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
     if self.loss == "cosine":
       lowest, highest = self.score_range
-      return losses.cosine_sums(embeddings, (batch["labels"] - lowest) / (highest - lowest), weights)
+      return cosine_sums(embeddings, (batch["labels"] - lowest) / (highest - lowest), weights)
     if self.loss == "cosent":
-      return losses.cosent_sums(embeddings, batch["labels"], weights, self.scale)
+      return cosent_sums(embeddings, batch["labels"], weights, self.scale)
     if self.loss == "triplet":
-      return losses.triplet_sums(embeddings, weights, self.margin)
-    return losses.ranking_sums(embeddings, losses.text_hashes(batch), weights, self.scale)
+      return triplet_sums(embeddings, weights, self.margin)
+    return ranking_sums(embeddings, text_hashes(batch), weights, self.scale)
 
 
 # The least and most texts per row of a loss.

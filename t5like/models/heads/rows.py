@@ -42,30 +42,13 @@ class ClassificationHead(nn.Module):
     return class_sums(outputs["label_logits"], batch["labels"], weights, label_smoothing)
 
 
-class MultiLabelHead(nn.Module):
+class MultiLabelHead(ClassificationHead):
   """Scores labels of which a row may have any number: a sigmoid and a binary cross entropy for each.
 
   Labels [rows, classes] are 0 or 1. The loss of a row is the mean over its classes, as in Hugging Face.
   """
 
-  labels: tuple[str, ...] = ()
-  pooling: str | None = None
-  hidden: str | None = None
-  use_bias: bool = True
-  dropout_rate: float | None = None
-  mix_layers: bool = False
-  lm_loss_weight: float = 0.0
-
   form: ClassVar[str] = "multi_label"
-
-  def check(self) -> None:
-    _check(self)
-    check_labels(self)
-
-  @nn.compact
-  def __call__(self, features: Features, deterministic: bool = True) -> dict[str, jax.Array]:
-    """Returns {"label_logits": [rows, classes]}."""
-    return {"label_logits": _score_rows(self, features, len(self.labels), self.use_bias, deterministic)}
 
   def sums(self, outputs: Any, batch: Any, weights: jax.Array, label_smoothing: float = 0.0) -> dict[str, jax.Array]:
     logits, labels = outputs["label_logits"].astype(jnp.float32), batch["labels"].astype(jnp.float32)

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import math
 import os
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -246,7 +244,7 @@ class Checkpoints:
       remove_checkpoint(self.folder / str(step))
 
   def _fail(self, step: int, needed: int, error: BaseException) -> None:
-    cause, free = cause_of(error), _free_bytes(self.folder)  # before the half-written files are removed
+    cause, free = cause_of(error), storage.free_bytes(self.folder)  # before the half-written files are removed
     full = free < needed or any(os.strerror(number) in cause for number in _DISK_FULL)
     if jax.process_count() == 1:  # others may still write; the next start clears leftovers
       with contextlib.suppress(OSError):
@@ -306,7 +304,7 @@ def load_parameters(
 
 def check_disk_space(model_dir: str | Path, bytes_needed: int) -> None:
   """Raises UserError if a checkpoint would not fit on the disk."""
-  free = _free_bytes(storage.as_path(model_dir).absolute())
+  free = storage.free_bytes(storage.as_path(model_dir).absolute())
   if free < bytes_needed:
     raise UserError(
       "not enough disk space for a checkpoint",
@@ -368,11 +366,3 @@ def _checkpointer() -> ocp.AsyncCheckpointer:
   return ocp.AsyncCheckpointer(
     ocp.CompositeCheckpointHandler(), async_options=ocp.AsyncOptions(create_directories_asynchronously=False)
   )
-
-
-def _free_bytes(path: Path) -> float:
-  if storage.is_remote(path):
-    return math.inf
-  while not path.exists():
-    path = path.parent
-  return shutil.disk_usage(path).free
