@@ -30,6 +30,7 @@ def test_the_wheel_contains_all_data_files(wheel):
   assert not any(name.startswith(("gin/", "tests/")) for name in names)
 
 
+@pytest.mark.slow
 def test_an_installed_wheel_finds_its_gin_files_from_any_directory(wheel, tmp_path):
   zipfile.ZipFile(wheel).extractall(tmp_path / "site")
   done = subprocess.run(

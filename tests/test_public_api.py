@@ -144,6 +144,7 @@ def test_defaults_are_those_of_gin(tmp_path, settings):
   assert plain.packs and not t5like.Experiment(**settings).packs
 
 
+@pytest.mark.slow
 def test_an_optax_optimizer_trains_and_its_model_can_be_loaded(settings):
   import optax
 
@@ -175,6 +176,7 @@ def test_a_custom_step_hook_and_initial_parameters(settings):
   jax.tree.map(np.testing.assert_array_equal, t5like.load(result.model_dir).params, params)
 
 
+@pytest.mark.slow
 def test_a_step_named_in_gin(tmp_path, monkeypatch, run_command, small_model, token_caches):
   (tmp_path / "my_steps.py").write_text(
     textwrap.dedent(

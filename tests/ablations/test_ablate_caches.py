@@ -64,6 +64,7 @@ def cached_inputs(split, lengths):
   return data.open_cache(data.finished_folder(base, lengths), rebuild_command="").example(0)["inputs"].tolist()
 
 
+@pytest.mark.slow
 def test_finished_tokens_are_cached_for_the_lengths_of_every_recipe(folder, t5like):
   """Multi-task training uses the lengths of the corpus, fine-tuning its own; the task's step keeps half of either."""
   t5like("ablate", "--table=7", "--table=11", "--rows=3", "--rows=Equal", *SMALL, "--prepare_only")
@@ -74,6 +75,7 @@ def test_finished_tokens_are_cached_for_the_lengths_of_every_recipe(folder, t5li
     assert cached_inputs(split, {"inputs": 16}) == [*ids[:8], TINY.eos_id]
 
 
+@pytest.mark.slow
 def test_a_sweep_trains_on_finished_tokens(folder, t5like):
   t5like("ablate", "--table=7", "--rows=encoder_decoder/no_pretraining", *SMALL)
   (result,) = read_results(folder / "sweep")

@@ -30,6 +30,7 @@ def test_every_row_of_the_five_tables_was_run_with_two_seeds(measured):
   assert runs == {(recipe, seed) for number in tables for recipe in TABLES[number].recipes for seed in (0, 1)}
 
 
+@pytest.mark.slow
 def test_the_readme_of_the_ablations_has_all_rows(measured):
   comparison = compare(measured)
   assert readme_table(comparison) in ABLATIONS_README
@@ -76,6 +77,7 @@ def test_the_file_is_small_and_contains_no_paths(measured):
   assert len(text) < 100_000
 
 
+@pytest.mark.slow
 def test_the_report_can_be_written_from_the_file(tmp_path, capsys):
   assert main(["ablate", "--report", "--from=mini", f"--output={tmp_path}"]) == 0
   assert "42 finished runs of 21 recipes" in capsys.readouterr().out

@@ -93,6 +93,7 @@ def swept(caches, tmp_path_factory):
   return home, folder, arguments, done
 
 
+@pytest.mark.slow
 def test_every_run_ends_with_a_result_or_a_failure(swept):
   _, folder, _, done = swept
   assert done.returncode == 1, done.stdout + done.stderr
@@ -208,6 +209,7 @@ def test_invalid_settings_of_a_sweep_are_named(t5like, tmp_path):
     assert "not a sweep directory" in message and because in message, message
 
 
+@pytest.mark.slow
 def test_multi_task_training_mixes_tasks_and_corpus(caches, tmp_path, t5like):
   """Table 11: half of the rows are text, half are labeled examples, which are scored."""
   folder = sweep_folder(tmp_path / "sweep", caches)

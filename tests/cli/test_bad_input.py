@@ -28,6 +28,7 @@ def test_a_missing_gin_file(refused):
   assert "models/t5/tiny.gin" in refused("--gin_file=models/t5/tinny.gin")
 
 
+@pytest.mark.slow
 def test_an_unknown_task(refused, tmp_path):
   message = refused("--gin.TASK=novel", process=True)  # reported by the process that builds the cache
   assert "no task 'novel'" in message and "nearest  novels" in message
@@ -89,6 +90,7 @@ def test_a_number_of_heads_that_is_not_divisible(refused):
   assert "mesh  data=1 fsdp=1 tensor=8" in message and "--gin.MESH.tensor=2" in message
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["tokens", "index"])
 def test_a_corrupt_token_cache(refused, token_caches, tmp_path, kind):
   copy = tmp_path / "tokens"
@@ -118,6 +120,7 @@ def test_an_encoder_for_a_text_to_text_objective(refused):
   assert "BERT is an encoder, but span_corruption needs a decoder" in message
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_model(refused, t5like, pretrain, tmp_path):
   t5like(*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=1")
   before = sorted(p for p in (tmp_path / "run").rglob("*"))
@@ -163,6 +166,7 @@ def test_a_step_of_too_many_tokens(refused):
   assert "a step of" in message and "is too large" in message
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", ["../../etc", "a//b", "..", "a\0b", "t" * 5000])
 def test_a_task_name_that_escapes_the_cache_folder(refused, task):
   assert "invalid task name" in refused(f"--gin.TASK={task}", "--gin.OBJECTIVE=@span_corruption()")
@@ -173,6 +177,7 @@ def test_an_invalid_path(refused, path):
   assert "invalid path" in refused(model_dir=path)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("text", "expected"),
   [

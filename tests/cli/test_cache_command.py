@@ -80,6 +80,7 @@ def test_the_progress_line():
   assert "about 2 h 46 min left" in BuildProgress(total=1001).text(CacheProgress(1, 1, 0, 0), 10)
 
 
+@pytest.mark.slow
 def test_an_unreadable_row_is_named_with_its_file_and_line(t5like, tmp_path):
   good = '{"text": "It was a bright cold day."}\n'
   for name, row, expected, found in [

@@ -120,6 +120,7 @@ OPTIMIZERS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("lines, description, theirs", OPTIMIZERS, ids=["wrapper", "chain", "linear", "cosine"])
 def test_optimizers_of_optax(t5like, tmp_path, token_caches, lines, description, theirs):
   run, listed = from_file(t5like, tmp_path, token_caches, *lines)
@@ -184,6 +185,7 @@ SCHEDULES = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("factors, base, warmup, expected", SCHEDULES)
 def test_learning_rates(translated, factors, base, warmup, expected):
   name = "utils.create_learning_rate_scheduler"

@@ -25,6 +25,7 @@ def test_the_task_name_may_contain_the_objective(t5like, pretrain, tmp_path):
   assert "implies the objective prefix_lm, but OBJECTIVE is SpanCorruption(" in err and "--gin.TASK=novels" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["bert_mlm_nsp", "roberta"])
 def test_an_encoder_trains_on_masked_lm(t5like, tmp_path, token_caches, objective):
   out = t5like(
@@ -46,6 +47,7 @@ def test_models_and_objectives_that_do_not_fit_are_refused(t5like, pretrain, tmp
   assert "has no inputs for the encoder" in t5like(*line, "--gin.TASK=novels_causal_lm", status=2).stderr
 
 
+@pytest.mark.slow
 def test_a_gpt_trains_on_causal_lm(t5like, tmp_path, token_caches):
   out = t5like(
     "train", "--gin_file=models/gpt2/small.gin", "--gin.EMBED_DIM=16", "--gin.MLP_DIM=32", "--gin.NUM_HEADS=2",
@@ -70,6 +72,7 @@ def test_phases_change_length_and_batch_and_resume_exactly(t5like, pretrain, tmp
   assert "PHASES" in err and "'steps': 1000" in err
 
 
+@pytest.mark.slow
 def test_a_corpus_of_local_files_takes_one_gin_line(t5like, small_model, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for number in range(3):
@@ -108,6 +111,7 @@ register_task(
 """
 
 
+@pytest.mark.slow
 def test_a_mixture_trains_and_scores_each_of_its_tasks(t5like, finetune, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "mixed_tasks.py").write_text(AGAIN + MIXTURE)

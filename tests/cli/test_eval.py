@@ -78,6 +78,7 @@ def test_all_checkpoints_are_evaluated_once(t5like, copy):
   assert "was already evaluated" not in t5like(*options, "--step=2", "--again").stdout
 
 
+@pytest.mark.slow
 def test_greedy_few_shot_and_comparison(t5like, copy, tmp_path):
   (tmp_path / "quiz.txt").write_text("Say what follows.\n---\n{inputs}\nAnswer: {targets}\n\n")
   out = t5like("eval", f"--model_dir={copy}", "--examples=16", "--show=1").stdout

@@ -37,6 +37,7 @@ def outcome(folder):
   return record, rows
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_answers_of_one(t5like, quiz, tmp_path):
   options = [
     "eval", f"--model_dir={GOLDEN}", "--task=quiz", "--shots=0", "--rank", "--batch_size=4", f"--cache_dir={quiz}",

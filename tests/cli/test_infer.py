@@ -44,6 +44,7 @@ def test_lines_of_text_get_the_answers_of_transformers_in_order(models, t5like, 
   assert "4/4 rows" in done.stderr and "tokens generated/s" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_line_that_does_not_fit_into_memory_does_not_end_the_job(models, t5like, tmp_path, monkeypatch):
   """Memory suffices for rows of 64 tokens: the line of 200 is rejected, the others are answered."""
   lines = [words(row["text"]) for row in T5["rows"]]

@@ -52,6 +52,7 @@ def uninterrupted(model, tmp_path_factory):
   return folder / "out.jsonl"
 
 
+@pytest.mark.slow
 def test_a_killed_command_resumes(model, uninterrupted, t5like, tmp_path):
   out = tmp_path / "out.jsonl"
   arguments = ["infer", f"--model={model}", f"--output={out}", *SAMPLING]
@@ -128,6 +129,7 @@ def test_embeddings_are_resumed_too(model, t5like, tmp_path):
   assert "was written for another input" in t5like(*arguments, f"--output={out}", status=2).stderr
 
 
+@pytest.mark.slow
 def test_two_processes_answer_every_row_once(model, uninterrupted, tmp_path):
   """They resume a partial file; process 0 writes. None loads TensorFlow."""
   port = free_port()

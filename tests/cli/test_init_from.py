@@ -50,6 +50,7 @@ def finetune(token_caches, tmp_path):
   ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_parameters_of_t5x(t5like, finetune, hugging_face, t5x, tmp_path):
   run = [*finetune, f"--gin.INIT_FROM={t5x}", "--gin.SCAN_LAYERS=True", "--gin.MESH.fsdp=2"]
   done = t5like(*run, devices=2)
@@ -61,6 +62,7 @@ def test_a_run_starts_from_the_parameters_of_t5x(t5like, finetune, hugging_face,
   assert "its own checkpoint of step 1" in t5like(*run, "--dry_run", devices=2).stdout
 
 
+@pytest.mark.slow
 def test_other_sizes_and_families_are_refused_before_anything_is_compiled(t5like, finetune, hugging_face, t5x):
   refused = t5like(*finetune, f"--gin.INIT_FROM={t5x}", "--gin.MLP_DIM=48", status=2).stderr
   assert "mlp_dim: checkpoint 24, config 48" in refused
@@ -84,6 +86,7 @@ def test_another_vocabulary_next_to_the_weights_is_refused(t5like, finetune, hug
   assert "vocabulary" in refused and f"--gin.VOCABULARY={tmp_path}/hf/spiece.model" in refused
 
 
+@pytest.mark.slow
 def test_fewer_layers_of_a_hugging_face_folder_are_taken_and_the_card_says_so(t5like, finetune, hugging_face, tmp_path):
   fewer = [*finetune, f"--gin.INIT_FROM={hugging_face}", "--gin.NUM_DECODER_LAYERS=1"]
   done = t5like(*fewer)
@@ -117,6 +120,7 @@ def test_step_counts_of_t5x_and_missing_dropout_get_a_note(t5like, finetune, t5x
   assert "note:" not in out
 
 
+@pytest.mark.slow
 def test_several_processes_read_the_same_parameters(finetune, hugging_face, t5x, tmp_path):
   finish(start_pod([*finetune, f"--gin.INIT_FROM={t5x}", "--gin.DROPOUT_RATE=0.0"], hosts=2))
   expected = huggingface.load(hugging_face).params

@@ -100,6 +100,7 @@ def test_one_device_and_packed_rows_give_the_same(token_caches, expected):
   assert evaluation._rows.rows < 1900  # some rows have several examples
 
 
+@pytest.mark.slow
 def test_two_hosts_give_the_values_of_one(token_caches, expected):
   port = free_port()
   hosts = [

@@ -19,6 +19,7 @@ PRETRAIN = ["--gin_file=objectives/span_corruption.gin", "--gin_file=runs/pretra
 XXL = ["plan", "--gin_file=models/t5_1_1/xxl.gin", *PRETRAIN, "--gin_file=meshes/fsdp.gin", "--gin.BATCH_SIZE=2048"]
 
 
+@pytest.mark.slow
 def test_t5_xxl_on_a_pod_in_seconds(t5like):
   started = time.process_time()
   plan = json.loads(t5like(*XXL, "--topology=v5p-512", "--gin.REMAT=full", "--price=2", "--json").stdout)
@@ -77,6 +78,7 @@ def times_of(found: list[dict], batch_size: int) -> list[float]:
   return [f["step_seconds"] for f in found if f["batch_size"] == batch_size]
 
 
+@pytest.mark.slow
 def test_a_search_over_machines_with_a_slow_network(t5like):
   command = ["plan", "--gin_file=models/bert/tiny.gin", "--gin_file=objectives/bert_mlm.gin", *PRETRAIN[1:]]
   command += ["--gin.SCAN_LAYERS=True", "--gin.BATCH_SIZE=512", "--topology=2xh100x8"]

@@ -140,6 +140,7 @@ def test_an_encoder_can_be_trained_on_a_stream(t5like, tmp_path):
   assert rows[-1]["step"] == 4 and rows[-1]["loss"] > 5 and "sentence_accuracy" in rows[-1]  # of 30,522 pieces
 
 
+@pytest.mark.slow
 def test_invalid_input_is_refused_before_anything_is_written(t5like, streamed, tmp_path):
   folder = tmp_path / "run"
   run = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=2"]

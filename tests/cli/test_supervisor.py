@@ -188,6 +188,7 @@ def child_of(process) -> int:
   return int((subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)).stdout)
 
 
+@pytest.mark.slow
 def test_a_killed_trainer_resumes_and_its_supervisor_uses_no_device(pretrain, tmp_path):
   folder = tmp_path / "run"
   supervised = start(

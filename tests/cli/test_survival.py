@@ -58,6 +58,7 @@ def test_twenty_kills_at_random_moments(t5like, pretrain, tmp_path):
   check_kills(t5like, pretrain, tmp_path, kills=20, seed=20)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_resume(t5like, pretrain, tmp_path):
   """Sends SIGTERM to the second of two hosts; then resumes in this process, on another mesh."""
   common = [*pretrain, "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=100000", "--gin.BATCH_SIZE=8"]
@@ -80,6 +81,7 @@ def test_a_signal_to_one_host_stops_all_at_the_same_step_and_other_hosts_resume(
   np.testing.assert_allclose(list(many.values()), list(one.values()), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_survivor_of_a_pod_reports_the_cause_and_exits_at_once(pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=5"]
   hosts = start_pod([*run, "--gin.BATCH_SIZE=8"], hosts=2)

@@ -132,6 +132,7 @@ def test_all_three_kinds_of_metrics_are_computed_in_training_and_by_eval(t5like,
   assert json.loads(open("run/predictions/pairs-validation-2.jsonl").readline())["target"] == "0 is it"
 
 
+@pytest.mark.slow
 def test_steps_after_tokenize_are_run(train, folder):
   out = train("halved", "--gin.EVAL_SPLIT=''").stdout
   assert "cached as finished tokens: the step halves works on tokens" in out
@@ -156,6 +157,7 @@ def test_an_edit_in_any_module_of_a_task_rebuilds_its_cache(t5like, train, folde
   assert " AND " in TINY.decode(cached("pairs").example(0)["inputs"])
 
 
+@pytest.mark.slow
 def test_caches_of_earlier_versions_are_reused_and_an_edited_eos_step_is_detected(train, folder):
   train("pairs", "--gin.EVAL_SPLIT=''")
   record = cached("pairs").folder / "task.json"
@@ -167,6 +169,7 @@ def test_caches_of_earlier_versions_are_reused_and_an_edited_eos_step_is_detecte
   assert cached("pairs").eos_placement("targets") == "before_trim"
 
 
+@pytest.mark.slow
 def test_edited_metrics_take_effect_without_rebuilding_tokens(t5like, train, folder):
   edit(folder / "t5x_tasks.py", "100.0 * sum", "undefined * sum")
   error = train("pairs", status=2).stderr
@@ -190,6 +193,7 @@ def exact(targets, predictions):
 """
 
 
+@pytest.mark.slow
 def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):
   fails = FAILING.replace("LEAVE", "raise RuntimeError('odd answers')") + '  return {"exact": 1.0}\n'
   edit(folder / "t5x_tasks.py", "def likelihood(", fails + "\n\ndef likelihood(")
@@ -198,6 +202,7 @@ def test_a_metric_that_raises_is_named_and_nothing_is_lost(train, folder):
   assert os.path.isdir("run/checkpoints/2")
 
 
+@pytest.mark.slow
 def test_a_run_killed_during_an_evaluation_has_saved_and_evaluates_first_on_resume(train, folder):
   """The first evaluation copies the directory, as a kill would leave it."""
   copies = FAILING.replace("LEAVE", "import shutil; shutil.copytree('run', 'killed')") + '  return {"exact": 1.0}\n'

@@ -102,6 +102,7 @@ def test_answers_are_decoded_with_the_vocabulary_of_the_targets(train, t5like, f
   assert "t5like eval --task=spelled" in refused
 
 
+@pytest.mark.slow
 def test_caches_without_the_vocabulary_of_their_targets_are_rebuilt(train, folder):
   train("spelled", "--gin.TRAIN_STEPS=1")
   content = json.loads(manifest().read_text())
@@ -121,6 +122,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.slow
 def test_a_missing_vocabulary_is_reported_before_the_first_step(train, folder):
   train("spelled", "--gin.TRAIN_STEPS=1", "--gin.MODEL_DIR=first", "--gin.EVAL_EXAMPLES=1")
   content = json.loads(manifest().read_text())
@@ -131,6 +133,7 @@ def test_a_missing_vocabulary_is_reported_before_the_first_step(train, folder):
     assert not os.path.exists("run/checkpoints")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_without_a_name_is_refused_in_evaluation_but_not_in_training(train, folder):
   refused = train("unknown", "--gin.TRAIN_STEPS=1", status=2).stderr
   assert "which cannot be loaded: a Unknown" in refused and not os.path.exists("run/checkpoints")

@@ -23,6 +23,7 @@ def test_all_are_shown(t5like):
   assert [line.split()[0] for line in out.splitlines() if line and line[0] != " "][1:] == list(CATALOGUE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("name", "inputs", "targets"),
   [

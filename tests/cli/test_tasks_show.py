@@ -23,6 +23,7 @@ def test_tokens_are_those_of_the_given_vocabulary(t5like):
   assert "(validation), row 0" in out
 
 
+@pytest.mark.slow
 def test_a_corpus_with_an_objective(t5like):
   out = t5like("tasks", "show", "novels", "--lengths=inputs=64").stdout
   assert "span_corruption of novels: 70 tokens of text, 64 inputs, 15 targets, vocabulary t5, seed 0" in out

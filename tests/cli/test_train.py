@@ -93,6 +93,7 @@ def test_nothing_is_compiled_between_steps(t5like, pretrain, tmp_path):
   assert counts[2] == counts[1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_stopped_run_resumes_at_its_last_step(t5like, pretrain, tmp_path, number):
   folder = tmp_path / "run"
@@ -110,6 +111,7 @@ def test_a_stopped_run_resumes_at_its_last_step(t5like, pretrain, tmp_path, numb
   assert steps == sorted(set(steps))  # no step is recorded twice
 
 
+@pytest.mark.slow
 def test_a_run_whose_directory_is_removed_ends_with_an_error_and_writes_nothing_more(t5like, pretrain, tmp_path):
   folder = tmp_path / "run"
 
@@ -126,6 +128,7 @@ def test_a_run_whose_directory_is_removed_ends_with_an_error_and_writes_nothing_
   assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_another_seed_reports_and_follows_it(t5like, steady, whole, half):
   run = [*steady, f"--gin.MODEL_DIR={half}", "--gin.SEED=2"]
   out = t5like(*run, "--gin.TRAIN_STEPS=4").stdout
@@ -135,6 +138,7 @@ def test_a_run_resumed_with_another_seed_reports_and_follows_it(t5like, steady, 
   assert "new seed" not in t5like(*run, "--gin.TRAIN_STEPS=5").stdout  # it was recorded
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, finetune, whole, tmp_path, token_caches):
   arguments = [a for a in finetune if "INIT_FROM" not in a]
   run = [*arguments, f"--gin.INIT_FROM={whole}", f"--gin.MODEL_DIR={tmp_path}/second", "--gin.TRAIN_STEPS=4"]
@@ -155,6 +159,7 @@ def test_fine_tuning_starts_from_another_run_and_is_scored_by_decoding(t5like, f
   assert "was already scored at this step" in t5like(*run).stdout
 
 
+@pytest.mark.slow
 def test_a_mesh_file_shards_the_model_and_does_not_change_the_loss(t5like, steady, whole, tmp_path):
   split = [*steady, "--gin_file=meshes/fsdp.gin", f"--gin.MODEL_DIR={tmp_path}/split", "--gin.TRAIN_STEPS=4"]
   assert "fsdp=8" in t5like(*split, devices=8).stdout
@@ -166,6 +171,7 @@ def test_a_mesh_file_shards_the_model_and_does_not_change_the_loss(t5like, stead
 SLOW_LM = pytest.param("lm", marks=pytest.mark.slow(reason="prefix_lm differs only in the attention of the prefix"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", [SLOW_LM, "prefix_lm", "shared"])
 def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, architecture):
   size = [a for a in finetune if "NUM_ENCODER_LAYERS" not in a]
@@ -180,6 +186,7 @@ def test_the_papers_architectures_train_and_answer(t5like, finetune, tmp_path, a
   assert len((tmp_path / "run/predictions/snli-validation-20-first20.jsonl").read_text().splitlines()) == 20
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_other_data_reports_the_changes(t5like, steady, half):
   run = [*steady, f"--gin.MODEL_DIR={half}", "--gin.LENGTHS={'inputs': 24}"]
   out = t5like(*run, "--gin.TRAIN_STEPS=3", "--gin.BATCH_SIZE=16").stdout

@@ -70,6 +70,7 @@ def test_a_run_can_roll_back_and_skip_the_failed_batches(t5like, poisoned, tmp_p
   assert_same_bytes(parameters(tmp_path / "halves"), parameters(tmp_path / "run"))
 
 
+@pytest.mark.slow
 def test_rollbacks_to_a_step_are_limited(t5like, pretrain, tmp_path):
   run = [*pretrain, "--gin.TRAIN_STEPS=12", "--gin.CHECKPOINT_PERIOD=4", "--gin.NONFINITE=rollback",
          "--gin.LEARNING_RATE=@chain()", "--gin.chain.schedules=[@constant_rate(), @linear()]",
@@ -93,6 +94,7 @@ def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(t5like, pretrain
   assert_same_bytes(parameters(tmp_path / "run"), bytes_of_6)
 
 
+@pytest.mark.slow
 def test_two_trainers_do_not_share_a_directory(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=100000", "--gin.CHECKPOINT_PERIOD=20"]
   first = start(run)
@@ -127,6 +129,7 @@ def test_metrics_that_no_evaluation_computes_are_refused_at_the_start(t5like, fi
   assert "KEEP.metric = 'eval/snly/accuracy' is not computed" in refused and "eval/snli/accuracy" in refused
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_another_runs_state_or_its_parameters(t5like, pretrain, tmp_path):
   run = [*pretrain, "--gin.LOG_PERIOD=1"]
   t5like(*run, f"--gin.MODEL_DIR={tmp_path}/whole", "--gin.TRAIN_STEPS=6", "--gin.CHECKPOINT_PERIOD=3")
@@ -143,6 +146,7 @@ def test_a_run_starts_from_another_runs_state_or_its_parameters(t5like, pretrain
   assert "optimizer and step fresh" in out and list(losses(tmp_path / "other")) == [1]
 
 
+@pytest.mark.slow
 def test_microbatches_norms_and_a_profile_from_gin(t5like, pretrain, tmp_path):
   run = [*pretrain, "--gin.TRAIN_STEPS=4", "--gin.LOG_PERIOD=1", "--gin.DROPOUT_RATE=0.0", "--gin.MESH.data=1",
          "--gin.MESH.fsdp=1", "--gin.MESH.tensor=-1", "--gin.NUM_HEADS=8", "--gin.BATCH_SIZE=16"]  # fmt: skip

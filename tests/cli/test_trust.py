@@ -36,6 +36,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_no_command_imports_modules_named_in_a_model_directory(t5like, untrusted, command):
   prepend(untrusted, "import finetuned.evil")
@@ -96,6 +97,7 @@ def test_task_modules_and_token_caches_come_from_the_command_line(t5like, untrus
   assert "accuracy 0.00" in scored and "pets" not in sys.modules
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "function",
   [
@@ -126,6 +128,7 @@ def test_predictions_cannot_name_arbitrary_functions(t5like, untrusted):
   assert "scoring function os:system" in t5like("eval", "--compare", "finetuned", "finetuned", status=2).stderr
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["../../../../../etc/passwd", "/etc/passwd", "", 3])
 def test_a_token_cache_stays_in_its_folder(t5like, untrusted, old_directories, name):
   (manifest,) = old_directories.glob("tokens/pets/*/validation/cache.json")

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BLOCKED = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio")
 
@@ -37,6 +39,7 @@ def test_blocked_packages_cannot_be_imported():
   run("import importlib.util; assert importlib.util.find_spec('tensorflow') is None; import numpy")
 
 
+@pytest.mark.slow
 def test_every_package_but_tasks_can_be_imported():
   packages = [
     "configuration", "data", "decoding", "evaluation", "interop", "kernels", "models", "objectives", "parallel",
@@ -46,6 +49,7 @@ def test_every_package_but_tasks_can_be_imported():
   run("".join(f"import t5like.{package}\n" for package in packages))
 
 
+@pytest.mark.slow
 def test_a_run_from_a_token_cache_trains_decodes_and_scores(finetune, tmp_path):
   arguments = [*finetune, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.TRAIN_STEPS=2"]
   score = ["eval", f"--model_dir={tmp_path}/run", "--examples=20"]

@@ -125,6 +125,7 @@ def test_epochs_become_steps():
 HEADS = [f for f in RECIPES if "HEAD_TASK" in (shipped_folder() / f).read_text()]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recipe", HEADS)
 def test_recipes_of_heads(recipe):
   """BERT: 10% warm-up to a learning rate of 1e-5 to 5e-5; GPT-1: 0.2% to 6.25e-5, and half of the language model."""
@@ -139,6 +140,7 @@ def test_recipes_of_heads(recipe):
   assert gpt.head == "task" or gpt.head.lm_loss_weight == 0.5
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("recipe", EMBEDDINGS)
 def test_recipes_of_embeddings(recipe):
   """A model file and a recipe are complete, but for the size of one's own files; the loss is known or the task's."""
@@ -187,7 +189,7 @@ def parameter_shapes(model):
   return jax.eval_shape(built.init, jax.random.key(0), batch)["params"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["models/t5/tiny.gin", "models/bert/tiny.gin", "models/gpt2/small.gin"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_file_works_with_every_kind_of_model(optimizer, model):

@@ -89,6 +89,7 @@ def test_several_hosts_together_read_the_batch_of_a_single_host(corpus, labeled,
   assert same(batches(sources(corpus, labeled)[name])[10_000], batches(source)[10_000])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("threads", "processes"), [(0, 0), (1, 0), (4, 0), (1, 2)])
 def test_prefetching_does_not_change_batches(corpus, threads, processes):
   source = batches(corpus_rows(corpus))

@@ -134,6 +134,7 @@ def workers_of(pid):
   return [int(child) for child in children if int(child) != pid]
 
 
+@pytest.mark.slow
 def test_kills_at_random_times_do_not_change_the_cache(tmp_path, start, undisturbed):
   folder = tmp_path / "train"
   draw = random.Random(1)

@@ -88,7 +88,7 @@ def rows_of(cache, vocabulary, length, **changes):
   return labeled_rows(cache, form, length, SpecialTokens.of(load_vocabulary(vocabulary)), seed=1)
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("vocabulary", ["bert_uncased", "roberta"])
 @pytest.mark.parametrize(("name", "length"), [(name, n) for name in ROWS for n in (20, 96)])
 def test_batches_equal_those_of_seqio(name, length, vocabulary, cached):
@@ -182,6 +182,7 @@ def test_label_names_come_from_the_task(cached):
   assert LabelForm.of(cached("glue_stsb_classification", "bert_uncased")[1]).name == "regression"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("name", "row", "message"),
   [

@@ -60,6 +60,7 @@ def seqio_batches(converter, examples, lengths):
   return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("layout", ["encoder_decoder", "prefix_lm"])
 def test_batches_equal_those_of_seqios_converters(layout, pack):

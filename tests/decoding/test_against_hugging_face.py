@@ -58,6 +58,7 @@ REST = [
 ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("name", "case"),
   CASES + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST],

@@ -57,6 +57,7 @@ def test_greedy_search_finds_the_likeliest_token_and_beam_search_the_likeliest_o
   np.testing.assert_allclose(np.exp(beam.scores), [[0.36, 0.24]], rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("form", "short", "long"), [("gnmt", 7 / 6, 9 / 6), ("power", 2, 4)])
 def test_a_length_penalty_changes_the_winner(form, short, long):
   plain = search(LONG, max_length=6, method="beam", beams=3, n_best=2, length_penalty=0.0)
@@ -136,6 +137,7 @@ def test_tokens_after_the_end_are_padding_and_not_scored():
   np.testing.assert_array_equal(out.ranking, out.scores)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("method", ["sample", "beam"])
 def test_hypotheses_belong_to_their_rows(method):
   """Two per row, with the row's first token, limit and prompt."""

@@ -17,6 +17,7 @@ def allowed(**limits) -> list[int]:
   return np.flatnonzero(np.isfinite(filter_logits(jnp.asarray(LOGITS)[None], **limits)[0])).tolist()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("limits", "expected"),
   [
@@ -85,6 +86,7 @@ def draw(rows: int, seed: int = 0, row_ids=None, other_seed=None, **settings) ->
 CHI_SQUARE = {1: 10.83, 2: 13.82, 3: 16.27, 4: 18.47}  # p = 0.001, by degrees of freedom
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("settings", "weights"),
   [

@@ -40,6 +40,7 @@ def contents(folder):
   return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("step", [2, 4])
 def test_training_command_and_python_agree(t5like, run, token_caches, tmp_path, step):
   before = contents(run)
@@ -56,6 +57,7 @@ def test_training_command_and_python_agree(t5like, run, token_caches, tmp_path, 
   assert lines(tmp_path / record["predictions"]) == found.rows
 
 
+@pytest.mark.slow
 def test_settings_equal_those_of_the_command(t5like, run, token_caches, tmp_path):
   model, options = load(run), {"examples": 12, "cache_dir": str(token_caches)}
   ranked = evaluate(model, "snli", rank="mean", shots=1, seed=3, out=tmp_path / "python", **options)

@@ -44,6 +44,7 @@ def greedy_by_hand(model, variables, row: np.ndarray) -> list[int]:
   return answer + [0] * (MAX_LENGTH - len(answer))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_equal_a_forward_pass_for_every_token(name):
   model = MODELS[name]

@@ -94,6 +94,7 @@ DENOISERS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DENOISERS)
 def test_the_loss_of_a_uniform_denoiser_is_the_log_of_the_vocabulary_size(name, mesh):
   """With all parameters 0 each of 384 ids is equally likely."""

@@ -119,6 +119,7 @@ def paths_of_arrays(opt_state):
   return {path_text(path) for path, leaf in jax.tree.leaves_with_path(opt_state) if leaf.ndim}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("family", "scan", "trainable", "trained"),
   [
@@ -144,6 +145,7 @@ def test_frozen_bytes_stay_and_the_optimizer_holds_only_the_trained(family, scan
   assert all(leaf.addressable_shards[0].data.size * 4 == leaf.size for leaf in matrices)  # fsdp and tensor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loop", "remat"), [("loop", "none"), ("unrolled", "full")])
 def test_gradients_of_trained_layers_are_those_of_training_everything(loop, remat):
   """Of T5, whose frozen decoder layers pass gradients on to the encoder."""
@@ -161,6 +163,7 @@ def test_gradients_of_trained_layers_are_those_of_training_everything(loop, rema
   assert found["encoder"]["layers"]["mlp"]["wi"]["kernel"].shape == (1, 16, 24)
 
 
+@pytest.mark.slow
 def test_layers_have_different_dropout_also_in_two_scans():
   """Both scans count their layers from 0: their random keys must not repeat."""
   config = dict(num_decoder_layers=2, num_encoder_layers=0, scan_layers=True)
@@ -210,6 +213,7 @@ def test_compiled_steps_need_fewer_flops():
   assert flops["head"] < 0.5 * flops["all"] and flops["head"] < flops["top"] < 0.7 * flops["all"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.muon])
 def test_layerwise_decay_is_the_same_with_scanned_layers(make):
   found = {}
@@ -231,6 +235,7 @@ def test_the_rate_of_each_layer_is_a_power_of_the_decay():
     assert largest == pytest.approx(0.01 * 0.5 ** (LAYERS + 1 - layer), rel=1e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_unfreezing_keeps_the_old_state_and_starts_new_layers_with_a_first_update(scan):
   """A first update of Adam is the learning rate in every entry, thanks to its bias correction."""
@@ -262,6 +267,7 @@ def test_the_moving_average_of_frozen_parameters_is_their_value(scan=True):
   assert not any("token_embedder" in path for path in paths_of_arrays(state.opt_state))
 
 
+@pytest.mark.slow
 def test_microbatches_and_norms_with_frozen_layers(scan=True):
   (episode,) = plan_of("gpt", scan, FrozenBelow(2), optimizers.adamw(0.1)).episodes
   one = run("gpt", scan, episode, axes=parallel.MeshAxes(data=4, tensor=2))[1]

@@ -20,6 +20,7 @@ def experiment(name, **changes):
   return read_experiment(["models/t5/tiny.gin", "runs/finetune.gin", f"finetune/methods/{name}.gin"], **TINY | changes)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_builds_its_method(name):
   built = experiment(name, **{"RANK": 4} if name == "qlora" else {})  # 64 is above the width of this model

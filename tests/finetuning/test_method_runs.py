@@ -18,6 +18,8 @@ from t5like.models import GPT, TransformerConfig
 from t5like.training.checkpoints import load_parameters
 from t5like.training.checkpoints.arrays import stored_arrays
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 GPT2 = TransformerConfig(
   vocab_size=4224, embed_dim=8, mlp_dim=16, num_heads=2, head_dim=4, num_decoder_layers=2, norm="layer", use_bias=True,
   positions="learned", max_positions=64, scale_attention=True, scale_logits=False, scan_layers=True, dropout_rate=0.1,
@@ -74,8 +76,14 @@ def test_a_lora_run_saves_and_resumes_what_it_trains(base, tuned, capsys):
   model, plain = t5like.load(folder), t5like.load(base.model_dir)
   ours, theirs = flatten(jax.device_get(model.params)), flatten(jax.device_get(plain.params))
   assert all(np.array_equal(ours[path], x) for path, x in theirs.items()) and len(ours) == len(theirs) + 4
-  tuned_scores, base_scores = model.score(TEXTS), plain.score(TEXTS)
-  assert not np.allclose(tuned_scores, base_scores)
+  assert not np.allclose(model.score(TEXTS), plain.score(TEXTS))
+
+
+@pytest.mark.slow
+def test_a_lora_run_is_merged_and_goes_to_peft_and_back(base, tuned):
+  folder = Path(t5like.train(tuned(LoRA(rank=2, dropout=0.1), steps=2)).model_dir)
+  model = t5like.load(folder)
+  tuned_scores = model.score(TEXTS)
   merged = model.save(folder.parent / "merged")
   np.testing.assert_allclose(t5like.load(merged).score(TEXTS), tuned_scores, rtol=1e-5)
   assert [o.text for o in t5like.load(merged).generate(TEXTS)] == [o.text for o in model.generate(TEXTS)]
@@ -90,6 +98,7 @@ def test_a_lora_run_saves_and_resumes_what_it_trains(base, tuned, capsys):
     to_peft(TunedSettings(base.model_dir, folder.parent / "none"))
 
 
+@pytest.mark.slow
 def test_another_base_is_refused(base, tuned, tmp_path):
   experiment = tuned(LoRA(rank=2), steps=1)
   t5like.train(experiment)
@@ -110,6 +119,7 @@ def test_a_method_needs_a_base(tuned):
     t5like.train(tuned(LoRA(), init_from=None))
 
 
+@pytest.mark.slow
 def test_adapters_share_a_base_and_are_switched_by_name(base, tuned):
   runs = {"lora": tuned(LoRA(rank=2), "lora", steps=2), "prompt": tuned(PromptTuning(length=3), "prompt", steps=2)}
   for experiment in runs.values():

@@ -62,6 +62,7 @@ def steps(method, axes, devices, microbatches=1, packed=False, remat="none"):
 SLOW = ("some layers", "prompt")  # as "lora" and "prefix", with other parameters
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in METHODS])
 def test_two_steps_on_a_mesh_equal_those_on_one_device(name):
   """Of every preset one: rows, parameters, heads, both, and positions are sharded."""
@@ -75,7 +76,7 @@ def test_two_steps_on_a_mesh_equal_those_on_one_device(name):
   }[name]
   method = METHODS[name]
   before, one, plan = steps(method, parallel.MeshAxes(data=1), 1)
-  packed = name in ("lora", "prefix")
+  packed = name in ("qlora", "prefix")
   _, eight, _ = steps(method, axes, 8)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=2e-4), one.params, eight.params)
   selection = plan.optimizer.selection
@@ -93,6 +94,7 @@ def test_two_steps_on_a_mesh_equal_those_on_one_device(name):
     steps(method, axes, 8, packed=True, remat="full")
 
 
+@pytest.mark.slow
 def test_microbatches_and_remat_change_nothing():
   method = LoRA(rank=2)
   _, plain, _ = steps(method, parallel.MeshAxes(data=1), 1)

@@ -96,6 +96,7 @@ def moved(params, selection):
   return selection.put(params, jax.tree.map(step, selection.take(params)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("name", "family"),
   [(name, "t5") for name in METHODS]
@@ -119,6 +120,7 @@ def test_step_0_equals_the_base_and_merging_changes_nothing(name, family):
     np.testing.assert_allclose(logits(model, merged), after, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lora", "houlsby", "projected"])
 def test_scanned_and_separate_layers_are_equal(name):
   model, method = FAMILIES["t5"], METHODS[name]
@@ -221,6 +223,7 @@ def decoded(model, params, prompts, steps=4):
   return np.stack(found, axis=1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["t5", "gpt", "gpt2"])
 @pytest.mark.parametrize("name", ["lora", "prompt", "projected", "houlsby"])
 def test_decoding_step_by_step_equals_one_pass(name, family):
@@ -245,6 +248,7 @@ def test_decoding_fuses_merged_products():
   assert plain.tuning is None and "qkv" in variables["fused"]["decoder"]["layers_0"]["attention"]
 
 
+@pytest.mark.slow
 def test_a_prefix_in_one_place_only():
   for place, stacks in {"encoder": {"encoder"}, "decoder": {"decoder"}, "cross": {"decoder"}}.items():
     method = PrefixTuning(length=2, hidden=4, places=[place])
@@ -297,6 +301,7 @@ def test_rows_that_a_prompt_does_not_fit(lengths, packed, message):
     PromptTuning(length=3).check_rows(FAMILIES["bert"], lengths, packed)
 
 
+@pytest.mark.slow
 def test_a_prefix_belongs_to_every_packed_example():
   """Two examples in a row give the logits that each has alone."""
   model, method = FAMILIES["t5"], METHODS["projected"]

@@ -57,6 +57,7 @@ def modules(shapes, trainable, episode=0, steps=100):
   return {v.module for v in variables.trained(trainable.episodes(variables, steps)[episode].selection)}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_layers_are_addressed_by_number_in_both_layouts(scan):
   top = {"decoder/final_norm", "encoder/final_norm", "decoder/layers_2", "encoder/layers_2"}
@@ -79,6 +80,7 @@ def test_the_head_only(scan):
   assert size == 8 * 2 + 2  # a kernel and a bias: the pooler belongs to the backbone
 
 
+@pytest.mark.slow
 def test_gradual_unfreezing_is_that_of_t5_or_of_ulmfit():
   """T5: 2^18 steps in 12 episodes, encoder and decoder in parallel, embeddings throughout."""
   shapes = t5(encoder=12, decoder=12)
@@ -103,6 +105,7 @@ def test_gradual_unfreezing_is_that_of_t5_or_of_ulmfit():
   }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("trainable", "message"),
   [

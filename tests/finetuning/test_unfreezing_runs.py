@@ -41,6 +41,7 @@ def same(one, two):
   return jax.tree.all(jax.tree.map(lambda a, b: a.tobytes() == b.tobytes(), one, two))
 
 
+@pytest.mark.slow
 def test_resuming_over_the_boundary_of_an_episode_is_exact(settings, tmp_path, capsys):
   """Stopped at the boundary and within the second episode; the checkpoint at the boundary has the first one's state."""
   whole = t5like.train(t5like.Experiment(**settings, checkpoint_period=1, keep=CheckpointRetention(last=4)))
@@ -64,6 +65,7 @@ def test_resuming_over_the_boundary_of_an_episode_is_exact(settings, tmp_path, c
   assert result.step == 4 and np.isfinite(result.metrics["loss"])
 
 
+@pytest.mark.slow
 def test_a_plateau_of_the_loss_unfreezes_the_next_layer(settings, capsys):
   """With a learning rate of 0, the loss never improves: the second evaluation is a plateau."""
   trainable = UnfreezeOnPlateau(metric="eval_loss/novels/loss", higher_is_better=False, layers=1)

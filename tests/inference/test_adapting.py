@@ -93,6 +93,7 @@ def test_the_same_model_is_restored_directly(tmp_path, vocabulary):
   assert {status for _, status in fates} == {"taken"} and starting_text(list(fates.values())).startswith("taken  all")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_a_headless_checkpoint_starts_a_model_with_a_head_and_back(tmp_path, vocabulary, scan_layers):
   pretrained, params = bert(scan_layers=scan_layers), initial(bert(scan_layers=scan_layers))
@@ -161,6 +162,7 @@ def test_t5s_encoder_starts_a_tagger(tmp_path, vocabulary):
   assert statuses(fates, "backbone/encoder/") == {"taken"}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("positions", [3, 13])
 def test_a_position_table_is_repeated_or_cut(tmp_path, vocabulary, positions):
   params = initial(bert())
@@ -220,6 +222,7 @@ def test_rows_beyond_the_vocabulary_may_change(tmp_path, vocabulary):
     np.testing.assert_array_equal(found["token_embedder/embedding"][:kept], old[:kept])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("layers", [(), (0, 2)])
 @pytest.mark.parametrize("scanned", [(False, False), (True, True), (False, True), (True, False)])
 def test_fewer_layers_of_either_layout(tmp_path, vocabulary, layers, scanned):

@@ -70,6 +70,7 @@ def test_samples_depend_on_row_ids_only():
   assert (other.tokens != together.tokens).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("axes", [dict(data=2, fsdp=2, tensor=2), dict(data=1, fsdp=4, tensor=2)])
 def test_sharded_beam_search_equals_that_of_one_device(axes):
   """Six rows over four shards: the filler rows do not show."""

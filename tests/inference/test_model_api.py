@@ -59,6 +59,7 @@ def texts_of(made) -> list[str]:
   return [words(row["text"]) for row in made["rows"]]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2)])
 @pytest.mark.parametrize("settings", [{}, {"beams": 3}, {"temperature": 0.7, "seed": 5}], ids=str)
 def test_generated_text_equals_that_of_the_command(models, infer, name, made, settings, capfd):
@@ -71,6 +72,7 @@ def test_generated_text_equals_that_of_the_command(models, infer, name, made, se
   np.testing.assert_allclose([o.score for o in found], [o.score for o in expected], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_text_gives_one_result(models):
   (text, *_), t5 = texts_of(T5), models["t5"]
   assert isinstance(t5.generate(text, max_length=4), Output)
@@ -87,6 +89,7 @@ def test_stop_texts_end_outputs(models):
   assert models["t5"].generate(texts_of(T5)[0], max_length=6, stop=full[2]).text.split() == full[:2]
 
 
+@pytest.mark.slow
 def test_scores_and_rankings_equal_those_of_the_command(models, infer):
   for name, made in (("t5", T5), ("gpt2", GPT2)):
     inputs, targets = texts_of(made), [words(row["target"]) for row in made["rows"]]
@@ -101,6 +104,7 @@ def test_scores_and_rankings_equal_those_of_the_command(models, infer):
   np.testing.assert_allclose(full, [row["score"] for row in infer("gpt2", texts_of(GPT2), "--score")], rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
 def test_embeddings_equal_those_of_the_command(models, infer, name, made):
   found = models[name].embed(texts_of(made))
@@ -118,6 +122,7 @@ def test_masks_are_filled_as_by_transformers(models):
     assert f"w{BERT['mask']}" not in found.text.split()
 
 
+@pytest.mark.slow
 def test_t5_fills_sentinels_with_spans(tmp_path, monkeypatch):
   sizes = {"embed_dim": 8, "mlp_dim": 8, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1}
   module = T5Model(TransformerConfig(vocab_size=4224, **sizes))
@@ -170,6 +175,7 @@ def scored(model):
   return lambda texts, **more: model.score(texts, "w5 w6" if isinstance(texts, str) else ["w5 w6"] * len(texts), **more)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name, made", [("t5", T5), ("gpt2", GPT2), ("bert", BERT)])
 def test_a_saved_model_answers_as_before(models, name, made, tmp_path, capfd, use_devices):
   model, texts = models[name], texts_of(made)
@@ -192,6 +198,7 @@ def test_a_saved_model_answers_as_before(models, name, made, tmp_path, capfd, us
     model.save(tmp_path / "saved")
 
 
+@pytest.mark.slow
 def test_a_saved_run_keeps_its_prompt_format(old_directories, t5like):
   model = load("finetuned")
   model.save("copy")

@@ -33,6 +33,7 @@ def by_hand(model, params, text: list[int], answer: list[int]) -> float:
   return sum(logits[i, token] for i, token in enumerate(answer))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_likelihoods_equal_those_of_full_forward_passes(name):
   model = MODELS[name]

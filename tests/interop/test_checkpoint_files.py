@@ -111,6 +111,7 @@ def test_t5_1_1_with_older_configs(rewritten):
   assert_same(rewritten("t5_1_1", config=drop), "t5_1_1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision_round_trips_bit_for_bit(rewritten, tmp_path, dtype):
   """Mixed too: transformers keeps T5's `wo` kernels in float32."""

@@ -27,6 +27,7 @@ def tokenizer_of(folder: Path) -> Tokenizer:
   return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_ids_are_ours_and_the_folder_is_read_back(name, tmp_path):
   vocabulary = load_vocabulary(name)
@@ -48,6 +49,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sentencepiece_models_of_any_kind(kind, tmp_path):
   novels = Path(load_vocabulary("tiny").path).parents[2] / "tasks/embedded/novels.validation.jsonl.gz"
@@ -121,6 +123,7 @@ def test_an_original_tokenizer_json_is_kept(tmp_path):
   assert (tmp_path / "a/tokenizer.json").read_bytes() == (tmp_path / "b/tokenizer.json").read_bytes()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("original", [False, True])
 def test_a_classifier_on_gpt2_gets_a_padding_token(original, tmp_path):
   """It reads the last token that is not padding: texts end with <|endoftext|>, which therefore cannot pad them."""
@@ -154,6 +157,7 @@ def test_ids_in_a_models_configuration():
   assert token_ids(load_vocabulary("roberta"), "encoder") == {"eos_token_id": 2, "pad_token_id": 1}
 
 
+@pytest.mark.slow
 def test_an_exported_run_has_its_tokenizer(t5like, old_directories):
   t5like("convert", "to_hf", "finetuned", "exported")
   assert tokenizer_of(old_directories / "exported").encode("the cat").ids[-1] == 1  # with EOS, as in training

@@ -68,6 +68,7 @@ def cross_entropy(logits, labels) -> float:
   return -np.mean(scores[kept, labels[kept]])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("case", T5_FAMILY)
 def test_t5_equals_hugging_face(case, scan_layers):

@@ -41,6 +41,7 @@ def tuned(model, params, trained):
   return trained.method.tune(model), unflatten(flatten(params) | arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
   golden, folder = outputs(case), read_folder(GOLDEN / "peft" / case)

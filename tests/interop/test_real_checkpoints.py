@@ -86,6 +86,7 @@ def test_bert_tiny_of_bleurt():
   np.testing.assert_allclose(outputs["pooled"], golden["pooled_tanh"], **TOLERANCE)
 
 
+@pytest.mark.sampled(1)
 @needs_shared
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("name", ["t5x_tiny_msgpack", "t5x_tiny_zarr"])

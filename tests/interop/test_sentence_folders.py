@@ -12,6 +12,8 @@ import t5like
 from t5like.errors import UserError
 from t5like.interop.sentence_modules import read_sentence_folder
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "sentences"
 MODELS = ("bert", "t5", "gpt")
 
@@ -29,6 +31,7 @@ def change(path, **changes):
   path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_vectors_are_theirs_and_survive_export(name, tmp_path):
   """Without flags: pooling, dense layer, normalization, length, lower case and special tokens are the folder's."""

@@ -27,6 +27,7 @@ def assert_loads(path: Path, expected) -> None:
   jax.tree.map(np.testing.assert_array_equal, imported.params, expected.params)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "wrap", [lambda t: {"optimizer": {"target": t}}, lambda t: {"target": t}, lambda t: {"params": t}]
 )
@@ -36,6 +37,7 @@ def test_legacy_msgpack(tmp_path, expected, wrap):
   assert_loads(tmp_path / "checkpoint_3", expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pointer", ["kvstore", "placeholder"])
 def test_zarr_folder(tmp_path, expected, pointer):
   """Matrices in zarr folders of several chunks, vectors in the index."""
@@ -53,6 +55,7 @@ def test_zarr_folder(tmp_path, expected, pointer):
   assert_loads(tmp_path, expected)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inner", ["layers", None])
 def test_scanned_over_axis_1(tmp_path, expected, inner):
   """T5X's scalable models: encoder/layers/... or encoder/encoder/..., with the layers as axis 1."""
@@ -68,6 +71,7 @@ def test_scanned_over_axis_1(tmp_path, expected, inner):
   assert_loads(tmp_path, expected)
 
 
+@pytest.mark.sampled(1)
 def test_separate_heads_axis(tmp_path, expected):
   heads = expected.model.config.num_heads
 
@@ -80,6 +84,7 @@ def test_separate_heads_axis(tmp_path, expected):
   assert_loads(tmp_path, expected)
 
 
+@pytest.mark.sampled(1)
 def test_a_relative_bias_per_layer(tmp_path, expected):
   """T5X's scalable models: equal tables in every layer are equivalent to one shared table."""
   tree = t5x_tree(expected.params)

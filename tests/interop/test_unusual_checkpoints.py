@@ -45,6 +45,7 @@ def test_umt5_is_t5_with_relative_position_biases_in_every_layer(tmp_path):
   np.testing.assert_allclose(logits, golden["logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
   "case, fields, activation",
   [

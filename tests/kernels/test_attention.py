@@ -63,6 +63,7 @@ def test_a_number_of_buckets_that_is_not_divisible_by_four():
   np.testing.assert_array_equal(future, np.array(past[1:]) + 15)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 6), (6, 1), (5, 5), (4, 9), (9, 4)])
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_bias_matrix_equals_a_lookup(lengths, bidirectional):
@@ -183,6 +184,7 @@ def test_a_row_of_padding_stays_finite():
   assert np.isfinite(out) and np.all(np.isfinite(grad))
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean():
   x = jnp.ones((1, 1, 1, 1))
   keys = jnp.ones((1, 4000, 1, 1))
@@ -302,6 +304,7 @@ def test_unfused_attention_is_used_without_pallas_for_triton(monkeypatch):
     assert choose_backend("auto", dataclasses.replace(SPEC, has_bias=False))[0] == "cudnn"
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", [name for name in CASES if "prefix" not in name])
 def test_long_rows_in_blocks_equal_unblocked_attention(name, monkeypatch):
   """On a CPU: one head and one block of queries at a time, with the last block partly filled."""

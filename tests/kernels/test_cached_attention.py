@@ -33,6 +33,7 @@ def by_hand(position: int, row: int, head: int, index: np.ndarray, prompt: int |
   return weights @ np.concatenate(values) / weights.sum()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", [False, True])
 @pytest.mark.parametrize("hypotheses", [1, HYPOTHESES])
 @pytest.mark.parametrize(("position", "prompt", "bias"), [(0, True, True), (33, False, True), (66, True, False)])

@@ -61,6 +61,7 @@ def test_the_gradient_of_smoothed_targets_and_the_z_loss():
   np.testing.assert_allclose(jax.grad(total)(LOGITS, 0.0, 1.0), rows * pull, atol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_targets_outside_the_vocabulary_give_nan(label_smoothing):
   logits = jnp.zeros((5, 3))

@@ -59,6 +59,7 @@ def fake_cudnn(monkeypatch):
   monkeypatch.setattr(kernel, "bias_gradient", functools.partial(kernel.bias_gradient, interpret=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", LENGTHS)
 def test_values_and_gradients_equal_xla_attention(name):
   _, _, _, has_bias, mask = CASES[name]

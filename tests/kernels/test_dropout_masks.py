@@ -27,6 +27,7 @@ def standardized(seed: int, rows: int = 1, heads: int = 1, rate: float = RATE) -
   return (np.asarray(mask, np.float64) - (1 - rate)) / np.sqrt(rate * (1 - rate))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_mean_and_variance_of_rows_and_columns_are_binomial(rate):
   z = standardized(0, rows=4, heads=4, rate=rate)
@@ -61,6 +62,7 @@ def test_a_mask_follows_from_its_key_alone():
   np.testing.assert_array_equal(longer[:2, :, :8, :9], one)  # the mask of an entry depends on its indices alone
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(4, 32, 64), (512, 48)])
 def test_hidden_dropout_scales_what_it_keeps_and_masks_gradients_in_the_same_way(shape):
   x = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
@@ -79,6 +81,7 @@ KERNELS = {
 SLOW = pytest.mark.slow(reason="interpreting a kernel takes 10 s per case")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
   "name", [name if name == "bias, causal, odd length" else pytest.param(name, marks=SLOW) for name in CASES]
@@ -106,6 +109,7 @@ def test_back_ends_with_dropout():
     )
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("axes", [{"data": 4}, {"data": 2, "tensor": 2}])
 def test_the_mask_is_the_same_on_any_mesh(axes):
   rng = np.random.default_rng(0)

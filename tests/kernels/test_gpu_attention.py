@@ -22,6 +22,7 @@ SMALL = TileSizes(Blocks(64, 32, 4, 2), Blocks(32, 64, 4, 2), Blocks(64, 32, 4, 
 interpreted = functools.partial(gpu_attention, tile_sizes=SMALL, interpret=True)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "name",
   [
@@ -53,6 +54,7 @@ def by_definition(query, key, value, gradient, allowed, bias, scale):
   }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", ["padded", "causal", "prefix"])
 def test_short_rows_by_definition(case):
   """Two rows of two tiles; padded keys have zero gradients, in visited and in skipped tiles."""
@@ -143,6 +145,7 @@ def test_a_fully_masked_query_has_zero_output_and_gradients():
   np.testing.assert_allclose(jnp.sum(d_value), 20 * 16, rtol=1e-5)  # all weight is on unmasked keys
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("rows, columns", [(64, 64), (128, 64), (32, 64)])
 def test_bias_tiles_are_those_of_the_matrix(bidirectional, rows, columns):
@@ -160,6 +163,7 @@ def test_bias_tiles_are_those_of_the_matrix(bidirectional, rows, columns):
       np.testing.assert_allclose(transposed, tile.swapaxes(1, 2), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bidirectional", [True, False])
 def test_score_gradients_are_summed_by_bucket(bidirectional):
   """By definition: every entry of [query, key] is added to the bucket of its distance."""
@@ -185,6 +189,7 @@ def test_score_gradients_are_summed_by_bucket(bidirectional):
   np.testing.assert_allclose(got[:, 0], expected, atol=2e-3)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("causal", [False, True])
 def test_skipped_tiles_hide_nothing(causal):
   """Every visible pair is in a visited tile, by query and by key; rows with one example skip no tiles."""
@@ -209,6 +214,7 @@ def test_skipped_tiles_hide_nothing(causal):
     assert visited[1].sum() <= required[1].sum() + 2  # with sorted segments, hardly any tile is visited needlessly
 
 
+@pytest.mark.slow
 def test_every_kernel_lowers_for_gpus():
   """To Triton's IR, without a GPU."""
   shape = jax.ShapeDtypeStruct((2, 512, 2, 64), jnp.bfloat16)

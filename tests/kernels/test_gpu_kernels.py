@@ -11,6 +11,7 @@ from t5like.kernels.attention.relative_bias import bias_by_distance, skew
 from t5like.kernels.gpu.bias_gradient import bias_gradient
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["bias, causal, odd length", "bias, packed", "bias, padded"])
 def test_bias_gradient_is_that_of_the_matrix(name):
   query, key, value, gradient, mask, table = inputs(name, jnp.float32, heads=2, width=8)

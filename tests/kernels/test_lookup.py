@@ -19,6 +19,7 @@ def text_like(count: int, rows: int, seed: int = 0) -> np.ndarray:
   return (np.random.default_rng(seed).zipf(1.3, count) % rows).astype(np.int32)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("count", "rows"),
   [(1, 3), (255, 7), (256, 7), (257, 300), (5000, 1), (3000, 50), (2048, 4000)],
@@ -32,6 +33,7 @@ def test_rows_of_the_same_id_are_added(count, rows):
   np.testing.assert_allclose(sum_by_id(jnp.asarray(ids), jnp.asarray(gradient), rows), expected, atol=2e-5 * count**0.5)
 
 
+@pytest.mark.slow
 def test_low_precision_rows_are_added_in_float32():
   """4,000 ones: bfloat16 would stop counting at 256."""
   sums = sum_by_id(jnp.zeros(4000, jnp.int32), jnp.ones((4000, 2), jnp.bfloat16), 2)
@@ -47,6 +49,7 @@ def gradients(platform, table, ids, weights, axes=None):
     return jax.value_and_grad(loss)(table)
 
 
+@pytest.mark.slow
 def test_forward_and_gradient_are_those_of_a_gather():
   table = np.random.default_rng(0).standard_normal((40, 5)).astype(np.float32)
   ids = text_like(6 * 70, 40).reshape(6, 70)
@@ -56,6 +59,7 @@ def test_forward_and_gradient_are_those_of_a_gather():
   np.testing.assert_allclose(ours[1], theirs[1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_ids_out_of_range_give_nan_and_have_no_gradient():
   table, ids = jnp.ones((4, 2)), jnp.array([[1, 4, 1]], jnp.int32)
   with compile_for("gpu"):
@@ -65,6 +69,7 @@ def test_ids_out_of_range_give_nan_and_have_no_gradient():
   assert gradient.tolist() == [[0, 0], [2, 2], [0, 0], [0, 0]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (2, 1, 4)])
 def test_devices_sum_their_shard_of_the_batch_for_their_shard_of_the_table(sizes):
   mesh = parallel.make_mesh(parallel.MeshAxes(*sizes))

@@ -29,6 +29,7 @@ def gradients(run, x, scale, bias, d_y, d_x):
   return jax.grad(loss, argnums=(0, 1) if bias is None else (0, 1, 2))(x, scale, bias)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
 def test_plain_norm_by_definition(centered):
   x, scale, bias, *_ = arrays((3, 5, 48), centered)
@@ -41,6 +42,7 @@ def test_plain_norm_by_definition(centered):
 
 # Widths of three pieces, one piece, and one partly filled piece; rows that end inside a block, and more blocks than
 # programs.
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(3, 7, 96), (2, 1200, 64), (5, 100)])
 @pytest.mark.parametrize("centered", [False, True], ids=["rms", "layer"])
 @pytest.mark.parametrize("with_input", [False, True])

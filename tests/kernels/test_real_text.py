@@ -15,6 +15,7 @@ from t5like.kernels.tpu import attention as tpu_attention
 _expected = functools.cache(losses)
 
 
+@pytest.mark.slow
 def test_xla_attention():
   expected = _expected("LM")
   assert expected[0] > 4.5 and expected[-10:].mean() < 3.0, "the model learns"

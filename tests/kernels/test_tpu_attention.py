@@ -25,6 +25,7 @@ def small_tiles(monkeypatch):
   monkeypatch.setattr(splash, "MAX_BLOCK", 128)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "name",
   [
@@ -42,6 +43,7 @@ def test_values_and_gradients_equal_xla_attention(name, small_tiles):
   assert {key: relative_error(got[key], expected[key]) < 2e-6 for key in expected} == dict.fromkeys(expected, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [
@@ -73,6 +75,7 @@ def test_bias_tiles_and_their_transpose():
   np.testing.assert_allclose(sums, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_and_heads_stay_on_their_devices(small_tiles):
   """Over 4 x 2 devices, the bias gradient is summed over all rows and equals that of one device."""
   mesh = parallel.make_mesh(parallel.MeshAxes(data=2, fsdp=2, tensor=2), jax.devices()[:8])

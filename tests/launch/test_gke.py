@@ -82,6 +82,7 @@ def parts(manifest: dict) -> tuple[dict, dict, dict, dict]:
   return replicated, job, pod, pod["containers"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name", ["v4-8", "v4-64", "v5litepod-16", "v5litepod-256", "v5p-32", "v6e-4", "v6e-8", "tpu7x-128"]
 )
@@ -168,6 +169,7 @@ def test_submit_watch_and_delete(cluster, schema):
 PROJECT_COMMAND = ["--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", [V5E, GPU], ids=["tpu", "gpu"])
 def test_the_users_files_are_found_in_all_pods(cluster, schema, tmp_path, machine):
   output = cluster.run("jobset.sh", "submit", "demo", *machine, *PROJECT_COMMAND)
@@ -227,6 +229,7 @@ def test_a_dry_run_changes_nothing(cluster):
   assert not (cluster.folder / "calls.jsonl").exists()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("message", "times", "status", "expected"),
   [

@@ -66,6 +66,7 @@ def test_arguments_environment_and_input_of_a_process(monkeypatch):
   assert all(20_000 <= int(port) < 32_000 for port in ports)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("status", [1, 2, 124])
 def test_a_failed_process_stops_all_and_its_status_is_kept(status):
   started = time.monotonic()
@@ -90,6 +91,7 @@ def test_a_process_that_does_not_stop_is_killed_with_its_children():
   assert not alive(f"sleep\0{seconds}")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGTERM, "the last word"), (signal.SIGINT, "interrupted")])
 def test_a_signal_reaches_each_process_once(number, word):
   pod = start(2, ["bash", "-c", WAITS])
@@ -141,6 +143,7 @@ def test_the_command_is_found_without_activating_an_environment(tmp_path):
   assert output_of(PATH=on_path, T5LIKE_VENV=str(tmp_path / "custom_venv")) == (0, "[0] custom_venv/bin train\n")
 
 
+@pytest.mark.slow
 def test_a_pod_trains_and_saves_on_sigterm(pretrain, tmp_path):
   """Trains the tiny model in two processes; sends SIGTERM to the script after a step."""
   train = [sys.executable, "-m", "t5like", *pretrain, f"--gin.MODEL_DIR={tmp_path}", "--gin.CHECKPOINT_PERIOD=100000"]

@@ -56,6 +56,7 @@ def job(tmp_path):
   return Job(tmp_path)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("status", [0, 1, 2])
 def test_the_job_has_the_exit_status_of_the_run(job, status):
   script = job.start("--gin.MODEL_DIR=/shared/run", "--gin.LENGTHS={'inputs': 32}", f"--end_with={status}")
@@ -136,6 +137,7 @@ def test_a_missing_gin_file_ends_the_job_before_its_processes_start(job):
   job.run("--gin_file=../the user's folder/my conf/shared.gin")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("inside", ["a job", "no job"])
 def test_it_submits_itself_after_checking_the_files(job, inside):
   if inside == "no job":

@@ -123,6 +123,7 @@ def pod(cloud, installed):
 # Commands
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("options", "expected"),
   [
@@ -152,6 +153,7 @@ def test_a_dry_run_prints_commands_that_gcloud_accepts(cloud, options, expected)
   assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
   ("words", "message"),
   [
@@ -183,6 +185,7 @@ def test_invalid_requests_cost_nothing(cloud, words, message):
 # End to end
 
 
+@pytest.mark.slow
 def test_up_runs_all_steps_and_leaves_nothing_behind(cloud):
   """With two slices of two workers."""
   output = cloud.run("up", "demo", *V5E, "--slices=2", f"--from={cloud.wheel}", *TRAIN, "--steps=3")
@@ -211,6 +214,7 @@ def test_a_preempted_run_resumes_from_its_last_checkpoint_with_the_same_packages
   assert len(installs) == 4 and len({call[call.index("--exclude-newer") + 1] for call in installs}) == 1
 
 
+@pytest.mark.slow
 def test_a_failed_run_returns_its_status_and_saves_its_logs(pod):
   output = pod.run("up", "demo", *V5E, f"--from={pod.wheel}", *TRAIN, "--worker_fails=demo-w-1", status=1)
   assert "demo-w-1 | error: the moon is full" in output and "the run has ended with status 1" in output
@@ -226,6 +230,7 @@ def test_a_step_without_a_pod_fails(cloud):
   assert "t5like is not installed on demo" in cloud.run("start", "demo", *TRAIN, status=2)
 
 
+@pytest.mark.slow
 def test_steps_can_be_run_alone_and_repeated(pod):
   assert "demo is ACTIVE" in pod.run("create", "demo") and len(pod.calls("create")) == 1
   pod.run("install", "demo")
@@ -248,6 +253,7 @@ def test_steps_can_be_run_alone_and_repeated(pod):
   assert "demo is deleted" in pod.run("delete", "demo", *WHERE)
 
 
+@pytest.mark.slow
 def test_the_users_files_are_found_on_all_workers(pod):
   command = ["start", "demo", "--with=my words", "--", "t5like", "train", *PROJECT_OPTIONS, "--steps=1000"]
   output = pod.run(*command)
@@ -269,6 +275,7 @@ def test_the_users_files_are_found_on_all_workers(pod):
   assert files_in(work[0]) == {"helper.py": "ready = 'new'\n", "made by the run": ""}
 
 
+@pytest.mark.slow
 def test_up_can_be_interrupted_resumed_and_stopped_from_elsewhere(pod):
   cloud = pod
   words = ["up", "demo", *V5E, f"--from={cloud.wheel}", *TRAIN, "--steps=1000"]
@@ -309,6 +316,7 @@ def test_a_request_that_fails_in_the_queue_is_deleted(cloud):
   assert "no quota" in output and "Limit 16" in output and not cloud.pods and "BILLED" not in output
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("message", "expected"),
   [
@@ -357,6 +365,7 @@ def test_packages_that_cannot_be_installed_are_reported(cloud):
   assert "demo-w-1 install failed: error: No solution found: t5like needs jax<0.13" in output
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("unreachable", ["demo-w-1", "demo-1"])
 def test_an_unreachable_worker_is_named(cloud, unreachable):
   """One worker of a slice; or all workers of a slice, for which gcloud only prints a warning, with status 0."""
@@ -379,6 +388,7 @@ def test_a_pod_that_is_preempted_during_installation_is_replaced(pod):
   assert "demo was preempted" in output and len(pod.calls("create")) == 2 and not pod.pods
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("message", ["ERROR: (gcloud) INTERNAL: an internal error", "ERROR: PERMISSION_DENIED: no"])
 def test_a_pod_that_cannot_be_deleted_is_not_forgotten(pod, message):
   pod.fail("queued-resources delete", message, times=9)

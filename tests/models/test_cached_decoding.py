@@ -42,6 +42,7 @@ T5_VARIANTS = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", T5_VARIANTS)
 def test_t5_steps_equal_teacher_forcing(t5, tokens, variant):
   built = t5(**T5_VARIANTS[variant])
@@ -54,6 +55,7 @@ def test_t5_steps_equal_teacher_forcing(t5, tokens, variant):
   np.testing.assert_allclose(decode(built, batch, fed, 7), expected, **CLOSE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "family, fields",
   [
@@ -117,6 +119,7 @@ PREPARED = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", PREPARED)
 def test_prepared_weights_give_the_same_logits(request, case, tokens):
   """Unrolled, with fused products for query, key and value."""

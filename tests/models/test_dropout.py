@@ -50,6 +50,7 @@ def shares(values) -> dict[float, float]:
   return dict(zip(found.tolist(), (counts / counts.sum()).tolist(), strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "fields, drops",
   [
@@ -67,6 +68,7 @@ def test_between_an_mlps_two_products(fields, drops):
   assert set(shares(run(MLP(config(**fields)), params, X, True))) == {1.0}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "fields, drops",
   [
@@ -85,6 +87,7 @@ def test_on_attention_weights(fields, drops):
   assert set(shares(run(attention, params, X, context(deterministic=True), None)[0])) == {1.0}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("attention, mlp", [(0.0, 0.0), (1.0, 0.0), (0.0, 1.0)])
 def test_on_residual_branches_and_not_on_the_residual_stream(attention, mlp):
   """A branch adds 0, or 1 of which half are dropped and half doubled, to 1."""
@@ -96,6 +99,7 @@ def test_on_residual_branches_and_not_on_the_residual_stream(attention, mlp):
   assert set(shares(run(block, params, X, None, context(deterministic=True))[0])) == {1.0 + attention + mlp}
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("final_dropout", [True, False])
 def test_after_the_final_norm_if_enabled(final_dropout):
   stack = Stack(config(dropout_rate=0.5, final_dropout=final_dropout), 1)
@@ -110,6 +114,7 @@ def count_masks(jaxpr) -> int:
   return sum(eqn.primitive.name == "optimization_barrier" for eqn in jaxpr.eqns) + sum(map(count_masks, inner))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "model, count",
   [

@@ -89,7 +89,7 @@ HEADS = [
 ]
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: head.form + "_mixed" * head.mix_layers)
 @pytest.mark.parametrize("name", BACKBONES)
 def test_shapes_and_losses(name, head):
@@ -135,7 +135,7 @@ def expected_loss(head, logits, batch):
   return -np.mean(log_softmax(logits)[np.arange(len(logits)), batch["labels"]])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BACKBONES)
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last"])
 def test_padding_changes_nothing(name, pooling):
@@ -147,6 +147,7 @@ def test_padding_changes_nothing(name, pooling):
   np.testing.assert_allclose(one, two, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_mix_of_layers_is_their_mean_at_the_start_and_any_layer_by_its_weight(scan):
   backbone = BACKBONES["bert"]
@@ -168,6 +169,7 @@ def test_the_mix_of_layers_is_their_mean_at_the_start_and_any_layer_by_its_weigh
   assert states.shape == (3, 4, 8, 8) and len(np.unique(np.asarray(states[:, 0, 0, 0]))) == 3
 
 
+@pytest.mark.slow
 def test_gpts_auxiliary_loss():
   head = ClassificationHead(("a", "b", "c"), lm_loss_weight=0.5)
   model, batch = attach_head(BACKBONES["gpt"], head), batch_for(head)

@@ -58,6 +58,7 @@ def test_the_platform_decides_unless_configured(fields, platform, how):
     assert choose_layer_loop(config)[0] == how
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "fields, platform, loops, barrier",
   [
@@ -92,6 +93,7 @@ def test_all_three_have_the_same_loss_and_gradients(t5, tokens):
     assert_same(loss_and_gradients(built, batch)(unflatten(stack_layers(flatten(apart.params)))), expected)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_with_rematerialization(t5_lm, tokens):
   batch = {"decoder_input_tokens": tokens(2, 5)}
   loop, recomputed = (t5_lm(dropout_rate=0.3, **layout) for layout in (LOOP, UNROLLED | dict(remat="full")))
@@ -138,6 +140,7 @@ def test_a_checkpoint_of_a_loop_resumes_unrolled(tmp_path, tokens):
   np.testing.assert_allclose(others["loss"], numbers["loss"], rtol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("remat", ["elementwise", "full"])
 def test_stacked_layers_with_remat_are_differentiated_with_the_kernels_of_a_gpu(remat):
   """Constants of a kernel's backward pass must not become arguments of a rematerialized layer."""

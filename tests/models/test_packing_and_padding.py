@@ -15,6 +15,7 @@ def packed(rows: list[np.ndarray], length: int) -> tuple[np.ndarray, np.ndarray,
   return tuple(np.asarray(x, np.int32)[None] for x in (joined, segments, positions))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("positions", ["relative_bias", "learned", "sinusoidal", "rotary"])
 def test_t5_packed_equals_unpacked(t5, tokens, positions):
   built = t5(positions=positions, max_positions=24)
@@ -28,6 +29,7 @@ def test_t5_packed_equals_unpacked(t5, tokens, positions):
   np.testing.assert_allclose(together[:10].reshape(2, 5, -1), alone, **CLOSE)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("family", ["gpt", "t5_lm"])
 def test_decoder_packed_equals_unpacked(request, family, tokens):
   built = request.getfixturevalue(family)()

@@ -43,6 +43,7 @@ def test_sinusoids():
   np.testing.assert_allclose(sinusoids(jnp.asarray(p, jnp.int32), 4), expected, atol=1e-4)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("base", [10_000.0, 16.0])
 def test_rotary_positions_rotate_complex_numbers(base):
   """Su et al. 2021: pair i of 4 at position p is multiplied by exp(1j p base^(-i/2))."""
@@ -65,6 +66,7 @@ def by_definition(x, params, scale, causal, rotation=lambda x: x):
   return np.einsum("bhqk,bkhd->bqhd", weights, value).reshape(*x.shape[:2], -1) @ params["out"]["kernel"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("positions", ["none", "rotary"])
 def test_attention(scaled, positions):
@@ -112,6 +114,7 @@ def test_gated_mlp():
   np.testing.assert_allclose(module.apply({"params": params}, X, True), expected, atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("norm, position", [("rms", "pre"), ("layer", "post")])
 def test_a_block_adds_residuals_and_normalizes(norm, position):
   module = Block(config(positions="none", norm=norm, norm_position=position, norm_epsilon=0.5))
@@ -222,6 +225,7 @@ def test_prompt_lengths():
   assert prompt_lengths(tokens | prefix).tolist() == [2, 1]  # a row of padding counts as one token
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("scanned", [False, True])
 def test_a_cache_starts_after_the_prompts(scanned):
   """Prompts of three tokens and of one, two hypotheses each; the first step is fed their last tokens."""
@@ -248,6 +252,7 @@ def test_selecting_hypotheses_of_a_cache():
   assert moved["origins"][:, :, 1].tolist() == [[1, 0, 2], [2, 2, 0]]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("prefix_lm", [False, True])
 def test_only_a_prefix_lm_uses_the_prefix(t5_lm, tokens, prefix_lm):
   """And the upper half of its buckets, for keys after the query."""

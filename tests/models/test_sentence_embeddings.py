@@ -61,6 +61,7 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(case):
   np.testing.assert_allclose(gradient, GOLDEN[f"{case}_gradient"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_softmax_reads_both_vectors_and_their_difference():
   """The head's own logits, against its parameters by hand."""
   model = attach_head(BACKBONES["bert"], EmbeddingHead("softmax", texts=2, labels=("a", "b", "c")))
@@ -90,6 +91,7 @@ def test_poolings_by_hand():
     np.testing.assert_allclose(pool(features, features.states, pooling), vectors, rtol=1e-6, err_msg=pooling)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BACKBONES)
 def test_dense_layer_and_normalization_on_every_backbone(name):
   """Rows of texts and single texts have the same embeddings; T5 has no decoder, and padding does not matter."""
@@ -109,6 +111,7 @@ def test_dense_layer_and_normalization_on_every_backbone(name):
   assert np.max(np.abs(trained["embeddings"] - pairs)) > 1e-3  # the layer that only training uses
 
 
+@pytest.mark.slow
 def test_equal_texts_are_not_negatives():
   """Row 1 repeats the anchor of row 0, row 2 its positive, row 3 has row 0's anchor as a negative; row 4 is filler."""
   rng = np.random.default_rng(0)
@@ -151,6 +154,7 @@ def trained_values(model, batch, microbatches=1, devices=None):
     return jax.jit(step)(state, sharded)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("loss", "texts"), [("ranking", 3), ("cosent", 2)])
 def test_negatives_are_those_of_the_global_batch(loss, texts):
   """The same loss and gradients on one device, on eight, in microbatches, and in microbatches on two."""
@@ -184,6 +188,7 @@ def test_evaluation_compares_all_rows_of_a_batch_in_microbatches():
   assert {k: float(v) for k, v in parts.items()} == pytest.approx({k: float(v) for k, v in full.items()}, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_simcse_compares_two_dropout_masks_of_one_text():
   backbone = BACKBONES["bert"].clone(config=dataclasses.replace(BACKBONES["bert"].config, dropout_rate=0.1))
   text = different_texts(4, 1)

@@ -58,6 +58,7 @@ def count(tree) -> int:
   return sum(leaf.size for leaf in jax.tree.leaves(tree))
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_counts(size):
   model = model_of(size)
@@ -83,6 +84,7 @@ def base():
   return shapes_of(model_of("t5/base"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_table_2_architectures(base, architecture):
   """T5 paper, table 2: other arrangements of the baseline's blocks, counted by hand."""

@@ -87,6 +87,7 @@ def test_an_mlp_saves_only_the_activations_it_needs(fields, saved):
   assert sum(shape == (7, 5, config.mlp_dim) for shape in shapes) == saved
 
 
+@pytest.mark.slow
 def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
   full, half = t5(), t5(compute_dtype="bfloat16")
   outputs = half(batch)["logits"]
@@ -95,6 +96,7 @@ def test_bfloat16_compute_stays_close_and_logits_float32(t5, batch):
   assert t5(compute_dtype="bfloat16", logits_dtype="bfloat16")(batch)["logits"].dtype == jnp.bfloat16
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "tied, embedding_scale, logits_scale", [(True, 4.0, 0.25), (False, 1.0, 0.25), (False, 1.0, 1.0)]
 )
@@ -115,6 +117,7 @@ def test_embedding_scale_and_logits_scale(t5_lm, tokens, tied, embedding_scale, 
   np.testing.assert_allclose(built({"decoder_input_tokens": row})["logits"], expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_dropout_is_off_by_default_and_differs_by_key(t5, batch):
   built = t5(dropout_rate=0.5)
   run = built.jit(
@@ -126,6 +129,7 @@ def test_dropout_is_off_by_default_and_differs_by_key(t5, batch):
   np.testing.assert_array_equal(built(batch)["logits"], built(batch)["logits"])
 
 
+@pytest.mark.slow
 def test_masked_positions_can_be_projected_alone(bert, tokens):
   """The MLM head on selected positions equals the rows of the full head."""
   built = bert()

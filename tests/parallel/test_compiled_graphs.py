@@ -43,6 +43,7 @@ def test_the_losses_equal_those_of_one_device(name, preset):
 SLOW_MICROBATCHES = pytest.mark.slow(reason="fourteen more programs; the default preset without dropout is enough")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ("name", "preset"),
   [
@@ -61,6 +62,7 @@ def test_microbatches_have_the_losses_of_one_device(name, preset):
   assert not rows_moved(run)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("name", "preset"), EVERY)
 def test_parameters_are_gathered_only_as_the_preset_allows(name, preset):
   run = compiled_step(name, axes_of(preset))

@@ -56,6 +56,7 @@ def constraints(preset):
   return [line for line in lines if f"tensor<{ROWS}x{LENGTH}x32xf32>" in line], lines
 
 
+@pytest.mark.slow
 def test_sequence_shards_activations_by_position_between_heads_and_mlps():
   residual, every = constraints("sequence")
   unsharded = [line for line in residual if '[{"data", "fsdp"}, {"tensor"}, {}]' not in line]
@@ -81,6 +82,7 @@ def test_a_preset_ends_with_its_context():
   assert parallel.active_rules() == parallel.LOGICAL_AXIS_RULES == parallel.PRESETS["fsdp_tensor"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("model", ["t5_1_1/base", "bert/base", "bert/tiny", "gpt2/small"])
 def test_98_percent_of_our_models_are_sharded(model):
   register_configurables()

@@ -26,6 +26,7 @@ def check(step: Step) -> None:
     assert flops / (data * fsdp) == pytest.approx(compiled.cost_analysis()["flops"], rel=0.02)
 
 
+@pytest.mark.slow
 def test_gpt_unrolled_on_one_device():
   check(Step(gpt(2), rows=16))
 

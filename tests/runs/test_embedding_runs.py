@@ -12,6 +12,8 @@ from t5like.errors import UserError
 from t5like.models.heads import EmbeddingHead
 from t5like.runs.preparing import prepare
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 WORDS = "the sea was calm and a ship came from far".split()
 TOPICS = "cat dog bird fish horse cow sheep goat lion wolf bear fox house tree car boat".split()
 

@@ -11,6 +11,7 @@ from t5like.runs.forecasting import PlanSettings, plan, search_plan
 FILES = ["models/t5_1_1/small.gin", "objectives/span_corruption.gin", "runs/pretrain.gin"]
 
 
+@pytest.mark.slow
 def test_it_is_what_the_command_prints(t5like):
   experiment = read_experiment(FILES, [("MODEL_DIR", "planned")])
   found = plan(experiment, "h100x8", PlanSettings(price=2.0))
@@ -23,6 +24,7 @@ def test_it_is_what_the_command_prints(t5like):
     PlanSettings(pue=0.5)
 
 
+@pytest.mark.slow
 def test_a_search_finds_the_fastest_of_each_batch_size():
   found = search_plan(read_experiment(FILES, [("MODEL_DIR", "planned")]), "h100", [16, 32])
   assert set(found.best) == {16, 32} and found.fastest in found.found

@@ -15,6 +15,8 @@ from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
 from t5like.training.records.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 SIZES = dict(embed_dim=16, mlp_dim=32, num_heads=2)
 MODELS = {
   "bert": (
@@ -102,6 +104,7 @@ def trained(settings, *arguments, **changes):
   return t5like.train(t5like.Experiment(**settings(*arguments, **changes)))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_head_of_every_form_learns_its_task(task, settings, caches):
   result = trained(settings, "bert", task)
@@ -159,6 +162,7 @@ def _check_threshold(model):
   assert t5like.load(model.save(f"{model.folder}_copy")).no_answer_threshold == row["best_f1_thresh"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "gpt"])
 def test_t5_and_gpt_with_heads(family, settings):
   head = ClassificationHead(lm_loss_weight=0.5) if family == "gpt" else "task"
@@ -170,6 +174,7 @@ def test_t5_and_gpt_with_heads(family, settings):
   assert model.classify("good far calm far came came").label == "positive" and model.embed("a ship").shape == (16,)
 
 
+@pytest.mark.slow
 def test_padding_to_buckets_changes_no_loss(settings):
   """Rows have 9 to 12 tokens: batches of four are padded to 11 or 32; a stopped run resumes with the same shapes."""
   task, axes = "toy_scores_classification", MeshAxes(data=4, tensor=2)
@@ -187,6 +192,7 @@ def test_padding_to_buckets_changes_no_loss(settings):
   assert "padded to 4, 11 or 32 tokens" in (Path(found.model_dir) / "run_card.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_configuration_of_a_run_names_its_head_and_a_stopped_run_resumes(settings):
   first = trained(settings, "bert", "toy_tagging", steps=2, log_period=1)
   experiment = load_experiment(Path(first.model_dir))

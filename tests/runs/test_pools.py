@@ -12,6 +12,8 @@ from t5like.models import T5, TransformerConfig
 from t5like.objectives.span_corruption import SpanCorruption
 from t5like.vocabularies import load_vocabulary
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 @pytest.fixture(scope="module")
 def caches(tmp_path_factory):
@@ -41,6 +43,7 @@ def losses(folder):
   return {row["step"]: row["loss"] for row in rows if row["kind"] == "train"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_order_of_its_rows(caches, tmp_path):
   t5like.train(experiment(caches, tmp_path / "a", cache_local_gb=0.003))
   assert "read in place from" in (tmp_path / "a" / "run_card.txt").read_text()

@@ -46,6 +46,7 @@ def test_text_is_read_from_all_files(corpus):
   assert sorted(documents) == sorted(TEXTS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_seqio_reads_every_objective(corpus, name):
   found = rows(f"forty_{name}")
@@ -79,6 +80,7 @@ def test_nothing_is_lost_between_documents_and_rows(corpus):
   assert rebuilt == tokens
 
 
+@pytest.mark.slow
 def test_noise_depends_only_on_the_seed(corpus):
   def inputs(seed):
     return [row["inputs"].tolist() for row in rows("forty_span_corruption", seed=seed)]
@@ -96,6 +98,7 @@ def test_seqio_packs_and_batches_a_corpus(corpus):
   assert batch["encoder_input_tokens"].shape == (2, 128) and batch["decoder_segment_ids"].max() >= 1
 
 
+@pytest.mark.slow
 def test_full_lm_ends_documents_and_causal_lm_fills_its_rows(corpus):
   found = rows("forty_full_lm", targets=64)
   assert all(len(row["targets"]) == 64 for row in found[:-1])

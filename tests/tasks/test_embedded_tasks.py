@@ -25,6 +25,7 @@ def test_seqio_reads_snli_in_text_to_text_form():
   assert vocabulary.decode(batch["decoder_target_tokens"].tolist()) in ("entailment", "neutral", "contradiction")
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("split", ["train", "validation"])
 @pytest.mark.parametrize("name", ["novels", "snli"])
 def test_row_counts_equal_the_registered_ones(name, split):

@@ -22,6 +22,7 @@ def examples(name, count=2, split="train"):
   return list(itertools.islice(text_pipeline.text_examples(registry.find_task(name), split), count))
 
 
+@pytest.mark.slow
 def test_nli_as_pairs_triplets_and_sentences():
   horse = "A person on a horse jumps over a broken down airplane."
   outdoors, diner = "A person is outdoors, on a horse.", "A person is at a diner, ordering an omelette."
@@ -91,6 +92,7 @@ def test_json_lines_of_ones_own(row, form, example, tmp_path):
   assert list(text_pipeline.text_examples(task, "train")) == [example] * 2
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   ("rows", "message"),
   [
@@ -112,6 +114,7 @@ def test_the_nearest_text_is_right_if_it_is_the_positive():
   assert nearest_text(None, {}, is_target=True) == 0 == nearest_text([0.9, 0.2, 0.8]) and nearest_text([0.1, 0.2]) == 1
 
 
+@pytest.mark.slow
 def test_tasks_and_sizes_of_the_recipes():
   """gin/finetune/embeddings: their tasks exist, and epochs are those of the published data."""
   files = {path.stem: path.read_text() for path in (shipped_folder() / "finetune" / "embeddings").glob("*.gin")}

@@ -93,6 +93,7 @@ CLASSIFIED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", CLASSIFIED)
 def test_texts_and_labels(name):
   row, expected, label = CLASSIFIED[name]
@@ -165,6 +166,7 @@ def test_record_entities_fill_the_gap():
   assert choice(found[:2], scores[::-1], encoder_scores.choice_squad)["em"] == 0
 
 
+@pytest.mark.slow
 def test_the_batch_contract_and_truncation():
   row = {"sentence1": "one two three four five six", "sentence2": "seven eight", "label": 1, "idx": 0}
   (found,) = batch("glue_rte_classification", [row], length=9)
@@ -212,6 +214,7 @@ def test_squad_windows_through_seqio_and_back_to_scores():
   assert encoder_scores.squad_windows(targets, wrong)["em"] < 20
 
 
+@pytest.mark.slow
 def test_squad_2_supports_questions_without_an_answer():
   rows = [
     *squad_rows(SAMPLE[2:4]),
@@ -231,6 +234,7 @@ def test_squad_2_supports_questions_without_an_answer():
   assert found["labels"].shape == (1, 2)
 
 
+@pytest.mark.slow
 def test_tags_are_at_the_first_token_of_a_word():
   row = {"tokens": ["Zyxwvia", "\u200b", "sings", "."], "ner": [1, 2, 0, 0]}
   (example,) = examples("wnut_17_tagging", [row], length=64)
@@ -259,6 +263,7 @@ def test_long_sentences_are_truncated_and_their_last_words_are_tagged_o():
   assert encoder_scores.tags(example["targets"], example, tag_names=["O", "A"]) == ["A"] * 6 + ["O"] * 14
 
 
+@pytest.mark.slow
 def test_custom_conll_files(tmp_path):
   (tmp_path / "train.txt").write_text("Ann B-PER\nin O\nRome B-LOC\n\nOK O\n")
   task = tagging.register_ner_tagging("own_tagging", {"train": tmp_path / "train.txt"})

@@ -9,6 +9,7 @@ from t5like.tasks import registry
 TASKS = "cola sst2 mrpc qqp stsb mnli mnli_matched mnli_mismatched qnli rte wnli ax".split()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("config", TASKS)
 def test_every_field_equals_the_t5_library(config):
   found, expected = ours(f"glue_{config}", f"glue/{config}"), t5_library()[f"glue_{config}"]
@@ -80,6 +81,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_seqio_trains_and_evaluates_on_a_stored_data_set(tmp_path):
   lengths = {"inputs": 16, "targets": 4}
   with stored("glue_sst2", {"train": ROWS[:1], "validation": ROWS}, tmp_path) as task:

@@ -151,6 +151,7 @@ def test_an_unknown_size_must_be_given(corpora, tmp_path):
   assert proportions("given_sizes") == {"of_unknown_size": 0.75, "mixed_a": 0.25}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "module",
   [

@@ -33,6 +33,7 @@ BY_HAND = {
 }
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", FROM_THE_LIBRARY)
 def test_every_field_equals_the_t5_library(name):
   found, expected = ours(name, FROM_THE_LIBRARY[name]), t5_library()[name]
@@ -183,6 +184,7 @@ def test_every_shipped_task_can_be_scored_without_the_registry():
     assert task.splits and task.supports_caching
 
 
+@pytest.mark.slow
 def test_registering_constructs_no_builder_and_is_fast():
   script = """if True:
     import time, seqio, tensorflow_datasets

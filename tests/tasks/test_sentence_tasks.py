@@ -150,6 +150,7 @@ def test_the_text_to_text_forms(prepared):
   assert [target for _, target in texts("sts16", "test")] == ["5.0", "1.0"]
 
 
+@pytest.mark.slow
 def test_the_encoder_forms(prepared):
   found = sorted((e for e in examples("swag_classification") if e["group"] == 0), key=lambda e: e["second"])
   assert [(pieces(e), int(e["labels"])) for e in found] == [

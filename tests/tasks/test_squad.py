@@ -7,6 +7,7 @@ from t5like.tasks import registry
 from t5like.tasks.caching import text_pipeline
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["squad", "squad_context_free", "squad_span"])
 def test_every_field_equals_the_t5_library(name):
   found, expected = ours(name, "squad/v1.1"), t5_library()[name]
@@ -22,6 +23,7 @@ def row(question, answers, **more):
   return {"id": "x", "title": "t", "context": CONTEXT, "question": question, "answers": given, **more}
 
 
+@pytest.mark.slow
 def test_texts_equal_handwritten_ones():
   raw = raw_dataset("squad/v1.1", [row("What's sold?", ["1,234.5 cups", "cups."])])
   (found,) = examples(registry.find_task("squad"), raw)

@@ -62,6 +62,7 @@ def texts(batch):
   return list(zip(decoded(batch.texts.inputs), decoded(batch.texts.targets), strict=True))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("pack", [False, True])
 def test_examples_are_complete_and_in_the_runs_vocabulary(pack):
   batches = stream(labeled("sum"), pack=pack)
@@ -91,6 +92,7 @@ def test_packing_keeps_an_id_of_zero():
   assert got.row.tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_restored_stream_continues_with_the_same_batches(tmp_path):
   def open_(seed):
     mixture = seqio.Mixture("mixed", [(labeled("sum"), 3.0), (labeled("product"), 1.0)])

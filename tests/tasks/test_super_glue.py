@@ -14,6 +14,7 @@ TASKS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TASKS)
 def test_every_field_equals_the_t5_library(name):
   found, expected = ours(name, TASKS[name]), t5_library()[name]
@@ -107,6 +108,7 @@ def wsc_row(text, pronoun, index, label=1, referent="Tom"):
   return {"text": text, "label": label, "idx": 0, **spans}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
   ("text", "pronoun", "index", "marked"),
   [
@@ -136,6 +138,7 @@ def test_wsc_without_its_pronoun_is_refused():
     examples(registry.find_task("super_glue_wsc"), raw)
 
 
+@pytest.mark.slow
 def test_wsc_trains_on_correct_referents_and_evaluates_on_all(tmp_path):
   given = [wsc_row(f"{name} knew that he won", "he", 3, label, name) for name, label in [("A", 1), ("B", 0), ("C", 1)]]
   with stored("super_glue_wsc", {"train": given, "validation": given}, tmp_path) as task:

@@ -82,6 +82,7 @@ def by_rows(model, params, batch, z_loss):
   return sum(float(loss) for loss, _ in parts), jax.tree.map(lambda *g: sum(g), *(g for _, g in parts))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_microbatches_equal_the_full_batch_and_its_rows(name):
   model, batch = MODELS[name], batch_for(name)
@@ -98,6 +99,7 @@ def test_microbatches_equal_the_full_batch_and_its_rows(name):
     assert float(parts_metrics[key]) == pytest.approx(float(value), rel=1e-5, abs=1e-7), key
 
 
+@pytest.mark.slow
 def test_every_microbatch_draws_its_own_dropout():
   """All rows are equal: with one mask for all microbatches, two of them would have the mean loss of four."""
   config = dataclasses.replace(MODELS["prefix LM"].config, dropout_rate=0.5, prefix_lm=False)

@@ -42,6 +42,7 @@ def run(trees, platform, **options):
   return params, state
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("options", [{}, {"multiply_by_parameter_scale": False}])
 def test_grouped_updates_equal_separate_ones(trees, options):
   together, apart = run(trees, "gpu", **options), run(trees, "cpu", **options)

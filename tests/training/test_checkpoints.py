@@ -97,6 +97,7 @@ def test_a_failing_run_still_completes_its_save(tmp_path):
   assert steps_in(tmp_path) == [2] and integrity.has_checksums(tmp_path / "checkpoints/2")
 
 
+@pytest.mark.slow
 def test_checkpoints_are_retained_by_policy_also_after_a_restart(tmp_path):
   """Checks the remaining steps after each save, worked out by hand, for last=1 every=4 best=1."""
   state, _ = make_state()

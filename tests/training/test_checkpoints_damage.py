@@ -67,6 +67,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_the_run_resumes_from_the_previous_checkpoint(run, name):
   damage, description = DAMAGES[name]
@@ -94,6 +95,7 @@ READABLE_DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", READABLE_DAMAGES)
 def test_damage_is_detected_without_checksums(run, name):
   (run / "checkpoints/2" / CHECKSUMS).unlink()

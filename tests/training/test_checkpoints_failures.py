@@ -149,6 +149,7 @@ def test_kill_9_during_saves_leaves_an_intact_checkpoint_and_a_free_directory(tm
     assert all(p.name.isdigit() for p in (tmp_path / "checkpoints").iterdir())
 
 
+@pytest.mark.slow
 def test_two_hosts_save_what_one_restores(tmp_path):
   coordinator = f"localhost:{free_port()}"
   environments = [

@@ -29,6 +29,7 @@ def created(model, optimizer, axes, devices=None, seed=3):
   return create_state(model, optimizer, BATCH, seed, spec), spec
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_values_are_those_of_one_program_on_any_mesh(name):
   optimizer = optimizers.adafactor(0.01, ema_decay=0.9, min_dim_size_to_factor=8)

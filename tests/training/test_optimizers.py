@@ -60,6 +60,7 @@ def find_moments(state):
   return next(node for node in jax.tree.leaves(state, is_leaf=is_moments) if is_moments(node))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "clip_norm, row, column", [(None, 0.9574349, 0.6169143), (1.0, 0.478811, 0.13829)], ids=["plain", "clipped"]
 )
@@ -207,6 +208,7 @@ def muon_by_hand(params, gradients, rate, beta, steps, rms):
   return p
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
 def test_muon_with_every_option_changed(shape):
   tree = lambda seed: {"encoder": {"layers_0": random_tree({"kernel": shape}, seed)}}  # noqa: E731
@@ -230,6 +232,7 @@ def test_lion_moves_by_the_sign():
   np.testing.assert_allclose(new["x"], [1 - 0.1 - 0.05, 1 + 0.1 - 0.05], rtol=1e-6)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("shape", [(12, 12), (6, 20), (20, 6), (3, 8, 12)])
 def test_muon_updates_are_nearly_orthogonal(shape):
   matrix = jnp.asarray(np.random.default_rng(0).standard_normal(shape), jnp.float32)
@@ -270,6 +273,7 @@ def test_muon_equals_optaxs_on_kernels():
     np.testing.assert_allclose(pick(new)[name], expected[name], atol=1e-5)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ALL)
 def test_scanned_layers_are_updated_like_unrolled_ones(name):
   options = {"min_dim_size_to_factor": 2} if name == "adafactor" else {}  # stacked norms, [2, 6], must not be factored
@@ -299,6 +303,7 @@ def test_gradients_are_clipped_by_their_global_norm():
   assert sorted(float(leaf[0]) for leaf in jax.tree.leaves(state) if leaf.shape == (1,)) == pytest.approx([0.03, 0.04])
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ALL)
 def test_the_moving_average_is_of_visited_parameters(name):
   # decay .5: weights of three updates are 1, 2, 4, divided by 7. The initial parameters have no weight.
@@ -333,6 +338,7 @@ def test_requesting_a_missing_average_is_an_error():
   assert "ema_decay" in error.value.lines["try"]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["adamw", "adamw_scaled", "lion", "muon"])
 def test_momentum_may_be_stored_in_bfloat16(name):
   params = muon_tree(0)
@@ -341,6 +347,7 @@ def test_momentum_may_be_stored_in_bfloat16(name):
   assert sorted(x.shape for x in halves) == sorted(x.shape for x in jax.tree.leaves(params))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ALL)
 def test_bfloat16_parameters_stay_bfloat16(name):
   half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)  # noqa: E731

@@ -79,6 +79,7 @@ def test_a_fixed_normalizer_divides_the_sum_and_metrics_stay_sums():
     LossSettings(normalizer=0.0)
 
 
+@pytest.mark.slow
 def test_next_sentence_prediction_adds_its_own_mean():
   batch = {
     "encoder_target_tokens": jnp.array([[0], [1]], jnp.int32),
@@ -106,6 +107,7 @@ def test_steps_reduce_the_loss_and_count_and_the_old_state_is_donated():
   assert int(state.step) == 20 and loss < first - 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [optimizers.adafactor, optimizers.adamw])
 def test_parameters_and_optimizer_state_are_sharded_over_fsdp(make):
   mesh = parallel.make_mesh(parallel.MeshAxes(data=1, fsdp=8))
@@ -137,6 +139,7 @@ def guarded_as_on_gpus():
     return build(optimizers.adamw(0.01), LossSettings(layer_norms=True), SCANNED)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("kind", ["guarded", "guarded_as_on_gpus"])
 def test_a_step_that_is_not_finite_changes_nothing_but_the_counter(kind, request):
   fresh, step, batch = request.getfixturevalue(kind)
@@ -171,6 +174,7 @@ def test_norms_of_every_layer(guarded):
   assert total**0.5 == pytest.approx(float(metrics["gradient_norm"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_guard_costs_no_copy_of_the_parameters():
   """Nor of their moments, unlike `where` between old and new values."""
   model = GPT(dataclasses.replace(CONFIG, vocab_size=16_384, embed_dim=32))
@@ -211,6 +215,7 @@ def test_keys_depend_on_seed_step_and_purpose():
   assert len(keys) == 8
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_repeats_on_restart():
   model, batch = T5(CONFIG), make_batch()
   variables = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch))

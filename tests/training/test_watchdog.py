@@ -107,6 +107,7 @@ def suspend(process: subprocess.Popen) -> None:
   process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HANGS)
 def test_a_stalled_process_dumps_stacks_and_ends_with_124(kind, processes):
   folder, process = processes[kind]

@@ -36,6 +36,7 @@ def vocabulary(request):
   return load_vocabulary(request.param)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_sizes_and_special_ids(name):
   vocabulary, (size, ids) = load_vocabulary(name), PUBLISHED[name]
@@ -45,6 +46,7 @@ def test_published_sizes_and_special_ids(name):
   assert ids["unk"] not in vocabulary.special_ids
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_an_embedding_must_have_a_row_for_every_id(name):
   size = PUBLISHED[name][0]
@@ -90,6 +92,7 @@ def test_sentinels_in_a_model_are_not_added_again(tmp_path):
     load_vocabulary(str(tmp_path / "m.model"), extra_ids=100)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "name, starts, continues, ends",
   [
@@ -198,6 +201,7 @@ def _folder(tmp_path, files):
   return tmp_path
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
   "name, files",
   [
