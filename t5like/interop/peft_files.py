@@ -18,6 +18,7 @@ from t5like.interop.tensor_folders import read_json
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+PROMPTS = "prompt_embeddings"  # the only tensor without the prefix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ def write_folder(folder: Path, adapter: PeftFolder) -> None:
   from safetensors.numpy import save_file
 
   folder.mkdir(parents=True, exist_ok=True)
-  named = {_PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
+  named = {name if name == PROMPTS else _PREFIX + name: np.ascontiguousarray(x) for name, x in adapter.tensors.items()}
   save_file(named, folder / WEIGHTS, metadata={"format": "pt"})
   (folder / CONFIG).write_text(json.dumps(dict(sorted(adapter.config.items())), indent=2) + "\n")
 

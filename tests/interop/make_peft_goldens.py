@@ -31,6 +31,11 @@ CASES = {
   "gpt2_ia3": ("gpt2", peft.IA3Config(
     task_type="CAUSAL_LM", target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"], **FUSED,
   )),
+  "gpt2_prompt": ("gpt2", peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
+  "t5_prompt": ("t5_1_1", peft.PromptTuningConfig(
+    task_type="SEQ_2_SEQ_LM", num_virtual_tokens=3, num_transformer_submodules=1,
+  )),
+  "gpt2_prefix": ("gpt2", peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)),
   "bert_lora": ("heads/BertForSequenceClassification", peft.LoraConfig(
     task_type="SEQ_CLS", r=2, target_modules=["query", "value"],
   )),

@@ -4,13 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from t5like.errors import UserError
-from t5like.finetuning.methods import HoulsbyAdapter, LoRA
+from t5like.finetuning.methods import HoulsbyAdapter, LoRA, PrefixTuning
 from t5like.inference.parameters.peft_export import export_peft
 from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
@@ -19,6 +20,7 @@ from t5like.interop.peft_files import join_low_rank, read_folder
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 CASES = sorted(path.name for path in (GOLDEN / "peft").iterdir())
+DEFAULT = ("gpt2_lora", "gpt2_prefix", "gpt2_prompt", "t5_ia3")
 
 
 def outputs(case):
@@ -31,7 +33,7 @@ def logits(model, params, golden):
   batch = {"encoder_input_tokens": tokens, "decoder_input_tokens": tokens}
   if "decoder_input_ids" in golden:
     batch["decoder_input_tokens"] = golden["decoder_input_ids"].astype(np.int32)
-  found = model.apply({"params": params}, batch)
+  found = jax.jit(lambda params: model.apply({"params": params}, batch))(params)
   return np.asarray(found["label_logits" if "label_logits" in found else "logits"])
 
 
@@ -41,15 +43,15 @@ def tuned(model, params, trained):
   return trained.method.tune(model), unflatten(flatten(params) | arrays)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in DEFAULT else [pytest.mark.slow]) for c in CASES])
 def test_a_folder_of_peft_gives_its_logits_and_is_written_again(case, tmp_path):
   golden, folder = outputs(case), read_folder(GOLDEN / "peft" / case)
-  imported = huggingface.load(GOLDEN / golden["base"], scan_layers=case in ("gpt2_lora", "t5_ia3"))
+  imported = huggingface.load(GOLDEN / golden["base"], scan_layers=case in ("gpt2_lora", "gpt2_prefix", "t5_ia3"))
   trained = import_peft(folder, imported.model)
   model, params = tuned(imported.model, imported.params, trained)
   found = logits(model, params, golden)
-  np.testing.assert_allclose(found, golden["logits"], atol=2e-5, rtol=2e-5)
+  expected = golden["logits"][:, -found.shape[1] :] if found.ndim == 3 else golden["logits"]  # without a prompt's
+  np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
   assert not np.allclose(found, logits(imported.model, imported.params, golden), atol=1e-3)
   export_peft(tmp_path, imported.model, jax.tree.map(np.asarray, params), trained.method, golden["base"])
   old, new = (load_file(path / "adapter_model.safetensors") for path in (GOLDEN / "peft" / case, tmp_path))
@@ -98,3 +100,32 @@ def test_what_peft_cannot_express_is_refused(tmp_path):
     import_peft(dataclasses.replace(folder, config={**folder.config, "bias": "all"}), imported.model)
   with pytest.raises(UserError, match="no adapter_config.json"):
     read_folder(tmp_path)
+
+
+def test_prompts_and_prefixes_that_peft_reads_differently_are_refused(tmp_path):
+  t5, gpt = (huggingface.load(GOLDEN / name).model for name in ("t5_1_1", "gpt2"))
+  with pytest.raises(UserError, match="prefixes go to peft and back for GPT only"):
+    export_peft(tmp_path, t5, {}, PrefixTuning(length=3), "t5")
+  prefix, prompt = (read_folder(GOLDEN / "peft" / name) for name in ("gpt2_prefix", "gpt2_prompt"))
+  with pytest.raises(UserError, match="for GPT only"):
+    import_peft(prefix, t5)
+  with pytest.raises(UserError, match="second part for the decoder"):
+    import_peft(dataclasses.replace(prompt, config={**prompt.config, "num_transformer_submodules": 2}), gpt)
+  with pytest.raises(UserError, match="has the shape"):
+    import_peft(dataclasses.replace(prompt, config={**prompt.config, "num_virtual_tokens": 4}), gpt)
+  bert = huggingface.load(GOLDEN / "heads/BertForSequenceClassification").model
+  with pytest.raises(UserError, match="without a head"):
+    import_peft(prompt, bert)
+
+
+def test_a_projected_prefix_is_written_as_keys_and_values(tmp_path):
+  golden, imported = outputs("gpt2_prefix"), huggingface.load(GOLDEN / "gpt2")
+  method = PrefixTuning(length=3, hidden=4)
+  model = method.tune(imported.model)
+  params = nn.unbox(jax.jit(model.init)(jax.random.key(0), {"decoder_input_tokens": np.ones((1, 1), np.int32)}))[
+    "params"
+  ]
+  params = unflatten(flatten(params) | flatten(imported.params))
+  export_peft(tmp_path, imported.model, jax.tree.map(np.asarray, params), method, "gpt2")
+  back = tuned(imported.model, imported.params, import_peft(read_folder(tmp_path), imported.model))
+  np.testing.assert_allclose(logits(*back, golden), logits(model, params, golden), atol=2e-5)

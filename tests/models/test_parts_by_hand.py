@@ -17,7 +17,7 @@ from t5like.models.blocks import MLP, Block
 from t5like.models.cache import select_hypotheses, start_cache
 from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
-from t5like.models.layers import Norm, kernel_init
+from t5like.models.layers import Norm, add_bias, dense, kernel_init
 from t5like.models.padding import encoder_valid
 from t5like.models.positions import rotate, sinusoids
 from t5like.models.stack import Stack
@@ -41,6 +41,20 @@ def test_sinusoids():
   p = np.array([[0.0, 1.0, 7.0, 500.0]])
   expected = np.stack([np.sin(p), np.sin(p / 100), np.cos(p), np.cos(p / 100)], axis=-1)
   np.testing.assert_allclose(sinusoids(jnp.asarray(p, jnp.int32), 4), expected, atol=1e-4)
+
+
+def test_gradients_of_biases_are_summed_in_float32():
+  """Also of bfloat16 rows, whose sum in bfloat16 would lose the small ones: 256 + 1 is 256."""
+  rows = jnp.ones((2, 300, 4), jnp.bfloat16)
+  config = TransformerConfig(vocab_size=8, embed_dim=4, mlp_dim=4, num_heads=1, compute_dtype="bfloat16", use_bias=True)
+  layer = dense(config, 3, (None, None))
+  variables = nn.unbox(layer.init(jax.random.key(0), rows))
+  gradient = jax.grad(lambda v: jnp.sum(layer.apply(v, rows), dtype=jnp.float32))
+  np.testing.assert_array_equal(gradient(variables)["params"]["bias"], np.full(3, 600, np.float32))
+  inner = str(jax.make_jaxpr(gradient)(variables))
+  assert "f32[3] = reduce_sum" in inner and "bf16[3] = reduce_sum" not in inner
+  x, bias = np.float32([[1, 2, 3]]), np.float32([4, 5, 6])
+  np.testing.assert_array_equal(add_bias(x, bias), [[5, 7, 9]])
 
 
 @pytest.mark.sampled(1)

@@ -21,6 +21,7 @@ from t5like.finetuning.methods.base import Arrays, Matrix, Sites, read_matrices,
 from t5like.finetuning.methods.lora import ALL_LINEAR, LoRA
 from t5like.finetuning.trainable import Episode, check_patterns
 from t5like.finetuning.variables import Variables
+from t5like.models.layers import add_bias
 
 # The quantiles of a normal distribution, scaled to [-1, 1], with an exact zero (appendix E).
 LEVELS = np.array([
@@ -103,7 +104,7 @@ class NF4:
     y = jax.checkpoint(lambda x, weights: x @ dequantize(weights, dtype))(x.astype(dtype), weights)
     if layer.use_bias:
       bias = layer.param("bias", named(nn.initializers.zeros, (columns,)), (self.outputs,), jnp.float32)
-      y = y + bias.astype(dtype).reshape((1,) * (y.ndim - 1) + (-1,))
+      y = add_bias(y, bias)
     return y
 
   def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:

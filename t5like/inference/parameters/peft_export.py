@@ -10,7 +10,8 @@ import flax.linen as nn
 import numpy as np
 
 from t5like.errors import UserError
-from t5like.finetuning.methods import IA3, LoRA, Method
+from t5like.finetuning.methods import IA3, LoRA, Method, PrefixTuning, PromptTuning
+from t5like.inference.parameters.peft_prompts import write_prefix, write_prompt
 from t5like.interop.huggingface import tensor_rules
 from t5like.interop.layouts import flatten, unstack_layers
 from t5like.interop.peft_files import (
@@ -42,7 +43,7 @@ def export_peft(target: Path, model: nn.Module, params: Any, method: Method, bas
     raise UserError(
       "peft cannot express trained parameters of the base", given=f"also = {list(method.also)}", try_="convert merge"
     )
-  writers = {LoRA: _lora, IA3: _ia3}
+  writers = {LoRA: _lora, IA3: _ia3, PromptTuning: write_prompt, PrefixTuning: write_prefix}
   if type(method) not in writers:
     raise UserError(
       f"peft has no counterpart of {type(method).__name__}", expected=", ".join(kind.__name__ for kind in writers)
@@ -55,8 +56,9 @@ def export_peft(target: Path, model: nn.Module, params: Any, method: Method, bas
     "base_model_name_or_path": base,
     "inference_mode": True,
     "task_type": _task(model),
-    "modules_to_save": sorted({rule.theirs.partition(".")[0] for rule in head}) or None,
   }
+  if head:
+    config["modules_to_save"] = sorted({rule.theirs.partition(".")[0] for rule in head})
   write_folder(target, PeftFolder(config, tensors))
   return sum(x.size for x in tensors.values())
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.finetuning.methods import IA3, LoRA, Method
+from t5like.inference.parameters.peft_prompts import read_prefix, read_prompt
 from t5like.interop.huggingface import tensor_rules
-from t5like.interop.peft_files import HFModule, PeftFolder, linear_modules, matches, most_common, pattern_value
+from t5like.interop.peft_files import PROMPTS, HFModule, PeftFolder, linear_modules, matches, most_common, pattern_value
 
 # Settings of peft that change the result, and the values that have a counterpart here.
 _SUPPORTED = {
@@ -40,10 +41,14 @@ def import_peft(folder: PeftFolder, model: nn.Module) -> Trained:
     if allowed is not None and folder.config.get(name) not in allowed:
       raise UserError(f"peft's {name} = {folder.config[name]!r} is not supported", expected=str(allowed[0]))
   readers = {"LORA": _lora, "IA3": _ia3}
-  if folder.kind not in readers:
-    raise UserError(f"unsupported peft_type: {folder.kind!r}", expected=", ".join(readers))
+  prompt_readers = {"PROMPT_TUNING": read_prompt, "PREFIX_TUNING": read_prefix}
   rest = dict(folder.tensors)
-  method, arrays = readers[folder.kind](folder.config, rest, linear_modules(model))
+  if folder.kind in readers:
+    method, arrays = readers[folder.kind](folder.config, rest, linear_modules(model))
+  elif folder.kind in prompt_readers and PROMPTS in rest:
+    method, arrays = prompt_readers[folder.kind](folder.config, rest.pop(PROMPTS), model)
+  else:
+    raise UserError(f"unsupported peft_type: {folder.kind!r}", expected=", ".join(readers | prompt_readers))
   for rule in tensor_rules(model):
     if rule.theirs in rest and all(path.startswith("head/") for path in rule.ours):
       arrays |= rule.split(rest.pop(rule.theirs))

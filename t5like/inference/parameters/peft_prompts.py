@@ -1,0 +1,104 @@
+"""Learned prompts and prefixes in peft's form: one tensor, `prompt_embeddings`, for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from t5like.errors import UserError
+from t5like.finetuning.methods import PrefixTuning, PromptTuning
+from t5like.interop.peft_files import PROMPTS
+from t5like.models import GPT, T5
+
+Arrays = Mapping[str, np.ndarray]
+_LAYER = "decoder/layers_{}/attention/prefix"
+_SHARED = "decoder/prefixes/attention"
+
+
+def write_prompt(model: nn.Module, flat: Arrays, method: PromptTuning) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns peft's settings and the tensor [tokens, embed]."""
+  _check_prompts(model)
+  (site,) = method.sites(model)
+  settings = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": method.length, "prompt_tuning_init": "RANDOM"}
+  return settings | _sizes(model), {PROMPTS: flat[site]}
+
+
+def read_prompt(config: Mapping[str, Any], tensor: np.ndarray, model: nn.Module) -> tuple[PromptTuning, Arrays]:
+  """Returns the method, and its parameters by path."""
+  _check_prompts(model)
+  if (config.get("num_transformer_submodules") or 1) != 1:
+    raise UserError(
+      "this prompt of peft has a second part for the decoder",
+      expected="num_transformer_submodules = 1, a prompt of the encoder alone, as in Lester et al.",
+    )
+  method = PromptTuning(length=_tokens(config, tensor, model.config.embed_dim), init="random")
+  (site,) = method.sites(model)
+  return method, {site: tensor}
+
+
+def write_prefix(model: nn.Module, flat: Arrays, method: PrefixTuning) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+  """Returns peft's settings and the tensor [tokens, layers * (keys, values) * heads * width], already projected."""
+  _check_prefixes(model)
+  layers = range(model.config.num_decoder_layers)
+  keys_values = np.stack([_keys_values(flat, _LAYER.format(n), model) for n in layers])  # [layers, 2, tokens, ...]
+  tensor = np.moveaxis(keys_values, 2, 0).reshape(method.length, -1)
+  settings = {"peft_type": "PREFIX_TUNING", "num_virtual_tokens": method.length, "prefix_projection": False}
+  return settings | _sizes(model), {PROMPTS: tensor}
+
+
+def read_prefix(config: Mapping[str, Any], tensor: np.ndarray, model: nn.Module) -> tuple[PrefixTuning, Arrays]:
+  """Returns the method, without projection, and its parameters by path."""
+  _check_prefixes(model)
+  sizes = model.config
+  tokens = _tokens(config, tensor, sizes.num_decoder_layers * 2 * sizes.num_heads * sizes.head_dim)
+  layers = tensor.reshape(tokens, sizes.num_decoder_layers, 2, sizes.num_heads, sizes.head_dim)
+  arrays = {f"{_LAYER.format(n)}/keys_values": np.moveaxis(layers[:, n], 0, 1) for n in range(layers.shape[1])}
+  return PrefixTuning(length=tokens, hidden=0), arrays
+
+
+def _keys_values(flat: Arrays, path: str, model: nn.Module) -> np.ndarray:
+  """Returns keys and values [2, tokens, heads, width] of a layer."""
+  if f"{path}/keys_values" in flat:
+    return flat[f"{path}/keys_values"]
+  hidden = flat[f"{_SHARED}_embedding"] @ flat[f"{_SHARED}_hidden/kernel"] + flat[f"{_SHARED}_hidden/bias"]
+  projected = np.tanh(hidden) @ flat[f"{path}/out/kernel"] + flat[f"{path}/out/bias"]
+  shape = (len(projected), 2, model.config.num_heads, model.config.head_dim)
+  return np.moveaxis(projected.reshape(shape), 1, 0)
+
+
+def _sizes(model: nn.Module) -> dict[str, Any]:
+  config = model.config
+  return {
+    "token_dim": config.embed_dim,
+    "num_layers": config.num_decoder_layers,
+    "num_attention_heads": config.num_heads,
+    "num_transformer_submodules": 1,
+  }
+
+
+def _tokens(config: Mapping[str, Any], tensor: np.ndarray, width: int) -> int:
+  expected = (config.get("num_virtual_tokens"), width)
+  if tensor.shape != expected:
+    raise UserError(f"{PROMPTS} of the peft folder has the shape {tensor.shape}", expected=f"{expected} for this model")
+  return tensor.shape[0]
+
+
+def _check_prompts(model: nn.Module) -> None:
+  if type(model) not in (T5, GPT):
+    raise UserError(
+      "prompts go to peft and back for T5 and GPT without a head",
+      given=type(model).__name__,
+      why="with a head, peft reads the first vector of the prompt in the place of the first token",
+    )
+
+
+def _check_prefixes(model: nn.Module) -> None:
+  if type(model) is not GPT:
+    raise UserError(
+      "prefixes go to peft and back for GPT only",
+      given=type(model).__name__,
+      why="peft has no prefixes in encoders, and T5's relative positions count its prefixes in the decoder as tokens",
+    )
