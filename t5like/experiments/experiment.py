@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -160,6 +161,9 @@ class Experiment:
     return changed
 
   def __post_init__(self):
+    for name in ("model_dir", "cache_dir", "restore_from", "init_from"):
+      if isinstance(getattr(self, name), os.PathLike):
+        object.__setattr__(self, name, os.fspath(getattr(self, name)))
     self._check_types()
     self._resolve_objective()
     for name in _COUNTS:

@@ -27,16 +27,17 @@ def flops_shares(model: nn.Module, plan: TrainingPlan, params: Any, batch: Mappi
   if all(episode.optimizer.selection is None for episode in plan.episodes):
     return [1.0] * len(plan.episodes)
   shapes = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
-  state = TrainState(jax.ShapeDtypeStruct((), jnp.int32), params, (), jax.ShapeDtypeStruct((), jnp.uint32))
 
-  def flops(selection: Selection | None) -> int:
+  def flops(model: nn.Module, params: Any, selection: Selection | None) -> int:
+    state = TrainState(jax.ShapeDtypeStruct((), jnp.int32), params, (), jax.ShapeDtypeStruct((), jnp.uint32))
     gradients = lambda state, batch: loss_and_gradients(model, LossSettings(), state, batch, selection)[2]  # noqa: E731
     return traced_flops(gradients, state, shapes)
 
   def share(episode: PlannedEpisode) -> float:
     with frozen_layers(episode.frozen_layers):
-      return flops(episode.optimizer.selection) / everything
+      return flops(model, params, episode.optimizer.selection) / everything
 
   with compile_for("cpu"):  # no kernels, whose products cannot be counted
-    everything = flops(None)
+    plain = model if model.tuning is None else model.clone(tuning=None)  # integers of a quantized base have no gradient
+    everything = flops(plain, nn.unbox(jax.eval_shape(plain.init, jax.random.key(0), shapes))["params"], None)
     return [1.0 if episode.optimizer.selection is None else share(episode) for episode in plan.episodes]

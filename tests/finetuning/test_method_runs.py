@@ -7,11 +7,12 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from trainers import finish, parameters, start, start_pod
 
 import t5like
 from t5like.cli.main import main
 from t5like.errors import UserError
-from t5like.finetuning.methods import LoRA, PromptTuning
+from t5like.finetuning.methods import IA3, LoRA, PrefixTuning, PromptTuning, QLoRA
 from t5like.inference.tuned_conversions import TunedSettings, from_peft, to_peft
 from t5like.interop.layouts import flatten
 from t5like.models import GPT, TransformerConfig
@@ -138,3 +139,36 @@ def test_adapters_share_a_base_and_are_switched_by_name(base, tuned):
     model.use("lore")
   with pytest.raises(UserError, match="complete model"):
     t5like.load(base.model_dir, adapters={"base": base.model_dir}).use("base")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "method", [QLoRA(rank=2), PrefixTuning(length=3, hidden=4), IA3()], ids=["qlora", "prefix", "ia3"]
+)
+def test_other_methods_resume_exactly_and_answer(method, tuned):
+  """As LoRA does above; QLoRA's base is in 4 bits."""
+  whole = t5like.train(tuned(method, "whole"))
+  for steps in (2, 4):
+    t5like.train(tuned(method, steps=steps))
+  folder = Path(tuned(method).model_dir)
+  assert same(load_parameters(whole.model_dir), load_parameters(folder))
+  model = t5like.load(folder)
+  assert np.isfinite(model.score(TEXTS)).all() and len(model.generate(TEXTS)) == 2
+  if not isinstance(method, PrefixTuning):  # a prefix stays beside the base
+    merged = t5like.load(model.save(folder.parent / "merged"))
+    np.testing.assert_allclose(merged.score(TEXTS), model.score(TEXTS), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_hosts_train_what_one_does(base, tmp_path):
+  """LoRA on a base that is sharded over the devices of two processes; the checkpoint is that of one process."""
+  arguments = [
+    "train", f"--gin_file={base.model_dir}/config.gin", "--gin.train.trainable=@LoRA()", "--gin.LoRA.rank=2",
+    f"--gin.train.init_from='{base.model_dir}'", "--gin.train.steps=3", "--gin.MESH.fsdp=2",
+  ]  # fmt: skip
+  finish(start_pod([*arguments, f"--gin.train.model_dir='{tmp_path}/two'"], hosts=2))
+  finish([start([*arguments, f"--gin.train.model_dir='{tmp_path}/one'"], devices=2)])
+  one, two = parameters(tmp_path / "one"), parameters(tmp_path / "two")
+  assert one.keys() == two.keys() and all("lora" in path for path in one)
+  for path, value in one.items():
+    np.testing.assert_allclose(two[path], value, rtol=1e-4, atol=1e-6)

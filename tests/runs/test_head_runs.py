@@ -9,10 +9,12 @@ from infer_models import folder_of
 
 import t5like
 from t5like.experiments.reading import load_experiment
+from t5like.finetuning.methods import LoRA
 from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, TaggingHead, WithHead
 from t5like.parallel import MeshAxes
 from t5like.runs.planned_work import planned_work
+from t5like.training.checkpoints.arrays import stored_arrays
 from t5like.training.records.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -279,3 +281,21 @@ def test_a_task_without_labels_and_a_model_without_a_head(settings, token_caches
     t5like.evaluate(loaded, "toy_classification", cache_dir=str(caches), task_modules=("labeled_tasks",))
   with pytest.raises(t5like.UserError, match="this BERT has no head for labels"):
     loaded.classify("the sea")
+
+
+@pytest.mark.slow
+def test_a_method_and_a_head_train_together(settings):
+  """LoRA on a frozen backbone, and the head of the task: the checkpoint holds both and nothing else."""
+  base = trained(settings, "bert", "toy_marks_classification", steps=1)
+  result = trained(
+    settings,
+    "bert",
+    "toy_classification",
+    init_from=base.model_dir,
+    trainable=LoRA(rank=4, targets=[".*/query", ".*/value"]),
+  )
+  stored = stored_arrays(Path(result.model_dir) / "checkpoints/60/params")
+  assert all("lora" in path or path.startswith("head/") for path in stored) and any("lora" in path for path in stored)
+  assert result.scores["eval/toy_classification/accuracy"] > 80
+  answers = t5like.load(result.model_dir).classify(["good", "bad"])
+  assert len(answers) == 2

@@ -12,7 +12,7 @@ from ports import free_port
 from t5like.training.checkpoints import checkpoint_steps, load_parameters
 from t5like.training.records.metrics import read_metrics
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def start(arguments, devices=1, host=0, hosts=1, port=None, **environment) -> subprocess.Popen:
