@@ -27,11 +27,14 @@ _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
+# Fields that earlier checkpoints do not have. Their defaults are what the code did before.
+_LATER_FIELDS = {"padding_id": 0, "position_offset": 0}
 
 
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
   """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
+  fields = {k: v for k, v in fields.items() if k not in _LATER_FIELDS or v != _LATER_FIELDS[k]}
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 

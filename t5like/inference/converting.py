@@ -210,7 +210,8 @@ def cast(params: Any, dtype: str) -> Any:
 
 def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
   """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
-  config, name = model.config, type(getattr(model, "backbone", model)).__name__
+  backbone = getattr(model, "backbone", model)
+  config, name = model.config, type(backbone).__name__
   fields = {k: v for k, v in _changed_fields(config).items() if k != "dropout_rate"}
   return "\n".join([
     f"# {origin}",
@@ -219,6 +220,7 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
+    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) != "bert" else []),
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
     *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),

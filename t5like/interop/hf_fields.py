@@ -15,7 +15,9 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 
 
 # The names of classes in `architectures` start with one of these; the longer ones first.
-_CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert"}
+_CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert",
+  "XLMRoberta": "xlm-roberta", "Roberta": "roberta",
+}  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {
   "t5": ("d_model", "d_kv", "d_ff"),
@@ -30,8 +32,8 @@ def guess_model_type(hf: Mapping) -> str:
   classes = hf.get("architectures")
   if isinstance(classes, list) and classes:
     return next((kind for start, kind in _CLASSES.items() if str(classes[0]).startswith(start)), "")
-  if hf.get("type_vocab_size") == 1:  # RoBERTa has BERT's fields, but numbers positions from 2
-    return ""
+  if hf.get("type_vocab_size") == 1 and "hidden_size" in hf:  # BERT's fields, but positions are numbered from 2
+    return "roberta"
   return next((kind for kind, fields in _TYPICAL_FIELDS.items() if all(field in hf for field in fields)), "")
 
 

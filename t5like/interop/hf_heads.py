@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5like.errors import UserError
+from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
   ClassificationHead,
@@ -58,6 +59,7 @@ _BERT_DROPOUT = ("classifier_dropout", "hidden_dropout_prob", 0.1)
 _T5_DROPOUT = ("classifier_dropout", 0.0)
 _POOLER = {"pooling": "pooler"}
 _T5_HEAD = {"classification_head.dense": "dense", "classification_head.out_proj": "out"}
+_ROBERTA_HEAD = {"classifier.dense": "dense", "classifier.out_proj": "out"}
 _CLASSIFIER, _ANSWERS = {"classifier": "out"}, {"qa_outputs": "out"}
 CLASSES = {
   "SequenceClassification": [
@@ -77,7 +79,14 @@ CLASSES = {
     HeadClass("T5", "spans", "", _ANSWERS),
   ],
 }
-_FAMILIES = {"bert": "Bert", "gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
+for _name in ("Roberta", "XLMRoberta"):
+  CLASSES["SequenceClassification"].append(
+    HeadClass(_name, "classification", "roberta.", _ROBERTA_HEAD, {"pooling": "cls", "hidden": "tanh"}, _BERT_DROPOUT)
+  )
+  CLASSES["MultipleChoice"].append(HeadClass(_name, "choices", "roberta.", _CLASSIFIER, _POOLER, _BERT_DROPOUT))
+  CLASSES["TokenClassification"].append(HeadClass(_name, "tagging", "roberta.", _CLASSIFIER, dropout=_BERT_DROPOUT))
+  CLASSES["QuestionAnswering"].append(HeadClass(_name, "spans", "roberta.", _ANSWERS))
+_FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 
 def find_head(hf: Mapping) -> HeadClass | None:
@@ -128,7 +137,7 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
   head, kind = model.head, type(model.backbone).__name__
   form = "classification" if head.form in _PROBLEMS else head.form
-  family = {"BERT": "Bert", "GPT": "GPT2", "T5": "T5"}.get(kind)
+  family = CLASS_NAMES[model.backbone.family] if kind == "BERT" else {"GPT": "GPT2", "T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
   every = ((name, each) for name, classes in CLASSES.items() for each in classes)

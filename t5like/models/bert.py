@@ -7,17 +7,18 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t5like.errors import UserError
+from t5like.errors import UserError, nearest
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, with_prompt_positions
 from t5like.models.layers import ACTIVATIONS, Norm, dense
-from t5like.models.padding import encoder_valid, prepend
+from t5like.models.padding import as_in_pretraining, encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
+FAMILIES = ("bert", "roberta", "xlm-roberta")
 
 
 class BERT(Tunable):
@@ -26,16 +27,22 @@ class BERT(Tunable):
   predicted_share  in training, logits are computed for at most this fraction of a row's positions, those with targets:
                    0.16 for objectives that mask 15%. A row with more targets makes the loss NaN, rather than silently
                    training on some of them.
+  family           the published models whose default heads and Hugging Face classes it has, by their model_type
   """
 
   config: TransformerConfig
   predicted_share: float = 1.0
+  family: str = "bert"
 
   def setup(self):
     config = self.config
     config.require_layers("BERT", "num_encoder_layers")
     if not 0.0 < self.predicted_share <= 1.0:
       raise UserError(f"invalid BERT.predicted_share: {self.predicted_share!r}", expected="0 < share <= 1")
+    if self.family not in FAMILIES:
+      raise UserError(
+        f"invalid BERT.family: {self.family!r}", nearest=nearest(self.family, FAMILIES), known=", ".join(FAMILIES)
+      )
     self.token_embedder = Embedder(config)
     self.encoder = Stack(config, config.num_encoder_layers)
     if config.mlm_head:
@@ -74,7 +81,9 @@ class BERT(Tunable):
     """
     tokens, prompt = batch["encoder_input_tokens"], self.token_embedder.prompt_length
     positions, types = batch.get("encoder_positions"), batch.get("encoder_token_types")
-    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(encoder_valid(batch), prompt)
+    valid = encoder_valid(batch, self.config.padding_id)
+    tokens, positions = as_in_pretraining(self.config, tokens, positions, valid)
+    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(valid, prompt)
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
     x = self.token_embedder(tokens, positions, types, deterministic=deterministic, prompt=True)
     context = Context(

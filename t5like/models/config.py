@@ -28,7 +28,7 @@ _TYPE_NAMES = {
 }  # fmt: skip
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
-  "max_positions", "num_token_types",
+  "max_positions", "num_token_types", "position_offset", "padding_id",
 )  # fmt: skip
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
@@ -62,10 +62,12 @@ class TransformerConfig:
   relative_buckets: int = 32
   relative_max_distance: int = 128
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
-  max_positions: int | None = None  # size of the learned table; None: unbounded
+  max_positions: int | None = None  # learned positions that a row can use; None: unbounded
+  position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   rotary_base: float = 10_000.0
 
   # Embeddings and heads.
+  padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
   scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
@@ -144,9 +146,11 @@ class TransformerConfig:
       value = getattr(self, field)
       if value is not None and value < 1:
         raise _invalid(field, value, "a positive number or None")
-    for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types"):
+    for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types", "position_offset"):
       if getattr(self, field) < 0:
         raise _invalid(field, getattr(self, field), "at least 0")
+    if not 0 <= self.padding_id < self.vocab_size:
+      raise _invalid("padding_id", self.padding_id, f"an id of the vocabulary, 0 to {self.vocab_size - 1}")
     for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
       value = getattr(self, field)
       if value is not None and not 0.0 <= value < 1.0:

@@ -28,7 +28,7 @@ class Embedder(nn.Module):
     config = self.config
     self.embedding = self._table("embedding", config.vocab_size, "vocab")
     if config.positions == "learned":
-      self.position_embedding = self._table("position_embedding", config.max_positions)
+      self.position_embedding = self._table("position_embedding", config.max_positions + config.position_offset)
     if config.num_token_types:
       self.token_type_embedding = self._table("token_type_embedding", config.num_token_types)
     if config.embedding_norm:
@@ -71,7 +71,7 @@ class Embedder(nn.Module):
       tokens = prepend(tokens, self.prompt_length)
     if config.positions == "learned":
       check_length(config, tokens.shape[1] + self.shift)
-      x = x + self._look_up(self.position_embedding, positions)
+      x = x + self._look_up(self.position_embedding, positions + config.position_offset)
     elif config.positions == "sinusoidal":
       x = x + sinusoids(positions, config.embed_dim).astype(config.dtype)
     if config.num_token_types:

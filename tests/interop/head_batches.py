@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from t5like.interop import huggingface
 from t5like.models.heads import WithHead
-from t5like.training.losses import LossSettings
+from t5like.training.losses import LossSettings, loss_and_metrics
 
 SETTINGS = LossSettings(z_loss=0.0)
 
@@ -22,7 +22,7 @@ def head_batch(model, inputs: dict) -> dict[str, np.ndarray]:
     batch["encoder_token_types"] = inputs["token_type_ids"]
   if "start_positions" in inputs:
     batch["labels"] = np.stack([inputs["start_positions"], inputs["end_positions"]], axis=1)
-  elif inputs["labels"].ndim == 2 and model.head.form == "tagging":
+  elif inputs["labels"].ndim == 2 and getattr(getattr(model, "head", None), "form", "tagging") == "tagging":
     batch["encoder_target_tokens"] = np.maximum(inputs["labels"], 0)
     batch["encoder_loss_weights"] = (inputs["labels"] >= 0).astype(np.float32)
   else:
@@ -38,6 +38,8 @@ def results(model, params, batch):
 
   def loss(params):
     outputs = model.apply({"params": params}, batch)
+    if "encoder_target_tokens" in batch and not isinstance(model, WithHead):
+      return loss_and_metrics(outputs, batch, SETTINGS)[0], outputs["logits"]
     if not isinstance(model, WithHead):  # next sentence prediction is a part of BERT
       logits = outputs["nsp_logits"]
       return cross_entropy(logits, batch["labels"], 0.0, 0.0)[0].mean(), logits
@@ -63,10 +65,11 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
   found = load_file(folder / "gradients" / "model.safetensors")
   assert sorted(found) == sorted(gradients)
   if isinstance(model, WithHead) and model.head.form == "spans":
-    # Padding counts in the softmax over positions, but torch does not train its row of BERT's embedding (padding_idx).
-    for name in (name for name in found if name.endswith("word_embeddings.weight")):
-      assert not np.any(gradients[name][0])
-      found[name][0] = 0
+    # Padding counts in the softmax over positions, but torch does not train its rows (padding_idx).
+    padded = ("word_embeddings.weight", *["position_embeddings.weight"] * (model.config.position_offset > 0))
+    for name in (name for name in found if name.endswith(padded)):
+      assert not np.any(gradients[name][model.config.padding_id])
+      found[name][model.config.padding_id] = 0
   scale = np.sqrt(sum(np.sum(np.square(x)) for x in gradients.values()))
   for name, expected in gradients.items():
     # Some are zero but for rounding: of key biases, and of a shift of all positions that a softmax compares.

@@ -8,7 +8,8 @@ import pytest
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
-from t5like.interop import hf_bert, hf_gpt, hf_t5
+from t5like.interop import hf_gpt, hf_t5
+from t5like.interop.encoders import bert as hf_bert
 
 # Fields that change neither the parameters nor inference.
 FREE = {"dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "compute_dtype", "scan_layers"}

@@ -260,11 +260,13 @@ class _Plan:
 
   def _with_rows(self, name: str, recipe: _Recipe, target: jax.ShapeDtypeStruct) -> tuple[_Recipe, str]:
     if name == _POSITIONS:
-      rows, new = recipe.parts[0].shape[0], target.shape[0]
+      offset = self.fingerprint.get("position_offset", 0)  # the rows before position 0 are kept
+      rows, new = recipe.parts[0].shape[0] - offset, target.shape[0] - offset
       if rows == new:
         return recipe, ""
       note = f"{rows:,} -> {new:,} positions, " + ("repeated" if new > rows else "the first ones")
-      return dataclasses.replace(recipe, rows=np.arange(new) % rows), note
+      taken = np.concatenate([np.arange(offset), offset + np.arange(new) % rows])
+      return dataclasses.replace(recipe, rows=taken), note
     axis = _VOCABULARY_AXIS.get(name)
     if axis is None or self._vocabulary_rows is None:
       return recipe, ""

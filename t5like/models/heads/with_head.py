@@ -106,7 +106,7 @@ class WithHead(Tunable):
     pooler = None
     if self.head.pooling == "pooler":
       pooler = lambda states: self.backbone.sentence_outputs(states)["pooled"]  # noqa: E731
-    outputs = self.head(Features(self.config, states, encoder_valid(batch), pooler, texts), deterministic)
+    outputs = self.head(Features(self.config, states, self._valid(batch), pooler, texts), deterministic)
     if self.head.lm_loss_weight:
       outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
     return outputs
@@ -122,7 +122,7 @@ class WithHead(Tunable):
     """Returns [rows, length, embed], or the states of all layers for a mix."""
     kind, every = self.backbone.batch_layout, self.head.mix_layers
     if kind == "encoder":
-      return self.backbone.hidden_states(_without_segments(batch), deterministic, every)
+      return self.backbone.hidden_states(_without_segments(batch, self._valid(batch)), deterministic, every)
     tokens = batch["encoder_input_tokens"]
     if kind == "encoder_decoder":
       if not self.runs_decoder:
@@ -133,8 +133,12 @@ class WithHead(Tunable):
       return self.backbone.hidden_states(inputs | {"decoder_input_tokens": shifted}, deterministic, every)
     inputs = {"decoder_input_tokens": tokens}
     if kind == "prefix_lm":
-      inputs["decoder_causal_attention"] = encoder_valid(batch).astype(jnp.int32)
+      inputs["decoder_causal_attention"] = self._valid(batch).astype(jnp.int32)
     return self.backbone.hidden_states(inputs, deterministic, every)
+
+  def _valid(self, batch: Batch) -> jax.Array:
+    """Returns [rows, length]: False on padding."""
+    return encoder_valid(batch, self.config.padding_id)
 
   # The loss: see training/step.py, which looks for these methods.
 
@@ -175,25 +179,29 @@ class WithHead(Tunable):
     return self.head.sums(outputs, batch, weights)
 
 
-# Pooling, activation of a dense layer, and bias: of BERT, RoBERTa, T5 and GPT-2.
-_FAMILIES = {
+# Pooling, activation of a dense layer, and bias, by layout: of BERT with and without pooler, T5 and GPT-2.
+_LAYOUTS = {
   "pooler": ("pooler", None, True),
   "encoder": ("cls", "tanh", True),
   "encoder_decoder": ("last", "tanh", True),
   "decoder": ("last", None, False),
   "prefix_lm": ("last", None, False),
 }
+# The same by BERT.family, where it is not BERT's.
+_CLS_AND_TANH = ("cls", "tanh", True)
+_FAMILIES = {"roberta": _CLS_AND_TANH, "xlm-roberta": _CLS_AND_TANH}
+_POOLED_CHOICES = ("roberta", "xlm-roberta")  # whose multiple choice reads the pooler nevertheless
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
 
-def _without_segments(batch: Batch) -> Batch:
+def _without_segments(batch: Batch, valid: jax.Array) -> Batch:
   """Returns the batch with lengths instead of segments and positions: rows with labels are not packed.
 
   Padding then attends to the text and has its own positions, as in Hugging Face, where it counts in the softmax of
   answer spans.
   """
   kept = {name: x for name, x in batch.items() if name not in ("encoder_segment_ids", "encoder_positions")}
-  return kept | {"encoder_lengths": jnp.sum(encoder_valid(batch), axis=1, dtype=jnp.int32)}
+  return kept | {"encoder_lengths": jnp.sum(valid, axis=1, dtype=jnp.int32)}
 
 
 def _rows(batch: Batch) -> jax.Array:
@@ -217,8 +225,7 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   backbone = model.backbone if isinstance(model, WithHead) else model
   config = backbone.config
   if head.pooling is None and head.form in ("classification", "multi_label", "regression", "choices"):
-    kind = "pooler" if config.pooler and not head.mix_layers else backbone.batch_layout
-    pooling, hidden, use_bias = _FAMILIES[kind]
+    pooling, hidden, use_bias = _default_pooling(backbone, head)
     head = head.clone(pooling=pooling, hidden=head.hidden or hidden, use_bias=use_bias)
   if backbone.batch_layout == "encoder":
     config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
@@ -226,3 +233,12 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   result = WithHead(backbone, head)
   result.check()
   return result
+
+
+def _default_pooling(backbone: nn.Module, head: nn.Module) -> tuple[str, str | None, bool]:
+  """Returns the pooling, activation of a dense layer, and bias of a family's heads with one answer per row."""
+  family = getattr(backbone, "family", "")
+  if head.form == "choices" and family in _POOLED_CHOICES and not head.mix_layers:
+    return _LAYOUTS["pooler"]
+  pooled = backbone.config.pooler and not head.mix_layers
+  return _FAMILIES.get(family) or _LAYOUTS["pooler" if pooled else backbone.batch_layout]

@@ -1,0 +1,65 @@
+"""Hugging Face's encoders with every head: tiny, odd-sized models, their inputs and results; needs torch, transformers.
+
+Used by make_zoo_goldens.py.
+"""
+
+import numpy as np
+import torch
+import transformers
+from zoo_weights import draw
+
+HEADS = ("MaskedLM", "SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
+SIZES = dict(
+  vocab_size=19, hidden_size=6, num_attention_heads=2, num_hidden_layers=2, intermediate_size=7, type_vocab_size=2,
+  max_position_embeddings=13, attn_implementation="eager",
+)  # fmt: skip
+ROBERTA = SIZES | dict(type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, layer_norm_eps=1e-5)
+# By family: the beginning of class names, the fields of config.json, and the classes.
+FAMILIES = {
+  "roberta": [
+    *(("Roberta", ROBERTA, head) for head in HEADS),
+    ("XLMRoberta", ROBERTA, "SequenceClassification"),
+  ],
+}
+LABELS = ["negative", "neutral – ±", "positive"]
+
+
+def make_model(name: str, fields: dict, head: str, seed: int):
+  """Returns a model in which every tensor is drawn."""
+  config_class = getattr(transformers, f"{name}Config")
+  names = dict(enumerate(LABELS))
+  if head.endswith("Classification"):
+    fields = fields | dict(id2label=names, label2id={label: i for i, label in names.items()})
+  model = getattr(transformers, f"{name}For{head}")(config_class(**fields)).eval()
+  drawn = draw({n: tuple(p.shape) for n, p in model.named_parameters()}, seed)
+  with torch.no_grad():
+    for n, parameter in model.named_parameters():
+      parameter.copy_(torch.tensor(drawn[n]))
+  return model
+
+
+def make_inputs(model, head: str, seed: int, lengths: tuple[int, ...] = (11, 6, 2)) -> dict[str, np.ndarray]:
+  """Returns rows padded on the right with the model's padding id; any other id is text, also 0, and labels."""
+  rng, config = np.random.default_rng(seed), model.config
+  rows, length, pad = len(lengths), max(lengths), config.pad_token_id
+  if head == "MultipleChoice":
+    lengths = [lengths[(row + choice) % rows] for row in range(rows) for choice in range(3)]
+  mask = (np.arange(length)[None] < np.array(lengths)[:, None]).astype(np.int64)
+  ids = rng.choice([i for i in range(config.vocab_size) if i != pad], mask.shape)
+  ids[:, 0] = 0 if pad else 2
+  inputs = dict(input_ids=np.where(mask, ids, pad), attention_mask=mask)
+  if getattr(config, "type_vocab_size", 0) > 1:
+    inputs["token_type_ids"] = (np.arange(length)[None] > 3) * mask
+  if head == "MultipleChoice":
+    inputs = {name: x.reshape(rows, 3, length) for name, x in inputs.items()} | {"labels": rng.integers(0, 3, rows)}
+  elif head == "QuestionAnswering":
+    ends = np.array(lengths) - 1
+    inputs |= dict(start_positions=rng.integers(0, ends + 1) // 2, end_positions=ends)
+  elif head in ("TokenClassification", "MaskedLM"):
+    labels = rng.integers(0, config.vocab_size if head == "MaskedLM" else len(LABELS), mask.shape)
+    chosen = (mask > 0) & (rng.random(mask.shape) < 0.6)
+    chosen[:, 0] = True
+    inputs["labels"] = np.where(chosen, labels, -100)
+  else:
+    inputs["labels"] = rng.integers(0, len(LABELS), rows)
+  return inputs
