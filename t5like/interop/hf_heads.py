@@ -79,13 +79,42 @@ CLASSES = {
     HeadClass("T5", "spans", "", _ANSWERS),
   ],
 }
+
+
+def _add(family: str, prefix: str, rows: tuple, choices: tuple | None, tags: tuple, spans: tuple) -> None:
+  """Adds the classes of an encoder: for each, its linear layers, settings of our head, and dropout."""
+  names = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
+  forms = ("classification", "choices", "tagging", "spans")
+  for name, form, parts in zip(names, forms, (rows, choices, tags, spans), strict=True):
+    if parts is not None:
+      CLASSES[name].append(HeadClass(family, form, prefix, *parts))
+
+
+_CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
 for _name in ("Roberta", "XLMRoberta"):
-  CLASSES["SequenceClassification"].append(
-    HeadClass(_name, "classification", "roberta.", _ROBERTA_HEAD, {"pooling": "cls", "hidden": "tanh"}, _BERT_DROPOUT)
+  _add(
+    _name,
+    "roberta.",
+    (_ROBERTA_HEAD, _CLS_AND_TANH, _BERT_DROPOUT),
+    (_CLASSIFIER, _POOLER, _BERT_DROPOUT),
+    (_CLASSIFIER, {}, _BERT_DROPOUT),
+    (_ANSWERS,),
   )
-  CLASSES["MultipleChoice"].append(HeadClass(_name, "choices", "roberta.", _CLASSIFIER, _POOLER, _BERT_DROPOUT))
-  CLASSES["TokenClassification"].append(HeadClass(_name, "tagging", "roberta.", _CLASSIFIER, dropout=_BERT_DROPOUT))
-  CLASSES["QuestionAnswering"].append(HeadClass(_name, "spans", "roberta.", _ANSWERS))
+_DISTILBERT_ROWS = (
+  {"pre_classifier": "dense", "classifier": "out"},
+  {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
+  ("seq_classif_dropout", 0.2),
+)
+_add(
+  "DistilBert",
+  "distilbert.",
+  _DISTILBERT_ROWS,
+  _DISTILBERT_ROWS,
+  (_CLASSIFIER, {}, ("dropout", 0.1)),
+  (_ANSWERS, {}, ("qa_dropout", 0.1)),
+)
+# Fields of config.json that only a head has; the others are of the backbone, too.
+_OWN_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "qa_dropout")
 _FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 
@@ -156,8 +185,8 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
     fields[_CHOICES] = head.choices
   if form == "spans" and head.no_answer_threshold is not None:
     fields[_THRESHOLD] = head.no_answer_threshold
-  if found.dropout[0] == "classifier_dropout":
-    fields["classifier_dropout"] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+  if found.dropout[0] in _OWN_DROPOUT:
+    fields[found.dropout[0]] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
   return found, fields
 
 

@@ -40,7 +40,7 @@ FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
 }
 # Names of output projections, and of the embeddings that they are tied to.
-_OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight")
+_OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
 _NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\."  # parts that a folder of sentence-transformers may have, unused

@@ -18,7 +18,7 @@ from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
-FAMILIES = ("bert", "roberta", "xlm-roberta")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert")
 
 
 class BERT(Tunable):

@@ -14,8 +14,12 @@ SIZES = dict(
   max_position_embeddings=13, attn_implementation="eager",
 )  # fmt: skip
 ROBERTA = SIZES | dict(type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, layer_norm_eps=1e-5)
+DISTILBERT = dict(
+  vocab_size=19, dim=6, n_heads=2, n_layers=2, hidden_dim=7, max_position_embeddings=13, attn_implementation="eager"
+)
 # By family: the beginning of class names, the fields of config.json, and the classes.
 FAMILIES = {
+  "distilbert": [("DistilBert", DISTILBERT, head) for head in HEADS],
   "roberta": [
     *(("Roberta", ROBERTA, head) for head in HEADS),
     ("XLMRoberta", ROBERTA, "SequenceClassification"),

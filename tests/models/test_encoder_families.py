@@ -45,6 +45,7 @@ def test_the_padding_id_is_a_fact_of_the_model():
   [
     ("bert", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("pooler", None)),
     ("bert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
+    ("distilbert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "relu")),
     ("roberta", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
     ("roberta", ROBERTA, MultipleChoiceHead(choices=2), ("pooler", None)),
     ("xlm-roberta", ROBERTA, MultipleChoiceHead(choices=2, mix_layers=True), ("cls", "tanh")),

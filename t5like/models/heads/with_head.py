@@ -179,17 +179,21 @@ class WithHead(Tunable):
     return self.head.sums(outputs, batch, weights)
 
 
-# Pooling, activation of a dense layer, and bias, by layout: of BERT with and without pooler, T5 and GPT-2.
+# The settings of heads by layout: of BERT with and without pooler, T5 and GPT-2.
 _LAYOUTS = {
-  "pooler": ("pooler", None, True),
-  "encoder": ("cls", "tanh", True),
-  "encoder_decoder": ("last", "tanh", True),
-  "decoder": ("last", None, False),
-  "prefix_lm": ("last", None, False),
+  "pooler": {"pooling": "pooler"},
+  "encoder": {"pooling": "cls", "hidden": "tanh"},
+  "encoder_decoder": {"pooling": "last", "hidden": "tanh"},
+  "decoder": {"pooling": "last", "use_bias": False},
+  "prefix_lm": {"pooling": "last", "use_bias": False},
 }
-# The same by BERT.family, where it is not BERT's.
-_CLS_AND_TANH = ("cls", "tanh", True)
-_FAMILIES = {"roberta": _CLS_AND_TANH, "xlm-roberta": _CLS_AND_TANH}
+# The settings of heads by BERT.family, where they are not BERT's.
+_CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
+_FAMILIES = {
+  "roberta": _CLS_AND_TANH,
+  "xlm-roberta": _CLS_AND_TANH,
+  "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
+}
 _POOLED_CHOICES = ("roberta", "xlm-roberta")  # whose multiple choice reads the pooler nevertheless
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
@@ -225,8 +229,8 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   backbone = model.backbone if isinstance(model, WithHead) else model
   config = backbone.config
   if head.pooling is None and head.form in ("classification", "multi_label", "regression", "choices"):
-    pooling, hidden, use_bias = _default_pooling(backbone, head)
-    head = head.clone(pooling=pooling, hidden=head.hidden or hidden, use_bias=use_bias)
+    settings = {"use_bias": True} | _default_settings(backbone, head)
+    head = head.clone(**settings | ({"hidden": head.hidden} if head.hidden else {}))
   if backbone.batch_layout == "encoder":
     config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
     backbone = backbone.clone(config=config)
@@ -235,8 +239,8 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   return result
 
 
-def _default_pooling(backbone: nn.Module, head: nn.Module) -> tuple[str, str | None, bool]:
-  """Returns the pooling, activation of a dense layer, and bias of a family's heads with one answer per row."""
+def _default_settings(backbone: nn.Module, head: nn.Module) -> dict[str, Any]:
+  """Returns the settings of a family's heads with one answer per row, as in Hugging Face's classes."""
   family = getattr(backbone, "family", "")
   if head.form == "choices" and family in _POOLED_CHOICES and not head.mix_layers:
     return _LAYOUTS["pooler"]
