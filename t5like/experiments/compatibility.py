@@ -28,7 +28,7 @@ _FREE_FIELDS = {
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
-_LATER_FIELDS = {"padding_id": 0, "position_offset": 0}
+_LATER_FIELDS = {"padding_id": 0, "position_offset": 0, "embedding_dim": None, "layer_groups": None}
 
 
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
@@ -48,7 +48,13 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabular
 
 def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
   """Checks that every width sharded by the mesh is divisible by the axis size."""
-  splits = {"num_heads": "tensor", "mlp_dim": "tensor", "vocab_size": "tensor", "embed_dim": "fsdp"}
+  splits = {
+    "num_heads": "tensor",
+    "mlp_dim": "tensor",
+    "vocab_size": "tensor",
+    "embed_dim": "fsdp",
+    "embedding_width": "fsdp",
+  }
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:

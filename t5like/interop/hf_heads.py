@@ -113,8 +113,17 @@ _add(
   (_CLASSIFIER, {}, ("dropout", 0.1)),
   (_ANSWERS, {}, ("qa_dropout", 0.1)),
 )
+_ALBERT_DROPOUT = ("classifier_dropout_prob", 0.1)
+_add(
+  "Albert",
+  "albert.",
+  (_CLASSIFIER, _POOLER, _ALBERT_DROPOUT),
+  (_CLASSIFIER, _POOLER, _ALBERT_DROPOUT),
+  (_CLASSIFIER, {}, _ALBERT_DROPOUT),
+  (_ANSWERS,),
+)
 # Fields of config.json that only a head has; the others are of the backbone, too.
-_OWN_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "qa_dropout")
+_OWN_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout")
 _FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 

@@ -40,7 +40,13 @@ FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
 }
 # Names of output projections, and of the embeddings that they are tied to.
-_OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight", "lm_head.decoder.weight", "vocab_projector.weight")
+_OUTPUTS = (
+  "lm_head.weight",
+  "cls.predictions.decoder.weight",
+  "lm_head.decoder.weight",
+  "vocab_projector.weight",
+  "predictions.decoder.weight",
+)
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
 _NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\."  # parts that a folder of sentence-transformers may have, unused
@@ -223,7 +229,7 @@ def _config(family: ModuleType, hf: Mapping, names: set[str], tied: bool, folder
   except UserError as error:
     lines = {name: text for name, text in error.lines.items() if name != "try"}
     raise UserError(f"{folder}/config.json: {error.what}", **lines) from None
-  layers = config.num_encoder_layers + config.num_decoder_layers
+  layers = sum(config.stored_layers.values())
   if layers > len(names):
     raise UserError(f"{folder}/config.json has {layers:,} layers, but the checkpoint only {len(names):,} tensors")
   return config

@@ -18,7 +18,7 @@ from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert")
 
 
 class BERT(Tunable):
@@ -132,7 +132,7 @@ class MLMHead(nn.Module):
   def __call__(self, hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the vectors to multiply with the embedding, and the bias [vocab] of the logits."""
     config = self.config
-    transform = dense(config, config.embed_dim, ("embed", "mlp"), name="transform")
+    transform = dense(config, config.embedding_width, ("embed", "mlp"), name="transform")
     rows = ("batch", "length") if hidden.ndim == 3 else ("batch",) + (None,) * (hidden.ndim - 2)
     x = nn.with_logical_constraint(ACTIVATIONS[config.activation](transform(hidden)), (*rows, "mlp"))
     x = nn.with_logical_constraint(x, (*rows, None))  # the norm needs the full width

@@ -29,6 +29,7 @@ _TYPE_NAMES = {
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
   "max_positions", "num_token_types", "position_offset", "padding_id",
+  "embedding_dim",
 )  # fmt: skip
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
@@ -55,6 +56,7 @@ class TransformerConfig:
   use_bias: bool = False  # in dense layers
   scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds this into the initializer
   share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
+  layer_groups: int | None = None  # ALBERT: different layers of an encoder, each run several times; None: all differ
   prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
 
   # Positions.
@@ -67,6 +69,9 @@ class TransformerConfig:
   rotary_base: float = 10_000.0
 
   # Embeddings and heads.
+  embedding_dim: int | None = (
+    None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim, no projection
+  )
   padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
@@ -116,6 +121,10 @@ class TransformerConfig:
         raise _invalid("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
       object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
     self._check_positions()
+    if self.layer_groups and (self.num_decoder_layers or self.num_encoder_layers % self.layer_groups):
+      raise _invalid(
+        "layer_groups", self.layer_groups, f"a divisor of num_encoder_layers = {self.num_encoder_layers}, no decoder"
+      )
     if self.nsp_head and not self.pooler:
       raise _invalid("nsp_head", True, "pooler = True as well: the head reads the pooled state")
     if self.share_encoder_decoder and self.num_encoder_layers != self.num_decoder_layers:
@@ -142,7 +151,7 @@ class TransformerConfig:
     for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), "a positive number")
-    for field in ("head_dim", "max_positions"):
+    for field in ("head_dim", "max_positions", "embedding_dim", "layer_groups"):
       value = getattr(self, field)
       if value is not None and value < 1:
         raise _invalid(field, value, "a positive number or None")
@@ -174,6 +183,16 @@ class TransformerConfig:
     for field in fields:
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), f"at least 1: {model} has no other layers")
+
+  @property
+  def embedding_width(self) -> int:
+    """The width of the embedding tables."""
+    return self.embedding_dim or self.embed_dim
+
+  @property
+  def stored_layers(self) -> dict[str, int]:
+    """The number of layers with parameters of their own in each stack."""
+    return {"encoder": self.layer_groups or self.num_encoder_layers, "decoder": self.num_decoder_layers}
 
   @property
   def dtype(self) -> jnp.dtype:

@@ -9,7 +9,7 @@ from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, constrain_activations, embedding_init, kernel_init
+from t5like.models.layers import Dropout, Norm, constrain_activations, dense, embedding_init, kernel_init
 from t5like.models.padding import prepend
 from t5like.models.positions import sinusoids
 from t5like.models.tuning import extended, extensions
@@ -17,6 +17,8 @@ from t5like.models.tuning import extended, extensions
 
 class Embedder(nn.Module):
   """The sum of token, position and token type embeddings, as far as the config has them.
+
+  With `embedding_dim`, the tables have that width, and a dense layer follows (Lan et al. 2019, section 3.1).
 
   Both stacks of a T5 with learned or sinusoidal positions share one embedder,
   and therefore one table of positions.
@@ -33,6 +35,8 @@ class Embedder(nn.Module):
       self.token_type_embedding = self._table("token_type_embedding", config.num_token_types)
     if config.embedding_norm:
       self.norm = Norm(config)
+    if config.embedding_dim is not None:
+      self.project = dense(config, config.embed_dim, ("embed", "mlp"))
     self.dropout = Dropout(config.dropout_rate)
     # Factors A [vocab, rank] and B [rank, embed] of updates of the token table.
     self.updates = tuple(extension.factors(self) for extension in extensions(self))
@@ -44,7 +48,7 @@ class Embedder(nn.Module):
 
   def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
     init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
-    return self.param(name, init, (rows, self.config.embed_dim), jnp.dtype(self.config.param_dtype))
+    return self.param(name, init, (rows, self.config.embedding_width), jnp.dtype(self.config.param_dtype))
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
@@ -73,13 +77,14 @@ class Embedder(nn.Module):
       check_length(config, tokens.shape[1] + self.shift)
       x = x + self._look_up(self.position_embedding, positions + config.position_offset)
     elif config.positions == "sinusoidal":
-      x = x + sinusoids(positions, config.embed_dim).astype(config.dtype)
+      x = x + sinusoids(positions, config.embedding_width).astype(config.dtype)
     if config.num_token_types:
       types = jnp.zeros_like(tokens) if token_types is None else token_types
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
-    return constrain_activations(self.dropout(x, deterministic))
+    x = self.dropout(x, deterministic)
+    return constrain_activations(x if config.embedding_dim is None else self.project(x))
 
   @property
   def prompt_length(self) -> int:

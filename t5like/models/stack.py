@@ -91,6 +91,8 @@ class Stack(nn.Module):
 
   def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
     remat = self.config.remat
+    if self.config.layer_groups:
+      return self._repeated_layers(x, context)
     if self.config.scan_layers:
       frozen = _FROZEN_LAYERS.get().get("/".join(self.path), 0)
       if 0 < frozen < self.num_layers and not self.is_initializing() and cache is None:
@@ -111,6 +113,33 @@ class Stack(nn.Module):
       x, layer_cache = layer(x, cache and cache[i], context)
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
+
+  def _repeated_layers(self, x: jax.Array, context: Context) -> tuple[jax.Array, tuple | dict | None]:
+    """Runs each of `layer_groups` layers several times before the next (Lan et al. 2019, section 3.1)."""
+    config = self.config
+    groups, repeats = config.layer_groups, self.num_layers // config.layer_groups
+    loops = config.scan_layers and (self.is_initializing() or choose_layer_loop(config)[0] == "loop")
+    block = Block
+    if config.remat != "none":
+      block = nn.remat(Block, policy=REMAT_POLICIES[config.remat], prevent_cse=not loops)
+    if not config.scan_layers:
+      layers = [block(config, self.has_cross_attention, name=f"layers_{i}") for i in range(groups)]
+      outputs = []
+      for i in range(self.num_layers):
+        x, output = layers[i // repeats](x, None, context)
+        outputs.append(output)
+      return x, None if outputs[0] is None else tuple(outputs)
+
+    def group(layer: Block, x: jax.Array, context: Context) -> tuple[jax.Array, dict | None]:
+      again = nn.scan(
+        lambda layer, x, _: layer(x, None, context), variable_broadcast="params", variable_axes={"intermediates": 0},
+        split_rngs={"params": False, "dropout": True}, length=repeats, unroll=not loops,
+      )  # fmt: skip
+      return again(layer, x, None)
+
+    scanned = _scanned(group, groups, in_axes=(nn.broadcast,), unroll=not loops)
+    x, outputs = scanned(block(config, self.has_cross_attention, name="layers"), x, context)
+    return x, jax.tree.map(lambda each: each.reshape(self.num_layers, *each.shape[2:]), outputs)
 
   def _unrolled_with_remat(self, x: jax.Array, context: Context, cache: dict | None):
     """Runs stacked layers unrolled, with rematerialization.

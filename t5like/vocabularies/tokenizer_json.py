@@ -33,7 +33,10 @@ def load_tokenizer_json(path: str | Path) -> SubwordVocabulary:
     raise UserError(f"{path} is not a tokenizer.json", because=error) from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
-  names = SpecialNames(**{kind: _find(kind, path, tokenizer) for kind in _SPELLINGS})
+  found = {kind: _find(kind, path, tokenizer) for kind in _SPELLINGS}
+  if found["mask"] == "<mask>" and found["cls"] is None and found["bos"] == "<s>":  # RoBERTa's and XLM-R's
+    found |= {"cls": found["bos"], "sep": found["eos"]}
+  names = SpecialNames(**found)
   if names.eos is None:
     raise UserError(f"{path} has no end-of-sequence token", expected=" or ".join(_SPELLINGS["eos"]))
   fingerprint = fingerprint_of("tokenizer.json", path.read_bytes(), names)

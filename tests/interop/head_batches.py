@@ -27,6 +27,8 @@ def head_batch(model, inputs: dict) -> dict[str, np.ndarray]:
     batch["encoder_loss_weights"] = (inputs["labels"] >= 0).astype(np.float32)
   else:
     batch["labels"] = inputs["labels"]
+  if "sentence_order_label" in inputs:
+    batch["labels"] = inputs["sentence_order_label"]
   if isinstance(model, WithHead) and model.head.form == "choices":
     assert batch["encoder_input_tokens"].ndim == 3
   return batch

@@ -17,8 +17,14 @@ ROBERTA = SIZES | dict(type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_to
 DISTILBERT = dict(
   vocab_size=19, dim=6, n_heads=2, n_layers=2, hidden_dim=7, max_position_embeddings=13, attn_implementation="eager"
 )
+ALBERT = SIZES | dict(embedding_size=4, num_hidden_layers=4, num_hidden_groups=2)
 # By family: the beginning of class names, the fields of config.json, and the classes.
 FAMILIES = {
+  # Two groups of layers, of which each runs twice; published models have one.
+  "albert": [
+    *(("Albert", ALBERT, head) for head in HEADS),
+    ("Albert", ALBERT | {"num_hidden_groups": 1}, "PreTraining"),
+  ],
   "distilbert": [("DistilBert", DISTILBERT, head) for head in HEADS],
   "roberta": [
     *(("Roberta", ROBERTA, head) for head in HEADS),
@@ -59,11 +65,13 @@ def make_inputs(model, head: str, seed: int, lengths: tuple[int, ...] = (11, 6, 
   elif head == "QuestionAnswering":
     ends = np.array(lengths) - 1
     inputs |= dict(start_positions=rng.integers(0, ends + 1) // 2, end_positions=ends)
-  elif head in ("TokenClassification", "MaskedLM"):
-    labels = rng.integers(0, config.vocab_size if head == "MaskedLM" else len(LABELS), mask.shape)
+  elif head in ("TokenClassification", "MaskedLM", "PreTraining"):
+    labels = rng.integers(0, len(LABELS) if head == "TokenClassification" else config.vocab_size, mask.shape)
     chosen = (mask > 0) & (rng.random(mask.shape) < 0.6)
     chosen[:, 0] = True
     inputs["labels"] = np.where(chosen, labels, -100)
+    if head == "PreTraining":
+      inputs["sentence_order_label"] = rng.integers(0, 2, rows)
   else:
     inputs["labels"] = rng.integers(0, len(LABELS), rows)
   return inputs

@@ -27,6 +27,7 @@ PUBLISHED = {
   "gpt2/small": 124_439_808, "gpt2/medium": 354_823_168, "gpt2/large": 774_030_080, "gpt2/xl": 1_557_611_200,
   "gpt1/base": 116_534_784, "mt5/small": 300_176_768,
   "bert/multilingual": 177_853_440, "bert/minilm_l6": 22_713_216, "bert/minilm_l12": 33_360_000,
+  "albert/base": 11_683_584, "albert/large": 17_683_968, "albert/xlarge": 58_724_864, "albert/xxlarge": 222_595_584,
   "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,

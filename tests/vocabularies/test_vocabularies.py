@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_vocabulary
+from t5like.objectives import SpecialTokens
+from t5like.objectives.segments import PairForm
 from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
 from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARIABLE
 
@@ -288,3 +290,17 @@ def test_broken_files_are_reported(file, content, words, tmp_path):
 
 def test_every_embedded_file_exists():
   assert all(path.is_file() for path in EMBEDDED.values())
+
+
+def test_roberta_style_tokenizers_need_no_settings(tmp_path):
+  """XLM-R's tokenizer.json has <s> and </s> around a text, and no file that calls them [CLS] and [SEP]."""
+  from tokenizers import Tokenizer, models
+
+  pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("<mask>", 0.0)]
+  tokenizer = Tokenizer(models.Unigram(pieces, 3))
+  tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<mask>"])
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  found = load_vocabulary(str(tmp_path / "tokenizer.json"))
+  assert (found.cls_id, found.pad_id, found.sep_id, found.eos_id, found.mask_id) == (0, 1, 2, 2, 5)
+  form = PairForm.of(SpecialTokens.of(found))
+  assert (form.cls, form.sep, form.separators, form.typed) == (0, 2, 2, False)

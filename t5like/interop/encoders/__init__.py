@@ -2,10 +2,12 @@
 
 from types import ModuleType
 
-from t5like.interop.encoders import bert, distilbert, roberta
+from t5like.interop.encoders import albert, bert, distilbert, roberta
 
 # By model_type; also the names of BERT.family.
-FAMILIES: dict[str, ModuleType] = {kind: family for family in (bert, roberta, distilbert) for kind in family.CLASSES}
+FAMILIES: dict[str, ModuleType] = {
+  kind: family for family in (bert, roberta, distilbert, albert) for kind in family.CLASSES
+}
 # The beginning of class names, by model_type.
 CLASS_NAMES: dict[str, str] = {kind: name for family in FAMILIES.values() for kind, name in family.CLASSES.items()}
 

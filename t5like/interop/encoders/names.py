@@ -37,7 +37,7 @@ class Names:
     ]
     for ours, theirs in self.parts.items():
       found += _part(ours, theirs) if _has(config, ours) else []
-    for number in range(config.num_encoder_layers):
+    for number in range(config.stored_layers["encoder"]):
       for ours, theirs in self.in_layer.items():
         found += _part(f"encoder/layers_{number}/{ours}", f"{self.layer.format(number)}.{theirs}")
     return found
@@ -46,6 +46,7 @@ class Names:
 _PARTS = {
   "token_embedder/position_embedding": lambda config: config.positions == "learned",
   "token_embedder/token_type_embedding": lambda config: config.num_token_types > 0,
+  "token_embedder/project": lambda config: config.embedding_dim is not None,
   "pooler": lambda config: config.pooler,
   "mlm_head": lambda config: config.mlm_head,
   "nsp_head": lambda config: config.nsp_head,
@@ -113,6 +114,7 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
   expected = dict(
     norm="layer", norm_position="post", positions="learned", use_bias=True, gated_mlp=False, scale_attention=True,
     embedding_norm=True, scale_embeddings=False, scale_logits=False, tie_embeddings=True, position_offset=0,
+    embedding_dim=None, layer_groups=None,
     head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
   require_fields(config, family, **expected | needed)
