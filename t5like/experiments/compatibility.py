@@ -28,7 +28,13 @@ _FREE_FIELDS = {
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
-_LATER_FIELDS = {"padding_id": 0, "position_offset": 0, "embedding_dim": None, "layer_groups": None}
+_LATER_FIELDS = {
+  "padding_id": 0,
+  "position_offset": 0,
+  "embedding_dim": None,
+  "layer_groups": None,
+  "discriminator_head": False,
+}
 
 
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 # The names of classes in `architectures` start with one of these; the longer ones first.
 _CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert",
   "XLMRoberta": "xlm-roberta", "Roberta": "roberta", "DistilBert": "distilbert", "Albert": "albert",
+  "Electra": "electra",
 }  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {
@@ -24,6 +25,7 @@ _TYPICAL_FIELDS = {
   "openai-gpt": ("n_embd", "n_positions", "afn"),
   "gpt2": ("n_embd", "n_positions", "n_layer"),
   "distilbert": ("dim", "hidden_dim", "n_heads"),
+  "electra": ("hidden_size", "embedding_size", "summary_type"),
   "albert": ("hidden_size", "num_hidden_groups", "embedding_size"),
   "bert": ("hidden_size", "intermediate_size", "type_vocab_size"),
 }

@@ -122,8 +122,26 @@ _add(
   (_CLASSIFIER, {}, _ALBERT_DROPOUT),
   (_ANSWERS,),
 )
+_add(
+  "Electra",
+  "electra.",
+  (_ROBERTA_HEAD, {"pooling": "cls", "hidden": "gelu_erf"}, _BERT_DROPOUT),
+  (
+    {"sequence_summary.summary": "dense", "classifier": "out"},
+    {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+    ("summary_last_dropout", 0.1),
+  ),
+  (_CLASSIFIER, {}, _BERT_DROPOUT),
+  (_ANSWERS,),
+)
 # Fields of config.json that only a head has; the others are of the backbone, too.
-_OWN_DROPOUT = ("classifier_dropout", "classifier_dropout_prob", "seq_classif_dropout", "qa_dropout")
+_OWN_DROPOUT = (
+  "classifier_dropout",
+  "classifier_dropout_prob",
+  "summary_last_dropout",
+  "seq_classif_dropout",
+  "qa_dropout",
+)
 _FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 

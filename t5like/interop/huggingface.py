@@ -46,6 +46,7 @@ _OUTPUTS = (
   "lm_head.decoder.weight",
   "vocab_projector.weight",
   "predictions.decoder.weight",
+  "generator_lm_head.weight",
 )
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"

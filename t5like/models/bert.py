@@ -18,7 +18,7 @@ from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra")
 
 
 class BERT(Tunable):
@@ -47,6 +47,8 @@ class BERT(Tunable):
     self.encoder = Stack(config, config.num_encoder_layers)
     if config.mlm_head:
       self.mlm_head = MLMHead(config)
+    if config.discriminator_head:
+      self.discriminator_head = ReplacedTokenHead(config)
     if config.pooler:
       self.pooler = dense(config, config.embed_dim, ("embed", "mlp"))
     if config.nsp_head:
@@ -57,7 +59,7 @@ class BERT(Tunable):
     return "encoder"
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """Returns {"hidden_states"} and, for the heads of the config, {"logits", "pooled", "nsp_logits"}.
+    """Returns {"hidden_states"} and, for the heads of the config, "logits", "replaced_logits", "pooled", "nsp_logits".
 
     In training with `predicted_share` below 1, logits are only for {"predicted"}: positions [batch, predictions].
     """
@@ -70,6 +72,8 @@ class BERT(Tunable):
         outputs["logits"] = self.project(target_states)
       else:
         outputs["logits"] = self.project(hidden)
+    if self.config.discriminator_head:
+      outputs["replaced_logits"] = self.discriminator_head(hidden)
     if self.config.pooler:
       outputs |= self.sentence_outputs(hidden)
     return outputs
@@ -139,3 +143,17 @@ class MLMHead(nn.Module):
     init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
     bias = self.param("bias", init, (config.vocab_size,), jnp.dtype(config.param_dtype))
     return Norm(config, name="norm")(x), bias.astype(jnp.dtype(config.logits_dtype))
+
+
+class ReplacedTokenHead(nn.Module):
+  """w . act(h W + b) + c: above 0 for a token that was replaced (Clark et al. 2020)."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, hidden: jax.Array) -> jax.Array:  # [batch, length, embed] -> [batch, length]
+    config = self.config
+    x = dense(config, config.embed_dim, ("embed", "mlp"), name="dense")(hidden)
+    x = nn.with_logical_constraint(ACTIVATIONS[config.activation](x), ("batch", "length", "mlp"))
+    logits = dense(config, 1, ("mlp", None), name="out")(x)
+    return logits[..., 0].astype(jnp.dtype(config.logits_dtype))

@@ -80,6 +80,7 @@ class TransformerConfig:
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
   mlm_head: bool = False  # BERT: predicts masked tokens
+  discriminator_head: bool = False  # ELECTRA: predicts for each token whether it was replaced
   nsp_head: bool = False  # BERT: predicts whether sentence B follows A
 
   # Dropout on embeddings and on every residual branch. Elements are dropped independently, as in the papers and in

@@ -8,7 +8,8 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
     projection        2 B L E d   of such embeddings
-    BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
+    BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
+                      2 B L (d d + d)  for ELECTRA's
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
@@ -52,6 +53,7 @@ def forward_flops_by_part(
     parts["output"] = 2 * rows * (decoder_length or encoder_length) * width * config.vocab_size
   heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * width
   heads += 2 * rows * d * d if config.pooler else 0
+  heads += 2 * rows * encoder_length * (d * d + d) if config.discriminator_head else 0
   parts["heads"] = heads + (2 * rows * d * 2 if config.nsp_head else 0)
   return {part: flops for part, flops in parts.items() if flops}
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from safetensors.numpy import load_file
 
 from t5like.interop import huggingface
@@ -22,7 +23,11 @@ def head_batch(model, inputs: dict) -> dict[str, np.ndarray]:
     batch["encoder_token_types"] = inputs["token_type_ids"]
   if "start_positions" in inputs:
     batch["labels"] = np.stack([inputs["start_positions"], inputs["end_positions"]], axis=1)
-  elif inputs["labels"].ndim == 2 and getattr(getattr(model, "head", None), "form", "tagging") == "tagging":
+  elif (
+    inputs["labels"].ndim == 2
+    and not model.config.discriminator_head
+    and getattr(getattr(model, "head", None), "form", "tagging") == "tagging"
+  ):
     batch["encoder_target_tokens"] = np.maximum(inputs["labels"], 0)
     batch["encoder_loss_weights"] = (inputs["labels"] >= 0).astype(np.float32)
   else:
@@ -40,6 +45,10 @@ def results(model, params, batch):
 
   def loss(params):
     outputs = model.apply({"params": params}, batch)
+    if "replaced_logits" in outputs:  # ELECTRA's discriminator
+      logits, real = outputs["replaced_logits"], batch["encoder_segment_ids"].astype(np.float32)
+      losses = optax.sigmoid_binary_cross_entropy(logits, batch["labels"].astype(np.float32))
+      return (losses * real).sum() / real.sum(), logits
     if "encoder_target_tokens" in batch and not isinstance(model, WithHead):
       return loss_and_metrics(outputs, batch, SETTINGS)[0], outputs["logits"]
     if not isinstance(model, WithHead):  # next sentence prediction is a part of BERT
@@ -59,7 +68,7 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
     model = model.clone(head=model.head.clone(choices=batch["encoder_input_tokens"].shape[1]))
   ours, value, grads = results(model, imported.params, batch)
   real = batch["encoder_segment_ids"] > 0
-  if logits.ndim == 3:  # padding has no label; GPT's states at padding depend on the library
+  if logits.shape[:2] == real.shape:  # padding has no label; GPT's states at padding depend on the library
     ours, logits = ours[real], logits[real]
   np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)
   np.testing.assert_allclose(value, loss, rtol=1e-4)

@@ -30,7 +30,12 @@ def family(name: str) -> dict[str, dict]:
 CASES = [(path.stem, case) for path in sorted(GOLDEN.glob("*.npz")) for case in family(path.stem)]
 # One class per kind of behavior runs by default: position offsets and padding that is scored; a head with its own
 # dropout; shared layers and factorized embeddings.
-DEFAULT = {"RobertaForQuestionAnswering", "DistilBertForSequenceClassification", "AlbertForMaskedLM"}
+DEFAULT = {
+  "RobertaForQuestionAnswering",
+  "DistilBertForSequenceClassification",
+  "AlbertForMaskedLM",
+  "ElectraForPreTraining",
+}
 
 
 def golden(name: str, case: str, folder: Path) -> dict[str, np.ndarray]:

@@ -18,12 +18,17 @@ DISTILBERT = dict(
   vocab_size=19, dim=6, n_heads=2, n_layers=2, hidden_dim=7, max_position_embeddings=13, attn_implementation="eager"
 )
 ALBERT = SIZES | dict(embedding_size=4, num_hidden_layers=4, num_hidden_groups=2)
+ELECTRA = SIZES | dict(embedding_size=4)
 # By family: the beginning of class names, the fields of config.json, and the classes.
 FAMILIES = {
   # Two groups of layers, of which each runs twice; published models have one.
   "albert": [
     *(("Albert", ALBERT, head) for head in HEADS),
     ("Albert", ALBERT | {"num_hidden_groups": 1}, "PreTraining"),
+  ],
+  "electra": [
+    *(("Electra", ELECTRA, head) for head in ("PreTraining", *HEADS)),
+    ("Electra", SIZES | dict(embedding_size=6), "PreTraining"),  # without a projection
   ],
   "distilbert": [("DistilBert", DISTILBERT, head) for head in HEADS],
   "roberta": [
@@ -65,6 +70,8 @@ def make_inputs(model, head: str, seed: int, lengths: tuple[int, ...] = (11, 6, 
   elif head == "QuestionAnswering":
     ends = np.array(lengths) - 1
     inputs |= dict(start_positions=rng.integers(0, ends + 1) // 2, end_positions=ends)
+  elif name_of(model) == "ElectraForPreTraining":
+    inputs["labels"] = rng.integers(0, 2, mask.shape)
   elif head in ("TokenClassification", "MaskedLM", "PreTraining"):
     labels = rng.integers(0, len(LABELS) if head == "TokenClassification" else config.vocab_size, mask.shape)
     chosen = (mask > 0) & (rng.random(mask.shape) < 0.6)
@@ -75,3 +82,7 @@ def make_inputs(model, head: str, seed: int, lengths: tuple[int, ...] = (11, 6, 
   else:
     inputs["labels"] = rng.integers(0, len(LABELS), rows)
   return inputs
+
+
+def name_of(model) -> str:
+  return type(model).__name__

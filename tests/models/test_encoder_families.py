@@ -50,6 +50,7 @@ def test_the_padding_id_is_a_fact_of_the_model():
   [
     ("bert", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("pooler", None)),
     ("bert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
+    ("electra", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "gelu_erf")),
     ("distilbert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "relu")),
     ("roberta", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
     ("roberta", ROBERTA, MultipleChoiceHead(choices=2), ("pooler", None)),

@@ -28,6 +28,8 @@ PUBLISHED = {
   "gpt1/base": 116_534_784, "mt5/small": 300_176_768,
   "bert/multilingual": 177_853_440, "bert/minilm_l6": 22_713_216, "bert/minilm_l12": 33_360_000,
   "albert/base": 11_683_584, "albert/large": 17_683_968, "albert/xlarge": 58_724_864, "albert/xxlarge": 222_595_584,
+  "electra/small": 13_483_008, "electra/base": 108_891_648, "electra/large": 334_092_288,
+  "electra/base_generator": 33_511_168,
   "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,
@@ -72,7 +74,7 @@ def test_parameter_counts(size):
   # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
   shapes = shapes_of(model.clone(config=dataclasses.replace(model.config, scan_layers=True)))
   # The published BERT counts exclude the pre-training heads.
-  total = count(shapes) - count(shapes.get("mlm_head", {})) - count(shapes.get("nsp_head", {}))
+  total = count(shapes) - sum(count(shapes.get(f"{head}_head", {})) for head in ("mlm", "nsp", "discriminator"))
   if size in PUBLISHED:
     width = model.config.embed_dim
     pooler = width * width + width if size.startswith(WITH_POOLER) else 0

@@ -38,11 +38,11 @@ from t5like.vocabularies import Vocabulary
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 _BACKBONE, _HEAD = "backbone/", "head/"
-_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/")
+_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/", "discriminator_head/")
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
-_FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "scan_layers", "param_dtype")
+_FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "discriminator_head", "scan_layers", "param_dtype")
 _NOISE = 1e-3  # of new rows, in standard deviations of the old ones
 
 

@@ -2,12 +2,11 @@
 
 from types import ModuleType
 
-from t5like.interop.encoders import albert, bert, distilbert, roberta
+from t5like.interop.encoders import albert, bert, distilbert, electra, roberta
 
+_MODULES = (bert, roberta, distilbert, albert, electra)
 # By model_type; also the names of BERT.family.
-FAMILIES: dict[str, ModuleType] = {
-  kind: family for family in (bert, roberta, distilbert, albert) for kind in family.CLASSES
-}
+FAMILIES: dict[str, ModuleType] = {kind: family for family in _MODULES for kind in family.CLASSES}
 # The beginning of class names, by model_type.
 CLASS_NAMES: dict[str, str] = {kind: name for family in FAMILIES.values() for kind, name in family.CLASSES.items()}
 

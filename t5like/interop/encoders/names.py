@@ -49,6 +49,7 @@ _PARTS = {
   "token_embedder/project": lambda config: config.embedding_dim is not None,
   "pooler": lambda config: config.pooler,
   "mlm_head": lambda config: config.mlm_head,
+  "discriminator_head": lambda config: config.discriminator_head,
   "nsp_head": lambda config: config.nsp_head,
 }
 
@@ -72,6 +73,15 @@ def check_tied(hf: Mapping, names: set[str], tied: bool, output: str) -> None:
   if not tied:
     raise UserError("an encoder with an untied output projection is not supported", tensor=output)
   require_output(hf, names, output)
+
+
+def check_head_activation(config: TransformerConfig, family: str) -> None:
+  """Raises UserError if the head for masked tokens has another activation than the family's class, an exact GELU."""
+  if config.mlm_head and config.activation != "gelu_erf":
+    raise UserError(
+      f"Hugging Face's {family} does not support activation = {config.activation!r} before its output projection",
+      expected="activation = 'gelu_erf'",
+    )
 
 
 def encoder_config(hf: Mapping, **fields: object) -> TransformerConfig:
@@ -114,7 +124,7 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
   expected = dict(
     norm="layer", norm_position="post", positions="learned", use_bias=True, gated_mlp=False, scale_attention=True,
     embedding_norm=True, scale_embeddings=False, scale_logits=False, tie_embeddings=True, position_offset=0,
-    embedding_dim=None, layer_groups=None,
+    embedding_dim=None, layer_groups=None, discriminator_head=False,
     head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
   require_fields(config, family, **expected | needed)

@@ -6,9 +6,8 @@ output projection is always the exact GELU.
 
 from collections.abc import Mapping
 
-from t5like.errors import UserError
 from t5like.interop.encoders.bert import EMBEDDINGS, IGNORED, LAYER
-from t5like.interop.encoders.names import Names, check_tied, encoder_config, encoder_fields
+from t5like.interop.encoders.names import Names, check_head_activation, check_tied, encoder_config, encoder_fields
 from t5like.models import TransformerConfig
 
 __all__ = ["CLASSES", "IGNORED", "OUTSIDE", "PREFIX", "config_from_hf", "config_to_hf", "rules"]
@@ -28,7 +27,6 @@ NAMES = Names(
   copies={"token_embedder/embedding": ("lm_head.decoder.weight",), "mlm_head/bias": ("lm_head.decoder.bias",)},
 )
 rules = NAMES.rules
-_ACTIVATION = "gelu_erf"
 
 
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
@@ -43,23 +41,15 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     pooler="pooler.dense.weight" in names,
     mlm_head=mlm_head,
   )
-  _check_activation(config)
+  check_head_activation(config, "RoBERTa")
   return config
 
 
 def config_to_hf(config: TransformerConfig, model_type: str = "roberta") -> dict:
-  _check_activation(config)
+  check_head_activation(config, "RoBERTa")
   offset = config.padding_id + 1
   return encoder_fields(config, "RoBERTa", position_offset=offset, nsp_head=False) | {
     "model_type": model_type,
     "architectures": [CLASSES[model_type] + ("ForMaskedLM" if config.mlm_head else "Model")],
     "max_position_embeddings": config.max_positions + offset,
   }
-
-
-def _check_activation(config: TransformerConfig) -> None:
-  if config.mlm_head and config.activation != _ACTIVATION:
-    raise UserError(
-      f"Hugging Face's RoBERTa does not support activation = {config.activation!r} before its output projection",
-      expected=f"activation = {_ACTIVATION!r}",
-    )

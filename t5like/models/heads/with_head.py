@@ -193,8 +193,14 @@ _FAMILIES = {
   "roberta": _CLS_AND_TANH,
   "xlm-roberta": _CLS_AND_TANH,
   "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
+  "electra": {"pooling": "cls", "hidden": "gelu_erf"},
 }
-_POOLED_CHOICES = ("roberta", "xlm-roberta")  # whose multiple choice reads the pooler nevertheless
+# Of multiple choice, where they are others.
+_CHOICES = {
+  "roberta": _LAYOUTS["pooler"],
+  "xlm-roberta": _LAYOUTS["pooler"],
+  "electra": {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+}
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
 
@@ -232,7 +238,9 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
     settings = {"use_bias": True} | _default_settings(backbone, head)
     head = head.clone(**settings | ({"hidden": head.hidden} if head.hidden else {}))
   if backbone.batch_layout == "encoder":
-    config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
+    config = dataclasses.replace(
+      config, mlm_head=False, nsp_head=False, discriminator_head=False, pooler=head.pooling == "pooler"
+    )
     backbone = backbone.clone(config=config)
   result = WithHead(backbone, head)
   result.check()
@@ -242,7 +250,8 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
 def _default_settings(backbone: nn.Module, head: nn.Module) -> dict[str, Any]:
   """Returns the settings of a family's heads with one answer per row, as in Hugging Face's classes."""
   family = getattr(backbone, "family", "")
-  if head.form == "choices" and family in _POOLED_CHOICES and not head.mix_layers:
-    return _LAYOUTS["pooler"]
+  own = _CHOICES.get(family) if head.form == "choices" else None
+  if own is not None and not (head.mix_layers and own["pooling"] == "pooler"):
+    return own
   pooled = backbone.config.pooler and not head.mix_layers
   return _FAMILIES.get(family) or _LAYOUTS["pooler" if pooled else backbone.batch_layout]
