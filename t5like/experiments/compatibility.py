@@ -34,6 +34,9 @@ _LATER_FIELDS = {
   "embedding_dim": None,
   "layer_groups": None,
   "discriminator_head": False,
+  "use_key_bias": True,
+  "relative_norm": False,
+  "share_position_projections": False,
 }
 
 

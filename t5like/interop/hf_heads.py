@@ -134,11 +134,19 @@ _add(
   (_CLASSIFIER, {}, _BERT_DROPOUT),
   (_ANSWERS,),
 )
+_DEBERTA_ROWS = (
+  {"pooler.dense": "dense", "classifier": "out"},
+  {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+  ("cls_dropout", "hidden_dropout_prob", 0.1),
+)
+for _name, _choices in (("Deberta", None), ("DebertaV2", _DEBERTA_ROWS)):
+  _add(_name, "deberta.", _DEBERTA_ROWS, _choices, (_CLASSIFIER, {}, ("hidden_dropout_prob", 0.1)), (_ANSWERS,))
 # Fields of config.json that only a head has; the others are of the backbone, too.
 _OWN_DROPOUT = (
   "classifier_dropout",
   "classifier_dropout_prob",
   "summary_last_dropout",
+  "cls_dropout",
   "seq_classif_dropout",
   "qa_dropout",
 )

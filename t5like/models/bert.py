@@ -18,7 +18,7 @@ from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "deberta", "deberta-v2")
 
 
 class BERT(Tunable):
@@ -88,8 +88,11 @@ class BERT(Tunable):
     valid = encoder_valid(batch, self.config.padding_id)
     tokens, positions = as_in_pretraining(self.config, tokens, positions, valid)
     segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(valid, prompt)
+    padding = None
+    if self.config.positions == "disentangled":  # in DeBERTa, padding is embedded as 0 and attends to nothing
+      segments, padding = valid.astype(jnp.int32) if segments is None else segments, valid
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
-    x = self.token_embedder(tokens, positions, types, deterministic=deterministic, prompt=True)
+    x = self.token_embedder(tokens, positions, types, deterministic=deterministic, prompt=True, valid=padding)
     context = Context(
       mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=True, deterministic=deterministic,
       return_states=all_layers,

@@ -14,7 +14,7 @@ CHOICES = {
   "activation": ("relu", "gelu", "gelu_erf", "silu"),
   "norm": ("rms", "layer"),
   "norm_position": ("pre", "post"),
-  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "none"),
+  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "disentangled", "none"),
   "initializer": ("fan_in", "normal"),
   "param_dtype": ("float32", "bfloat16", "float16"),
   "compute_dtype": ("float32", "bfloat16", "float16"),
@@ -54,6 +54,7 @@ class TransformerConfig:
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
   use_bias: bool = False  # in dense layers
+  use_key_bias: bool = True  # also in keys; DeBERTa's first version has none
   scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds this into the initializer
   share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
   layer_groups: int | None = None  # ALBERT: different layers of an encoder, each run several times; None: all differ
@@ -67,6 +68,9 @@ class TransformerConfig:
   max_positions: int | None = None  # learned positions that a row can use; None: unbounded
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   rotary_base: float = 10_000.0
+  # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
+  relative_norm: bool = False  # normalize the table (version 3)
+  share_position_projections: bool = False  # project it with the layer's query and key (versions 2 and 3)
 
   # Embeddings and heads.
   embedding_dim: int | None = (
@@ -173,6 +177,10 @@ class TransformerConfig:
       raise _invalid("head_dim", self.head_dim, "an even number: rotary positions rotate pairs of features")
     if self.positions == "sinusoidal" and self.embed_dim % 2:
       raise _invalid("embed_dim", self.embed_dim, "an even number: half sines, half cosines")
+    if self.positions == "disentangled" and self.relative_max_distance < self.relative_buckets:
+      raise _invalid("relative_max_distance", self.relative_max_distance, f"at least {self.relative_buckets}")
+    if self.positions == "disentangled" and self.num_decoder_layers:
+      raise _invalid("positions", self.positions, "a model without decoder")
     if self.positions == "relative_bias":
       if self.relative_buckets < 4:
         raise _invalid("relative_buckets", self.relative_buckets, "at least 4: near and far, past and future")

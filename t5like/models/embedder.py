@@ -52,11 +52,12 @@ class Embedder(nn.Module):
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
-    *, deterministic: bool, prompt: bool = False,
+    *, deterministic: bool, prompt: bool = False, valid: jax.Array | None = None,
   ) -> jax.Array:  # fmt: skip
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
 
-    With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions.
+    With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions. Where `valid`,
+    which includes the prompt, is given and False, the normalized sum is 0.
     """
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
@@ -83,6 +84,8 @@ class Embedder(nn.Module):
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
+    if valid is not None:
+      x = jnp.where(valid[:, :, None], x, 0)
     x = self.dropout(x, deterministic)
     return constrain_activations(x if config.embedding_dim is None else self.project(x))
 

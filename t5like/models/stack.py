@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
-from t5like.models.attention import Context, RelativeBiasTable
+from t5like.models.attention import Context, RelativeBiasTable, RelativeTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm
@@ -80,6 +80,8 @@ class Stack(nn.Module):
     config = self.config
     if config.positions == "relative_bias" and config.share_relative_bias:
       context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
+    if config.positions == "disentangled":
+      context = dataclasses.replace(context, relative=RelativeTable(config, name="relative_embedding")())
     for build in extensions(self, "prefixes"):
       context = dataclasses.replace(context, prefixes=build(config, name="prefixes")())
     x, cache = self._layers(x, context, cache)

@@ -4,6 +4,7 @@ A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K for keys of
 a = heads * head_dim, mlp f, vocab V, a forward pass is
 
     self-attention    8 B L d a  +  4 B L L a          query, key, value, output; scores and mixing
+      disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
     cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
@@ -45,6 +46,9 @@ def forward_flops_by_part(
   for stack, length, layers in stacks:
     tokens = rows * length * layers
     parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
+    if config.positions == "disentangled":
+      table = 2 * config.relative_buckets * layers * bool(length)
+      parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * (tokens + keys) * d * a + 4 * tokens * encoder_length * a

@@ -144,6 +144,9 @@ def _attention(
   for size in inner.values():
     moved = ends + share.score_bytes * pairs
     yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
+  if config.positions == "disentangled":  # for 2 keys distances; written, then shifted
+    moved = ends + 4 * share.score_bytes * pairs
+    yield Operation(part, "product", 4.0 * pairs * config.head_dim, moved, config.head_dim, count=2 * (3 + again))
   # Adds bias and mask, takes maximum, sum and quotient; the same backward.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
   moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)

@@ -35,6 +35,8 @@ DEFAULT = {
   "DistilBertForSequenceClassification",
   "AlbertForMaskedLM",
   "ElectraForPreTraining",
+  "DebertaForMaskedLM",
+  "DebertaV2ForQuestionAnswering",
 }
 
 

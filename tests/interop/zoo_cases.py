@@ -19,12 +19,23 @@ DISTILBERT = dict(
 )
 ALBERT = SIZES | dict(embedding_size=4, num_hidden_layers=4, num_hidden_groups=2)
 ELECTRA = SIZES | dict(embedding_size=4)
+DEBERTA = SIZES | dict(
+  type_vocab_size=0, relative_attention=True, position_biased_input=False, pos_att_type=["c2p", "p2c"],
+  layer_norm_eps=1e-7, max_relative_positions=9,
+)  # fmt: skip
+# Distances from 2 on share buckets.
+DEBERTA_V3 = DEBERTA | dict(position_buckets=4, norm_rel_ebd="layer_norm", share_att_key=True)
 # By family: the beginning of class names, the fields of config.json, and the classes.
 FAMILIES = {
   # Two groups of layers, of which each runs twice; published models have one.
   "albert": [
     *(("Albert", ALBERT, head) for head in HEADS),
     ("Albert", ALBERT | {"num_hidden_groups": 1}, "PreTraining"),
+  ],
+  "deberta": [
+    *(("Deberta", DEBERTA, head) for head in HEADS if head != "MultipleChoice"),
+    *(("DebertaV2", DEBERTA_V3, head) for head in HEADS),
+    ("DebertaV2", DEBERTA_V3 | dict(share_att_key=False, norm_rel_ebd="none"), "QuestionAnswering"),
   ],
   "electra": [
     *(("Electra", ELECTRA, head) for head in ("PreTraining", *HEADS)),

@@ -19,6 +19,10 @@ BERT_LIKE = TransformerConfig(
   use_bias=True, positions="learned", max_positions=6, num_token_types=1, embedding_norm=True, pooler=True,
 )  # fmt: skip
 ALBERT = dataclasses.replace(BERT_LIKE, num_encoder_layers=4, layer_groups=2, embedding_dim=4, mlm_head=True)
+DEBERTA = dataclasses.replace(
+  BERT_LIKE, positions="disentangled", relative_buckets=4, relative_max_distance=9, relative_norm=True, pooler=False,
+  num_encoder_layers=2, mlm_head=True,
+)  # fmt: skip
 ROBERTA = dataclasses.replace(BERT_LIKE, padding_id=1, position_offset=2, pooler=False)
 
 
@@ -51,6 +55,7 @@ def test_the_padding_id_is_a_fact_of_the_model():
     ("bert", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("pooler", None)),
     ("bert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
     ("electra", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "gelu_erf")),
+    ("deberta-v2", ROBERTA, MultipleChoiceHead(choices=2), ("cls", "gelu_erf")),
     ("distilbert", ROBERTA, ClassificationHead(labels=("a", "b")), ("cls", "relu")),
     ("roberta", BERT_LIKE, ClassificationHead(labels=("a", "b")), ("cls", "tanh")),
     ("roberta", ROBERTA, MultipleChoiceHead(choices=2), ("pooler", None)),
@@ -84,7 +89,11 @@ def test_an_unknown_family_is_answered_with_the_nearest():
   assert error.value.lines["nearest"].startswith("roberta")
 
 
-@pytest.mark.parametrize("config", [pytest.param(ROBERTA, marks=pytest.mark.slow), ALBERT], ids=["roberta", "albert"])
+@pytest.mark.parametrize(
+  "config",
+  [pytest.param(ROBERTA, marks=pytest.mark.slow), ALBERT, pytest.param(DEBERTA, marks=pytest.mark.slow)],
+  ids=["roberta", "albert", "deberta"],
+)
 def test_stacked_and_rematerialized_layers_on_eight_devices_give_the_same_gradients(config):
   rows = np.random.default_rng(0).integers(2, 16, (4, 6)).astype(np.int32)
   batch = {"encoder_input_tokens": rows}

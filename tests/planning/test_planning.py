@@ -64,6 +64,19 @@ def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():
   assert saved[0] == saved[1]
 
 
+def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_table():
+  settings = config(
+    num_encoder_layers=2, num_decoder_layers=0, positions="disentangled", relative_buckets=8, relative_max_distance=8,
+    mlm_head=True,
+  )  # fmt: skip
+  batch = blank("encoder", Lengths(5, 5, 0), 2, packed=False, shifted=False)
+  model = BERT(settings)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+  one_hot = 2 * 2 * (2 * 10 * 16 * 8)  # copies rows of the table to distances, in 2 layers; not counted
+  found = traced_flops(lambda v: model.apply(v, batch)["logits"], shapes) - one_hot
+  assert found == forward_flops(settings, 2, 5, 0)
+
+
 def test_the_products_of_any_function():
   x, y = jax.ShapeDtypeStruct((3, 4), "float32"), jax.ShapeDtypeStruct((4, 5), "float32")
   assert traced_flops(lambda x, y: x @ y, x, y) == 2 * 3 * 4 * 5

@@ -19,7 +19,7 @@ class Names:
   in_layer  dense layers and norms of a layer
   parts     other dense layers and norms
   tensors   single arrays
-  copies    of single arrays: names under which a file may have the same array, in addition or instead
+  copies    of parts and single arrays: names under which a file may have the same arrays, in addition or instead
   """
 
   layer: str
@@ -36,7 +36,7 @@ class Names:
       if _has(config, ours)
     ]
     for ours, theirs in self.parts.items():
-      found += _part(ours, theirs) if _has(config, ours) else []
+      found += _part(ours, theirs, self.copies.get(ours, ())) if _has(config, ours) else []
     for number in range(config.stored_layers["encoder"]):
       for ours, theirs in self.in_layer.items():
         found += _part(f"encoder/layers_{number}/{ours}", f"{self.layer.format(number)}.{theirs}")
@@ -46,6 +46,7 @@ class Names:
 _PARTS = {
   "token_embedder/position_embedding": lambda config: config.positions == "learned",
   "token_embedder/token_type_embedding": lambda config: config.num_token_types > 0,
+  "encoder/relative_embedding/norm": lambda config: config.relative_norm,
   "token_embedder/project": lambda config: config.embedding_dim is not None,
   "pooler": lambda config: config.pooler,
   "mlm_head": lambda config: config.mlm_head,
@@ -58,14 +59,18 @@ def _has(config: TransformerConfig, path: str) -> bool:
   return all(present(config) for part, present in _PARTS.items() if f"{path}/".startswith(f"{part}/"))
 
 
-def _part(ours: str, theirs: str) -> list[Rule]:
+def _part(ours: str, theirs: str, copies: tuple[str, ...] = ()) -> list[Rule]:
+  weights, biases = ([f"{name}.{kind}" for name in copies] for kind in ("weight", "bias"))
   if ours.endswith("norm"):
     # Early BERT releases call these gamma and beta, as in TensorFlow.
     return [
-      Rule(f"{theirs}.weight", (f"{ours}/scale",), copies=(f"{theirs}.gamma",)),
-      Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=(f"{theirs}.beta",)),
+      Rule(f"{theirs}.weight", (f"{ours}/scale",), copies=(f"{theirs}.gamma", *weights)),
+      Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=(f"{theirs}.beta", *biases)),
     ]
-  return [Rule(f"{theirs}.weight", (f"{ours}/kernel",), transpose=True), Rule(f"{theirs}.bias", (f"{ours}/bias",))]
+  return [
+    Rule(f"{theirs}.weight", (f"{ours}/kernel",), transpose=True, copies=tuple(weights)),
+    Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=tuple(biases)),
+  ]
 
 
 def check_tied(hf: Mapping, names: set[str], tied: bool, output: str) -> None:
@@ -124,7 +129,7 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
   expected = dict(
     norm="layer", norm_position="post", positions="learned", use_bias=True, gated_mlp=False, scale_attention=True,
     embedding_norm=True, scale_embeddings=False, scale_logits=False, tie_embeddings=True, position_offset=0,
-    embedding_dim=None, layer_groups=None, discriminator_head=False,
+    embedding_dim=None, layer_groups=None, discriminator_head=False, use_key_bias=True,
     head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
   require_fields(config, family, **expected | needed)

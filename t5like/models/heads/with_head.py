@@ -189,17 +189,19 @@ _LAYOUTS = {
 }
 # The settings of heads by BERT.family, where they are not BERT's.
 _CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
+_CLS_AND_GELU = {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0}
 _FAMILIES = {
   "roberta": _CLS_AND_TANH,
   "xlm-roberta": _CLS_AND_TANH,
   "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
   "electra": {"pooling": "cls", "hidden": "gelu_erf"},
+  **dict.fromkeys(("deberta", "deberta-v2"), _CLS_AND_GELU),
 }
 # Of multiple choice, where they are others.
 _CHOICES = {
   "roberta": _LAYOUTS["pooler"],
   "xlm-roberta": _LAYOUTS["pooler"],
-  "electra": {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+  "electra": _CLS_AND_GELU,
 }
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
