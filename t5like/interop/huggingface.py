@@ -50,7 +50,8 @@ _OUTPUTS = (
 )
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
-_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\."  # parts that a folder of sentence-transformers may have, unused
+# Parts that a folder of sentence-transformers may have, unused.
+_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,7 @@ def save(
   if model is not backbone and vocabulary is None:
     hf.setdefault("pad_token_id", model.config.padding_id)
   if vocabulary is not None:
+    _check_padding(model.config, vocabulary)
     hf |= token_ids(vocabulary, backbone.batch_layout)
     if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size)):
       hf["pad_token_id"] = pad[1]
@@ -152,6 +154,16 @@ def save(
   tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:
+  """Raises UserError for a vocabulary with another padding id, from which Hugging Face's RoBERTa numbers positions."""
+  if config.position_offset and vocabulary.pad_id not in (None, config.padding_id):
+    raise UserError(
+      f"the vocabulary's padding id is {vocabulary.pad_id}, the model's {config.padding_id}",
+      field=f"TransformerConfig.padding_id = {config.padding_id}",
+      expected="a vocabulary with the same, such as roberta",
+    )
 
 
 def _family_and_fields(backbone: T5 | BERT | GPT) -> tuple[ModuleType, dict]:

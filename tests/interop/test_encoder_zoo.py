@@ -2,8 +2,10 @@
 
 import functools
 import json
+import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from head_batches import compare, head_batch
@@ -12,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from zoo_weights import draw
 
 from t5like.interop import huggingface
+from t5like.models.heads import EmbeddingHead, attach_head
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "zoo"
 
@@ -95,3 +98,21 @@ def test_a_model_directory_keeps_the_family(tmp_path):
     assert ours[field] == theirs[field], field
   before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "back"))
   assert {n: x.tobytes() for n, x in before.items()} == {n: x.tobytes() for n, x in after.items()}
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_sentence_embeddings_go_out_and_in(name, tmp_path):
+  """A folder of sentence-transformers has the family's class without heads; other parts of a file are not reported."""
+  case = next(case for own, case in CASES if own == name and case.endswith("MaskedLM"))
+  golden(name, case, tmp_path / "theirs")
+  imported = huggingface.load(tmp_path / "theirs")
+  model = attach_head(imported.model, EmbeddingHead("ranking", texts=2, pooling="mean", length=9))
+  params = {"backbone": {k: v for k, v in imported.params.items() if k in ("token_embedder", "encoder")}}
+  huggingface.save(tmp_path / "ours", model, params)
+  config = json.loads((tmp_path / "ours" / "config.json").read_text())
+  assert config["architectures"] == [case.replace("ForMaskedLM", "Model")]
+  again = huggingface.load(tmp_path / "ours")
+  assert again.model.backbone == model.backbone and again.model.head.pooling == "mean"
+  jax.tree.map(np.testing.assert_array_equal, again.params, params)
+  shutil.copy(tmp_path / "theirs" / "model.safetensors", tmp_path / "ours")  # with the head for masked tokens
+  assert huggingface.load(tmp_path / "ours").report.unexpected == []
