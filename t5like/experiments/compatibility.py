@@ -37,6 +37,7 @@ _LATER_FIELDS = {
   "use_key_bias": True,
   "relative_norm": False,
   "share_position_projections": False,
+  "convolution_width": 0,
 }
 
 

@@ -69,6 +69,7 @@ class TransformerConfig:
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   rotary_base: float = 10_000.0
   # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
+  convolution_width: int = 0  # of a convolution over the embeddings, added after layer 0 (version 2 xlarge: 3); 0: none
   relative_norm: bool = False  # normalize the table (version 3)
   share_position_projections: bool = False  # project it with the layer's query and key (versions 2 and 3)
 
@@ -130,6 +131,8 @@ class TransformerConfig:
       raise _invalid(
         "layer_groups", self.layer_groups, f"a divisor of num_encoder_layers = {self.num_encoder_layers}, no decoder"
       )
+    if self.convolution_width and (self.layer_groups or self.num_decoder_layers or self.convolution_width % 2 == 0):
+      raise _invalid("convolution_width", self.convolution_width, "an odd number, without layer_groups and decoder")
     if self.nsp_head and not self.pooler:
       raise _invalid("nsp_head", True, "pooler = True as well: the head reads the pooled state")
     if self.share_encoder_decoder and self.num_encoder_layers != self.num_decoder_layers:
@@ -160,7 +163,13 @@ class TransformerConfig:
       value = getattr(self, field)
       if value is not None and value < 1:
         raise _invalid(field, value, "a positive number or None")
-    for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types", "position_offset"):
+    for field in (
+      "num_encoder_layers",
+      "num_decoder_layers",
+      "num_token_types",
+      "position_offset",
+      "convolution_width",
+    ):
       if getattr(self, field) < 0:
         raise _invalid(field, getattr(self, field), "at least 0")
     if not 0 <= self.padding_id < self.vocab_size:

@@ -5,6 +5,7 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
 
     self-attention    8 B L d a  +  4 B L L a          query, key, value, output; scores and mixing
       disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
+      convolution     2 B L w d d                      of width w
     cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
@@ -48,6 +49,7 @@ def forward_flops_by_part(
     parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
     if config.positions == "disentangled":
       table = 2 * config.relative_buckets * layers * bool(length)
+      parts["convolution"] = 2 * rows * length * config.convolution_width * d * d
       parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers

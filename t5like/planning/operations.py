@@ -74,6 +74,9 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
     )  # look up; add up the gradient
     if config.embedding_dim is not None:
       yield from _product(config, share, "embedding", tokens, config.embedding_dim, config.embed_dim)
+  if config.convolution_width:
+    tokens, d = share.rows * share.encoder_length, config.embed_dim
+    yield from _product(config, share, "convolution", tokens, config.convolution_width * d, d)
   yield from _output(model, share)
 
 

@@ -39,7 +39,7 @@ DEFAULT = {
   "AlbertForMaskedLM",
   "ElectraForPreTraining",
   "DebertaForMaskedLM",
-  "DebertaV2ForQuestionAnswering",
+  "DebertaV2ForQuestionAnswering-10",
 }
 
 

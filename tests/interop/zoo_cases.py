@@ -36,6 +36,7 @@ FAMILIES = {
     *(("Deberta", DEBERTA, head) for head in HEADS if head != "MultipleChoice"),
     *(("DebertaV2", DEBERTA_V3, head) for head in HEADS),
     ("DebertaV2", DEBERTA_V3 | dict(share_att_key=False, norm_rel_ebd="none"), "QuestionAnswering"),
+    ("DebertaV2", DEBERTA_V3 | dict(conv_kernel_size=3, conv_act="gelu"), "QuestionAnswering"),
   ],
   "electra": [
     *(("Electra", ELECTRA, head) for head in ("PreTraining", *HEADS)),

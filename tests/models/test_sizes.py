@@ -32,7 +32,7 @@ PUBLISHED = {
   "electra/base_generator": 33_511_168,
   "deberta/base": 138_601_728, "deberta/large": 405_163_008,
   "deberta_v3/xsmall": 70_682_112, "deberta_v3/small": 141_304_320, "deberta_v3/base": 183_831_552,
-  "deberta_v3/large": 434_012_160,
+  "deberta_v3/large": 434_012_160, "deberta_v3/v2_xlarge": 884_593_152,
   "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,

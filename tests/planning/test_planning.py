@@ -67,7 +67,7 @@ def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():
 def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_table():
   settings = config(
     num_encoder_layers=2, num_decoder_layers=0, positions="disentangled", relative_buckets=8, relative_max_distance=8,
-    mlm_head=True,
+    mlm_head=True, convolution_width=3,
   )  # fmt: skip
   batch = blank("encoder", Lengths(5, 5, 0), 2, packed=False, shifted=False)
   model = BERT(settings)

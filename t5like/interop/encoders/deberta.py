@@ -22,6 +22,7 @@ NAMES = Names(
   parts={
     "token_embedder/norm": "embeddings.LayerNorm",
     "encoder/relative_embedding/norm": "encoder.LayerNorm",
+    "encoder/convolution/norm": "encoder.conv.LayerNorm",
     "mlm_head/transform": "cls.predictions.transform.dense",
     "mlm_head/norm": "cls.predictions.transform.LayerNorm",
   },
@@ -59,6 +60,7 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     relative_norm=not is_first and "layer_norm" in hf.get("norm_rel_ebd", "none"),
     share_position_projections=not is_first and bool(hf.get("share_att_key")),
     use_key_bias=not is_first,
+    convolution_width=0 if is_first else max(hf.get("conv_kernel_size", 0), 0),
     mlm_head=mlm_head,
   )
 
@@ -67,8 +69,10 @@ def _check_supported(hf: Mapping) -> None:
   kinds = hf.get("pos_att_type") or ()
   kinds = kinds.split("|") if isinstance(kinds, str) else kinds
   found = {field: hf.get(field, value) for field, value in _EXPECTED.items()}
-  found |= {"pos_att_type": sorted(kinds), "conv_kernel_size": hf.get("conv_kernel_size", 0)}
-  expected = _EXPECTED | {"pos_att_type": ["c2p", "p2c"], "conv_kernel_size": 0}
+  found |= {"pos_att_type": sorted(kinds), "conv_groups": hf.get("conv_groups", 1)}
+  expected = _EXPECTED | {"pos_att_type": ["c2p", "p2c"], "conv_groups": 1}
+  if hf.get("conv_kernel_size", 0) > 0:
+    found["conv_act"], expected["conv_act"] = hf.get("conv_act", "tanh"), hf.get("hidden_act", "gelu")
   if hf.get("embedding_size", hf["hidden_size"]) != hf["hidden_size"]:
     raise UserError("DeBERTa with a projection of embeddings is not supported", embedding_size=hf["embedding_size"])
   for field, value in expected.items():
@@ -79,8 +83,10 @@ def _check_supported(hf: Mapping) -> None:
 def config_to_hf(config: TransformerConfig, model_type: str = "deberta-v2") -> dict:
   is_first = model_type == "deberta"
   needed = dict(positions="disentangled", pooler=False, nsp_head=False, num_token_types=0, use_key_bias=not is_first)
+  needed["convolution_width"] = 0 if is_first else config.convolution_width
   if is_first:
-    needed |= dict(relative_norm=False, share_position_projections=False, relative_buckets=config.relative_max_distance)
+    needed |= dict(relative_norm=False, share_position_projections=False)
+    needed["relative_buckets"] = config.relative_max_distance
   fields = encoder_fields(config, "DeBERTa", **needed) | {
     "model_type": model_type,
     "architectures": [CLASSES[model_type] + ("ForMaskedLM" if config.mlm_head else "Model")],
@@ -97,11 +103,16 @@ def config_to_hf(config: TransformerConfig, model_type: str = "deberta-v2") -> d
       "norm_rel_ebd": "layer_norm" if config.relative_norm else "none",
       "share_att_key": config.share_position_projections,
     }
+  if config.convolution_width:
+    fields |= {"conv_kernel_size": config.convolution_width, "conv_act": fields["hidden_act"]}
   return fields
 
 
 def rules(config: TransformerConfig) -> list[Rule]:
   found = NAMES.rules(config)
+  if config.convolution_width:
+    found.append(Rule("encoder.conv.conv.weight", ("encoder/convolution/kernel",), transpose=True))
+    found.append(Rule("encoder.conv.conv.bias", ("encoder/convolution/bias",)))
   for number in range(config.stored_layers["encoder"]):
     theirs, ours = f"encoder.layer.{number}.attention.self", f"encoder/layers_{number}/attention"
     found += _later(config, theirs, ours) if config.use_key_bias else _first(config, theirs, ours)

@@ -46,6 +46,7 @@ class Names:
 _PARTS = {
   "token_embedder/position_embedding": lambda config: config.positions == "learned",
   "token_embedder/token_type_embedding": lambda config: config.num_token_types > 0,
+  "encoder/convolution": lambda config: config.convolution_width > 0,
   "encoder/relative_embedding/norm": lambda config: config.relative_norm,
   "token_embedder/project": lambda config: config.embedding_dim is not None,
   "pooler": lambda config: config.pooler,
@@ -129,7 +130,7 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
   expected = dict(
     norm="layer", norm_position="post", positions="learned", use_bias=True, gated_mlp=False, scale_attention=True,
     embedding_norm=True, scale_embeddings=False, scale_logits=False, tie_embeddings=True, position_offset=0,
-    embedding_dim=None, layer_groups=None, discriminator_head=False, use_key_bias=True,
+    embedding_dim=None, layer_groups=None, convolution_width=0, discriminator_head=False, use_key_bias=True,
     head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
   require_fields(config, family, **expected | needed)
