@@ -38,6 +38,8 @@ def forward_flops_by_part(
   """
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
   width, parts = config.embedding_width, {}
+  if config.convolution_width:
+    parts["convolution"] = 2 * rows * encoder_length * config.convolution_width * d * d
   if config.embedding_dim is not None:
     parts["embedding"] = 2 * rows * (encoder_length + decoder_length) * width * d
   stacks = (
@@ -49,7 +51,6 @@ def forward_flops_by_part(
     parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
     if config.positions == "disentangled":
       table = 2 * config.relative_buckets * layers * bool(length)
-      parts["convolution"] = 2 * rows * length * config.convolution_width * d * d
       parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
