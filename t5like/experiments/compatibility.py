@@ -28,7 +28,7 @@ _FREE_FIELDS = {
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
-_LATER_FIELDS = {
+LATER_FIELDS = {
   "padding_id": 0,
   "position_offset": 0,
   "embedding_dim": None,
@@ -44,7 +44,7 @@ _LATER_FIELDS = {
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
   """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
-  fields = {k: v for k, v in fields.items() if k not in _LATER_FIELDS or v != _LATER_FIELDS[k]}
+  fields = {k: v for k, v in fields.items() if k not in LATER_FIELDS or v != LATER_FIELDS[k]}
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 

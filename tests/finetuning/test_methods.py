@@ -109,11 +109,10 @@ def moved(params, selection):
   ("name", "family"),
   [(name, "t5") for name in METHODS]
   + [(name, "bert") for name in ("lora", "dora", "ia3", "houlsby", "pfeiffer", "parallel", "prompt", "projected")]
-  + [("prompt", "albert")]
   + [
     pytest.param(name, family, marks=pytest.mark.slow)
     for family in ("albert", "deberta")
-    for name in ("lora", "dora", "ia3", "houlsby", "projected")
+    for name in ("lora", "dora", "ia3", "houlsby", "prompt", "projected")
   ]
   + [(name, "gpt") for name in ("rslora", "ia3", "t5", "lora and adapter", "prompt", "prefix")],
 )

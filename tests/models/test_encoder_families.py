@@ -9,6 +9,8 @@ import pytest
 
 from t5like import parallel
 from t5like.errors import UserError
+from t5like.experiments.compatibility import LATER_FIELDS, model_fingerprint
+from t5like.finetuning.methods import PromptTuning
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.models import BERT, TransformerConfig
 from t5like.models.heads import ClassificationHead, MultipleChoiceHead, attach_head
@@ -91,7 +93,11 @@ def test_an_unknown_family_is_answered_with_the_nearest():
 
 @pytest.mark.parametrize(
   "config",
-  [pytest.param(ROBERTA, marks=pytest.mark.slow), ALBERT, pytest.param(DEBERTA, marks=pytest.mark.slow)],
+  [
+    pytest.param(ROBERTA, marks=pytest.mark.slow),
+    dataclasses.replace(ALBERT, num_encoder_layers=2, layer_groups=1),
+    pytest.param(DEBERTA, marks=pytest.mark.slow),
+  ],
   ids=["roberta", "albert", "deberta"],
 )
 def test_stacked_and_rematerialized_layers_on_eight_devices_give_the_same_gradients(config):
@@ -135,3 +141,17 @@ def test_layers_of_a_group_share_their_parameters():
   stacked = unflatten(stack_layers(flatten(params)))
   for config, arrays in ((ALBERT, params), (dataclasses.replace(ALBERT, scan_layers=True), stacked)):
     np.testing.assert_allclose(states(BERT(config), arrays), expected, atol=1e-6)
+
+
+def test_a_learned_prompt_has_the_width_of_the_embeddings():
+  ((prompt,),) = PromptTuning(length=3).sites(BERT(ALBERT)).values()
+  assert prompt.width == ALBERT.embedding_dim
+
+
+def test_fingerprints_of_earlier_models_have_not_changed():
+  """Fields that came later count only where they are set; so earlier checkpoints match."""
+  defaults = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+  assert LATER_FIELDS.items() <= defaults.items()
+  assert not LATER_FIELDS.keys() & model_fingerprint(BERT_LIKE, None).keys()
+  own = {"padding_id": 1, "position_offset": 2}
+  assert model_fingerprint(ROBERTA, None) == model_fingerprint(BERT_LIKE, None) | own | {"pooler": False}
