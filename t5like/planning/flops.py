@@ -8,6 +8,8 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L d V
     BERT's heads      2 B L d d  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
+    ELECTRA           layers of both models; for the generator, of width g, 4 B L d g around its layers and the output;
+                      for the discriminator's head 2 B L d d + 2 B L d
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
@@ -16,12 +18,15 @@ that skip some of this work show as faster.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 
+from t5like.models import ELECTRA
 from t5like.models.config import TransformerConfig
 
 
@@ -61,6 +66,32 @@ def train_step_flops(
   config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
 ) -> int:
   return 3 * sum(forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output).values())
+
+
+def model_flops_by_part(
+  model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> dict[str, int]:
+  """Returns the FLOPs of a model's forward pass by part, those of ELECTRA's generator included."""
+  config = model.config
+  if not isinstance(model, ELECTRA) or not config.mlm_head:
+    return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
+  headless = dataclasses.replace(config, mlm_head=False)
+  generator = dataclasses.replace(model.generator_config, mlm_head=False)
+  tokens, d = rows * encoder_length, config.embed_dim
+  inside = forward_flops_by_part(generator, rows, encoder_length)
+  return forward_flops_by_part(headless, rows, encoder_length) | {
+    "heads": 2 * tokens * d * (d + 1),
+    "generator": sum(inside.values()) + 2 * 2 * tokens * d * generator.embed_dim,
+    "output": 2 * tokens * d * config.vocab_size,
+  }
+
+
+def step_flops_by_part(
+  model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> dict[str, int]:
+  """Returns the FLOPs of a model's train step by part."""
+  parts = model_flops_by_part(model, rows, encoder_length, decoder_length, has_output)
+  return {part: 3 * flops for part, flops in parts.items()}
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:

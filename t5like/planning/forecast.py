@@ -13,7 +13,7 @@ import jax
 from t5like import parallel
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
-from t5like.planning.flops import forward_flops_by_part
+from t5like.planning.flops import step_flops_by_part
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
 from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
 from t5like.planning.step_time import StepTime, efficiency_of, step_time
@@ -72,7 +72,7 @@ class Work:
 
   def flops_by_part(self) -> dict[str, int]:
     """Returns the model FLOPs of a train step by part of the model."""
-    return {part: 3 * n for part, n in forward_flops_by_part(self.model.config, self.rows, **self.lengths).items()}
+    return step_flops_by_part(self.model, self.rows, **self.lengths)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,8 +173,8 @@ def parameters_by_part(params: Any) -> dict[str, int]:
 def _part(names: Sequence[str]) -> str:
   if names[0] == "token_embedder":
     return "embedding"
-  if names[0] == "logits_dense":
-    return "output"
+  if names[0] in ("logits_dense", "generator"):
+    return "output" if names[0] == "logits_dense" else "generator"
   if len(names) < 2 or names[0] not in ("encoder", "decoder", "shared"):
     return "heads"
   kinds = {"attention": f"{names[0]} attention", "cross_attention": "cross-attention", "mlp": f"{names[0]} MLP"}

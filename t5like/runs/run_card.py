@@ -21,6 +21,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
 from t5like.finetuning import TrainingPlan
+from t5like.models import ELECTRA
 from t5like.models.attention import describe_backend
 from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
@@ -153,6 +154,9 @@ def _head_facts(model: nn.Module) -> dict[str, Any]:
 
 
 def _model_name(model: nn.Module) -> str:
+  if isinstance(model, ELECTRA) and model.config.mlm_head:
+    generator = model.generator_config
+    return f"ELECTRA with a generator {generator.embed_dim} wide ({generator.num_heads} heads, mlp {generator.mlp_dim})"
   if not isinstance(model, WithHead):
     return type(model).__name__
   head = model.head
