@@ -15,6 +15,7 @@ from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.heads import fits
+from t5like.finetuning.distillation import WithTeacher
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.models.heads import WithHead
@@ -112,7 +113,9 @@ def _texts_per_row(model: nn.Module) -> int:
 
 
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
-  """Returns the model FLOPs of a train step."""
+  """Returns the model FLOPs of a train step; of a teacher, those of the forward pass."""
+  if isinstance(model, WithTeacher):
+    return sum(phase_flops(m, batch_size, lengths) // n for m, n in ((model.student, 1), (model.teacher, 3)))
   if isinstance(model, WithHead):
     # A decoder's output projection runs only for the auxiliary loss.
     has_output = bool(model.head.lm_loss_weight)

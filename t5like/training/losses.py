@@ -83,12 +83,22 @@ def loss_and_metrics(
     metrics["sentence_loss"] = sentences["sentence_loss"] / divide_by.rows
     metrics["sentence_accuracy"] = sentences["sentence_accuracy"] / divide_by.rows
     loss += metrics["sentence_loss"]
-  for name, term in outputs.get("auxiliary", {}).items():
-    total = jnp.sum(term.weights) if name not in divide_by.auxiliary else divide_by.auxiliary[name]
-    metrics[name] = jnp.sum(term.losses * term.weights) / jnp.maximum(total, 1.0)
-    loss += term.weight * metrics[name]
   if COUNTS in outputs:
     metrics[COUNTS] = outputs[COUNTS]
+  return add_auxiliary(loss, metrics, outputs.get("auxiliary", {}), divide_by.auxiliary)
+
+
+def add_auxiliary(
+  loss: jax.Array, metrics: dict[str, jax.Array], terms: Mapping[str, Any], divide_by: Mapping[str, jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Adds losses by name (models/auxiliary.py) to a loss and its metrics.
+
+  One without a divisor of the global batch is divided by the sum of its own weights.
+  """
+  for name, term in terms.items():
+    total = jnp.sum(term.weights) if name not in divide_by else divide_by[name]
+    metrics = {**metrics, name: jnp.sum(term.losses * term.weights) / jnp.maximum(total, 1.0)}
+    loss += term.weight * metrics[name]
   return loss, metrics
 
 

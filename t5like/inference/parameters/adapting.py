@@ -27,6 +27,7 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
+from t5like.finetuning.distillation import LEARNED
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import LAYER, STACKED, flatten
 from t5like.training.checkpoints import Restore, load_parameters
@@ -39,7 +40,7 @@ from t5like.vocabularies import Vocabulary
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 _BACKBONE, _HEAD = "backbone/", "head/"
-_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/")
+_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", f"{LEARNED}/")
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
