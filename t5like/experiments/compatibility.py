@@ -70,10 +70,11 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
         expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
         try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
       )
-    if getattr(objective, "next_sentence", False) and not model.config.nsp_head:
+    if objective.labels_rows and not model.config.nsp_head:
       raise UserError(
-        f"{name} has no head for next-sentence prediction",
-        try_="an objective without it, such as --gin_file=objectives/bert_mlm.gin",
+        f"{name} has no head for pairs of sentences, which {objective.name} predicts",
+        try_="an objective without them, such as --gin_file=objectives/bert_mlm.gin; "
+        "or --gin.TransformerConfig.nsp_head=True --gin.TransformerConfig.pooler=True",
       )
     if objective.makes != "masked":
       raise UserError(f"{name} is an encoder, but {objective.name} needs a decoder", try_=_objectives("masked", False))

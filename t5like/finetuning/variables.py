@@ -20,7 +20,7 @@ EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "
 _STACKS = ("encoder", "decoder", "shared")
 # Modules of the families in models/; any other module is a head.
 _PLACES = {"token_embedder": EMBEDDINGS, "pooler": TOP} | dict.fromkeys(
-  ("mlm_head", "nsp_head", "logits_dense", "generator", "discriminator_head", "distillation"), OUTPUT
+  ("mlm_head", "nsp_head", "logits_dense", "generator", "discriminator_head", "boundary_head", "distillation"), OUTPUT
 )
 _LAYER = re.compile(rf"{STACKED}_(\d+)")
 # Position biases shared by all layers of a stack: Hugging Face and T5 keep them in the first layer.

@@ -10,6 +10,7 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
     BERT's heads      2 B L d d  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
     ELECTRA           layers of both models; for the generator, of width g, 4 B L d g around its layers and the output;
                       for the discriminator's head 2 B L d d + 2 B L d
+    SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
@@ -26,7 +27,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from t5like.models import ELECTRA
+from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
 
 
@@ -73,6 +74,10 @@ def model_flops_by_part(
 ) -> dict[str, int]:
   """Returns the FLOPs of a model's forward pass by part, those of ELECTRA's generator included."""
   config = model.config
+  if isinstance(model, SpanBERT) and config.mlm_head:
+    parts, tokens = forward_flops_by_part(config, rows, encoder_length), rows * encoder_length
+    second = 2 * tokens * (3 * config.embed_dim + model.position_dim) * config.embed_dim
+    return parts | {"heads": parts["heads"] + second, "output": 2 * parts["output"]}
   if not isinstance(model, ELECTRA) or not config.mlm_head:
     return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
   headless = dataclasses.replace(config, mlm_head=False)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import flax.linen as nn
 import jax.numpy as jnp
 
-from t5like.models import ELECTRA
+from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
 from t5like.planning.activations import predicted_positions, writes_scores
 
@@ -76,6 +76,10 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
       "embedding", "memory", 0, 8 * tokens * config.embed_dim * width, kernels=4
     )  # look up; add up the gradient
   yield from _output(model, share)
+  if isinstance(model, SpanBERT) and config.mlm_head:  # a second head for the same tokens
+    yield from _output(model, share)
+    tokens = share.rows * predicted_positions(model, share.encoder_length)
+    yield from _product(config, share, "heads", tokens, 2 * config.embed_dim + model.position_dim, config.embed_dim)
 
 
 def _generator(model: ELECTRA, share: DeviceShare) -> Iterator[Operation]:

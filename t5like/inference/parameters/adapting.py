@@ -4,7 +4,7 @@ Rules, each reported on the run card:
 
 - A model without a head starts the backbone of one with a head, and the reverse. A head is taken if it has the same
   labels, else it is new. BERT's pre-training heads and pooler are taken, new or left out as the model needs them;
-  likewise ELECTRA's generator and the head of its discriminator.
+  likewise ELECTRA's generator, the head of its discriminator, and SpanBERT's.
 - A longer position table repeats the old one (Beltagy et al. 2020, section 5); a shorter one is its beginning.
 - A larger vocabulary has all pieces of the old one: their rows are taken, wherever they moved. New rows are the mean of
   the old ones with slight noise (Hewitt 2021). A smaller embedding drops only rows beyond the vocabulary.
@@ -40,7 +40,9 @@ from t5like.vocabularies import Vocabulary
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 _BACKBONE, _HEAD = "backbone/", "head/"
-_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", f"{LEARNED}/")
+_BERT_HEADS = (
+  "pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", "boundary_head/", f"{LEARNED}/",
+)  # fmt: skip
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
