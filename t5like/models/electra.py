@@ -19,6 +19,7 @@ from t5like.models.layers import ACTIVATIONS, constrain_activations, dense
 from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack
 
+SHARING = ("tied", "disentangled")
 BINS = 200  # of the discriminator's probabilities; the original computes its AUC from 200 thresholds, too
 LOSS = "discriminator_loss"
 
@@ -38,10 +39,14 @@ class ELECTRA(BERT):
   generator_share       width of the generator, its MLP and its heads, relative to the discriminator (small, large: 1/4;
                         base: 1/3)
   discriminator_weight  of the discriminator's loss; the generator's has weight 1
+  embedding_sharing     "tied": both models train one set of embeddings. "disentangled", as in DeBERTa v3 (He et al.
+                        2021, section 3.3): the generator trains them, and the discriminator reads them plus a
+                        difference of its own, which starts at 0; the two losses pull embeddings in opposite directions
   """
 
   generator_share: float = 0.25
   discriminator_weight: float = 50.0
+  embedding_sharing: str = "tied"
 
   def setup(self):
     config = self.config
@@ -52,12 +57,16 @@ class ELECTRA(BERT):
     if config.mlm_head:
       self.generator = Generator(self.generator_config, config)
       self.discriminator_head = ReplacedTokenHead(config)
+      if self.embedding_sharing == "disentangled":
+        self.embedding_delta = EmbeddingDelta()
 
   def check(self) -> None:
     """Raises UserError for settings that do not fit, before anything is compiled."""
     for field, most in (("predicted_share", 1.0), ("generator_share", 1.0), ("discriminator_weight", 1e9)):
       if not 0.0 < getattr(self, field) <= most:
         raise UserError(f"invalid ELECTRA.{field}: {getattr(self, field)!r}", expected=f"0 < {field} <= {most:g}")
+    if self.embedding_sharing not in SHARING:
+      raise UserError(f"invalid ELECTRA.embedding_sharing: {self.embedding_sharing!r}", known=", ".join(SHARING))
     if self.config.pooler or self.config.nsp_head:
       raise UserError(
         "ELECTRA has no pooler and no next-sentence prediction",
@@ -118,6 +127,21 @@ class ELECTRA(BERT):
     """Returns the divisor of the discriminator's loss: the real tokens of the global batch."""
     return {LOSS: jnp.sum(real_tokens(batch))}
 
+  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+    """Returns the discriminator's states: see BERT."""
+    if self.embedding_sharing == "tied" or not self.config.mlm_head:
+      return super().hidden_states(batch, deterministic, all_layers)
+    tables = self.embedding_delta(nn.unbox(self.token_embedder.variables["params"]))
+    if self.is_initializing():  # not all parameters exist, and the difference is 0
+      return super().hidden_states(batch, deterministic, all_layers)
+
+    def with_delta(variables):
+      params = nn.unbox(variables)["params"]
+      return {"params": {**params, "token_embedder": {**params["token_embedder"], **tables}}}
+
+    read = lambda model: BERT.hidden_states(model, batch, deterministic, all_layers)  # noqa: E731
+    return nn.map_variables(read, "params", trans_in_fn=with_delta)(self)
+
   def generator_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
     """Returns the states [batch, length, generator's width] that `project` reads."""
     types, positions = batch.get("encoder_token_types"), batch.get("encoder_positions")
@@ -153,6 +177,21 @@ class Generator(nn.Module):
   def transform(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the vectors to multiply with the embedding, and the bias of the logits."""
     return self.mlm_head(states)
+
+
+class EmbeddingDelta(nn.Module):
+  """The difference of the discriminator's tables from the generator's."""
+
+  @nn.compact
+  def __call__(self, tables: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Returns the discriminator's tables, which pass no gradient on to the generator's; norms stay shared."""
+    found = {}
+    for name, table in tables.items():
+      if name.endswith("embedding"):
+        axes = ("vocab" if name == "embedding" else None, "embed")
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, axes)
+        found[name] = jax.lax.stop_gradient(table) + self.param(name, zeros, table.shape, table.dtype)
+    return found
 
 
 class ReplacedTokenHead(nn.Module):

@@ -340,3 +340,16 @@ def test_the_discriminator_of_electra_starts_a_model_with_a_head_and_a_bert_star
   found, fates, _ = start(save(tmp_path / "bert", plain, ours, vocabulary), electra, vocabulary)
   np.testing.assert_array_equal(found["token_embedder/embedding"], ours["token_embedder"]["embedding"])
   assert statuses(fates, "generator/") == {"new"} and statuses(fates, "mlm_head/") == {"left out"}
+
+
+def test_disentangled_embeddings_are_summed_for_a_model_without_them(tmp_path, vocabulary):
+  plain = bert(pooler=False, nsp_head=False)
+  electra = ELECTRA(plain.config, embedding_sharing="disentangled")
+  theirs = initial(electra)
+  model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
+  found, fates, _ = start(save(tmp_path, electra, theirs, vocabulary), model, vocabulary)
+  for name in ("embedding", "position_embedding", "token_type_embedding"):
+    total = theirs["token_embedder"][name] + theirs["embedding_delta"][name]
+    np.testing.assert_array_equal(found[f"backbone/token_embedder/{name}"], total)
+  np.testing.assert_array_equal(found["backbone/token_embedder/norm/scale"], theirs["token_embedder"]["norm"]["scale"])
+  assert "sum" in fates["backbone/token_embedder/embedding", "taken"].note

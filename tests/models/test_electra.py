@@ -204,7 +204,11 @@ def test_the_generator_is_a_quarter_as_wide_by_default():
 
 @pytest.mark.parametrize(
   "changes, message",
-  [({"generator_share": 0.0}, "generator_share"), ({"discriminator_weight": -1.0}, "discriminator_weight")],
+  [
+    ({"generator_share": 0.0}, "generator_share"),
+    ({"discriminator_weight": -1.0}, "discriminator_weight"),
+    ({"embedding_sharing": "both"}, "embedding_sharing"),
+  ],
 )
 def test_invalid_settings(changes, message):
   with pytest.raises(UserError, match=f"invalid ELECTRA.{message}"):
@@ -222,3 +226,28 @@ def test_masks_are_filled_by_the_generator(golden, params):
   tokens = golden["tokens"][0].tolist()
   ((_, ids),) = MaskFiller(MODEL, mesh, tokens[3], top=1)(params, [tokens])
   assert ids[:, 0].tolist() == golden["logits"][0].argmax(axis=-1)[np.equal(tokens, tokens[3])].tolist()
+
+
+def test_disentangled_embeddings_start_as_tied_ones_and_separate_the_gradients(params, batch):
+  """Of the table, the generator's loss trains the shared part only, the discriminator's the difference only."""
+  apart = SHALLOW.clone(embedding_sharing="disentangled")
+  delta = {name: np.zeros_like(x) for name, x in params["token_embedder"].items() if name != "norm"}
+  given = {**params, "embedding_delta": delta}
+  assert set(nn.unbox(boxed_shapes(apart))["embedding_delta"]) == set(delta)
+
+  def losses(params):
+    outputs = apart.apply({"params": params}, batch)
+    detection = jnp.sum(outputs["auxiliary"]["discriminator_loss"].losses)
+    return jnp.stack([detection, jnp.sum(outputs["logits"] ** 2)]), outputs["replaced_logits"]
+
+  def run(given):
+    _, pull_back, separate = jax.vjp(losses, given, has_aux=True)
+    gradients = [pull_back(jnp.asarray(row))[0] for row in ([1.0, 0.0], [0.0, 1.0])]
+    return separate, SHALLOW.apply({"params": given}, batch)["replaced_logits"], *gradients
+
+  separate, tied, *gradients = compiled(run)(given)
+  np.testing.assert_allclose(separate, tied, rtol=1e-6)
+  for found, still, moves in zip(gradients, ("token_embedder", "embedding_delta"), ("embedding_delta", "token_embedder"),
+                                 strict=True):  # fmt: skip
+    assert np.abs(found[still]["embedding"]).max() == 0 < np.abs(found[moves]["embedding"]).max()
+    assert np.abs(found[still]["position_embedding"]).max() == 0
