@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 
 import jax
+import numpy as np
 
 _IN_FLIGHT = 3  # batches dispatched ahead
 
@@ -18,7 +19,7 @@ def sum_batches(sums: Iterable[Mapping[str, jax.Array]], progress: Callable[[int
 
   def finish_one() -> None:
     nonlocal done
-    totals.update({name: float(value) for name, value in in_flight.popleft().items()})
+    totals.update({name: np.asarray(value, np.float64)[()] for name, value in in_flight.popleft().items()})
     done += 1
     progress(done)
 

@@ -10,15 +10,17 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from t5like import data, parallel, planning
+from t5like import data, parallel
 from t5like.data.layouts import LAYOUTS
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.heads import fits
+from t5like.finetuning.distillation import WithTeacher
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import check_length
 from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Lengths, Objective, SpecialTokens
+from t5like.planning.flops import step_flops_by_part
 from t5like.vocabularies import Vocabulary
 
 # A checkpoint may be used with different values of these: they affect how a step is computed or how
@@ -87,6 +89,12 @@ def check_layout(model: nn.Module, objective: Objective | None) -> None:
         expected=f"a model with {', '.join(LAYOUTS)} batches, such as --gin_file=models/t5/tiny.gin",
         try_="--gin.HEAD=task and a task with labels, such as --gin.TASK=glue_sst2_classification",
       )
+    if objective.labels_rows and not model.config.nsp_head:
+      raise UserError(
+        f"{name} has no head for pairs of sentences, which {objective.name} predicts",
+        try_="an objective without them, such as --gin_file=objectives/bert_mlm.gin; "
+        "or --gin.TransformerConfig.nsp_head=True --gin.TransformerConfig.pooler=True",
+      )
     if objective.makes != "masked":
       raise UserError(f"{name} is an encoder, but {objective.name} needs a decoder", try_=_objectives("masked", False))
   elif objective is not None and objective.makes == "masked":
@@ -125,13 +133,15 @@ def _texts_per_row(model: nn.Module) -> int:
 
 
 def phase_flops(model: nn.Module, batch_size: int, lengths: Lengths) -> int:
-  """Returns the model FLOPs of a train step."""
+  """Returns the model FLOPs of a train step; of a teacher, those of the forward pass."""
+  if isinstance(model, WithTeacher):
+    return sum(phase_flops(m, batch_size, lengths) // n for m, n in ((model.student, 1), (model.teacher, 3)))
   if isinstance(model, WithHead):
     # A decoder's output projection runs only for the auxiliary loss.
     has_output = bool(model.head.lm_loss_weight)
     rows = batch_size * _texts_per_row(model)
-    return planning.train_step_flops(model.config, rows, **stack_lengths(model, lengths), has_output=has_output)
-  return planning.train_step_flops(model.config, batch_size, **stack_lengths(model, lengths))
+    return sum(step_flops_by_part(model, rows, **stack_lengths(model, lengths), has_output=has_output).values())
+  return sum(step_flops_by_part(model, batch_size, **stack_lengths(model, lengths)).values())
 
 
 def row_lengths(experiment: Experiment, given: Mapping[str, int], special: SpecialTokens) -> Lengths:

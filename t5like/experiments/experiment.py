@@ -14,6 +14,7 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.finetuning import Everything, LayerRates, Trainable
+from t5like.finetuning.distillation import Distillation
 from t5like.finetuning.methods import Method
 from t5like.models.heads import WithHead
 from t5like.objectives import CATALOGUE, Objective, split_task_name
@@ -83,6 +84,8 @@ class Experiment:
   # as a multiple of the optimizer's.
   trainable: Trainable = Everything()
   layer_rates: LayerRates | None = None
+  # A frozen teacher that the model imitates; None: none. Checkpoints hold the model only.
+  distillation: Distillation | None = None
   # The loss of a step is its sum over target tokens divided by their number, or by this fixed factor.
   loss_normalizer: float | None = None
   # Splits a batch into N sequential microbatches: less memory, more time, the same result.

@@ -142,6 +142,6 @@ def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
     packed=is_packed(experiment),
     shifted=objective is not None and objective.shifted,
   )
-  if "labels" in batch and not objective.needs_others:
+  if "labels" in batch and not objective.labels_rows:
     del batch["labels"]
   return batch

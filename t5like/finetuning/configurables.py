@@ -3,6 +3,7 @@
 import gin
 
 from t5like import finetuning
+from t5like.finetuning.distillation import Distillation
 from t5like.finetuning.methods import METHODS
 
 for _name in (
@@ -13,3 +14,5 @@ for _name in (
 
 for _name, _method in METHODS.items():
   gin.external_configurable(_method, _name)
+
+gin.external_configurable(Distillation, "Distillation")

@@ -158,13 +158,14 @@ def plan_training(
   shapes: Any,
   steps: int,
   tied_output: bool = False,
+  frozen: str | None = None,
 ) -> TrainingPlan:
   """Returns the plan of a run of `steps` steps.
 
   `shapes` are those of all parameters, `optimizer` is for all of them. Raises UserError for settings that do not fit
-  the model. `tied_output` is for the run card.
+  the model. `tied_output` is for the run card. `frozen` names a part that never trains, such as a teacher.
   """
-  variables = read_variables(shapes)
+  variables = read_variables({name: part for name, part in shapes.items() if name != frozen})
   rates = layer_rates.rules(variables) if layer_rates is not None else None
   given = trainable.episodes(variables, steps)
   groups: dict[str, Selection] = {}
@@ -189,7 +190,8 @@ def _plan_episode(
   everything = episode.selection.covers(shapes)
   restricted = restrict(optimizer, shapes, None if everything and not groups else episode.selection, rates, groups)
   trained = variables.trained(None if everything else episode.selection)
-  scanned = {variable.stack for variable in variables.all if variable.is_stacked}
+  # Not those of ELECTRA's generator, which is not a stack of the model.
+  scanned = {variable.stack for variable in variables.all if variable.is_stacked and variable.place == LAYER}
   lowest = _lowest_layers(variable for variable in trained if variable.is_stacked)
   frozen = {stack: lowest.get(stack, variables.depths[stack]) for stack in sorted(scanned)}
   frozen = {stack: count for stack, count in frozen.items() if count}

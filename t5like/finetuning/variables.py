@@ -19,7 +19,9 @@ BACKBONE = "backbone"  # of a model with a head: its parameters without the head
 EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "head"
 _STACKS = ("encoder", "decoder", "shared")
 # Modules of the families in models/; any other module is a head.
-_PLACES = {"token_embedder": EMBEDDINGS, "pooler": TOP, "mlm_head": OUTPUT, "nsp_head": OUTPUT, "logits_dense": OUTPUT}
+_PLACES = {"token_embedder": EMBEDDINGS, "embedding_delta": EMBEDDINGS, "pooler": TOP} | dict.fromkeys(
+  ("mlm_head", "nsp_head", "logits_dense", "generator", "discriminator_head", "boundary_head", "distillation"), OUTPUT
+)
 _LAYER = re.compile(rf"{STACKED}_(\d+)")
 # Relative positions shared by all layers of a stack: Hugging Face's T5 keeps them in the first layer.
 _FIRST_LAYER = ("relpos_bias", "relative_embedding")

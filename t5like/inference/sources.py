@@ -19,6 +19,7 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
+from t5like.finetuning.distillation import LEARNED
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import flatten, unflatten
 from t5like.parallel import MeshAxes
@@ -104,7 +105,8 @@ class RunDirectory:
     return int(find_checkpoint(self.folder, self.given_step if step is None else step).name)
 
   def read(self, step: int | None, average: bool, fingerprint: Mapping[str, Any] | None) -> Any:
-    return load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+    params = load_parameters(self.folder, self.step(step), fingerprint=fingerprint, average=average)
+    return {name: part for name, part in params.items() if name != LEARNED}
 
   def recorded_vocabulary(self, step: int | None) -> str | None:
     return read_fingerprint(find_checkpoint(self.folder, self.step(step))).get("vocabulary")

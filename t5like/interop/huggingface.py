@@ -9,7 +9,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -29,7 +31,7 @@ from t5like.interop.layouts import (
 from t5like.interop.mapping import ImportReport, Rule, check_complete, export_tensors, import_tensors
 from t5like.interop.sentence_modules import is_sentence_folder, read_sentence_folder, write_sentence_modules
 from t5like.interop.tensor_folders import TensorFolder, read_json
-from t5like.models import BERT, GPT, T5, TransformerConfig
+from t5like.models import BERT, ELECTRA, GPT, T5, SpanBERT, TransformerConfig
 from t5like.models.heads import WithHead, attach_head
 from t5like.vocabularies import Vocabulary
 
@@ -118,6 +120,7 @@ def save(
     model_type: "mt5" selects Hugging Face's mT5 instead of T5.
     vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
   """
+  model, params = _published_form(model, params)
   backbone = model.backbone if isinstance(model, WithHead) else model
   family, hf, head = *_family_and_fields(backbone), None
   if model is not backbone:
@@ -154,6 +157,16 @@ def save(
   tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+def _published_form(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
+  """Returns what is published of a model that has more parts while it is pre-trained."""
+  if isinstance(model, ELECTRA) and model.config.mlm_head:
+    return model.discriminator(params)
+  if isinstance(model, SpanBERT):
+    plain = BERT(model.config, model.predicted_share, model.family)
+    return plain, {name: part for name, part in params.items() if name != "boundary_head"}
+  return model, params
 
 
 def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:

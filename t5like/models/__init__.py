@@ -1,8 +1,10 @@
-"""T5, BERT and GPT as Flax Linen modules on one Transformer core. See README.md here."""
+"""T5, BERT, SpanBERT, ELECTRA and GPT as Flax Linen modules on one Transformer core. See README.md here."""
 
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
+from t5like.models.electra import ELECTRA
 from t5like.models.gpt import GPT
+from t5like.models.spanbert import SpanBERT
 from t5like.models.t5 import T5
 
-__all__ = ["BERT", "GPT", "T5", "TransformerConfig"]
+__all__ = ["BERT", "ELECTRA", "GPT", "T5", "SpanBERT", "TransformerConfig"]

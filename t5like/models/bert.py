@@ -68,7 +68,7 @@ class BERT(Tunable):
     weights = batch.get("encoder_loss_weights")
     if self.config.mlm_head:
       if self.predicted_share < 1.0 and weights is not None and not deterministic:
-        outputs["predicted"], target_states = _gather_targets(hidden, weights, self.predicted_share)
+        outputs["predicted"], target_states = gather_targets(hidden, weights, self.predicted_share)
         outputs["logits"] = self.project(target_states)
       else:
         outputs["logits"] = self.project(hidden)
@@ -121,7 +121,7 @@ def predictions_per_row(share: float, length: int) -> int:
   return min(length, -(-math.ceil(share * length) // 8) * 8)  # a multiple of 8, for fast matrix products
 
 
-def _gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
+def gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
   """Returns positions [batch, predictions] that include all targets, and the hidden states at them."""
   count = predictions_per_row(share, weights.shape[1])
   _, positions = jax.lax.top_k((weights != 0).astype(jnp.float32), count)

@@ -52,12 +52,13 @@ class Embedder(nn.Module):
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
-    *, deterministic: bool, prompt: bool = False, valid: jax.Array | None = None,
+    *, deterministic: bool, prompt: bool = False, valid: jax.Array | None = None, projected: bool = True,
   ) -> jax.Array:  # fmt: skip
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
 
     With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions. Where `valid`,
-    which includes the prompt, is given and False, the normalized sum is 0.
+    which includes the prompt, is given and False, the normalized sum is 0. Without `projected`, vectors
+    have the width of the tables.
     """
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
@@ -87,7 +88,7 @@ class Embedder(nn.Module):
     if valid is not None:
       x = jnp.where(valid[:, :, None], x, 0)
     x = self.dropout(x, deterministic)
-    return constrain_activations(x if config.embedding_dim is None else self.project(x))
+    return constrain_activations(self.project(x) if projected and config.embedding_dim is not None else x)
 
   @property
   def prompt_length(self) -> int:

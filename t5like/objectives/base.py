@@ -110,7 +110,8 @@ class Masked:
   targets: np.ndarray  # the text before masking
   weights: np.ndarray  # bool: the positions that are predicted
   token_types: np.ndarray
-  labels: np.ndarray | None = None  # [rows], for next-sentence prediction: 0 if the second part follows the first
+  # [rows], for next-sentence and sentence-order prediction: 0 if the second part follows the first.
+  labels: np.ndarray | None = None
 
 
 class Objective:
@@ -129,6 +130,8 @@ class Objective:
   shifted: ClassVar[bool] = False
   # Whether each row needs a row from another document.
   needs_others: bool = False
+  # Whether rows have labels: of next-sentence or sentence-order prediction.
+  labels_rows: bool = False
   # Whether the length of targets varies: rare ones exceed `lengths` and are trimmed.
   targets_vary: ClassVar[bool] = False
 

@@ -7,7 +7,7 @@ from t5like.objectives.bart import Bart
 from t5like.objectives.base import Objective
 from t5like.objectives.denoising import BertStyle, IidDropTokens, IidReplaceSpans, MassStyle
 from t5like.objectives.language_modeling import LM, CausalLM, FullLM, PrefixLM
-from t5like.objectives.masking import MaskedLM, SpanMaskedLM
+from t5like.objectives.masking import MaskedLM, NgramMaskedLM, SpanMaskedLM
 from t5like.objectives.mass import Mass
 from t5like.objectives.reordering import Deshuffling, PermutedLM
 from t5like.objectives.span_corruption import SpanCorruption
@@ -39,6 +39,7 @@ CATALOGUE: dict[str, Objective] = {
   "bert_mlm_nsp": MaskedLM(next_sentence=True),
   "roberta": MaskedLM(whole_sentences=True),
   "spanbert": SpanMaskedLM(),
+  "albert": NgramMaskedLM(sentence_order=True),
   "electra": MaskedLM(mask_share=0.85, random_share=0.0),
   # BART: combined, and each noise alone as in its Table 1
   "bart": Bart(),

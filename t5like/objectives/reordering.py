@@ -42,8 +42,9 @@ class Deshuffling(Objective):
 class PermutedLM(Objective):
   """Replaces a sixth of the tokens with one sentinel each and predicts them in random order.
 
-  XLNet's objective (Yang et al. 2019) for an encoder-decoder, as compared in the BART paper (Lewis
-  et al. 2019, section 4.1). The sentinel before a target identifies the token.
+  The BART paper's comparison (Lewis et al. 2019, section 4.1) of XLNet's idea (Yang et al. 2019), for any
+  encoder-decoder. It is not XLNet, whose model has two streams of attention and relative positions. The sentinel
+  before a target identifies the token.
   """
 
   share: float = 1 / 6

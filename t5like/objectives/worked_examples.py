@@ -19,7 +19,7 @@ class CorruptedRow:
   inputs: np.ndarray  # [input length]
   targets: np.ndarray | None  # [target length]; None if tokens are predicted in place
   predicted: dict[int, int]  # tokens to predict by position in the inputs
-  follows: bool | None  # next-sentence prediction: whether the second text follows the first
+  follows: bool | None  # next-sentence and sentence-order prediction: whether the second text follows the first
 
 
 def corrupted_rows(result: Pairs | Masked) -> list[CorruptedRow]:

@@ -11,7 +11,9 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
     projection        2 B L E d   of such embeddings
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
-                      2 B L (d d + d)  for ELECTRA's
+                      2 B L (d d + d)  for ELECTRA's discriminator
+    ELECTRA           both models; the generator, of width g, reads and predicts with 4 B L E g, and has the output
+    SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels
@@ -20,12 +22,15 @@ that skip some of this work show as faster.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 
+from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
 
 
@@ -73,6 +78,33 @@ def train_step_flops(
   config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
 ) -> int:
   return 3 * sum(forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output).values())
+
+
+def model_flops_by_part(
+  model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> dict[str, int]:
+  """Returns the FLOPs of a model's forward pass by part, those of ELECTRA's generator included."""
+  config = model.config
+  if isinstance(model, SpanBERT) and config.mlm_head:
+    parts, tokens = forward_flops_by_part(config, rows, encoder_length), rows * encoder_length
+    second = 2 * tokens * (3 * config.embed_dim + model.position_dim) * config.embed_dim
+    return parts | {"heads": parts["heads"] + second, "output": 2 * parts["output"]}
+  if not isinstance(model, ELECTRA) or not config.mlm_head:
+    return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
+  discriminator = dataclasses.replace(config, mlm_head=False, discriminator_head=True)
+  generator = dataclasses.replace(model.generator_config, discriminator_head=False)
+  inside = forward_flops_by_part(generator, rows, encoder_length)
+  output = inside.pop("output")
+  parts = forward_flops_by_part(discriminator, rows, encoder_length)
+  return parts | {"generator": sum(inside.values()), "output": output}
+
+
+def step_flops_by_part(
+  model: nn.Module, rows: int, encoder_length: int = 0, decoder_length: int = 0, has_output: bool = True
+) -> dict[str, int]:
+  """Returns the FLOPs of a model's train step by part."""
+  parts = model_flops_by_part(model, rows, encoder_length, decoder_length, has_output)
+  return {part: 3 * flops for part, flops in parts.items()}
 
 
 def traced_flops(function: Callable[..., Any], *arguments: Any) -> int:

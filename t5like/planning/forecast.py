@@ -13,13 +13,14 @@ import jax
 from t5like import parallel
 from t5like.planning.accuracy import accuracy_of
 from t5like.planning.collectives import Collective, step_collectives
-from t5like.planning.flops import forward_flops_by_part
+from t5like.planning.flops import step_flops_by_part
 from t5like.planning.memory import MemoryEstimate, StateBytes, estimate_memory, state_bytes
 from t5like.planning.operations import DeviceShare, Operation, layer_operations, optimizer_operations
 from t5like.planning.step_time import StepTime, efficiency_of, step_time
 from t5like.planning.topology import Topology
 from t5like.training.optimizers.selection import Selection
 
+TEACHER = "teacher"  # of a student, among its parts and parameters
 # Share of a device's memory that is usable; the rest goes to the runtime and to fragmentation.
 USABLE = 0.92
 
@@ -54,6 +55,7 @@ class Work:
   batch: Mapping[str, Any]
   steps: int = 1
   microbatches: int = 1
+  teacher: nn.Module | None = None  # whose forward pass is part of a step
 
   @property
   def rows(self) -> int:
@@ -72,7 +74,10 @@ class Work:
 
   def flops_by_part(self) -> dict[str, int]:
     """Returns the model FLOPs of a train step by part of the model."""
-    return {part: 3 * n for part, n in forward_flops_by_part(self.model.config, self.rows, **self.lengths).items()}
+    parts = step_flops_by_part(self.model, self.rows, **self.lengths)
+    if self.teacher:
+      parts[TEACHER] = sum(step_flops_by_part(self.teacher, self.rows, **self.lengths).values()) // 3
+    return parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,6 +157,11 @@ def step_parts(
     dataclasses.replace(operation, count=operation.count * work.microbatches)
     for operation in layer_operations(work.model, share)
   ]
+  if work.teacher:  # a forward pass is a third of a step
+    operations += [
+      dataclasses.replace(operation, part=TEACHER, count=operation.count * work.microbatches / 3)
+      for operation in layer_operations(work.teacher, share)
+    ]
   operations += optimizer_operations(state.gradients, state.optimizer, state.variables, work.microbatches)
   if work.state.update_flops:
     split = mesh.shape["fsdp"] * mesh.shape["tensor"]
@@ -175,6 +185,8 @@ def _part(names: Sequence[str]) -> str:
     return "embedding"
   if names[0] == "logits_dense":
     return "output"
+  if names[0] in ("generator", TEACHER):
+    return names[0]
   if len(names) < 2 or names[0] not in ("encoder", "decoder", "shared"):
     return "heads"
   kinds = {"attention": f"{names[0]} attention", "cross_attention": "cross-attention", "mlp": f"{names[0]} MLP"}

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import flax.linen as nn
 import jax.numpy as jnp
 
+from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
 from t5like.planning.activations import predicted_positions, writes_scores
 
@@ -59,6 +60,8 @@ class DeviceShare:
 def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   """Yields the operations of all layers, the embedding and the output, forward and backward."""
   config = model.config
+  if isinstance(model, ELECTRA) and config.mlm_head:
+    yield from _generator(model, share)
   stacks = (
     ("encoder", share.encoder_length, config.num_encoder_layers),
     ("decoder", share.decoder_length, config.num_decoder_layers),
@@ -78,6 +81,26 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
     tokens, d = share.rows * share.encoder_length, config.embed_dim
     yield from _product(config, share, "convolution", tokens, config.convolution_width * d, d)
   yield from _output(model, share)
+  if isinstance(model, SpanBERT) and config.mlm_head:  # a second head for the same tokens
+    yield from _output(model, share)
+    tokens = share.rows * predicted_positions(model, share.encoder_length)
+    yield from _product(config, share, "heads", tokens, 2 * config.embed_dim + model.position_dim, config.embed_dim)
+
+
+def _generator(model: ELECTRA, share: DeviceShare) -> Iterator[Operation]:
+  """Yields the operations of ELECTRA's generator and of the discriminator's head; `_output` has the generator's.
+
+  Samples read the logits once more, with noise that is computed on the way.
+  """
+  config, discriminator = model.generator_config, model.config
+  for operation in _layer(config, share, "encoder", share.encoder_length):
+    yield dataclasses.replace(operation, part="generator", count=operation.count * config.num_encoder_layers)
+  tokens, d = share.rows * share.encoder_length, discriminator.embed_dim
+  yield from _product(config, share, "generator", tokens, discriminator.embedding_width, config.embed_dim)
+  yield from _product(discriminator, share, "heads", tokens, d, d)
+  predicted = share.rows * predicted_positions(model, share.encoder_length)
+  size = jnp.dtype(discriminator.logits_dtype).itemsize
+  yield Operation("generator", "memory", 0, predicted * discriminator.vocab_size / share.tensor * size)
 
 
 def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: int) -> Iterator[Operation]:
@@ -199,7 +222,8 @@ def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   plain = dataclasses.replace(config, remat="none", use_bias=False)
   yield from _product(plain, share, "output", tokens, config.embedding_width, vocab)
   if not share.decoder_length:
-    yield from _product(config, share, "heads", tokens, config.embed_dim, config.embedding_width)
+    width = model.generator_config.embed_dim if isinstance(model, ELECTRA) else config.embed_dim
+    yield from _product(config, share, "heads", tokens, width, config.embedding_width)
   size = jnp.dtype(config.logits_dtype).itemsize
   # Logits are written; read for maximum, sum, accuracy and gradient. The gradient is written in the compute dtype, and
   # copied to a padded array for products on a GPU.

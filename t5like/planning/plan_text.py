@@ -20,7 +20,7 @@ _WIDTH = 110
 _PARTS = (
   "embedding", "encoder attention", "encoder MLP", "encoder norms and positions", "decoder attention",
   "cross-attention", "decoder MLP", "decoder norms and positions", "shared attention", "shared MLP",
-  "shared norms and positions", "heads", "output", "optimizer", "communication",
+  "shared norms and positions", "generator", "heads", "output", "teacher", "optimizer", "communication",
 )  # fmt: skip
 
 

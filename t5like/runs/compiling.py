@@ -58,9 +58,9 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode
     batch = blank_batch(experiment, phase)
     with frozen_layers(planned.frozen_layers):
       compiled = compile_train_step(
-        experiment.model, planned.optimizer, settings, spec, batch, run.mesh, experiment.deterministic, step
+        run.model, planned.optimizer, settings, spec, batch, run.mesh, experiment.deterministic, step
       )
-    flops = phase_flops(experiment.model, phase.batch_size, phase.lengths)
+    flops = phase_flops(run.model, phase.batch_size, phase.lengths)
     steps.add(batch, compiled, round(run.flops_shares[episode] * flops))
   say(f"train step compiled in {duration(time.monotonic() - started)}")
   return steps

@@ -15,6 +15,7 @@ from t5like.files import storage
 from t5like.objectives import SpecialTokens
 from t5like.runs.loss_evaluation import loss_evaluator
 from t5like.runs.preparing import PreparedRun
+from t5like.runs.saved_parameters import without_teacher
 from t5like.training.optimizers.moving_average import averaged_parameters, has_average
 from t5like.training.records.metrics import MetricWriter
 from t5like.training.state import TrainState
@@ -27,7 +28,8 @@ Evaluate = Callable[[TrainState], dict[str, float]]
 
 def evaluated_parameters(state: TrainState) -> Any:
   """Returns the parameters to evaluate: their moving average if the optimizer has one."""
-  return averaged_parameters(state.opt_state, state.params) if has_average(state.opt_state) else state.params
+  params = averaged_parameters(state.opt_state, state.params) if has_average(state.opt_state) else state.params
+  return without_teacher(params)
 
 
 def decoding_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[[], None]) -> Evaluate:
@@ -69,7 +71,7 @@ def loss_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[
     run.phases[-1],
     run.evaluated,
     SpecialTokens.of(run.vocabulary),
-    run.spec,
+    run.evaluated_spec,
     run.mesh,
     experiment.eval_loss_batches,
     experiment.microbatches,

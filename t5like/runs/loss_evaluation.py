@@ -19,6 +19,7 @@ from t5like.experiments.heads import rows_form
 from t5like.experiments.phases import Phase, blank_batch, is_packed
 from t5like.experiments.token_caches import CachedTask
 from t5like.objectives import SpecialTokens
+from t5like.training.detection import COUNTS, detection_scores
 from t5like.training.feed import to_devices
 from t5like.training.state import StateSpec
 from t5like.training.step import LossSettings, compile_eval_step
@@ -77,6 +78,10 @@ def means(totals: Mapping[str, float]) -> dict[str, float]:
     }
   if "sentences" in totals:
     result |= {name: totals[name] / totals["sentences"] for name in ("sentence_loss", "sentence_accuracy")}
+  for name in [name for name in totals if f"{name}_count" in totals]:  # losses that the model adds
+    result[name] = totals[name] / max(totals[f"{name}_count"], 1.0)
+  if COUNTS in totals:
+    result |= detection_scores(totals[COUNTS])
   return result
 
 

@@ -19,6 +19,7 @@ from t5like.runs.head_choice import resolve_head
 from t5like.runs.preparing import training_plan
 from t5like.runs.run_card import steps_per_phase
 from t5like.runs.saved_parameters import saved_selection
+from t5like.runs.teachers import open_teacher, train_model
 from t5like.vocabularies import load_vocabulary
 
 
@@ -33,10 +34,11 @@ def planned_work(experiment: Experiment) -> list[Work]:
   for phase in phases if experiment.method else ():
     experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
   batches = [blank_batch(experiment, dataclasses.replace(phase, batch_size=1)) for phase in phases]
-  boxed = jax.eval_shape(experiment.model.init, jax.random.key(0), batches[-1])["params"]
+  teacher = open_teacher(experiment)[1] if experiment.distillation else None
+  boxed = jax.eval_shape(train_model(experiment, teacher).init, jax.random.key(0), batches[-1])["params"]
   params = nn.meta.unbox(boxed)
   plan = training_plan(experiment, params)
-  optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan)
+  optimizer, saved = plan.largest.optimizer, saved_selection(experiment, plan, params)
   if saved:  # frozen weights are stored in the dtype of computations
     params = jax.eval_shape(lambda params: store_frozen(params, saved, experiment.model.config.dtype), params)
     boxed = jax.tree.unflatten(jax.tree.structure(boxed), jax.tree.leaves(params))
@@ -53,6 +55,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
       {name: jax.ShapeDtypeStruct((phase.batch_size, *x.shape[1:]), x.dtype) for name, x in batch.items()},
       count,
       experiment.microbatches,
+      teacher,
     )
     for phase, batch, count in zip(phases, batches, steps, strict=True)
     if count

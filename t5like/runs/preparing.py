@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,13 +35,21 @@ from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phas
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
+from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
 from t5like.objectives import SpecialTokens
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
-from t5like.runs.saved_parameters import read_run_base, saved_selection, saved_spec, with_stored_dtypes
+from t5like.runs.saved_parameters import (
+  read_run_base,
+  saved_selection,
+  saved_spec,
+  with_stored_dtypes,
+  without_teacher,
+)
 from t5like.runs.starting_table import array_fates
+from t5like.runs.teachers import Teacher, read_teacher, train_model
 from t5like.runs.trained_flops import flops_shares
 from t5like.training.checkpoints import (
   Restore,
@@ -99,6 +108,17 @@ class PreparedRun:
   start: StartingPoint
   card: RunCard
   saved: Selection | None = None  # the parameters that checkpoints hold; None: all
+  teacher: Teacher | None = None  # that the model of the experiment imitates
+
+  @property
+  def model(self) -> nn.Module:
+    """The model of a train step."""
+    return train_model(self.experiment, self.teacher and self.teacher.model)
+
+  @property
+  def evaluated_spec(self) -> StateSpec:
+    """The state that is evaluated: without a teacher."""
+    return saved_spec(self.spec, self.saved) if self.teacher else self.spec
 
   @property
   def spec(self) -> StateSpec:
@@ -137,16 +157,19 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     check_microbatches(phase.batch_size, experiment.microbatches, mesh)
     if experiment.method:
       experiment.method.check_rows(plain.model, stack_lengths(plain.model, phase.lengths), experiment.packs)
+  teacher = None
+  if experiment.distillation:
+    teacher = read_teacher(experiment, vocabulary, [phase.lengths for phase in phases])
   batch = blank_batch(experiment, phases[-1])
-  spec = state_spec(experiment.model, experiment.optimizer, batch, mesh)
+  spec = state_spec(train_model(experiment, teacher and teacher.model), experiment.optimizer, batch, mesh)
   parallel.check_sharded(spec.shapes.params, spec.shardings.params, mesh, experiment.mesh.preset)
   plan = training_plan(experiment, spec.shapes.params)
-  saved = saved_selection(experiment, plan)
+  saved = saved_selection(experiment, plan, spec.shapes.params)
   if saved:
     spec = with_stored_dtypes(spec, saved, experiment.model.config.dtype)
   specs = [with_optimizer(spec, episode.optimizer, mesh) for episode in plan.episodes]
   fingerprint, base = model_fingerprint(experiment.model.config, vocabulary), None
-  if saved:
+  if experiment.method:
     base = read_run_base(plain, vocabulary, fingerprint, init)
     fingerprint |= {"base": base.digest}
   stored = [saved_spec(each, saved) for each in specs]
@@ -174,15 +197,15 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   if experiment.stream and not dry_run and start.step < experiment.steps:
     stream = StreamProcess(StreamSettings.of(experiment, phases[-1], mesh), experiment.seed, model_dir, start.step)
 
-  shares = flops_shares(experiment.model, plan, spec.shapes.params, batch)
+  shares = flops_shares(experiment.model, plan, without_teacher(spec.shapes.params), batch)
   expected = expected_members(experiment) if dry_run and members is None and not experiment.stream else []
   card = describe_run(
     experiment, model_dir, mesh, plan, specs, shares, phases, batches, stream, start.description, stream_reason,
-    expected, start.fates,
+    expected, start.fates, teacher,
   )  # fmt: skip
   return PreparedRun(
     experiment, model_dir, vocabulary, phases, batches, stream, evaluated, mesh, batch, plan, specs, shares,
-    fingerprint, start, card, saved,
+    fingerprint, start, card, saved, teacher,
   )  # fmt: skip
 
 
@@ -190,7 +213,7 @@ def training_plan(experiment: Experiment, shapes: Any) -> TrainingPlan:
   """Returns what trains in a run, from the shapes of its parameters."""
   tied = experiment.model.config.tie_embeddings
   return plan_training(
-    experiment.trainable, experiment.layer_rates, experiment.optimizer, shapes, experiment.steps, tied
+    experiment.trainable, experiment.layer_rates, experiment.optimizer, shapes, experiment.steps, tied, TEACHER
   )
 
 

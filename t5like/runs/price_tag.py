@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 
 from t5like import planning
@@ -22,14 +23,15 @@ from t5like.training.records import goodput
 _HEAD = "price tag"
 
 
-def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) -> str:
-  """Returns the text at the end of a run card."""
+def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase], model: nn.Module | None = None) -> str:
+  """Returns the text at the end of a run card. `model` is that of the train step, if it has more than the run's."""
+  model = model or experiment.model
   attempts = goodput.read_attempts(model_dir / goodput.FILE)
   devices, chip = jax.device_count(), local_chip()
   seconds = sum(attempt["seconds"] for attempt in attempts)
   in_steps = sum(attempt["spent"].get(goodput.STEPS, 0.0) for attempt in attempts)
   spans = [(attempt["first_step"], attempt["last_step"]) for attempt in attempts]
-  flops = sum(_flops(experiment, phases, last) - _flops(experiment, phases, first) for first, last in spans)
+  flops = sum(_flops(model, phases, last) - _flops(model, phases, first) for first, last in spans)
   planned_seconds = _planned_seconds(experiment)
   actual = planning.price_of(seconds * devices / 3600, chip)
   plan = None if planned_seconds is None else planning.price_of(planned_seconds * devices / 3600, chip)
@@ -39,7 +41,7 @@ def price_tag(experiment: Experiment, model_dir: Path, phases: Sequence[Phase]) 
     ("steps", f"{sum(max(last - first, 0) for first, last in spans):,}", f"{experiment.steps:,}"),
     ("wall time", days(seconds), "-" if planned_seconds is None else days(planned_seconds)),
     ("of it in steps", f"{in_steps / max(seconds, 1e-9):.1%}", "-" if planned_seconds is None else "100.0%"),
-    ("model FLOPs", large(flops, "FLOP"), large(_flops(experiment, phases, experiment.steps), "FLOP")),
+    ("model FLOPs", large(flops, "FLOP"), large(_flops(model, phases, experiment.steps), "FLOP")),
     *_price_rows(actual, plan),
   ]
   notes = [f"{devices} x {chip.device_kind}, assumed for all attempts; the plan counts only steps"]
@@ -61,12 +63,10 @@ def _price_rows(actual: Price, plan: Price | None) -> list[tuple[str, str, str]]
   return [(label, text(actual, *field), text(plan, *field)) for label, field in fields.items()]
 
 
-def _flops(experiment: Experiment, phases: Sequence[Phase], step: int) -> int:
+def _flops(model: nn.Module, phases: Sequence[Phase], step: int) -> int:
   """Returns the model FLOPs of the first `step` steps."""
   counts = steps_per_phase(phases, step)
-  return sum(
-    n * phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase, n in zip(phases, counts, strict=True)
-  )
+  return sum(n * phase_flops(model, phase.batch_size, phase.lengths) for phase, n in zip(phases, counts, strict=True))
 
 
 def _planned_seconds(experiment: Experiment) -> float | None:

@@ -21,13 +21,16 @@ from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
 from t5like.finetuning import TrainingPlan
+from t5like.models import ELECTRA
 from t5like.models.attention import describe_backend
 from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
 from t5like.planning.run_card import devices, large, version_numbers, versions
 from t5like.runs.pools import POOLS
+from t5like.runs.saved_parameters import without_teacher
 from t5like.runs.starting_table import starting_data, starting_text
+from t5like.runs.teachers import Teacher, train_model
 from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
 
@@ -63,6 +66,7 @@ def describe_run(
   stream_reason: str = "",
   expected: Sequence[tuple[str, float, int | None]] = (),
   fates: Sequence[Fate] = (),
+  teacher: Teacher | None = None,
 ) -> RunCard:
   config = experiment.model.config
   spec = specs[plan.episodes.index(plan.largest)]
@@ -71,7 +75,9 @@ def describe_run(
   tokens = [phase.batch_size * row_tokens(experiment.model, phase.lengths) for phase in phases]
   all_tokens = sum(each * n for each, n in zip(tokens, steps, strict=True))
   all_rows = sum(phase.batch_size * n for phase, n in zip(phases, steps, strict=True))
-  step_flops = [phase_flops(experiment.model, phase.batch_size, phase.lengths) for phase in phases]
+  model = train_model(experiment, teacher and teacher.model)
+  step_flops = [phase_flops(model, phase.batch_size, phase.lengths) for phase in phases]
+  parameters = parameter_count(without_teacher(spec.shapes.params))
   mean_share = sum(share * n for share, n in zip(flops_shares, plan.steps_by_episode(), strict=True)) / experiment.steps
   all_flops = round(mean_share * sum(flops * n for flops, n in zip(step_flops, steps, strict=True)))
   first, last = (float(experiment.optimizer.learning_rate(jax.numpy.int32(s))) for s in (0, experiment.steps - 1))
@@ -79,11 +85,12 @@ def describe_run(
     "versions": versions(),
     "devices": devices(mesh),
     "model": (
-      f"{_model_name(experiment.model)}, {parameter_count(spec.shapes.params):,} parameters: "
+      f"{_model_name(experiment.model)}, {parameters:,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
       f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
     ),
+    **({"teacher": teacher.describe()} if teacher else {}),
     "layers": describe_layer_loop(config),
     "attention": describe_backend(
       config,
@@ -123,7 +130,8 @@ def describe_run(
       "mesh": dict(mesh.shape),
     },
     "model": {"class": type(experiment.model).__name__, **_head_facts(experiment.model), **dataclasses.asdict(config)},
-    "parameters": parameter_count(spec.shapes.params),
+    "parameters": parameters,
+    **({"teacher": teacher.facts()} if teacher else {}),
     "trains": plan.facts(),
     "task": experiment.task,
     "objective": experiment.objective.name if experiment.objective else None,
@@ -153,6 +161,9 @@ def _head_facts(model: nn.Module) -> dict[str, Any]:
 
 
 def _model_name(model: nn.Module) -> str:
+  if isinstance(model, ELECTRA) and model.config.mlm_head:
+    generator = model.generator_config
+    return f"ELECTRA with a generator {generator.embed_dim} wide ({generator.num_heads} heads, mlp {generator.mlp_dim})"
   if not isinstance(model, WithHead):
     return type(model).__name__
   head = model.head

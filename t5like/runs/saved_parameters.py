@@ -1,4 +1,4 @@
-"""The parameters that the checkpoints of a run hold: all, or only those that a method trains on a frozen base."""
+"""The parameters that checkpoints hold: all, those that a method trains on a frozen base, or those of a student."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from flax import traverse_util
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
 from t5like.finetuning import TrainingPlan
+from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, read_base, store_frozen
 from t5like.training.checkpoints.given_parameters import GivenParameters
 from t5like.training.optimizers.rules import path_text
@@ -19,9 +20,16 @@ from t5like.training.state import StateSpec, TrainState
 from t5like.vocabularies import Vocabulary
 
 
-def saved_selection(experiment: Experiment, plan: TrainingPlan) -> Selection | None:
+def saved_selection(experiment: Experiment, plan: TrainingPlan, params: Any) -> Selection | None:
   """Returns what checkpoints of a run hold: None for all parameters."""
+  if experiment.distillation:
+    return Selection(dict.fromkeys(path_text(path) for path, _ in jax.tree.leaves_with_path(without_teacher(params))))
   return plan.episodes[0].optimizer.selection if experiment.method else None
+
+
+def without_teacher(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the parameters of a student, which are evaluated and saved."""
+  return {name: part for name, part in params.items() if name != TEACHER}
 
 
 def read_run_base(

@@ -339,7 +339,7 @@ class Trainer:
     rows = read_metrics(run.model_dir)
     if jax.process_index() == 0:
       plot_loss(run.model_dir, rows)
-      tag = price_tag(self._experiment, run.model_dir, run.phases)
+      tag = price_tag(self._experiment, run.model_dir, run.phases, run.model)
       directory.write_text(run.model_dir / directory.RUN_CARD, f"{card_text(run)}\n{tag}\n")
     say(self._goodput.report(step - self._first_step))
     say(goodput.summary_of_attempts(run.model_dir / goodput.FILE))
@@ -360,18 +360,16 @@ def initialize(run: PreparedRun, start: StartingPoint) -> TrainState:
   stored = saved_spec(spec, run.saved)
 
   def fresh() -> TrainState:
-    return create_state(
-      experiment.model, optimizer, run.batch, experiment.seed, stored, partial(saved_state, run.saved)
-    )
+    return create_state(run.model, optimizer, run.batch, experiment.seed, stored, partial(saved_state, run.saved))
 
-  if start.checkpoint is None and start.base is None:
-    return fresh()
   if start.checkpoint is None:
     state = fresh()
   else:
     state = restore_state(start.checkpoint, stored, run.fingerprint, start.options, fresh, start.verified)
   if start.base is not None:
     state = with_base(state, start.base, spec, keep=start.checkpoint is not None)
+  if run.teacher is not None:
+    state = with_base(state, run.teacher.parameters, spec, keep=True)
   if (before := int(state.seed)) != experiment.seed:
     say(
       f"SEED = {experiment.seed}, was {before}: data, noise and dropout follow the new seed from "

@@ -130,6 +130,6 @@ def features(objective: Objective, vocabulary: seqio.Vocabulary) -> dict[str, se
     return {"inputs": text, "targets": text} if has_inputs else {"targets": text}
   flags = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False)
   named = {"inputs": text, "targets": text, "token_types": flags, "weights": flags}
-  if objective.needs_others:
+  if objective.labels_rows:
     named["labels"] = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False, rank=0)
   return named

@@ -7,7 +7,7 @@ from t5like.training.checkpoints import CheckpointRetention, Restore
 from t5like.training.guards.early_stopping import EarlyStopping
 from t5like.training.optimizers import schedules
 
-for _optimizer in ("adafactor", "adamw", "adamw_scaled", "lion", "muon", "custom_optimizer"):
+for _optimizer in ("adafactor", "adamw", "adamw_scaled", "lamb", "lion", "muon", "custom_optimizer"):
   gin.external_configurable(getattr(optimizers, _optimizer), _optimizer)
 
 for _schedule in (

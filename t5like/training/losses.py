@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from t5like.errors import UserError
 from t5like.kernels.cross_entropy import cross_entropy
+from t5like.training.detection import COUNTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Divisors(NamedTuple):
 
   tokens: jax.Array  # float32: divides the sum over target tokens
   rows: jax.Array  # float32: divides the sum over row labels
+  auxiliary: Mapping[str, jax.Array] = {}  # float32: divides the sums of losses that the model adds, by name
 
 
 def divisors(batch: Mapping[str, jax.Array], settings: LossSettings) -> Divisors:
@@ -69,8 +71,9 @@ def loss_and_metrics(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Returns the loss, and metrics that add up over microbatches.
 
-  Where a batch has `labels`, one per row, their mean loss is added, as in BERT's next-sentence prediction. `divide_by`
-  are the divisors of the global batch where `batch` is a microbatch.
+  Where a batch has `labels`, one per row, their mean loss is added, as in BERT's next-sentence prediction; so are the
+  losses that the model returns as "auxiliary" (models/auxiliary.py). `divide_by` are the divisors of the global batch
+  where `batch` is a microbatch.
   """
   divide_by = divide_by or divisors(batch, settings)
   metrics = _token_sums(outputs, batch, settings.z_loss, settings.label_smoothing)
@@ -80,6 +83,22 @@ def loss_and_metrics(
     metrics["sentence_loss"] = sentences["sentence_loss"] / divide_by.rows
     metrics["sentence_accuracy"] = sentences["sentence_accuracy"] / divide_by.rows
     loss += metrics["sentence_loss"]
+  if COUNTS in outputs:
+    metrics[COUNTS] = outputs[COUNTS]
+  return add_auxiliary(loss, metrics, outputs.get("auxiliary", {}), divide_by.auxiliary)
+
+
+def add_auxiliary(
+  loss: jax.Array, metrics: dict[str, jax.Array], terms: Mapping[str, Any], divide_by: Mapping[str, jax.Array]
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Adds losses by name (models/auxiliary.py) to a loss and its metrics.
+
+  One without a divisor of the global batch is divided by the sum of its own weights.
+  """
+  for name, term in terms.items():
+    total = jnp.sum(term.weights) if name not in divide_by else divide_by[name]
+    metrics = {**metrics, name: jnp.sum(term.losses * term.weights) / jnp.maximum(total, 1.0)}
+    loss += term.weight * metrics[name]
   return loss, metrics
 
 
@@ -90,6 +109,9 @@ def evaluation_sums(outputs: Mapping[str, jax.Array], batch: Any) -> dict[str, j
   """
   sums = _token_sums(outputs, batch, z_loss=0.0, label_smoothing=0.0)
   del sums["z_loss"]
+  for name, term in outputs.get("auxiliary", {}).items():
+    sums |= {name: jnp.sum(term.losses * term.weights), f"{name}_count": jnp.sum(term.weights)}
+  sums |= {COUNTS: outputs[COUNTS]} if COUNTS in outputs else {}
   return sums | (_sentence_sums(outputs, batch) if "labels" in batch else {})
 
 

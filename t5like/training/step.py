@@ -64,16 +64,20 @@ def loss_and_gradients(
   """Returns loss, metrics and gradients of the batch, accumulated over its microbatches.
 
   A model with a custom head has a method `loss` with the signature of `loss_and_metrics`, and optionally `divisors`.
-  If it `compares_rows`, its loss is that of the complete batch for any number of microbatches.
+  If it `compares_rows`, its loss is that of the complete batch for any number of microbatches. A model that adds losses
+  to that of its tokens has `auxiliary_counts`; one that draws more than dropout names its `random_purposes`.
   Gradients are of the `selection` that trains, None for all parameters. Frozen ones are constants; the backward
   pass goes through them only if something trained comes before.
   """
   divide_by = getattr(model, "divisors", divisors)(batch, settings)
+  if hasattr(model, "auxiliary_counts"):
+    divide_by = divide_by._replace(auxiliary=model.auxiliary_counts(batch))
+  purposes = ("dropout", *getattr(model, "random_purposes", ()))
   loss = getattr(model, "loss", loss_and_metrics)
   take = selection.take if selection else lambda params: params
 
   def outputs_of(trained, params, part, microbatch=None):
-    rngs = {"dropout": random_key(state.seed, state.step, "dropout", microbatch)}
+    rngs = {purpose: random_key(state.seed, state.step, purpose, microbatch) for purpose in purposes}
     params = selection.put(params, trained) if selection else trained
     return model.apply({"params": params}, part, deterministic=False, rngs=rngs)
 

@@ -205,7 +205,7 @@ def test_every_optimizer_file_works_with_every_kind_of_model(optimizer, model):
 
 def test_every_optimizer_has_a_file():
   assert {f.removeprefix("optimizers/") for f in OPTIMIZERS} == {
-    "adafactor.gin", "adamw.gin", "adamw_scaled.gin", "lion.gin", "muon.gin"
+    "adafactor.gin", "adamw.gin", "adamw_scaled.gin", "lamb.gin", "lion.gin", "muon.gin"
   }  # fmt: skip
 
 

@@ -98,7 +98,7 @@ def test_prefetching_does_not_change_batches(corpus, threads, processes):
   assert all(same(batch, source[step]) for step, batch in enumerate(ahead, 5))
 
 
-@pytest.mark.parametrize("name", ["span_corruption", "prefix_lm", "bert_mlm_nsp", "roberta", "causal_lm"])
+@pytest.mark.parametrize("name", ["span_corruption", "prefix_lm", "bert_mlm_nsp", "albert", "roberta", "causal_lm"])
 def test_seeds_and_epochs_differ(corpus, name):
   source = corpus_rows(corpus, name)
   count = source.rows_per_epoch

@@ -14,7 +14,7 @@ from t5like.experiments.compatibility import model_fingerprint
 from t5like.inference.converting import config_text
 from t5like.inference.parameters.adapting import adapt
 from t5like.interop.layouts import flatten, stack_layers, unflatten
-from t5like.models import BERT, T5, TransformerConfig
+from t5like.models import BERT, ELECTRA, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, RegressionHead, TaggingHead, WithHead, attach_head
 from t5like.runs.starting_table import array_fates, starting_data, starting_text
 from t5like.training.checkpoints import Restore, check_restorable, find_checkpoint, restore_state, save_parameters
@@ -326,3 +326,34 @@ def test_parameters_in_memory_are_adapted_too(vocabulary):
   found, fates, _ = start(given, model, vocabulary)
   assert found["backbone/token_embedder/position_embedding"].shape == (10, 4)
   np.testing.assert_array_equal(found["backbone/pooler/kernel"], params["pooler"]["kernel"])
+
+
+def test_the_discriminator_of_electra_starts_a_model_with_a_head_and_a_bert_starts_an_electra(tmp_path, vocabulary):
+  plain = bert(pooler=False, nsp_head=False)
+  electra = ELECTRA(plain.config)
+  theirs, source = initial(electra), tmp_path / "electra"
+  model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
+  found, fates, _ = start(save(source, electra, theirs, vocabulary), model, vocabulary)
+  taken = {path.removeprefix("backbone/"): array for path, array in found.items() if path.startswith("backbone/")}
+  assert len(taken) > 20
+  for path, array in taken.items():
+    np.testing.assert_array_equal(array, flatten(theirs)[path])
+  assert statuses(fates, "generator/") == statuses(fates, "discriminator_head/") == {"left out"}
+
+  ours = initial(plain)
+  found, fates, _ = start(save(tmp_path / "bert", plain, ours, vocabulary), electra, vocabulary)
+  np.testing.assert_array_equal(found["token_embedder/embedding"], ours["token_embedder"]["embedding"])
+  assert statuses(fates, "generator/") == {"new"} and statuses(fates, "mlm_head/") == {"left out"}
+
+
+def test_disentangled_embeddings_are_summed_for_a_model_without_them(tmp_path, vocabulary):
+  plain = bert(pooler=False, nsp_head=False)
+  electra = ELECTRA(plain.config, embedding_sharing="disentangled")
+  theirs = initial(electra)
+  model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
+  found, fates, _ = start(save(tmp_path, electra, theirs, vocabulary), model, vocabulary)
+  for name in ("embedding", "position_embedding", "token_type_embedding"):
+    total = theirs["token_embedder"][name] + theirs["embedding_delta"][name]
+    np.testing.assert_array_equal(found[f"backbone/token_embedder/{name}"], total)
+  np.testing.assert_array_equal(found["backbone/token_embedder/norm/scale"], theirs["token_embedder"]["norm"]["scale"])
+  assert "sum" in fates["backbone/token_embedder/embedding", "taken"].note

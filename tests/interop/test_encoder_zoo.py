@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from zoo_weights import draw
 
 from t5like.interop import huggingface
+from t5like.models import ELECTRA, SpanBERT, TransformerConfig
 from t5like.models.heads import EmbeddingHead, attach_head
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "zoo"
@@ -120,3 +122,27 @@ def test_sentence_embeddings_go_out_and_in(name, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again.params, params)
   shutil.copy(tmp_path / "theirs" / "model.safetensors", tmp_path / "ours")  # with the head for masked tokens
   assert huggingface.load(tmp_path / "ours").report.unexpected == []
+
+
+def test_the_discriminator_of_a_pretrained_electra_is_exported(tmp_path):
+  """With the sum of the generator's tables and its own differences; the generator and SpanBERT's head stay behind."""
+  sizes = dict(
+    vocab_size=11, embed_dim=8, mlp_dim=12, num_heads=2, num_encoder_layers=1, positions="learned", max_positions=6,
+    num_token_types=2, norm="layer", norm_position="post", embedding_norm=True, use_bias=True, mlm_head=True,
+    activation="gelu_erf", scale_attention=True, scale_logits=False, final_dropout=False,
+  )  # fmt: skip
+  batch = {"encoder_input_tokens": np.array([[3, 4, 5, 0]], np.int32)}
+  for model in (
+    ELECTRA(TransformerConfig(**sizes, embedding_dim=4), generator_share=0.5, embedding_sharing="disentangled"),
+    SpanBERT(TransformerConfig(**sizes)),
+  ):
+    params = nn.unbox(jax.jit(model.init)(jax.random.key(0), batch))["params"]
+    params = jax.tree.map(lambda x: np.asarray(x) + 0.1, params)
+    folder = tmp_path / type(model).__name__
+    huggingface.save(folder, model, params)
+    loaded = huggingface.load(folder)
+    name = "replaced_logits" if isinstance(model, ELECTRA) else "logits"
+    found, expected = (
+      jax.jit(m.apply)({"params": p}, batch)[name] for m, p in ((loaded.model, loaded.params), (model, params))
+    )
+    np.testing.assert_allclose(found[:, :3], expected[:, :3], atol=1e-5)

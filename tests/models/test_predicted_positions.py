@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5like.models.bert import _gather_targets, predictions_per_row
+from t5like.models.bert import gather_targets, predictions_per_row
 from t5like.objectives.masking import MaskedLM
 from t5like.objectives.ragged import Ragged
 from t5like.training.losses import LossSettings, loss_and_metrics
@@ -52,7 +52,7 @@ def test_as_many_targets_as_predictions_are_all_predicted():
   hidden = jnp.arange(32.0).reshape(2, 16, 1)
   weights = np.zeros((2, 16), np.float32)
   weights[0, 8:], weights[1, :9] = -0.5, 1.0
-  positions, states = _gather_targets(hidden, jnp.asarray(weights), 0.5)
+  positions, states = gather_targets(hidden, jnp.asarray(weights), 0.5)
   assert sorted(positions[0].tolist()) == list(range(8, 16))
   np.testing.assert_array_equal(states[0, :, 0], positions[0])
   assert np.isnan(states[1]).all()

@@ -177,6 +177,7 @@ LAYOUTS = {
   "bert_mlm_nsp": ((125, 128, 128), DOCUMENT, False, True, False),
   "roberta": ((126, 128, 128), SENTENCES, True, True, False),
   "spanbert": ((126, 128, 128), DOCUMENT, False, True, False),
+  "albert": ((125, 128, 128), DOCUMENT, False, True, False),
   "bart": ((127, 128, 128), STREAM, False, True, False),
   "mass": ((127, 128, 65), STREAM, False, True, False),  # 63.5 to even, and end-of-sequence
   "permuted_lm": ((127, 128, 43), STREAM, False, True, False),  # 21 tokens and their sentinels
@@ -191,6 +192,7 @@ def test_layouts(name):
   flags = objective.unit, objective.separated, objective.closed, objective.shifted
   assert ((lengths.raw, lengths.inputs, lengths.targets), *flags) == LAYOUTS[name]
   assert objective.needs_others == (name == "bert_mlm_nsp")
+  assert objective.labels_rows == (name in ("bert_mlm_nsp", "albert"))
   assert objective.targets_vary == (name in ("bert_style", "mass_style", "iid_drop_tokens"))
 
 
@@ -230,6 +232,7 @@ def test_settings_of_the_papers():
     "bert_mlm_nsp": (0.15, 0.8, 0.1, None, True, False),
     "roberta": (0.15, 0.8, 0.1, None, False, True),
     "spanbert": (0.15, 0.8, 0.1, None, False, False),
+    "albert": (0.15, 0.8, 0.1, None, False, False),
     "electra": (0.15, 0.85, 0.0, None, False, False),
   }
   assert (CATALOGUE["spanbert"].geometric, CATALOGUE["spanbert"].longest_span) == (0.2, 10)

@@ -1,11 +1,13 @@
 """Objectives for encoders, against the fractions in their papers and rows checked by hand."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from t5like.errors import UserError
 from t5like.objectives import CATALOGUE, Draws, Ragged, Rows, SpecialTokens
-from t5like.objectives.masking import MaskedLM, SpanMaskedLM
+from t5like.objectives.masking import MaskedLM, NgramMaskedLM, SpanMaskedLM
 
 CLS, SEP, MASK, STOP = 101, 102, 103, 5
 SPECIAL = SpecialTokens(
@@ -106,6 +108,63 @@ def test_spanbert_predicts_complete_words_and_masks_a_span_as_a_unit():
   assert spans.max() <= 10 and abs(spans.mean() - 3.48) < 0.1
 
 
+def test_the_original_spans_use_the_budget_of_tokens_exactly_and_start_at_words():
+  count = 1500
+  result = SpanMaskedLM(variant="original")(rows_of(count, 510, others=False), draws(count), SPECIAL)
+  weights, shown, text = result.weights, result.inputs.tokens, result.targets
+  assert np.all(weights.sum(axis=1) == 77)  # ceil(0.15 * 510), without [CLS] and [SEP]
+  starts = weights & ~np.pad(weights, ((0, 0), (1, 0)))[:, :-1]
+  first = starts[:, 1:] & ~SPECIAL.reserved[text[:, 1:]] & ~SPECIAL.reserved[text[:, :-1]]
+  assert np.all(SPECIAL.word_starts[text[:, 1:]][first])  # only the end of the last span is cut
+  both, masked = weights[:, 1:] & weights[:, :-1], shown == MASK
+  assert np.array_equal(masked[:, 1:][both], masked[:, :-1][both])
+  # About 3.80 words a span, and more where spans touch.
+  word = np.cumsum(SPECIAL.word_starts[text] & ~SPECIAL.reserved[text], axis=1)
+  ends = weights & ~np.pad(weights, ((0, 0), (0, 1)))[:, 1:]
+  spans = word[ends] - word[starts] + 1
+  assert 3.5 < spans.mean() < 5.0 and spans.max() > 10
+  with pytest.raises(UserError, match="unknown variant of span_masked_lm: 'google'"):
+    SpanMaskedLM(variant="google")
+
+
+def test_albert_predicts_ngrams_with_odds_of_1_to_n():
+  """Every token is a word. With a budget of few tokens, spans hardly ever touch."""
+  count = 3000
+  special = dataclasses.replace(SPECIAL, word_starts=np.ones(2000, bool))
+  ngrams = NgramMaskedLM(noise_density=0.03)
+  chosen = ngrams.choose(Ragged.full(rows_of(count, 400, others=False).tokens), draws(count), special)
+  assert np.all(chosen.sum(axis=1) == 12)
+  starts = np.argwhere(chosen & ~np.pad(chosen, ((0, 0), (1, 0)))[:, :-1])
+  ends = np.argwhere(chosen & ~np.pad(chosen, ((0, 0), (0, 1)))[:, 1:])
+  lengths = ends[:, 1] - starts[:, 1] + 1
+  shares = [np.mean(lengths == n) for n in (1, 2, 3)]
+  # 6/11, 3/11 and 2/11; the last of about 8 spans is cut, and a few touch.
+  assert np.allclose(shares, [6 / 11, 3 / 11, 2 / 11], atol=0.04) and shares[0] > shares[1] > shares[2]
+  assert np.all(NgramMaskedLM(max_predictions=5)(rows_of(9, 400), draws(9), SPECIAL).weights.sum(axis=1) == 5)
+  # Each token of an n-gram has its own fate.
+  result = NgramMaskedLM()(rows_of(500, 400, others=False), draws(500), SPECIAL)
+  both, masked = result.weights[:, 1:] & result.weights[:, :-1], result.inputs.tokens == MASK
+  assert abs(np.mean(masked[:, 1:][both] & masked[:, :-1][both]) - 0.64) < 0.02
+
+
+def test_sentence_order_swaps_consecutive_texts_in_half_of_the_rows():
+  count = 2000
+  rows = rows_of(count, 61, others=False)
+  result = CATALOGUE["albert"](rows, draws(count), SPECIAL)
+  assert abs(result.labels.mean() - 0.5) < 0.05
+  for row in range(50):
+    text = result.targets[row, : result.inputs.lengths[row]].tolist()
+    middle = text.index(SEP)
+    first, second = text[1:middle], text[middle + 1 : -1]
+    if result.labels[row] == 1:
+      first, second = second, first
+    assert first + second == rows.tokens[row].tolist() and first[-1] == STOP
+    types = [0] * (middle + 1) + [1] * (len(text) - middle - 1)
+    assert text[0] == CLS and text[-1] == SEP and result.token_types[row, : len(text)].tolist() == types
+  one = MaskedLM(sentence_order=True)(Rows.full(np.array([[300]], np.int32)), draws(1), SPECIAL)
+  assert one.labels.tolist() == [0]
+
+
 def test_objectives_for_encoders_need_their_special_tokens():
   with pytest.raises(UserError, match=r"needs \[CLS\] and \[SEP\]"):
     MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1, mask=99))
@@ -113,5 +172,7 @@ def test_objectives_for_encoders_need_their_special_tokens():
     MaskedLM().check(MaskedLM().lengths(128), SpecialTokens(vocab_size=100, pad=0, eos=1))
   with pytest.raises(UserError, match="mutually exclusive"):
     MaskedLM(next_sentence=True, whole_sentences=True)
+  with pytest.raises(UserError, match="mutually exclusive"):
+    MaskedLM(next_sentence=True, sentence_order=True)
   with pytest.raises(UserError, match="sum of at most 1"):
     MaskedLM(mask_share=0.8, random_share=0.3)

@@ -15,6 +15,7 @@ from t5like.objectives.cutting import document_rows, sentence_rows, separate, st
 from t5like.tasks import registry
 from t5like.tasks.caching import text_pipeline
 from t5like.tasks.library.corpora import register_corpus
+from t5like.tasks.objective_adapter import features
 
 TEXTS = [f"Document {n} has a first sentence. It has {n} more words." + " word" * n for n in range(40)]
 
@@ -139,6 +140,11 @@ def test_any_seqio_source_can_be_a_corpus():
 def test_c4_and_wikipedia_are_registered_without_reading_their_data():
   for name in ("c4", "c4_span_corruption", "wikipedia_bert_mlm_nsp"):
     assert name in registry.task_names()
+
+
+def test_only_pairs_of_sentences_have_labels():
+  named = {name: features(objective, seqio.PassThroughVocabulary(100)) for name, objective in CATALOGUE.items()}
+  assert {name for name, found in named.items() if "labels" in found} == {"bert_mlm_nsp", "albert"}
 
 
 def test_rows_are_cut_as_documented():

@@ -14,7 +14,7 @@ from t5like.training.optimizers import schedules
 from t5like.training.optimizers.moving_average import averaged_parameters, has_average
 from t5like.training.optimizers.updates import FactoredMoments, orthogonalize
 
-ALL = ["adafactor", "adamw", "adamw_scaled", "lion", "muon"]
+ALL = ["adafactor", "adamw", "adamw_scaled", "lamb", "lion", "muon"]
 
 
 def make(name, learning_rate=0.1, **options):
@@ -220,6 +220,30 @@ def test_muon_with_every_option_changed(shape):
   )  # fmt: skip
   expected = muon_by_hand(pick(tree(0)), [pick(g) for g in gradients], 0.1, beta=0.7, steps=2, rms=0.5)
   np.testing.assert_allclose(pick(new), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_lamb_is_optax_lamb_and_scales_every_layer_of_a_stack():
+  shapes = {"kernel": (4, 6), "bias": (6,)}
+  params, gradients = random_tree(shapes, 0), [random_tree(shapes, seed) for seed in (1, 2, 3)]
+  options = dict(b1=0.8, b2=0.99, eps=1e-4, weight_decay=0.1)
+  theirs = run_optax(optax.lamb(0.1, **options), params, gradients)
+  ours, _ = run(make("lamb", unadapted=None, clip_norm=None, **options), params, gradients)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), ours, theirs)
+  # By default biases and norms have AdamW's update.
+  ours, _ = run(make("lamb", clip_norm=None, **options), params, gradients)
+  adamw, _ = run(make("adamw", clip_norm=None, **options), params, gradients)
+  np.testing.assert_allclose(ours["kernel"], theirs["kernel"], rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(ours["bias"], adamw["bias"], rtol=1e-6)
+  # Layers of different norms, stacked and separate; one of zeros keeps AdamW's update.
+  layers = [s * random_tree({"k": (3, 5)}, n)["k"] for n, s in enumerate((1.0, 10.0, 0.0))]
+  slopes = [random_tree({"k": (3, 5)}, n)["k"] for n in (5, 6, 7)]
+  separate, _ = run(make("lamb"), {f"layers_{n}": {"k": x} for n, x in enumerate(layers)},
+                    [{f"layers_{n}": {"k": x} for n, x in enumerate(slopes)}])  # fmt: skip
+  stacked, _ = run(make("lamb"), {"layers": {"k": jnp.stack(layers)}}, [{"layers": {"k": jnp.stack(slopes)}}])
+  for n in range(3):
+    np.testing.assert_allclose(stacked["layers"]["k"][n], separate[f"layers_{n}"]["k"], rtol=1e-5, atol=1e-6)
+  change = jnp.linalg.norm(stacked["layers"]["k"] - jnp.stack(layers), axis=(1, 2))
+  np.testing.assert_allclose(change[:2], [0.1 * jnp.linalg.norm(x) for x in layers[:2]], rtol=1e-4)
 
 
 def test_lion_moves_by_the_sign():

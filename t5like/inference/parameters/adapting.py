@@ -3,7 +3,8 @@
 Rules, each reported on the run card:
 
 - A model without a head starts the backbone of one with a head, and the reverse. A head is taken if it has the same
-  labels, else it is new. BERT's pre-training heads and pooler are taken, new or left out as the model needs them.
+  labels, else it is new. BERT's pre-training heads and pooler are taken, new or left out as the model needs them;
+  likewise ELECTRA's generator, the head of its discriminator, and SpanBERT's.
 - A longer position table repeats the old one (Beltagy et al. 2020, section 5); a shorter one is its beginning.
 - A larger vocabulary has all pieces of the old one: their rows are taken, wherever they moved. New rows are the mean of
   the old ones with slight noise (Hewitt 2021). A smaller embedding drops only rows beyond the vocabulary.
@@ -26,6 +27,7 @@ import numpy as np
 
 from t5like.errors import UserError
 from t5like.experiments.reading import load_experiment
+from t5like.finetuning.distillation import LEARNED
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import LAYER, STACKED, flatten
 from t5like.training.checkpoints import Restore, load_parameters
@@ -38,7 +40,10 @@ from t5like.vocabularies import Vocabulary
 
 Shapes = Mapping[str, jax.ShapeDtypeStruct]
 _BACKBONE, _HEAD = "backbone/", "head/"
-_BERT_HEADS = ("pooler/", "mlm_head/", "nsp_head/", "discriminator_head/")
+_DELTA = "embedding_delta/"  # of ELECTRA's discriminator, with disentangled embeddings: see models/electra.py
+_BERT_HEADS = (
+  "pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", "boundary_head/", _DELTA, f"{LEARNED}/",
+)  # fmt: skip
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
@@ -63,6 +68,7 @@ class _Recipe:
   stacked: bool = False
   rows: np.ndarray | None = None
   axis: int = 0
+  plus: str | None = None  # an array to add
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -74,6 +80,7 @@ class _Recipe:
   def make(self, name: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     parts = [arrays[p.path] if p.layer is None else arrays[p.path][p.layer] for p in self.parts]
     array = np.stack(parts) if self.stacked else parts[0]
+    array = array if self.plus is None else array + arrays[self.plus]
     return array if self.rows is None else _select(array, self.rows, self.axis, name)
 
 
@@ -188,7 +195,8 @@ class _Plan:
         self.fingerprint[f"num_{stack}_layers"] = current.get(f"num_{stack}_layers")
 
   def needed(self) -> list[str]:
-    return sorted({part.path for recipe in self.recipes.values() for part in recipe.parts})
+    added = {recipe.plus for recipe in self.recipes.values() if recipe.plus}
+    return sorted(added | {part.path for recipe in self.recipes.values() for part in recipe.parts})
 
   def stored(self) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the arrays as they will be, and those that do not belong to the model."""
@@ -224,9 +232,12 @@ class _Plan:
     theirs = self._layer_name(name)
     if theirs not in self._parts:
       return
-    recipe, note = self._with_rows(name, _Recipe((self._parts[theirs],)), target)
+    delta = name.replace("token_embedder/", _DELTA)
+    plus = delta if delta != name and delta in self._stored and delta not in self._wanted else None
+    recipe, note = self._with_rows(name, _Recipe((self._parts[theirs],), plus=plus), target)
     moved = "" if theirs == name else f"layer {LAYER.fullmatch(theirs)['index']} of the checkpoint"
-    self._add(path, recipe, "resized" if note else "taken", note or moved)
+    summed = "the discriminator's: the sum of the generator's and a difference" if plus else ""
+    self._add(path, recipe, "resized" if note else "taken", note or moved or summed)
 
   def _add(self, path: str, recipe: _Recipe, status: str, note: str) -> None:
     self.recipes[path] = recipe

@@ -4,6 +4,8 @@ All of them are chains of the same form:
 
     clip gradients -> direction of the update -> + decay * parameter -> * -learning rate -> * multiplier by path
 
+(LAMB scales the sum of update and decay before the learning rate)
+
 and share four options:
 
   clip_norm     clip gradients to this global norm; None: no clipping
@@ -28,7 +30,7 @@ from t5like.training.optimizers.rules import check_pattern, path_rules
 from t5like.training.optimizers.schedules import Schedule, constant_rate, record_factory_call
 
 __all__ = [
-  "Optimizer", "adafactor", "adamw", "adamw_scaled", "custom_optimizer", "lion", "muon", "restrict",
+  "Optimizer", "adafactor", "adamw", "adamw_scaled", "custom_optimizer", "lamb", "lion", "muon", "restrict",
 ]  # fmt: skip
 
 Rules = float | Sequence[tuple[str, float]]
@@ -125,6 +127,35 @@ def adamw_scaled(
 
 
 @record_factory_call
+def lamb(
+  learning_rate: Schedule | float,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-6,
+  unadapted: str | None = r".*(bias|scale)",
+  weight_decay: Rules = 0.0,
+  clip_norm: float | None = 1.0,
+  learning_rate_multipliers: Rules = 1.0,
+  ema_decay: float | None = None,
+  momentum_dtype: str | None = None,
+) -> Optimizer:
+  """LAMB (You et al. 2019), for batches of thousands of rows: AdamW whose update of each variable is scaled to the norm
+  of the variable, so that the learning rate is a relative change. Its state is twice the parameters' size.
+
+  unadapted  expression for the paths of variables whose updates are not scaled: norms and biases, as in the authors'
+             code; None: all are scaled, as in optax
+  The other options are AdamW's.
+  """
+  _check_decays(b1=b1, b2=b2)
+  if unadapted is not None:
+    check_pattern("lamb.unadapted", unadapted)
+  return _assemble(
+    "lamb", optax.scale_by_adam(b1, b2, eps, mu_dtype=momentum_dtype), learning_rate, dict(b1=b1, b2=b2, eps=eps),
+    clip_norm, weight_decay, learning_rate_multipliers, ema_decay, matrix_updates.scale_by_trust_ratio(unadapted),
+  )  # fmt: skip
+
+
+@record_factory_call
 def lion(
   learning_rate: Schedule | float,
   b1: float = 0.9,
@@ -213,6 +244,7 @@ def _assemble(
   weight_decay: Rules,
   learning_rate_multipliers: Rules,
   ema_decay: float | None,
+  rescale: optax.GradientTransformation | None = None,
 ) -> Optimizer:
   schedule = learning_rate if callable(learning_rate) else constant_rate(learning_rate)
   decay = path_rules(f"{name}.weight_decay", weight_decay)
@@ -228,8 +260,10 @@ def _assemble(
     _check_decays(ema_decay=ema_decay)
     options["ema_decay"] = ema_decay
   description = f"{name}({', '.join(f'{option}={value}' for option, value in options.items())})"
-  transformation = build_transformation(direction, schedule, decay.values, multipliers.values, clip_norm, ema_decay)
-  parts = Parts(direction, clip_norm, ema_decay, transformation)
+  transformation = build_transformation(
+    direction, schedule, decay.values, multipliers.values, clip_norm, ema_decay, rescale=rescale
+  )
+  parts = Parts(direction, clip_norm, ema_decay, transformation, rescale)
   return Optimizer(transformation, schedule, description, decay, multipliers, parts=parts)
 
 

@@ -37,6 +37,7 @@ class Parts:
   clip_norm: float | None
   ema_decay: float | None
   assembled: optax.GradientTransformation  # of these parts
+  rescale: optax.GradientTransformation | None = None  # of the update with its decay, as in LAMB
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,11 @@ def build_transformation(
   clip_norm: float | None,
   ema_decay: float | None,
   selection: Selection | None = None,
+  rescale: optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformation:
   """Returns the chain of every optimizer. `decays` and `multipliers` return a value for each leaf of a tree."""
-  parts = [direction, _add_decay(decays), optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
+  parts = [direction, _add_decay(decays), *([rescale] if rescale else [])]
+  parts += [optax.scale_by_learning_rate(schedule), _multiply(multipliers)]
   if clip_norm is not None:
     parts.insert(0, optax.clip_by_global_norm(clip_norm))
   transformation = optax.chain(*parts)
@@ -142,7 +145,7 @@ def restrict(
       direction = _in_groups(direction, {name: group.within(selection) for name, group in groups.items()})
     transformation = build_transformation(
       direction, optimizer.learning_rate, lambda _: decays, lambda _: multipliers, parts.clip_norm, parts.ema_decay,
-      selection,
+      selection, parts.rescale,
     )  # fmt: skip
   else:
     transformation = optax.chain(optimizer.transformation, _multiply(lambda _: multipliers))

@@ -41,6 +41,26 @@ def scale_by_parameter_rms(minimum: float = 1e-3) -> optax.GradientTransformatio
   return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+def scale_by_trust_ratio(unadapted: str | None) -> optax.GradientTransformation:
+  """Scales the update of each variable, and of each layer of a stacked one, to the norm of its parameters (LAMB).
+
+  Variables whose path matches `unadapted`, and those or their updates that are 0, keep their update.
+  """
+
+  def update(updates, state, params=None):
+    def scale(path, u, p):
+      if unadapted and re.fullmatch(unadapted, path_text(path)):
+        return u
+      stacked = is_stacked(path)
+      size, length = (jnp.sqrt(square_sums([x], stacked)) for x in (p, u))
+      ratio = jnp.where((size > 0) & (length > 0), size / jnp.where(length > 0, length, 1.0), 1.0)
+      return u * (_along_layers(ratio, u) if stacked else ratio[0]).astype(u.dtype)
+
+    return jax.tree.map_with_path(scale, updates, params), state
+
+  return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 class FactoredMoments(NamedTuple):
   count: jax.Array  # int32 scalar
   row: Any  # mean over the longer axis of a factored variable

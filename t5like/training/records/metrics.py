@@ -15,6 +15,7 @@ import numpy as np
 
 from t5like.errors import RunError
 from t5like.files import storage
+from t5like.training.detection import COUNTS, detection_scores
 from t5like.training.records.model_dir import write_text
 from t5like.training.records.tensorboard import EventWriter
 
@@ -27,8 +28,19 @@ GLOSSARY = {
   "in training it includes z-loss and label smoothing",
   "z_loss": "the part of the loss that keeps the softmax normalizer near 1",
   "accuracy": "share of target tokens predicted correctly by argmax, with teacher forcing",
-  "sentence_loss": "mean cross entropy of next-sentence prediction (nats)",
-  "sentence_accuracy": "next-sentence prediction accuracy",
+  "sentence_loss": "mean cross entropy of next-sentence or sentence-order prediction (nats)",
+  "sentence_accuracy": "accuracy of next-sentence or sentence-order prediction",
+  "boundary_loss": "SpanBERT: mean cross entropy of the tokens of spans, predicted from the tokens next to them (nats)",
+  "soft_loss": "distillation: mean KL divergence from the teacher's predictions, times the temperature squared",
+  "cosine_loss": "distillation: 1 - cosine of the last hidden states of student and teacher",
+  "attention_loss": "distillation: mean squared difference of attention scores, summed over the student's layers",
+  "hidden_loss": "distillation: mean squared difference of hidden states, summed over the student's layers",
+  "embedding_loss": "distillation: mean squared difference of embeddings",
+  "discriminator_loss": "ELECTRA: mean binary cross entropy of all tokens: replaced or not (nats)",
+  "discriminator_accuracy": "ELECTRA: share of tokens that the discriminator classifies correctly",
+  "discriminator_precision": "ELECTRA: share of replaced tokens among those that the discriminator reports",
+  "discriminator_recall": "ELECTRA: share of the replaced tokens that the discriminator reports",
+  "discriminator_auc": "ELECTRA: probability that a replaced token gets a higher score than an original one",
   "gradient_norm": "global L2 norm of the gradients, before the optimizer",
   "parameter_norm": "global L2 norm of the parameters, before the update",
   "learning_rate": "the schedule's value at the step",
@@ -63,6 +75,9 @@ def mean_metrics(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
   result = {}
   for name in counted[0]:
     if name in ("finite", "target_tokens", "sentences"):
+      continue
+    if name == COUNTS:
+      result |= detection_scores(sum(np.asarray(m[name], np.float64) for m in counted))
       continue
     total = sum(float(m[name]) for m in counted)
     if name in _OVER_TOKENS and "target_tokens" in counted[0]:
