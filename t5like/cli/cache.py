@@ -1,6 +1,7 @@
 """Tokenize a seqio task once, for all runs, objectives and epochs.
 
-An interrupted build, even after a kill or a full disk, resumes when the command is run again.
+An interrupted build, even after a kill or a full disk, resumes when the command is run again. A run that finds a
+damaged file names it, with the command that repairs it (--repair).
 
 t5like cache novels --vocabulary=tiny
 """
@@ -53,7 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     help="build with Apache Beam: '--runner=DirectRunner --direct_num_workers=4 "
     "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...'",
   )
-  parser.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
+  how = parser.add_mutually_exclusive_group()
+  how.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
+  how.add_argument(
+    "--repair",
+    metavar="SHARD[,SHARD]",
+    help="rebuild only the damaged files of these shards, such as shard-00007-00002; all: check every shard",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,10 +85,16 @@ def run(args: argparse.Namespace) -> int:
     args.force,
     shlex.split(args.beam_options or ""),
   )
+  report = functools.partial(print, flush=True)
+  if args.repair is not None:
+    from t5like.experiments.cache_repair import repair_token_cache
+
+    repair_token_cache(settings, [] if args.repair == "all" else args.repair.split(","), report)
+    return 0
   distribute = None
   if args.beam_options is not None:
     from t5like.experiments.beam_building import build_with_beam as distribute
-  build_token_cache(settings, functools.partial(print, flush=True), distribute)
+  build_token_cache(settings, report, distribute)
   return 0
 
 

@@ -234,7 +234,7 @@ class PieceBuilder:
     try:
       entry = json.loads((self.building / "entries" / f"{name}.json").read_bytes())
       for kind, expected in entry["files"].items():
-        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, rebuild_command="").read()
+        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, repair="").read()
     except (OSError, ValueError, KeyError, UserError):
       return None
     return entry if examples in (None, entry["examples"]) else None
@@ -355,6 +355,12 @@ def cut_pieces(
 
 def shard_name(part: int, number: int, parts: int) -> str:
   return f"shard-{number:05d}" if parts == 1 else f"shard-{part:05d}-{number:05d}"
+
+
+def part_of(shard: str) -> int:
+  """Returns the part of the source that a shard is from, given the name of `shard_name`."""
+  _, first, *piece = shard.split("-")
+  return int(first) if piece else 0
 
 
 def _complete_part(builder: PieceBuilder, part: int, parts: int) -> list[dict[str, Any]] | None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from t5like.console import say
-from t5like.data.shards import BLOCK
+from t5like.data.shards import BLOCK, checksums
 from t5like.errors import UserError
 from t5like.files.remote_path import RemotePath
 
@@ -65,9 +65,9 @@ class StreamedFile:
 
   fully_checked = True  # what is read has been checked
 
-  def __init__(self, path: Path | RemotePath, expected: Mapping[str, Any], rebuild_command: str, units: Units):
+  def __init__(self, path: Path | RemotePath, expected: Mapping[str, Any], repair: str, units: Units):
     self.path, self.bytes = path, expected["bytes"]
-    self._sums, self._rebuild_command, self._units = expected["crc32"], rebuild_command, units
+    self._sums, self._repair, self._units = checksums(expected), repair, units
 
   def check(self, start: int, stop: int) -> None:
     """Does nothing: all that is read is checked."""
@@ -82,7 +82,8 @@ class StreamedFile:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.uint8), *parts])
 
   def read(self) -> bytes:
-    return self.slice(0, self.bytes).tobytes()
+    """Returns the content, which is not kept."""
+    return b"".join(self.fetch(unit).tobytes() for unit in range(-(-self.bytes // UNIT)))
 
   def fetch(self, unit: int) -> np.ndarray:
     """Reads one unit from where it is; tries again as long as the store does not answer."""
@@ -92,7 +93,7 @@ class StreamedFile:
       try:
         content = self._read(start, stop)
       except FileNotFoundError:
-        raise UserError("a file of the token cache is missing", file=self.path, try_=self._rebuild_command) from None
+        raise UserError("a file of the token cache is missing", file=self.path, try_=self._repair) from None
       except OSError as error:
         waited = time.monotonic() - began
         if isinstance(error, PermissionError) or waited > _PATIENCE:
@@ -111,7 +112,7 @@ class StreamedFile:
             "a file of the token cache is corrupt (wrong checksum)",
             file=self.path,
             bytes=f"{bad * BLOCK:,} to {min((bad + 1) * BLOCK, self.bytes):,}",
-            try_=self._rebuild_command,
+            try_=self._repair,
           )
       time.sleep(pause)
       pause = min(2 * pause, _LONGEST_PAUSE)

@@ -20,10 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from t5like.data.cache_builder import DEFAULT_LIMITS, PieceBuilder, cut_pieces, manifest_of, shard_name
+from t5like.data.cache_builder import DEFAULT_LIMITS, manifest_of
 from t5like.data.mirror import MANIFEST
 from t5like.errors import UserError
-from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder, register_files
+from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder, find
 from t5like.files import storage
 from t5like.tasks import registry
 from t5like.tasks.quiet_start import load_seqio
@@ -80,13 +80,8 @@ def build_part(recipe: bytes, part: int) -> int:
   if places.entries(part) is None:
     entries = []
     with tempfile.TemporaryDirectory() as scratch:
-      building = Path(scratch)
-      for name in ("cache", "entries", "temporary"):
-        (building / name).mkdir()
-      builder = PieceBuilder.of(building, job.plan, job.encode, job.encode_examples)
-      for number, (examples, _) in enumerate(cut_pieces(job.parts[part](), builder, DEFAULT_LIMITS)):
-        entry = builder(shard_name(part, number, len(job.parts)), examples)
-        places.add(building / "cache", entry)
+      for entry in job.shards_of(part, Path(scratch)):
+        places.add(Path(scratch) / "cache", entry)
         entries.append(entry)
     storage.write_atomic(places.part(part), json.dumps(entries))
   return part
@@ -97,9 +92,7 @@ def _job(recipe: bytes) -> CacheJob:
   """Returns the job of a cache in a worker, which may have served another pipeline before."""
   settings, task = pickle.loads(recipe)  # written by build_with_beam
   load_seqio()
-  if settings.files:
-    register_files(settings.task, settings.files)
-  registry.find_task_or_mixture(settings.task, settings.task_modules)
+  find(settings)
   return TaskCacheBuilder(settings).job(registry.find_task(task))
 
 

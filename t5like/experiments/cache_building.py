@@ -7,13 +7,21 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5like import data
 from t5like.console import ProgressLine, duration
-from t5like.data.cache_builder import CacheProgress, build_planned, plan_cache
+from t5like.data.cache_builder import (
+  DEFAULT_LIMITS,
+  CacheProgress,
+  PieceBuilder,
+  build_planned,
+  cut_pieces,
+  plan_cache,
+  shard_name,
+)
 from t5like.errors import UserError
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
@@ -71,10 +79,33 @@ class CacheJob:
   encode: Callable[..., Any] | None = None
   encode_examples: data.LabelEncoder | None = None
 
+  def shards_of(self, part: int, scratch: Path, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Builds the shards of a part of the source, or `only` some, in `scratch`/cache; yields their entries."""
+    for name in ("cache", "entries", "temporary"):
+      (scratch / name).mkdir()
+    builder = PieceBuilder.of(scratch, self.plan, self.encode, self.encode_examples)
+    for number, (examples, _) in enumerate(cut_pieces(self.parts[part](), builder, DEFAULT_LIMITS)):
+      name = shard_name(part, number, len(self.parts))
+      if not only or name in only:
+        yield builder(name, examples)
+
 
 def register_files(task: str, files: Mapping[str, str]) -> None:
   """Registers files as a corpus, or under a name that ends in _embedding as texts to embed."""
   (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+
+
+def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:
+  """Returns the task or mixture, after registering its files."""
+  if settings.files:
+    register_files(settings.task, settings.files)
+  return registry.find_task_or_mixture(settings.task, settings.task_modules)
+
+
+def is_description_of(written: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
+  """Returns whether a cache's description is that of a task as it is now."""
+  # Older caches do not record which other code the task uses.
+  return written == {name: value for name, value in description.items() if name in written or name != "uses"}
 
 
 Distribute = Callable[[CacheSettings, str, CacheJob], None]  # settings, the task's name, its job
@@ -90,9 +121,7 @@ def build_token_cache(
     report: called with messages.
     distribute: builds a job elsewhere, such as beam_building.build_with_beam; None: processes of this machine.
   """
-  if settings.files:
-    register_files(settings.task, settings.files)
-  found = registry.find_task_or_mixture(settings.task, settings.task_modules)
+  found = find(settings)
   builder = TaskCacheBuilder(settings, report, distribute)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
 
@@ -247,8 +276,7 @@ class TaskCacheBuilder:
       if folder.exists():
         print(f"rebuilding the token cache: {error.what}", file=sys.stderr)
       return False
-    # Older caches do not record which other code the task uses.
-    current = written == {name: value for name, value in description.items() if name in written or name != "uses"}
+    current = is_description_of(written, description)
     if current:
       self._report(f"up to date: {folder}")
     return current

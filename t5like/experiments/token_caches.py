@@ -6,6 +6,7 @@ Building needs TensorFlow, which training must not import: it runs in a separate
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import shlex
 import subprocess
@@ -119,7 +120,7 @@ class TokenCaches:
     if not folder.is_dir():
       return None
     rebuild_command = shlex.join(self.command(task, split, force=True))
-    pool = self._pool(folder, data.corpus_bytes(folder, rebuild_command)) if not self._evaluation else 0
+    pool = 0 if self._evaluation else functools.partial(self._pool, folder)
     cache = data.open_cache(folder, rebuild_command, record.scoring if record else None, pool)
     changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
     if changed:

@@ -299,8 +299,16 @@ def free_bytes(path: Path | RemotePath) -> float:
 
 def mirror_folder(remote: RemotePath) -> Path:
   """Returns the path for a local copy of a remote file or folder, below ~/.cache/t5like/mirror or T5LIKE_MIRROR_DIR."""
-  root = Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
-  return root / remote.scheme / remote.key
+  return _mirror_root() / remote.scheme / remote.key
+
+
+def _mirror_root() -> Path:
+  return Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
+
+
+def is_mirrored(path: Path) -> bool:
+  """Returns whether a local path is that of a copy."""
+  return path.is_relative_to(_mirror_root())
 
 
 def local_copy(path: Path | RemotePath) -> Path:
