@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Sequence
 
 from t5like.cli.options import add_task_modules, parse_lengths, task_modules
 from t5like.errors import UserError
@@ -37,8 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--files",
     action="append",
     default=[],
-    metavar="SPLIT=FILES",
-    help="register TASK as a corpus of JSON-lines or text files, such as train='news/*.jsonl.gz'",
+    metavar="[CORPUS/]SPLIT=FILES",
+    help="register TASK as a corpus of JSON-lines or text files, such as train='news/*.jsonl.gz'; or as a mixture of "
+    "several corpora: books/train='books/*.jsonl', or '{language}/train=mc4/c4-{language}.*.json.gz' for all languages",
   )
   parser.add_argument(
     "--lengths",
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   load_seqio()
   from t5like.experiments.cache_building import CacheSettings, build_token_cache
+  from t5like.experiments.corpus_files import from_options
 
   settings = CacheSettings(
     args.task,
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     args.out,
     args.workers,
     task_modules(args),
-    _files(args.files),
+    from_options(args.files),
     parse_lengths(args.lengths),
     args.evaluation,
     args.force,
@@ -96,10 +97,3 @@ def run(args: argparse.Namespace) -> int:
     from t5like.experiments.beam_building import build_with_beam as distribute
   build_token_cache(settings, report, distribute)
   return 0
-
-
-def _files(given: Sequence[str]) -> dict[str, str]:
-  files = dict(item.split("=", 1) for item in given if "=" in item)
-  if len(files) < len(given):
-    raise UserError(f"invalid --files: {given[-1]}", expected="SPLIT=FILES, such as train='news/*.jsonl.gz'")
-  return files

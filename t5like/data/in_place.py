@@ -6,6 +6,7 @@ ones need its room. Units that will be needed are read ahead by threads. While a
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import zlib
@@ -30,6 +31,12 @@ _PATIENCE = 1800.0  # seconds until a store that does not answer is given up
 _REPORT_AFTER = 20.0
 
 
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+  """The threads of all caches of this process, of which a mixture may have a hundred."""
+  return ThreadPoolExecutor(_THREADS, "in_place")
+
+
 class Units:
   """The units that were read last, up to `limit` bytes, of all files of a cache."""
 
@@ -37,7 +44,6 @@ class Units:
     self._most = max(limit // UNIT, 2 * _THREADS)
     self._kept: OrderedDict[tuple[StreamedFile, int], Future] = OrderedDict()
     self._lock = threading.Lock()
-    self._pool = ThreadPoolExecutor(_THREADS, "in_place")
 
   def get(self, file: StreamedFile, unit: int) -> np.ndarray:
     """Returns a unit, uint8, and waits for it if necessary."""
@@ -53,7 +59,7 @@ class Units:
     with self._lock:
       found = self._kept.get(key)
       if found is None or (found.done() and found.exception()):  # a failed one is tried again
-        found = self._kept[key] = self._pool.submit(file.fetch, unit)
+        found = self._kept[key] = _threads().submit(file.fetch, unit)
       self._kept.move_to_end(key)
       while len(self._kept) > self._most:
         self._kept.popitem(last=False)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from t5like import data
 from t5like.console import ProgressLine, duration
+from t5like.data.cache import read_manifest
 from t5like.data.cache_builder import (
   DEFAULT_LIMITS,
   CacheProgress,
@@ -23,6 +24,7 @@ from t5like.data.cache_builder import (
   shard_name,
 )
 from t5like.errors import UserError
+from t5like.experiments.corpus_files import CorpusFiles, are_several, member_files
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
@@ -49,7 +51,8 @@ class CacheSettings:
     root: the folder of all caches.
     workers: worker processes that tokenize; None: one per CPU; 0: tokenize in the process that reads.
     task_modules: modules to import, which register tasks.
-    files: JSON Lines or text files by split; registers `task` as a corpus of these.
+    files: JSON Lines or text files by split; registers `task` as a corpus of these, or as a mixture of several
+      corpora (corpus_files.py), whose rates are their numbers of tokens.
     lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
     evaluation: cache a task with random preprocessors (sampled once) for evaluation; otherwise it must be streamed.
     force: rebuild even if there is an up-to-date cache.
@@ -62,7 +65,7 @@ class CacheSettings:
   root: str = DEFAULT_ROOT
   workers: int | None = None
   task_modules: Sequence[str] = ()
-  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  files: CorpusFiles = dataclasses.field(default_factory=dict)
   lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   evaluation: bool = False
   force: bool = False
@@ -90,9 +93,16 @@ class CacheJob:
         yield builder(name, examples)
 
 
-def register_files(task: str, files: Mapping[str, str]) -> None:
-  """Registers files as a corpus, or under a name that ends in _embedding as texts to embed."""
-  (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+def register_files(task: str, files: CorpusFiles) -> None:
+  """Registers files as a corpus, several corpora as a mixture; a name that ends in _embedding is texts to embed."""
+  members = member_files(task, files)
+  for name, own in members.items():
+    if own:
+      register_corpus(name, own)
+  if members:
+    mixtures.register_mixture(task, list(members), "equal")
+  else:
+    (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
 
 
 def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:
@@ -141,7 +151,10 @@ class TaskCacheBuilder:
     for task in members:
       self.build_task(task)
     folder = self._folder(mixture.name)
-    data.write_mixture(folder, {share.task: share.rate for share in shares})
+    rates = {share.task: share.rate for share in shares}
+    if are_several(self._settings.files):
+      rates = {name: float(read_manifest(self._folder(name), "")[0]["tokens"]) for name in rates}
+    data.write_mixture(folder, rates)
     self._record(members, "mixture").write(folder)
     self._report(f"mixture of {len(shares)} tasks: {folder}")
     return folder

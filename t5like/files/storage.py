@@ -13,6 +13,7 @@ any scheme that fsspec supports. Differences on a store:
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -88,6 +89,16 @@ def check_reachable(path: str | os.PathLike[str], what: str) -> None:
     raise access_denied(what, path, error) from None
   except OSError as error:
     raise UserError(f"cannot reach {what}: {path!s}", because=error.strerror or error) from None
+
+
+def matching(pattern: str) -> list[str]:
+  """Returns the local or remote files that match a pattern such as `news/*.jsonl.gz`."""
+  path = as_path(pattern)
+  if not is_remote(path):
+    return glob.glob(str(path))
+  check_reachable(path, "the files")
+  top = as_path(f"{path.scheme}://{path.bucket}")
+  return [str(found) for found in top.glob(str(path.relative_to(top)))]
 
 
 def access_denied(what: str, path: object, error: OSError) -> UserError:

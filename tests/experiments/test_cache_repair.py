@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from gcs_server import reached_from_here, serving
 
+from t5like.data import in_place
 from t5like.errors import UserError
 from t5like.experiments.cache_building import CacheSettings, TaskCacheBuilder, build_token_cache, find
 from t5like.experiments.cache_repair import repair_token_cache
@@ -19,6 +20,7 @@ from t5like.vocabularies import load_vocabulary
 def built(request, tmp_path, monkeypatch):
   """The settings of a cache with three shards, its folder, and its content."""
   monkeypatch.setattr(source_shards, "_PART_BYTES", 1)
+  monkeypatch.setattr(in_place, "_FIRST_PAUSE", 0.01)
   for number in range(3):
     rows = [{"text": f"file {number}, document {n}: " + "some more words " * (n % 7)} for n in range(40)]
     (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
