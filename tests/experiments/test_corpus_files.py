@@ -73,3 +73,14 @@ def test_rates_are_token_counts_and_a_temperature_flattens_them(tmp_path):
   assert [m.rate for m in flat] == [pytest.approx(m.cache.tokens**0.5) for m in members]
   with pytest.raises(UserError, match="MIXING_TEMPERATURE"):
     dataclasses.replace(experiment, mixing_temperature=-1)
+
+
+def test_the_shipped_gin_files():
+  mc4 = t5like.read_experiment(
+    ["models/mt5/base.gin", "objectives/span_corruption.gin", "runs/pretrain.gin", "corpora/mc4.gin"],
+    MODEL_DIR="/tmp/x", MC4_FILES="gs://bucket/c4-{language}.tfrecord-*.json.gz",
+  )  # fmt: skip
+  assert mc4.task == "mc4" and 1 / mc4.mixing_temperature == pytest.approx(0.3, abs=1e-4)
+  assert mc4.corpus_files == {"{language}": {"train": "gs://bucket/c4-{language}.tfrecord-*.json.gz"}}
+  bert = t5like.read_experiment(["runs/bert.gin", "corpora/books_and_wikipedia.gin"], MODEL_DIR="/tmp/x")
+  assert bert.task == "books_and_wikipedia" and set(bert.corpus_files) == {"books", "wikipedia"}
