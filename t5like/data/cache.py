@@ -118,6 +118,7 @@ class TokenCache:
   ):
     """Opens the files of a cache, or (`pool`) reads them in place, in pools of that number of bytes."""
     self.folder, self.manifest, self._rebuild_command, self.pool = folder, manifest, rebuild_command, pool
+    self.origin = folder  # of which `folder` may be a copy
     self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
     self._shards = _Shards(folder, manifest, rebuild_command, Units(_POOLS_KEPT * pool) if pool else None)
     self._indices = Indices(lambda at: self._shards[at].read_index())
@@ -304,10 +305,12 @@ def open_cache(
     pool = pool(_bytes(manifest)) if is_corpus else 0
   if pool:
     return TokenCache(folder, manifest, rebuild_command, scoring, pool)
+  origin = folder
   if storage.is_remote(folder):
     folder = copy_to_mirror(folder, manifest, text, rebuild_command)
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, rebuild_command, scoring)
+  cache.origin = origin
   if _bytes(manifest) <= _CHECKED_AT_ONCE:
     cache.check_all()
   return cache

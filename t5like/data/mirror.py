@@ -15,7 +15,7 @@ from typing import Any
 
 from t5like.data.shards import BLOCK, checksums, repair_command
 from t5like.errors import UserError
-from t5like.files import storage
+from t5like.files import data_card, storage
 from t5like.files.remote_path import RemotePath
 
 MANIFEST = "cache.json"
@@ -61,7 +61,7 @@ def publish(local: Path, folder: RemotePath) -> None:
   """Uploads a cache. Its manifest, without which a folder is not a cache, is removed first and uploaded last."""
   (folder / MANIFEST).unlink(missing_ok=True)
   storage.upload_tree(local, folder, last=MANIFEST)
-  expected = {MANIFEST, *_files(json.loads((local / MANIFEST).read_bytes()))}
+  expected = {MANIFEST, *data_card.FILES, *_files(json.loads((local / MANIFEST).read_bytes()))}
   for name in set(folder.files()) - expected:
     (folder / name).unlink(missing_ok=True)
 

@@ -25,11 +25,14 @@ from t5like.data.cache_builder import (
 )
 from t5like.errors import UserError
 from t5like.experiments.corpus_files import CorpusFiles, are_several, member_files
+from t5like.files import data_card
+from t5like.files.data_card import OriginCounter
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
 from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
+from t5like.tasks.caching.row_origins import count_origins
 from t5like.tasks.encoders.embeddings import register_texts
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
@@ -81,10 +84,11 @@ class CacheJob:
   parts: Sequence[Callable[[], Any]]
   encode: Callable[..., Any] | None = None
   encode_examples: data.LabelEncoder | None = None
+  origins: Callable[[], OriginCounter] = OriginCounter  # counts where rows of the source are from
 
   def shards_of(self, part: int, scratch: Path, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """Builds the shards of a part of the source, or `only` some, in `scratch`/cache; yields their entries."""
-    for name in ("cache", "entries", "temporary"):
+    for name in ("cache", "entries", "hashes", "temporary"):
       (scratch / name).mkdir()
     builder = PieceBuilder.of(scratch, self.plan, self.encode, self.encode_examples)
     for number, (examples, _) in enumerate(cut_pieces(self.parts[part](), builder, DEFAULT_LIMITS)):
@@ -213,6 +217,7 @@ class TaskCacheBuilder:
       [functools.partial(text_pipeline.text_examples, part, split) for part in parts],
       self._vocabulary.encode_batch,
       encoder,
+      functools.partial(count_origins, task.source, split),
     )
 
   def _tokens_job(self, task: seqio.Task, folder: Path, why: str) -> CacheJob:
@@ -276,8 +281,10 @@ class TaskCacheBuilder:
             workers=0 if job.encode is None else workers,
             progress=progress,
             encode_examples=job.encode_examples,
+            origins=job.origins(),
           )
     self._report(f"token cache written: {folder}")
+    self._report((folder / data_card.PAGE).read_text(encoding="utf-8"))
 
   def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:
     """Returns whether there is an up-to-date cache with this description, and reports it."""

@@ -182,6 +182,14 @@ def append_text(path: Path | RemotePath, text: str) -> None:
     file.write(text)
 
 
+def files_in(folder: Path | RemotePath) -> dict[str, dict[str, Any]]:
+  """Returns the size of every file directly in a folder, by name; on a store with one listing."""
+  if is_remote(folder):
+    return {name: about for name, about in folder.files().items() if "/" not in name}
+  with os.scandir(folder) as found:
+    return {entry.name: {"size": entry.stat().st_size} for entry in found if entry.is_file()}
+
+
 def remove_tree(path: Path | RemotePath, ignore_errors: bool = False) -> None:
   if not is_remote(path):
     shutil.rmtree(path, ignore_errors=ignore_errors)

@@ -20,7 +20,10 @@ def files_of(root):
 def corpus(tmp_path):
   """A corpus of three files, and the settings of its cache, which is built."""
   for number in range(3):
-    rows = [{"text": f"file {number}, document {n}: " + "some more words " * (n % 7)} for n in range(40)]
+    rows = [
+      {"text": f"file {number * (n > 4)}, document {n}: " + "some more words " * (n % 7), "lang": "en" if n else "de"}
+      for n in range(40)
+    ]
     (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   files = {"train": str(tmp_path / "*.jsonl")}
   local = CacheSettings(f"corpus_{tmp_path.name}", "tiny", root=str(tmp_path / "local"), files=files, workers=0)
@@ -55,8 +58,11 @@ def test_parts_in_any_order_and_twice_give_the_cache_of_the_local_builder(file_p
   assert complete.stat().st_mtime_ns == written
   beam_building.finish_build(job)
   expected = files_of(folder / "local")
-  expected = {name: content for name, content in expected.items() if "shard" in name or "cache.json" in name}
-  assert files_of(folder / "beam") == expected and len(expected) == 7
+  expected = {name: content for name, content in expected.items() if "task.json" not in name}
+  assert files_of(folder / "beam") == expected and len(expected) == 9
+  (card,) = json.loads((job.folder / "data_card.json").read_text())
+  assert card["documents"] == 120 and card["duplicates"] == {"count": 10, "share": 0.083333, "counted_part": 1.0}
+  assert card["origins"] == {"lang": {"en": 117, "de": 3}} and card["source_files"] == 3
 
 
 def test_a_worker_with_another_source_is_refused(file_per_part, corpus):
