@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import resource
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -382,9 +382,21 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
     return "the vocabulary has changed"
   if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
     return "it does not record the vocabulary of its targets"
-  for source in cache.manifest["description"]["source_files"]:
+  return _changed_file(cache.manifest["description"]["source_files"])
+
+
+def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
+  """Returns which source file has another size now, or ''; files that are not there are not needed any more."""
+  listings: dict[Path, dict[str, Any]] = {}  # of folders on a store, which may have a hundred thousand files
+  for source in sources:
     path = storage.as_path(source["path"])
-    if path.is_file() and path.stat().st_size != source["bytes"]:
+    if storage.is_remote(path):
+      if path.parent not in listings:
+        listings[path.parent] = storage.files_in(path.parent)
+      size = listings[path.parent].get(path.name, {}).get("size")
+    else:
+      size = path.stat().st_size if path.is_file() else None
+    if size is not None and size != source["bytes"]:
       return f"{path} has changed"
   return ""
 

@@ -80,13 +80,13 @@ def test_batches_are_equal_on_1_2_and_4_hosts_and_after_a_resume(corpus):
   folder, local, pool, _ = corpus
   copied = batches(local, pool)
   epoch = copied.phases[0].source.rows_per_epoch // ROWS
-  for hosts in (1, 2, 4):
+  for hosts, steps in ((1, (0, epoch // 2, epoch)), (2, (epoch // 2,)), (4, (epoch // 2,))):
     began = time.monotonic()
-    for step in (0, epoch // 2, epoch):  # new readers for each: a resume
+    for step in steps:  # new readers for each: a resume
       parts = [batches(folder, pool, host, hosts)[step] for host in range(hosts)]
       expected = copied[step]
       assert all(np.array_equal(np.concatenate([part[name] for part in parts]), expected[name]) for name in expected)
-    print(f"\n{hosts} hosts: 3 batches equal those of a copy, resumed at each ({time.monotonic() - began:.0f} s)")
+    print(f"\n{hosts} hosts: the batches of steps {steps} equal those of a copy ({time.monotonic() - began:.0f} s)")
   assert not list(storage.mirror_folder(folder).rglob("*.tokens"))
 
 
