@@ -25,7 +25,9 @@ from t5like.files import storage
 from t5like.objectives import Ragged
 
 FORMAT = 2
-_POOLS_KEPT = 3  # in memory, of a cache that is read in place: the current one, the next, and room for rows between
+# In memory, of a cache that is read in place: the previous pool, the current one, and the next, with the ends of blocks
+# that rows do not fill.
+_POOLS_KEPT = 4
 _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as it is read
 
 

@@ -40,7 +40,10 @@ def _threads() -> ThreadPoolExecutor:
 
 
 class Units:
-  """The blocks that were read last, up to `limit` bytes, of all files of a cache."""
+  """The blocks that were requested last, up to `limit` bytes, of all files of a cache.
+
+  The oldest make room, whether they were used or not: the blocks of the next pool are read long before they are used.
+  """
 
   def __init__(self, limit: int):
     self._most = max(limit // BLOCK, 2 * _THREADS * _BLOCKS_AT_ONCE)
@@ -64,8 +67,6 @@ class Units:
         read = _threads().submit(file.fetch, begin, end)
         self._kept.update({(file, block): (read, block - begin) for block in range(begin, end)})
         missing = missing[end - begin :]
-      for block in range(first, last):
-        self._kept.move_to_end((file, block))
       found = [self._kept[file, block] for block in range(first, last)]
       while len(self._kept) > self._most:
         self._kept.popitem(last=False)

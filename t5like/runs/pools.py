@@ -17,6 +17,7 @@ from t5like.training.records.model_dir import RUN_CARD_DATA
 
 POOLS = "pools"  # in the run card: the units of a pool by folder of a corpus that is read in place
 _LARGEST = 1 << 30  # bytes of a pool
+_POOLS = 4  # that fit into the local room
 
 
 def choose_pool(experiment: Experiment, folder: Path, size: int, caches: int = 1) -> int:
@@ -42,7 +43,7 @@ def _units(experiment: Experiment, folder: Path, size: int, caches: int) -> int:
     limit = storage.free_bytes(storage.mirror_folder(folder)) / 2
   if limit is None or size <= limit / caches:
     return 0
-  return max(int(min(limit / 3, _LARGEST) / caches) // UNIT, 1)
+  return max(int(min(limit / _POOLS, _LARGEST) / caches) // UNIT, 1)
 
 
 def _recorded(model_dir: str) -> dict[str, int] | None:

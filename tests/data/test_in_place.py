@@ -49,8 +49,8 @@ def remote(folder, tmp_path, monkeypatch):
 ALL = data.HostShare()
 
 
-def batches(cache, share=ALL):
-  order = data.PooledOrder.of(LENGTHS.raw * 2, POOL)
+def batches(cache, share=ALL, pool=POOL):
+  order = data.PooledOrder.of(LENGTHS.raw * 2, pool)
   source = data.CorpusRows(cache, SpanCorruption(), LENGTHS, SPECIAL, seed=5, order=order)
   return data.Batches([data.PhaseRows(source, 64)], share)
 
@@ -84,6 +84,28 @@ def test_memory_is_bounded_and_the_next_pool_is_read_ahead(folder):
   for step in range(0, 4000, 100):
     read[step]
   assert len(units._kept) <= units._most
+
+
+def test_every_block_of_a_pool_is_read_once(folder, monkeypatch):
+  """Room for little more than three pools, which are one unit each, with the ends of five blocks."""
+  fetched, fetch = [], in_place.StreamedFile.fetch
+
+  def counted(file, first, last):
+    fetched.extend((file.path.name, block) for block in range(first, last))
+    return fetch(file, first, last)
+
+  monkeypatch.setattr(in_place.StreamedFile, "fetch", counted)
+  monkeypatch.setattr(in_place, "_THREADS", 1)
+  cache = data.open_cache(folder, "", pool=in_place.UNIT)
+  assert cache._shards[0]._units._most == 16
+  source = batches(cache, pool=in_place.UNIT).phases[0].source
+  pools = source.order.pools(np.arange(source.rows_per_epoch), source.rows_per_epoch)
+  assert pools[-1] == 6
+  for start in range(0, np.flatnonzero(pools == 4)[-1], 500):
+    source.rows(np.arange(start, start + 64))
+  cache._announcer.shutdown()
+  assert len(cache._announced) == 6 and len(fetched) <= 6 * 6
+  assert max(map(fetched.count, fetched)) <= 2  # of two pools at most, whose rows are in one block
 
 
 def test_damaged_and_missing_files_are_named(remote):

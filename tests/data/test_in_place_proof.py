@@ -64,7 +64,7 @@ def corpus(tmp_path_factory):
       )  # fmt: skip
       folder = storage.as_path("gs://bucket/corpus")
       pool = choose_pool(experiment, folder, size)
-      assert 0 < 3 * pool <= 200e6
+      assert 0 < 4 * pool <= 200e6
       store.delay, store.failing_share = DELAY, FAILING
       yield folder, local, pool, store
 
