@@ -1,6 +1,7 @@
 """Tokenize a seqio task once, for all runs, objectives and epochs.
 
-An interrupted build, even after a kill or a full disk, resumes when the command is run again.
+An interrupted build, even after a kill or a full disk, resumes when the command is run again. A run that finds a
+damaged file names it, with the command that repairs it (--repair).
 
 t5like cache novels --vocabulary=tiny
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
-from collections.abc import Sequence
 
 from t5like.cli.options import add_task_modules, parse_lengths, task_modules
 from t5like.errors import UserError
@@ -36,8 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     "--files",
     action="append",
     default=[],
-    metavar="SPLIT=FILES",
-    help="register TASK as a corpus of JSON-lines or text files, such as train='news/*.jsonl.gz'",
+    metavar="[CORPUS/]SPLIT=FILES",
+    help="register TASK as a corpus of JSON-lines or text files, such as train='news/*.jsonl.gz'; or as a mixture of "
+    "several corpora: books/train='books/*.jsonl', or '{language}/train=mc4/c4-{language}.*.json.gz' for all languages",
   )
   parser.add_argument(
     "--lengths",
@@ -53,7 +54,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     help="build with Apache Beam: '--runner=DirectRunner --direct_num_workers=4 "
     "--direct_running_mode=multi_processing', or '--runner=DataflowRunner --project=...'",
   )
-  parser.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
+  how = parser.add_mutually_exclusive_group()
+  how.add_argument("--force", action="store_true", help="rebuild even if an up-to-date cache exists")
+  how.add_argument(
+    "--repair",
+    metavar="SHARD[,SHARD]",
+    help="rebuild only the damaged files of these shards, such as shard-00007-00002; all: check every shard",
+  )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
   print(f"loading seqio for task {args.task!r} ...", flush=True)
   load_seqio()
   from t5like.experiments.cache_building import CacheSettings, build_token_cache
+  from t5like.experiments.corpus_files import from_options
 
   settings = CacheSettings(
     args.task,
@@ -72,21 +80,20 @@ def run(args: argparse.Namespace) -> int:
     args.out,
     args.workers,
     task_modules(args),
-    _files(args.files),
+    from_options(args.files),
     parse_lengths(args.lengths),
     args.evaluation,
     args.force,
     shlex.split(args.beam_options or ""),
   )
+  report = functools.partial(print, flush=True)
+  if args.repair is not None:
+    from t5like.experiments.cache_repair import repair_token_cache
+
+    repair_token_cache(settings, [] if args.repair == "all" else args.repair.split(","), report)
+    return 0
   distribute = None
   if args.beam_options is not None:
     from t5like.experiments.beam_building import build_with_beam as distribute
-  build_token_cache(settings, functools.partial(print, flush=True), distribute)
+  build_token_cache(settings, report, distribute)
   return 0
-
-
-def _files(given: Sequence[str]) -> dict[str, str]:
-  files = dict(item.split("=", 1) for item in given if "=" in item)
-  if len(files) < len(given):
-    raise UserError(f"invalid --files: {given[-1]}", expected="SPLIT=FILES, such as train='news/*.jsonl.gz'")
-  return files

@@ -9,21 +9,25 @@ from __future__ import annotations
 import functools
 import json
 import resource
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from t5like.data.documents import Documents, Indices
 from t5like.data.in_place import StreamedFile, StreamedTokens, Units
-from t5like.data.mirror import MANIFEST, check_remote, copy_file, copy_to_mirror
-from t5like.data.shards import CheckedFile
+from t5like.data.mirror import MANIFEST, check_remote, copy_to_mirror
+from t5like.data.shards import CheckedFile, repair_command
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.objectives import Ragged
 
 FORMAT = 2
-_POOLS_KEPT = 3  # in memory, of a cache that is read in place: the current one, the next, and room for rows between
+# In memory, of a cache that is read in place: the previous pool, the current one, and the next, with the ends of blocks
+# that rows do not fill.
+_POOLS_KEPT = 4
 _CHECKED_AT_ONCE = 1 << 27  # bytes; a larger cache is checked block by block as it is read
 
 
@@ -52,13 +56,16 @@ class _Shard:
   def __init__(
     self, folder: Path, entry: Mapping[str, Any], dtype: np.dtype, rebuild_command: str, units: Units | None
   ):
-    self._dtype, self._units, self._index = dtype, units, entry["files"]["index"]
+    self._dtype, self._units = dtype, units
     self.files = {}
+    repair = repair_command(rebuild_command, entry["name"])
     for kind, about in entry["files"].items():
       path = folder / f"{entry['name']}.{kind}"
-      self.files[kind] = (
-        StreamedFile(path, about, rebuild_command, units) if units else CheckedFile(path, about, rebuild_command)
-      )
+      if units:
+        self.files[kind] = StreamedFile(path, about, repair, units)
+      else:
+        copy_again = f"rm {path}   (the next run copies it again)"
+        self.files[kind] = CheckedFile(path, about, copy_again if storage.is_mirrored(path) else repair)
 
   @functools.cached_property
   def tokens(self) -> np.ndarray | StreamedTokens:
@@ -67,16 +74,37 @@ class _Shard:
       return StreamedTokens(self.files["tokens"], self._dtype)
     return self.files["tokens"].data.view(self._dtype)
 
-  @functools.cached_property
-  def index(self) -> np.ndarray:
-    """Offsets into `tokens`: [examples * features + 1]."""
-    if self._units and storage.is_remote(self.files["index"].path):  # small next to the tokens: copied
-      return np.memmap(copy_file(self.files["index"].path, self._index), "<i8", "r")
+  def read_index(self) -> np.ndarray:
+    """Returns offsets into `tokens`: [examples * features + 1]."""
     return np.frombuffer(self.files["index"].read(), "<i8")
 
   def check(self, start: int, stop: int) -> None:
     size = self._dtype.itemsize
     self.files["tokens"].check(start * size, stop * size)
+
+
+class _Shards:
+  """The shards of a cache. Those of one that is read in place are created when they are used."""
+
+  def __init__(self, folder: Path, manifest: Mapping[str, Any], rebuild_command: str, units: Units | None):
+    self._folder, self._entries, self._rebuild_command = folder, manifest["shards"], rebuild_command
+    self._dtype, self._units = np.dtype(manifest["dtype"]), units
+    self._used: dict[int, _Shard] = {}
+    if not units:
+      for _ in self:  # finds missing and truncated files
+        pass
+
+  def __len__(self) -> int:
+    return len(self._entries)
+
+  def __getitem__(self, at: int) -> _Shard:
+    if at not in self._used:
+      entry = self._entries[at]
+      self._used[at] = _Shard(self._folder, entry, self._dtype, self._rebuild_command, self._units)
+    return self._used[at]
+
+  def __iter__(self) -> Iterator[_Shard]:
+    return map(self.__getitem__, range(len(self)))
 
 
 class TokenCache:
@@ -92,11 +120,12 @@ class TokenCache:
   ):
     """Opens the files of a cache, or (`pool`) reads them in place, in pools of that number of bytes."""
     self.folder, self.manifest, self._rebuild_command, self.pool = folder, manifest, rebuild_command, pool
+    self.origin = folder  # of which `folder` may be a copy
     self.scoring = manifest["scoring"] if scoring is None else scoring  # postprocessor and metrics
-    dtype = np.dtype(manifest["dtype"])
-    units = Units(_POOLS_KEPT * pool) if pool else None
-    self._shards = [_Shard(folder, entry, dtype, rebuild_command, units) for entry in manifest["shards"]]
+    self._shards = _Shards(folder, manifest, rebuild_command, Units(_POOLS_KEPT * pool) if pool else None)
+    self._indices = Indices(lambda at: self._shards[at].read_index())
     self._announced: set[Hashable] = set()  # parts that are read ahead
+    self._announcer = ThreadPoolExecutor(1, "read_ahead")
     self._first = np.cumsum([0, *(s["examples"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._first_token = np.cumsum([0, *(s["tokens"] for s in manifest["shards"])], dtype=np.int64)  # [shards + 1]
     self._checked = np.zeros(len(self._shards), bool)  # shards whose tokens are all verified
@@ -137,7 +166,7 @@ class TokenCache:
     at = int(np.searchsorted(self._first, number, side="right")) - 1
     shard, width = self._shards[at], len(self.features)
     row = (number - int(self._first[at])) * width
-    bounds = shard.index[row : row + width + 1].tolist()
+    bounds = self._indices[at][row : row + width + 1].tolist()
     if not self._checked[at]:
       self._check(at, bounds[0], bounds[-1])
     return {
@@ -183,6 +212,9 @@ class TokenCache:
     if not self.pool or part in self._announced:
       return
     self._announced.add(part)
+    self._announcer.submit(self._read_ahead, spans)
+
+  def _read_ahead(self, spans: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
     size = np.dtype(self.manifest["dtype"]).itemsize
     for start, stop in zip(*(x.tolist() for x in spans()), strict=True):
       while start < min(stop, self.tokens):
@@ -192,11 +224,11 @@ class TokenCache:
         self._shards[at].files["tokens"].read_ahead((start - offset) * size, (end - offset) * size)
         start = end
 
-  def documents(self) -> np.ndarray:
-    """Returns the token numbers at which the documents of a corpus start, and the end: int64 [examples + 1]."""
+  def documents(self) -> Documents:
+    """Returns where the documents of a corpus start and end."""
     if len(self.features) != 1:
       raise ValueError(f"examples of {', '.join(self.features)} are not documents")
-    return self._bounds
+    return Documents(self._first, self._first_token, self._indices, self.tokens)
 
   def lengths(self, feature: str) -> np.ndarray:
     """Returns the number of tokens of a feature in each example: int32 [examples]."""
@@ -229,7 +261,7 @@ class TokenCache:
   @functools.cached_property
   def _bounds(self) -> np.ndarray:
     """The index over all shards: token numbers [examples * features + 1]."""
-    starts = [shard.index[:-1] + first for shard, first in zip(self._shards, self._first_token, strict=False)]
+    starts = [self._indices[at][:-1] + self._first_token[at] for at in range(len(self._shards))]
     return np.concatenate([*starts, self._first_token[-1:]])
 
   def _shards_of(self, tokens: np.ndarray) -> np.ndarray:
@@ -253,7 +285,10 @@ class TokenCache:
 
 
 def open_cache(
-  folder: Path, rebuild_command: str, scoring: Mapping[str, Any] | None = None, pool: int = 0
+  folder: Path,
+  rebuild_command: str,
+  scoring: Mapping[str, Any] | None = None,
+  pool: int | Callable[[int], int] = 0,
 ) -> TokenCache:
   """Opens a cache; a remote one is copied to this machine first, unless it is read in place.
 
@@ -263,16 +298,21 @@ def open_cache(
     folder: the cache, local or remote.
     rebuild_command: the command that rebuilds it, for error messages.
     scoring: overrides the postprocessor and metrics in the manifest.
-    pool: read the cache in place, in pools of this number of bytes; 0: copy it to this machine.
+    pool: read the cache in place, in pools of this number of bytes; 0: copy it to this machine. Or a function that
+      decides it for a corpus, given its bytes.
   """
-  manifest, text = _read_manifest(folder, rebuild_command)
+  manifest, text = read_manifest(folder, rebuild_command)
+  if callable(pool):
+    is_corpus = manifest["features"] == ["targets"] and not manifest.get("finished")
+    pool = pool(_bytes(manifest)) if is_corpus else 0
   if pool:
     return TokenCache(folder, manifest, rebuild_command, scoring, pool)
+  origin = folder
   if storage.is_remote(folder):
-    folder = copy_to_mirror(folder, manifest, text)
-    rebuild_command = f"rm -r {folder} to copy it again; if the remote cache is damaged too: {rebuild_command}"
+    folder = copy_to_mirror(folder, manifest, text, rebuild_command)
   _allow_open_files(len(manifest["shards"]))
   cache = TokenCache(folder, manifest, rebuild_command, scoring)
+  cache.origin = origin
   if _bytes(manifest) <= _CHECKED_AT_ONCE:
     cache.check_all()
   return cache
@@ -287,12 +327,6 @@ def _allow_open_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def corpus_bytes(folder: Path, rebuild_command: str) -> int:
-  """Returns the size of the files of a corpus, from its manifest; 0 for labeled examples."""
-  manifest, _ = _read_manifest(folder, rebuild_command)
-  return _bytes(manifest) if manifest["features"] == ["targets"] and not manifest.get("finished") else 0
-
-
 def _bytes(manifest: Mapping[str, Any]) -> int:
   return sum(file["bytes"] for shard in manifest["shards"] for file in shard["files"].values())
 
@@ -301,12 +335,13 @@ def describe_cache(folder: Path, rebuild_command: str) -> dict[str, Any]:
   """Returns the description of what a cache was built from, after checking its files; a remote one is not copied."""
   if not storage.is_remote(folder):
     return open_cache(folder, rebuild_command).manifest["description"]
-  manifest, _ = _read_manifest(folder, rebuild_command)
+  manifest, _ = read_manifest(folder, rebuild_command)
   check_remote(folder, manifest, rebuild_command)
   return manifest["description"]
 
 
-def _read_manifest(folder: Path, rebuild_command: str) -> tuple[dict[str, Any], bytes]:
+def read_manifest(folder: Path, rebuild_command: str) -> tuple[dict[str, Any], bytes]:
+  """Returns the manifest of a cache, and its text."""
   path = folder / MANIFEST
   try:
     text = path.read_bytes()
@@ -333,8 +368,6 @@ def _check_manifest(manifest: Mapping[str, Any]) -> None:
     if not all(map(storage.is_plain_name, [shard["name"], *shard["files"]])):
       raise ValueError("a shard's name points outside the folder")
     counts = [shard["examples"], shard["tokens"], *(file["bytes"] for file in shard["files"].values())]
-    for file in shard["files"].values():
-      file["crc32"] = np.asarray(file["crc32"], np.uint32)  # a cache of 1 TB has four million
     if not all(isinstance(count, int) and count >= 0 for count in counts):
       raise ValueError("a shard's counts are not non-negative integers")
   for name, kind in (("examples", int), ("tokens", int), ("features", list), ("description", dict), ("scoring", dict)):
@@ -351,9 +384,21 @@ def changed_since_written(cache: TokenCache, vocabulary_fingerprint: str) -> str
     return "the vocabulary has changed"
   if cache.is_finished and "targets_vocabulary" not in cache.manifest and _has_two_vocabularies(cache):
     return "it does not record the vocabulary of its targets"
-  for source in cache.manifest["description"]["source_files"]:
+  return _changed_file(cache.manifest["description"]["source_files"])
+
+
+def _changed_file(sources: Sequence[Mapping[str, Any]]) -> str:
+  """Returns which source file has another size now, or ''; files that are not there are not needed any more."""
+  listings: dict[Path, dict[str, Any]] = {}  # of folders on a store, which may have a hundred thousand files
+  for source in sources:
     path = storage.as_path(source["path"])
-    if path.is_file() and path.stat().st_size != source["bytes"]:
+    if storage.is_remote(path):
+      if path.parent not in listings:
+        listings[path.parent] = storage.files_in(path.parent)
+      size = listings[path.parent].get(path.name, {}).get("size")
+    else:
+      size = path.stat().st_size if path.is_file() else None
+    if size is not None and size != source["bytes"]:
       return f"{path} has changed"
   return ""
 

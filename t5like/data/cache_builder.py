@@ -8,6 +8,7 @@ The result is the same to the byte with any number of workers and interruptions.
     <folder>.building/plan.json        what is built: a different plan starts over
     <folder>.building/cache/           the shards, moved to <folder> when all are complete
     <folder>.building/entries/         their manifest entries, and which parts are complete
+    <folder>.building/hashes/          of their examples, for the data card
     <folder>.unsent                    the plan of a complete cache that is being uploaded (mirror.py)
 """
 
@@ -32,7 +33,8 @@ from t5like.data.mirror import publish
 from t5like.data.piece_workers import PieceWorkers
 from t5like.data.shards import CheckedFile, token_dtype, write_atomic, write_shard
 from t5like.errors import UserError
-from t5like.files import storage
+from t5like.files import data_card, storage
+from t5like.files.data_card import OriginCounter
 
 Example = Mapping[str, Any]
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
@@ -138,8 +140,9 @@ def build_planned(
   limits: PieceLimits = DEFAULT_LIMITS,
   progress: Callable[[CacheProgress], None] = lambda done: None,
   encode_examples: EncodeExamples | None = None,
+  origins: OriginCounter | None = None,
 ) -> None:
-  """Builds the cache of a plan (of `plan_cache`); arguments as in `build_cache`."""
+  """Builds the cache of a plan (of `plan_cache`) with a data card; arguments as in `build_cache`."""
   local = _local_folder(folder)
   building = _building(local)
   unsent = local.with_name(f"{local.name}.unsent")
@@ -150,6 +153,8 @@ def build_planned(
     _start(building, {**plan, "parts": len(parts), "limits": dataclasses.asdict(limits)})
     builder = PieceBuilder.of(building, plan, encode, encode_examples)
     shards = _build_shards(builder, parts, limits, workers, progress)
+    hashes = (builder.hashes_path(shard["name"]) for shard in shards)
+    data_card.write_cache_card(building / "cache", plan, shards, map(data_card.read_hashes, hashes), origins)
     _finish(local, building, plan, shards)
     if storage.is_remote(folder):
       storage.write_atomic(unsent, json.dumps(plan, sort_keys=True))
@@ -211,8 +216,18 @@ class PieceBuilder:
     fields = [self._fields(example) for example in examples] if self.keep_fields else None
     temporary = self.building / "temporary"
     entry = write_shard(self.building / "cache", name, encoded, fields, self.dtype, temporary)
+    hashes = np.array([self._hash(example) for example in examples], "<u8")
+    write_atomic(self.hashes_path(name), hashes.tobytes(), temporary)
     write_atomic(self.building / "entries" / f"{name}.json", json.dumps(entry).encode(), temporary)
     return entry
+
+  def _hash(self, example: Example) -> int:
+    values = example.values() if self.encode_examples is not None else (example[name] for name in self.features)
+    return data_card.text_hash(*map(str, values))
+
+  def hashes_path(self, name: str) -> Path:
+    """Returns the file with the hashes of a shard's examples, for the data card."""
+    return self.building / "hashes" / name
 
   def size(self, example: Example) -> int:
     """Returns the number of characters or ids to encode."""
@@ -234,7 +249,7 @@ class PieceBuilder:
     try:
       entry = json.loads((self.building / "entries" / f"{name}.json").read_bytes())
       for kind, expected in entry["files"].items():
-        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, rebuild_command="").read()
+        CheckedFile(self.building / "cache" / f"{name}.{kind}", expected, repair="").read()
     except (OSError, ValueError, KeyError, UserError):
       return None
     return entry if examples in (None, entry["examples"]) else None
@@ -269,7 +284,7 @@ def _start(building: Path, plan: Mapping[str, Any]) -> None:
   if not same:
     shutil.rmtree(building, ignore_errors=True)
   shutil.rmtree(building / "temporary", ignore_errors=True)
-  for name in ("cache", "entries", "temporary"):
+  for name in ("cache", "entries", "hashes", "temporary"):
     (building / name).mkdir(parents=True, exist_ok=True)
   write_atomic(path, text, building / "temporary")
 
@@ -357,6 +372,12 @@ def shard_name(part: int, number: int, parts: int) -> str:
   return f"shard-{number:05d}" if parts == 1 else f"shard-{part:05d}-{number:05d}"
 
 
+def part_of(shard: str) -> int:
+  """Returns the part of the source that a shard is from, given the name of `shard_name`."""
+  _, first, *piece = shard.split("-")
+  return int(first) if piece else 0
+
+
 def _complete_part(builder: PieceBuilder, part: int, parts: int) -> list[dict[str, Any]] | None:
   """Returns the entries of a part that an earlier attempt completed (its source need not be read again), else None."""
   try:
@@ -379,7 +400,7 @@ def manifest_of(plan: Mapping[str, Any], shards: Sequence[Mapping[str, Any]]) ->
 def _finish(folder: Path, building: Path, plan: Mapping[str, Any], shards: list[dict[str, Any]]) -> None:
   cache = building / "cache"
   write_atomic(cache / MANIFEST, manifest_of(plan, shards), building / "temporary")
-  expected = {MANIFEST, *(f"{shard['name']}.{kind}" for shard in shards for kind in shard["files"])}
+  expected = {MANIFEST, *data_card.FILES, *(f"{shard['name']}.{kind}" for shard in shards for kind in shard["files"])}
   for path in cache.iterdir():
     if path.name not in expected:
       path.unlink()

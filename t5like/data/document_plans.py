@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from t5like.data.cache import TokenCache
+from t5like.data.documents import Documents
 from t5like.data.first_tokens import FirstTokens
 from t5like.objectives import Objective, Ragged, SpecialTokens
 from t5like.objectives.cutting import sentence_rows
@@ -44,28 +45,27 @@ class _Stream:
 
   cache: Corpus
   separator: int | None
-  starts: np.ndarray  # [documents + 1] where each document starts, separators included
+  documents: Documents
 
   @classmethod
   def of(cls, cache: Corpus, separator: int | None) -> _Stream:
-    starts = cache.documents()
-    return cls(cache, separator, starts + np.arange(len(starts)) if separator is not None else starts)
+    return cls(cache, separator, cache.documents())
 
   @property
   def length(self) -> int:
-    return int(self.starts[-1])
+    return self.documents.tokens + (self.documents.count if self.separator is not None else 0)
 
   def read(self, begin: np.ndarray, length: int) -> np.ndarray:
     """Returns the tokens [rows, length] from each `begin`; those past the end of the corpus are 0."""
     if self.separator is None:
       return self._tokens(begin, length)
-    # Document d ends with the separator at starts[d + 1] - 1, so position p is preceded by one per document that ended.
-    ends = self.starts[1:] - 1
-    before = np.searchsorted(ends, begin)
-    counts = np.searchsorted(ends, begin + length) - before
+    before, after = np.split(self.documents.ended(np.concatenate([begin, begin + length])), 2)
+    counts = after - before
     separators = np.zeros((len(begin), length), bool)
     row = np.repeat(np.arange(len(begin)), counts)
-    separators[row, ends[np.repeat(before, counts) + numbered(counts)] - begin[row]] = True
+    ended = np.repeat(before, counts) + numbered(counts)
+    # Document d ends where the next one starts, after d separators.
+    separators[row, self.documents.starts(ended + 1) + ended - begin[row]] = True
     tokens = self._tokens(begin - before, length)
     out = np.full((len(begin), length), self.separator, np.int32)
     out[~separators] = tokens[within(length - counts, length)]
@@ -73,7 +73,7 @@ class _Stream:
 
   def token_numbers(self, positions: np.ndarray) -> np.ndarray:
     """Returns the numbers in the cache of the tokens at, or after, positions of the stream."""
-    return positions if self.separator is None else positions - np.searchsorted(self.starts[1:] - 1, positions)
+    return positions if self.separator is None else positions - self.documents.ended(positions)
 
   def _tokens(self, begin: np.ndarray, length: int) -> np.ndarray:
     overrun = np.maximum(begin + length - self.cache.tokens, 0)
@@ -119,35 +119,45 @@ class DocumentRows:
   def __init__(self, cache: Corpus, raw: int):
     self._raw = raw
     self._stream = _Stream.of(cache, None)
-    lengths = np.diff(self._stream.starts)
-    self._pieces = np.concatenate([[0], np.cumsum(-(-lengths // raw))])  # [documents + 1] rows before each document
-    self.rows = int(self._pieces[-1])
+    documents = self._stream.documents
+    counts = np.zeros(len(documents.first), np.int64)
+    for shard, index, _ in documents.by_shard(np.arange(documents.shards)):
+      counts[shard + 1] = self._pieces(index)[-1]
+    self._first = np.cumsum(counts)  # [shards + 1] rows before each shard
+    self.rows = int(self._first[-1])
 
   def read(self, rows: np.ndarray) -> Ragged:
-    begin = self._begin(rows)
-    lengths = np.minimum(self._raw, self._stream.starts[self._document(rows) + 1] - begin)
+    begin, end, _, _ = self._find(rows)
+    lengths = np.minimum(self._raw, end - begin)
     tokens = self._stream.read(begin, int(lengths.max(initial=0)))
     return Ragged(np.where(within(lengths, tokens.shape[1]), tokens, 0).astype(np.int32), lengths)
 
   def tokens(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return self._begin(first), self._begin(last - 1) + self._raw
+    return self._find(first)[0], self._find(last - 1)[0] + self._raw
 
   def sample_other_rows(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Samples from the rows of all other documents, numbered from the end of the row's own document."""
-    document = self._document(rows)
-    own = self._pieces[document + 1] - self._pieces[document]
-    foreign = self.rows - own
+    _, _, before, after = self._find(rows)
+    foreign = self.rows - (after - before)
     if not foreign.all():  # a corpus of one document
       return _another(rows, self.rows, keys)
     drawn = ((keys >> np.uint64(32)) * foreign.astype(np.uint64) >> np.uint64(32)).astype(np.int64)
-    return (self._pieces[document + 1] + drawn) % self.rows
+    return (after + drawn) % self.rows
 
-  def _begin(self, rows: np.ndarray) -> np.ndarray:
-    document = self._document(rows)
-    return self._stream.starts[document] + (rows - self._pieces[document]) * self._raw
+  def _find(self, rows: np.ndarray) -> np.ndarray:
+    """Returns each row's first token, the end of its document, and the rows before both of the document's ends."""
+    found = np.empty((4, len(rows)), np.int64)
+    documents = self._stream.documents
+    for shard, index, mine in documents.by_shard(np.searchsorted(self._first, rows, side="right") - 1):
+      pieces, own = self._pieces(index), rows[mine] - self._first[shard]
+      at = np.searchsorted(pieces, own, side="right") - 1
+      found[:2, mine] = documents.first_token[shard] + [index[at] + (own - pieces[at]) * self._raw, index[at + 1]]
+      found[2:, mine] = self._first[shard] + [pieces[at], pieces[at + 1]]
+    return found
 
-  def _document(self, rows: np.ndarray) -> np.ndarray:
-    return np.searchsorted(self._pieces, rows, side="right") - 1
+  def _pieces(self, index: np.ndarray) -> np.ndarray:
+    """Returns the rows of a shard before each of its documents, and all: [documents + 1]."""
+    return np.concatenate([[0], np.cumsum(-(-np.diff(index) // self._raw))])
 
 
 class SentenceRows:
@@ -160,7 +170,8 @@ class SentenceRows:
   @classmethod
   def of(cls, cache: Corpus, raw: int, sentence_ends: tuple[int, ...], separator: int | None) -> SentenceRows:
     stream = _Stream.of(cache, separator)
-    ends = [stream.starts[1:]]
+    starts = stream.documents.all()
+    ends = [(starts + np.arange(len(starts)) if separator is not None else starts)[1:]]
     block = 1 << 20
     table = np.zeros(int(max(sentence_ends, default=0)) + 1, bool)
     table[list(sentence_ends)] = True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Hashable
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
 from t5like.data.cache import TokenCache
+from t5like.data.documents import Documents
 from t5like.errors import UserError
 
 
@@ -38,14 +38,9 @@ class FirstTokens:
   def pool(self) -> int:
     return self.cache.pool
 
-  @cached_property
-  def _documents(self) -> np.ndarray:
-    starts = self.cache.documents()
-    return np.append(starts[: np.searchsorted(starts, self.tokens)], self.tokens)
-
-  def documents(self) -> np.ndarray:
-    """Returns where the documents start, and the end of the last: int64 [documents + 1]."""
-    return self._documents
+  def documents(self) -> Documents:
+    """Returns where the documents start and end; the last one may be cut."""
+    return self.cache.documents().first_of(self.tokens)
 
   def read_ahead(self, part: Hashable, spans: Callable[[], tuple[np.ndarray, np.ndarray]]) -> None:
     self.cache.read_ahead(part, spans)

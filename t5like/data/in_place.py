@@ -1,11 +1,13 @@
 """Reads the files of a token cache in place, for example on gs://, without copying them to this machine.
 
-A file is read in units of 1 MiB. Each is compared with the checksums of the manifest, and kept in memory until newer
-ones need its room. Units that will be needed are read ahead by threads. While a store does not answer, readers wait.
+A file is read in blocks of 256 KiB, neighbors with one request. Each is compared with the checksums of the manifest,
+and kept in memory until newer ones need its room. Blocks that will be needed are read ahead by threads. While a store
+does not answer, readers wait.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import zlib
@@ -18,46 +20,62 @@ from typing import Any
 import numpy as np
 
 from t5like.console import say
-from t5like.data.shards import BLOCK
+from t5like.data.shards import BLOCK, checksums
 from t5like.errors import UserError
 from t5like.files.remote_path import RemotePath
 
-UNIT = 4 * BLOCK
+UNIT = 4 * BLOCK  # pools consist of pieces of this size
+_BLOCKS_AT_ONCE = 8  # most with one request
 _THREADS = 16
-_ATTEMPTS = 3  # at a unit with a wrong checksum
+_ATTEMPTS = 3  # at blocks with a wrong checksum
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # seconds between attempts
 _PATIENCE = 1800.0  # seconds until a store that does not answer is given up
 _REPORT_AFTER = 20.0
 
 
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+  """The threads of all caches of this process, of which a mixture may have a hundred."""
+  return ThreadPoolExecutor(_THREADS, "in_place")
+
+
 class Units:
-  """The units that were read last, up to `limit` bytes, of all files of a cache."""
+  """The blocks that were requested last, up to `limit` bytes, of all files of a cache.
+
+  The oldest make room, whether they were used or not: the blocks of the next pool are read long before they are used.
+  """
 
   def __init__(self, limit: int):
-    self._most = max(limit // UNIT, 2 * _THREADS)
-    self._kept: OrderedDict[tuple[StreamedFile, int], Future] = OrderedDict()
+    self._most = max(limit // BLOCK, 2 * _THREADS * _BLOCKS_AT_ONCE)
+    # With the place of a block among those that are read with one request.
+    self._kept: OrderedDict[tuple[StreamedFile, int], tuple[Future, int]] = OrderedDict()
     self._lock = threading.Lock()
-    self._pool = ThreadPoolExecutor(_THREADS, "in_place")
 
-  def get(self, file: StreamedFile, unit: int) -> np.ndarray:
-    """Returns a unit, uint8, and waits for it if necessary."""
-    return self._request(file, unit).result()
+  def get(self, file: StreamedFile, first: int, last: int) -> list[np.ndarray]:
+    """Returns blocks `first` to `last` - 1, each uint8, and waits for them if necessary."""
+    found = self.read_ahead(file, first, last)
+    return [read.result()[place * BLOCK : (place + 1) * BLOCK] for read, place in found]
 
-  def read_ahead(self, file: StreamedFile, start: int, stop: int) -> None:
-    """Starts to read the units of bytes `start` to `stop` that are not in memory."""
-    for unit in range(start // UNIT, -(-stop // UNIT)):
-      self._request(file, unit)
-
-  def _request(self, file: StreamedFile, unit: int) -> Future:
-    key = file, unit
+  def read_ahead(self, file: StreamedFile, first: int, last: int) -> list[tuple[Future, int]]:
+    """Starts to read those of the blocks that are not in memory; neighbors are read with one request."""
     with self._lock:
-      found = self._kept.get(key)
-      if found is None or (found.done() and found.exception()):  # a failed one is tried again
-        found = self._kept[key] = self._pool.submit(file.fetch, unit)
-      self._kept.move_to_end(key)
+      missing = [block for block in range(first, last) if not self._has(file, block)]
+      while missing:
+        begin, end = missing[0], missing[0] + 1
+        while end in missing and end - begin < _BLOCKS_AT_ONCE:
+          end += 1
+        read = _threads().submit(file.fetch, begin, end)
+        self._kept.update({(file, block): (read, block - begin) for block in range(begin, end)})
+        missing = missing[end - begin :]
+      found = [self._kept[file, block] for block in range(first, last)]
       while len(self._kept) > self._most:
         self._kept.popitem(last=False)
       return found
+
+  def _has(self, file: StreamedFile, block: int) -> bool:
+    """Returns whether a block is in memory or being read; a failed one is tried again."""
+    read, _ = self._kept.get((file, block), (None, 0))
+    return read is not None and not (read.done() and read.exception())
 
 
 class StreamedFile:
@@ -65,34 +83,38 @@ class StreamedFile:
 
   fully_checked = True  # what is read has been checked
 
-  def __init__(self, path: Path | RemotePath, expected: Mapping[str, Any], rebuild_command: str, units: Units):
+  def __init__(self, path: Path | RemotePath, expected: Mapping[str, Any], repair: str, units: Units):
     self.path, self.bytes = path, expected["bytes"]
-    self._sums, self._rebuild_command, self._units = expected["crc32"], rebuild_command, units
+    self._sums, self._repair, self._units = checksums(expected), repair, units
 
   def check(self, start: int, stop: int) -> None:
     """Does nothing: all that is read is checked."""
 
   def read_ahead(self, start: int, stop: int) -> None:
-    self._units.read_ahead(self, start, stop)
+    self._units.read_ahead(self, start // BLOCK, -(-stop // BLOCK))
 
   def slice(self, start: int, stop: int) -> np.ndarray:
     """Returns bytes `start` to `stop`, uint8."""
-    units = range(start // UNIT, -(-stop // UNIT))
-    parts = [self._units.get(self, unit)[max(start - unit * UNIT, 0) : stop - unit * UNIT] for unit in units]
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, np.uint8), *parts])
+    first = start // BLOCK
+    blocks = self._units.get(self, first, -(-stop // BLOCK))
+    content = blocks[0] if len(blocks) == 1 else np.concatenate([np.zeros(0, np.uint8), *blocks])
+    return content[start - first * BLOCK : stop - first * BLOCK]
 
   def read(self) -> bytes:
-    return self.slice(0, self.bytes).tobytes()
+    """Returns the content, which is not kept."""
+    last = -(-self.bytes // BLOCK)
+    firsts = range(0, last, _BLOCKS_AT_ONCE)
+    return b"".join(self.fetch(first, min(first + _BLOCKS_AT_ONCE, last)).tobytes() for first in firsts)
 
-  def fetch(self, unit: int) -> np.ndarray:
-    """Reads one unit from where it is; tries again as long as the store does not answer."""
-    start, stop = unit * UNIT, min((unit + 1) * UNIT, self.bytes)
+  def fetch(self, first: int, last: int) -> np.ndarray:
+    """Reads blocks `first` to `last` - 1 from where they are; tries again as long as the store does not answer."""
+    start, stop = first * BLOCK, min(last * BLOCK, self.bytes)
     began, reported, damaged, pause = time.monotonic(), False, 0, _FIRST_PAUSE
     while True:
       try:
         content = self._read(start, stop)
       except FileNotFoundError:
-        raise UserError("a file of the token cache is missing", file=self.path, try_=self._rebuild_command) from None
+        raise UserError("a file of the token cache is missing", file=self.path, try_=self._repair) from None
       except OSError as error:
         waited = time.monotonic() - began
         if isinstance(error, PermissionError) or waited > _PATIENCE:
@@ -111,7 +133,7 @@ class StreamedFile:
             "a file of the token cache is corrupt (wrong checksum)",
             file=self.path,
             bytes=f"{bad * BLOCK:,} to {min((bad + 1) * BLOCK, self.bytes):,}",
-            try_=self._rebuild_command,
+            try_=self._repair,
           )
       time.sleep(pause)
       pause = min(2 * pause, _LONGEST_PAUSE)

@@ -13,16 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from t5like.data.shards import BLOCK
+from t5like.data.shards import BLOCK, checksums, repair_command
 from t5like.errors import UserError
-from t5like.files import storage
+from t5like.files import data_card, storage
 from t5like.files.remote_path import RemotePath
 
 MANIFEST = "cache.json"
 _TRANSFERS = 8
 
 
-def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes) -> Path:
+def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes, rebuild_command: str) -> Path:
   """Copies missing files of a cache to this machine and returns the local folder; `text` is the raw manifest."""
   local = storage.mirror_folder(folder)
   files = _files(manifest)
@@ -34,19 +34,11 @@ def copy_to_mirror(folder: RemotePath, manifest: Mapping[str, Any], text: bytes)
   if missing:
     print(f"copying token cache {folder} to {local} ({len(missing)} files, {size / 1e9:.2f} GB)", flush=True)
   with ThreadPoolExecutor(_TRANSFERS, "mirror") as pool:
-    for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name]), missing):
+    for name in pool.map(lambda name: _fetch(folder / name, local / name, files[name], rebuild_command), missing):
       del name
   if not known:
     local.mkdir(parents=True, exist_ok=True)
     storage.write_atomic(local / MANIFEST, text)
-  return local
-
-
-def copy_file(remote: RemotePath, about: Mapping[str, Any]) -> Path:
-  """Copies one file of a cache to this machine, if it is not there, and returns its path."""
-  local = storage.mirror_folder(remote)
-  if not _is_intact(local, about, trust=False):
-    _fetch(remote, local, about)
   return local
 
 
@@ -58,7 +50,10 @@ def check_remote(folder: RemotePath, manifest: Mapping[str, Any], rebuild_comman
     if found != about["bytes"]:
       what = "is missing" if found is None else "has the wrong size"
       raise UserError(
-        f"a file of the token cache {what}", file=folder / name, expected=about["bytes"], try_=rebuild_command
+        f"a file of the token cache {what}",
+        file=folder / name,
+        expected=about["bytes"],
+        try_=repair_command(rebuild_command, name.rpartition(".")[0]),
       )
 
 
@@ -66,7 +61,7 @@ def publish(local: Path, folder: RemotePath) -> None:
   """Uploads a cache. Its manifest, without which a folder is not a cache, is removed first and uploaded last."""
   (folder / MANIFEST).unlink(missing_ok=True)
   storage.upload_tree(local, folder, last=MANIFEST)
-  expected = {MANIFEST, *_files(json.loads((local / MANIFEST).read_bytes()))}
+  expected = {MANIFEST, *data_card.FILES, *_files(json.loads((local / MANIFEST).read_bytes()))}
   for name in set(folder.files()) - expected:
     (folder / name).unlink(missing_ok=True)
 
@@ -83,10 +78,10 @@ def _is_intact(path: Path, about: Mapping[str, Any], trust: bool) -> bool:
 
 def _first_bad_block(path: Path, about: Mapping[str, Any]) -> int | None:
   with path.open("rb") as file:
-    return next((n for n, crc in enumerate(about["crc32"]) if zlib.crc32(file.read(BLOCK)) != crc), None)
+    return next((n for n, crc in enumerate(checksums(about)) if zlib.crc32(file.read(BLOCK)) != crc), None)
 
 
-def _fetch(remote: RemotePath, local: Path, about: Mapping[str, Any]) -> None:
+def _fetch(remote: RemotePath, local: Path, about: Mapping[str, Any], rebuild_command: str) -> None:
   def check(copy: Path) -> None:
     size, bad = copy.stat().st_size, _first_bad_block(copy, about)
     if size != about["bytes"] or bad is not None:
@@ -94,7 +89,7 @@ def _fetch(remote: RemotePath, local: Path, about: Mapping[str, Any]) -> None:
         "a file of the token cache does not match its manifest",
         file=remote,
         found=f"{size:,} of {about['bytes']:,} bytes" if size != about["bytes"] else f"wrong checksum of block {bad}",
-        try_="t5like cache ... --force to rebuild it",
+        try_=repair_command(rebuild_command, remote.stem),
       )
 
   try:

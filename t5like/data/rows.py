@@ -50,9 +50,10 @@ class CorpusRows:
   order: PooledOrder | None = None
 
   def __post_init__(self):
-    if self.order and self.objective.needs_others:
+    if self.order and (self.objective.needs_others or self.objective.unit == "sentences"):
+      how = "other documents at random" if self.objective.needs_others else "all text at the start, to find sentences"
       raise UserError(
-        f"the objective {self.objective.name} reads other documents at random: its token cache must be on this machine",
+        f"the objective {self.objective.name} reads {how}: its token cache must be on this machine",
         cache=self.cache.folder,
         try_="a larger CACHE_LOCAL_GB",
       )

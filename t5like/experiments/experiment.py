@@ -11,6 +11,7 @@ import flax.linen as nn
 import gin
 
 from t5like.errors import UserError
+from t5like.experiments.corpus_files import EXPECTED, CorpusFiles, are_corpus_files, are_several
 from t5like.files import storage
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.finetuning import Everything, LayerRates, Trainable
@@ -59,13 +60,16 @@ class Experiment:
   head: nn.Module | Literal["task"] | None = "task"
   seed: int = 0
   task_modules: Sequence[str] = ()
-  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}; `NAME_embedding` as pairs or triplets.
-  corpus_files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Registers `task` as a corpus of files: {"train": "news/*.jsonl.gz"}; `NAME_embedding` as pairs or triplets. Several
+  # corpora by name are a mixture, whose rates are their numbers of tokens: {"books": {"train": "books/*.txt"}, ...}.
+  corpus_files: CorpusFiles = dataclasses.field(default_factory=dict)
   # Truncates the corpus to its first N tokens, which are repeated; None: all.
   unique_tokens: int | None = None
   # Mixing rates by task, including `task` (only the ratios matter). `objective` applies to a corpus among labeled
   # tasks.
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  # Raises the rates of a mixture to the power 1 / temperature, so that small corpora are seen more often; None: 1.
+  mixing_temperature: float | None = None
   # Whether labeled examples are packed into rows; None: only if the run has no corpus.
   pack: bool | None = None
   # For a head: a batch is padded to the first of these lengths that holds its longest row, or to `lengths`. The step is
@@ -258,6 +262,8 @@ class Experiment:
         known=", ".join(self.mix),
         try_=f"--gin.TASK={next(iter(self.mix))}",
       )
+    if self.stream and (are_several(self.corpus_files) or self.mixing_temperature):
+      raise UserError("STREAM does not support several CORPUS_FILES or MIXING_TEMPERATURE", try_="--gin.STREAM=False")
     if self.mix and self.stream:
       raise UserError("STREAM does not support MIX", try_="--gin.STREAM=False, or register a seqio mixture")
 
@@ -318,8 +324,11 @@ class Experiment:
       raise _invalid("pack", self.pack, "True, False or None")
     if self.step is not None and not callable(self.step):
       raise _invalid("step", self.step, "a function, without parentheses, as in @my_step")
-    if not isinstance(self.corpus_files, Mapping) or not all(isinstance(v, str) for v in self.corpus_files.values()):
-      raise _invalid("corpus_files", self.corpus_files, "a dict such as {'train': 'news/*.jsonl.gz'}")
+    if not are_corpus_files(self.corpus_files):
+      raise _invalid("corpus_files", self.corpus_files, EXPECTED)
+    temperature = self.mixing_temperature
+    if temperature is not None and not (_is_number(temperature) and 0 < temperature < float("inf")):
+      raise _invalid("mixing_temperature", temperature, "a positive number, or None")
     if not isinstance(self.lengths, Mapping):
       raise _invalid("lengths", self.lengths, "a dict such as {'inputs': 512}")
     for name, kind in (

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from t5like import data
 from t5like.errors import UserError
+from t5like.experiments.corpus_files import CorpusFiles, are_several, as_options, member_files
 from t5like.files.child_processes import bound_environment
 from t5like.files.storage import DEFAULT_ROOT
 from t5like.vocabularies import Vocabulary, load_vocabulary
@@ -50,11 +51,11 @@ class TokenCaches:
     name: str,
     vocabulary: Vocabulary,
     task_modules: Sequence[str] = (),
-    corpus_files: Mapping[str, str] | None = None,
+    corpus_files: CorpusFiles | None = None,
     hint: str = "",
     lengths: Mapping[str, int] | None = None,
     evaluation: bool = False,
-    pool: Callable[[Path, int], int] = lambda folder, size: 0,
+    pool: Callable[[Path, int, int], int] = lambda folder, size, caches: 0,
   ):
     """Sets up caches, without opening any.
 
@@ -63,28 +64,31 @@ class TokenCaches:
       name: the vocabulary's name or file.
       vocabulary: the vocabulary.
       task_modules: modules to import, which register tasks.
-      corpus_files: files of a corpus by split.
+      corpus_files: files of a corpus by split, or of several (corpus_files.py).
       hint: printed if a cache must be built: where else it, or the task, may be found.
       lengths: of a row, for tasks whose finished tokens depend on them.
       evaluation: cache tasks with random preprocessors, sampled once; in training such tasks are streamed.
-      pool: returns the bytes of a pool of a corpus that is to be read in place, given its folder and size.
+      pool: returns the bytes of a pool of a corpus that is to be read in place, given its folder, its size, and the
+        number of caches in its mixture.
     """
     self._root, self._name, self._vocabulary, self._hint, self._pool = root, name, vocabulary, hint, pool
     self._lengths, self._evaluation = dict(lengths or {}), evaluation
     self._built: set[tuple[str, str]] = set()  # tasks and splits built by this object, which are up to date
-    self._task_modules, self._corpus_files = list(task_modules), corpus_files
+    self._task_modules, self._corpus_files = list(task_modules), corpus_files or {}
+    self._members: dict[str, dict[str, dict[str, str]]] = {}  # the files of the tasks of a mixture of corpora
 
   def folder(self, task: str, split: str) -> Path:
     return data.cache_folder(self._root, task, split, self._name, self._vocabulary.fingerprint)
 
   def command(self, task: str, split: str, force: bool = False) -> list[str]:
+    files = next((members[task] for members in self._members.values() if task in members), self._corpus_files)
     return cache_command(
       task,
       split,
       self._name,
       self._root,
       self._task_modules,
-      self._corpus_files,
+      files,
       force,
       self._lengths,
       self._evaluation,
@@ -102,12 +106,22 @@ class TokenCaches:
     )
     if rates and self._is_changed(task, data.read_record(self.folder(task, split))):
       return None
-    caches = {name: self._open_task(name, split) for name in rates or [task]}
+    if are_several(self._corpus_files) and not self._has_all_corpora(task, split, rates or {}):
+      return None
+    caches = {name: self._open_task(name, split, len(rates or [task])) for name in rates or [task]}
     if None in caches.values():
       return None
     return [CachedTask(name, cache, rates[name] if rates else 1.0) for name, cache in caches.items()]
 
-  def _open_task(self, task: str, split: str) -> data.TokenCache | None:
+  def _has_all_corpora(self, task: str, split: str, rates: Mapping[str, float]) -> bool:
+    """Returns whether a mixture has all corpora that have files for a split."""
+    if task not in self._members:
+      self._members[task] = member_files(task, self._corpus_files)
+    with_files = {name for name, own in self._members[task].items() if split in own}
+    registered = {name for name, own in self._members[task].items() if not own}
+    return bool(rates) and with_files == rates.keys() - registered
+
+  def _open_task(self, task: str, split: str, members: int) -> data.TokenCache | None:
     folder = self.folder(task, split)
     record = data.read_record(folder)
     if self._is_changed(task, record) or (record is None and self._must_check(task, split)):
@@ -119,7 +133,7 @@ class TokenCaches:
     if not folder.is_dir():
       return None
     rebuild_command = shlex.join(self.command(task, split, force=True))
-    pool = self._pool(folder, data.corpus_bytes(folder, rebuild_command)) if not self._evaluation else 0
+    pool = 0 if self._evaluation else lambda size: self._pool(folder, size, members)
     cache = data.open_cache(folder, rebuild_command, record.scoring if record else None, pool)
     changed = data.changed_since_written(cache, self._vocabulary.fingerprint)
     if changed:
@@ -170,7 +184,7 @@ def token_cache(
   *,
   root: str = DEFAULT_ROOT,
   task_modules: Sequence[str] = (),
-  files: Mapping[str, str] | None = None,
+  files: CorpusFiles | None = None,
   lengths: Mapping[str, int] | None = None,
   evaluation: bool = False,
 ) -> data.TokenCache:
@@ -219,7 +233,7 @@ def cache_command(
   vocabulary: str,
   out: str,
   task_modules: Sequence[str] = (),
-  files: Mapping[str, str] | None = None,
+  files: CorpusFiles | None = None,
   force: bool = False,
   lengths: Mapping[str, int] | None = None,
   evaluation: bool = False,
@@ -227,6 +241,6 @@ def cache_command(
   """Returns the command line that builds a cache."""
   line = ["t5like", "cache", task, f"--vocabulary={vocabulary}", f"--split={split}", f"--out={out}"]
   line += [f"--task_modules={m}" for m in task_modules]
-  line += [f"--files={name}={pattern}" for name, pattern in (files or {}).items()]
+  line += as_options(files or {})
   line += [f"--lengths={','.join(f'{name}={n}' for name, n in lengths.items())}"] if lengths else []
   return line + ["--evaluation"] * evaluation + ["--force"] * force

@@ -13,6 +13,7 @@ any scheme that fsspec supports. Differences on a store:
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -88,6 +89,16 @@ def check_reachable(path: str | os.PathLike[str], what: str) -> None:
     raise access_denied(what, path, error) from None
   except OSError as error:
     raise UserError(f"cannot reach {what}: {path!s}", because=error.strerror or error) from None
+
+
+def matching(pattern: str) -> list[str]:
+  """Returns the local or remote files that match a pattern such as `news/*.jsonl.gz`."""
+  path = as_path(pattern)
+  if not is_remote(path):
+    return glob.glob(str(path))
+  check_reachable(path, "the files")
+  top = as_path(f"{path.scheme}://{path.bucket}")
+  return [str(found) for found in top.glob(str(path.relative_to(top)))]
 
 
 def access_denied(what: str, path: object, error: OSError) -> UserError:
@@ -169,6 +180,14 @@ def append_text(path: Path | RemotePath, text: str) -> None:
     return
   with path.open("a", encoding="utf-8") as file:
     file.write(text)
+
+
+def files_in(folder: Path | RemotePath) -> dict[str, dict[str, Any]]:
+  """Returns the size of every file directly in a folder, by name; on a store with one listing."""
+  if is_remote(folder):
+    return {name: about for name, about in folder.files().items() if "/" not in name}
+  with os.scandir(folder) as found:
+    return {entry.name: {"size": entry.stat().st_size} for entry in found if entry.is_file()}
 
 
 def remove_tree(path: Path | RemotePath, ignore_errors: bool = False) -> None:
@@ -299,8 +318,16 @@ def free_bytes(path: Path | RemotePath) -> float:
 
 def mirror_folder(remote: RemotePath) -> Path:
   """Returns the path for a local copy of a remote file or folder, below ~/.cache/t5like/mirror or T5LIKE_MIRROR_DIR."""
-  root = Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
-  return root / remote.scheme / remote.key
+  return _mirror_root() / remote.scheme / remote.key
+
+
+def _mirror_root() -> Path:
+  return Path(os.environ.get(MIRROR_VARIABLE) or _DEFAULT_MIRROR).expanduser()
+
+
+def is_mirrored(path: Path) -> bool:
+  """Returns whether a local path is that of a copy."""
+  return path.is_relative_to(_mirror_root())
 
 
 def local_copy(path: Path | RemotePath) -> Path:

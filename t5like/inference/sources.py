@@ -15,6 +15,7 @@ import numpy as np
 from t5like.console import warn
 from t5like.errors import UserError
 from t5like.experiments.compatibility import model_fingerprint
+from t5like.experiments.corpus_files import as_options
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
@@ -125,7 +126,7 @@ class RunDirectory:
     if own.cache_dir != DEFAULT_ROOT:
       options.append(f"--cache_dir={own.cache_dir}")
     options += [f"--task_modules={module}" for module in own.task_modules]
-    files = [f"--files={split}={pattern}" for split, pattern in own.corpus_files.items()]
+    files = as_options(own.corpus_files)
     hints = [f"the run used {shlex.join(options)}"] if options else []
     hints += [f"and its corpus: t5like cache {own.task} {shlex.join(files)}"] if files else []
     return ", ".join([*hints, "add this if you trust it"]) if hints else ""

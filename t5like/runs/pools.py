@@ -17,14 +17,22 @@ from t5like.training.records.model_dir import RUN_CARD_DATA
 
 POOLS = "pools"  # in the run card: the units of a pool by folder of a corpus that is read in place
 _LARGEST = 1 << 30  # bytes of a pool
+_POOLS = 4  # that fit into the local room
 
 
-def choose_pool(experiment: Experiment, folder: Path, size: int) -> int:
-  """Returns the bytes of a pool of a cache of `size` bytes that is read in place, or 0. All processes must call it."""
-  return UNIT * run_on_process_zero(lambda: _units(experiment, folder, size))
+def choose_pool(experiment: Experiment, folder: Path, size: int, caches: int = 1) -> int:
+  """Returns the bytes of a pool of a cache that is read in place, or 0. All processes must call it.
+
+  Args:
+    experiment: the run.
+    folder: the cache.
+    size: its bytes.
+    caches: the number of caches that the run mixes, which share the room.
+  """
+  return UNIT * run_on_process_zero(lambda: _units(experiment, folder, size, caches))
 
 
-def _units(experiment: Experiment, folder: Path, size: int) -> int:
+def _units(experiment: Experiment, folder: Path, size: int, caches: int) -> int:
   recorded = _recorded(experiment.model_dir)
   if recorded is not None:
     return recorded.get(str(folder), 0)
@@ -33,9 +41,9 @@ def _units(experiment: Experiment, folder: Path, size: int) -> int:
     limit = limit * 1e9
   elif storage.is_remote(folder) and not (storage.mirror_folder(folder) / MANIFEST).is_file():  # not copied yet
     limit = storage.free_bytes(storage.mirror_folder(folder)) / 2
-  if limit is None or size <= limit:
+  if limit is None or size <= limit / caches:
     return 0
-  return max(int(min(limit / 3, _LARGEST)) // UNIT, 1)
+  return max(int(min(limit / _POOLS, _LARGEST) / caches) // UNIT, 1)
 
 
 def _recorded(model_dir: str) -> dict[str, int] | None:

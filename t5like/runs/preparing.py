@@ -254,6 +254,9 @@ def open_members(
     found = (caches.open if dry_run else caches.open_or_build)(task, split)
     if found is None:
       return None
+    if len(found) > 1 and experiment.mixing_temperature:
+      power = 1 / experiment.mixing_temperature
+      found = [dataclasses.replace(member, rate=member.rate**power) for member in found]
     # In a mix, the rate of a registered mixture is divided among its tasks.
     share = rate / sum(member.rate for member in found) if experiment.mix else 1.0
     members += [dataclasses.replace(member, rate=share * member.rate) for member in found]

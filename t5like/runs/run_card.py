@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from t5like.experiments.compatibility import phase_flops, row_tokens, stack_leng
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.phases import Phase, blank_batch
 from t5like.experiments.streaming import MISSING_GUARANTEES, StreamProcess
+from t5like.files import data_card
 from t5like.finetuning import TrainingPlan
 from t5like.models import ELECTRA
 from t5like.models.attention import describe_backend
@@ -35,6 +37,7 @@ from t5like.training.checkpoints.given_parameters import Fate
 from t5like.training.state import StateSpec, parameter_count
 
 _MAX_LABELS = 8  # shown on the card
+_CARDS_SHOWN = 3  # of the data of a mixture
 _SAMPLED_STEPS = 256  # whose lengths are averaged
 
 
@@ -68,7 +71,7 @@ def describe_run(
   fates: Sequence[Fate] = (),
   teacher: Teacher | None = None,
 ) -> RunCard:
-  config = experiment.model.config
+  config, cards = experiment.model.config, _data_cards(batches)
   spec = specs[plan.episodes.index(plan.largest)]
   lengths = phases[-1].lengths
   steps = steps_per_phase(phases, experiment.steps)
@@ -101,7 +104,8 @@ def describe_run(
     "vocabulary": f"{experiment.vocabulary}, embedding of {config.vocab_size:,} rows",
     "data": _stream_text(experiment, stream, stream_reason)
     if experiment.stream
-    else _data_text(experiment, lengths, batches, all_rows, expected),
+    else _data_text(experiment, lengths, batches, all_rows, expected)
+    + "".join(f"\nsee {card}" for card in itertools.islice(cards.values(), _CARDS_SHOWN)),
     "batch": "\n".join(
       f"{phase.batch_size} rows x {_row_text(experiment, phase)} = {each:,} tokens per step, "
       f"{large(each * n)} in {n:,} steps"
@@ -140,6 +144,7 @@ def describe_run(
     "model_flops": all_flops,
     "seed": experiment.seed,
     POOLS: _pools(batches),
+    "data_cards": cards,
     "starts_from": {"source": initialization, "variables": starting_data(fates)},
   }
   return RunCard(entries, facts)
@@ -283,13 +288,22 @@ def _order_text(source: data.CorpusRows, batch_size: int) -> str:
   )
 
 
+def _sources(batches: data.Batches | None) -> list[data.RowSource]:
+  source = batches.phases[-1].source if batches else None
+  return list(getattr(source, "sources", [source])) if batches else []
+
+
 def _pools(batches: data.Batches | None) -> dict[str, int]:
   """Returns the units of a pool of each corpus that is read in place."""
-  if batches is None:
-    return {}
-  source = batches.phases[-1].source
-  corpora = [each for each in getattr(source, "sources", [source]) if isinstance(each, data.CorpusRows)]
+  corpora = [source for source in _sources(batches) if isinstance(source, data.CorpusRows)]
   return {str(corpus.cache.folder): corpus.cache.pool // UNIT for corpus in corpora if corpus.order}
+
+
+def _data_cards(batches: data.Batches | None) -> dict[str, str]:
+  """Returns the data card of each task; caches of older versions have none."""
+  caches = [getattr(source.cache, "cache", source.cache) for source in _sources(batches)]  # within UNIQUE_TOKENS
+  cards = {cache.manifest["description"]["task"]: cache.origin / data_card.PAGE for cache in caches}
+  return {task: str(card) for task, card in cards.items() if card.is_file()}
 
 
 def _member_text(source: data.RowSource, rate: float, rates: float) -> str:

@@ -18,7 +18,7 @@ import sentencepiece
 
 from t5like.errors import UserError
 from t5like.files import storage
-from t5like.vocabularies.base import well_formed
+from t5like.vocabularies.base import Vocabulary, well_formed
 from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
 
 MODEL_TYPES = ("unigram", "bpe", "char", "word")
@@ -67,7 +67,7 @@ def train_sentencepiece(
   out.parent.mkdir(parents=True, exist_ok=True)
   out.write_bytes(model.getvalue())
   vocabulary = SentencePieceVocabulary(storage.local_copy(out))
-  return vocabulary, _report(vocabulary, sample)
+  return vocabulary, measure(vocabulary, sample)
 
 
 def sample_sentences(texts: Iterable[str], count: int, seed: int = 0) -> list[str]:
@@ -136,7 +136,8 @@ def _refusal(error: RuntimeError, size: int, sentences: int) -> UserError:
   return UserError("SentencePiece training failed", because=message)
 
 
-def _report(vocabulary: SentencePieceVocabulary, sample: list[str], most: int = 20_000) -> VocabularyReport:
+def measure(vocabulary: Vocabulary, sample: list[str], most: int = 20_000) -> VocabularyReport:
+  """Returns statistics on a sample of sentences, of which at most `most` are encoded."""
   measured = sample[:: max(1, len(sample) // most)]
   tokens = unknown = 0
   for sentence in measured:

@@ -101,7 +101,7 @@ def test_a_corrupt_token_cache(refused, token_caches, tmp_path, kind):
   path.write_bytes(content)
   message = refused(f"--gin.CACHE_DIR={copy}")
   assert "corrupt" in message and str(path) in message
-  assert "t5like cache novels --vocabulary=tiny --split=train" in message and "--force" in message
+  assert "t5like cache novels --vocabulary=tiny --split=train" in message and "--repair=shard-00000" in message
   assert path.read_bytes() == bytes(content)
 
 

@@ -49,8 +49,8 @@ def remote(folder, tmp_path, monkeypatch):
 ALL = data.HostShare()
 
 
-def batches(cache, share=ALL):
-  order = data.PooledOrder.of(LENGTHS.raw * 2, POOL)
+def batches(cache, share=ALL, pool=POOL):
+  order = data.PooledOrder.of(LENGTHS.raw * 2, pool)
   source = data.CorpusRows(cache, SpanCorruption(), LENGTHS, SPECIAL, seed=5, order=order)
   return data.Batches([data.PhaseRows(source, 64)], share)
 
@@ -86,6 +86,28 @@ def test_memory_is_bounded_and_the_next_pool_is_read_ahead(folder):
   assert len(units._kept) <= units._most
 
 
+def test_every_block_of_a_pool_is_read_once(folder, monkeypatch):
+  """Room for little more than three pools, which are one unit each, with the ends of five blocks."""
+  fetched, fetch = [], in_place.StreamedFile.fetch
+
+  def counted(file, first, last):
+    fetched.extend((file.path.name, block) for block in range(first, last))
+    return fetch(file, first, last)
+
+  monkeypatch.setattr(in_place.StreamedFile, "fetch", counted)
+  monkeypatch.setattr(in_place, "_THREADS", 1)
+  cache = data.open_cache(folder, "", pool=in_place.UNIT)
+  assert cache._shards[0]._units._most == 16
+  source = batches(cache, pool=in_place.UNIT).phases[0].source
+  pools = source.order.pools(np.arange(source.rows_per_epoch), source.rows_per_epoch)
+  assert pools[-1] == 6
+  for start in range(0, np.flatnonzero(pools == 4)[-1], 500):
+    source.rows(np.arange(start, start + 64))
+  cache._announcer.shutdown()
+  assert len(cache._announced) == 6 and len(fetched) <= 6 * 6
+  assert max(map(fetched.count, fetched)) <= 2  # of two pools at most, whose rows are in one block
+
+
 def test_damaged_and_missing_files_are_named(remote):
   path, store = remote
   cache = data.open_cache(path, "t5like cache letters --force", pool=POOL)
@@ -93,13 +115,14 @@ def test_damaged_and_missing_files_are_named(remote):
   objects = store.buckets["bucket"]
   about, content = objects[f"train/{name}.tokens"]
   objects[f"train/{name}.tokens"] = (about, content[:300_000] + b"\0\1" + content[300_002:])
+  cache.stream_rows(np.array([0]), 100)  # another block
   with pytest.raises(UserError) as raised:
-    cache.stream_rows(np.array([0]), 100)
+    cache.stream_rows(np.array([150_000]), 100)
   assert "262,144 to 524,288" in str(raised.value) and f"{name}.tokens" in str(raised.value)
-  assert "t5like cache letters --force" in str(raised.value)
+  assert raised.value.lines["try"] == f"t5like cache letters --repair={name}"
   del objects[f"train/{name}.tokens"]
   with pytest.raises(UserError, match="is missing"):
-    cache.stream_rows(np.array([0]), 100)
+    cache.stream_rows(np.array([150_000]), 100)
 
 
 def test_a_manifest_of_a_trillion_tokens_opens_with_checksums_as_numbers_in_arrays(tmp_path):
@@ -114,7 +137,6 @@ def test_a_manifest_of_a_trillion_tokens_opens_with_checksums_as_numbers_in_arra
   }  # fmt: skip
   (tmp_path / "cache.json").write_text(json.dumps(manifest))
   cache = data.open_cache(tmp_path, "", pool=1 << 30)
-  assert cache.manifest["shards"][0]["files"]["tokens"]["crc32"].dtype == np.uint32
   order = data.PooledOrder.of(LENGTHS.raw * 2, 1 << 30)
   source = data.CorpusRows(cache, SpanCorruption(), LENGTHS, SPECIAL, seed=5, order=order)
   assert source.rows_per_epoch == 10**9 // LENGTHS.raw

@@ -1,9 +1,17 @@
 """Caches built by the workers of Apache Beam: the same bytes as the local builder's, whatever Beam runs twice."""
 
+import functools
 import importlib.util
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from gcs_server import reached_from_here, serving
 
 from t5like.errors import UserError
 from t5like.experiments import beam_building
@@ -20,7 +28,10 @@ def files_of(root):
 def corpus(tmp_path):
   """A corpus of three files, and the settings of its cache, which is built."""
   for number in range(3):
-    rows = [{"text": f"file {number}, document {n}: " + "some more words " * (n % 7)} for n in range(40)]
+    rows = [
+      {"text": f"file {number * (n > 4)}, document {n}: " + "some more words " * (n % 7), "lang": "en" if n else "de"}
+      for n in range(40)
+    ]
     (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   files = {"train": str(tmp_path / "*.jsonl")}
   local = CacheSettings(f"corpus_{tmp_path.name}", "tiny", root=str(tmp_path / "local"), files=files, workers=0)
@@ -55,8 +66,38 @@ def test_parts_in_any_order_and_twice_give_the_cache_of_the_local_builder(file_p
   assert complete.stat().st_mtime_ns == written
   beam_building.finish_build(job)
   expected = files_of(folder / "local")
-  expected = {name: content for name, content in expected.items() if "shard" in name or "cache.json" in name}
-  assert files_of(folder / "beam") == expected and len(expected) == 7
+  expected = {name: content for name, content in expected.items() if "task.json" not in name}
+  assert files_of(folder / "beam") == expected and len(expected) == 9
+  (card,) = json.loads((job.folder / "data_card.json").read_text())
+  assert card["documents"] == 120 and card["duplicates"] == {"count": 10, "share": 0.083333, "counted_part": 1.0}
+  assert card["origins"] == {"lang": {"en": 117, "de": 3}} and card["source_files"] == 3
+
+
+def test_bundles_that_run_twice_at_once_on_a_store_and_shards_of_an_earlier_build(
+  file_per_part, corpus, tmp_path, monkeypatch
+):
+  local, folder = corpus
+  with serving("bucket") as (address, store), reached_from_here(monkeypatch, address, tmp_path / "mirror"):
+    settings = with_root(local, "gs://bucket/caches")
+    job = TaskCacheBuilder(settings).job(registry.find_task(settings.task))
+    for name in ("shard-00007-00000.tokens", "cache.json"):  # of an earlier build from more files
+      (job.folder / name).write_bytes(b"old")
+    recipe = beam_building.start_build(settings, settings.task, job)
+    assert not (job.folder / "cache.json").is_file(), "what is being replaced is not a cache"
+    beam_building._job(recipe)
+    with ThreadPoolExecutor(6) as pool:
+      assert list(pool.map(functools.partial(beam_building.build_part, recipe), (0, 1, 0, 2, 2, 1))) == [
+        0,
+        1,
+        0,
+        2,
+        2,
+        1,
+      ]
+    beam_building.finish_build(job)
+    (expected,) = (path.parent for path in (folder / "local").rglob("cache.json"))
+    found = {name.rpartition("/")[2]: content for name, (_, content) in store.buckets["bucket"].items()}
+    assert found == {name: content for name, content in files_of(expected).items() if name != "task.json"}
 
 
 def test_a_worker_with_another_source_is_refused(file_per_part, corpus):
@@ -77,10 +118,63 @@ def test_without_beam_the_error_names_the_package(corpus, monkeypatch):
     build_token_cache(with_root(local, folder / "beam"), lambda message: None, beam_building.build_with_beam)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("apache_beam") is None, reason="needs pip install -e '.[beam]'")
+needs_beam = pytest.mark.skipif(
+  importlib.util.find_spec("apache_beam") is None, reason="needs pip install -e '.[beam]'"
+)
+PROCESSES = "--runner=DirectRunner --direct_num_workers=2 --direct_running_mode=multi_processing"
+
+
+@needs_beam
 def test_a_pipeline_with_several_processes(corpus):
   local, folder = corpus
-  options = ["--runner=DirectRunner", "--direct_num_workers=2", "--direct_running_mode=multi_processing"]
-  settings = with_root(local, folder / "beam", beam_options=options)
+  settings = with_root(local, folder / "beam", beam_options=PROCESSES.split())
   build_token_cache(settings, lambda message: None, beam_building.build_with_beam)
   assert files_of(folder / "beam") == files_of(folder / "local")
+
+
+@needs_beam
+@pytest.mark.slow  # starts a job server and a worker
+def test_a_pipeline_on_a_portable_job_server(corpus, tmp_path):
+  local, folder = corpus
+  line = [sys.executable, "-m", "apache_beam.runners.portability.local_job_service_main"]
+  server = subprocess.Popen([*line, "--port=0", f"--port_file={tmp_path / 'port'}"])
+  try:
+    wait_for((tmp_path / "port").is_file)
+    where = f"--job_endpoint=localhost:{(tmp_path / 'port').read_text().strip()}"
+    options = ["--runner=PortableRunner", where, "--environment_type=LOOPBACK"]
+    settings = with_root(local, folder / "beam", beam_options=options)
+    build_token_cache(settings, lambda message: None, beam_building.build_with_beam)
+  finally:
+    server.kill()
+    server.wait()
+  assert files_of(folder / "beam") == files_of(folder / "local")
+
+
+@needs_beam
+@pytest.mark.slow  # starts workers twice
+def test_a_build_whose_workers_were_killed_is_resumed(tmp_path):
+  """The DirectRunner does not replace a worker: the command is run again, and keeps the parts that were complete."""
+  for number in range(6):
+    text = "it was the best of times, it was the worst of times " * 20
+    rows = (json.dumps({"text": f"{number} {n} {text}"}) + "\n" for n in range(33_000))
+    (tmp_path / f"{number}.jsonl").write_text("".join(rows))
+  name = f"killed_{tmp_path.name}"
+  files = {"train": str(tmp_path / "*.jsonl")}
+  line = [sys.executable, "-m", "t5like", "cache", name, "--vocabulary=tiny", f"--files=train={files['train']}"]
+  first = subprocess.Popen([*line, f"--out={tmp_path / 'beam'}", f"--beam_options={PROCESSES}"], start_new_session=True)
+  wait_for(lambda: len(list((tmp_path / "beam").rglob("parts/*.json"))) > 1)
+  os.killpg(first.pid, signal.SIGKILL)  # the launcher and its workers
+  first.wait()
+  complete = {path: path.stat().st_mtime_ns for path in (tmp_path / "beam").rglob("cache/*.tokens")}
+  assert complete and not list((tmp_path / "beam").rglob("cache.json"))
+  settings = CacheSettings(name, "tiny", root=str(tmp_path / "beam"), files=files, beam_options=PROCESSES.split())
+  build_token_cache(settings, lambda message: None, beam_building.build_with_beam)
+  build_token_cache(CacheSettings(name, "tiny", root=str(tmp_path / "local"), files=files), lambda message: None)
+  assert files_of(tmp_path / "beam") == files_of(tmp_path / "local")
+
+
+def wait_for(condition, seconds=120):
+  ends = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < ends
+    time.sleep(0.1)

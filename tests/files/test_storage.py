@@ -330,6 +330,19 @@ def test_a_file_that_does_not_match_the_manifest_is_refused_or_copied_again(stor
     data.open_cache(remote_cache.parent / "test", rebuild_command="")
 
 
+def test_a_damaged_copy_is_repaired_by_removing_it(store, remote_cache):
+  copy = data.open_cache(remote_cache, "t5like cache demo --force").folder / "shard-00000.tokens"
+  copy.write_bytes(bytes(copy.stat().st_size))
+  with pytest.raises(UserError, match="corrupt") as raised:
+    data.open_cache(remote_cache, "t5like cache demo --force")
+  assert raised.value.lines["try"].startswith(f"rm {copy} ")
+  copy.unlink()
+  (remote_cache / "shard-00000.tokens").write_bytes(b"")
+  with pytest.raises(UserError, match="does not match its manifest") as raised:
+    data.open_cache(remote_cache, "t5like cache demo --force")
+  assert raised.value.lines["try"] == "t5like cache demo --repair=shard-00000"
+
+
 def test_a_vocabulary_on_a_store_is_the_same_vocabulary(store):
   own = load_vocabulary("tiny")
   storage.as_path(f"{ROOT}/vocabularies/spiece.model").write_bytes(own.path.read_bytes())

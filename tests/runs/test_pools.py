@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from gcs_server import reached_from_here, serving
 
 import t5like
 from t5like import data
+from t5like.files import storage
 from t5like.models import T5, TransformerConfig
 from t5like.objectives.span_corruption import SpanCorruption
 from t5like.vocabularies import load_vocabulary
@@ -58,3 +62,24 @@ def test_a_resumed_run_keeps_the_order_of_its_rows(caches, tmp_path):
   t5like.train(dataclasses.replace(experiment(caches, tmp_path / "c", cache_local_gb=0.003), **longer))
   t5like.train(dataclasses.replace(experiment(caches, tmp_path / "d"), **longer))
   assert losses(tmp_path / "a") == losses(tmp_path / "c") and losses(tmp_path / "b") == losses(tmp_path / "d")
+
+
+@pytest.mark.slow  # a minute
+def test_a_run_waits_for_a_store_that_stalls_and_reports_it(caches, tmp_path, monkeypatch):
+  with serving("bucket") as (address, store), reached_from_here(monkeypatch, address, tmp_path / "mirror"):
+    storage.upload_tree(Path(caches), storage.as_path("gs://bucket/caches"))
+    ends = []
+
+    def stall():
+      if any(".tokens" in request for request in store.requests[-20:]):
+        ends.append(time.monotonic() + 60.0)
+        time.sleep(max(0.0, ends[0] - time.monotonic()))
+
+    store.wait_or_fail = stall
+    result = t5like.train(experiment("gs://bucket/caches", tmp_path / "run", cache_local_gb=0.003))
+  assert ends and result.step == 2
+  rows = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+  waited = sum(row["input_wait"] / row["steps_per_second"] for row in rows if row["kind"] == "train")
+  assert waited > 20, "the rest of the minute went into compiling"
+  expected = t5like.train(experiment(caches, tmp_path / "disk", cache_local_gb=0.003))
+  assert expected.step == 2 and losses(tmp_path / "run") == losses(tmp_path / "disk")

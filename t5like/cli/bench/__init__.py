@@ -1,6 +1,7 @@
 """Benchmark this machine, compared with a peer or a hardware limit where available.
 
 t5like bench data
+t5like bench cache
 t5like bench decode --model=t5_1_1/base
 t5like bench train --model=t5_1_1/base
 t5like bench embed --model=~/downloads/all-MiniLM-L6-v2
@@ -21,6 +22,7 @@ SUBCOMMANDS = {
   "startup": ("time to the first step: cold, warm and from a checkpoint", "cli.bench.startup"),
   "gpu": ("show the last result of launch/test_gpu.sh", "cli.bench.gpu"),
   "data": ("objectives, tokenization, and batches from a token cache", "cli.bench.data"),
+  "cache": ("building token caches: local, with Apache Beam, and seqio's job", "cli.bench.cache"),
 }
 
 

@@ -1,9 +1,12 @@
-"""Train a SentencePiece vocabulary on the text of registered tasks, or on text and JSON-lines files.
+"""Train a vocabulary on the text of registered tasks, or on text and JSON-lines files.
 
   t5like tasks vocabulary novels --size=8000 --out=my.model
   t5like tasks vocabulary texts/*.txt corpus.jsonl.gz --size=32000 --out=my.model
+  t5like tasks vocabulary novels --kind=wordpiece --size=8000 --out=my_wordpiece
+  t5like tasks vocabulary novels --kind=bpe --size=8000 --out=my_bpe
 
-Padding is 0, EOS 1, unknown 2; 100 sentinels are added when it is loaded, as in T5.
+SentencePiece is for T5: padding 0, EOS 1, unknown 2; 100 sentinels are added when it is loaded. WordPiece is for BERT,
+with its five special tokens first; byte-level BPE is for GPT-2, with <|endoftext|> last. Both are folders.
 The same text and options produce the same file.
 """
 
@@ -17,17 +20,23 @@ from t5like.cli.options import add_task_modules, task_modules
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.tasks.quiet_start import load_seqio
+from t5like.vocabularies import Vocabulary
+from t5like.vocabularies.training import VocabularyReport, read_texts, train_sentencepiece
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("sources", nargs="+", metavar="TASK_OR_FILE", help="tasks, or .txt and .jsonl files (.gz, .xz)")
+  parser.add_argument("--kind", default="sentencepiece", choices=("sentencepiece", "wordpiece", "bpe"))
   parser.add_argument("--size", type=int, default=32_000, help="number of pieces without sentinels (default: 32000)")
-  parser.add_argument("--out", required=True, help="the .model file to write")
-  parser.add_argument("--model_type", default="unigram", choices=("unigram", "bpe", "char", "word"))
-  parser.add_argument("--byte_fallback", action="store_true", help="encode unknown characters as bytes")
+  parser.add_argument("--out", required=True, help="the .model file to write; a folder for wordpiece and bpe")
   parser.add_argument(
-    "--character_coverage", type=float, default=0.9995, help="share of characters to keep (default: 0.9995)"
+    "--model_type", choices=("unigram", "bpe", "char", "word"), help="of sentencepiece (default: unigram)"
   )
+  parser.add_argument("--byte_fallback", action="store_true", help="sentencepiece: encode unknown characters as bytes")
+  parser.add_argument(
+    "--character_coverage", type=float, help="sentencepiece: share of characters to keep (default: 0.9995)"
+  )
+  parser.add_argument("--cased", action="store_true", help="wordpiece: keep capitals and accents")
   parser.add_argument(
     "--max_sentences", type=int, default=1_000_000, help="maximum number of sampled sentences (default: 1000000)"
   )
@@ -38,30 +47,44 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  from t5like.vocabularies.training import train_sentencepiece
-
-  vocabulary, report = train_sentencepiece(
-    _texts(args),
-    args.size,
-    args.out,
-    model_type=args.model_type,
-    byte_fallback=args.byte_fallback,
-    character_coverage=args.character_coverage,
-    max_sentences=args.max_sentences,
-    seed=args.seed,
-  )
-  pieces = vocabulary.vocab_size - vocabulary.extra_ids
+  _check(args)
+  vocabulary, report = _train(args)
+  sentinels = len(vocabulary.sentinel_ids)
   rows = -(-vocabulary.vocab_size // 128) * 128  # as models pad their embedding
-  print(f"{args.out}: {pieces:,} pieces + {vocabulary.extra_ids} sentinels, from {report.sentences:,} sentences")
+  what = f"{vocabulary.vocab_size - sentinels:,} pieces" + (f" + {sentinels} sentinels" if sentinels else "")
+  print(f"{args.out}: {what}, from {report.sentences:,} sentences")
   print(f"  covers {report.coverage:.4%} of the characters")
   print(f"  {report.tokens_per_word:.2f} tokens per word, {report.characters_per_token:.2f} characters per token")
   print(f"use it with  --gin.VOCABULARY={args.out} --gin.VOCAB_SIZE={rows}")
   return 0
 
 
-def _texts(args: argparse.Namespace) -> Iterator[str]:
-  from t5like.vocabularies.training import read_texts
+def _check(args: argparse.Namespace) -> None:
+  own = {
+    "model_type": "sentencepiece", "byte_fallback": "sentencepiece", "character_coverage": "sentencepiece",
+    "cased": "wordpiece",
+  }  # fmt: skip
+  for option, kind in own.items():
+    if getattr(args, option) and args.kind != kind:
+      raise UserError(f"--{option} is an option of --kind={kind}, not of {args.kind}")
+  if args.kind != "sentencepiece" and Path(args.out).suffix:
+    raise UserError(f"invalid --out: {args.out} (expected a folder for --kind={args.kind})")
 
+
+def _train(args: argparse.Namespace) -> tuple[Vocabulary, VocabularyReport]:
+  sample = {"max_sentences": args.max_sentences, "seed": args.seed}
+  if args.kind == "sentencepiece":
+    more = {"character_coverage": args.character_coverage} if args.character_coverage else {}
+    kind = args.model_type or "unigram"
+    return train_sentencepiece(_texts(args), args.size, args.out, kind, args.byte_fallback, **more, **sample)
+  from t5like.vocabularies.subword_training import train_byte_bpe, train_wordpiece
+
+  if args.kind == "wordpiece":
+    return train_wordpiece(_texts(args), args.size, args.out, not args.cased, **sample)
+  return train_byte_bpe(_texts(args), args.size, args.out, **sample)
+
+
+def _texts(args: argparse.Namespace) -> Iterator[str]:
   for source in args.sources:
     if storage.as_path(source).is_file():
       yield from read_texts(source, args.field)

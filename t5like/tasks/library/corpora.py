@@ -7,7 +7,6 @@ A corpus `c4` is registered as the task `c4` (raw documents) and as `c4_<objecti
 from __future__ import annotations
 
 import functools
-import glob
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -49,7 +48,7 @@ class TextFiles(seqio.FileDataSource):
 
   def list_shards(self, split: str) -> list[str]:
     patterns = self._split_to_filepattern[split]
-    found = sorted({path for pattern in patterns for path in _matching(pattern)})
+    found = sorted({path for pattern in patterns for path in storage.matching(pattern)})
     if not found:
       raise UserError(f"no files found for split {split!r}", looked_for=", ".join(patterns))
     return found
@@ -61,16 +60,6 @@ class TextFiles(seqio.FileDataSource):
   def _documents(self, path: str) -> Iterator[tuple[str]]:
     text_key, documents = self.settings
     return ((text,) for text in read_documents(path, text_key, documents))
-
-
-def _matching(pattern: str) -> list[str]:
-  """Returns the local or remote files that match a pattern."""
-  path = storage.as_path(pattern)
-  if not storage.is_remote(path):
-    return glob.glob(str(path))
-  storage.check_reachable(path, "the corpus")
-  top = storage.as_path(f"{path.scheme}://{path.bucket}")
-  return [str(found) for found in top.glob(str(path.relative_to(top)))]
 
 
 def register_corpus(

@@ -6,17 +6,21 @@ import contextlib
 import dataclasses
 import errno
 import io
+import json
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 
 from t5like.errors import UserError
+from t5like.files.data_card import PAGE, DataCard, DuplicateCounter, OriginCounter, text_hash, write_cards
 from t5like.tasks.preparation import catalogue
 from t5like.tasks.preparation.datasets import Dataset, KeyedRow, SourceSplit
 from t5like.tasks.preparation.files import Folder
@@ -65,6 +69,7 @@ class PreparationReport:
       official = "-" if split.official is None else f"{split.official:,}"
       equal = "" if split.rows is None or split.official is None else "yes" if split.equal else "no"
       lines.append(f"  {split.split:<22}{rows:>12}{official:>14}  {equal:<5}  {split.note}".rstrip())
+    lines.append(f"  characters, duplicates and origins: {self.folder / PAGE}")
     return "\n".join(lines)
 
 
@@ -84,7 +89,10 @@ def prepare(
   if final.exists() and not force:
     raise UserError(f"{dataset.title} is already prepared", folder=final, try_="--force prepares it again")
   with _work_folder(out) as work:
-    counts = _store(dataset, present, work, progress)
+    counters = {split.name: _Counter() for split in present}
+    counts = _store(dataset, present, work, counters, progress)
+    cards = [counters[name].card(dataset.title, name) for name in counts]
+    write_cards(work / dataset.folder, cards)
     _move(work / dataset.folder, final, work)
   reports = []
   for split in splits:
@@ -150,7 +158,44 @@ def _absent(dataset: Dataset, splits: Sequence[SourceSplit]) -> tuple[SplitRepor
   return tuple(SplitReport(s.name, None, sizes.get(s.name), f"looked for {s.looked_for}") for s in splits)
 
 
-def _store(dataset: Dataset, splits: Sequence[SourceSplit], work: Path, progress: Progress | None) -> dict[str, int]:
+class _Counter:
+  """Counts what the data card of a split reports."""
+
+  def __init__(self):
+    self._duplicates, self._origins = DuplicateCounter(), OriginCounter()
+    self._hashes: list[int] = []
+    self._characters = 0
+
+  def add(self, row: Mapping[str, Any]) -> None:
+    self._hashes.append(text_hash(json.dumps(row, sort_keys=True, default=repr)))
+    self._characters += sum(len(value) for value in row.values() if isinstance(value, str))
+    self._origins.add(row)
+    if len(self._hashes) == _ROWS_BETWEEN_REPORTS:
+      self._flush()
+
+  def card(self, name: str, split: str) -> DataCard:
+    self._flush()
+    return DataCard(
+      name,
+      split,
+      self._origins.rows,
+      characters=self._characters,
+      duplicates=self._duplicates.report(),
+      origins=self._origins.report(),
+    )
+
+  def _flush(self) -> None:
+    self._duplicates.add(np.array(self._hashes, np.uint64))
+    self._hashes = []
+
+
+def _store(
+  dataset: Dataset,
+  splits: Sequence[SourceSplit],
+  work: Path,
+  counters: Mapping[str, _Counter],
+  progress: Progress | None,
+) -> dict[str, int]:
   """Writes under `work` in TFDS's order: rows sorted by a hash of split and key, in as many shards as needed."""
   tfds.disable_progress_bar()
   verbosity = logging.get_verbosity()
@@ -162,7 +207,7 @@ def _store(dataset: Dataset, splits: Sequence[SourceSplit], work: Path, progress
         config=dataset.config,
         version=dataset.version,
         features=dataset.features,
-        split_datasets={split.name: _counted(split, progress) for split in splits},
+        split_datasets={s.name: _counted(s, counters[s.name], progress) for s in splits},
         data_dir=work,
         description=dataset.description,
         homepage=dataset.homepage,
@@ -173,9 +218,10 @@ def _store(dataset: Dataset, splits: Sequence[SourceSplit], work: Path, progress
   return {name: info.num_examples for name, info in builder.info.splits.items()}
 
 
-def _counted(split: SourceSplit, progress: Progress | None) -> Iterator[KeyedRow]:
+def _counted(split: SourceSplit, counter: _Counter, progress: Progress | None) -> Iterator[KeyedRow]:
   count = 0
   for count, row in enumerate(split.rows(split), 1):
+    counter.add(row[1])
     yield row
     if progress and count % _ROWS_BETWEEN_REPORTS == 0:
       progress(split.name, count)
