@@ -45,6 +45,7 @@ class HeadClass:
   layers    their linear layers and ours
   settings  of our head
   dropout   the fields of config.json with its rate, in order, and the default
+  needs     fields of config.json, which are optional there, and the only value that our head computes
   """
 
   family: str
@@ -53,6 +54,7 @@ class HeadClass:
   layers: Mapping[str, str]
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   dropout: tuple[str | float, ...] = (0.0,)
+  needs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 _BERT_DROPOUT = ("classifier_dropout", "hidden_dropout_prob", 0.1)
@@ -130,6 +132,7 @@ _add(
     {"sequence_summary.summary": "dense", "classifier": "out"},
     {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
     ("summary_last_dropout", 0.1),
+    {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"},
   ),
   (_CLASSIFIER, {}, _BERT_DROPOUT),
   (_ANSWERS,),
@@ -138,6 +141,7 @@ _DEBERTA_ROWS = (
   {"pooler.dense": "dense", "classifier": "out"},
   {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
   ("cls_dropout", "hidden_dropout_prob", 0.1),
+  {"pooler_hidden_act": "gelu"},
 )
 for _name, _choices in (("Deberta", None), ("DebertaV2", _DEBERTA_ROWS)):
   _add(_name, "deberta.", _DEBERTA_ROWS, _choices, (_CLASSIFIER, {}, ("hidden_dropout_prob", 0.1)), (_ANSWERS,))
@@ -164,6 +168,9 @@ def find_head(hf: Mapping) -> HeadClass | None:
 
 def head_from_hf(found: HeadClass, hf: Mapping) -> Any:
   """Returns our head, with the labels of config.json."""
+  for field, value in found.needs.items():
+    if hf.get(field, value) != value:
+      raise UserError(f"a head with {field} = {hf[field]!r} is not supported", expected=f"{field} = {value!r}")
   rate = _rate(found, hf)
   settings = dict(found.settings) | {"dropout_rate": rate}
   if found.form == "spans":

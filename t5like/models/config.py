@@ -172,6 +172,8 @@ class TransformerConfig:
     ):
       if getattr(self, field) < 0:
         raise _invalid(field, getattr(self, field), "at least 0")
+    if self.padding_id and self.num_decoder_layers:
+      raise _invalid("padding_id", self.padding_id, "0 for a model with a decoder")
     if not 0 <= self.padding_id < self.vocab_size:
       raise _invalid("padding_id", self.padding_id, f"an id of the vocabulary, 0 to {self.vocab_size - 1}")
     for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):

@@ -14,7 +14,9 @@ from round_trips import round_trip
 from safetensors.numpy import load_file, save_file
 from zoo_weights import draw
 
+from t5like.errors import UserError
 from t5like.interop import huggingface
+from t5like.interop.hf_fields import guess_model_type
 from t5like.models import ELECTRA, SpanBERT, TransformerConfig
 from t5like.models.heads import EmbeddingHead, attach_head
 
@@ -146,3 +148,34 @@ def test_the_discriminator_of_a_pretrained_electra_is_exported(tmp_path):
       jax.jit(m.apply)({"params": p}, batch)[name] for m, p in ((loaded.model, loaded.params), (model, params))
     )
     np.testing.assert_allclose(found[:, :3], expected[:, :3], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "name, case, fields, words",
+  [
+    ("electra", "ElectraForMultipleChoice", {"summary_type": "mean"}, "summary_type = 'mean' is not supported"),
+    ("electra", "ElectraForMaskedLM", {"hidden_act": "relu"}, "activation = 'relu' before its output"),
+    ("albert", "AlbertForMaskedLM", {"inner_group_num": 2}, "several layers in a group"),
+    ("deberta", "DebertaV2ForSequenceClassification", {"pooler_hidden_act": "tanh"}, "pooler_hidden_act = 'tanh'"),
+    ("deberta", "DebertaForMaskedLM", {"pos_att_type": "c2p"}, "pos_att_type = .'c2p'. is not supported"),
+    ("deberta", "DebertaForMaskedLM", {"position_biased_input": True}, "position_biased_input = True"),
+    ("roberta", "RobertaForMaskedLM", {"tie_word_embeddings": False}, "not tied"),
+    ("roberta", "RobertaForMaskedLM", {"pad_token_id": 99}, "max_positions: -87"),
+  ],
+)
+def test_what_is_not_supported_is_rejected(name, case, fields, words, tmp_path):
+  golden(name, case, tmp_path)
+  path = tmp_path / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+  with pytest.raises(UserError, match=words):
+    huggingface.load(tmp_path)
+
+
+def test_the_family_of_older_files_is_guessed(tmp_path):
+  """By the name of the class; without one, by fields that only a family has."""
+  for name, case in CASES:
+    config = json.loads(family(name)[case]["description"].tobytes())["config"]
+    kind = config.pop("model_type")
+    assert guess_model_type(config) == kind
+    if kind in ("roberta", "distilbert", "albert", "electra"):
+      assert guess_model_type({k: v for k, v in config.items() if k != "architectures"}) == kind
