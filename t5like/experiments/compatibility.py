@@ -29,11 +29,24 @@ _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
 }  # fmt: skip
+# Fields that earlier checkpoints do not have. Their defaults are what the code did before.
+_LATER_FIELDS = {
+  "padding_id": 0,
+  "position_offset": 0,
+  "embedding_dim": None,
+  "layer_groups": None,
+  "discriminator_head": False,
+  "use_key_bias": True,
+  "relative_norm": False,
+  "share_position_projections": False,
+  "convolution_width": 0,
+}
 
 
 def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) -> dict[str, Any]:
   """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
+  fields = {k: v for k, v in fields.items() if k not in _LATER_FIELDS or v != _LATER_FIELDS[k]}
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 
@@ -47,7 +60,13 @@ def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabular
 
 def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
   """Checks that every width sharded by the mesh is divisible by the axis size."""
-  splits = {"num_heads": "tensor", "mlp_dim": "tensor", "vocab_size": "tensor", "embed_dim": "fsdp"}
+  splits = {
+    "num_heads": "tensor",
+    "mlp_dim": "tensor",
+    "vocab_size": "tensor",
+    "embed_dim": "fsdp",
+    "embedding_width": "fsdp",
+  }
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:

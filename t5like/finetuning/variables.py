@@ -23,8 +23,8 @@ _PLACES = {"token_embedder": EMBEDDINGS, "embedding_delta": EMBEDDINGS, "pooler"
   ("mlm_head", "nsp_head", "logits_dense", "generator", "discriminator_head", "boundary_head", "distillation"), OUTPUT
 )
 _LAYER = re.compile(rf"{STACKED}_(\d+)")
-# Position biases shared by all layers of a stack: Hugging Face and T5 keep them in the first layer.
-_FIRST_LAYER = "relpos_bias"
+# Relative positions shared by all layers of a stack: Hugging Face's T5 keeps them in the first layer.
+_FIRST_LAYER = ("relpos_bias", "relative_embedding")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _place(path: str) -> tuple[str, str, str, int]:
   module = f"{stack}/{rest[1]}"
   if match := _LAYER.fullmatch(rest[1]):
     return module, LAYER, stack, int(match.group(1))
-  return (module, LAYER, stack, 0) if rest[1] == _FIRST_LAYER else (module, TOP, stack, -1)
+  return (module, LAYER, stack, 0) if rest[1] in _FIRST_LAYER else (module, TOP, stack, -1)
 
 
 def _depths(variables: Iterable[Variable]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from t5like.files import storage
 from t5like.inference.heads.no_answer import with_threshold
 from t5like.inference.parameters import BASE_FILE
 from t5like.inference.prompts import has_training_config, position_limit, prompt_form
-from t5like.inference.vocabulary import PUBLISHED, find_vocabulary
+from t5like.inference.vocabulary import TOKENIZER, find_vocabulary, published_vocabulary
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import EmbeddingHead, WithHead
 from t5like.models.tuning import merge
@@ -210,7 +210,8 @@ def cast(params: Any, dtype: str) -> Any:
 
 def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
   """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
-  config, name = model.config, type(getattr(model, "backbone", model)).__name__
+  backbone = getattr(model, "backbone", model)
+  config, name = model.config, type(backbone).__name__
   fields = {k: v for k, v in _changed_fields(config).items() if k != "dropout_rate"}
   return "\n".join([
     f"# {origin}",
@@ -219,6 +220,7 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
+    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) != "bert" else []),
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
     *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
@@ -267,13 +269,16 @@ def _find_import_vocabulary(
   weights are converted even without a vocabulary.
   """
   nearby = None if given else vocabulary_in(source)
-  name = given or (str(nearby.absolute()) if nearby else PUBLISHED.get(config.vocab_size, "unknown"))
+  name = given or (str(nearby.absolute()) if nearby else published_vocabulary(config) or "unknown")
   try:
     vocabulary = load_vocabulary(name)
   except UserError:
     if given or nearby:
       raise
     return name, None, f"vocabulary {name} not found: only the weights are converted"
+  if nearby and vocabulary.vocab_size > config.vocab_size and (nearby.parent / TOKENIZER).is_file():
+    name = str((nearby.parent / TOKENIZER).absolute())  # as in find_vocabulary
+    vocabulary = load_vocabulary(name)
   check_vocabulary(config, name, vocabulary)
   return name, vocabulary, ""
 

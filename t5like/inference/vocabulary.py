@@ -15,6 +15,7 @@ PUBLISHED = {
   50265: "roberta", 40478: "gpt1",
 }  # fmt: skip
 TOKENIZER = "tokenizer.json"
+_SPM_HINT = f"write {TOKENIZER} with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
 _TRY = "--vocabulary=NAME_OR_FILE, as in the model's training"
 
 
@@ -35,21 +36,34 @@ def find_vocabulary(
   return name, vocabulary
 
 
+def published_vocabulary(config: TransformerConfig) -> str | None:
+  """Returns the vocabulary of the published models of this size, if there is one."""
+  if config.positions == "disentangled":  # DeBERTa has as many ids as RoBERTa, and others
+    return None
+  return PUBLISHED.get(config.vocab_size)
+
+
 def _load(folder: Path, config: TransformerConfig, given: str | None, own: str | None) -> tuple[str, Vocabulary]:
   if given:
     return given, load_vocabulary(given)
   problems = []
-  for name in _candidates(folder, config, own):
+  names = _candidates(folder, config, own)
+  for name in names:
     try:
-      return name, load_vocabulary(name)
+      vocabulary = load_vocabulary(name)
     except UserError as error:  # a file may have moved or be incomplete
       problems.append(error.what)
+      continue
+    # ALBERT's spiece.model, to which sentinels would be added: tokenizer.json has its ids.
+    if vocabulary.vocab_size <= config.vocab_size or name == names[-1]:
+      return name, vocabulary
   if own and storage.is_remote(own):
     problems.append(f"its VOCABULARY is {own}, which is not downloaded automatically")
   raise UserError(
     f"no vocabulary for the model in {folder}",
     because="\n".join(problems) or f"no published model has {config.vocab_size:,} ids",
     looked=f"{folder} for spiece.model, vocab.txt, vocab.json with merges.txt, {TOKENIZER}",
+    hint=_SPM_HINT if (folder / "spm.model").is_file() else "",
     try_=f"--vocabulary={own}" if own and storage.is_remote(own) else _TRY,
   )
 
@@ -61,6 +75,6 @@ def _candidates(folder: Path, config: TransformerConfig, own: str | None) -> lis
     names += filter(None, [copied_vocabulary(own, folder), None if storage.is_remote(own) else own])
   if nearby := vocabulary_in(folder):
     names += [str(nearby), *([str(folder / TOKENIZER)] if (folder / TOKENIZER).is_file() else [])]
-  if not names and not own and config.vocab_size in PUBLISHED:
-    names.append(PUBLISHED[config.vocab_size])
+  if not names and not own and (published := published_vocabulary(config)):
+    names.append(published)
   return list(dict.fromkeys(names))

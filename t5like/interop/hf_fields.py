@@ -15,12 +15,18 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 
 
 # The names of classes in `architectures` start with one of these; the longer ones first.
-_CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert"}
+_CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert",
+  "XLMRoberta": "xlm-roberta", "Roberta": "roberta", "DistilBert": "distilbert", "Albert": "albert",
+  "Electra": "electra", "DebertaV2": "deberta-v2", "Deberta": "deberta",
+}  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {
   "t5": ("d_model", "d_kv", "d_ff"),
   "openai-gpt": ("n_embd", "n_positions", "afn"),
   "gpt2": ("n_embd", "n_positions", "n_layer"),
+  "distilbert": ("dim", "hidden_dim", "n_heads"),
+  "electra": ("hidden_size", "embedding_size", "summary_type"),
+  "albert": ("hidden_size", "num_hidden_groups", "embedding_size"),
   "bert": ("hidden_size", "intermediate_size", "type_vocab_size"),
 }
 
@@ -30,8 +36,8 @@ def guess_model_type(hf: Mapping) -> str:
   classes = hf.get("architectures")
   if isinstance(classes, list) and classes:
     return next((kind for start, kind in _CLASSES.items() if str(classes[0]).startswith(start)), "")
-  if hf.get("type_vocab_size") == 1:  # RoBERTa has BERT's fields, but numbers positions from 2
-    return ""
+  if hf.get("type_vocab_size") == 1 and "hidden_size" in hf:  # BERT's fields, but positions are numbered from 2
+    return "roberta"
   return next((kind for kind, fields in _TYPICAL_FIELDS.items() if all(field in hf for field in fields)), "")
 
 

@@ -12,7 +12,7 @@ from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
 MODEL_TYPES = ("gpt2", "openai-gpt")
-PREFIX = "transformer."
+PREFIX, OUTSIDE = "transformer.", ("lm_head.",)  # before the names of tensors; names without it
 IGNORED = (r"h\.\d+\.attn\.(bias|masked_bias)", r"position_ids")  # buffers: causal mask and position counter
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5like.errors import UserError
+from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
   ClassificationHead,
@@ -58,6 +59,7 @@ _BERT_DROPOUT = ("classifier_dropout", "hidden_dropout_prob", 0.1)
 _T5_DROPOUT = ("classifier_dropout", 0.0)
 _POOLER = {"pooling": "pooler"}
 _T5_HEAD = {"classification_head.dense": "dense", "classification_head.out_proj": "out"}
+_ROBERTA_HEAD = {"classifier.dense": "dense", "classifier.out_proj": "out"}
 _CLASSIFIER, _ANSWERS = {"classifier": "out"}, {"qa_outputs": "out"}
 CLASSES = {
   "SequenceClassification": [
@@ -77,7 +79,78 @@ CLASSES = {
     HeadClass("T5", "spans", "", _ANSWERS),
   ],
 }
-_FAMILIES = {"bert": "Bert", "gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
+
+
+def _add(family: str, prefix: str, rows: tuple, choices: tuple | None, tags: tuple, spans: tuple) -> None:
+  """Adds the classes of an encoder: for each, its linear layers, settings of our head, and dropout."""
+  names = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
+  forms = ("classification", "choices", "tagging", "spans")
+  for name, form, parts in zip(names, forms, (rows, choices, tags, spans), strict=True):
+    if parts is not None:
+      CLASSES[name].append(HeadClass(family, form, prefix, *parts))
+
+
+_CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
+for _name in ("Roberta", "XLMRoberta"):
+  _add(
+    _name,
+    "roberta.",
+    (_ROBERTA_HEAD, _CLS_AND_TANH, _BERT_DROPOUT),
+    (_CLASSIFIER, _POOLER, _BERT_DROPOUT),
+    (_CLASSIFIER, {}, _BERT_DROPOUT),
+    (_ANSWERS,),
+  )
+_DISTILBERT_ROWS = (
+  {"pre_classifier": "dense", "classifier": "out"},
+  {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
+  ("seq_classif_dropout", 0.2),
+)
+_add(
+  "DistilBert",
+  "distilbert.",
+  _DISTILBERT_ROWS,
+  _DISTILBERT_ROWS,
+  (_CLASSIFIER, {}, ("dropout", 0.1)),
+  (_ANSWERS, {}, ("qa_dropout", 0.1)),
+)
+_ALBERT_DROPOUT = ("classifier_dropout_prob", 0.1)
+_add(
+  "Albert",
+  "albert.",
+  (_CLASSIFIER, _POOLER, _ALBERT_DROPOUT),
+  (_CLASSIFIER, _POOLER, _ALBERT_DROPOUT),
+  (_CLASSIFIER, {}, _ALBERT_DROPOUT),
+  (_ANSWERS,),
+)
+_add(
+  "Electra",
+  "electra.",
+  (_ROBERTA_HEAD, {"pooling": "cls", "hidden": "gelu_erf"}, _BERT_DROPOUT),
+  (
+    {"sequence_summary.summary": "dense", "classifier": "out"},
+    {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+    ("summary_last_dropout", 0.1),
+  ),
+  (_CLASSIFIER, {}, _BERT_DROPOUT),
+  (_ANSWERS,),
+)
+_DEBERTA_ROWS = (
+  {"pooler.dense": "dense", "classifier": "out"},
+  {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0},
+  ("cls_dropout", "hidden_dropout_prob", 0.1),
+)
+for _name, _choices in (("Deberta", None), ("DebertaV2", _DEBERTA_ROWS)):
+  _add(_name, "deberta.", _DEBERTA_ROWS, _choices, (_CLASSIFIER, {}, ("hidden_dropout_prob", 0.1)), (_ANSWERS,))
+# Fields of config.json that only a head has; the others are of the backbone, too.
+_OWN_DROPOUT = (
+  "classifier_dropout",
+  "classifier_dropout_prob",
+  "summary_last_dropout",
+  "cls_dropout",
+  "seq_classif_dropout",
+  "qa_dropout",
+)
+_FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 
 def find_head(hf: Mapping) -> HeadClass | None:
@@ -128,7 +201,7 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
   head, kind = model.head, type(model.backbone).__name__
   form = "classification" if head.form in _PROBLEMS else head.form
-  family = {"BERT": "Bert", "GPT": "GPT2", "T5": "T5"}.get(kind)
+  family = CLASS_NAMES[model.backbone.family] if kind == "BERT" else {"GPT": "GPT2", "T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
   every = ((name, each) for name, classes in CLASSES.items() for each in classes)
@@ -147,8 +220,8 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
     fields[_CHOICES] = head.choices
   if form == "spans" and head.no_answer_threshold is not None:
     fields[_THRESHOLD] = head.no_answer_threshold
-  if found.dropout[0] == "classifier_dropout":
-    fields["classifier_dropout"] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+  if found.dropout[0] in _OWN_DROPOUT:
+    fields[found.dropout[0]] = model.config.dropout_rate if head.dropout_rate is None else head.dropout_rate
   return found, fields
 
 

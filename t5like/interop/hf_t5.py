@@ -8,7 +8,7 @@ from t5like.interop.mapping import Rule
 from t5like.models import TransformerConfig
 
 MODEL_TYPES = ("t5", "mt5", "umt5")
-PREFIX = ""
+PREFIX, OUTSIDE = "", ()
 IGNORED = ()
 
 

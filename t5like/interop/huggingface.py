@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.interop import hf_bert, hf_gpt, hf_t5, tensor_folders
+from t5like.interop import encoders, hf_gpt, hf_t5, tensor_folders
 from t5like.interop.hf_fields import guess_model_type
 from t5like.interop.hf_heads import HeadClass, find_head, head_from_hf, head_rules, head_to_hf, in_backbone
 from t5like.interop.hf_tokenizers import padding_token, token_ids
@@ -33,17 +33,25 @@ from t5like.models import BERT, GPT, T5, TransformerConfig
 from t5like.models.heads import WithHead, attach_head
 from t5like.vocabularies import Vocabulary
 
-# model_type of config.json -> (rules module, model class).
+# model_type of config.json -> (the family's module, model class).
 FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_t5, T5) for kind in hf_t5.MODEL_TYPES},
-  **{kind: (hf_bert, BERT) for kind in hf_bert.MODEL_TYPES},
+  **{kind: (family, BERT) for kind, family in encoders.FAMILIES.items()},
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
 }
 # Names of output projections, and of the embeddings that they are tied to.
-_OUTPUTS = ("lm_head.weight", "cls.predictions.decoder.weight")
+_OUTPUTS = (
+  "lm_head.weight",
+  "cls.predictions.decoder.weight",
+  "lm_head.decoder.weight",
+  "vocab_projector.weight",
+  "predictions.decoder.weight",
+  "generator_lm_head.weight",
+)
 _EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
 _GENERATION = "generation_config.json"
-_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\."  # parts that a folder of sentence-transformers may have, unused
+# Parts that a folder of sentence-transformers may have, unused.
+_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +81,8 @@ def load(folder: Path | str, **changes: object) -> Imported:
 
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read) if head is None else _ties(hf), folder)
-  model, rules = model_class(config), family.rules(config)
+  model = BERT(config, family=hf["model_type"]) if model_class is BERT else model_class(config)
+  rules = family.rules(config)
   if head is not None or sentence:
     model = attach_head(model, sentence.head) if sentence else _attached(model, head, hf, folder)
     paths = expected_shapes(model)  # a head may not use all of the backbone: T5's decoder, BERT's other heads
@@ -110,18 +119,16 @@ def save(
     vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
   """
   backbone = model.backbone if isinstance(model, WithHead) else model
-  family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
-  hf, head = family.config_to_hf(model.config), None
+  family, hf, head = *_family_and_fields(backbone), None
   if model is not backbone:
-    head, fields = (None, _SENTENCE[family]) if model.head.form == "embedding" else head_to_hf(model)
+    head, fields = (None, _sentence_fields(hf)) if model.head.form == "embedding" else head_to_hf(model)
     hf |= fields
-    if hf["model_type"] == "openai-gpt" and model.head.form == "embedding":
-      hf["architectures"] = ["OpenAIGPTModel"]
     if family is hf_t5:  # without an output projection, the field has no other meaning
       hf["tie_word_embeddings"] = model.config.tie_embeddings
   if model is not backbone and vocabulary is None:
-    hf.setdefault("pad_token_id", 0)  # as in our batches
+    hf.setdefault("pad_token_id", model.config.padding_id)
   if vocabulary is not None:
+    _check_padding(model.config, vocabulary)
     hf |= token_ids(vocabulary, backbone.batch_layout)
     if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size)):
       hf["pad_token_id"] = pad[1]
@@ -140,42 +147,65 @@ def save(
     # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
   embedding = flat["token_embedder/embedding" if model is backbone else "backbone/token_embedder/embedding"]
-  if family is hf_bert and not model.config.num_token_types:
+  if hf.get("type_vocab_size", 0) > model.config.num_token_types:
     tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
-  bare = hf["architectures"][0].endswith("Model") and not hf["architectures"][0].endswith("LMHeadModel")
-  prefix = "" if bare else family.PREFIX if head is None else head.prefix
-  heads = ("lm_head.", "cls.") if head is None else tuple(f"{layer}." for layer in head.layers)
-  named = {name if name.startswith(heads) else prefix + name: tensor for name, tensor in tensors.items()}
+  rename = _full_names(family, hf, head)
+  named = {rename(name): tensor for name, tensor in tensors.items()}
   tensor_folders.write(Path(folder), named)
   hf["dtype"] = str(embedding.dtype)
   (Path(folder) / "config.json").write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
 
 
-# The fields of config.json for the transformer of sentence-transformers.
-_SENTENCE = {
-  hf_bert: {"architectures": ["BertModel"]},
-  hf_gpt: {"architectures": ["GPT2Model"]},
-  hf_t5: {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False},
-}
+def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:
+  """Raises UserError for a vocabulary with another padding id, from which Hugging Face's RoBERTa numbers positions."""
+  if config.position_offset and vocabulary.pad_id not in (None, config.padding_id):
+    raise UserError(
+      f"the vocabulary's padding id is {vocabulary.pad_id}, the model's {config.padding_id}",
+      field=f"TransformerConfig.padding_id = {config.padding_id}",
+      expected="a vocabulary with the same, such as roberta",
+    )
+
+
+def _family_and_fields(backbone: T5 | BERT | GPT) -> tuple[ModuleType, dict]:
+  """Returns a model's family and its config.json."""
+  if isinstance(backbone, BERT):
+    family = encoders.FAMILIES[backbone.family]
+    return family, family.config_to_hf(backbone.config, backbone.family)
+  family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
+  return family, family.config_to_hf(backbone.config)
+
+
+def _full_names(family: ModuleType, hf: Mapping, head: HeadClass | None) -> Callable[[str], str]:
+  """Returns a function from the name of a tensor in our rules to that in the class of config.json."""
+  (name,) = hf["architectures"]
+  if name.endswith("Model") and not name.endswith("LMHeadModel"):
+    return lambda tensor: tensor
+  prefix = family.PREFIX if head is None else head.prefix
+  outside = family.OUTSIDE if head is None else tuple(f"{layer}." for layer in head.layers)
+  return lambda tensor: tensor if tensor.startswith(outside) else prefix + tensor
+
+
+def _sentence_fields(hf: Mapping) -> dict:
+  """Returns the fields of config.json for the transformer of sentence-transformers."""
+  if hf["model_type"] in hf_t5.MODEL_TYPES:
+    return {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False}
+  name = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"} | encoders.CLASS_NAMES
+  return {"architectures": [f"{name[hf['model_type']]}Model"]}
 
 
 def tensor_rules(model: T5 | BERT | GPT | WithHead) -> list[Rule]:
   """Returns the rules for all tensors of a model, under their names in Hugging Face's class; one without copies."""
   backbone = model.backbone if isinstance(model, WithHead) else model
-  family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
-  hf, rules = family.config_to_hf(model.config), family.rules(model.config)
-  if model is backbone:
-    prefix, heads = "" if hf["architectures"] == ["BertModel"] else family.PREFIX, ("lm_head.", "cls.")
-  else:
-    head, _ = head_to_hf(model)
-    prefix, heads = head.prefix, tuple(f"{layer}." for layer in head.layers)
+  (family, hf), head = _family_and_fields(backbone), None
+  rules = family.rules(model.config)
+  if model is not backbone:
+    head, fields = head_to_hf(model)
+    hf |= fields
     separate = model.clone(config=dataclasses.replace(model.config, scan_layers=False), tuning=None)
     paths = expected_shapes(separate).keys()
     rules = [rule for rule in map(in_backbone, rules) if paths >= set(rule.ours)] + head_rules(head, model.head)
-  return [
-    dataclasses.replace(rule, theirs=rule.theirs if rule.theirs.startswith(heads) else prefix + rule.theirs)
-    for rule in rules
-  ]
+  rename = _full_names(family, hf, head)
+  return [dataclasses.replace(rule, theirs=rename(rule.theirs)) for rule in rules]
 
 
 def read_config(folder: Path) -> dict:
@@ -212,7 +242,7 @@ def _config(family: ModuleType, hf: Mapping, names: set[str], tied: bool, folder
   except UserError as error:
     lines = {name: text for name, text in error.lines.items() if name != "try"}
     raise UserError(f"{folder}/config.json: {error.what}", **lines) from None
-  layers = config.num_encoder_layers + config.num_decoder_layers
+  layers = sum(config.stored_layers.values())
   if layers > len(names):
     raise UserError(f"{folder}/config.json has {layers:,} layers, but the checkpoint only {len(names):,} tensors")
   return config
@@ -227,7 +257,7 @@ def _tied(names: Mapping[str, str], read: Callable[[str], np.ndarray]) -> bool:
 
 def _ties(hf: Mapping) -> bool:
   """Whether the output projection, which a model with a head does not have, would be tied."""
-  return hf["model_type"] in hf_bert.MODEL_TYPES or hf.get("tie_word_embeddings") is not False
+  return hf["model_type"] in encoders.FAMILIES or hf.get("tie_word_embeddings") is not False
 
 
 def _attached(backbone: T5 | BERT | GPT, found: HeadClass, hf: Mapping, folder: Path) -> WithHead:

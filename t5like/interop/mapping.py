@@ -14,6 +14,8 @@ Parameters = dict[str, np.ndarray]  # by path: "encoder/layers_0/attention/query
 class Rule:
   """Maps one of their tensors to one of our parameters, or to several concatenated on the last axis.
 
+  `heads`: the last axis is ordered by head, and each head has its columns of all parameters (DeBERTa).
+
   `copies`: other names under which a checkpoint may store the same tensor, in addition or instead (tied weights).
   """
 
@@ -21,19 +23,26 @@ class Rule:
   ours: tuple[str, ...]
   transpose: bool = False
   copies: tuple[str, ...] = ()
+  heads: int = 1
 
   def split(self, tensor: np.ndarray) -> Parameters:
     tensor = tensor.T if self.transpose else tensor
-    if tensor.shape[-1] % len(self.ours):
+    parts = len(self.ours)
+    if tensor.shape[-1] % (parts * self.heads):
       raise UserError(
-        f"{self.theirs} has {tensor.shape[-1]} columns, which is not divisible by {len(self.ours)}",
+        f"{self.theirs} has {tensor.shape[-1]} columns, which is not divisible by {parts * self.heads}",
         parts=", ".join(self.ours),
       )
-    return dict(zip(self.ours, np.split(tensor, len(self.ours), axis=-1), strict=True))
+    by_head = tensor.reshape(*tensor.shape[:-1], self.heads, parts, -1)
+    arrays = [by_head[..., number, :].reshape(*tensor.shape[:-1], -1) for number in range(parts)]
+    return dict(zip(self.ours, arrays, strict=True))
 
   def join(self, params: Mapping[str, np.ndarray]) -> np.ndarray:
     parts = [np.asarray(params[path]) for path in self.ours]
-    tensor = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
+    tensor = parts[0]
+    if len(parts) > 1:
+      by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
+      tensor = np.stack(by_head, axis=-2).reshape(*tensor.shape[:-1], -1)
     return np.ascontiguousarray(tensor.T if self.transpose else tensor)
 
 

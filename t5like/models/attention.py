@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention import (
   AttentionSpec,
+  Disentangled,
   Mask,
   RelativeBias,
   ShardedAxes,
@@ -19,7 +20,7 @@ from t5like.kernels.attention.cached import DistanceBias, GeneratedKV, SharedKV,
 from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import dense
+from t5like.models.layers import Dropout, Norm, dense, embedding_init
 from t5like.models.positions import rotate
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
@@ -40,6 +41,7 @@ class Context:
   mask: Mask
   positions: jax.Array | None = None  # [batch or 1, length]; None: 0, 1, 2, ...
   bias: RelativeBias | None = None  # shared by all layers
+  relative: jax.Array | None = None  # [2 buckets, embed]: DeBERTa's table of relative positions
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: the input of cross-attention
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
   prefixes: dict[str, jax.Array] | None = None  # [tokens, hidden] by attention: projected to a learned prefix per layer
@@ -68,6 +70,20 @@ class RelativeBiasTable(nn.Module):
     return RelativeBias(table.T, bidirectional=bidirectional, max_distance=config.relative_max_distance)
 
 
+class RelativeTable(nn.Module):
+  """DeBERTa's table of relative positions [2 buckets, embed], which every layer projects (He et al. 2020)."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    config = self.config
+    init = nn.with_logical_partitioning(embedding_init(config), (None, "embed"))
+    shape = (2 * config.relative_buckets, config.embed_dim)
+    table = self.param("embedding", init, shape, jnp.dtype(config.param_dtype)).astype(config.dtype)
+    return Norm(config, name="norm")(table) if config.relative_norm else table
+
+
 class Attention(nn.Module):
   """Self-attention through `__call__`, cross-attention through `cross`. Both also return the updated cache.
 
@@ -81,9 +97,14 @@ class Attention(nn.Module):
     config = self.config
     width = config.num_heads * config.head_dim
     self.query = dense(config, width, ("embed", "heads"), role="query")
-    self.key = dense(config, width, ("embed", "heads"))
+    self.key = dense(config, width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
     self.value = dense(config, width, ("embed", "heads"))
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
+    if config.positions == "disentangled":
+      self.dropout = Dropout(config.dropout_rate)
+      if not config.share_position_projections:
+        self.position_query = dense(config, width, ("embed", "heads"), role="query")
+        self.position_key = dense(config, width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
     prefixes = tuple(build(config) for build in extensions(self, "prefix"))
     self.prefix = prefixes[0] if prefixes else None
 
@@ -141,6 +162,22 @@ class Attention(nn.Module):
       positions = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :]
     return rotate(query, positions, self.config.rotary_base), rotate(key, positions, self.config.rotary_base)
 
+  def _scale(self) -> float:
+    """Returns the factor of scores, which have three terms in DeBERTa."""
+    terms = 3 if self.config.positions == "disentangled" else 1
+    return (terms * self.config.head_dim) ** -0.5 if self.config.scale_attention else 1.0
+
+  def _disentangled(self, context: Context) -> Disentangled | None:
+    """Returns this layer's projections of the table of relative positions, if the model has one."""
+    config = self.config
+    if config.positions != "disentangled":
+      return None
+    table = self.dropout(context.relative, context.deterministic)
+    shared = config.share_position_projections
+    query, key = (self.query, self.key) if shared else (self.position_query, self.position_key)
+    split = lambda x: x.reshape(x.shape[0], config.num_heads, config.head_dim)  # noqa: E731
+    return Disentangled(split(query(table)), split(key(table)), config.relative_max_distance)
+
   def _cached_options(self, context: Context) -> dict:
     config = self.config
     scale = config.head_dim**-0.5 if config.scale_attention else 1.0
@@ -168,12 +205,13 @@ class Attention(nn.Module):
       keys_values["value"],
       mask=mask,
       bias=bias,
-      scale=config.head_dim**-0.5 if config.scale_attention else 1.0,
+      scale=self._scale(),
       dropout_rate=rate if drop else 0.0,
       dropout_key=self.make_rng("dropout") if drop else None,
       backend=config.attention_backend,
       axes=_sharded_axes(),
       prefix=self._prefix(context),
+      disentangled=self._disentangled(context),
     )  # [batch, length, heads, kv]
     # Without the constraint, a stack sharded by position would gather the kernel.
     y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))
@@ -204,7 +242,7 @@ def describe_backend(
       spec = AttentionSpec(
         dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
         has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
-        packed=packed, dropout=rate > 0.0,
+        packed=packed, dropout=rate > 0.0, disentangled=config.positions == "disentangled",
       )  # fmt: skip
       with deterministic_kernels(deterministic):
         lines.setdefault(choose_backend(config.attention_backend, spec, platform), []).append(kind)

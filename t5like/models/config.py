@@ -14,7 +14,7 @@ CHOICES = {
   "activation": ("relu", "gelu", "gelu_erf", "silu"),
   "norm": ("rms", "layer"),
   "norm_position": ("pre", "post"),
-  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "none"),
+  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "disentangled", "none"),
   "initializer": ("fan_in", "normal"),
   "param_dtype": ("float32", "bfloat16", "float16"),
   "compute_dtype": ("float32", "bfloat16", "float16"),
@@ -28,7 +28,8 @@ _TYPE_NAMES = {
 }  # fmt: skip
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
-  "max_positions", "num_token_types",
+  "max_positions", "num_token_types", "position_offset", "padding_id",
+  "embedding_dim",
 )  # fmt: skip
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
@@ -53,8 +54,10 @@ class TransformerConfig:
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
   use_bias: bool = False  # in dense layers
+  use_key_bias: bool = True  # also in keys; DeBERTa's first version has none
   scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds this into the initializer
   share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
+  layer_groups: int | None = None  # ALBERT: different layers of an encoder, each run several times; None: all differ
   prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
 
   # Positions.
@@ -62,10 +65,19 @@ class TransformerConfig:
   relative_buckets: int = 32
   relative_max_distance: int = 128
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
-  max_positions: int | None = None  # size of the learned table; None: unbounded
+  max_positions: int | None = None  # learned positions that a row can use; None: unbounded
+  position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   rotary_base: float = 10_000.0
+  # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
+  convolution_width: int = 0  # of a convolution over the embeddings, added after layer 0 (version 2 xlarge: 3); 0: none
+  relative_norm: bool = False  # normalize the table (version 3)
+  share_position_projections: bool = False  # project it with the layer's query and key (versions 2 and 3)
 
   # Embeddings and heads.
+  embedding_dim: int | None = (
+    None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim, no projection
+  )
+  padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
   scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
@@ -73,6 +85,7 @@ class TransformerConfig:
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
   mlm_head: bool = False  # BERT: predicts masked tokens
+  discriminator_head: bool = False  # ELECTRA: predicts for each token whether it was replaced
   nsp_head: bool = False  # BERT: predicts whether sentence B follows A
 
   # Dropout on embeddings and on every residual branch. Elements are dropped independently, as in the papers and in
@@ -114,6 +127,12 @@ class TransformerConfig:
         raise _invalid("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
       object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
     self._check_positions()
+    if self.layer_groups and (self.num_decoder_layers or self.num_encoder_layers % self.layer_groups):
+      raise _invalid(
+        "layer_groups", self.layer_groups, f"a divisor of num_encoder_layers = {self.num_encoder_layers}, no decoder"
+      )
+    if self.convolution_width and (self.layer_groups or self.num_decoder_layers or self.convolution_width % 2 == 0):
+      raise _invalid("convolution_width", self.convolution_width, "an odd number, without layer_groups and decoder")
     if self.nsp_head and not self.pooler:
       raise _invalid("nsp_head", True, "pooler = True as well: the head reads the pooled state")
     if self.share_encoder_decoder and self.num_encoder_layers != self.num_decoder_layers:
@@ -140,13 +159,21 @@ class TransformerConfig:
     for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), "a positive number")
-    for field in ("head_dim", "max_positions"):
+    for field in ("head_dim", "max_positions", "embedding_dim", "layer_groups"):
       value = getattr(self, field)
       if value is not None and value < 1:
         raise _invalid(field, value, "a positive number or None")
-    for field in ("num_encoder_layers", "num_decoder_layers", "num_token_types"):
+    for field in (
+      "num_encoder_layers",
+      "num_decoder_layers",
+      "num_token_types",
+      "position_offset",
+      "convolution_width",
+    ):
       if getattr(self, field) < 0:
         raise _invalid(field, getattr(self, field), "at least 0")
+    if not 0 <= self.padding_id < self.vocab_size:
+      raise _invalid("padding_id", self.padding_id, f"an id of the vocabulary, 0 to {self.vocab_size - 1}")
     for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
       value = getattr(self, field)
       if value is not None and not 0.0 <= value < 1.0:
@@ -159,6 +186,10 @@ class TransformerConfig:
       raise _invalid("head_dim", self.head_dim, "an even number: rotary positions rotate pairs of features")
     if self.positions == "sinusoidal" and self.embed_dim % 2:
       raise _invalid("embed_dim", self.embed_dim, "an even number: half sines, half cosines")
+    if self.positions == "disentangled" and self.relative_max_distance < self.relative_buckets:
+      raise _invalid("relative_max_distance", self.relative_max_distance, f"at least {self.relative_buckets}")
+    if self.positions == "disentangled" and self.num_decoder_layers:
+      raise _invalid("positions", self.positions, "a model without decoder")
     if self.positions == "relative_bias":
       if self.relative_buckets < 4:
         raise _invalid("relative_buckets", self.relative_buckets, "at least 4: near and far, past and future")
@@ -170,6 +201,16 @@ class TransformerConfig:
     for field in fields:
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), f"at least 1: {model} has no other layers")
+
+  @property
+  def embedding_width(self) -> int:
+    """The width of the embedding tables."""
+    return self.embedding_dim or self.embed_dim
+
+  @property
+  def stored_layers(self) -> dict[str, int]:
+    """The number of layers with parameters of their own in each stack."""
+    return {"encoder": self.layer_groups or self.num_encoder_layers, "decoder": self.num_decoder_layers}
 
   @property
   def dtype(self) -> jnp.dtype:

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.kernels.attention import Mask
 from t5like.kernels.hashing import HASHED
 from t5like.models.attention import Context
 from t5like.models.auxiliary import Auxiliary
-from t5like.models.bert import BERT, Batch, MLMHead, gather_targets
+from t5like.models.bert import BERT, Batch, MLMHead, ReplacedTokenHead, gather_targets
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder
-from t5like.models.layers import ACTIVATIONS, constrain_activations, dense
+from t5like.models.layers import constrain_activations, dense
 from t5like.models.padding import encoder_valid
 from t5like.models.stack import Stack
 
@@ -44,6 +43,7 @@ class ELECTRA(BERT):
                         difference of its own, which starts at 0; the two losses pull embeddings in opposite directions
   """
 
+  family: str = "electra"
   generator_share: float = 0.25
   discriminator_weight: float = 50.0
   embedding_sharing: str = "tied"
@@ -84,6 +84,7 @@ class ELECTRA(BERT):
       embed_dim=width,
       mlp_dim=max(round(config.mlp_dim * self.generator_share), 1),
       num_heads=heads,
+      embedding_dim=None,
       head_dim=min(config.head_dim, max(width // heads, 1)),
     )
 
@@ -118,14 +119,14 @@ class ELECTRA(BERT):
     hidden = self.hidden_states({**batch, "encoder_input_tokens": corrupted}, deterministic)
     logits, replaced = self.discriminator_head(hidden), corrupted != original
     outputs |= {"hidden_states": hidden, "replaced_logits": logits, "replaced": replaced}
-    real = real_tokens(batch)
+    real = real_tokens(batch, self.config.padding_id)
     outputs["auxiliary"] = {LOSS: Auxiliary(detection_loss(logits, replaced), real, self.discriminator_weight)}
     outputs["replaced_counts"] = count_by_probability(logits, replaced, real)
     return outputs
 
   def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:
     """Returns the divisor of the discriminator's loss: the real tokens of the global batch."""
-    return {LOSS: jnp.sum(real_tokens(batch))}
+    return {LOSS: jnp.sum(real_tokens(batch, self.config.padding_id))}
 
   def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
     """Returns the discriminator's states: see BERT."""
@@ -144,9 +145,7 @@ class ELECTRA(BERT):
 
   def generator_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
     """Returns the states [batch, length, generator's width] that `project` reads."""
-    types, positions = batch.get("encoder_token_types"), batch.get("encoder_positions")
-    x = self.token_embedder(batch["encoder_input_tokens"], positions, types, deterministic=deterministic)
-    return self.generator(x, batch, deterministic)
+    return self.generator(*self.embed(batch, deterministic, projected=False))
 
   def project(self, states: jax.Array) -> jax.Array:
     """Returns the generator's logits: [..., its width] -> [..., vocab]."""
@@ -166,12 +165,7 @@ class Generator(nn.Module):
     self.encoder = Stack(self.config, self.config.num_encoder_layers)
     self.mlm_head = MLMHead(self.shared)
 
-  def __call__(self, embedded: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
-    segments = batch.get("encoder_segment_ids")
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
-    context = Context(
-      mask=mask, positions=batch.get("encoder_positions"), bidirectional=True, deterministic=deterministic
-    )
+  def __call__(self, embedded: jax.Array, context: Context) -> jax.Array:
     return self.encoder(constrain_activations(self.embedding_projection(embedded)), context)[0]
 
   def transform(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -194,27 +188,13 @@ class EmbeddingDelta(nn.Module):
     return found
 
 
-class ReplacedTokenHead(nn.Module):
-  """w . act(h W + b) + c: above 0 for a token that was replaced."""
-
-  config: TransformerConfig
-
-  @nn.compact
-  def __call__(self, hidden: jax.Array) -> jax.Array:  # [batch, length, embed] -> [batch, length]
-    config = self.config
-    x = dense(config, config.embed_dim, ("embed", "mlp"), name="dense")(hidden)
-    x = nn.with_logical_constraint(ACTIVATIONS[config.activation](x), ("batch", "length", "mlp"))
-    logits = dense(config, 1, ("mlp", None), name="out")(x)
-    return logits[..., 0].astype(jnp.dtype(config.logits_dtype))
-
-
-def real_tokens(batch: Batch) -> jax.Array:
+def real_tokens(batch: Batch, padding_id: int) -> jax.Array:
   """Returns [batch, length] float32: 1 on tokens that the discriminator's loss counts, 0 on padding and filler rows.
 
   A filler row of an evaluation is a copy of another one in which nothing is predicted.
   """
   counted = jnp.any(batch["encoder_loss_weights"] != 0, axis=1, keepdims=True)
-  return (encoder_valid(batch) & counted).astype(jnp.float32)
+  return (encoder_valid(batch, padding_id) & counted).astype(jnp.float32)
 
 
 def corrupt(

@@ -9,7 +9,7 @@ from t5like.kernels.attention import ShardedAxes
 from t5like.kernels.lookup import look_up
 from t5like.kernels.products import product
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, constrain_activations, embedding_init, kernel_init
+from t5like.models.layers import Dropout, Norm, constrain_activations, dense, embedding_init, kernel_init
 from t5like.models.padding import prepend
 from t5like.models.positions import sinusoids
 from t5like.models.tuning import extended, extensions
@@ -17,6 +17,8 @@ from t5like.models.tuning import extended, extensions
 
 class Embedder(nn.Module):
   """The sum of token, position and token type embeddings, as far as the config has them.
+
+  With `embedding_dim`, the tables have that width, and a dense layer follows (Lan et al. 2019, section 3.1).
 
   Both stacks of a T5 with learned or sinusoidal positions share one embedder,
   and therefore one table of positions.
@@ -28,11 +30,13 @@ class Embedder(nn.Module):
     config = self.config
     self.embedding = self._table("embedding", config.vocab_size, "vocab")
     if config.positions == "learned":
-      self.position_embedding = self._table("position_embedding", config.max_positions)
+      self.position_embedding = self._table("position_embedding", config.max_positions + config.position_offset)
     if config.num_token_types:
       self.token_type_embedding = self._table("token_type_embedding", config.num_token_types)
     if config.embedding_norm:
       self.norm = Norm(config)
+    if config.embedding_dim is not None:
+      self.project = dense(config, config.embed_dim, ("embed", "mlp"))
     self.dropout = Dropout(config.dropout_rate)
     # Factors A [vocab, rank] and B [rank, embed] of updates of the token table.
     self.updates = tuple(extension.factors(self) for extension in extensions(self))
@@ -44,15 +48,17 @@ class Embedder(nn.Module):
 
   def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
     init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
-    return self.param(name, init, (rows, self.config.embed_dim), jnp.dtype(self.config.param_dtype))
+    return self.param(name, init, (rows, self.config.embedding_width), jnp.dtype(self.config.param_dtype))
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
-    *, deterministic: bool, prompt: bool = False,
+    *, deterministic: bool, prompt: bool = False, valid: jax.Array | None = None, projected: bool = True,
   ) -> jax.Array:  # fmt: skip
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
 
-    With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions.
+    With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions. Where `valid`,
+    which includes the prompt, is given and False, the normalized sum is 0. Unless `projected`, embeddings of another
+    width than the model's are returned as they are.
     """
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
@@ -71,15 +77,18 @@ class Embedder(nn.Module):
       tokens = prepend(tokens, self.prompt_length)
     if config.positions == "learned":
       check_length(config, tokens.shape[1] + self.shift)
-      x = x + self._look_up(self.position_embedding, positions)
+      x = x + self._look_up(self.position_embedding, positions + config.position_offset)
     elif config.positions == "sinusoidal":
-      x = x + sinusoids(positions, config.embed_dim).astype(config.dtype)
+      x = x + sinusoids(positions, config.embedding_width).astype(config.dtype)
     if config.num_token_types:
       types = jnp.zeros_like(tokens) if token_types is None else token_types
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
       x = self.norm(x)
-    return constrain_activations(self.dropout(x, deterministic))
+    if valid is not None:
+      x = jnp.where(valid[:, :, None], x, 0)
+    x = self.dropout(x, deterministic)
+    return constrain_activations(x if config.embedding_dim is None or not projected else self.project(x))
 
   @property
   def prompt_length(self) -> int:

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 
 import flax.linen as nn
@@ -12,10 +13,10 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
-from t5like.models.attention import Context, RelativeBiasTable
+from t5like.models.attention import Context, RelativeBiasTable, RelativeTable
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm
+from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
 from t5like.models.tuning import extensions, inside
 
 _policies = jax.checkpoint_policies
@@ -80,21 +81,38 @@ class Stack(nn.Module):
     config = self.config
     if config.positions == "relative_bias" and config.share_relative_bias:
       context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
+    if config.positions == "disentangled":
+      context = dataclasses.replace(context, relative=RelativeTable(config, name="relative_embedding")())
     for build in extensions(self, "prefixes"):
       context = dataclasses.replace(context, prefixes=build(config, name="prefixes")())
-    x, cache = self._layers(x, context, cache)
+    after_first = None
+    if config.convolution_width:
+      convolution, inputs = Convolution(config, name="convolution"), x
+      after_first = lambda x: convolution(inputs, x, context)  # noqa: E731
+    x, cache = self._layers(x, context, cache, after_first)
     if config.norm_position == "pre":
       x = Norm(config, name="final_norm")(x)
     if config.final_dropout:
       x = Dropout(config.dropout_rate)(x, context.deterministic)
     return x, cache
 
-  def _layers(self, x: jax.Array, context: Context, cache: tuple | dict | None):
+  def _layers(
+    self,
+    x: jax.Array,
+    context: Context,
+    cache: tuple | dict | None,
+    after_first: Callable[[jax.Array], jax.Array] | None,
+  ):
     remat = self.config.remat
+    if self.config.layer_groups:
+      return self._repeated_layers(x, context)
     if self.config.scan_layers:
       frozen = _FROZEN_LAYERS.get().get("/".join(self.path), 0)
-      if 0 < frozen < self.num_layers and not self.is_initializing() and cache is None:
-        return self._in_two_scans(x, context, frozen)
+      split = 0 < frozen < self.num_layers or after_first
+      if split and not self.is_initializing() and cache is None:
+        return self._in_parts(x, context, frozen, after_first)
+      if after_first:  # creates its parameters
+        after_first(x)
       # Unrolling would not speed up initialization, only compile it more than once.
       if self.is_initializing() or choose_layer_loop(self.config)[0] == "loop":
         # The loop already keeps XLA from merging the recomputation with the forward pass.
@@ -109,8 +127,38 @@ class Stack(nn.Module):
     for i in range(self.num_layers):
       layer = block(self.config, self.has_cross_attention, name=f"layers_{i}")
       x, layer_cache = layer(x, cache and cache[i], context)
+      if i == 0 and after_first:
+        x = after_first(x)
+        layer_cache = {"states": x} if context.return_states else layer_cache
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
+
+  def _repeated_layers(self, x: jax.Array, context: Context) -> tuple[jax.Array, tuple | dict | None]:
+    """Runs each of `layer_groups` layers several times before the next (Lan et al. 2019, section 3.1)."""
+    config = self.config
+    groups, repeats = config.layer_groups, self.num_layers // config.layer_groups
+    loops = config.scan_layers and (self.is_initializing() or choose_layer_loop(config)[0] == "loop")
+    block = Block
+    if config.remat != "none":
+      block = nn.remat(Block, policy=REMAT_POLICIES[config.remat], prevent_cse=not loops)
+    if not config.scan_layers:
+      layers = [block(config, self.has_cross_attention, name=f"layers_{i}") for i in range(groups)]
+      outputs = []
+      for i in range(self.num_layers):
+        x, output = layers[i // repeats](x, None, context)
+        outputs.append(output)
+      return x, None if outputs[0] is None else tuple(outputs)
+
+    def group(layer: Block, x: jax.Array, context: Context) -> tuple[jax.Array, dict | None]:
+      again = nn.scan(
+        lambda layer, x, _: layer(x, None, context), variable_broadcast="params", variable_axes={"intermediates": 0},
+        split_rngs={"params": False, "dropout": True}, length=repeats, unroll=not loops,
+      )  # fmt: skip
+      return again(layer, x, None)
+
+    scanned = _scanned(group, groups, in_axes=(nn.broadcast,), unroll=not loops)
+    x, outputs = scanned(block(config, self.has_cross_attention, name="layers"), x, context)
+    return x, jax.tree.map(lambda each: each.reshape(self.num_layers, *each.shape[2:]), outputs)
 
   def _unrolled_with_remat(self, x: jax.Array, context: Context, cache: dict | None):
     """Runs stacked layers unrolled, with rematerialization.
@@ -136,18 +184,24 @@ class Stack(nn.Module):
     block = Block(self.config, self.has_cross_attention, name="layers")
     return scanned(block, x, cache, jnp.arange(self.num_layers), stacked, context)
 
-  def _in_two_scans(self, x: jax.Array, context: Context, frozen: int) -> tuple[jax.Array, dict | None]:
-    """Runs the first `frozen` of the stacked layers without gradients of their parameters, then the rest."""
+  def _in_parts(
+    self, x: jax.Array, context: Context, frozen: int, after_first: Callable[[jax.Array], jax.Array] | None
+  ) -> tuple[jax.Array, dict | None]:
+    """Runs stacked layers in several scans: the first `frozen` without gradients of their parameters, then the rest.
+
+    With `after_first`, the first layer has a scan of its own.
+    """
     params = nn.unbox(self.variables["params"]["layers"])
     # [layers] random keys: a layer's dropout does not depend on the split.
     keys = jax.random.split(self.make_rng("dropout"), self.num_layers) if self.has_rng("dropout") else None
     unroll, outputs = choose_layer_loop(self.config)[0] == "unrolled", []
-    for first, last in ((0, frozen), (frozen, self.num_layers)):
+    cuts = sorted({0, 1 if after_first else 0, min(frozen, self.num_layers), self.num_layers})
+    for first, last in itertools.pairwise(cuts):
       take = lambda stacked, first=first, last=last: jax.tree.map(lambda p: p[first:last], stacked)  # noqa: E731
       part = take(params)
       # A copy without gradients, from which rematerialization reads: see `_unrolled_with_remat`.
       constant = jax.lax.stop_gradient(part)
-      trained = constant if first == 0 else part
+      trained = constant if last <= frozen else part
       layer = self._functional_layer(unroll)
 
       def body(x, layer_inputs, constant=constant, layer=layer):
@@ -156,8 +210,11 @@ class Stack(nn.Module):
 
       with inside((*self.path, "layers")):
         x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
+      if first == 0 and after_first:
+        x = after_first(x)
+        each = {"states": x[None]} if context.return_states else each
       outputs.append(each)
-    return x, jax.tree.map(lambda lower, upper: jnp.concatenate([lower, upper]), *outputs)
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
   def _functional_layer(self, unroll: bool) -> Callable:
     """Returns a layer as a function of its parameters, rematerialized as the config says."""
@@ -173,6 +230,28 @@ class Stack(nn.Module):
       return layer
     barrier = (False, True, True, False, True, True) if unroll else False
     return jax.checkpoint(layer, policy=REMAT_POLICIES[remat], prevent_cse=barrier)
+
+
+class Convolution(nn.Module):
+  """DeBERTa 2's convolution over the input of a stack: norm(x + act(conv(inputs))) after its first layer."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, inputs: jax.Array, x: jax.Array, context: Context) -> jax.Array:
+    """Returns [batch, length, embed], 0 on padding."""
+    config, length = self.config, x.shape[1]
+    dtype, width = jnp.dtype(config.param_dtype), config.convolution_width
+    init = nn.with_logical_partitioning(kernel_init(config), (None, "embed", "mlp"))
+    kernel = self.param("kernel", init, (width, config.embed_dim, config.embed_dim), dtype).astype(config.dtype)
+    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("mlp",))
+    bias = self.param("bias", zeros, (config.embed_dim,), dtype).astype(config.dtype)
+    valid = jnp.ones(x.shape[:2], bool) if context.mask.key_valid is None else context.mask.key_valid.astype(bool)
+    padded = jnp.pad(inputs, ((0, 0), (width // 2, width // 2), (0, 0)))
+    y = sum(padded[:, i : i + length] @ kernel[i] for i in range(width)) + bias[None, None]
+    y = Dropout(config.dropout_rate)(jnp.where(valid[:, :, None], y, 0), context.deterministic)
+    x = Norm(config, name="norm")(x + ACTIVATIONS[config.activation](y))
+    return constrain_activations(jnp.where(valid[:, :, None], x, 0))
 
 
 def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.Array:

@@ -53,6 +53,8 @@ def count_activations(
   platform     selects the attention backend: "cpu", "gpu" or "tpu"; None: this machine's
   by_position  the residual stream is split over the tensor axis too (the preset `sequence`)
   """
+  # Layers that share parameters have activations of their own.
+  model = model.clone(config=dataclasses.replace(model.config, layer_groups=None))
   shapes = tuple((name, tuple(x.shape[1:]), jnp.dtype(x.dtype).name) for name, x in sorted(batch.items()))
   return _count(_narrowed(model, tensor), shapes, tensor if by_position else 1, platform)
 
@@ -150,6 +152,7 @@ def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: 
   """Returns whether a train step's attention materializes its scores."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
   case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
+  case = dataclasses.replace(case, disentangled=config.positions == "disentangled")
   with compile_for(platform) if platform else contextlib.nullcontext():
     return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
 

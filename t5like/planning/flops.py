@@ -4,12 +4,15 @@ A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K for keys of
 a = heads * head_dim, mlp f, vocab V, a forward pass is
 
     self-attention    8 B L d a  +  4 B L L a          query, key, value, output; scores and mixing
+      disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
+      convolution     2 B L w d d                      of width w
     cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
-    output            2 B L d V
-    BERT's heads      2 B L d d  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction
-    ELECTRA           layers of both models; for the generator, of width g, 4 B L d g around its layers and the output;
-                      for the discriminator's head 2 B L d d + 2 B L d
+    output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
+    projection        2 B L E d   of such embeddings
+    BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
+                      2 B L (d d + d)  for ELECTRA's discriminator
+    ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
@@ -39,7 +42,11 @@ def forward_flops_by_part(
   has_output: whether states are projected to the vocabulary, which a model with a head for labels does not do.
   """
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
-  parts = {}
+  width, parts = config.embedding_width, {}
+  if config.convolution_width:
+    parts["convolution"] = 2 * rows * encoder_length * config.convolution_width * d * d
+  if config.embedding_dim is not None:
+    parts["embedding"] = 2 * rows * (encoder_length + decoder_length) * width * d
   stacks = (
     ("encoder", encoder_length, config.num_encoder_layers),
     ("decoder", decoder_length, config.num_decoder_layers),
@@ -47,14 +54,18 @@ def forward_flops_by_part(
   for stack, length, layers in stacks:
     tokens = rows * length * layers
     parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
+    if config.positions == "disentangled":
+      table = 2 * config.relative_buckets * layers * bool(length)
+      parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * (tokens + keys) * d * a + 4 * tokens * encoder_length * a
     parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
   if has_output and (decoder_length or config.mlm_head):
-    parts["output"] = 2 * rows * (decoder_length or encoder_length) * d * config.vocab_size
-  heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * d
+    parts["output"] = 2 * rows * (decoder_length or encoder_length) * width * config.vocab_size
+  heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * width
   heads += 2 * rows * d * d if config.pooler else 0
+  heads += 2 * rows * encoder_length * (d * d + d) if config.discriminator_head else 0
   parts["heads"] = heads + (2 * rows * d * 2 if config.nsp_head else 0)
   return {part: flops for part, flops in parts.items() if flops}
 
@@ -80,14 +91,14 @@ def model_flops_by_part(
     return parts | {"heads": parts["heads"] + second, "output": 2 * parts["output"]}
   if not isinstance(model, ELECTRA) or not config.mlm_head:
     return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
-  headless = dataclasses.replace(config, mlm_head=False)
-  generator = dataclasses.replace(model.generator_config, mlm_head=False)
-  tokens, d = rows * encoder_length, config.embed_dim
+  headless = dataclasses.replace(config, mlm_head=False, discriminator_head=False)
+  generator = dataclasses.replace(model.generator_config, mlm_head=False, discriminator_head=False, embedding_dim=None)
+  tokens, d, embedded = rows * encoder_length, config.embed_dim, config.embedding_width
   inside = forward_flops_by_part(generator, rows, encoder_length)
   return forward_flops_by_part(headless, rows, encoder_length) | {
     "heads": 2 * tokens * d * (d + 1),
-    "generator": sum(inside.values()) + 2 * 2 * tokens * d * generator.embed_dim,
-    "output": 2 * tokens * d * config.vocab_size,
+    "generator": sum(inside.values()) + 2 * 2 * tokens * embedded * generator.embed_dim,
+    "output": 2 * tokens * embedded * config.vocab_size,
   }
 
 

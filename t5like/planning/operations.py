@@ -73,8 +73,13 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
       yield dataclasses.replace(operation, count=operation.count * layers)
     tokens, width = share.rows * length, config.dtype.itemsize
     yield Operation(
-      "embedding", "memory", 0, 8 * tokens * config.embed_dim * width, kernels=4
+      "embedding", "memory", 0, 8 * tokens * config.embedding_width * width, kernels=4
     )  # look up; add up the gradient
+    if config.embedding_dim is not None:
+      yield from _product(config, share, "embedding", tokens, config.embedding_dim, config.embed_dim)
+  if config.convolution_width:
+    tokens, d = share.rows * share.encoder_length, config.embed_dim
+    yield from _product(config, share, "convolution", tokens, config.convolution_width * d, d)
   yield from _output(model, share)
   if isinstance(model, SpanBERT) and config.mlm_head:  # a second head for the same tokens
     yield from _output(model, share)
@@ -91,7 +96,7 @@ def _generator(model: ELECTRA, share: DeviceShare) -> Iterator[Operation]:
   for operation in _layer(config, share, "encoder", share.encoder_length):
     yield dataclasses.replace(operation, part="generator", count=operation.count * config.num_encoder_layers)
   tokens, d = share.rows * share.encoder_length, discriminator.embed_dim
-  yield from _product(config, share, "generator", tokens, d, config.embed_dim)
+  yield from _product(config, share, "generator", tokens, discriminator.embedding_width, config.embed_dim)
   yield from _product(discriminator, share, "heads", tokens, d, d)
   predicted = share.rows * predicted_positions(model, share.encoder_length)
   size = jnp.dtype(discriminator.logits_dtype).itemsize
@@ -165,6 +170,9 @@ def _attention(
   for size in inner.values():
     moved = ends + share.score_bytes * pairs
     yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
+  if config.positions == "disentangled":  # for 2 keys distances; written, then shifted
+    moved = ends + 4 * share.score_bytes * pairs
+    yield Operation(part, "product", 4.0 * pairs * config.head_dim, moved, config.head_dim, count=2 * (3 + again))
   # Adds bias and mask, takes maximum, sum and quotient; the same backward.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
   moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)
@@ -212,10 +220,10 @@ def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   positions = share.decoder_length or predicted_positions(model, share.encoder_length)
   tokens, vocab = share.rows * positions, -(-config.vocab_size // share.tensor)
   plain = dataclasses.replace(config, remat="none", use_bias=False)
-  yield from _product(plain, share, "output", tokens, config.embed_dim, vocab)
+  yield from _product(plain, share, "output", tokens, config.embedding_width, vocab)
   if not share.decoder_length:
     width = model.generator_config.embed_dim if isinstance(model, ELECTRA) else config.embed_dim
-    yield from _product(config, share, "heads", tokens, width, config.embed_dim)
+    yield from _product(config, share, "heads", tokens, width, config.embedding_width)
   size = jnp.dtype(config.logits_dtype).itemsize
   # Logits are written; read for maximum, sum, accuracy and gradient. The gradient is written in the compute dtype, and
   # copied to a padded array for products on a GPU.

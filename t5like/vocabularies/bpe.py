@@ -24,17 +24,19 @@ _CHUNKS = re.compile(r"\s*\S+|\s+")
 _GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
 _PIECES = "a JSON object with the id of each piece"
 _ROBERTA = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", cls="<s>", sep="</s>", mask="<mask>")
+# DeBERTa's first version: GPT-2's pieces, BERT's special tokens.
+_DEBERTA = SpecialNames(pad="[PAD]", eos="[SEP]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
 
 def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
-  """Loads vocab.json and merges.txt: GPT-2's and RoBERTa's byte-level BPE, or GPT's with its end-of-word mark."""
+  """Loads vocab.json and merges.txt: byte-level BPE (GPT-2, RoBERTa, DeBERTa), or GPT's with its end-of-word mark."""
   pieces, merges = Path(pieces).expanduser(), Path(merges).expanduser()
   vocabulary, pairs = _read_pieces(pieces), _read_merges(merges)
   fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
   origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
   files = {"vocab.json": pieces, "merges.txt": merges}
-  # RoBERTa first, as its pieces include GPT-2's end of text.
-  for names in (_ROBERTA, _GPT2):
+  # GPT-2 last, as its end of text is a piece of the others.
+  for names in (_DEBERTA, _ROBERTA, _GPT2):
     if all(name in vocabulary for name in names.all()):
       tokenizer = _byte_level(vocabulary, pairs, names)
       return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS, files)

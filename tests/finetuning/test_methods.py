@@ -40,6 +40,15 @@ FAMILIES = {
     TransformerConfig(**SIZES, num_encoder_layers=2, num_decoder_layers=2, gated_mlp=True, tie_embeddings=False)
   ),
   "bert": BERT(TransformerConfig(**SIZES, **BERT_LIKE, num_encoder_layers=2, num_decoder_layers=0, mlm_head=True)),
+  # Shared layers and factorized embeddings; disentangled attention.
+  "albert": BERT(
+    TransformerConfig(**SIZES, **BERT_LIKE, num_encoder_layers=2, layer_groups=1, embedding_dim=4, mlm_head=True)
+  ),
+  "deberta": BERT(
+    TransformerConfig(
+      **SIZES, **(BERT_LIKE | dict(positions="disentangled")), num_encoder_layers=2, relative_buckets=4, mlm_head=True
+    )
+  ),
   "gpt": GPT(TransformerConfig(**SIZES, num_encoder_layers=0, num_decoder_layers=2, scan_layers=True)),
 }
 TOKENS = np.random.default_rng(0).integers(1, 32, (2, 6), np.int32)
@@ -100,6 +109,12 @@ def moved(params, selection):
   ("name", "family"),
   [(name, "t5") for name in METHODS]
   + [(name, "bert") for name in ("lora", "dora", "ia3", "houlsby", "pfeiffer", "parallel", "prompt", "projected")]
+  + [("prompt", "albert")]
+  + [
+    pytest.param(name, family, marks=pytest.mark.slow)
+    for family in ("albert", "deberta")
+    for name in ("lora", "dora", "ia3", "houlsby", "projected")
+  ]
   + [(name, "gpt") for name in ("rslora", "ia3", "t5", "lora and adapter", "prompt", "prefix")],
 )
 def test_step_0_equals_the_base_and_merging_changes_nothing(name, family):

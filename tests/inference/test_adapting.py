@@ -161,12 +161,14 @@ def test_t5s_encoder_starts_a_tagger(tmp_path, vocabulary):
   assert statuses(fates, "backbone/encoder/") == {"taken"}
 
 
-@pytest.mark.parametrize("positions", [3, 13])
-def test_a_position_table_is_repeated_or_cut(tmp_path, vocabulary, positions):
-  params = initial(bert())
-  found, fates, _ = start(save(tmp_path, bert(), params, vocabulary), bert(max_positions=positions), vocabulary)
-  old = params["token_embedder"]["position_embedding"]
-  expected = np.concatenate([old, old, old[:3]]) if positions == 13 else old[:3]
+@pytest.mark.parametrize("positions, offset", [(3, 0), (13, 0), (13, 2)])
+def test_a_position_table_is_repeated_or_cut(tmp_path, vocabulary, positions, offset):
+  """RoBERTa's rows before position 0 are kept."""
+  old, new = bert(position_offset=offset), bert(max_positions=positions, position_offset=offset)
+  params = initial(old)
+  found, fates, _ = start(save(tmp_path, old, params, vocabulary), new, vocabulary)
+  before, old = np.split(params["token_embedder"]["position_embedding"], [offset])
+  expected = np.concatenate([before, old, old, old[:3]]) if positions == 13 else old[:3]
   np.testing.assert_array_equal(found["token_embedder/position_embedding"], expected)
   fate = fates["token_embedder/position_embedding", "resized"]
   assert fate.note.startswith(f"5 -> {positions} positions") and f"5 -> {positions}" in starting_text([fate])

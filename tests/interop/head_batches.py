@@ -4,11 +4,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 from safetensors.numpy import load_file
 
 from t5like.interop import huggingface
 from t5like.models.heads import WithHead
-from t5like.training.losses import LossSettings
+from t5like.training.losses import LossSettings, loss_and_metrics
 
 SETTINGS = LossSettings(z_loss=0.0)
 
@@ -22,11 +23,17 @@ def head_batch(model, inputs: dict) -> dict[str, np.ndarray]:
     batch["encoder_token_types"] = inputs["token_type_ids"]
   if "start_positions" in inputs:
     batch["labels"] = np.stack([inputs["start_positions"], inputs["end_positions"]], axis=1)
-  elif inputs["labels"].ndim == 2 and model.head.form == "tagging":
+  elif (
+    inputs["labels"].ndim == 2
+    and not model.config.discriminator_head
+    and getattr(getattr(model, "head", None), "form", "tagging") == "tagging"
+  ):
     batch["encoder_target_tokens"] = np.maximum(inputs["labels"], 0)
     batch["encoder_loss_weights"] = (inputs["labels"] >= 0).astype(np.float32)
   else:
     batch["labels"] = inputs["labels"]
+  if "sentence_order_label" in inputs:
+    batch["labels"] = inputs["sentence_order_label"]
   if isinstance(model, WithHead) and model.head.form == "choices":
     assert batch["encoder_input_tokens"].ndim == 3
   return batch
@@ -38,6 +45,12 @@ def results(model, params, batch):
 
   def loss(params):
     outputs = model.apply({"params": params}, batch)
+    if "replaced_logits" in outputs:  # ELECTRA's discriminator
+      logits, real = outputs["replaced_logits"], batch["encoder_segment_ids"].astype(np.float32)
+      losses = optax.sigmoid_binary_cross_entropy(logits, batch["labels"].astype(np.float32))
+      return (losses * real).sum() / real.sum(), logits
+    if "encoder_target_tokens" in batch and not isinstance(model, WithHead):
+      return loss_and_metrics(outputs, batch, SETTINGS)[0], outputs["logits"]
     if not isinstance(model, WithHead):  # next sentence prediction is a part of BERT
       logits = outputs["nsp_logits"]
       return cross_entropy(logits, batch["labels"], 0.0, 0.0)[0].mean(), logits
@@ -55,7 +68,7 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
     model = model.clone(head=model.head.clone(choices=batch["encoder_input_tokens"].shape[1]))
   ours, value, grads = results(model, imported.params, batch)
   real = batch["encoder_segment_ids"] > 0
-  if logits.ndim == 3:  # padding has no label; GPT's states at padding depend on the library
+  if logits.shape[:2] == real.shape:  # padding has no label; GPT's states at padding depend on the library
     ours, logits = ours[real], logits[real]
   np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)
   np.testing.assert_allclose(value, loss, rtol=1e-4)
@@ -63,10 +76,11 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
   found = load_file(folder / "gradients" / "model.safetensors")
   assert sorted(found) == sorted(gradients)
   if isinstance(model, WithHead) and model.head.form == "spans":
-    # Padding counts in the softmax over positions, but torch does not train its row of BERT's embedding (padding_idx).
-    for name in (name for name in found if name.endswith("word_embeddings.weight")):
-      assert not np.any(gradients[name][0])
-      found[name][0] = 0
+    # Padding counts in the softmax over positions, but torch does not train its rows (padding_idx).
+    padded = ("word_embeddings.weight", *["position_embeddings.weight"] * (model.config.position_offset > 0))
+    for name in (name for name in found if name.endswith(padded)):
+      assert not np.any(gradients[name][model.config.padding_id])
+      found[name][model.config.padding_id] = 0
   scale = np.sqrt(sum(np.sum(np.square(x)) for x in gradients.values()))
   for name, expected in gradients.items():
     # Some are zero but for rounding: of key biases, and of a shift of all positions that a softmax compares.

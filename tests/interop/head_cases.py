@@ -96,7 +96,7 @@ def run(model, inputs: dict) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
   model.zero_grad()
   out = model(**{name: torch.tensor(x) for name, x in inputs.items()})
   out.loss.backward()
-  logits = torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out.logits
+  logits = torch.stack([out.start_logits, out.end_logits], -1) if "start_logits" in out else out[1]  # after the loss
   gradients = {n: np.zeros(tuple(p.shape), np.float32) if p.grad is None else p.grad.numpy().copy()
                for n, p in model.named_parameters()}  # fmt: skip
   return logits.detach().numpy(), float(out.loss.detach()), gradients

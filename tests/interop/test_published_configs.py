@@ -8,7 +8,8 @@ import pytest
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
-from t5like.interop import hf_bert, hf_gpt, hf_t5
+from t5like.interop import hf_gpt, hf_t5
+from t5like.interop.encoders import FAMILIES
 
 # Fields that change neither the parameters nor inference.
 FREE = {"dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "compute_dtype", "scan_layers"}
@@ -28,6 +29,15 @@ def t5(vocab_size: int, d_model: int, d_ff: int, num_heads: int, num_layers: int
   return dict(vocab_size=vocab_size, d_model=d_model, d_ff=d_ff, num_heads=num_heads, num_layers=num_layers) | more
 
 
+ENCODER = {
+  "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072, "layer_norm_eps": 1e-12,
+  "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12, "type_vocab_size": 2,
+  "vocab_size": 30522, "initializer_range": 0.02,
+}  # fmt: skip
+DEBERTA = ENCODER | {
+  "layer_norm_eps": 1e-07, "type_vocab_size": 0, "relative_attention": True, "max_relative_positions": -1,
+  "position_biased_input": False, "pos_att_type": "c2p|p2c",
+}  # fmt: skip
 # The relevant fields of the files on the Hugging Face hub.
 PUBLISHED = {
   "t5/small": (hf_t5, T5 | t5(32128, 512, 2048, 8, 6)),
@@ -41,13 +51,42 @@ PUBLISHED = {
   "gpt1/base": (hf_gpt, GPT | {"model_type": "openai-gpt", "afn": "gelu", "vocab_size": 40478, "n_positions": 512}),
   # With Google's GELU; Hugging Face's file has "gelu", the exact form.
   "bert/base": (
-    hf_bert,
+    FAMILIES["bert"],
     {"model_type": "bert", "hidden_act": "gelu_new", "hidden_size": 768, "intermediate_size": 3072,
      "layer_norm_eps": 1e-12, "max_position_embeddings": 512, "num_attention_heads": 12, "num_hidden_layers": 12,
      "type_vocab_size": 2, "vocab_size": 30522, "initializer_range": 0.02},
   ),
+  "roberta/base": (FAMILIES["roberta"], ENCODER | {
+    "model_type": "roberta", "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "type_vocab_size": 1,
+    "vocab_size": 50265, "pad_token_id": 1}),
+  "xlm_roberta/base": (FAMILIES["xlm-roberta"], ENCODER | {
+    "model_type": "xlm-roberta", "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "type_vocab_size": 1,
+    "vocab_size": 250002, "pad_token_id": 1}),
+  "distilbert/base": (FAMILIES["distilbert"], {
+    "model_type": "distilbert", "activation": "gelu", "dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6,
+    "initializer_range": 0.02, "max_position_embeddings": 512, "vocab_size": 30522, "pad_token_id": 0}),
+  "albert/base": (FAMILIES["albert"], ENCODER | {
+    "model_type": "albert", "hidden_act": "gelu_new", "embedding_size": 128, "num_hidden_groups": 1,
+    "inner_group_num": 1, "vocab_size": 30000}),
+  "electra/small": (FAMILIES["electra"], ENCODER | {
+    "model_type": "electra", "embedding_size": 128, "hidden_size": 256, "intermediate_size": 1024,
+    "num_attention_heads": 4}),
+  "deberta/base": (FAMILIES["deberta"], DEBERTA | {"model_type": "deberta", "vocab_size": 50265}),
+  "deberta_v3/base": (FAMILIES["deberta-v2"], DEBERTA | {
+    "model_type": "deberta-v2", "vocab_size": 128100, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
+    "share_att_key": True}),
 }  # fmt: skip
 BERT_HEADS = {"pooler.dense.weight", "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight"}
+HEADS = {
+  "bert": BERT_HEADS,
+  "roberta": {"lm_head.dense.weight"},
+  "xlm_roberta": {"lm_head.dense.weight"},
+  "distilbert": {"vocab_transform.weight"},
+  "albert": {"pooler.weight", "predictions.dense.weight", "sop_classifier.classifier.weight"},
+  "electra": {"discriminator_predictions.dense.weight"},
+  "deberta": {"lm_predictions.lm_head.dense.weight"},
+  "deberta_v3": {"lm_predictions.lm_head.dense.weight"},
+}
 
 
 @pytest.mark.parametrize("size", PUBLISHED)
@@ -60,8 +99,11 @@ def test_published_config_is_our_gin_file(size):
   ours = dataclasses.asdict(gin.query_parameter("%MODEL").scoped_configurable_fn().config)
   gin.clear_config()
   tied = not size.startswith(("t5_1_1", "mt5", "byt5"))
-  theirs = dataclasses.asdict(family.config_from_hf(hf, BERT_HEADS, tied))
+  names = HEADS.get(size.split("/")[0], BERT_HEADS)
+  theirs = dataclasses.asdict(family.config_from_hf(hf, names, tied))
   assert {k: v for k, v in ours.items() if k not in FREE} == {k: v for k, v in theirs.items() if k not in FREE}
-  back = family.config_to_hf(family.config_from_hf(hf, BERT_HEADS, tied))
+  config = family.config_from_hf(hf, names, tied)
+  back = family.config_to_hf(config, hf["model_type"]) if family in FAMILIES.values() else family.config_to_hf(config)
   kept = {k: v for k, v in hf.items() if k not in ("model_type", "tie_word_embeddings")}
+  kept |= {"max_relative_positions": 512, "pos_att_type": ["c2p", "p2c"]} if "pos_att_type" in hf else {}
   assert kept.items() <= back.items(), "config.json both ways"

@@ -26,7 +26,19 @@ PUBLISHED = {
   "bert/small": 28_763_648, "bert/medium": 41_373_184,
   "gpt2/small": 124_439_808, "gpt2/medium": 354_823_168, "gpt2/large": 774_030_080, "gpt2/xl": 1_557_611_200,
   "gpt1/base": 116_534_784, "mt5/small": 300_176_768,
+  "bert/multilingual": 177_853_440, "bert/minilm_l6": 22_713_216, "bert/minilm_l12": 33_360_000,
+  "albert/base": 11_683_584, "albert/large": 17_683_968, "albert/xlarge": 58_724_864, "albert/xxlarge": 222_595_584,
+  "electra/small": 13_483_008, "electra/base": 108_891_648, "electra/large": 334_092_288,
+  "electra/base_generator": 33_511_168,
+  "deberta/base": 138_601_728, "deberta/large": 405_163_008,
+  "deberta_v3/xsmall": 70_682_112, "deberta_v3/small": 141_304_320, "deberta_v3/base": 183_831_552,
+  "deberta_v3/large": 434_012_160, "deberta_v3/v2_xlarge": 884_593_152,
+  "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
+  "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
+  "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,
 }  # fmt: skip
+# Families whose published counts include a pooler that most of their checkpoints do not have.
+WITH_POOLER = ("roberta", "xlm_roberta")
 SIZES = sorted(
   str(p.relative_to(ROOT / "models").with_suffix(""))
   for p in (ROOT / "models").glob("*/*.gin")
@@ -65,9 +77,11 @@ def test_parameter_counts(size):
   # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
   shapes = shapes_of(model.clone(config=dataclasses.replace(model.config, scan_layers=True)))
   # The published BERT counts exclude the pre-training heads.
-  total = count(shapes) - count(shapes.get("mlm_head", {})) - count(shapes.get("nsp_head", {}))
+  total = count(shapes) - sum(count(shapes.get(f"{head}_head", {})) for head in ("mlm", "nsp", "discriminator"))
   if size in PUBLISHED:
-    assert total == PUBLISHED[size]
+    width = model.config.embed_dim
+    pooler = width * width + width if size.startswith(WITH_POOLER) else 0
+    assert total + pooler == PUBLISHED[size]
   header = (ROOT / "models" / f"{size}.gin").read_text()
   rounded = f"{total / 1e6:.1f}M" if total < 1e9 else f"{total / 1e9:.2f}B" if total < 1e10 else f"{total / 1e9:.1f}B"
   assert rounded in header or size == "t5/tiny", f"the header should say {rounded}"

@@ -10,9 +10,11 @@ from train_steps import gpt
 from t5like import parallel, planning
 from t5like.data.layouts import blank
 from t5like.models import ELECTRA
+from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
+from t5like.planning.activations import count_activations
 from t5like.planning.flops import forward_flops, model_flops_by_part, traced_flops
 from t5like.planning.operations import DeviceShare, layer_operations
 from t5like.planning.plan_text import render_plan
@@ -46,8 +48,9 @@ def test_the_formula_counts_the_products_of_the_traced_model(gated):
   assert traced_flops(lambda v: model.apply(v, batch)["logits"], shapes) == forward_flops(settings, 2, 5, 3)
 
 
-def test_the_formula_counts_both_models_of_electra():
-  settings = config(num_decoder_layers=0, positions="none", mlm_head=True)
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_the_formula_counts_both_models_of_electra(embedding_dim):
+  settings = config(num_decoder_layers=0, positions="none", mlm_head=True, embedding_dim=embedding_dim)
   batch = blank("encoder", Lengths(0, 5, 5), 2, packed=False, shifted=False)
   model = ELECTRA(settings, generator_share=0.5)
   shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
@@ -55,13 +58,44 @@ def test_the_formula_counts_both_models_of_electra():
   def logits(variables):
     return {name: x for name, x in model.apply(variables, batch).items() if name.endswith("logits")}
 
-  parts = model_flops_by_part(model, 2, 5)
+  parts, width = model_flops_by_part(model, 2, 5), embedding_dim or 8
   assert traced_flops(logits, shapes) == sum(parts.values())
-  assert parts["generator"] == 2 * (8 * 10 * 4 * 4 + 4 * 50 * 4 + 4 * 10 * 4 * 8) + 4 * 10 * 8 * 4
+  assert parts["generator"] == 2 * (8 * 10 * 4 * 4 + 4 * 50 * 4 + 4 * 10 * 4 * 8) + 4 * 10 * width * 4
   planned = layer_operations(model, DeviceShare(2, 5, 0, platform="cpu"))
   products = [operation for operation in planned if operation.kind == "product"]
   total = sum(operation.count * operation.flops for operation in products)
   assert total == 3 * (sum(parts.values()) - 2 * 10 * 8)  # without the last product of the discriminator, [d, 1]
+
+
+def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():
+  encoder = dict(num_encoder_layers=4, num_decoder_layers=0, positions="none", mlm_head=True, embedding_dim=4)
+  encoder["norm_position"] = "post"  # no final norm
+  batch = blank("encoder", Lengths(5, 5, 0), 2, packed=False, shifted=False)
+  totals, sizes = [], []
+  for groups in (None, 1):
+    model = BERT(config(layer_groups=groups, **encoder))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    totals.append(traced_flops(lambda v, model=model: model.apply(v, batch)["logits"], shapes))
+    sizes.append(sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]["encoder"])))
+    assert totals[-1] == forward_flops(model.config, 2, 5, 0)
+  assert totals[0] == totals[1] and sizes[0] == 4 * sizes[1]
+  saved = [
+    count_activations(BERT(config(layer_groups=groups, **encoder)), batch, platform="cpu") for groups in (None, 1)
+  ]
+  assert saved[0] == saved[1]
+
+
+def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_table():
+  settings = config(
+    num_encoder_layers=2, num_decoder_layers=0, positions="disentangled", relative_buckets=8, relative_max_distance=8,
+    mlm_head=True, convolution_width=3,
+  )  # fmt: skip
+  batch = blank("encoder", Lengths(5, 5, 0), 2, packed=False, shifted=False)
+  model = BERT(settings)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+  one_hot = 2 * 2 * (2 * 10 * 16 * 8)  # copies rows of the table to distances, in 2 layers; not counted
+  found = traced_flops(lambda v: model.apply(v, batch)["logits"], shapes) - one_hot
+  assert found == forward_flops(settings, 2, 5, 0)
 
 
 def test_the_products_of_any_function():

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_vocabulary
+from t5like.objectives import SpecialTokens
+from t5like.objectives.segments import PairForm
 from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
 from t5like.vocabularies.catalogue import EMBEDDED, EMBEDDED_FOLDER, SEARCH_VARIABLE
 
@@ -288,3 +290,31 @@ def test_broken_files_are_reported(file, content, words, tmp_path):
 
 def test_every_embedded_file_exists():
   assert all(path.is_file() for path in EMBEDDED.values())
+
+
+def test_roberta_style_tokenizers_need_no_settings(tmp_path):
+  """XLM-R's tokenizer.json has <s> and </s> around a text, and no file that calls them [CLS] and [SEP]."""
+  from tokenizers import Tokenizer, models
+
+  pieces = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("<mask>", 0.0)]
+  tokenizer = Tokenizer(models.Unigram(pieces, 3))
+  tokenizer.add_special_tokens(["<s>", "<pad>", "</s>", "<mask>"])
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  found = load_vocabulary(str(tmp_path / "tokenizer.json"))
+  assert (found.cls_id, found.pad_id, found.sep_id, found.eos_id, found.mask_id) == (0, 1, 2, 2, 5)
+  form = PairForm.of(SpecialTokens.of(found))
+  assert (form.cls, form.sep, form.separators, form.typed) == (0, 2, 2, False)
+
+
+def test_a_start_token_that_is_cls_does_not_double_the_separators(tmp_path):
+  """ALBERT's and DeBERTa's settings call [CLS] the beginning of a sequence; pairs are BERT's, not RoBERTa's."""
+  pieces = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "a", "b", "[MASK]"]
+  (tmp_path / "vocab.json").write_text(json.dumps({piece: number for number, piece in enumerate(pieces)}))
+  (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+  bpe = load_vocabulary(str(tmp_path / "vocab.json"))  # DeBERTa's first version
+  bpe.tokenizer.save(str(tmp_path / "tokenizer.json"))
+  (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "[CLS]", "eos_token": "[SEP]"}')
+  for found in (bpe, load_vocabulary(str(tmp_path / "tokenizer.json"))):
+    assert (found.pad_id, found.cls_id, found.sep_id, found.mask_id, found.bos_id) == (0, 1, 2, 6, None)
+    form = PairForm.of(SpecialTokens.of(found))
+    assert (form.separators, form.typed) == (1, True) and found.encode("ab[MASK]") == [4, 5, 6]

@@ -66,7 +66,7 @@ class PromptTuning(Method):
 
   def sites(self, model: nn.Module) -> Sites:
     prefix = f"{BACKBONE}/" if isinstance(model, WithHead) else ""
-    return {f"{prefix}token_embedder/prompt": (Prompt(self.length, model.config.embed_dim),)}
+    return {f"{prefix}token_embedder/prompt": (Prompt(self.length, model.config.embedding_width),)}
 
   def check_rows(self, model: nn.Module, lengths: Mapping[str, int], packed: bool) -> None:
     config, tokens = model.config, next(n for n in lengths.values() if n)

@@ -47,7 +47,7 @@ _BERT_HEADS = (
 _UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
 _POSITIONS = "token_embedder/position_embedding"
 _VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
-_FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "scan_layers", "param_dtype")
+_FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "discriminator_head", "scan_layers", "param_dtype")
 _NOISE = 1e-3  # of new rows, in standard deviations of the old ones
 
 
@@ -271,11 +271,13 @@ class _Plan:
 
   def _with_rows(self, name: str, recipe: _Recipe, target: jax.ShapeDtypeStruct) -> tuple[_Recipe, str]:
     if name == _POSITIONS:
-      rows, new = recipe.parts[0].shape[0], target.shape[0]
+      offset = self.fingerprint.get("position_offset", 0)  # the rows before position 0 are kept
+      rows, new = recipe.parts[0].shape[0] - offset, target.shape[0] - offset
       if rows == new:
         return recipe, ""
       note = f"{rows:,} -> {new:,} positions, " + ("repeated" if new > rows else "the first ones")
-      return dataclasses.replace(recipe, rows=np.arange(new) % rows), note
+      taken = np.concatenate([np.arange(offset), offset + np.arange(new) % rows])
+      return dataclasses.replace(recipe, rows=taken), note
     axis = _VOCABULARY_AXIS.get(name)
     if axis is None or self._vocabulary_rows is None:
       return recipe, ""

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from t5like.errors import UserError, nearest
+from t5like.kernels.attention.disentangled import Disentangled
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_matrix, relative_buckets
 from t5like.kernels.attention.xla import xla_attention
@@ -25,7 +26,7 @@ from t5like.kernels.platform import (
 )
 
 __all__ = [
-  "AttentionSpec", "Mask", "RelativeBias", "ShardedAxes", "attention", "bias_matrix", "check_backend",
+  "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "ShardedAxes", "attention", "bias_matrix", "check_backend",
   "choose_backend", "compile_for", "mask_matrix", "relative_buckets",
 ]  # fmt: skip
 
@@ -53,6 +54,7 @@ class AttentionSpec:
   packed: bool = False  # several examples per row, separated by segment ids
   dropout: bool = False
   cached: bool = False  # a decoding step: queries start at an offset
+  disentangled: bool = False  # DeBERTa's scores of positions
   learned_keys: bool = False  # keys and values that are parameters precede the others
 
 
@@ -73,6 +75,7 @@ def attention(
   backend: str = "auto",
   axes: ShardedAxes = UNSHARDED,
   prefix: jax.Array | None = None,  # [2, tokens, heads, kv]
+  disentangled: Disentangled | None = None,
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Computes attention; the softmax is in float32 for any input dtype.
 
@@ -86,14 +89,14 @@ def attention(
     has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
     packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
-    learned_keys=prefix is not None,
+    learned_keys=prefix is not None, disentangled=disentangled is not None,
   )  # fmt: skip
   name, _ = choose_backend(backend, spec)
   dropout = None
   if spec.dropout:
     dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[2])
   if name == "xla":
-    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix)
+    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix, disentangled)
   return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, dropout, axes)
 
 
@@ -224,6 +227,8 @@ def _unsupported_reason(name: str, spec: AttentionSpec) -> str | None:
   """Returns why a back end does not support a call, or None if it does."""
   if spec.cached:
     return "a decoding step reads a KV cache"
+  if spec.disentangled:
+    return "fused attention has no disentangled positions"
   if spec.learned_keys:
     return "fused attention has no learned prefix"
   if spec.dropout and name == "cudnn":

@@ -9,6 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.attention.disentangled import Disentangled, disentangled_scores
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, bias_matrix, skew
 from t5like.kernels.dropout import AttentionDropout
@@ -25,12 +26,15 @@ _BLOCK = 512  # queries
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
   dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
+  disentangled: Disentangled | None = None,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
-  if _is_long(*lengths) and dropout is None and query_offset is None and mask.prefix is None and prefix is None:
+  if _is_long(*lengths) and all(x is None for x in (dropout, query_offset, mask.prefix, prefix, disentangled)):
     return _in_blocks(query, key, value, mask, bias, scale)
   scores = scale * product("bqhd,bkhd->bhqk", query, key, jnp.float32)
+  if disentangled is not None:
+    scores = scores + scale * disentangled_scores(query, key, disentangled)
   if bias is not None:
     scores = scores + bias_matrix(bias, *lengths, query_offset)
   allowed = mask_matrix(mask, *lengths, query_offset)

@@ -15,7 +15,8 @@ from t5like.models.layers import dense
 class ClassificationHead(nn.Module):
   """Scores the classes of a row: dropout, a linear layer; with `hidden`, a dense layer and its dropout before it.
 
-  BERT: pooling "pooler". RoBERTa: "cls" and hidden "tanh". GPT-2: "last", without bias. T5: "last" and hidden "tanh".
+  BERT: pooling "pooler". RoBERTa: "cls" and hidden "tanh". DistilBERT: "cls" and hidden "relu".
+  GPT-2: "last", without bias. T5: "last" and hidden "tanh".
   """
 
   labels: tuple[str, ...] = ()  # the names of the classes; (): those of the task
@@ -23,6 +24,7 @@ class ClassificationHead(nn.Module):
   hidden: str | None = None  # activation of the dense layer, None for no layer
   use_bias: bool = True
   dropout_rate: float | None = None  # None: the backbone's
+  pooled_dropout_rate: float | None = None  # before the dense layer; None: dropout_rate
   mix_layers: bool = False  # a learned mix of all layers instead of the last
   lm_loss_weight: float = 0.0  # GPT: adds the language modeling loss of the row (Radford et al. 2018, equation 5)
 
@@ -69,6 +71,7 @@ class RegressionHead(nn.Module):
   hidden: str | None = None
   use_bias: bool = True
   dropout_rate: float | None = None
+  pooled_dropout_rate: float | None = None
   mix_layers: bool = False
   lm_loss_weight: float = 0.0
 
@@ -98,6 +101,7 @@ class MultipleChoiceHead(nn.Module):
   hidden: str | None = None
   use_bias: bool = True
   dropout_rate: float | None = None
+  pooled_dropout_rate: float | None = None
   mix_layers: bool = False
 
   form: ClassVar[str] = "choices"
@@ -132,7 +136,8 @@ def _score_rows(head: Any, features: Features, classes: int, use_bias: bool, det
   config = features.config
   states = LayerMix(name="mix")(features.states) if head.mix_layers else features.states
   x = nn.with_logical_constraint(pool(features, states, head.pooling), ("batch", None))
-  x = dropout(config, head.dropout_rate, x, deterministic)
+  first = head.dropout_rate if head.hidden is None or head.pooled_dropout_rate is None else head.pooled_dropout_rate
+  x = dropout(config, first, x, deterministic)
   if head.hidden is not None:
     x = HIDDEN[head.hidden](dense(config, config.embed_dim, ("embed", "mlp"), use_bias=True, name="dense")(x))
     x = nn.with_logical_constraint(x, ("batch", None))

@@ -106,7 +106,7 @@ class WithHead(Tunable):
     pooler = None
     if self.head.pooling == "pooler":
       pooler = lambda states: self.backbone.sentence_outputs(states)["pooled"]  # noqa: E731
-    outputs = self.head(Features(self.config, states, encoder_valid(batch), pooler, texts), deterministic)
+    outputs = self.head(Features(self.config, states, self._valid(batch), pooler, texts), deterministic)
     if self.head.lm_loss_weight:
       outputs["logits"] = self.backbone.project(states[-1] if self.head.mix_layers else states)
     return outputs
@@ -122,7 +122,7 @@ class WithHead(Tunable):
     """Returns [rows, length, embed], or the states of all layers for a mix."""
     kind, every = self.backbone.batch_layout, self.head.mix_layers
     if kind == "encoder":
-      return self.backbone.hidden_states(_without_segments(batch), deterministic, every)
+      return self.backbone.hidden_states(_without_segments(batch, self._valid(batch)), deterministic, every)
     tokens = batch["encoder_input_tokens"]
     if kind == "encoder_decoder":
       if not self.runs_decoder:
@@ -133,8 +133,12 @@ class WithHead(Tunable):
       return self.backbone.hidden_states(inputs | {"decoder_input_tokens": shifted}, deterministic, every)
     inputs = {"decoder_input_tokens": tokens}
     if kind == "prefix_lm":
-      inputs["decoder_causal_attention"] = encoder_valid(batch).astype(jnp.int32)
+      inputs["decoder_causal_attention"] = self._valid(batch).astype(jnp.int32)
     return self.backbone.hidden_states(inputs, deterministic, every)
+
+  def _valid(self, batch: Batch) -> jax.Array:
+    """Returns [rows, length]: False on padding."""
+    return encoder_valid(batch, self.config.padding_id)
 
   # The loss: see training/step.py, which looks for these methods.
 
@@ -175,25 +179,41 @@ class WithHead(Tunable):
     return self.head.sums(outputs, batch, weights)
 
 
-# Pooling, activation of a dense layer, and bias: of BERT, RoBERTa, T5 and GPT-2.
+# The settings of heads by layout: of BERT with and without pooler, T5 and GPT-2.
+_LAYOUTS = {
+  "pooler": {"pooling": "pooler"},
+  "encoder": {"pooling": "cls", "hidden": "tanh"},
+  "encoder_decoder": {"pooling": "last", "hidden": "tanh"},
+  "decoder": {"pooling": "last", "use_bias": False},
+  "prefix_lm": {"pooling": "last", "use_bias": False},
+}
+# The settings of heads by BERT.family, where they are not BERT's.
+_CLS_AND_TANH = {"pooling": "cls", "hidden": "tanh"}
+_CLS_AND_GELU = {"pooling": "cls", "hidden": "gelu_erf", "pooled_dropout_rate": 0.0}
 _FAMILIES = {
-  "pooler": ("pooler", None, True),
-  "encoder": ("cls", "tanh", True),
-  "encoder_decoder": ("last", "tanh", True),
-  "decoder": ("last", None, False),
-  "prefix_lm": ("last", None, False),
+  "roberta": _CLS_AND_TANH,
+  "xlm-roberta": _CLS_AND_TANH,
+  "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
+  "electra": {"pooling": "cls", "hidden": "gelu_erf"},
+  **dict.fromkeys(("deberta", "deberta-v2"), _CLS_AND_GELU),
+}
+# Of multiple choice, where they are others.
+_CHOICES = {
+  "roberta": _LAYOUTS["pooler"],
+  "xlm-roberta": _LAYOUTS["pooler"],
+  "electra": _CLS_AND_GELU,
 }
 _ENCODER = ("encoder_input_tokens", "encoder_segment_ids", "encoder_positions")
 
 
-def _without_segments(batch: Batch) -> Batch:
+def _without_segments(batch: Batch, valid: jax.Array) -> Batch:
   """Returns the batch with lengths instead of segments and positions: rows with labels are not packed.
 
   Padding then attends to the text and has its own positions, as in Hugging Face, where it counts in the softmax of
   answer spans.
   """
   kept = {name: x for name, x in batch.items() if name not in ("encoder_segment_ids", "encoder_positions")}
-  return kept | {"encoder_lengths": jnp.sum(encoder_valid(batch), axis=1, dtype=jnp.int32)}
+  return kept | {"encoder_lengths": jnp.sum(valid, axis=1, dtype=jnp.int32)}
 
 
 def _rows(batch: Batch) -> jax.Array:
@@ -217,12 +237,23 @@ def attach_head(model: nn.Module, head: nn.Module) -> WithHead:
   backbone = model.backbone if isinstance(model, WithHead) else model
   config = backbone.config
   if head.pooling is None and head.form in ("classification", "multi_label", "regression", "choices"):
-    kind = "pooler" if config.pooler and not head.mix_layers else backbone.batch_layout
-    pooling, hidden, use_bias = _FAMILIES[kind]
-    head = head.clone(pooling=pooling, hidden=head.hidden or hidden, use_bias=use_bias)
+    settings = {"use_bias": True} | _default_settings(backbone, head)
+    head = head.clone(**settings | ({"hidden": head.hidden} if head.hidden else {}))
   if backbone.batch_layout == "encoder":
-    config = dataclasses.replace(config, mlm_head=False, nsp_head=False, pooler=head.pooling == "pooler")
+    config = dataclasses.replace(
+      config, mlm_head=False, nsp_head=False, discriminator_head=False, pooler=head.pooling == "pooler"
+    )
     backbone = backbone.clone(config=config)
   result = WithHead(backbone, head)
   result.check()
   return result
+
+
+def _default_settings(backbone: nn.Module, head: nn.Module) -> dict[str, Any]:
+  """Returns the settings of a family's heads with one answer per row, as in Hugging Face's classes."""
+  family = getattr(backbone, "family", "")
+  own = _CHOICES.get(family) if head.form == "choices" else None
+  if own is not None and not (head.mix_layers and own["pooling"] == "pooler"):
+    return own
+  pooled = backbone.config.pooler and not head.mix_layers
+  return _FAMILIES.get(family) or _LAYOUTS["pooler" if pooled else backbone.batch_layout]
