@@ -1,5 +1,6 @@
 """BERT: a bidirectional encoder with masked-token and next-sentence heads (Devlin et al. 2018)."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
@@ -83,8 +84,20 @@ class BERT(Tunable):
 
     With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
     """
-    tokens, prompt = batch["encoder_input_tokens"], self.token_embedder.prompt_length
-    positions, types = batch.get("encoder_positions"), batch.get("encoder_token_types")
+    x, context = self.embed(batch, deterministic, self.token_embedder.prompt_length)
+    context = dataclasses.replace(context, return_states=all_layers)
+    hidden, layers = self.encoder(x, context)
+    hidden = all_states(x, hidden, layers) if all_layers else hidden
+    return hidden[..., self.token_embedder.prompt_length :, :]
+
+  def embed(
+    self, batch: Batch, deterministic: bool, prompt: int = 0, projected: bool = True
+  ) -> tuple[jax.Array, Context]:
+    """Returns the embeddings of a batch, after `prompt` vectors of a learned prompt, and the context of the layers.
+
+    projected: see Embedder.
+    """
+    tokens, positions, types = (batch.get(f"encoder_{name}") for name in ("input_tokens", "positions", "token_types"))
     valid = encoder_valid(batch, self.config.padding_id)
     tokens, positions = as_in_pretraining(self.config, tokens, positions, valid)
     segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(valid, prompt)
@@ -92,14 +105,11 @@ class BERT(Tunable):
     if self.config.positions == "disentangled":  # in DeBERTa, padding is embedded as 0 and attends to nothing
       segments, padding = valid.astype(jnp.int32) if segments is None else segments, valid
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
-    x = self.token_embedder(tokens, positions, types, deterministic=deterministic, prompt=True, valid=padding)
-    context = Context(
-      mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=True, deterministic=deterministic,
-      return_states=all_layers,
-    )  # fmt: skip
-    hidden, layers = self.encoder(x, context)
-    hidden = all_states(x, hidden, layers) if all_layers else hidden
-    return hidden[..., prompt:, :]
+    x = self.token_embedder(
+      tokens, positions, types, deterministic=deterministic, prompt=prompt > 0, valid=padding, projected=projected
+    )
+    positions = with_prompt_positions(positions, prompt)
+    return x, Context(mask=mask, positions=positions, bidirectional=True, deterministic=deterministic)
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits for masked tokens, [..., embed] -> [..., vocab], of all positions or only the masked ones."""

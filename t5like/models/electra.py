@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from t5like.errors import UserError
-from t5like.kernels.attention import Mask
 from t5like.kernels.hashing import HASHED
 from t5like.models.attention import Context
 from t5like.models.auxiliary import Auxiliary
@@ -86,8 +85,8 @@ class ELECTRA(BERT):
       embed_dim=width,
       mlp_dim=max(round(config.mlp_dim * self.generator_share), 1),
       num_heads=heads,
+      embedding_dim=None,
       head_dim=min(config.head_dim, max(width // heads, 1)),
-      embedding_dim=config.embedding_width,
     )
 
   @property
@@ -121,14 +120,14 @@ class ELECTRA(BERT):
     hidden = self.hidden_states({**batch, "encoder_input_tokens": corrupted}, deterministic)
     logits, replaced = self.discriminator_head(hidden), corrupted != original
     outputs |= {"hidden_states": hidden, "replaced_logits": logits, "replaced": replaced}
-    real = real_tokens(batch)
+    real = real_tokens(batch, self.config.padding_id)
     outputs["auxiliary"] = {LOSS: Auxiliary(detection_loss(logits, replaced), real, self.discriminator_weight)}
     outputs["replaced_counts"] = count_by_probability(logits, replaced, real)
     return outputs
 
   def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:
     """Returns the divisor of the discriminator's loss: the real tokens of the global batch."""
-    return {LOSS: jnp.sum(real_tokens(batch))}
+    return {LOSS: jnp.sum(real_tokens(batch, self.config.padding_id))}
 
   def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
     """Returns the discriminator's states: see BERT."""
@@ -147,10 +146,7 @@ class ELECTRA(BERT):
 
   def generator_states(self, batch: Batch, deterministic: bool = True) -> jax.Array:
     """Returns the states [batch, length, generator's width] that `project` reads."""
-    types, positions = batch.get("encoder_token_types"), batch.get("encoder_positions")
-    tokens = batch["encoder_input_tokens"]
-    x = self.token_embedder(tokens, positions, types, deterministic=deterministic, projected=False)
-    return self.generator(x, batch, deterministic)
+    return self.generator(*self.embed(batch, deterministic, projected=False))
 
   @nn.nowrap
   def discriminator(self, params: Mapping[str, Any]) -> tuple[BERT, dict[str, Any]]:
@@ -179,12 +175,7 @@ class Generator(nn.Module):
     self.encoder = Stack(self.config, self.config.num_encoder_layers)
     self.mlm_head = MLMHead(self.shared)
 
-  def __call__(self, embedded: jax.Array, batch: Batch, deterministic: bool) -> jax.Array:
-    segments = batch.get("encoder_segment_ids")
-    mask = Mask(query_segments=segments, key_segments=segments, key_valid=encoder_valid(batch), right_padded=True)
-    context = Context(
-      mask=mask, positions=batch.get("encoder_positions"), bidirectional=True, deterministic=deterministic
-    )
+  def __call__(self, embedded: jax.Array, context: Context) -> jax.Array:
     return self.encoder(constrain_activations(self.embedding_projection(embedded)), context)[0]
 
   def transform(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -207,13 +198,13 @@ class EmbeddingDelta(nn.Module):
     return found
 
 
-def real_tokens(batch: Batch) -> jax.Array:
+def real_tokens(batch: Batch, padding_id: int) -> jax.Array:
   """Returns [batch, length] float32: 1 on tokens that the discriminator's loss counts, 0 on padding and filler rows.
 
   A filler row of an evaluation is a copy of another one in which nothing is predicted.
   """
   counted = jnp.any(batch["encoder_loss_weights"] != 0, axis=1, keepdims=True)
-  return (encoder_valid(batch) & counted).astype(jnp.float32)
+  return (encoder_valid(batch, padding_id) & counted).astype(jnp.float32)
 
 
 def corrupt(

@@ -57,8 +57,8 @@ class Embedder(nn.Module):
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
 
     With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions. Where `valid`,
-    which includes the prompt, is given and False, the normalized sum is 0. Without `projected`, vectors
-    have the width of the tables.
+    which includes the prompt, is given and False, the normalized sum is 0. Unless `projected`, embeddings of another
+    width than the model's are returned as they are.
     """
     config = self.config
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
@@ -88,7 +88,7 @@ class Embedder(nn.Module):
     if valid is not None:
       x = jnp.where(valid[:, :, None], x, 0)
     x = self.dropout(x, deterministic)
-    return constrain_activations(self.project(x) if projected and config.embedding_dim is not None else x)
+    return constrain_activations(x if config.embedding_dim is None or not projected else self.project(x))
 
   @property
   def prompt_length(self) -> int:

@@ -12,7 +12,7 @@ a = heads * head_dim, mlp f, vocab V, a forward pass is
     projection        2 B L E d   of such embeddings
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
                       2 B L (d d + d)  for ELECTRA's discriminator
-    ELECTRA           both models; the generator, of width g, reads and predicts with 4 B L E g, and has the output
+    ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
@@ -91,12 +91,15 @@ def model_flops_by_part(
     return parts | {"heads": parts["heads"] + second, "output": 2 * parts["output"]}
   if not isinstance(model, ELECTRA) or not config.mlm_head:
     return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
-  discriminator = dataclasses.replace(config, mlm_head=False, discriminator_head=True)
-  generator = dataclasses.replace(model.generator_config, discriminator_head=False)
+  headless = dataclasses.replace(config, mlm_head=False, discriminator_head=False)
+  generator = dataclasses.replace(model.generator_config, mlm_head=False, discriminator_head=False, embedding_dim=None)
+  tokens, d, embedded = rows * encoder_length, config.embed_dim, config.embedding_width
   inside = forward_flops_by_part(generator, rows, encoder_length)
-  output = inside.pop("output")
-  parts = forward_flops_by_part(discriminator, rows, encoder_length)
-  return parts | {"generator": sum(inside.values()), "output": output}
+  return forward_flops_by_part(headless, rows, encoder_length) | {
+    "heads": 2 * tokens * d * (d + 1),
+    "generator": sum(inside.values()) + 2 * 2 * tokens * embedded * generator.embed_dim,
+    "output": 2 * tokens * embedded * config.vocab_size,
+  }
 
 
 def step_flops_by_part(

@@ -251,3 +251,12 @@ def test_disentangled_embeddings_start_as_tied_ones_and_separate_the_gradients(p
   for found, still, moves in zip(gradients, parts, reversed(parts), strict=True):
     assert np.abs(found[still]["embedding"]).max() == 0 < np.abs(found[moves]["embedding"]).max()
     assert np.abs(found[still]["position_embedding"]).max() == 0
+
+
+def test_a_generator_of_factorized_embeddings_reads_and_predicts_at_their_width():
+  """As in ELECTRA small: embeddings of 8, the discriminator 16 wide, the generator 4."""
+  model = ELECTRA(dataclasses.replace(CONFIG, embedding_dim=8))
+  shapes = {path: x.shape for path, x in flatten(nn.unbox(boxed_shapes(model))).items()}
+  assert shapes["token_embedder/embedding"] == (41, 8) and shapes["token_embedder/project/kernel"] == (8, 16)
+  assert shapes["generator/embedding_projection/kernel"] == (8, 4)
+  assert shapes["generator/mlm_head/transform/kernel"] == (4, 8)

@@ -9,7 +9,8 @@ from train_steps import gpt
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
-from t5like.models import BERT, ELECTRA
+from t5like.models import ELECTRA
+from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
 from t5like.objectives import Lengths
@@ -47,6 +48,25 @@ def test_the_formula_counts_the_products_of_the_traced_model(gated):
   assert traced_flops(lambda v: model.apply(v, batch)["logits"], shapes) == forward_flops(settings, 2, 5, 3)
 
 
+@pytest.mark.parametrize("embedding_dim", [None, 6])
+def test_the_formula_counts_both_models_of_electra(embedding_dim):
+  settings = config(num_decoder_layers=0, positions="none", mlm_head=True, embedding_dim=embedding_dim)
+  batch = blank("encoder", Lengths(0, 5, 5), 2, packed=False, shifted=False)
+  model = ELECTRA(settings, generator_share=0.5)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+
+  def logits(variables):
+    return {name: x for name, x in model.apply(variables, batch).items() if name.endswith("logits")}
+
+  parts, width = model_flops_by_part(model, 2, 5), embedding_dim or 8
+  assert traced_flops(logits, shapes) == sum(parts.values())
+  assert parts["generator"] == 2 * (8 * 10 * 4 * 4 + 4 * 50 * 4 + 4 * 10 * 4 * 8) + 4 * 10 * width * 4
+  planned = layer_operations(model, DeviceShare(2, 5, 0, platform="cpu"))
+  products = [operation for operation in planned if operation.kind == "product"]
+  total = sum(operation.count * operation.flops for operation in products)
+  assert total == 3 * (sum(parts.values()) - 2 * 10 * 8)  # without the last product of the discriminator, [d, 1]
+
+
 def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():
   encoder = dict(num_encoder_layers=4, num_decoder_layers=0, positions="none", mlm_head=True, embedding_dim=4)
   encoder["norm_position"] = "post"  # no final norm
@@ -76,24 +96,6 @@ def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_tab
   one_hot = 2 * 2 * (2 * 10 * 16 * 8)  # copies rows of the table to distances, in 2 layers; not counted
   found = traced_flops(lambda v: model.apply(v, batch)["logits"], shapes) - one_hot
   assert found == forward_flops(settings, 2, 5, 0)
-
-
-def test_the_formula_counts_both_models_of_electra():
-  settings = config(num_decoder_layers=0, positions="none", mlm_head=True)
-  batch = blank("encoder", Lengths(0, 5, 5), 2, packed=False, shifted=False)
-  model = ELECTRA(settings, generator_share=0.5)
-  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
-
-  def logits(variables):
-    return {name: x for name, x in model.apply(variables, batch).items() if name.endswith("logits")}
-
-  parts = model_flops_by_part(model, 2, 5)
-  assert traced_flops(logits, shapes) == sum(parts.values())
-  assert parts["generator"] == 2 * (8 * 10 * 4 * 4 + 4 * 50 * 4 + 4 * 10 * 4 * 8) + 4 * 10 * 8 * 4
-  planned = layer_operations(model, DeviceShare(2, 5, 0, platform="cpu"))
-  products = [operation for operation in planned if operation.kind == "product"]
-  total = sum(operation.count * operation.flops for operation in products)
-  assert total == 3 * (sum(parts.values()) - 2 * 10 * 8)  # without the last product of the discriminator, [d, 1]
 
 
 def test_the_products_of_any_function():

@@ -66,6 +66,11 @@ class Distillation:
     """Whether a loss needs more of the models than their outputs."""
     return any((self.cosine, self.attention, self.hidden, self.embedding))
 
+  @property
+  def compares_layers(self) -> bool:
+    """Whether a loss needs the states or scores of every layer."""
+    return bool(self.attention or self.hidden)
+
   def layer_map(self, student: TransformerConfig, teacher: TransformerConfig, stack: str) -> tuple[int, ...]:
     """Returns the teacher's layer for each layer of a student's stack."""
     mine, theirs = (getattr(config, f"num_{stack}_layers") for config in (student, teacher))
@@ -94,13 +99,18 @@ class Distillation:
     if self.attention:
       _same("num_heads", mine, theirs, "attention")
       for config in (mine, theirs):
-        if config.positions in ("rotary", "relative_bias"):
+        if config.positions in ("rotary", "relative_bias", "disentangled"):
           raise UserError(
             f"the attention loss does not support {config.positions} positions", try_="--gin.Distillation.attention=0.0"
           )
     if self.reads_layers and mine.remat != "none":
       raise UserError(
         f"losses of layers need their states, which REMAT = {mine.remat!r} does not keep", try_="--gin.REMAT=none"
+      )
+    if self.compares_layers and (mine.layer_groups or theirs.layer_groups):
+      raise UserError(
+        "losses of layers do not support layers that share parameters (layer_groups)",
+        try_="--gin.Distillation.attention=0.0 --gin.Distillation.hidden=0.0",
       )
     self.layer_map(mine, theirs, stack_of(student))
 

@@ -84,7 +84,7 @@ class WithTeacher:
     if not self.settings.reads_layers:
       return dict(read()), {}
     outputs, found = read(capture_intermediates=_is_read, mutable=["intermediates"])
-    return dict(outputs), _states(model, found["intermediates"], bool(self.settings.attention))
+    return dict(outputs), _states(model, found["intermediates"], self.settings)
 
   def _losses(
     self, batch: Batch, outputs: Mapping[str, Any], states: Mapping[str, Any], wanted: Mapping[str, Any],
@@ -187,18 +187,20 @@ def _is_read(module: nn.Module, method: str) -> bool:
   return method == "__call__" and (isinstance(module, Embedder | Block | Stack) or module.name in ("query", "key"))
 
 
-def _states(model: nn.Module, found: Mapping[str, Any], attention: bool) -> dict[str, Any]:
-  """Returns the states of a model's stack: embedded, of each layer, the last, and queries and keys of each layer."""
+def _states(model: nn.Module, found: Mapping[str, Any], settings: Distillation) -> dict[str, Any]:
+  """Returns the states of a model's stack: embedded, the last, and as needed those, queries and keys of each layer."""
   stack = stack_of(model)
   inside = found["backbone"] if isinstance(model, WithHead) else found
   part, count = inside[stack], getattr(backbone(model).config, f"num_{stack}_layers")
   result = {"embedded": inside["token_embedder"]["__call__"][-1], "last": part["__call__"][-1][0]}
+  if not settings.compares_layers:
+    return result
   if "layers" in part:
     take = lambda get: [get(part["layers"])[i] for i in range(count)]  # noqa: E731
   else:
     take = lambda get: [get(part[f"layers_{i}"]) for i in range(count)]  # noqa: E731
   result["layers"] = take(lambda layer: layer["__call__"][-1][0])
-  if attention:
+  if settings.attention:
     for name in ("query", "key"):
       result[name] = take(lambda layer, name=name: layer["attention"][name]["__call__"][-1])
   return result
