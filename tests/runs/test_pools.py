@@ -51,7 +51,9 @@ def losses(folder):
 def test_a_resumed_run_keeps_the_order_of_its_rows(caches, tmp_path):
   t5like.train(experiment(caches, tmp_path / "a", cache_local_gb=0.003))
   assert "read in place from" in (tmp_path / "a" / "run_card.txt").read_text()
-  assert list(json.loads((tmp_path / "a" / "run_card.json").read_text())["pools"].values()) == [1]
+  card = json.loads((tmp_path / "a" / "run_card.json").read_text())
+  assert list(card["pools"].values()) == [1] and list(card["data_cards"]) == ["text"]
+  assert "| documents | 40 |" in Path(card["data_cards"]["text"]).read_text()
   copied = t5like.train(experiment(caches, tmp_path / "b"))
   assert "read in place" not in (tmp_path / "b" / "run_card.txt").read_text()
   assert losses(tmp_path / "a") != losses(tmp_path / "b") and copied.step == 2
