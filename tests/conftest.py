@@ -12,10 +12,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1" + (
   " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
 )
-# Many tests and the processes they start compile the same tiny programs, which are cached for the other worker and the
-# next run. The key has the program, the flags and jax's version, so that none is ever stale; "none" keeps paths out of
-# the key.
-os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.abspath(f"{__file__}/../../.pytest_cache/compiled")
+# Many tests and the processes they start compile the same tiny programs, which are cached for the other worker, the
+# next run and other checkouts (60 MB; each is removed after a month). The key has the program, the flags and
+# jax's version, so that none is ever stale; "none" keeps paths out of the key.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.expanduser("~/.cache/t5like_tests/compiled"))
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
@@ -30,6 +30,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import types
 import unittest.mock
 from pathlib import Path
@@ -194,6 +195,14 @@ VERSION_SENSITIVE = {
   "training/test_checkpoints.py", "training/test_checkpoints_failures.py", "training/test_checkpoints_restore.py",
   "training/test_optimizers.py", "training/test_step.py",
 }  # fmt: skip
+
+
+def pytest_sessionstart():
+  """Removes programs that were compiled more than a month ago; those still in use are compiled again."""
+  if "PYTEST_XDIST_WORKER" not in os.environ:
+    for path in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"):
+      if path.stat().st_mtime < time.time() - 30 * 86400:
+        path.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

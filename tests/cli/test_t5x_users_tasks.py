@@ -142,6 +142,7 @@ def test_steps_after_tokenize_are_run(train, folder):
   assert example == {"inputs": ids[:half] + end, "targets": ids[half:][:5] + end}
 
 
+@pytest.mark.slow
 def test_an_edit_in_any_module_of_a_task_rebuilds_its_cache(t5like, train, folder):
   train("pairs", "--gin.EVAL_SPLIT=''")
   assert TINY.decode(cached("pairs").example(0)["inputs"]).startswith("say: number")

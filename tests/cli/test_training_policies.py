@@ -79,6 +79,7 @@ def test_rollbacks_to_a_step_are_limited(t5like, pretrain, tmp_path):
   assert "after 3 rollbacks to step 4" in done.stderr and checkpoint_steps(tmp_path / "run") == [4]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_from_the_checkpoint_before_a_damaged_one(t5like, pretrain, tmp_path):
   run = [*pretrain, f"--gin.MODEL_DIR={tmp_path}/run", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=2"]
   t5like(*run, "--gin.TRAIN_STEPS=6")

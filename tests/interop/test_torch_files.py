@@ -78,7 +78,7 @@ def test_shards_of_both_formats(tmp_path):
     ("gpt1", None, "openai-gpt"),
     ("t5_1_1", None, "t5"),
     ("bert", None, "bert"),
-    ("bert", ["RobertaForMaskedLM"], None),
+    ("bert", ["XLNetLMHeadModel"], None),
     ("gpt2", ["<script>"], None),
     ("bert", [7], None),
   ],
@@ -100,7 +100,7 @@ def test_a_roberta_config_is_not_taken_for_bert(tmp_path):
   fields = json.loads((TORCH / "bert" / "config.json").read_text()) | {"type_vocab_size": 1}
   shutil.copy(TORCH / "bert" / "pytorch_model.bin", tmp_path)
   (tmp_path / "config.json").write_text(json.dumps(fields))
-  with pytest.raises(UserError, match="unsupported model_type ''"):
+  with pytest.raises(UserError, match="tensors of the model are missing"):  # RoBERTa's, whose names have another prefix
     huggingface.load(tmp_path)
 
 

@@ -341,6 +341,8 @@ def test_the_defaults_are_those_of_t5():
     dropout_rate=0.0, attention_dropout_rate=None, mlp_dropout_rate=None, final_dropout=True, initializer="fan_in",
     initializer_stddev=0.02, scale_residual_init=False, param_dtype="float32", compute_dtype="float32",
     logits_dtype="float32", scan_layers=False, layer_loop="auto", remat="none", attention_backend="auto",
+    padding_id=0, position_offset=0, embedding_dim=None, layer_groups=None, discriminator_head=False,
+    use_key_bias=True, relative_norm=False, share_position_projections=False, convolution_width=0,
   )  # fmt: skip
   assert found == dict(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2) | expected
 

@@ -57,6 +57,7 @@ def student(teacher, tmp_path):
   return experiment
 
 
+@pytest.mark.slow
 def test_a_student_saves_only_itself_and_is_an_ordinary_model(teacher, student):
   """Narrower than its teacher: a projection of its states is saved, too, but is not part of the model."""
   run = student(config={"embed_dim": 4, "head_dim": 2}, hidden=1.0, cosine=0.0, steps=1)
