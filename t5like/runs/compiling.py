@@ -26,9 +26,10 @@ def compiled_folder(cache_dir: str) -> Path:
 
 
 class CompiledSteps:
-  """The compiled train steps of a run, one per batch shape."""
+  """The compiled train steps of a run, one per batch shape; or of stacked runs, by the shape of one run's batch."""
 
-  def __init__(self):
+  def __init__(self, stacked: bool = False):
+    self._axes = 1 if stacked else 0  # before those of a batch
     self._compiled: dict[tuple, jax.stages.Compiled] = {}
     self._flops: dict[tuple, int] = {}
 
@@ -36,14 +37,19 @@ class CompiledSteps:
     self._compiled[_shapes(batch)], self._flops[_shapes(batch)] = compiled, flops
 
   def __call__(self, state: TrainState, batch: Mapping[str, Any]) -> tuple[TrainState, Mapping[str, Any]]:
-    return self._compiled[_shapes(batch)](state, batch)
+    return self._compiled[_shapes(batch, self._axes)](state, batch)
 
   def flops(self, batch: Mapping[str, Any]) -> int:
     return self._flops[_shapes(batch)]
 
 
-def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode: int = 0) -> CompiledSteps:
-  """Compiles the steps of the phases that are left, and of their buckets, for one episode of the training plan."""
+def compile_steps(
+  run: PreparedRun, first_step: int, step: StepFunction, episode: int = 0, runs: int | None = None
+) -> CompiledSteps:
+  """Compiles the steps of the phases that are left, and of their buckets, for one episode of the training plan.
+
+  With `runs`, for that many runs like this one in one program.
+  """
   planned, spec = run.plan.episodes[episode], run.specs[episode]
   experiment, started = run.experiment, time.monotonic()
   settings = LossSettings(
@@ -53,12 +59,12 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode
     microbatches=experiment.microbatches,
     layer_norms=experiment.norms_period > 0,
   )
-  steps = CompiledSteps()
+  steps = CompiledSteps(stacked=runs is not None)
   for phase in shapes_left(run.phases, run.batches, first_step):
     batch = blank_batch(experiment, phase)
     with frozen_layers(planned.frozen_layers):
       compiled = compile_train_step(
-        run.model, planned.optimizer, settings, spec, batch, run.mesh, experiment.deterministic, step
+        run.model, planned.optimizer, settings, spec, batch, run.mesh, experiment.deterministic, step, runs
       )
     flops = phase_flops(run.model, phase.batch_size, phase.lengths)
     steps.add(batch, compiled, round(run.flops_shares[episode] * flops))
@@ -66,5 +72,5 @@ def compile_steps(run: PreparedRun, first_step: int, step: StepFunction, episode
   return steps
 
 
-def _shapes(batch: Mapping[str, Any]) -> tuple:
-  return tuple((name, batch[name].shape) for name in sorted(batch))
+def _shapes(batch: Mapping[str, Any], skipped: int = 0) -> tuple:
+  return tuple((name, batch[name].shape[skipped:]) for name in sorted(batch))

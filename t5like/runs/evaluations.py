@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import jax
 
 from t5like.console import ProgressLine, say
 from t5like.evaluation import EvaluatedModel, EvaluationSettings, data_identity, make_evaluator
+from t5like.evaluation.evaluator import Evaluator
+from t5like.evaluation.heads.evaluator import HeadEvaluator
 from t5like.evaluation.scoring import about_path, predictions_path
 from t5like.files import storage
 from t5like.objectives import SpecialTokens
-from t5like.runs.loss_evaluation import loss_evaluator
+from t5like.runs.loss_evaluation import EvalStep, loss_evaluator, loss_step
 from t5like.runs.preparing import PreparedRun
 from t5like.runs.saved_parameters import without_teacher
 from t5like.training.optimizers.moving_average import averaged_parameters, has_average
@@ -32,13 +35,32 @@ def evaluated_parameters(state: TrainState) -> Any:
   return without_teacher(params)
 
 
-def decoding_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[[], None]) -> Evaluate:
+class EvaluationPrograms:
+  """The compiled programs of a run's evaluations, which runs of the same shape share."""
+
+  def __init__(self, run: PreparedRun):
+    self._run = run
+
+  @functools.cached_property
+  def evaluator(self) -> Evaluator | HeadEvaluator:
+    run, experiment = self._run, self._run.experiment
+    model = EvaluatedModel.of(experiment.model, run.mesh, run.vocabulary, experiment)
+    split, examples = experiment.eval_split, experiment.eval_examples
+    settings = EvaluationSettings(split=split, examples=examples, task_modules=tuple(experiment.task_modules))
+    return make_evaluator(model, settings)
+
+  @functools.cached_property
+  def loss_step(self) -> EvalStep:
+    run = self._run
+    return loss_step(run.experiment, run.phases[-1], run.evaluated_spec, run.mesh, run.experiment.microbatches)
+
+
+def decoding_evaluation(
+  run: PreparedRun, programs: EvaluationPrograms, writer: MetricWriter, heartbeat: Callable[[], None]
+) -> Evaluate:
   """Returns a function that scores a state by decoding, prints and records. Calls `heartbeat` after every batch."""
-  experiment = run.experiment
-  split, examples = experiment.eval_split, experiment.eval_examples
-  model = EvaluatedModel.of(experiment.model, run.mesh, run.vocabulary, experiment)
-  settings = EvaluationSettings(split=split, examples=examples, task_modules=tuple(experiment.task_modules))
-  evaluator, line = make_evaluator(model, settings), ProgressLine()
+  split, examples = run.experiment.eval_split, run.experiment.eval_examples
+  evaluator, line = programs.evaluator, ProgressLine()
 
   def evaluate(state: TrainState) -> dict[str, float]:
     step, params, scores = int(state.step), evaluated_parameters(state), {}
@@ -63,7 +85,9 @@ def decoding_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Calla
   return evaluate
 
 
-def loss_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[[], None]) -> Evaluate:
+def loss_evaluation(
+  run: PreparedRun, programs: EvaluationPrograms, writer: MetricWriter, heartbeat: Callable[[], None]
+) -> Evaluate:
   """Returns a function that computes the teacher-forced loss, on the same text every time."""
   experiment = run.experiment
   losses = loss_evaluator(
@@ -74,7 +98,7 @@ def loss_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[
     run.evaluated_spec,
     run.mesh,
     experiment.eval_loss_batches,
-    experiment.microbatches,
+    eval_step=programs.loss_step,
   )
 
   def evaluate(state: TrainState) -> dict[str, float]:

@@ -94,8 +94,11 @@ def loss_evaluator(
   mesh: jax.sharding.Mesh,
   corpus_batches: int = 50,
   microbatches: int = 1,
+  eval_step: EvalStep | None = None,
 ) -> dict[str, LossEvaluation]:
-  """Returns a loss evaluation for each task of an evaluation split, with the batch shape of `phase`; compiles once.
+  """Returns a loss evaluation for each task of an evaluation split, with the batch shape of `phase`.
+
+  Compiles once, or not at all with the `eval_step` of a run of the same shape.
 
   Labeled examples count exactly once each, packed as in training. Of a corpus, the first `corpus_batches` batches of a
   fixed order count, or about one pass if it has fewer.
@@ -103,9 +106,15 @@ def loss_evaluator(
   rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches, mesh) for m in members}
   if not rows:
     return {}
-  settings = LossSettings(microbatches=microbatches)
-  eval_step = compile_eval_step(experiment.model, settings, spec, blank_batch(experiment, phase), mesh)
+  eval_step = eval_step or loss_step(experiment, phase, spec, mesh, microbatches)
   return {task: LossEvaluation(eval_step, task_rows, mesh) for task, task_rows in rows.items()}
+
+
+def loss_step(
+  experiment: Experiment, phase: Phase, spec: StateSpec, mesh: jax.sharding.Mesh, microbatches: int = 1
+) -> EvalStep:
+  settings = LossSettings(microbatches=microbatches)
+  return compile_eval_step(experiment.model, settings, spec, blank_batch(experiment, phase), mesh)
 
 
 def evaluation_rows(

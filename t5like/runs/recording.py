@@ -80,6 +80,15 @@ def changed_data(now: Mapping[str, Any], path: Path, run: PreparedRun) -> list[s
   return lines
 
 
+def extra_writers(experiment: Experiment) -> list[Any]:
+  if not experiment.wandb_project or jax.process_index() > 0:
+    return []
+  from t5like.training.records.wandb_writer import WandbWriter
+
+  folder = storage.as_path(experiment.model_dir).absolute()
+  return [WandbWriter(folder, experiment.wandb_project, folder.name, {"gin": config_text(experiment)})]
+
+
 def report_files(model_dir: Path) -> None:
   names = {
     "checkpoints": "checkpoints/",

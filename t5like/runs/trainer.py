@@ -17,17 +17,21 @@ import numpy as np
 from t5like import data, parallel, planning
 from t5like.console import ProgressLine, say
 from t5like.errors import RunError, UserError
-from t5like.experiments.experiment import Experiment
-from t5like.experiments.writing import config_text
-from t5like.files import storage
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.runs.compiling import CompiledSteps, compile_steps, compiled_folder
-from t5like.runs.evaluations import Evaluate, decoding_evaluation, loss_evaluation, was_evaluated
+from t5like.runs.evaluations import (
+  Evaluate,
+  EvaluationPrograms,
+  decoding_evaluation,
+  loss_evaluation,
+  was_evaluated,
+)
+from t5like.runs.initial_state import initialize
 from t5like.runs.preparing import PreparedRun, StartingPoint, choose_starting_point
 from t5like.runs.price_tag import price_tag
-from t5like.runs.recording import card_text, last_metrics, record_run, report_files
-from t5like.runs.saved_parameters import saved_spec, saved_state, with_base
-from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps, restore_state
+from t5like.runs.recording import card_text, extra_writers, last_metrics, record_run, report_files
+from t5like.runs.saved_parameters import saved_spec, saved_state
+from t5like.training.checkpoints import Checkpoints, SaveError, checkpoint_steps
 from t5like.training.feed import to_devices
 from t5like.training.guards.finiteness import FiniteCheck, NotFinite, SkippedBatches, UnskippedBatches
 from t5like.training.guards.interruption import Interruption
@@ -42,7 +46,7 @@ from t5like.training.records.metrics import MetricWriter, read_metrics
 from t5like.training.records.plots import plot_loss
 from t5like.training.records.profiling import ProfilerWindow
 from t5like.training.records.train_log import TrainLog
-from t5like.training.state import TrainState, change_optimizer, create_state
+from t5like.training.state import TrainState, change_optimizer
 from t5like.training.step import StepFunction, enable_compilation_cache, train_step
 
 STACKS = "stacks.txt"
@@ -79,6 +83,10 @@ class Trainer:
   signals  stop the run after the current step and a checkpoint
   lock     the run's lock on its directory
   end_process   see `runs.train`
+  programs      of evaluations, shared with runs of the same shape
+  watchdog      that of a run in whose steps this one trains
+
+  `run` trains the run alone. runs/together.py calls the methods below it for several runs at once.
   """
 
   def __init__(
@@ -91,6 +99,8 @@ class Trainer:
     signals: Sequence[int] = (),
     lock: RunLock | None = None,
     end_process: Callable[[int], object] | None = None,
+    programs: EvaluationPrograms | None = None,
+    watchdog: Watchdog | None = None,
   ):
     experiment = prepared.experiment
     self._experiment, self._run, self._goodput, self._step_file = experiment, prepared, goodput, step_file
@@ -98,7 +108,10 @@ class Trainer:
     self._checkpoints = Checkpoints(prepared.model_dir, experiment.keep)
     self._skipped = SkippedBatches.read(prepared.model_dir)
     self._interruption = Interruption(signals)
-    self._watchdog = Watchdog(60 * experiment.watchdog_minutes, prepared.model_dir / STACKS, end_process)
+    seconds = 60 * experiment.watchdog_minutes
+    self.watchdog = watchdog or Watchdog(seconds, prepared.model_dir / STACKS, end_process)
+    self._own_watchdog = contextlib.nullcontext() if watchdog else self.watchdog
+    self._programs = programs or EvaluationPrograms(prepared)
     self._lock = lock or RunLock(prepared.model_dir)
     self._stopping = dataclasses.replace(experiment.early_stopping)  # it has state: a second run must start at 0
     self._plateaus = prepared.plan.plateau_counter()
@@ -109,10 +122,8 @@ class Trainer:
 
   def run(self) -> TrainingResult:
     """Trains until the last step, a signal or early stopping."""
-    record_run(self._run)
-    enable_compilation_cache(compiled_folder(self._experiment.cache_dir))
     start = self._run.start
-    with self._checkpoints, self._interruption, self._watchdog:
+    with self.opened():
       while True:
         try:
           state = self._attempt(start)
@@ -122,27 +133,41 @@ class Trainer:
         except SaveError:
           self._check_directory()
           raise
+    return self.report(int(state.step))
+
+  @contextlib.contextmanager
+  def opened(self) -> Iterator[None]:
+    """Records the run and opens what it writes to; at the end, waits for the last checkpoint."""
+    record_run(self._run)
+    enable_compilation_cache(compiled_folder(self._experiment.cache_dir))
+    with self._checkpoints, self._interruption, self._own_watchdog:
+      yield
       with self._goodput.spent_on("saving checkpoints"):
         self._checkpoints.wait()
       run_on_process_zero(self._check_directory)
-    return self._report(int(state.step))
 
   def _attempt(self, start: StartingPoint) -> TrainState:
     """Trains from a starting point to the end of the run; raises NotFinite at a step that is not finite."""
     experiment, run = self._experiment, self._run
+    state = self.begin(start)
+    with contextlib.closing(self.writer):
+      if self._first_step < experiment.steps and not self._stopped_early:
+        return self._train(state)
+      if not self._stopped_early:
+        say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
+      if run.scored and not was_evaluated(run, self._first_rows):
+        evaluate = decoding_evaluation(run, self._programs, self.writer, self.watchdog.heartbeat)
+        self._evaluate("eval", evaluate, state)
+    return state
+
+  def begin(self, start: StartingPoint) -> TrainState:
+    """Returns the initial state; opens `writer`, which the caller closes."""
     with self._goodput.spent_on("initializing"):
-      state = initialize(run, start)
+      state = initialize(self._run, start)
     self._episode = start.episode
     self._first_step = int(state.step)
     self._step_file.write(self._first_step)
-    rows = self._resume_metrics()
-    with contextlib.closing(self._writer) as writer:
-      if self._first_step < experiment.steps and not self._stopped_early:
-        return self._train(state, writer)
-      if not self._stopped_early:
-        say(f"already at step {self._first_step:,} of {experiment.steps:,}: nothing left to train")
-      if run.scored and not was_evaluated(run, rows):
-        self._evaluate("eval", decoding_evaluation(run, writer, self._watchdog.heartbeat), state)
+    self._first_rows = self._resume_metrics()
     return state
 
   def _resume_metrics(self) -> list[dict[str, Any]]:
@@ -153,32 +178,35 @@ class Trainer:
     self._stopped_early = self._stopping.restore(rows, first_step)
     if self._plateaus:
       self._plateaus.restore(rows, first_step)
-    self._writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
+    self.writer = MetricWriter(folder, first_step, extra_writers(experiment), rows)
     first_rows = [row for row in rows if row["step"] == first_step]
     self._recorded = {row["kind"] for row in first_rows}
     self._trained_here = any(row["kind"] == "train" and row["step"] <= first_step for row in rows)
     return first_rows
 
-  def _train(self, state: TrainState, writer: MetricWriter) -> TrainState:
-    experiment, run = self._experiment, self._run
-    with self._goodput.spent_on("compiling"):
-      evaluations = self._evaluations(writer)
-    progress = ProgressLine()
-    log = TrainLog(
-      writer,
+  def log(self, progress: ProgressLine, flops: Callable[[Mapping[str, Any]], float]) -> TrainLog:
+    experiment, device = self._experiment, self._run.mesh.devices.flat[0].device_kind
+    return TrainLog(
+      self.writer,
       progress,
       experiment.log_period,
       experiment.steps,
-      lambda batch: self._steps[self._episode].flops(batch),
-      planning.peak_flops(run.mesh.devices.flat[0].device_kind),
+      flops,
+      planning.peak_flops(device),
       experiment.norms_period,
     )
+
+  def hooks(self, state: TrainState) -> list[Hook]:
+    """Returns the hooks that save and evaluate, then the caller's; first evaluates what the last attempt missed."""
+    experiment = self._experiment
+    with self._goodput.spent_on("compiling"):
+      evaluations = self._evaluations()
     periods = {"eval_loss": experiment.eval_loss_period, "eval": experiment.eval_period}
     # Saves first: an evaluation may take long or fail.
     hooks = [
       Hook(
         experiment.checkpoint_period,
-        self._save,
+        self.save,
         at_end=True,
         minutes=experiment.checkpoint_minutes,
         check_every=experiment.log_period,
@@ -188,6 +216,11 @@ class Trainer:
       hooks.append(Hook(periods[kind], partial(self._evaluate, kind, evaluate), at_end=True))
       if self._missed_evaluation(kind, periods[kind]):
         self._evaluate(kind, evaluate, state)
+    return [*hooks, *self._hooks]
+
+  def _train(self, state: TrainState) -> TrainState:
+    experiment, run, progress = self._experiment, self._run, ProgressLine()
+    log, hooks = self.log(progress, lambda batch: self._steps[self._episode].flops(batch)), self.hooks(state)
     feed, finite = self._feed(), FiniteCheck(experiment.nonfinite)
     while True:
       state = train_loop(
@@ -195,10 +228,10 @@ class Trainer:
         feed,
         experiment.steps,
         log,
-        [*hooks, *self._hooks],
-        self._should_stop,
+        hooks,
+        self.should_stop,
         finite,
-        self._watchdog,
+        self.watchdog,
         ProfilerWindow(run.model_dir / "profile", *experiment.profile_steps),
         self._goodput,
       )
@@ -206,7 +239,7 @@ class Trainer:
       if self._stop_requested or not self._is_episode_over(int(state.step)):
         break
     if int(state.step) < experiment.steps:
-      self._save(state)
+      self.save(state)
     return state
 
   def _start_episode(self, state: TrainState) -> tuple[TrainState, CompiledSteps]:
@@ -220,7 +253,7 @@ class Trainer:
     if self._episode not in self._steps:
       with self._goodput.spent_on("compiling"):
         self._steps[self._episode] = compile_steps(run, int(state.step), self._step, self._episode)
-    self._watchdog.heartbeat()
+    self.watchdog.heartbeat()
     return state, self._steps[self._episode]
 
   def _due_episode(self, step: int) -> int:
@@ -229,12 +262,16 @@ class Trainer:
   def _is_episode_over(self, step: int) -> bool:
     return step < self._experiment.steps and self._due_episode(step) != self._episode
 
-  def _should_stop(self, step: int) -> bool:
+  def should_stop(self, step: int) -> bool:
     self._step_file.write(step)
     self._checkpoints.raise_errors()
     requested = self._interruption.requested or self._lock.is_lost
     self._stop_requested = parallel.any_host_requested_stop(step, requested) or self._stopped_early
     return self._stop_requested or self._is_episode_over(step)
+
+  @property
+  def batches(self) -> UnskippedBatches:
+    return UnskippedBatches(self._run.batches, self._skipped)
 
   def _feed(self) -> Iterator[Mapping[str, jax.Array]]:
     """Returns the batches of the remaining steps, on the devices."""
@@ -242,7 +279,7 @@ class Trainer:
     if run.stream:
       return run.stream.feed(run.mesh)
     batches = data.read_ahead(
-      UnskippedBatches(run.batches, self._skipped),
+      self.batches,
       self._first_step,
       experiment.steps,
       experiment.loader_threads,
@@ -250,14 +287,14 @@ class Trainer:
     )
     return to_devices(batches, run.mesh)
 
-  def _save(self, state: TrainState) -> None:
+  def save(self, state: TrainState) -> None:
     run_on_process_zero(self._check_directory)
     with self._goodput.spent_on("saving checkpoints"):
       if self._run.stream:
         self._run.stream.save(int(state.step))
       self._checkpoints.save(saved_state(self._run.saved, state), self._run.fingerprint)
-      self._writer.flush()
-      self._watchdog.heartbeat()
+      self.writer.flush()
+      self.watchdog.heartbeat()
     self._record_goodput(int(state.step))
 
   def _check_directory(self) -> int:
@@ -272,18 +309,18 @@ class Trainer:
       )
     return 0
 
-  def _evaluations(self, writer: MetricWriter) -> dict[str, Evaluate]:
-    evaluations = {}
+  def _evaluations(self) -> dict[str, Evaluate]:
+    evaluations, arguments = {}, (self._run, self._programs, self.writer, self.watchdog.heartbeat)
     if self._run.evaluated and self._experiment.eval_loss_period:
-      evaluations["eval_loss"] = loss_evaluation(self._run, writer, self._watchdog.heartbeat)
+      evaluations["eval_loss"] = loss_evaluation(*arguments)
     if self._run.scored:
-      evaluations["eval"] = decoding_evaluation(self._run, writer, self._watchdog.heartbeat)
+      evaluations["eval"] = decoding_evaluation(*arguments)
     return evaluations
 
   def _evaluate(self, kind: str, evaluate: Evaluate, state: TrainState) -> None:
     stopping, keep = self._stopping, self._experiment.keep
     if keep.metric.startswith(f"{kind}/"):
-      self._save(state)  # may be the best
+      self.save(state)  # may be the best
     with self._goodput.spent_on("evaluating"):
       scores = evaluate(state)
     self._scores |= scores
@@ -331,7 +368,7 @@ class Trainer:
     if jax.process_index() == 0:
       self._goodput.write(self._run.model_dir / goodput.FILE, self._first_step, step, ended)
 
-  def _report(self, step: int) -> TrainingResult:
+  def report(self, step: int) -> TrainingResult:
     """Prints and returns the result of the run."""
     steps, run, number = self._experiment.steps, self._run, None
     interrupted = step < steps and not self._stopped_early
@@ -353,40 +390,6 @@ class Trainer:
       report_files(run.model_dir)
     stopped = "interrupted" if interrupted else "early" if self._stopped_early else "finished"
     return TrainingResult(run.model_dir, step, last_metrics(rows), self._scores, stopped, number)
-
-
-def initialize(run: PreparedRun, start: StartingPoint) -> TrainState:
-  experiment, spec, optimizer = run.experiment, run.specs[start.episode], run.plan.episodes[start.episode].optimizer
-  stored = saved_spec(spec, run.saved)
-
-  def fresh() -> TrainState:
-    return create_state(run.model, optimizer, run.batch, experiment.seed, stored, partial(saved_state, run.saved))
-
-  if start.checkpoint is None:
-    state = fresh()
-  else:
-    state = restore_state(start.checkpoint, stored, run.fingerprint, start.options, fresh, start.verified)
-  if start.base is not None:
-    state = with_base(state, start.base, spec, keep=start.checkpoint is not None)
-  if run.teacher is not None:
-    state = with_base(state, run.teacher.parameters, spec, keep=True)
-  if (before := int(state.seed)) != experiment.seed:
-    say(
-      f"SEED = {experiment.seed}, was {before}: data, noise and dropout follow the new seed from "
-      f"step {int(state.step) + 1:,} on, so earlier rows may repeat"
-    )
-    seed = np.asarray(experiment.seed, state.seed.dtype)
-    state = state.replace(seed=jax.make_array_from_callback((), state.seed.sharding, lambda _: seed))
-  return state
-
-
-def extra_writers(experiment: Experiment) -> list[Any]:
-  if not experiment.wandb_project or jax.process_index() > 0:
-    return []
-  from t5like.training.records.wandb_writer import WandbWriter
-
-  folder = storage.as_path(experiment.model_dir).absolute()
-  return [WandbWriter(folder, experiment.wandb_project, folder.name, {"gin": config_text(experiment)})]
 
 
 def save_batch(run: PreparedRun, skipped: SkippedBatches, step: int) -> Path | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,13 +12,17 @@ import jax
 from t5like import parallel
 
 
-def to_devices(batches: Iterable[Mapping[str, Any]], mesh: jax.sharding.Mesh) -> Iterator[Mapping[str, jax.Array]]:
+def to_devices(
+  batches: Iterable[Mapping[str, Any]],
+  mesh: jax.sharding.Mesh,
+  copy: Callable[[Any, jax.sharding.Mesh], Any] = parallel.to_global_arrays,
+) -> Iterator[Mapping[str, jax.Array]]:
   """Copies this host's rows of each batch to the devices, one batch ahead in a thread, to overlap with the step."""
   source = iter(batches)
 
   def place() -> Mapping[str, Any] | None:
     batch = next(source, None)
-    return None if batch is None else parallel.to_global_arrays(batch, mesh)
+    return None if batch is None else copy(batch, mesh)
 
   with ThreadPoolExecutor(1, "to-devices") as thread:
     ahead = thread.submit(place)

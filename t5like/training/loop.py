@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from t5like.parallel.process_zero import run_on_process_zero
 from t5like.training.feed import DeviceIdleTimer
@@ -91,7 +92,7 @@ def train_loop(
     """Waits until at most `at_most` steps are pending."""
     while len(pending) > at_most:
       done = pending.popleft()
-      finite.check(done.step, bool(done.metrics.get("finite", True)))
+      finite.check(done.step, bool(np.all(done.metrics.get("finite", True))))
       log.add(*done)
       watchdog.heartbeat()
 

@@ -31,6 +31,7 @@ from t5like.training.optimizers import Optimizer
 from t5like.training.optimizers.rules import path_text
 from t5like.training.optimizers.selection import Selection
 from t5like.training.optimizers.updates import global_norm, is_stacked, square_sums
+from t5like.training.stacking import stacked_batch_sharding, stacked_spec, stacked_step
 from t5like.training.state import StateSpec, TrainState
 
 __all__ = [
@@ -192,22 +193,29 @@ def compile_train_step(
   mesh: Mesh,
   deterministic: bool = True,
   step: StepFunction = train_step,
+  runs: int | None = None,
 ) -> jax.stages.Compiled:
   """Compiles the train step ahead of time, with explicit shardings; the old state is donated.
+
+  With `runs`, the step of that many stacked states and batches (stacking.py); `spec` and `batch` are those of one.
 
   A `deterministic` step is bitwise reproducible on one kind of device. On CPUs and TPUs every step is; a GPU's compiler
   would otherwise time several kernels for each product and pick the fastest.
   """
   check_microbatches(_rows(batch), settings.microbatches, mesh)
 
+  sharding, shapes = parallel.batch_sharding(mesh), _shapes(batch)
+  if runs is not None:
+    step, spec, sharding = stacked_step(step), stacked_spec(spec, runs), stacked_batch_sharding(mesh)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct((runs, *x.shape), x.dtype), shapes)
   jitted = jax.jit(
     functools.partial(step, model, optimizer, settings),
-    in_shardings=(spec.shardings, parallel.batch_sharding(mesh)),
+    in_shardings=(spec.shardings, sharding),
     out_shardings=(spec.shardings, parallel.replicated(mesh)),
     donate_argnums=0,
   )
   with parallel.sharding_context(mesh), deterministic_kernels(deterministic):
-    return jitted.lower(spec.shapes, _shapes(batch)).compile(_compiler_options(deterministic))
+    return jitted.lower(spec.shapes, shapes).compile(_compiler_options(deterministic))
 
 
 def _compiler_options(deterministic: bool) -> dict[str, bool | int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -50,6 +51,12 @@ class Goodput:
     self._starting: float | None = None
     self._lost = 0
     self._first_step: int | None = None
+
+  def of_another_run(self) -> Goodput:
+    """Returns the account of another run that trains in the same steps: the same time, but its own restarts."""
+    other = copy.copy(self)
+    other._lost, other._first_step = 0, None
+    return other
 
   @contextlib.contextmanager
   def spent_on(self, category: str) -> Iterator[None]:
