@@ -6,9 +6,10 @@
   t5like ablate --report --sweep_dir=~/sweep
 
 The same command resumes a stopped sweep; finished runs are not repeated. Run it on other machines that share the
-directory to add workers; --workers=8 starts eight on one machine if a small model does not saturate its GPU. --list
-prints the `t5like train` commands of all runs; runs that you train manually count too. Without --table the sweep
-resumes with its original settings; with --table or --rows a worker only runs those.
+directory to add workers; --workers=8 starts eight on one machine if a small model does not saturate its GPU, and
+--together=3 trains three runs of one shape, such as the seeds of a recipe, in one program. --list prints the
+`t5like train` commands of all runs; runs that you train manually count too. Without --table the sweep resumes with its
+original settings; with --table or --rows a worker only runs those.
 
 Exit status: 0 all runs finished; 1 some failed, the others finished; 2 invalid input, nothing started; 75 device lost,
 130 and 143 interrupted: run the command again.
@@ -52,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
   group.add_argument(
     "--workers", type=int, default=1, metavar="N", help="processes that share this machine's GPU (default: 1)"
   )
+  group.add_argument(
+    "--together", type=int, default=1, metavar="N", help="runs of one shape that train in one program (default: 1)"
+  )
   group.add_argument("--list", action="store_true", help="print the commands of all runs and exit")
   group.add_argument("--prepare_only", action="store_true", help="build all token caches and exit")
   group.add_argument(
@@ -70,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
   planner = plan_sweep(sweep_dir, sweep_settings(args), args.rows)
   if args.list:
     return show(planner)
-  check_workers(args.workers, (args.coordinator, args.processes, args.process_id))
+  check_workers(args.workers, args.together, (args.coordinator, args.processes, args.process_id))
   if args.workers > 1 and not args.prepare_only:
     return run_workers([sys.executable, "-m", "t5like", *args.argv, "--workers=1"], args.workers)
 
@@ -81,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
   if args.prepare_only:
     print(f"all token caches are built: {planner.cache_dir}")
     return 0
-  return run_sweep(planner, end_process=os._exit)
+  return run_sweep(planner, end_process=os._exit, together=args.together)
 
 
 def sweep_settings(args: argparse.Namespace) -> SweepSettings:

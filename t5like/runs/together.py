@@ -47,7 +47,7 @@ def train_together(
   signals: Sequence[int] = (),
   device_share: float = 1.0,
   end_process: Callable[[int], object] | None = None,
-) -> list[TrainingResult | Exception | None]:
+) -> list[TrainingResult | BaseException | None]:
   """Trains experiments on one host, those of one shape in one program each; arguments are those of `train`.
 
   Experiments of one shape have the same model, optimizer, steps and lengths, and start from the same step; they may
@@ -55,11 +55,11 @@ def train_together(
 
   Returns for each experiment its result, the error that ended it, or None if a signal came before it started.
   """
-  results: dict[int, TrainingResult | Exception] = {}
+  results: dict[int, TrainingResult | BaseException] = {}
   alone = lambda n: _result(  # noqa: E731
     lambda: train(experiments[n], signals=signals, goodput=Goodput(True, device_share), end_process=end_process)
   )
-  for group in _groups(experiments, results):
+  for group in _groups(experiments, results) if len(experiments) > 1 else [[0]] * len(experiments):
     interrupted = any(getattr(result, "signal", None) is not None for result in results.values())
     if interrupted:
       break
@@ -67,7 +67,7 @@ def train_together(
       goodput = Goodput(True, device_share / len(group))
       found = _result(lambda group=group, goodput=goodput: _train(
         [experiments[n] for n in group], goodput, signals, end_process))  # fmt: skip
-      if not isinstance(found, Exception):
+      if isinstance(found, list):
         results |= dict(zip(group, found, strict=True))
         continue
       say(f"training {len(group)} runs together failed, so they are trained alone: {type(found).__name__}: {found}")
@@ -78,7 +78,7 @@ def train_together(
 def _result(function: Callable[[], Any]) -> Any:
   try:
     return function()
-  except Exception as error:
+  except (Exception, SystemExit) as error:  # user code may exit
     return error
 
 
@@ -87,7 +87,7 @@ def _groups(experiments: Sequence[Experiment], failed: dict[int, Any]) -> list[l
   groups: dict[Any, list[int]] = {}
   for n, experiment in enumerate(experiments):
     shape = _result(partial(_shape, experiment))
-    if isinstance(shape, Exception):
+    if isinstance(shape, BaseException):
       failed[n] = shape
     else:
       groups.setdefault(n if shape is None else shape, []).append(n)

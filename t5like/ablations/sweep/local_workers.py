@@ -96,8 +96,11 @@ def mps_hint(driver: Path = Path("/proc/driver/nvidia"), pipes: Path | None = No
   return "hint: workers that share a GPU run concurrently only with NVIDIA's MPS: nvidia-cuda-mps-control -d"
 
 
-def check_workers(workers: int, hosts: Sequence[object]) -> None:
-  if workers < 1:
-    raise UserError(f"invalid --workers: {workers}", expected="at least 1")
-  if workers > 1 and any(host is not None for host in hosts):
-    raise UserError("--workers is for one machine, --coordinator and --processes for several", try_="only one of them")
+def check_workers(workers: int, together: int, hosts: Sequence[object]) -> None:
+  for name, value in (("workers", workers), ("together", together)):
+    if value < 1:
+      raise UserError(f"invalid --{name}: {value}", expected="at least 1")
+    if value > 1 and any(host is not None for host in hosts):
+      raise UserError(
+        f"--{name} is for one machine, --coordinator and --processes for several", try_="only one of them"
+      )

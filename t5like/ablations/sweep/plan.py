@@ -8,14 +8,17 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t5like.ablations.benchmarks import SIZES, FinetuningMixture, parse_mixture
 from t5like.ablations.sweep.results import run_name
 from t5like.ablations.sweep.settings import SweepSettings, complete_settings, merge_settings
 from t5like.ablations.tables import RECIPES, Recipe
 from t5like.errors import UserError
+from t5like.experiments.phases import run_phases
 from t5like.experiments.reading import read_configurable, read_experiment
+from t5like.objectives import SpecialTokens
+from t5like.vocabularies import load_vocabulary
 
 if TYPE_CHECKING:
   from t5like.ablations.configurables import Scale
@@ -56,6 +59,7 @@ class SweepRun:
   recipe: str
   seed: int
   jobs: list[TrainJob]
+  shape: Any = None  # equal for runs that can train in one program; None: trains alone
 
   @property
   def name(self) -> str:
@@ -105,8 +109,9 @@ class Planner:
     sizes: training examples of tokenized tasks; those of the paper's tasks are known.
     """
     sizes = {**SIZES, **sizes}
+    shapes = {recipe: self._shape(recipe) for recipe in self.requested.recipes}
     return [
-      SweepRun(recipe, seed, self._jobs(recipe, seed, sizes))
+      SweepRun(recipe, seed, self._jobs(recipe, seed, sizes), shapes[recipe])
       for seed in range(self.requested.seeds)
       for recipe in self.requested.recipes
     ]
@@ -143,6 +148,16 @@ class Planner:
     """Returns LENGTHS of the jobs in which a recipe trains on labeled tasks."""
     mixed = recipe in RECIPES and RECIPES[recipe].mixing
     return dict(self.experiment(recipe, [] if mixed else [_FINETUNE]).lengths)
+
+  def _shape(self, name: str) -> Any:
+    """Returns what runs share that train in one program: the stages, the model, and the lengths of their rows."""
+    recipe = RECIPES.get(name) or Recipe("own", name)
+    try:
+      experiment = self.experiment(name)
+      phases = run_phases(experiment, SpecialTokens.of(load_vocabulary(experiment.vocabulary)))
+    except Exception:  # an invalid recipe fails later as a run, which records the error
+      return None
+    return bool(recipe.mixing), bool(recipe.objective), experiment.model, tuple(phases)
 
   def _jobs(self, name: str, seed: int, sizes: Mapping[str, int]) -> list[TrainJob]:
     recipe = RECIPES.get(name) or Recipe("own", name)

@@ -13,7 +13,7 @@ from t5like.ablations.tables import RECIPES, TABLES, find_tables, recipes_of
 from t5like.errors import UserError
 from t5like.files import storage
 
-SCALES = ("paper", "small", "mini", "smoke")
+SCALES = ("paper", "small", "midi", "mini", "smoke")
 # Fixed when a sweep is created: results would not be comparable otherwise.
 _FIXED = ("scale", "tasks", "corpus", "task_modules", "gin")
 _KEYS = {"custom_recipes": "own"}  # fields with a different key in sweep.json

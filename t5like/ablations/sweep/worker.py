@@ -32,9 +32,9 @@ from t5like.ablations.sweep.results import (
 from t5like.ablations.sweep.settings import record_settings
 from t5like.console import duration, say
 from t5like.errors import UserError
+from t5like.experiments.experiment import Experiment
 from t5like.parallel.process_zero import run_on_process_zero
-from t5like.runs import train
-from t5like.training.records.goodput import Goodput
+from t5like.runs import train_together
 
 _POLL_SECONDS = 2.0  # while other workers hold the remaining runs
 _DONE, _LATER = -1, -2  # no run is left; other workers hold those that are
@@ -51,10 +51,11 @@ def prepare_sweep(planner: Planner) -> None:
   run_on_process_zero(prepare)
 
 
-def run_sweep(planner: Planner, end_process: Callable[[int], object] | None = None) -> int:
+def run_sweep(planner: Planner, end_process: Callable[[int], object] | None = None, together: int = 1) -> int:
   """Works on a prepared sweep and returns the exit status. `end_process`: see `runs.train`."""
   runs = planner.runs(cached_sizes(planner))
-  return Worker(planner.sweep_dir, planner.settings.scale, runs, end_process=end_process).work()
+  worker = Worker(planner.sweep_dir, planner.settings.scale, runs, end_process=end_process, together=together)
+  return worker.work()
 
 
 class Interrupted(BaseException):
@@ -75,13 +76,17 @@ class Worker:
     runs: Sequence[SweepRun],
     claims: Claims | None = None,
     end_process: Callable[[int], object] | None = None,
+    together: int = 1,
   ):
-    """`end_process`, such as `os._exit`, ends runs that hang: see `train_experiment`."""
+    """Takes the runs of a sweep, up to `together` of which train in one program.
+
+    `end_process`, such as `os._exit`, ends runs that hang: see `runs.train`.
+    """
     self._dir, self._scale, self._runs = sweep_dir, scale, list(runs)
     self._claims = claims or Claims(sweep_dir / "claims")
     self._started = time.time()
     self._claim: Claim | None = None
-    self._end_process = end_process
+    self._end_process, self._together = end_process, together
 
   def work(self) -> int:
     """Works until every run has ended, in this or another worker; returns the exit status."""
@@ -95,11 +100,15 @@ class Worker:
         continue
       waiting = False
       claim, self._claim = self._claim, None
-      with held(claim):
+      claims = {number: claim} | self._take_alike(number)
+      with contextlib.ExitStack() as holding:
+        for each in claims.values():
+          holding.enter_context(held(each))
         try:
-          finished = self._do(self._runs[number], claim)
+          finished = self._do([self._runs[n] for n in claims], list(claims.values()))
         except Interrupted as interruption:
-          say(f"interrupted in {self._runs[number].name}; run the same command to resume")
+          names = ", ".join(self._runs[n].name for n in claims)
+          say(f"interrupted in {names}; run the same command to resume")
           return interruption.status
         if not finished and not device_answers():
           say("the device no longer responds; exiting with the other runs untouched. Run the same command to resume.")
@@ -113,15 +122,30 @@ class Worker:
       if self._is_over(run):
         continue
       left = _LATER
-      claim = self._claims.take(run.name)
-      if claim is None:
-        continue
-      if self._is_over(run):  # its last holder finished between the two checks
-        with claim:
-          continue
-      self._claim = claim
-      return number
+      self._claim = self._claim_on(run)
+      if self._claim is not None:
+        return number
     return left
+
+  def _take_alike(self, number: int) -> dict[int, Claim]:
+    """Claims other runs of the same shape, the seeds of the same recipe first; returns their claims by number."""
+    first, found = self._runs[number], {}
+    alike = [
+      n for n, run in enumerate(self._runs) if n != number and run.shape is not None and run.shape == first.shape
+    ]
+    for n in sorted(alike, key=lambda n: self._runs[n].recipe != first.recipe):
+      if len(found) + 1 >= self._together:
+        break
+      if not self._is_over(self._runs[n]) and (claim := self._claim_on(self._runs[n])) is not None:
+        found[n] = claim
+    return found
+
+  def _claim_on(self, run: SweepRun) -> Claim | None:
+    claim = self._claims.take(run.name)
+    if claim is not None and self._is_over(run):  # its last holder finished between the two checks
+      with claim:
+        return None
+    return claim
 
   def _is_over(self, run: SweepRun) -> bool:
     """Returns whether a run is finished, or failed since this worker started: earlier failures are retried."""
@@ -130,17 +154,27 @@ class Worker:
     failed = failure_path(self._dir, run.recipe, run.seed)
     return failed.is_file() and failed.stat().st_mtime >= self._started
 
-  def _do(self, run: SweepRun, claim: Claim | None) -> bool:
-    """Trains a run and returns whether it produced a result."""
+  def _do(self, runs: Sequence[SweepRun], claims: Sequence[Claim | None]) -> bool:
+    """Trains runs of one shape and returns whether all produced a result."""
     done = sum(result_path(self._dir, r.recipe, r.seed).is_file() for r in self._runs)
-    say(f"[{done + 1}/{len(self._runs)}] {run.recipe}, seed {run.seed}")
-    job = run.jobs[0]
+    say(f"[{done + 1}/{len(self._runs)}] " + "; ".join(f"{run.recipe}, seed {run.seed}" for run in runs))
+    left = dict(enumerate(runs))
+    for stage in range(len(runs[0].jobs)):
+      jobs = {n: run.jobs[stage] for n, run in left.items()}
+      for n, error in zip(jobs, self._train(list(jobs.values())), strict=True):
+        if error is not None:
+          self._fail(left.pop(n), jobs[n], error)
+      if not left:
+        return False
+    finished = [self._finish(run, claims[n]) for n, run in left.items()]
+    return len(finished) == len(runs) and all(finished)
+
+  def _finish(self, run: SweepRun, claim: Claim | None) -> bool:
+    """Collects the result of a run whose jobs are finished."""
     try:
-      for job in run.jobs:
-        self._train(job)
       result = collect(run, self._scale)
     except (Exception, SystemExit) as error:
-      self._fail(run, job, error)
+      self._fail(run, run.jobs[-1], error)
       return False
     if jax.process_index() == 0 and (claim is None or claim.is_ours):
       write_result(self._dir, result)
@@ -149,24 +183,34 @@ class Worker:
     say(f"  {scores or 'no scores'}; {duration(result.cost['total'].device_seconds)} of device time")
     return True
 
-  def _train(self, job: TrainJob) -> None:
-    if is_finished(job):
-      say(f"  {job.name}: already finished")
-      return
+  def _train(self, jobs: Sequence[TrainJob]) -> list[BaseException | None]:
+    """Trains the same job of several runs and returns their errors."""
+    left = [job for job in jobs if not is_finished(job)]
+    if len(left) < len(jobs):
+      say(f"  {jobs[0].name}: already finished" + (f" in {len(jobs) - len(left)} runs" if left else ""))
+    if not left:
+      return [None] * len(jobs)
     started = time.monotonic()
-    log = job.model_dir.with_name(f"{job.name}.log")
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
-      print(job.command)
-      train_here(job, self._end_process)
-    say(f"  {job.name}: {duration(time.monotonic() - started)}")
+    logs = [job.model_dir.with_name(f"{job.name}.log") for job in left]
+    for log, job in zip(logs, left, strict=True):
+      log.parent.mkdir(parents=True, exist_ok=True)
+      with log.open("a", encoding="utf-8") as out:
+        out.write(job.command + ("\n" if log is logs[0] else f"\ntrained together with others: see {logs[0]}\n"))
+    with logs[0].open("a", encoding="utf-8") as out, contextlib.redirect_stdout(out):
+      try:
+        errors = train_here(left, self._end_process)
+      except (Exception, SystemExit) as error:
+        errors = [error] * len(left)
+    say(f"  {left[0].name}: {duration(time.monotonic() - started)}")
+    found = {job.model_dir: error for job, error in zip(left, errors, strict=True)}
+    return [found.get(job.model_dir) for job in jobs]
 
   def _fail(self, run: SweepRun, job: TrainJob, error: BaseException) -> None:
     """Records the failure; the other runs continue."""
     text = error.render() if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     if jax.process_index() == 0:
-      lines = traceback.format_exc()
+      lines = "".join(traceback.format_exception(error))
       write_failure(self._dir, Failure(run.recipe, run.seed, self._scale, text, now, job.command, lines))
     say(f"  {job.name} failed: {text}")
 
@@ -188,13 +232,33 @@ def device_answers() -> bool:
     return False
 
 
-def train_here(job: TrainJob, end_process: Callable[[int], object] | None = None) -> None:
-  """Runs a job in this process as `t5like train` would, and frees its compiled programs."""
-  goodput = Goodput(from_now=True, device_share=device_share())
+def train_here(
+  jobs: Sequence[TrainJob], end_process: Callable[[int], object] | None = None
+) -> list[BaseException | None]:
+  """Runs jobs in this process as `t5like train` would, those of one shape in one program; returns their errors.
+
+  Frees their compiled programs.
+  """
+  errors: list[BaseException | None] = [None] * len(jobs)
+  experiments: dict[int, Experiment] = {}
+  for n, job in enumerate(jobs):
+    try:
+      experiments[n] = job_experiment(job)
+    except (Exception, SystemExit) as error:
+      errors[n] = error
   try:
-    result = train(job_experiment(job), signals=parallel.stop_signals(), goodput=goodput, end_process=end_process)
-    if result.signal is not None:
-      raise Interrupted(128 + result.signal)
+    results = train_together(
+      list(experiments.values()),
+      signals=parallel.stop_signals(),
+      device_share=device_share(),
+      end_process=end_process,
+    )
   finally:
     jax.clear_caches()
     gc.collect()
+  for n, result in zip(experiments, results, strict=True):
+    if isinstance(result, BaseException):
+      errors[n] = result
+    elif result is not None and result.signal is not None:
+      raise Interrupted(128 + result.signal)
+  return errors
