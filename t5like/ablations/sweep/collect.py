@@ -58,6 +58,7 @@ def collect(run: SweepRun, scale: str) -> Result:
     commands=[job.command for job in run.jobs],
     example=custom_example(pretrain_job) if pretrain_job and run.recipe not in RECIPES else None,
     last={task: without_step(found[-1], "step") for task, found in evaluated.items()},
+    losses={task: loss for job in run.jobs for task in job.evaluated if (loss := answer_loss(job, task)) is not None},
   )
 
 
@@ -80,6 +81,12 @@ def evaluations(job: TrainJob, task: str) -> list[dict[str, float]]:
   if not found:
     raise RunError(f"no scores of {task!r} in {job.model_dir}", try_="delete the folder to train it again")
   return found
+
+
+def answer_loss(job: TrainJob, task: str) -> float | None:
+  """Returns the lowest loss of a task's true answers over the evaluations of a job; None if it was not computed."""
+  rows = [row["loss"] for row in read_metrics(job.model_dir) if row["kind"] == f"eval_loss/{task}"]
+  return min((loss for loss in rows if loss is not None), default=None)
 
 
 def best_scores(task: str, found: Sequence[dict[str, float]]) -> dict[str, float]:

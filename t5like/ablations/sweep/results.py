@@ -56,6 +56,8 @@ class Result:
   example: dict[str, str] | None = None
   # The metrics of each task at its last evaluation: not chosen on the set that they are reported on.
   last: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+  # The lowest loss of each task's true answers (per token, teacher-forced), where the scale has it computed.
+  losses: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
