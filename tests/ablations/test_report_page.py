@@ -133,7 +133,9 @@ def test_the_files_are_complete_and_escaped(report):
   assert re.findall(r"(?:src|href)=\"(?!#|data:)", page) == [] and "@import" not in page and "url(http" not in page
   assert 'scope="row"' in page and 'scope="col"' in page and 'scope="colgroup"' in page and 'lang="en"' in page
   assert "not run" in page and "1 of 2" in page
-  assert (report / MARKDOWN).read_text().count("\n## ") == 1 + len(TABLES_RUN) + 1 + 2  # claims, own, objectives, cost
+  assert (report / MARKDOWN).read_text().count("\n## ") == 2 + len(
+    TABLES_RUN
+  ) + 1 + 2  # claims, order, own, objectives, cost
   assert (report / CSV).read_text().startswith("table,row,recipe,group,")
 
 

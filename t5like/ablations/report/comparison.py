@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from t5like.ablations.benchmarks import OTHER
 from t5like.ablations.report.data import ReportData
+from t5like.ablations.report.measures import Measure, measure_all
+from t5like.ablations.report.pairing import fit_pairs
 from t5like.ablations.report.statistics import (
   TIE_DEVIATIONS,
   RankCorrelation,
   Spread,
   mean,
-  pooled_spread,
   rank_correlation,
   standard_deviation,
   ties_with_best,
@@ -115,6 +116,7 @@ class TableComparison:
   spreads: dict[str, Spread | None]  # by group
   groups: list[str]  # those that were run
   correlations: dict[str, RankCorrelation | None]  # over all recipes with scores in the paper, each once
+  measures: list[Measure]  # of the order of rows
 
 
 def compare(data: ReportData) -> TableComparison:
@@ -123,11 +125,12 @@ def compare(data: ReportData) -> TableComparison:
   for result in data.results:
     by_recipe.setdefault(result.recipe, []).append(result)
   spreads = {
-    group: pooled_spread([[r.scores[group] for r in runs if group in r.scores] for runs in by_recipe.values()])
-    for group in groups
+    group: fit_pairs({recipe: _seeds(runs, group) for recipe, runs in by_recipe.items()}).spread for group in groups
   }
-  tables = [_compare_table(table, data, by_recipe, spreads) for table in _all_tables(data, by_recipe)]
-  return TableComparison(data, tables, spreads, groups, _overall(tables, groups))
+  listed = _all_tables(data, by_recipe)
+  tables = [_compare_table(table, data, by_recipe, spreads) for table in listed]
+  measures = measure_all(data.results, [table for table in listed if table.number])
+  return TableComparison(data, tables, spreads, groups, _overall(tables, groups), measures)
 
 
 def _all_tables(data: ReportData, by_recipe: Mapping[str, Sequence[Result]]) -> list[Table]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 from t5like.ablations.report.comparison import Cell, ComparedTable, TableComparison
+from t5like.ablations.report.pairing import seeds_to_decide
 from t5like.ablations.report.statistics import TIE_DEVIATIONS
 from t5like.ablations.tables import ADAPTERS, ARCHITECTURES, BASELINE_RECIPE, GROUPS, TABLES, language_modeling
 
-Verdict = Literal["agrees", "mixed", "undecided", "disagrees", "not run"]
+Verdict = Literal["reproduced", "partly reproduced", "undecided", "not reproduced", "not run"]
 _ROUNDING = 1e-9
-_AGREEING_SHARE = 0.75  # of comparisons, for "agrees"
+_AGREEING_SHARE = 0.75  # of comparisons, for "reproduced"
+MOST_SEEDS = 50  # beyond, another scale is the better way to decide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +41,33 @@ class Count:
 
 
 @dataclasses.dataclass(frozen=True)
+class PairEvidence:
+  """Our difference between two rows in a group, in points, and its standard error."""
+
+  group: str
+  better: str  # recipes, by the paper
+  worse: str
+  difference: float
+  error: float | None
+  seeds: int  # to run of each recipe so that a difference this large is two standard errors from 0
+  clear: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckedConclusion:
   conclusion: Conclusion
   ours: Count
   paper: Count
+  evidence: list[PairEvidence] = dataclasses.field(default_factory=list)
+
+  @property
+  def open_pairs(self) -> list[PairEvidence]:
+    """The comparisons that no more seeds have decided yet; the one that needs the fewest first."""
+    return sorted((pair for pair in self.evidence if not pair.clear), key=lambda pair: pair.seeds)
 
   @property
   def verdict(self) -> Verdict:
-    """ "agrees" if most comparisons do and none is clearly against it, "disagrees" if fewer than half do.
+    """ "reproduced" if most comparisons hold and none is clearly reversed, "not reproduced" if fewer than half hold.
 
     "undecided" if the claim is a difference, but no difference is clear: either sign may be chance.
     """
@@ -55,8 +77,9 @@ class CheckedConclusion:
     if self.conclusion.above and not ours.holds_clearly and not ours.fails_clearly:
       return "undecided"
     if ours.holds < 0.5 * ours.of:
-      return "disagrees"
-    return "agrees" if ours.holds >= _AGREEING_SHARE * ours.of and not ours.fails_clearly else "mixed"
+      return "not reproduced"
+    reproduced = ours.holds >= _AGREEING_SHARE * ours.of and not ours.fails_clearly
+    return "reproduced" if reproduced else "partly reproduced"
 
 
 _ED = "encoder_decoder/"
@@ -130,10 +153,28 @@ def check_conclusions(comparison: TableComparison) -> list[CheckedConclusion]:
       conclusion,
       _count(conclusion, tables[conclusion.table], paper=False),
       _count(conclusion, tables[conclusion.table], paper=True),
+      _evidence(conclusion, tables[conclusion.table]),
     )
     for conclusion in CONCLUSIONS
     if conclusion.table in tables
   ]
+
+
+def _evidence(conclusion: Conclusion, table: ComparedTable) -> list[PairEvidence]:
+  """Returns our differences between the rows that a conclusion compares, in the paper's groups that were run."""
+  cells, found = {row.recipe: row.cells for row in table.own_rows}, []
+  pairs = [*conclusion.above, *conclusion.not_below, *itertools.combinations(conclusion.tied, 2)]
+  for group in (group for group in table.groups if group in GROUPS):
+    for better, worse in pairs:
+      high, low = cells[better][group], cells[worse][group]
+      if high.mean is None or low.mean is None:
+        continue
+      difference, spread, band = high.mean - low.mean, high.spread, _band(high, paper=False)
+      error = spread * math.sqrt(1 / len(high.seeds) + 1 / len(low.seeds)) if spread else None
+      seeds = seeds_to_decide(difference, spread) if spread else 0
+      clear = band is not None and abs(difference) > band
+      found.append(PairEvidence(group, better, worse, difference, error, seeds, clear))
+  return found
 
 
 def _count(conclusion: Conclusion, table: ComparedTable, paper: bool) -> Count:

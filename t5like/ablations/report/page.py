@@ -17,15 +17,26 @@ from t5like.ablations.report.comparison import (
   TableComparison,
   beyond_band,
 )
+from t5like.ablations.report.conclusions import CheckedConclusion
 from t5like.ablations.report.costs import EnergyAssumptions, assumptions_text, recipe_costs, total_cost
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.report.plots import MISSING, difference_plot, loss_plot, mean_curve, number, pretty, series_style
 from t5like.ablations.report.statistics import mean
 from t5like.ablations.report.summary import Summary, p_text, summarize
-from t5like.ablations.report.text import COST_HEADER, conclusion_text, cost_line, csv_text, seeds_text
+from t5like.ablations.report.text import (
+  COST_HEADER,
+  ORDER_NOTE,
+  conclusion_text,
+  cost_line,
+  csv_text,
+  evidence_text,
+  order_table,
+  seeds_text,
+  to_decide_text,
+)
 from t5like.ablations.tables import BASELINE_TASKS
 
-_SIGNS = {"agrees": "✓", "mixed": "≈", "undecided": "?", "disagrees": "✗", "not run": "–"}
+_SIGNS = {"reproduced": "✓", "partly reproduced": "≈", "undecided": "?", "not reproduced": "✗", "not run": "–"}
 
 
 def page(comparison: TableComparison, assumptions: EnergyAssumptions) -> str:
@@ -62,6 +73,8 @@ def _summary(comparison: TableComparison, summary: Summary) -> str:
   if summary.conclusions:
     parts += ["<h3>The paper's conclusions, checked</h3>", _conclusions(summary)]
   parts += ["<h3>The paper's ranking of rows, checked</h3>", _rankings(comparison)]
+  if comparison.measures:
+    parts += ["<h3>The order of rows, by measure</h3>", _orders(comparison)]
   if summary.missing:
     parts += ["<h3>Missing runs</h3>", _list(summary.missing)]
   return "".join(parts)
@@ -71,15 +84,27 @@ def _conclusions(summary: Summary) -> str:
   items = [
     f'<li><span class="verdict {checked.verdict.replace(" ", "-")}">{_SIGNS[checked.verdict]} {checked.verdict}</span>'
     f'<span>{_escaped(checked.conclusion.text)} <span class="faint">(Table {checked.conclusion.table})</span><br>'
-    f'<span class="note">{_escaped(conclusion_text(checked))}</span></span></li>'
+    f'<span class="note">{"<br>".join(map(_escaped, _details(checked)))}</span></span></li>'
     for checked in summary.conclusions
   ]
   note = (
-    "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Agrees: at least "
-    "three in four hold and none is clearly against; disagrees: fewer than half hold; mixed: in between; undecided: no "
-    "difference is clear."
+    "A comparison is one pair of rows in one group; clearly: by more than two standard deviations. Reproduced: at "
+    "least three in four hold and none is clearly against; not reproduced: fewer than half hold; partly: in between; "
+    "undecided: no difference is clear."
   )
   return f'<ul class="claims">{"".join(items)}</ul><p class="note">{note}</p>'
+
+
+def _details(checked: CheckedConclusion) -> list[str]:
+  evidence, to_decide = evidence_text(checked), to_decide_text(checked)
+  lines = [conclusion_text(checked), evidence, f"To decide: {to_decide}." if to_decide else ""]
+  return [line for line in lines if line]
+
+
+def _orders(comparison: TableComparison) -> str:
+  header, rows = order_table(comparison)
+  heads = "".join(f'<th scope="col">{_escaped(name)}</th>' for name in header)
+  return _scroll("Order of rows by measure", heads, [_plain_row(row) for row in rows], _escaped(ORDER_NOTE), "dense")
 
 
 def _rankings(comparison: TableComparison) -> str:
@@ -280,8 +305,9 @@ def _method(comparison: TableComparison) -> str:
   ]
   settings = {key: value for key, value in data.sweep.items() if value and key != "recipes"}
   facts = [
-    "Our standard deviations are pooled: squared distances of seeds from their recipe's mean, over all recipes with "
-    f"two or more seeds. {'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten runs of its "
+    "Our standard deviations are those of the residuals of recipe and seed effects, over all recipes with two or more "
+    "seeds: a seed reads the same data in all recipes. "
+    f"{'; '.join(spreads) or 'None could be computed'}. The paper's are those of ten runs of its "
     "baseline.",
     "A tie is a score within two standard deviations of the best in its column, as in the paper. The standard "
     "deviation is that of one run; a mean of several seeds varies less, so the band is conservative.",

@@ -7,8 +7,9 @@ import io
 from collections.abc import Iterable, Sequence
 
 from t5like.ablations.report.comparison import GROUP_NAMES, Cell, ComparedRow, ComparedTable, TableComparison
-from t5like.ablations.report.conclusions import CheckedConclusion
+from t5like.ablations.report.conclusions import MOST_SEEDS, CheckedConclusion
 from t5like.ablations.report.costs import EnergyAssumptions, RecipeCost, assumptions_text, recipe_costs, total_cost
+from t5like.ablations.report.measures import ALL, OrderAgreement
 from t5like.ablations.report.plots import MISSING, number, pretty
 from t5like.ablations.report.summary import correlation_text, summarize
 from t5like.planning.run_card import large
@@ -36,6 +37,32 @@ def conclusion_text(checked: CheckedConclusion) -> str:
   clear = f", {ours.holds_clearly} clearly" if ours.holds_clearly else ""
   against = f", {ours.fails_clearly} clearly against" if ours.fails_clearly else ""
   return f"{ours.holds} of {ours.of} comparisons{clear}{against} (the paper's own: {paper.holds} of {paper.of})"
+
+
+def evidence_text(checked: CheckedConclusion) -> str:
+  """Describes the largest and the smallest of our differences, better minus worse by the paper."""
+  pairs = sorted(checked.evidence, key=lambda pair: pair.difference)
+  shown = dict.fromkeys([pairs[-1], pairs[0]]) if pairs else {}
+  return "; ".join(
+    f"{GROUP_NAMES[pair.group]}: {pair.better} minus {pair.worse} {number(pair.difference, signed=True)}"
+    + ("" if pair.error is None else f" (standard error {pair.error:.2f})")
+    for pair in shown
+  )
+
+
+def to_decide_text(checked: CheckedConclusion) -> str:
+  """Describes what would decide a conclusion that is not decided; '' if it is."""
+  if not checked.ours.of:
+    return "run the table"
+  if checked.verdict not in ("undecided", "partly reproduced") or not checked.open_pairs:
+    return ""
+  pair = checked.open_pairs[0]
+  if pair.error is None:
+    return "two or more seeds"
+  if pair.seeds > MOST_SEEDS:
+    return f"a larger scale: even the largest open difference needs {pair.seeds:,} seeds"
+  about = f"{GROUP_NAMES[pair.group]} of {pair.better} and {pair.worse}"
+  return f"{pair.seeds} seeds, if the difference in {about} is the one measured so far"
 
 
 # --- CSV -------------------------------------------------------------------------------------------------------------
@@ -76,8 +103,14 @@ def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str
   blocks = [f"# T5 ablations at {comparison.data.scale} scale", summary.scope]
   blocks.append(_bullets([*summary.findings, *summary.missing, *summary.cautions]))
   if summary.conclusions:
-    rows = [[c.conclusion.table, c.conclusion.text, c.verdict, conclusion_text(c)] for c in summary.conclusions]
-    blocks += ["## The paper's conclusions, checked", _table(["table", "claim", "verdict", "comparisons"], rows)]
+    rows = [
+      [c.conclusion.table, c.conclusion.text, c.verdict, conclusion_text(c), evidence_text(c), to_decide_text(c)]
+      for c in summary.conclusions
+    ]
+    header = ["table", "claim", "verdict", "comparisons", "evidence", "to decide"]
+    blocks += ["## The paper's conclusions, checked", _table(header, rows)]
+  if comparison.measures:
+    blocks += ["## The order of rows, by measure", _table(*order_table(comparison), left=1), ORDER_NOTE]
   blocks += [
     "Bold: within two standard deviations of the best in its column, as in the paper. Δ: difference from the "
     "baseline in standard deviations: of our seeds for ours, of the paper's runs for the paper's."
@@ -91,6 +124,33 @@ def markdown(comparison: TableComparison, assumptions: EnergyAssumptions) -> str
   blocks += ["## Cost", _table(*_cost_table(comparison, assumptions), left=1)]
   blocks.append(assumptions_text(comparison.data.results, assumptions))
   return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+ORDER_NOTE = (
+  "Spearman's rank correlation with the paper's column and a 95% bootstrap interval over paired seeds; then how many "
+  "of the paper's clear differences (pairs of rows more than two of its standard deviations apart) have the same "
+  "direction, and how many are clearly reversed."
+)
+
+
+def order_table(comparison: TableComparison) -> tuple[list[str], list[list[str]]]:
+  """Returns header and rows of the agreement of every measure with the paper, by table."""
+  numbers = [table.number for table in comparison.tables if table.number]
+  rows = []
+  for n in [*numbers, ALL]:
+    found = [measure.agreements[n] for measure in comparison.measures]
+    if any(one.correlation for one in found):
+      rows.append([f"Table {n}" if n else "All recipes", *map(_order_cell, found)])
+  return ["rows of", *(measure.name for measure in comparison.measures)], rows
+
+
+def _order_cell(found: OrderAgreement) -> str:
+  if found.correlation is None or found.correlation.spearman is None:
+    return MISSING
+  low, high = found.interval or (None, None)
+  interval = "" if low is None else f" [{number(low, signed=True)}, {number(high, signed=True)}]"
+  reversed_ = f", {found.reversed_clearly} clearly reversed" if found.reversed_clearly else ""
+  return f"{number(found.correlation.spearman, signed=True)}{interval}; {found.same} of {found.clear}{reversed_}"
 
 
 def readme_table(comparison: TableComparison) -> str:
