@@ -18,8 +18,9 @@ import pytest
 from t5like.ablations.report.examples import TEXT
 from t5like.ablations.sweep import local_workers as ablate_workers
 from t5like.ablations.sweep import worker as ablate_run
-from t5like.ablations.sweep.plan import SweepRun, TrainJob
+from t5like.ablations.sweep.plan import SweepRun, TrainJob, plan_sweep
 from t5like.ablations.sweep.results import read_failures, read_results, run_name
+from t5like.ablations.sweep.settings import SweepSettings
 from t5like.cli.main import main
 from t5like.training.records.goodput import read_attempts
 from t5like.training.records.metrics import read_metrics
@@ -40,6 +41,7 @@ class Absent:
     if name.split(".")[0] in ("tensorflow", "tensorflow_datasets", "tensorflow_text", "seqio"):
       raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
+from t5like.ablations.sweep.settings import SweepSettings
 from t5like.cli.main import main
 sys.exit(main(sys.argv[1:]))
 """
@@ -314,3 +316,48 @@ def test_a_worker_whose_device_is_lost_leaves_the_other_runs_alone(tmp_path, mon
   ]
   assert ablate_run.Worker(tmp_path, "smoke", runs).work() == ablate_workers.DEVICE_LOST
   assert [failure.recipe for failure in read_failures(tmp_path)] == ["lm/lm"]
+
+
+def test_seeds_of_a_recipe_then_recipes_of_its_shape_train_in_one_program(tmp_path, monkeypatch):
+  """A failed run leaves its group; the others go on to the next job."""
+  trained = []
+
+  def fail_first_seed(jobs, _):
+    trained.append([job.model_dir.relative_to(tmp_path).parts for job in jobs])
+    return [ValueError("not this one") if job.model_dir.parent.name.endswith("b-0") else None for job in jobs]
+
+  def run(recipe, seed, shape):
+    jobs = [TrainJob(name, [], [], tmp_path / f"{recipe}-{seed}" / name, 1, ()) for name in ("pretrain", "squad")]
+    return SweepRun(recipe, seed, jobs, shape)
+
+  monkeypatch.setattr(ablate_run, "train_here", fail_first_seed)
+  shapes = {"a": None, "b": "long", "c": "long", "d": "short"}
+  runs = [run(recipe, seed, shape) for seed in (0, 1) for recipe, shape in shapes.items()]
+  assert ablate_run.Worker(tmp_path, "smoke", runs, together=3).work() == 1
+  groups = [[folder for folder, _ in jobs] for jobs in trained if jobs[0][1] == "pretrain"]
+  assert groups == [["a-0"], ["b-0", "b-1", "c-0"], ["d-0", "d-1"], ["a-1"], ["c-1"]]
+  assert [("b-1", "squad"), ("c-0", "squad")] in trained
+  failed = {(f.recipe, f.seed): f.error for f in read_failures(tmp_path)}
+  assert failed["b", 0] == "ValueError: not this one" and "squad" not in failed["b", 0]
+
+
+def test_recipes_of_the_same_lengths_have_the_same_shape(tmp_path):
+  given = SweepSettings([2, 4, 5], [], "smoke", 0, [], [])
+  shapes = {run.recipe: run.shape for run in plan_sweep(tmp_path, given).runs({})}
+  full_text = [f"encoder_decoder/{name}" for name in ("bert_style", "mass_style", "deshuffling")]
+  assert len({shapes[recipe] for recipe in full_text}) == 1
+  others = ("encoder_decoder/iid_replace_spans", "shared/iid_replace_spans", "six_layers/iid_replace_spans", "lm/lm")
+  assert len({shapes[recipe] for recipe in (*others, full_text[0])}) == 5
+
+
+@pytest.mark.slow
+def test_runs_of_one_shape_leave_results_of_their_own(caches, tmp_path, t5like):
+  folder = sweep_folder(tmp_path / "sweep", caches)
+  rows = ("--rows=BERT-style", "--rows=Deshuffling")
+  out = t5like("ablate", "--table=4", *rows, "--seeds=2", "--together=4", *SMALL, f"--sweep_dir={folder}").stdout
+  assert "4 of 4 runs finished" in out
+  results = read_results(folder)
+  assert len({result.validation_loss for result in results}) == 4  # not copies of one run
+  for result in results:
+    attempts = read_attempts(folder / "runs" / run_name(result.recipe, result.seed) / "pretrain/goodput.jsonl")
+    assert {attempt["device_share"] for attempt in attempts} == {0.25}
