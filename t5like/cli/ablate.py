@@ -35,7 +35,9 @@ from t5like.files import storage
 def configure(parser: argparse.ArgumentParser) -> None:
   parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
   group = parser.add_argument_group("experiments")
-  group.add_argument("--table", type=int, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9, 10 or 11")
+  group.add_argument(
+    "--table", type=_table, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9, 10 or 11 of T5, or bart1"
+  )
   group.add_argument("--rows", action="append", default=[], help="only this row or recipe; may be repeated")
   group.add_argument(
     "--recipe", action="append", default=[], metavar="FILE", help="a custom recipe: a gin file; may be repeated"
@@ -86,6 +88,10 @@ def run(args: argparse.Namespace) -> int:
     print(f"all token caches are built: {planner.cache_dir}")
     return 0
   return run_sweep(planner, end_process=os._exit, together=args.together)
+
+
+def _table(text: str) -> int | str:
+  return int(text) if text.isdigit() else text
 
 
 def sweep_settings(args: argparse.Namespace) -> SweepSettings:

@@ -25,7 +25,6 @@ from t5like.ablations.tables import (
   GROUPS,
   NO_PRETRAINING,
   NO_PRETRAINING_RECIPE,
-  STANDARD_DEVIATION,
   Table,
   TableRow,
 )
@@ -85,15 +84,12 @@ class ComparedRow:
   requested: bool = True
   error: str = ""  # of a failed run
   reference: bool = False  # the baseline, added to a table without it; ignored in rank correlations and ties
-
-  @property
-  def is_baseline(self) -> bool:
-    return self.recipe == BASELINE_RECIPE
+  is_baseline: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class ComparedTable:
-  number: int
+  number: int | str
   title: str
   rows: list[ComparedRow]
   groups: list[str]  # those that were run
@@ -159,9 +155,9 @@ def _compare_table(
   all_groups = [*table.groups, *(group for group in spreads if group not in GROUPS)]  # the paper's, and others run
   groups = [group for group in all_groups if group in spreads]
   listed = list(table.rows)
-  has_baseline = any(row.recipe == BASELINE_RECIPE for row in listed)
+  has_baseline = any(row.recipe == table.baseline for row in listed)
   if not has_baseline:
-    listed.append(TableRow("Baseline (of Table 1)", BASELINE_RECIPE, BASELINE))
+    listed.append(TableRow("Baseline (of Table 1)", table.baseline, table.baseline_scores))
   ours = {group: {row.recipe: _seeds(by_recipe.get(row.recipe, ()), group) for row in listed} for group in all_groups}
   ties, paper_ties = {}, {}
   for group in all_groups:
@@ -169,17 +165,17 @@ def _compare_table(
     spread = spreads.get(group)
     ties[group] = ties_with_best(means, spread.deviation) if spread and len(means) > 1 else set()
     published = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
-    paper_ties[group] = ties_with_best(published, STANDARD_DEVIATION.get(group, 0.0))
+    paper_ties[group] = ties_with_best(published, table.deviations.get(group, 0.0))
 
   def cell(row: TableRow, group: str) -> Cell:
-    base = list(ours[group][BASELINE_RECIPE].values())
+    base = list(ours[group][table.baseline].values())
     return Cell(
       seeds=ours[group][row.recipe],
       paper=row.paper.get(group),
       baseline=mean(base) if base else None,
-      paper_baseline=BASELINE.get(group),
+      paper_baseline=table.baseline_scores.get(group),
       spread=spreads[group].deviation if spreads.get(group) else None,
-      paper_spread=STANDARD_DEVIATION.get(group),
+      paper_spread=table.deviations.get(group),
       tie=row.recipe in ties[group],
       paper_tie=row.recipe in paper_ties[group],
     )
@@ -197,7 +193,8 @@ def _compare_table(
         results=runs,
         missing_seeds=[seed for seed in data.seeds if seed not in {run.seed for run in runs}],
         error=errors[0] if errors else "",
-        reference=not has_baseline and row.recipe == BASELINE_RECIPE,
+        reference=not has_baseline and row.recipe == table.baseline,
+        is_baseline=row.recipe == table.baseline,
       )
     )
   own = [row for row in rows if not row.reference]
@@ -221,7 +218,7 @@ def _overall(tables: Sequence[ComparedTable], groups: Sequence[str]) -> dict[str
   for group in groups:
     cells = {}
     for table in tables:
-      for row in table.rows:
+      for row in table.rows if isinstance(table.number, int) else ():  # scores of other papers are on another scale
         if group in row.cells:
           cells.setdefault(row.recipe, row.cells[group])
     found[group] = _correlation(list(cells.values()))

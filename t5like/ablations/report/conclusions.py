@@ -23,7 +23,7 @@ MOST_SEEDS = 50  # beyond, another scale is the better way to decide
 class Conclusion:
   """A sentence about a table: pairs (better, worse) of recipes (`not_below`: up to the band), or recipes that tie."""
 
-  table: int
+  table: int | str
   text: str
   above: tuple[tuple[str, str], ...] = ()
   not_below: tuple[tuple[str, str], ...] = ()
@@ -88,11 +88,11 @@ _LANGUAGE_MODELING = {name: f"{name}/{language_modeling(name)}" for name in ARCH
 _DENOISING = {name: f"{name}/iid_replace_spans" for name in ARCHITECTURES}
 
 
-def _all_above(best: str, table: int) -> tuple[tuple[str, str], ...]:
+def _all_above(best: str, table: int | str) -> tuple[tuple[str, str], ...]:
   return tuple((best, recipe) for recipe in TABLES[table].recipes if recipe != best)
 
 
-def _all_below(worst: str, table: int) -> tuple[tuple[str, str], ...]:
+def _all_below(worst: str, table: int | str) -> tuple[tuple[str, str], ...]:
   return tuple((recipe, worst) for recipe in TABLES[table].recipes if recipe != worst)
 
 
@@ -142,6 +142,20 @@ CONCLUSIONS = (
   ),
   Conclusion(11, "Pre-training, then fine-tuning beats every mixture", above=_all_above(BASELINE_RECIPE, 11)),
   Conclusion(11, "Equal mixing is worst", above=_all_below(f"{BASELINE_RECIPE}/mixed_equal", 11)),
+  Conclusion(
+    "bart1",
+    "Rotating documents or shuffling sentences alone is worse than masking, deleting or infilling",
+    above=tuple(
+      (_ED + f"bart_{better}", _ED + f"bart_{worse}")
+      for worse in ("document_rotation", "sentence_permutation")
+      for better in ("text_infilling", "token_masking", "token_deletion")
+    ),
+  ),
+  Conclusion(
+    "bart1",
+    "Left-to-right language modeling is worse on SQuAD than masking, deleting or infilling",
+    above=tuple((_ED + f"bart_{better}", "lm/lm") for better in ("text_infilling", "token_masking", "token_deletion")),
+  ),
 )
 
 

@@ -40,7 +40,7 @@ class Measure:
   name: str
   group: str
   scores: dict[str, dict[int, float]]  # by recipe, by seed
-  agreements: dict[int, OrderAgreement]  # by table; ALL: each recipe once
+  agreements: dict[int | str, OrderAgreement]  # by table; ALL: each of the T5 paper's recipes once
 
 
 def measure_all(results: Sequence[Result], tables: Sequence[Table]) -> list[Measure]:
@@ -80,24 +80,26 @@ def _score(task: str, result: Result) -> float:
   return task_score(task, {name: value for name, value in result.tasks[task].items() if name != "best_step"})
 
 
-def _agreements(scores: Scores, group: str, tables: Sequence[Table]) -> dict[int, OrderAgreement]:
+def _agreements(scores: Scores, group: str, tables: Sequence[Table]) -> dict[int | str, OrderAgreement]:
   fit = fit_pairs(scores)
   found, overall = {}, {}
   for table in tables:
     rows = {row.recipe: row.paper[group] for row in table.rows if row.paper.get(group) is not None}
-    found[table.number] = agreement({r: p for r, p in rows.items() if r in scores}, scores, fit, group)
-    overall = rows | overall  # the first table's score: the paper has two for one recipe
-  found[ALL] = agreement({r: p for r, p in overall.items() if r in scores}, scores, fit, group)
+    band = TIE_DEVIATIONS * table.deviations.get(group, 0.0)
+    found[table.number] = agreement({r: p for r, p in rows.items() if r in scores}, scores, fit, band)
+    if isinstance(table.number, int):  # scores of other papers are on another scale
+      overall = rows | overall  # the first table's score: the paper has two for one recipe
+  band = TIE_DEVIATIONS * STANDARD_DEVIATION[group]
+  found[ALL] = agreement({r: p for r, p in overall.items() if r in scores}, scores, fit, band)
   return found
 
 
-def agreement(paper: Mapping[str, float], scores: Scores, fit: PairedFit, group: str) -> OrderAgreement:
-  """Compares our order of some recipes with the paper's."""
+def agreement(paper: Mapping[str, float], scores: Scores, fit: PairedFit, band: float) -> OrderAgreement:
+  """Compares our order of some recipes with the paper's, whose differences beyond `band` are clear."""
   means = {recipe: mean(scores[recipe].values()) for recipe in paper}
   seeds = [len(scores[recipe]) for recipe in paper]
   correlation = rank_correlation(list(means.values()), list(paper.values())) if paper else None
   interval = spearman_interval(list(means.values()), seeds, list(paper.values()), fit.residuals)
-  band = TIE_DEVIATIONS * STANDARD_DEVIATION[group]
   pairs = [(a, b) for a, b in itertools.permutations(paper, 2) if paper[a] - paper[b] > band]
   differences = [means[a] - means[b] for a, b in pairs]
   limit = TIE_DEVIATIONS * fit.spread.deviation if fit.spread else float("inf")

@@ -23,7 +23,7 @@ _KEYS = {"custom_recipes": "own"}  # fields with a different key in sweep.json
 class SweepSettings:
   """The settings of a sweep. In those of a command, empty (or 0) means not given."""
 
-  tables: list[int]
+  tables: list[int | str]
   recipes: list[str]
   scale: str
   seeds: int  # runs of each recipe
@@ -75,7 +75,7 @@ def merge_settings(sweep_dir: Path, requested: SweepSettings) -> SweepSettings:
       )
   return dataclasses.replace(
     found,
-    tables=sorted({*found.tables, *requested.tables}),
+    tables=sorted({*found.tables, *requested.tables}, key=list(TABLES).index),
     recipes=list(dict.fromkeys([*found.recipes, *requested.recipes])),
     custom_recipes=found.custom_recipes | requested.custom_recipes,
     seeds=max(found.seeds, requested.seeds),
