@@ -8,6 +8,7 @@ from t5like.errors import UserError
 from t5like.experiments.reading import read_experiment
 from t5like.runs import train, train_together
 from t5like.training.checkpoints import checkpoint_steps, load_parameters
+from t5like.training.guards.run_lock import sole_trainer
 from t5like.training.records.goodput import FILE, read_attempts
 from t5like.training.records.metrics import read_metrics
 
@@ -101,3 +102,12 @@ def test_evaluations_of_a_group_are_those_of_its_runs(pretrained, finetune, tmp_
   assert [row["kind"] for row in ours] == ["eval/snli", "eval_loss/snli", "eval/snli"]
   for one, other in zip(ours, theirs, strict=True):
     assert one.pop("kind") == other.pop("kind") and one == pytest.approx(other, rel=2e-5)
+
+
+def test_the_runs_of_a_group_that_fails_are_trained_alone(pretrain, tmp_path):
+  """One directory is in use: the other run must not suffer."""
+  runs = [experiment(pretrain, tmp_path / n, "mass_style", SEED=s, TRAIN_STEPS=1) for s, n in enumerate("ab")]
+  with sole_trainer(tmp_path / "b"):
+    first, second = train_together(runs)
+  assert first.step == 1 and checkpoint_steps(tmp_path / "a") == [1]
+  assert isinstance(second, UserError) and not checkpoint_steps(tmp_path / "b")
