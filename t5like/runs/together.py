@@ -31,8 +31,8 @@ from t5like.training.guards.step_file import StepFile
 from t5like.training.loop import Hook, train_loop
 from t5like.training.records.goodput import Goodput
 from t5like.training.records.train_log import TrainLog
-from t5like.training.stacking import stack_batches, stack_states, stacked_batch_sharding, unstack_states
-from t5like.training.state import StateSpec, TrainState
+from t5like.training.stacking import stack_batches, stack_states, stacked_batch_sharding, unstack_function
+from t5like.training.state import TrainState
 from t5like.training.step import train_step
 
 # Settings that may differ between runs of one program: they choose data and directories.
@@ -141,6 +141,7 @@ class _Group:
   def __init__(self, trainers: Sequence[Trainer], runs: Sequence[PreparedRun], goodput: Goodput):
     self._trainers, self._runs, self._goodput = trainers, runs, goodput
     self._experiment, self._spec, self._mesh = runs[0].experiment, runs[0].specs[0], runs[0].mesh
+    self._unstack = unstack_function(self._spec, len(runs))
 
   def run(self) -> list[TrainingResult]:
     with contextlib.ExitStack() as opened:
@@ -171,7 +172,7 @@ class _Group:
       self._feed(first_step),
       experiment.steps,
       log,
-      [_StackedHook(each, self._spec) for each in zip(*hooks, strict=True)],
+      [_StackedHook(each, self._unstack) for each in zip(*hooks, strict=True)],
       lambda step: any([trainer.should_stop(step) for trainer in trainers]),
       FiniteCheck(experiment.nonfinite),
       trainers[0].watchdog,
@@ -179,7 +180,7 @@ class _Group:
     )
     progress[0].end_line()
     if int(state.step) < experiment.steps:
-      for trainer, each in zip(trainers, unstack_states(state, self._spec, len(trainers)), strict=True):
+      for trainer, each in zip(trainers, self._unstack(state), strict=True):
         trainer.save(each)
     return int(state.step)
 
@@ -208,14 +209,14 @@ class _StackedBatches:
 class _StackedHook:
   """Runs the hooks of all runs, which are due at the same steps."""
 
-  def __init__(self, hooks: Sequence[Hook], spec: StateSpec):
-    self._hooks, self._spec = hooks, spec
+  def __init__(self, hooks: Sequence[Hook], unstack: Callable[[TrainState], list[TrainState]]):
+    self._hooks, self._unstack = hooks, unstack
 
   def due(self, step: int, last: bool) -> bool:
     return self._hooks[0].due(step, last)
 
   def run(self, state: TrainState) -> None:
-    for hook, one in zip(self._hooks, unstack_states(state, self._spec, len(self._hooks)), strict=True):
+    for hook, one in zip(self._hooks, self._unstack(state), strict=True):
       hook.run(one)
 
 

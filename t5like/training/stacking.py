@@ -51,9 +51,10 @@ def stack_states(states: Sequence[TrainState], spec: StateSpec) -> TrainState:
   return jax.jit(stack, out_shardings=shardings)(list(states))
 
 
-def unstack_states(state: TrainState, spec: StateSpec, runs: int) -> list[TrainState]:
+def unstack_function(spec: StateSpec, runs: int) -> Callable[[TrainState], list[TrainState]]:
+  """Returns a compiled function that splits a stacked state; `spec` is the spec of one run."""
   split = lambda state: [_outside_step(lambda x, n=n: x[n], state) for n in range(runs)]  # noqa: E731
-  return jax.jit(split, out_shardings=[spec.shardings] * runs)(state)
+  return jax.jit(split, out_shardings=[spec.shardings] * runs)
 
 
 def stack_batches(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
