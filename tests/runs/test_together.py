@@ -76,6 +76,7 @@ def test_an_invalid_run_does_not_stop_the_others(pretrained):
   assert isinstance(results[3], UserError) and not (folder / "d").exists()
 
 
+@pytest.mark.slow
 def test_a_group_resumes_from_the_checkpoints_of_its_runs(pretrained, pretrain, tmp_path):
   folder, _ = pretrained
   for steps in (2, 4):
