@@ -19,7 +19,7 @@ ROWS, LENGTH, TARGETS, VOCABULARY = 8, 256, 128, 512
 SIZE = dict(vocab_size=VOCABULARY, embed_dim=512, mlp_dim=512, num_heads=4, head_dim=64)
 LEARNED = dict(
   positions="learned", max_positions=LENGTH, norm="layer", use_bias=True, scale_attention=True, scale_logits=False,
-  activation="gelu",
+  activation="gelu", initializer="normal",
 )  # fmt: skip
 FAMILIES = {
   "T5": (T5, ("num_encoder_layers", "num_decoder_layers"), dict(gated_mlp=True, activation="gelu")),

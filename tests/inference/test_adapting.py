@@ -330,7 +330,7 @@ def test_parameters_in_memory_are_adapted_too(vocabulary):
 
 def test_the_discriminator_of_electra_starts_a_model_with_a_head_and_a_bert_starts_an_electra(tmp_path, vocabulary):
   plain = bert(pooler=False, nsp_head=False)
-  electra = ELECTRA(plain.config)
+  electra = ELECTRA(dataclasses.replace(plain.config, discriminator_head=True))  # as objectives/electra.gin does
   theirs, source = initial(electra), tmp_path / "electra"
   model = attach_head(plain, ClassificationHead(labels=("no", "yes")))
   found, fates, _ = start(save(source, electra, theirs, vocabulary), model, vocabulary)

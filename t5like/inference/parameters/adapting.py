@@ -174,7 +174,9 @@ class _Plan:
     options: Restore,
   ):
     self._stored, self._wanted, self._options = stored, wanted, options
-    self.fingerprint = dict(saved) | {field: current[field] for field in _FREE_FIELDS if field in current}
+    # A field that is not in a fingerprint has its default value.
+    kept = {field: value for field, value in saved.items() if field not in _FREE_FIELDS}
+    self.fingerprint = kept | {field: current[field] for field in _FREE_FIELDS if field in current}
     self._vocabulary_rows = self._match_vocabularies(saved, current, known.vocabulary, vocabulary)
     self._parts = _parts(stored)
     self._source_layers = _layer_counts(self._parts)
