@@ -40,6 +40,10 @@ LATER_FIELDS = {
   "relative_norm": False,
   "share_position_projections": False,
   "convolution_width": 0,
+  "positions_per_stack": False,
+  "start_id": None,
+  "opening_id": None,
+  "logits_bias": False,
 }
 
 
