@@ -80,7 +80,8 @@ class CandidateScorer:
     filler, lengths = shape.rows - len(pairs), Lengths(0, shape.length, target_length)
     inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
     start = np.array([*starts, *[self._start_id] * filler], np.int32)
-    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
+    examples = Examples(inputs, targets, shape.rows, padding=self.model.config.padding_id)
+    batch = LAYOUTS[self.model.batch_layout](examples, lengths, start)
     # Every row fits the model's positions, but the longest input plus the longest candidate may not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
     sums = np.asarray(self._score(params, shard_batch(batch, self._mesh), targets=target_length))

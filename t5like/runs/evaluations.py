@@ -11,8 +11,8 @@ import jax
 from t5like.console import ProgressLine, say
 from t5like.evaluation import EvaluatedModel, EvaluationSettings, data_identity, make_evaluator
 from t5like.evaluation.scoring import about_path, predictions_path
+from t5like.experiments.languages import special_tokens, task_languages
 from t5like.files import storage
-from t5like.objectives import SpecialTokens
 from t5like.runs.loss_evaluation import loss_evaluator
 from t5like.runs.preparing import PreparedRun
 from t5like.runs.saved_parameters import without_teacher
@@ -70,7 +70,7 @@ def loss_evaluation(run: PreparedRun, writer: MetricWriter, heartbeat: Callable[
     experiment,
     run.phases[-1],
     run.evaluated,
-    SpecialTokens.of(run.vocabulary),
+    special_tokens(experiment.model.config, run.vocabulary, task_languages(experiment)),
     run.evaluated_spec,
     run.mesh,
     experiment.eval_loss_batches,

@@ -1,41 +1,19 @@
 """Hugging Face's BART and mBART: logits, loss and gradients by golden files, bits, and heads."""
 
-import functools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from bart_folders import BART, MBART, arrays_of, write_folder
 from head_batches import compare, head_batch
 from round_trips import round_trip
 from safetensors.numpy import load_file, save_file
-from zoo_weights import draw
 
 from t5like.errors import UserError
 from t5like.interop import huggingface
 from t5like.interop.hf_fields import guess_model_type
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "bart"
-BART, MBART = "BartForConditionalGeneration", "MBartForConditionalGeneration"
 CASES = [BART, MBART, "BartForSequenceClassification", "BartForQuestionAnswering", "MBartForQuestionAnswering"]
-
-
-@functools.cache
-def arrays_of(case: str) -> dict[str, np.ndarray]:
-  with np.load(GOLDEN / "models.npz") as arrays:
-    return {name.partition("/")[2]: arrays[name] for name in arrays.files if name.startswith(f"{case}/")}
-
-
-def write_folder(case: str, folder: Path) -> dict[str, tuple[int, ...]]:
-  """Writes the folder of a model, as `save_pretrained` does; returns the shapes of its tensors."""
-  described = json.loads(arrays_of(case)["description"].tobytes())
-  tensors = draw(described["tensors"], described["seed"])
-  if case == BART:
-    tensors["final_logits_bias"][:] = 0
-  folder.mkdir(exist_ok=True)
-  (folder / "config.json").write_text(json.dumps(described["config"]))
-  save_file(tensors, folder / "model.safetensors")
-  return {name: x.shape for name, x in tensors.items()}
 
 
 def golden_batch(case: str, model) -> dict[str, np.ndarray]:
