@@ -80,10 +80,11 @@ class CandidateScorer:
     filler, lengths = shape.rows - len(pairs), Lengths(0, shape.length, target_length)
     inputs, targets = _ragged([*texts, *[[1]] * filler]), _ragged([*answers, *[[1]] * filler])
     start = np.array([*starts, *[self._start_id] * filler], np.int32)
-    examples = Examples(inputs, targets, shape.rows, padding=self.model.config.padding_id)
-    batch = LAYOUTS[self.model.batch_layout](examples, lengths, start)
+    batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
     # Every row fits the model's positions, but the longest input plus the longest candidate may not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
+    if "encoder_input_tokens" in batch:
+      batch["encoder_lengths"] = inputs.lengths.astype(np.int32)  # any id may be part of a text, also that of padding
     sums = np.asarray(self._score(params, shard_batch(batch, self._mesh), targets=target_length))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
 
