@@ -59,7 +59,8 @@ class Generate:
     settings, stops = self.settings(model)
     later = {"no_repeat_ngram": 0, "forced_first": None, "forced_end": False}  # earlier outputs do not have these
     fields = {name: value for name, value in dataclasses.asdict(settings).items() if (name, value) not in later.items()}
-    return {"job": "generate", **fields, "stop": list(stops)}
+    languages = {"languages": list(model.given_languages)} if model.given_languages else {}
+    return {"job": "generate", **fields, **languages, "stop": list(stops)}
 
 
 @dataclasses.dataclass(frozen=True)

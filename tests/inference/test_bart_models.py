@@ -11,6 +11,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import t5like
+from t5like import parallel
 from t5like.errors import UserError
 from t5like.experiments.languages import special_tokens
 from t5like.inference.converting import (
@@ -24,17 +25,18 @@ from t5like.interop import huggingface
 from t5like.models import T5, TransformerConfig
 from t5like.vocabularies import load_vocabulary
 
-SIZES = dict(embed_dim=4, mlp_dim=5, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+SIZES = dict(embed_dim=4, mlp_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 BART = TransformerConfig(
-  **SIZES, vocab_size=50264, activation="gelu_erf", norm="layer", norm_epsilon=1e-5, norm_position="post", use_bias=True,
-  scale_attention=True, attention_dropout_rate=0.0, mlp_dropout_rate=0.0, positions="learned", positions_per_stack=True, max_positions=24, position_offset=2, padding_id=1,
-  start_id=2, opening_id=0, embedding_norm=True, scale_logits=False, final_dropout=False, initializer="normal",
-  initializer_stddev=0.5,
+  **SIZES, vocab_size=50264, activation="gelu_erf", norm="layer", norm_epsilon=1e-5, norm_position="post",
+  use_bias=True, scale_attention=True, attention_dropout_rate=0.0, mlp_dropout_rate=0.0, positions="learned",
+  positions_per_stack=True, max_positions=24, position_offset=2, padding_id=1, start_id=2, opening_id=0,
+  embedding_norm=True, scale_logits=False, final_dropout=False, initializer="normal", initializer_stddev=0.5,
 )  # fmt: skip
 # Of bart-large-cnn, whose embedding has no row for <mask>, scaled down.
 SETTINGS = dict(
   num_beams=2, length_penalty=2.0, no_repeat_ngram_size=3, min_length=4, max_length=9, early_stopping=True,
-  forced_bos_token_id=0, forced_eos_token_id=2, decoder_start_token_id=2, bos_token_id=0, eos_token_id=2, pad_token_id=1,
+  forced_bos_token_id=0, forced_eos_token_id=2, decoder_start_token_id=2, bos_token_id=0, eos_token_id=2,
+  pad_token_id=1,
 )  # fmt: skip
 OURS = dict(
   method="beam", beams=2, length_penalty=2.0, penalty_form="power", early_stopping="first", no_repeat_ngram=3,
@@ -144,3 +146,22 @@ def test_language_codes(is_50, tmp_path):
   assert model.score("a", "b") == pytest.approx(expected.sum(), abs=1e-4)
   with pytest.raises(UserError, match="no language code 'de_DE'"):
     t5like.load(tmp_path, languages=("de_DE", "en_XX"))
+
+
+@pytest.mark.slow
+def test_eight_devices(folder, model, tmp_path):
+  """Sharded along all axes: the same outputs, and the same loss of the recipe, as with data parallelism."""
+  sharded = t5like.load(folder, mesh={"data": 2, "fsdp": 2, "tensor": 2})
+  one, eight = (each.generate(["the cat", "a dog ran away"]) for each in (model, sharded))
+  assert [output.text for output in one] == [output.text for output in eight]
+  losses = []
+  for name, axes in (("data", {"data": 8}), ("all", {"data": 2, "fsdp": 2, "tensor": 2})):
+    experiment = t5like.read_experiment(
+      ["runs/bart.gin"], MODEL_DIR=str(tmp_path / name), TASK="novels", TRAIN_STEPS=2, BATCH_SIZE=8, MICROBATCHES=1,
+      LENGTHS={"inputs": 24}, EMBED_DIM=8, MLP_DIM=12, NUM_HEADS=2, HEAD_DIM=4, NUM_ENCODER_LAYERS=2,
+      NUM_DECODER_LAYERS=2, VOCAB_SIZE=50266, COMPUTE_DTYPE="float32", SCAN_LAYERS=True, DROPOUT_RATE=0.0,
+      LOG_PERIOD=1,
+    )  # fmt: skip
+    devices = parallel.MeshAxes(**axes)
+    losses.append(t5like.train(dataclasses.replace(experiment, mesh=devices)).metrics["loss"])
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4)
