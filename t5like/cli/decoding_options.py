@@ -12,6 +12,14 @@ if TYPE_CHECKING:  # importing jax would slow down --help
   from t5like.decoding import DecodeSettings
   from t5like.vocabularies import Vocabulary
 
+
+def _truth(text: str) -> bool:
+  """Parses True or False."""
+  if text.lower() not in ("true", "false"):
+    raise ValueError(text)
+  return text.lower() == "true"
+
+
 # Field of DecodeSettings -> (type, help text).
 OPTIONS: dict[str, tuple[type, str]] = {
   "method": (str, "greedy, sample or beam (default: greedy, unless other options imply one)"),
@@ -28,14 +36,18 @@ OPTIONS: dict[str, tuple[type, str]] = {
   "early_stopping": (str, "beam search: never (default), heuristic or first"),
   "n_best": (int, "outputs per row: the best beams, or the number of samples"),
   "repetition_penalty": (float, "above 1: penalize tokens of the prompt and the output"),
+  "no_repeat_ngram": (int, "no sequence of N tokens occurs twice (default: 0, any may)"),
+  "forced_first": (str, "the first token, as text or id: the code of a language, BART's <s>"),
+  "forced_end": (_truth, "True: outputs that reach max_length end with the end of sequence"),
 }
 STOP = "stop"
+_SHOWN = {str: "NAME", int: "N", float: "X", _truth: "True"}
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("decoding")
   for name, (kind, text) in OPTIONS.items():
-    group.add_argument(f"--{name}", type=kind, metavar={str: "NAME", int: "N", float: "X"}[kind], help=text)
+    group.add_argument(f"--{name}", type=kind, metavar=_SHOWN[kind], help=text)
   group.add_argument(
     f"--{STOP}", action="append", metavar="TEXT", help=r"end outputs before this text (\n: newline); may be repeated"
   )
@@ -58,7 +70,7 @@ def parse_option(name: str, text: str) -> Any:
   try:
     return kind(text)
   except ValueError:
-    expected = {int: "an integer", float: "a number"}[kind]
+    expected = {int: "an integer", float: "a number", _truth: "True or False"}[kind]
     raise UserError(f"invalid {name}: {text}", expected=expected) from None
 
 
@@ -72,16 +84,6 @@ def decode_settings(
     return options.decode_settings(given, vocabulary, positions)
   except InvalidSetting as error:
     raise error.as_option() from None
-
-
-def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the options that a method uses, to keep when switching to it."""
-  from t5like.decoding.options import BEAM_OPTIONS, SAMPLING_OPTIONS
-
-  others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}.get(
-    method, ()
-  )
-  return {name: value for name, value in given.items() if name not in others}
 
 
 def method_for(name: str) -> str | None:

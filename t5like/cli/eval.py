@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_task_modules, task_modules
+from t5like.cli.options import add_languages, add_task_modules, task_modules
 from t5like.errors import InvalidSetting, UserError
 from t5like.files import storage
 
@@ -60,6 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--show", type=int, default=3, metavar="N", help="answers to print (default: 3)")
   parser.add_argument("--out", help="output folder (default: MODEL_DIR)")
   parser.add_argument("--vocabulary", help="name or file (default: the model's own)")
+  add_languages(parser)
   parser.add_argument("--base", metavar="DIR", help="the base of a run with a method such as LoRA, if it has moved")
   parser.add_argument("--cache_dir", help="folder of token caches (default: ~/.cache/t5like)")
   add_task_modules(parser)
@@ -163,7 +164,8 @@ def _tasks(args: argparse.Namespace) -> int:
 def _load(args: argparse.Namespace) -> Model:
   from t5like.inference import load
 
-  model = load(args.model_dir, args.vocabulary, modules=task_modules(args), base=args.base)
+  given = dict(modules=task_modules(args), base=args.base, languages=args.languages)
+  model = load(args.model_dir, args.vocabulary, **given)
   return model.pooled(args.embed) if args.embed else model
 
 

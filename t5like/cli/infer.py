@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from t5like.cli.decoding_options import add_decoding_arguments, given_options
-from t5like.cli.options import add_task_modules, task_modules
+from t5like.cli.options import add_languages, add_task_modules, task_modules
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.files import storage
 
@@ -120,6 +120,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
   group.add_argument("--step", type=int, help="step of the checkpoint (default: the newest)")
   group.add_argument("--average", action="store_true", help="use the moving average of the parameters")
   group.add_argument("--vocabulary", metavar="NAME", help="name or file (default: the model's own)")
+  add_languages(group)
   group.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="compute dtype (default: the model's)")
   group.add_argument("--mesh", metavar="AXES", help="such as data=2,tensor=4 (default: the run's, or data=-1)")
 
@@ -248,9 +249,8 @@ def _load(args: argparse.Namespace) -> Model:
   from t5like.inference.batch_inference import vocabulary_warnings
   from t5like.parallel.process_zero import run_on_process_zero
 
-  model = load(
-    args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, task_modules(args), args.base, _adapters(args)
-  ).use(args.adapter)
+  more = (task_modules(args), args.base, _adapters(args), args.languages)
+  model = load(args.model, args.vocabulary, _mesh_axes(args.mesh), args.dtype, *more).use(args.adapter)
   step = model.step(args.step)
   if step is not None:
     step = run_on_process_zero(lambda: model.step(args.step))

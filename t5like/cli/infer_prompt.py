@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from t5like.cli.decoding_options import OPTIONS, STOP, method_for, options_for, parse_option
+from t5like.cli.decoding_options import OPTIONS, STOP, method_for, parse_option
 from t5like.console import paint
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, options_for, with_defaults
 from t5like.errors import InvalidSetting, UserError, nearest
 from t5like.inference.jobs import Answer, Generation, Job
 from t5like.inference.model import Model
@@ -134,6 +134,7 @@ class InteractivePrompt:
     return options_for(method, {**self._given, name: value}) | {"method": method}
 
   def _change(self, given: Mapping[str, Any]) -> None:
+    given = with_defaults(given, self._model.decoding)
     settings, stops = decode_settings(given, self._model.vocabulary, self._model.positions)
     self._job.set_decoding(settings, stops)
     self._given = dict(given)

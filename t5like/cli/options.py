@@ -35,6 +35,15 @@ def gin_search_paths(args: argparse.Namespace) -> list[str]:
   return [path for given in args.gin_search_paths for path in given.split(",") if path]
 
 
+def add_languages(parser: argparse.ArgumentParser) -> None:
+  parser.add_argument(
+    "--languages",
+    type=lambda text: tuple(text.split(",")),
+    metavar="IN,OUT",
+    help="codes of inputs and outputs for mBART, such as en_XX,ro_RO (default: the model's own)",
+  )
+
+
 def add_host_arguments(parser: argparse.ArgumentParser) -> None:
   group = parser.add_argument_group("multi-host (only if the cluster is not detected automatically)")
   group.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0 (or T5LIKE_COORDINATOR)")

@@ -21,6 +21,7 @@ class Examples:
   targets: Ragged
   rows: int
   row: np.ndarray | None = None  # [examples] in ascending order; None: one example per row, not packed
+  padding: int = 0  # the id after an encoder's inputs in rows that are not packed
 
   @classmethod
   def from_padded(cls, inputs: np.ndarray, targets: np.ndarray) -> Examples:
@@ -29,14 +30,26 @@ class Examples:
     return cls(inputs, targets, len(inputs.lengths))
 
 
-def trim_and_append_eos(texts: Ragged, length: int, eos: int) -> Ragged:
-  """Trims texts to `length - 1` tokens and appends end-of-sequence."""
-  kept = np.minimum(texts.lengths, length - 1)
-  width = min(texts.tokens.shape[1], length - 1)
-  out = np.zeros((len(kept), width + 1), np.int32)
-  out[:, :width] = texts.tokens[:, :width]
-  out[np.arange(len(out)), kept] = eos
-  return Ragged(out, kept + 1)
+def trim_and_append_eos(
+  texts: Ragged, length: int, eos: int, before: tuple[int, ...] = (), after: tuple[int, ...] = ()
+) -> Ragged:
+  """Trims texts to `length` and appends end-of-sequence; `before` and `after` are tokens around both."""
+  return enclosed(texts, length, before, (eos, *after))
+
+
+def enclosed(texts: Ragged, length: int | None, before: tuple[int, ...], after: tuple[int, ...]) -> Ragged:
+  """Returns texts between the tokens `before` and `after`, trimmed so that all have `length`; None: any length."""
+  if not before and not after:
+    return texts
+  first, room = len(before), None if length is None else max(length - len(before) - len(after), 0)
+  kept = texts.lengths if room is None else np.minimum(texts.lengths, room)
+  width = texts.tokens.shape[1] if room is None else min(texts.tokens.shape[1], room)
+  out = np.zeros((len(kept), first + width + len(after)), np.int32)
+  out[:, :first] = before
+  out[:, first : first + width] = texts.tokens[:, :width]
+  for number, token in enumerate(after):
+    out[np.arange(len(out)), first + kept + number] = token
+  return Ragged(out, first + kept + len(after))
 
 
 def zero_loss_on_filler_rows(batch: Batch, real: np.ndarray) -> Batch:
@@ -54,12 +67,13 @@ def zero_loss_on_filler_rows(batch: Batch, real: np.ndarray) -> Batch:
   }
 
 
-def padded(texts: Ragged, length: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(texts: Ragged, length: int, padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
   """Trims or pads texts to [rows, length], one per row; also returns a mask that is True on text."""
   out = np.zeros((len(texts.lengths), length), np.int32)
   width = min(texts.tokens.shape[1], length)
   out[:, :width] = texts.tokens[:, :width]
-  return out, within(np.minimum(texts.lengths, length), length)
+  real = within(np.minimum(texts.lengths, length), length)
+  return np.where(real, out, np.int32(padding)) if padding else out, real
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +104,7 @@ def pack_rows(texts: Ragged, row: np.ndarray, rows: int, length: int) -> PackedR
 def encoder_decoder(examples: Examples, lengths: Lengths, start: int = 0) -> Batch:
   """Builds a batch with inputs for the encoder and targets for the decoder."""
   if examples.row is None:
-    inputs, _ = padded(examples.inputs, lengths.inputs)
+    inputs, _ = padded(examples.inputs, lengths.inputs, examples.padding)
     targets, real = padded(examples.targets, lengths.targets)
     # The first padded target still has end-of-sequence as its input; weight 0 excludes it from the loss.
     return {

@@ -16,7 +16,7 @@ import numpy as np
 from t5like.data.cache import TokenCache
 from t5like.data.document_plans import RowPlan, plan_rows
 from t5like.data.first_tokens import FirstTokens
-from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, encoder, trim_and_append_eos
+from t5like.data.layouts import LAYOUTS, Batch, Examples, causal, enclosed, encoder, trim_and_append_eos
 from t5like.data.mixing import mixture_rows
 from t5like.data.packing import PackingPlan, plan_packing
 from t5like.data.row_order import PooledOrder, shuffled
@@ -110,10 +110,12 @@ def to_batch(
     return causal(corrupted.targets, lengths)
   inputs, targets = corrupted.inputs, corrupted.targets
   if objective.closed:
-    inputs = trim_and_append_eos(inputs, lengths.inputs, special.eos) if lengths.inputs else inputs
-    targets = trim_and_append_eos(targets, lengths.targets, special.eos)
+    around = (special.before_inputs, special.after_inputs)
+    inputs = trim_and_append_eos(inputs, lengths.inputs, special.eos, *around) if lengths.inputs else inputs
+    targets = trim_and_append_eos(targets, lengths.targets, special.eos, special.before_targets)
   row = np.arange(len(targets.lengths)) if as_packed else None
-  return LAYOUTS[layout](Examples(inputs, targets, len(targets.lengths), row), lengths, special.start)
+  examples = Examples(inputs, targets, len(targets.lengths), row, special.padding)
+  return LAYOUTS[layout](examples, lengths, special.start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +133,9 @@ class ExampleRows:
   def plan(self) -> PackingPlan:
     """The packing plan, from lengths after trimming and with end-of-sequence."""
     room = np.array([self.lengths.inputs, self.lengths.targets])
-    sides = [example_lengths(self.cache, feature) for feature in ("inputs", "targets")]
+    sides = [
+      example_lengths(self.cache, feature) + sum(map(len, around)) for feature, around in _around(self.special).items()
+    ]
     return plan_packing(np.minimum(np.stack(sides, axis=1), room), room)
 
   @property
@@ -141,7 +145,8 @@ class ExampleRows:
   @property
   def efficiency(self) -> float:
     """The fraction of input tokens that are not padding."""
-    tokens = np.minimum(example_lengths(self.cache, "inputs"), self.lengths.inputs).sum()
+    around = sum(map(len, _around(self.special)["inputs"]))
+    tokens = np.minimum(example_lengths(self.cache, "inputs") + around, self.lengths.inputs).sum()
     return float(tokens / (self.rows_per_epoch * self.lengths.inputs))
 
   def rows(self, numbers: np.ndarray) -> Batch:
@@ -158,20 +163,25 @@ class ExampleRows:
 def read_examples(cache: TokenCache, numbers: np.ndarray, lengths: Lengths, special: SpecialTokens) -> Examples:
   """Returns inputs and targets of the given examples, trimmed and with end-of-sequence as their task defines it."""
   inputs, targets = (
-    _read(cache, feature, numbers, length, special.eos)
+    _read(cache, feature, numbers, length, special)
     for feature, length in (("inputs", lengths.inputs), ("targets", lengths.targets))
   )
-  return Examples(inputs, targets, len(numbers))
+  return Examples(inputs, targets, len(numbers), padding=special.padding)
 
 
-def _read(cache: TokenCache, feature: str, numbers: np.ndarray, length: int, eos: int) -> Ragged:
+def _around(special: SpecialTokens) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+  """Returns the tokens before a text and after its end-of-sequence, by feature."""
+  return {"inputs": (special.before_inputs, special.after_inputs), "targets": (special.before_targets, ())}
+
+
+def _read(cache: TokenCache, feature: str, numbers: np.ndarray, length: int, special: SpecialTokens) -> Ragged:
   if feature not in cache.features:  # a decoder may have targets only
     return Ragged(np.zeros((len(numbers), 0), np.int32), np.zeros(len(numbers), np.int64))
   texts, eos_placement = cache.texts(feature, numbers), cache.eos_placement(feature)
+  before, after = _around(special)[feature]
   if eos_placement == "after_trim":
-    return trim_and_append_eos(texts, length, eos)
-  if eos_placement == "before_trim":
-    texts = trim_and_append_eos(texts, texts.tokens.shape[1] + 1, eos)
+    return trim_and_append_eos(texts, length, special.eos, before, after)
+  texts = enclosed(texts, None, before, (special.eos, *after) if eos_placement == "before_trim" else after)
   return Ragged(texts.tokens[:, :length], np.minimum(texts.lengths, length))
 
 

@@ -15,7 +15,7 @@ _DEFAULT_LENGTH = 128
 
 
 class _Encoder(Protocol):
-  """The part of a vocabulary that stop texts need."""
+  """The part of a vocabulary that texts of stops and tokens need."""
 
   @property
   def unk_id(self) -> int: ...
@@ -28,7 +28,8 @@ def decode_settings(
 ) -> tuple[DecodeSettings, tuple[str, ...]]:
   r"""Returns the settings and the stop texts.
 
-  given: fields of DecodeSettings, and stop texts under `stop`, in which \n and \t may be escaped.
+  given: fields of DecodeSettings, and stop texts under `stop`, in which \n and \t may be escaped. A forced token may be
+    a text, such as de_DE.
   positions: the number of learned positions of the model, if it has them.
 
   The search ends early if a stop text is generated in its canonical tokenization; callers also cut outputs at the
@@ -40,11 +41,41 @@ def decode_settings(
   fields = {name: value for name, value in given.items() if name != STOP}
   if not 0 <= fields.get("seed", 0) < 2**32:
     raise InvalidSetting(f"seed={fields['seed']} is invalid", expected="a whole number from 0 to 4294967295")
+  if isinstance(fields.get("forced_first"), str):
+    fields["forced_first"] = _token(fields["forced_first"], vocabulary)
   fields.setdefault("method", _method(fields))
   fields.setdefault(
     "max_length", _DEFAULT_LENGTH if positions is None else min(_DEFAULT_LENGTH, max(positions // 2, 1))
   )
   return DecodeSettings(stop_sequences=known, **fields), stops
+
+
+def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+  """Adds a model's own settings to those of the user, which come first; without those of a method that is not used."""
+  given = dict(given)
+  if given.get("beams") == 1 and "beams" in defaults:
+    del given["beams"]
+    given.setdefault("method", "greedy")
+  if any(name in given for name in ("method", *SAMPLING_OPTIONS, *BEAM_OPTIONS)):
+    given.setdefault("method", _method(given))
+  merged = options_for(given.get("method", defaults.get("method", "")), defaults) | given
+  if "min_length" not in given and "max_length" in merged:
+    merged["min_length"] = min(merged.get("min_length", 0), merged["max_length"])
+  return merged
+
+
+def options_for(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the options that a method uses, to keep when switching to it."""
+  others = {"greedy": (*SAMPLING_OPTIONS, *BEAM_OPTIONS), "sample": BEAM_OPTIONS[:-1], "beam": SAMPLING_OPTIONS}
+  return {name: value for name, value in given.items() if name not in others.get(method, ())}
+
+
+def _token(text: str, vocabulary: _Encoder) -> int:
+  """Returns the id of a token given as text or as a number; raises InvalidSetting for other texts."""
+  ids = [int(text)] if text.isdecimal() else list(vocabulary.encode(text))
+  if len(ids) != 1 or ids[0] == vocabulary.unk_id:
+    raise InvalidSetting(f"forced_first={text!r} is invalid", expected="one token of the vocabulary, or its id")
+  return ids[0]
 
 
 def _method(fields: Mapping[str, Any]) -> str:

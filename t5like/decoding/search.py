@@ -13,7 +13,7 @@ from t5like.decoding.beams import beam_search
 from t5like.decoding.ending import NO_TOKEN, Endings
 from t5like.decoding.outputs import Decoded
 from t5like.decoding.settings import DecodeSettings
-from t5like.decoding.shaping import filter_logits, forbid, penalize_repetition
+from t5like.decoding.shaping import filter_logits, forbid, forbid_repeated_ngrams, force, penalize_repetition
 
 # (tokens [rows], cache) -> (logits [rows, vocab] of the next tokens, updated cache)
 Step = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
@@ -30,19 +30,27 @@ class SearchContext:
   endings: Endings
   limits: jax.Array  # [batch]: maximum number of tokens per row, at most settings.max_length
   pad_id: int
-  prompt_tokens: jax.Array  # [batch, n]: also subject to the repetition penalty; NO_TOKEN on padding
+  prompt_tokens: jax.Array  # [batch, n]: also count as repeated; NO_TOKEN on padding, which precedes them
 
   def process_logits(self, logits: jax.Array, written: jax.Array, position: jax.Array) -> jax.Array:
-    """Applies the repetition penalty and the minimum length to logits or log-probabilities [rows, vocab]."""
+    """Applies the rules on repetitions, lengths and forced tokens to logits or log-probabilities [rows, vocab]."""
     settings, endings = self.settings, self.endings
-    if settings.repetition_penalty != 1.0:
+    if settings.repetition_penalty != 1.0 or settings.no_repeat_ngram:
       generated = endings.output(written)
       generated = jnp.where(jnp.arange(generated.shape[1])[None, :] < position, generated, NO_TOKEN)
       prompts = jnp.repeat(self.prompt_tokens, len(generated) // len(self.prompt_tokens), axis=0)
       seen = jnp.concatenate([prompts, generated], axis=1)
-      logits = penalize_repetition(logits, seen, settings.repetition_penalty)
+      if settings.repetition_penalty != 1.0:
+        logits = penalize_repetition(logits, seen, settings.repetition_penalty)
+      if settings.no_repeat_ngram:
+        logits = forbid_repeated_ngrams(logits, seen, prompts.shape[1] + position, settings.no_repeat_ngram)
     if settings.min_length > 0 and endings.eos_id is not None:
       logits = forbid(logits, endings.eos_id, position < settings.min_length)
+    if settings.forced_first is not None:
+      logits = force(logits, settings.forced_first, position == 0)
+    if settings.forced_end and endings.eos_id is not None:
+      is_last = position == jnp.repeat(self.limits, len(logits) // len(self.limits)) - 1
+      logits = force(logits, endings.eos_id, is_last)
     return logits
 
 
@@ -67,7 +75,7 @@ def decode(
   limits: the maximum number of tokens of each row; default: settings.max_length. May be traced, to avoid recompilation.
   row_ids: seed the randomness of each row; default: 0, 1, 2, ...
   seed: overrides settings.seed, and may be traced.
-  prompt_tokens: prompts for the repetition penalty, negative on padding.
+  prompt_tokens: prompts whose repetition is penalized or forbidden, negative on padding.
   reorder: required by beam search.
   """
   batch = first_tokens.shape[0]
@@ -75,7 +83,7 @@ def decode(
     step, settings, Endings.from_settings(settings, eos_id),
     jnp.full((batch,), settings.max_length, jnp.int32) if limits is None else limits,
     pad_id,
-    jnp.full((batch, 0), NO_TOKEN, jnp.int32) if prompt_tokens is None else prompt_tokens,
+    jnp.full((batch, 0), NO_TOKEN, jnp.int32) if prompt_tokens is None else _pad_left(prompt_tokens),
   )  # fmt: skip
   if settings.method == "beam":
     return beam_search(search, cache, first_tokens, reorder)
@@ -84,6 +92,12 @@ def decode(
     ids = jnp.arange(batch, dtype=jnp.int32) if row_ids is None else row_ids
     choose = _sampler(settings, settings.seed if seed is None else seed, ids)
   return _decode_rows(search, cache, first_tokens, choose)
+
+
+def _pad_left(prompts: jax.Array) -> jax.Array:
+  """Moves the padding (negative ids) of each row before its tokens, so that an output follows its prompt."""
+  order = jnp.argsort(prompts >= 0, axis=1, stable=True)
+  return jnp.where(prompts < 0, NO_TOKEN, prompts)[jnp.arange(len(prompts))[:, None], order]
 
 
 def _argmax(logits: jax.Array, position: jax.Array) -> jax.Array:

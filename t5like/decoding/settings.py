@@ -23,6 +23,9 @@ class DecodeSettings:
   min_length          minimum number of tokens before an end of sequence, or up to the end of a stop sequence
   stop_sequences      sequences of token ids that end an output, like the end of sequence
   repetition_penalty  above 1, tokens of the prompt and the output become less likely (Keskar et al. 2019, 4.1)
+  no_repeat_ngram     no sequence of this many tokens occurs twice in prompt and output (Paulus et al. 2017); 0: any may
+  forced_first        the id of the first token, such as BART's <s> or a language code; None: any
+  forced_end          an output that reaches max_length ends there with the end of sequence
 
   Sampling:
   temperature         below 1 favors likelier tokens, above 1 less likely ones
@@ -47,6 +50,9 @@ class DecodeSettings:
   min_length: int = 0
   stop_sequences: tuple[tuple[int, ...], ...] = ()
   repetition_penalty: float = 1.0
+  no_repeat_ngram: int = 0
+  forced_first: int | None = None
+  forced_end: bool = False
   temperature: float = 1.0
   top_k: int = 0
   top_p: float = 1.0
@@ -81,6 +87,8 @@ class DecodeSettings:
     self._check("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1 (all tokens)")
     self._check("min_p", 0.0 <= self.min_p <= 1.0, "0 (all tokens) to 1")
     self._check("repetition_penalty", 0.0 < self.repetition_penalty < math.inf, "above 0; 1: no penalty")
+    self._check("no_repeat_ngram", 0 <= self.no_repeat_ngram <= _MAX_LENGTH, "at least 0 (any sequence may repeat)")
+    self._check("forced_first", self.forced_first is None or self.forced_first >= 0, "the id of a token, or None")
     self._check("length_penalty", math.isfinite(self.length_penalty), "a finite number; 0: no penalty")
     self._check(
       "temperature", 0.0 < self.temperature < math.inf, 'above 0; use method="greedy" for the likeliest tokens'

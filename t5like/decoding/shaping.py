@@ -1,4 +1,4 @@
-"""Logits processing: repetition penalty, forbidden tokens, top-k, top-p and min-p. All map [rows, vocab] float32."""
+"""Logits processing: repetitions, forbidden and forced tokens, top-k, top-p, min-p. All map [rows, vocab] float32."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ def forbid(logits: jax.Array, token: int, where: jax.Array) -> jax.Array:
   """Forbids `token` in the rows where the condition [] or [rows] holds."""
   is_token = jnp.arange(logits.shape[1])[None, :] == token
   return jnp.where(is_token & jnp.broadcast_to(where, logits.shape[:1])[:, None], FORBIDDEN, logits)
+
+
+def force(logits: jax.Array, token: int, where: jax.Array) -> jax.Array:
+  """Gives `token` the logit and log-probability 0, and forbids the others, in the rows where the condition holds."""
+  only = jnp.where(jnp.arange(logits.shape[1])[None, :] == token, 0.0, FORBIDDEN)
+  return jnp.where(jnp.broadcast_to(where, logits.shape[:1])[:, None], only, logits)
+
+
+def forbid_repeated_ngrams(logits: jax.Array, tokens: jax.Array, length: jax.Array, n: int) -> jax.Array:
+  """Forbids tokens that would repeat a sequence of `n` tokens among the first `length` [] of `tokens` [rows, most].
+
+  Negative ids are padding, before the tokens of a row.
+  """
+  before = jnp.pad(tokens, ((0, 0), (n - 1, 0)), constant_values=-1)  # its entry i + n - 1 is token i
+  newest = jax.lax.dynamic_slice_in_dim(before, length, n - 1, axis=1)
+  # Token i is forbidden where the n - 1 tokens before it are the newest ones.
+  seen = (jnp.arange(tokens.shape[1])[None, :] < length) & (tokens >= 0)
+  for k in range(n - 1):
+    column = newest[:, k : k + 1]
+    seen &= (before[:, k : k + tokens.shape[1]] == column) & (column >= 0)
+  scatter = jax.vmap(lambda row, at: row.at[at].set(FORBIDDEN, mode="drop"))
+  return scatter(logits, jnp.where(seen, tokens, logits.shape[1]))
 
 
 def filter_logits(logits: jax.Array, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> jax.Array:

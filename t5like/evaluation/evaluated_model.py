@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import flax.linen as nn
 from jax.sharding import Mesh
@@ -11,8 +13,9 @@ from jax.sharding import Mesh
 from t5like.errors import UserError
 from t5like.experiments.compatibility import row_lengths
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.languages import Languages, special_tokens, task_languages
 from t5like.inference import Model
-from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
+from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form, text_form
 from t5like.inference.task_caches import default_lengths
 from t5like.models.heads import WithHead
 from t5like.models.tuning import learned_tokens
@@ -33,31 +36,40 @@ class EvaluatedModel:
   inputs: int  # maximum input tokens, with EOS, without a start token
   targets: int  # maximum answer tokens
   batch_size: int
+  decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # the model's own settings
+  languages: Languages = dataclasses.field(default_factory=dict)
 
   @classmethod
   def of(cls, module: nn.Module, mesh: Mesh, vocabulary: Vocabulary, experiment: Experiment | None) -> EvaluatedModel:
     """Returns the model with the settings of its training, or with defaults if its training is unknown."""
-    form = prompt_form(module, vocabulary, experiment)
+    languages = task_languages(experiment)
+    form = prompt_form(module, vocabulary, experiment, languages)
     inputs, targets = default_lengths(experiment, position_limit(module.config))
     if not has_training_config(experiment):
       if isinstance(module, WithHead):
         inputs = min(position_limit(module.config) or _LENGTH, _LENGTH)
       return cls(module, mesh, vocabulary, form, inputs, targets, _BATCH)
     if experiment.mix:  # labeled examples were read as in fine-tuning
-      special = SpecialTokens.of(vocabulary)
+      special = special_tokens(module.config, vocabulary, languages)
       lengths = row_lengths(experiment, experiment.lengths, special)
       inputs, targets = lengths.inputs, lengths.targets
-      start = None if module.batch_layout == "encoder_decoder" else special.start
-      form = PromptForm(start, special.eos, special.eos)
-    return cls(module, mesh, vocabulary, form, inputs, targets, experiment.batch_size)
+      if module.batch_layout == "encoder_decoder":
+        form = text_form(special)
+      else:
+        form = PromptForm(special.start, special.eos, special.eos)
+    batch_size, own = experiment.batch_size, experiment.decoding
+    return cls(module, mesh, vocabulary, form, inputs, targets, batch_size, own, languages)
 
   @classmethod
   def of_loaded(cls, model: Model) -> EvaluatedModel:
-    return cls.of(model.module, model.mesh, model.vocabulary, model.experiment)
+    found = cls.of(model.module, model.mesh, model.vocabulary, model.experiment)
+    if model.given_languages:
+      found = dataclasses.replace(found, form=model.prompt_form, languages=model.languages)
+    return dataclasses.replace(found, decoding=model.decoding)
 
   @cached_property
   def special(self) -> SpecialTokens:
-    return SpecialTokens.of(self.vocabulary)
+    return special_tokens(self.module.config, self.vocabulary, self.languages)
 
   @property
   def layout(self) -> str:

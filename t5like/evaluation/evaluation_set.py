@@ -157,7 +157,7 @@ class PromptBuilder:
     if self._settings.infill:
       return [special.sentinels[0], *tokens, special.sentinels[1]]
     closed = self._model.layout == "encoder_decoder" or not self._settings.prompted
-    return [*tokens, special.eos] if closed else tokens or [special.eos]
+    return [*special.before_targets, *tokens, special.eos] if closed else tokens or [special.eos]
 
   def _max_prompt_length(self, answer: int) -> int | None:
     """Returns the maximum prompt tokens, special tokens included, given the answer's length; None: no limit."""
@@ -179,16 +179,19 @@ class PromptBuilder:
     """Returns prompts as in training (truncated, with EOS as configured) and a note on truncation."""
     form, closing = self._model.form, cache.eos_placement("inputs")
     start = form.start is not None
-    length = self._settings.inputs_length or self._model.inputs + start
+    opened = start and self._model.layout == "encoder_decoder"  # part of the row, not a decoder's start token
+    length = self._settings.inputs_length or self._model.inputs + (start and not opened)
     length = length if max_prompt is None else min(length, max_prompt)
     end = form.end if closing != "none" else None
-    max_tokens = max(length - start - (end is not None and closing != "before_trim"), 0)
+    code = form.code is not None
+    max_tokens = max(length - start - (end is not None and closing != "before_trim") - code, 0)
     if "inputs" not in cache.features:  # a decoder can generate targets without inputs
       return [form.tokens([])] * len(fields), ""
     texts, truncated = cache.texts("inputs", np.arange(len(fields))), 0
     prompts = []
     for row, n in zip(texts.tokens, texts.lengths.tolist(), strict=True):
-      tokens, truncated = row[: min(n, max_tokens)].tolist(), truncated + (n + (end is not None) + start > length)
+      tokens, full = row[: min(n, max_tokens)].tolist(), n + (end is not None) + start + code
+      truncated += full > length
       has_end = closing != "before_trim" or n < max_tokens  # EOS added before trimming is cut off as well
       prompts.append(dataclasses.replace(form, end=end if has_end else None).tokens(tokens))
     note = f"{task}: {truncated:,} of {len(fields):,} inputs exceed {length} tokens and are truncated (--inputs_length)"

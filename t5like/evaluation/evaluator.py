@@ -9,7 +9,7 @@ from typing import Any
 
 from t5like import data
 from t5like.decoding import DecodeSettings
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.evaluation.answering import GeneratedAnswer, generate_answers, rank_answers
 from t5like.evaluation.evaluated_model import EvaluatedModel
 from t5like.evaluation.evaluation_set import EvaluationSet, OpenTask, PromptBuilder
@@ -50,12 +50,12 @@ class Evaluator:
 
   def __init__(self, model: EvaluatedModel, settings: EvaluationSettings, open_task: OpenTask | None = None):
     """`open_task` opens other splits of a task, for solved examples and labels."""
-    given = {"max_length": model.targets} | dict(settings.decoding)
+    given = with_defaults(settings.decoding, {"max_length": model.targets} | dict(model.decoding))
     self._decode, self._stops = decode_settings(given, model.vocabulary)
     self._model, self._settings = model, settings
     self._builder = PromptBuilder(model, settings, self._decode.max_length, open_task)
     self._batch_size = settings.batch_size or model.batch_size
-    self._generator = Generator(model.module, model.mesh, model.special.eos)
+    self._generator = Generator(model.module, model.mesh, model.special.eos, start_id=model.special.start)
     self._scorer = CandidateScorer(model.module, model.mesh, model.special.start, self._batch_size)
     self.identity = settings.identity(self._builder.template)
 

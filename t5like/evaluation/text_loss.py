@@ -187,7 +187,7 @@ def _target_metric(evaluated: EvaluatedModel, settings: TextLossSettings, corpus
   form, eos, layout = evaluated.form, evaluated.special.eos, evaluated.layout
   length = settings.inputs_length or evaluated.inputs
   inputs = [form.tokens(row[: length - (form.end is not None)]) for row in corpus.inputs]
-  targets = [[*row, eos] for row in corpus.texts]
+  targets = [[*evaluated.special.before_targets, *row, eos] for row in corpus.texts]
   positions = evaluated.positions
   longest = max(len(a) + len(b) for a, b in zip(inputs, targets, strict=True))
   if positions is not None and layout != "encoder_decoder" and longest > positions + 1:

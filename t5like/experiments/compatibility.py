@@ -40,6 +40,10 @@ LATER_FIELDS = {
   "relative_norm": False,
   "share_position_projections": False,
   "convolution_width": 0,
+  "positions_per_stack": False,
+  "start_id": None,
+  "opening_id": None,
+  "logits_bias": False,
 }
 
 
@@ -50,8 +54,13 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 
+def fits_embedding(config: TransformerConfig, vocabulary: Vocabulary) -> bool:
+  """Whether the embedding has a row for every id but that of the mask, which bart-large-cnn lacks."""
+  return set(range(config.vocab_size, vocabulary.vocab_size)) <= {vocabulary.mask_id}
+
+
 def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabulary) -> None:
-  if vocabulary.vocab_size > config.vocab_size:
+  if not fits_embedding(config, vocabulary):
     raise UserError(
       f"the vocabulary {name!r} has {vocabulary.vocab_size} ids, but the model's embedding {config.vocab_size} rows",
       try_=f"--gin.VOCAB_SIZE={-(-vocabulary.vocab_size // 128) * 128}, or the model's own vocabulary",
@@ -150,7 +159,10 @@ def row_lengths(experiment: Experiment, given: Mapping[str, int], special: Speci
   if experiment.objective is None:
     lengths = Lengths(raw=inputs, inputs=inputs, targets=0 if experiment.has_head else targets)
   else:
-    lengths = experiment.objective.lengths(inputs)
+    around = len(special.before_inputs) + len(special.after_inputs)
+    lengths = experiment.objective.lengths(inputs - around)
+    more = {"inputs": around, "targets": len(special.before_targets)}
+    lengths = dataclasses.replace(lengths, **{name: getattr(lengths, name) + n for name, n in more.items()})
     if targets is not None:
       lengths = dataclasses.replace(lengths, targets=targets)  # as in some of the paper's runs
     experiment.objective.check(lengths, special)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import flax.linen as nn
 import gin
 
+from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
 from t5like.experiments.corpus_files import EXPECTED, CorpusFiles, are_corpus_files, are_several
 from t5like.files import storage
@@ -70,6 +71,8 @@ class Experiment:
   mix: Mapping[str, float] = dataclasses.field(default_factory=dict)
   # Raises the rates of a mixture to the power 1 / temperature, so that small corpora are seen more often; None: 1.
   mixing_temperature: float | None = None
+  # mBART's language codes by task or corpus, for inputs and targets: {"de": "de_DE", "wmt_ro": ("en_XX", "ro_RO")}.
+  languages: Mapping[str, str | Sequence[str]] = dataclasses.field(default_factory=dict)
   # Whether labeled examples are packed into rows; None: only if the run has no corpus.
   pack: bool | None = None
   # For a head: a batch is padded to the first of these lengths that holds its longest row, or to `lengths`. The step is
@@ -118,6 +121,9 @@ class Experiment:
   # Labeled tasks to evaluate on, if different from those trained on.
   eval_tasks: Sequence[str] = ()
   eval_examples: int = 0
+  # Decoding settings of evaluations, and of the trained model where the user gives none: {"beams": 4, "length_penalty":
+  # 2.0}. Names are those of decoding.DecodeSettings, and "stop".
+  decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   eval_loss_batches: int = 16
   early_stopping: EarlyStopping = dataclasses.field(default_factory=EarlyStopping)
   # Exits with status 124, to be restarted, if no step finishes for this long; 0: never.
@@ -264,6 +270,9 @@ class Experiment:
       )
     if self.stream and (are_several(self.corpus_files) or self.mixing_temperature):
       raise UserError("STREAM does not support several CORPUS_FILES or MIXING_TEMPERATURE", try_="--gin.STREAM=False")
+    opened = getattr(self.model.config, "opening_id", None) is not None
+    if self.stream and (self.languages or opened):
+      raise UserError("STREAM does not support BART and mBART, whose texts have opening tokens or language codes")
     if self.mix and self.stream:
       raise UserError("STREAM does not support MIX", try_="--gin.STREAM=False, or register a seqio mixture")
 
@@ -329,6 +338,11 @@ class Experiment:
     temperature = self.mixing_temperature
     if temperature is not None and not (_is_number(temperature) and 0 < temperature < float("inf")):
       raise _invalid("mixing_temperature", temperature, "a positive number, or None")
+    known = {field.name for field in dataclasses.fields(DecodeSettings)} - {"stop_sequences"} | {"stop"}
+    if not isinstance(self.decoding, Mapping) or not set(self.decoding) <= known:
+      raise _invalid("decoding", self.decoding, f"a dict such as {{'beams': 4}} of {', '.join(sorted(known))}")
+    if not isinstance(self.languages, Mapping) or not all(_is_language(codes) for codes in self.languages.values()):
+      raise _invalid("languages", self.languages, "codes by task: {'de': 'de_DE', 'ro': ('en_XX', 'ro_RO')}")
     if not isinstance(self.lengths, Mapping):
       raise _invalid("lengths", self.lengths, "a dict such as {'inputs': 512}")
     for name, kind in (
@@ -349,6 +363,11 @@ class Experiment:
 
 def _is_integer(value: Any) -> bool:
   return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_language(codes: Any) -> bool:
+  pair = (codes, codes) if isinstance(codes, str) else codes
+  return isinstance(pair, list | tuple) and len(pair) == 2 and all(isinstance(code, str) for code in pair)
 
 
 def _is_number(value: Any) -> bool:

@@ -103,7 +103,7 @@ def length_buckets(given: Sequence[int], source: data.RowSource) -> tuple[int, .
 def _mixed(
   experiment: Experiment, members: Sequence[CachedTask], lengths: Lengths, special: SpecialTokens, seed: int
 ) -> data.RowSource:
-  sources = [_source(experiment, member.cache, lengths, special, seed) for member in members]
+  sources = [_source(experiment, member.cache, lengths, special.of_task(member.task), seed) for member in members]
   return sources[0] if len(sources) == 1 else data.MixtureRows(sources, [member.rate for member in members])
 
 

@@ -28,9 +28,11 @@ from t5like.data.layouts import LAYOUTS, Batch, Examples
 from t5like.data.rows import to_batch
 from t5like.errors import UserError
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.languages import special_tokens
 from t5like.experiments.phases import Phase
 from t5like.files import storage
-from t5like.objectives import Lengths, Objective, SpecialTokens
+from t5like.models.config import TransformerConfig
+from t5like.objectives import Lengths, Objective
 from t5like.tasks.quiet_start import load_seqio
 from t5like.training.checkpoints import checkpoint_steps
 from t5like.vocabularies import load_vocabulary
@@ -61,6 +63,7 @@ class StreamSettings:
   given_lengths: Mapping[str, int]
   lengths: Lengths
   layout: str
+  config: TransformerConfig
   pack: bool
   rows: int  # of this host in a batch
   host: int
@@ -77,6 +80,7 @@ class StreamSettings:
       given_lengths=dict(experiment.lengths),
       lengths=phase.lengths,
       layout=experiment.model.batch_layout,
+      config=experiment.model.config,
       rows=phase.batch_size // hosts,
       host=host,
       hosts=hosts,
@@ -260,14 +264,15 @@ def _open(settings: StreamSettings, seed: int, state: Path | None) -> tuple[Any,
   )
   if state is not None:
     stream.restore(state / "state")
-  special = SpecialTokens.of(vocabulary)
+  special = special_tokens(settings.config, vocabulary, {})
 
   def batches() -> Iterator[Batch]:
     for streamed in stream:
       if objective is not None:
         yield to_batch(streamed.texts, objective, settings.lengths, special, settings.layout)
       else:
-        examples = Examples(streamed.texts.inputs, streamed.texts.targets, settings.rows, streamed.row)
+        texts = (streamed.texts.inputs, streamed.texts.targets)
+        examples = Examples(*texts, settings.rows, streamed.row, special.padding)
         yield LAYOUTS[settings.layout](examples, settings.lengths, special.start)
 
   return stream, batches()

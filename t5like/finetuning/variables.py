@@ -20,7 +20,17 @@ EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "
 _STACKS = ("encoder", "decoder", "shared")
 # Modules of the families in models/; any other module is a head.
 _PLACES = {"token_embedder": EMBEDDINGS, "embedding_delta": EMBEDDINGS, "pooler": TOP} | dict.fromkeys(
-  ("mlm_head", "nsp_head", "logits_dense", "generator", "discriminator_head", "boundary_head", "distillation"), OUTPUT
+  (
+    "mlm_head",
+    "nsp_head",
+    "logits_dense",
+    "logits_bias",
+    "generator",
+    "discriminator_head",
+    "boundary_head",
+    "distillation",
+  ),
+  OUTPUT,
 )
 _LAYER = re.compile(rf"{STACKED}_(\d+)")
 # Relative positions shared by all layers of a stack: Hugging Face's T5 keeps them in the first layer.

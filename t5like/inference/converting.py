@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import flax.linen as nn
 import jax
 
 from t5like.errors import UserError
-from t5like.experiments.compatibility import check_vocabulary, model_fingerprint
+from t5like.experiments.compatibility import check_vocabulary, fits_embedding, model_fingerprint
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.reading import load_experiment
 from t5like.files import storage
@@ -96,7 +96,8 @@ def import_checkpoint(settings: ImportSettings) -> Conversion:
   # T5X checkpoints do not record a dropout rate: runs/finetune.gin sets it.
   has_dropout = bool(imported.model.config.dropout_rate) or imported.model_type != "t5x"
   origin = f"Converted from {source} by `t5like convert`."
-  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout))
+  decoding = _read_decoding(settings, here, imported)
+  (target / CONFIG).write_text(config_text(imported.model, name, origin, target, has_dropout, decoding))
   (target / REPORT).write_text(imported.report.full() + "\n")
   return Conversion.of(target, imported.params, summary=imported.report.summary(), note=note)
 
@@ -124,7 +125,7 @@ def export_model(settings: ExportSettings) -> Conversion:
     params = cast(params, settings.dtype)
   model_type = "mt5" if experiment.vocabulary == "mt5" else None
   model = with_threshold(experiment.model, source, int(find_checkpoint(source, settings.step).name))
-  save_hugging_face(target, model, params, vocabulary, experiment, model_type)
+  save_hugging_face(target, model, params, vocabulary, experiment, model_type, experiment.decoding)
   return Conversion.of(target, params, note=note)
 
 
@@ -135,9 +136,13 @@ def save_hugging_face(
   vocabulary: Vocabulary | None,
   experiment: Experiment | None,
   model_type: str | None = None,
+  decoding: Mapping[str, Any] | None = None,
 ) -> None:
-  """Writes a folder for transformers' `from_pretrained`: weights, config.json and tokenizer files."""
-  from t5like.interop import huggingface
+  """Writes a folder for transformers' `from_pretrained`: weights, config.json and tokenizer files.
+
+  `decoding`: the model's own decoding settings, for generation_config.json.
+  """
+  from t5like.interop import hf_generation, huggingface
 
   head = getattr(model, "head", None)
   if isinstance(head, EmbeddingHead) and head.length is None and has_training_config(experiment):
@@ -147,6 +152,8 @@ def save_hugging_face(
     huggingface.save(folder, model, params, model_type, vocabulary)
     if vocabulary is not None:
       _save_tokenizer(folder, model, vocabulary, experiment)
+    if decoding and model.batch_layout == "encoder_decoder":
+      hf_generation.write_decoding(folder, decoding)
     if storage.is_remote(target):
       storage.upload_tree(folder, target)
 
@@ -208,7 +215,23 @@ def cast(params: Any, dtype: str) -> Any:
   return jax.tree.map(lambda x: x.astype(jax.numpy.dtype(dtype)), params)
 
 
-def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dropout: bool = True) -> str:
+def _read_decoding(settings: ImportSettings, source: Path, imported: Imported) -> Mapping[str, Any]:
+  """Returns the decoding settings of a Hugging Face folder."""
+  from t5like.interop.hf_generation import decoding_of
+
+  layout = imported.model.batch_layout
+  known = settings.library == "huggingface" and layout != "encoder"
+  return decoding_of(source, layout == "encoder_decoder") if known else {}
+
+
+def config_text(
+  model: nn.Module,
+  vocabulary: str,
+  origin: str,
+  target: Path,
+  dropout: bool = True,
+  decoding: Mapping[str, Any] | None = None,
+) -> str:
   """Returns a config.gin that rebuilds the model, ready for training or evaluation once TASK is set."""
   backbone = getattr(model, "backbone", model)
   config, name = model.config, type(backbone).__name__
@@ -227,6 +250,7 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "",
     f"VOCABULARY = {vocabulary!r}",
     f"MODEL_DIR = {str(target)!r}",
+    *([f"DECODING = {dict(decoding)!r}"] if decoding else []),
     "TASK = ''",
     "INIT_FROM = None",
     "",
@@ -276,7 +300,7 @@ def _find_import_vocabulary(
     if given or nearby:
       raise
     return name, None, f"vocabulary {name} not found: only the weights are converted"
-  if nearby and vocabulary.vocab_size > config.vocab_size and (nearby.parent / TOKENIZER).is_file():
+  if nearby and not fits_embedding(config, vocabulary) and (nearby.parent / TOKENIZER).is_file():
     name = str((nearby.parent / TOKENIZER).absolute())  # as in find_vocabulary
     vocabulary = load_vocabulary(name)
   check_vocabulary(config, name, vocabulary)

@@ -31,7 +31,10 @@ class Generator:
   All hosts call it with the same prompts and get the same outputs.
   """
 
-  def __init__(self, model: nn.Module, mesh: Mesh, eos_id: int | None, pad_id: int = 0):
+  def __init__(self, model: nn.Module, mesh: Mesh, eos_id: int | None, pad_id: int = 0, start_id: int | None = None):
+    """`start_id`: the decoder's start token, for an encoder-decoder whose config leaves it to the vocabulary."""
+    if start_id is not None and model.batch_layout == "encoder_decoder":
+      model = model.clone(config=dataclasses.replace(model.config, start_id=start_id))
     self.model = model
     self._mesh = mesh
     self._eos_id, self._pad_id = eos_id, pad_id
@@ -105,6 +108,8 @@ class Generator:
     for sequence in settings.stop_sequences:
       if max(sequence) >= config.vocab_size:
         raise UserError(f"the stop sequence {sequence} has ids outside the vocabulary", vocabulary=config.vocab_size)
+    if settings.forced_first is not None and settings.forced_first >= config.vocab_size:
+      raise UserError(f"forced_first={settings.forced_first} is outside the vocabulary", vocabulary=config.vocab_size)
     longest = prompts.get("decoder_input_tokens", prompts.get("decoder_prompt_tokens", np.zeros((1, 0)))).shape[1] + 1
     if positions is None or longest + settings.max_length - 1 <= positions:
       return

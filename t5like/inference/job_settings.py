@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from t5like.console import warn
 from t5like.decoding import DecodeSettings
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError
 from t5like.inference.embeddings.jobs import DEFAULT_POOLING, Embedding, Neighbors, own_head
 from t5like.inference.embeddings.sentences import Sentences, SpooledSentences, VectorsOnly
@@ -42,19 +42,25 @@ class JobSettings(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Generate:
-  """Generates text for each row; `decoding`: fields of DecodeSettings, and stop texts under `stop`."""
+  """Generates text for each row; `decoding`: fields of DecodeSettings, and stop texts under `stop`.
+
+  Others are the model's own: see Model.decoding.
+  """
 
   decoding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def settings(self, model: Model) -> tuple[DecodeSettings, tuple[str, ...]]:
-    return decode_settings(self.decoding, model.vocabulary, model.positions)
+    return decode_settings(with_defaults(self.decoding, model.decoding), model.vocabulary, model.positions)
 
   def build(self, model: Model, reading: ReadSettings) -> Generation:
     return Generation(model, *self.settings(model), reading.limits)
 
   def identity(self, model: Model) -> dict[str, Any]:
     settings, stops = self.settings(model)
-    return {"job": "generate", **dataclasses.asdict(settings), "stop": list(stops)}
+    later = {"no_repeat_ngram": 0, "forced_first": None, "forced_end": False}  # earlier outputs do not have these
+    fields = {name: value for name, value in dataclasses.asdict(settings).items() if (name, value) not in later.items()}
+    languages = {"languages": list(model.given_languages)} if model.given_languages else {}
+    return {"job": "generate", **fields, **languages, "stop": list(stops)}
 
 
 @dataclasses.dataclass(frozen=True)

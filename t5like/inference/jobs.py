@@ -68,6 +68,10 @@ class Limits:
     read: list[tuple[Row, list[int]] | RejectedRow] = []
     for row in rows:
       text = next(texts) if row.tokens is None else row.tokens
+      if max(text, default=0) >= model.config.vocab_size:
+        piece = model.vocabulary.piece(max(text))
+        read.append(reject(row, f"the model's embedding has no row for {piece!r}", self.field))
+        continue
       if most is not None and len(text) + around > most:
         if not self.truncate or most < around:
           why = _too_long(len(text) + around, most, positions, reserved)
@@ -100,7 +104,7 @@ class Generation:
     if model.module.batch_layout == "encoder":
       raise UserError(f"{model.kind} is an encoder and cannot generate text", try_="fill_mask, or embed")
     self._model, self.limits = model, limits
-    self._generator = model.runner(Generator, model.vocabulary.eos_id)
+    self._generator = model.runner(Generator, model.vocabulary.eos_id, 0, model.special.start)
     self.set_decoding(settings, stops)
 
   def set_decoding(self, settings: DecodeSettings, stops: Sequence[str]) -> None:
@@ -196,11 +200,11 @@ class Ranking:
     form, vocabulary = self._model.prompt_form, self._model.vocabulary
     end = [] if form.end is None and self._is_decoder else [vocabulary.eos_id]
     known = [row.targets] if self._target_field and row.targets is not None else vocabulary.encode_batch(texts)
-    candidates = [[*ids, *end] for ids in known]
+    candidates = [[*self._model.special.before_targets, *ids, *end] for ids in known]
     if not all(candidates):
       return reject(row, "empty answer", self.limits.field)
     longest, positions = max(map(len, candidates)), self._model.positions
-    start, inputs = (tokens[0], tokens[1:]) if self._is_decoder else (0, tokens)
+    start, inputs = (tokens[0], tokens[1:]) if self._is_decoder else (self._model.special.start, tokens)
     needed = longest + (len(inputs) if self._is_decoder else 0)
     if positions is not None and needed > positions:
       if not self.limits.truncate or longest >= positions or not self._is_decoder:

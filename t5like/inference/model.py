@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 
 from t5like import parallel
 from t5like.console import warn
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.errors import UserError, nearest
 from t5like.experiments.compatibility import check_splits, model_fingerprint
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.languages import check_languages, special_tokens, task_languages
 from t5like.inference.converting import merged, new_folder, save_hugging_face, save_model_directory
 from t5like.inference.embeddings.jobs import Embedding
 from t5like.inference.embeddings.pooled import pooled_model
@@ -32,7 +33,7 @@ from t5like.inference.prompts import PromptForm, has_training_config, position_l
 from t5like.inference.results import Candidate, Choice, Filled, Output
 from t5like.inference.rows import Row
 from t5like.inference.running import answer_all
-from t5like.inference.sources import Source, TunedDirectory, open_source
+from t5like.inference.sources import Source, TunedDirectory, open_source, weights_digest
 from t5like.inference.vocabulary import find_vocabulary
 from t5like.interop.layouts import flatten
 from t5like.models.config import TransformerConfig
@@ -44,7 +45,6 @@ from t5like.parallel import MeshAxes
 from t5like.training.optimizers.rules import path_text
 from t5like.vocabularies import Vocabulary
 
-_BLOCKS, _BLOCK = 64, 4096  # blocks sampled per weight file, and their size in bytes
 _BATCH, _LENGTH = 32, 64
 _TARGET, _CHOICES = "targets", "candidates"  # fields of rows
 Runner = TypeVar("Runner")
@@ -59,6 +59,7 @@ def load(
   modules: Sequence[str] = (),
   base: str | Path | None = None,
   adapters: Mapping[str, str | Path] | None = None,
+  languages: tuple[str, str] | None = None,
 ) -> Model:
   """Loads a model.
 
@@ -72,6 +73,8 @@ def load(
       imported: a directory is data.
     base: the base of a directory that was trained with a method such as LoRA, if it is not where it was in training.
     adapters: directories of such runs on this base, by name: `use` switches between them. The base is held once.
+    languages: codes of inputs and outputs for mBART: ("en_XX", "ro_RO"); by default those of its run, or of its
+      tokenizer files and generation_config.json.
 
   Returns: a Model, whose parameters are read on first use.
   """
@@ -83,7 +86,8 @@ def load(
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):
     warn(f"the model was trained with another vocabulary than {vocabulary}")
   given = {name: str(folder) for name, folder in (adapters or {}).items()}
-  return Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary), adapters=given)
+  model = Model(source, module, found, name, built, preset, vocabulary_given=bool(vocabulary), adapters=given)
+  return dataclasses.replace(model, given_languages=languages and check_languages(languages, found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +110,7 @@ class Model(HeadMethods):
   average: bool = False  # use the moving average of the parameters
   adapters: Mapping[str, str] = dataclasses.field(default_factory=dict)  # directories by name
   shared: Model | None = None  # the base on whose devices' arrays an adapter runs
+  given_languages: tuple[str, str] | None = None  # codes of inputs and outputs; None: the model's own
 
   def use(self, adapter: str | None) -> Model:
     """Returns the model with one of its adapters, or (None) without; all of them share the base's arrays."""
@@ -132,7 +137,7 @@ class Model(HeadMethods):
   def generate(
     self,
     texts: Texts,
-    beams: int = 1,
+    beams: int | None = None,
     max_length: int | None = None,
     samples: int | None = None,
     stop: Texts = (),
@@ -144,25 +149,27 @@ class Model(HeadMethods):
 
     Args:
       texts: the prompts.
-      beams: beam search if more than 1.
+      beams: beam search if more than 1; 1: greedy search.
       max_length: maximum number of generated tokens; by default 64, at most half of the model's positions.
       samples: number of samples per text.
       stop: texts that end an output; they are not part of it.
       batch_size: maximum number of texts per batch.
       truncate: cut texts that are too long.
       **settings: other fields of decoding.DecodeSettings. temperature, top_k, top_p and min_p select sampling,
-        length_penalty and the like beam search; `seed` changes the samples.
+        length_penalty and the like beam search; `seed` changes the samples. Those that are not given are the model's
+        own (`decoding`).
 
     Returns: an Output per text; with `samples` or `n_best`, a list of Outputs per text.
     """
     given = dict(settings)
-    given |= {"beams": beams} if beams != 1 else {}
+    is_greedy = beams in (None, 1) and (beams is None or "beams" not in self.decoding)
+    given |= {} if is_greedy else {"beams": beams}
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
-    if max_length is None:
-      max_length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
-    given["max_length"] = max_length
+    given |= {"max_length": max_length} if max_length is not None else {}
+    length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
     given |= {"stop": [stop] if isinstance(stop, str) else list(stop)} if stop else {}
-    decoding, stops = decode_settings(given, self.vocabulary, self.positions)
+    merged = with_defaults(given, {"max_length": length} | dict(self.decoding))
+    decoding, stops = decode_settings(merged, self.vocabulary, self.positions)
     job = Generation(self, decoding, stops, Limits(truncate=truncate))
     found = [[Output(**output) for output in a["outputs"]] for a in self._answers(job, texts, batch_size)]
     return _like_input(texts, found if "n_best" in given else [outputs[0] for outputs in found])
@@ -259,7 +266,8 @@ class Model(HeadMethods):
     target = new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
     module, params = merged(with_threshold(self.module, self.folder, self.step()), params)
-    save_hugging_face(target, module, params, self.vocabulary, self.experiment, self.source.model_type)
+    type_and_settings = (self.source.model_type, self.decoding)
+    save_hugging_face(target, module, params, self.vocabulary, self.experiment, *type_and_settings)
     return target
 
   @cached_property
@@ -288,11 +296,27 @@ class Model(HeadMethods):
 
   @cached_property
   def special(self) -> SpecialTokens:
-    return SpecialTokens.of(self.vocabulary)
+    return special_tokens(self.config, self.vocabulary, self.languages)
+
+  @property
+  def decoding(self) -> Mapping[str, Any]:
+    """The model's own settings of `generate`: of a Hugging Face folder's generation_config.json, or a run's DECODING.
+
+    With languages whose codes open a text (mBART-50), the first token is that of the output's.
+    """
+    own, opened = self.source.decoding, self.special.before_targets
+    return {**own, "forced_first": opened[0]} if self.languages and opened else own
+
+  @property
+  def languages(self) -> Mapping[str, tuple[str, str]]:
+    """The codes of inputs and outputs, by task; without an entry, the model has none or they are not known."""
+    if self.given_languages:
+      return {"": self.given_languages}
+    return task_languages(self.experiment)
 
   @property
   def prompt_form(self) -> PromptForm:
-    return prompt_form(self.module, self.vocabulary, self.experiment)
+    return prompt_form(self.module, self.vocabulary, self.experiment, self.languages)
 
   @property
   def folder(self) -> Path:
@@ -344,7 +368,7 @@ class Model(HeadMethods):
     """Returns an identity of the weights of a step, independent of their location: a digest of samples of the files."""
     step = self.step(step)
     structure = hashlib.sha256(repr(sorted(self.fingerprint.items())).encode()).hexdigest()[:16]
-    weights = _digest(self.source.files(step))
+    weights = weights_digest(self.source.files(step))
     return {"weights": weights, "structure": structure, "step": step, "vocabulary": self.vocabulary.fingerprint}
 
   def task_hint(self) -> str:
@@ -406,19 +430,6 @@ def _mesh_for(given: MeshAxes | None, own: MeshAxes, config: TransformerConfig) 
     if given is not None:
       raise
   return parallel.make_mesh(MeshAxes()), None
-
-
-def _digest(files: list[Path]) -> str:
-  """Hashes file sizes and blocks sampled from each file: different weights differ everywhere."""
-  digest = hashlib.sha256()
-  for path in files:
-    size = path.stat().st_size
-    digest.update(f"{path.name} {size}".encode())
-    with path.open("rb") as file:
-      for part in range(_BLOCKS):
-        file.seek(size * part // _BLOCKS)
-        digest.update(file.read(_BLOCK))
-  return digest.hexdigest()[:16]
 
 
 def _shard_params(model: nn.Module, params: Any, mesh: Mesh, held: Mapping[str, jax.Array]) -> Any:

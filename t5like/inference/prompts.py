@@ -9,6 +9,7 @@ import flax.linen as nn
 import numpy as np
 
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.languages import Languages, special_tokens
 from t5like.inference.batching import BatchShape
 from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
@@ -25,11 +26,12 @@ class PromptForm:
   start: int | None  # precedes a decoder's prompt
   end: int | None  # follows the text
   empty: int  # the prompt for an empty text without start and end
+  code: int | None = None  # of the language, after the end: mBART's
 
   def tokens(self, text: list[int]) -> list[int]:
     """Adds the special tokens to a text; returns at least one token."""
-    around = ([] if self.start is None else [self.start], [] if self.end is None else [self.end])
-    return [*around[0], *text, *around[1]] or [self.empty]
+    before, *after = ([] if token is None else [token] for token in (self.start, self.end, self.code))
+    return [*before, *text, *after[0], *after[1]] or [self.empty]
 
 
 def has_training_config(experiment: Experiment | None) -> bool:
@@ -37,13 +39,22 @@ def has_training_config(experiment: Experiment | None) -> bool:
   return experiment is not None and bool(experiment.task)
 
 
-def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None) -> PromptForm:
+def text_form(special: SpecialTokens) -> PromptForm:
+  """Returns the tokens around the inputs of an encoder-decoder, as in training."""
+  before, after = special.before_inputs, special.after_inputs
+  return PromptForm(before[0] if before else None, special.eos, special.eos, after[0] if after else None)
+
+
+def prompt_form(
+  model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None, languages: Languages | None = None
+) -> PromptForm:
   """Returns the special tokens around a model's prompts.
 
   BERT reads [CLS] text [SEP]; T5 reads text and EOS, after [CLS] if it is an imported model with a BERT or RoBERTa
-  style vocabulary (CodeT5). A decoder's prompts are as in its training.
+  style vocabulary (CodeT5), BART <s> text </s>. mBART's has a language code, that of its tokenizer files if `languages`
+  has none. A decoder's prompts are as in its training.
   """
-  special, is_imported = SpecialTokens.of(vocabulary), not has_training_config(experiment)
+  special, is_imported = special_tokens(model.config, vocabulary, languages or {}), not has_training_config(experiment)
   eos = special.eos
   if isinstance(model, WithHead):  # rows as in training: data/labeled_rows.py
     pair = PairForm.of(special)
@@ -51,8 +62,14 @@ def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment
   if model.batch_layout == "encoder":
     return PromptForm(special.cls, special.sep, eos)
   if model.batch_layout == "encoder_decoder":
+    if special.codes or special.opening is not None:
+      return text_form(special)
     closed = is_imported or experiment.objective is None or experiment.objective.closed
     opened = is_imported and isinstance(vocabulary, SubwordVocabulary)
+    template = vocabulary.template if opened else None
+    if template and len(template[0]) <= 1 and template[1][:1] == (eos,) and len(template[1]) <= 2:
+      before, after = template
+      return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
   if is_imported:
     return PromptForm(None, None, eos)  # as in Hugging Face's GPT-2, which only separates documents

@@ -83,6 +83,8 @@ class CandidateScorer:
     batch = LAYOUTS[self.model.batch_layout](Examples(inputs, targets, shape.rows), lengths, start)
     # Every row fits the model's positions, but the longest input plus the longest candidate may not.
     batch = {name: array[:, : self.model.config.max_positions] for name, array in batch.items()}
+    if "encoder_input_tokens" in batch:
+      batch["encoder_lengths"] = inputs.lengths.astype(np.int32)  # any id may be part of a text, also that of padding
     sums = np.asarray(self._score(params, shard_batch(batch, self._mesh), targets=target_length))
     return [Likelihood(float(s), len(answer)) for s, answer in zip(sums, answers, strict=False)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -34,6 +35,7 @@ HUB = "hf://"
 _HF_CONFIG_FILES = ("config.json", "bert_config.json", "modules.json")
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]  # also in folders, such as 1_Pooling
 _OLD_HUB_FILES = ["pytorch_model*.bin"]  # only of repositories without safetensors
+_BLOCKS, _BLOCK = 64, 4096  # blocks sampled per weight file, and their size in bytes
 _MAX_LISTED = 5  # tensors listed in a message
 
 
@@ -55,6 +57,10 @@ class Source(Protocol):
   @property
   def model_type(self) -> str | None:
     """Hugging Face's model type, if the sizes do not determine it (mt5 is a T5)."""
+
+  @property
+  def decoding(self) -> Mapping[str, Any]:
+    """Fields of DecodeSettings with which the model generates by default."""
 
   def steps(self) -> list[int]:
     """Returns the steps of all existing checkpoints."""
@@ -98,6 +104,10 @@ class RunDirectory:
   @property
   def model_type(self) -> str | None:
     return "mt5" if self.vocabulary == "mt5" else None
+
+  @property
+  def decoding(self) -> Mapping[str, Any]:
+    return self.experiment.decoding
 
   def steps(self) -> list[int]:
     return checkpoint_steps(self.folder)
@@ -191,6 +201,13 @@ class HuggingFaceFolder:
   vocabulary: None = None
   mesh: MeshAxes = MeshAxes()
 
+  @cached_property
+  def decoding(self) -> Mapping[str, Any]:
+    from t5like.interop.hf_generation import decoding_of
+
+    layout = self.module.batch_layout
+    return {} if layout == "encoder" else decoding_of(self.folder, layout == "encoder_decoder")
+
   def steps(self) -> list[int]:
     return []
 
@@ -254,6 +271,19 @@ def open_source(
     found=", ".join(sorted(p.name for p in folder.iterdir())[:8]) if folder.is_dir() else "",
     expected=f"a model directory (with {CONFIG}), a Hugging Face folder (with config.json), or hf://org/name",
   )
+
+
+def weights_digest(files: list[Path]) -> str:
+  """Hashes file sizes and blocks sampled from each file: different weights differ everywhere."""
+  digest = hashlib.sha256()
+  for path in files:
+    size = path.stat().st_size
+    digest.update(f"{path.name} {size}".encode())
+    with path.open("rb") as file:
+      for part in range(_BLOCKS):
+        file.seek(size * part // _BLOCKS)
+        digest.update(file.read(_BLOCK))
+  return digest.hexdigest()[:16]
 
 
 def _open_run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from t5like.errors import UserError
+from t5like.experiments.compatibility import fits_embedding
 from t5like.files import storage
 from t5like.models.config import TransformerConfig
 from t5like.vocabularies import Vocabulary, copied_vocabulary, load_vocabulary, vocabulary_in
@@ -28,7 +29,7 @@ def find_vocabulary(
   downloaded for it.
   """
   name, vocabulary = _load(folder, config, given, own)
-  if vocabulary.vocab_size > config.vocab_size:
+  if not fits_embedding(config, vocabulary):
     raise UserError(
       f"the vocabulary {name} has {vocabulary.vocab_size:,} ids, the model's embedding {config.vocab_size:,} rows",
       try_=_TRY,
@@ -55,7 +56,7 @@ def _load(folder: Path, config: TransformerConfig, given: str | None, own: str |
       problems.append(error.what)
       continue
     # ALBERT's spiece.model, to which sentinels would be added: tokenizer.json has its ids.
-    if vocabulary.vocab_size <= config.vocab_size or name == names[-1]:
+    if fits_embedding(config, vocabulary) or name == names[-1]:
       return name, vocabulary
   if own and storage.is_remote(own):
     problems.append(f"its VOCABULARY is {own}, which is not downloaded automatically")

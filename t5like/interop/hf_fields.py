@@ -17,11 +17,12 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 # The names of classes in `architectures` start with one of these; the longer ones first.
 _CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert",
   "XLMRoberta": "xlm-roberta", "Roberta": "roberta", "DistilBert": "distilbert", "Albert": "albert",
-  "Electra": "electra", "DebertaV2": "deberta-v2", "Deberta": "deberta",
+  "MBart": "mbart", "Bart": "bart", "Electra": "electra", "DebertaV2": "deberta-v2", "Deberta": "deberta",
 }  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {
   "t5": ("d_model", "d_kv", "d_ff"),
+  "bart": ("d_model", "encoder_ffn_dim", "decoder_ffn_dim"),
   "openai-gpt": ("n_embd", "n_positions", "afn"),
   "gpt2": ("n_embd", "n_positions", "n_layer"),
   "distilbert": ("dim", "hidden_dim", "n_heads"),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from t5like.errors import UserError
+from t5like.interop import hf_bart
 from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
@@ -68,6 +69,8 @@ CLASSES = {
     HeadClass("Bert", "classification", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT),
     HeadClass("GPT2", "classification", "transformer.", {"score": "out"}, {"pooling": "last", "use_bias": False}),
     HeadClass("T5", "classification", "transformer.", _T5_HEAD, {"pooling": "last", "hidden": "tanh"}, _T5_DROPOUT),
+    # mBART's reads the state at </s>, before the language code, which is not the last.
+    HeadClass("Bart", "classification", "model.", _T5_HEAD, {"pooling": "last", "hidden": "tanh"}, _T5_DROPOUT),
   ],
   "MultipleChoice": [HeadClass("Bert", "choices", "bert.", _CLASSIFIER, _POOLER, _BERT_DROPOUT)],
   "TokenClassification": [
@@ -79,6 +82,8 @@ CLASSES = {
     HeadClass("Bert", "spans", "bert.", _ANSWERS),
     HeadClass("GPT2", "spans", "transformer.", _ANSWERS),
     HeadClass("T5", "spans", "", _ANSWERS),
+    HeadClass("Bart", "spans", "model.", _ANSWERS),
+    HeadClass("MBart", "spans", "model.", _ANSWERS),
   ],
 }
 
@@ -154,7 +159,7 @@ _OWN_DROPOUT = (
   "seq_classif_dropout",
   "qa_dropout",
 )
-_FAMILIES = CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
+_FAMILIES = CLASS_NAMES | hf_bart.CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
 
 
 def find_head(hf: Mapping) -> HeadClass | None:
@@ -211,6 +216,8 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   family = CLASS_NAMES[model.backbone.family] if kind == "BERT" else {"GPT": "GPT2", "T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
+  if family == "T5" and model.config.positions_per_stack:
+    family = "Bart" if model.config.norm_position == "post" else "MBart"
   every = ((name, each) for name, classes in CLASSES.items() for each in classes)
   name, found = next(((n, each) for n, each in every if (each.family, each.form) == (family, form)), ("", None))
   if found is None:

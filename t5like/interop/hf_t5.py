@@ -15,18 +15,8 @@ IGNORED = ()
 def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfig:
   """Returns the config. `tied`: the output projection equals the embedding, or is absent."""
   activation, gated = _feed_forward(hf)
-  if hf.get("decoder_start_token_id") not in (None, 0):
-    raise UserError(
-      f"unsupported decoder start id: {hf['decoder_start_token_id']}",
-      field="decoder_start_token_id in config.json or generation_config.json",
-      expected="0 (T5's decoder starts with padding)",
-    )
-  if hf.get("pad_token_id") not in (None, 0):
-    raise UserError(
-      f"unsupported padding id for T5: {hf['pad_token_id']}",
-      field="pad_token_id in config.json",
-      expected="0 (inputs equal to 0 are masked)",
-    )
+  padding = hf.get("pad_token_id") or 0
+  start = padding if hf.get("decoder_start_token_id") is None else hf["decoder_start_token_id"]
   return TransformerConfig(
     vocab_size=hf["vocab_size"],
     embed_dim=hf["d_model"],
@@ -41,6 +31,8 @@ def config_from_hf(hf: Mapping, names: set[str], tied: bool) -> TransformerConfi
     relative_buckets=hf.get("relative_attention_num_buckets", 32),
     relative_max_distance=hf.get("relative_attention_max_distance", 128),
     share_relative_bias=hf.get("model_type") != "umt5",
+    padding_id=padding,
+    start_id=start if start or padding else None,
     tie_embeddings=tied,
     scale_logits=_scales_outputs(hf),
     dropout_rate=hf.get("dropout_rate", 0.1),
@@ -94,9 +86,9 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "tie_word_embeddings": config.scale_logits,
     "scale_decoder_outputs": config.scale_logits,
     "is_encoder_decoder": True,
-    "pad_token_id": 0,
+    "pad_token_id": config.padding_id,
     "eos_token_id": 1,
-    "decoder_start_token_id": 0,
+    "decoder_start_token_id": config.start_id or 0,
   }
 
 

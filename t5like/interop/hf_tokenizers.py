@@ -89,10 +89,11 @@ def padding_token(vocabulary: Vocabulary, rows: int) -> tuple[str, int] | None:
   return _PADDING, vocabulary.vocab_size
 
 
-def token_ids(vocabulary: Vocabulary, batch_layout: str) -> dict[str, int]:
-  """Returns the special token ids for config.json."""
+def token_ids(vocabulary: Vocabulary, batch_layout: str, start: int | None = None) -> dict[str, int]:
+  """Returns the special token ids for config.json; `start`: the model's own decoder start token."""
   ids = {"eos_token_id": vocabulary.eos_id, "pad_token_id": vocabulary.pad_id}
-  start = 0 if vocabulary.pad_id == 0 else vocabulary.eos_id  # the decoder start token, as in objectives.SpecialTokens
+  if start is None:  # as in objectives.SpecialTokens
+    start = 0 if vocabulary.pad_id == 0 else vocabulary.eos_id
   if batch_layout == "encoder_decoder":
     ids["decoder_start_token_id"] = start
   elif batch_layout != "encoder":

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.interop import encoders, hf_gpt, hf_t5, tensor_folders
+from t5like.interop import encoders, hf_bart, hf_gpt, hf_t5, tensor_folders
 from t5like.interop.hf_fields import guess_model_type
 from t5like.interop.hf_heads import HeadClass, find_head, head_from_hf, head_rules, head_to_hf, in_backbone
 from t5like.interop.hf_tokenizers import padding_token, token_ids
@@ -38,6 +38,7 @@ from t5like.vocabularies import Vocabulary
 # model_type of config.json -> (the family's module, model class).
 FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_t5, T5) for kind in hf_t5.MODEL_TYPES},
+  **{kind: (hf_bart, T5) for kind in hf_bart.MODEL_TYPES},
   **{kind: (family, BERT) for kind, family in encoders.FAMILIES.items()},
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
 }
@@ -81,6 +82,9 @@ def load(folder: Path | str, **changes: object) -> Imported:
   def read(name):
     return tensors.read(names[name])
 
+  for name in getattr(family, "ZEROS", ()):
+    if name in names and not read(name).any():
+      del names[name]
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read) if head is None else _ties(hf), folder)
   model = BERT(config, family=hf["model_type"]) if model_class is BERT else model_class(config)
@@ -132,7 +136,7 @@ def save(
     hf.setdefault("pad_token_id", model.config.padding_id)
   if vocabulary is not None:
     _check_padding(model.config, vocabulary)
-    hf |= token_ids(vocabulary, backbone.batch_layout)
+    hf |= token_ids(vocabulary, backbone.batch_layout, model.config.start_id)
     if model is not backbone and (pad := padding_token(vocabulary, model.config.vocab_size)):
       hf["pad_token_id"] = pad[1]
   if model_type == "mt5" and family is hf_t5 and not model.config.scale_logits:  # Hugging Face's mT5 never scales
@@ -150,6 +154,9 @@ def save(
     # Hugging Face's config cannot express "tied but not scaled": write the projection.
     tensors["lm_head.weight"] = tensors["shared.weight"].copy()
   embedding = flat["token_embedder/embedding" if model is backbone else "backbone/token_embedder/embedding"]
+  if model is backbone:
+    zeros = np.zeros((1, model.config.vocab_size), embedding.dtype)
+    tensors |= {name: zeros for name in getattr(family, "ZEROS", ()) if name not in tensors}
   if hf.get("type_vocab_size", 0) > model.config.num_token_types:
     tensors["embeddings.token_type_embeddings.weight"] = np.zeros((1, embedding.shape[1]), embedding.dtype)
   rename = _full_names(family, hf, head)
@@ -185,6 +192,8 @@ def _family_and_fields(backbone: T5 | BERT | GPT) -> tuple[ModuleType, dict]:
     family = encoders.FAMILIES[backbone.family]
     return family, family.config_to_hf(backbone.config, backbone.family)
   family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
+  if family is hf_t5 and backbone.config.positions_per_stack:
+    family = hf_bart
   return family, family.config_to_hf(backbone.config)
 
 
@@ -202,6 +211,8 @@ def _sentence_fields(hf: Mapping) -> dict:
   """Returns the fields of config.json for the transformer of sentence-transformers."""
   if hf["model_type"] in hf_t5.MODEL_TYPES:
     return {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False}
+  if hf["model_type"] in hf_bart.MODEL_TYPES:
+    raise UserError("sentence-transformers cannot run BART's encoder alone", try_="t5like infer --embed, or an encoder")
   name = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"} | encoders.CLASS_NAMES
   return {"architectures": [f"{name[hf['model_type']]}Model"]}
 

@@ -17,6 +17,8 @@ class Rule:
   `heads`: the last axis is ordered by head, and each head has its columns of all parameters (DeBERTa).
 
   `copies`: other names under which a checkpoint may store the same tensor, in addition or instead (tied weights).
+
+  `as_row`: their tensor is a matrix with our vector as its only row.
   """
 
   theirs: str
@@ -24,9 +26,12 @@ class Rule:
   transpose: bool = False
   copies: tuple[str, ...] = ()
   heads: int = 1
+  as_row: bool = False
 
   def split(self, tensor: np.ndarray) -> Parameters:
     tensor = tensor.T if self.transpose else tensor
+    if self.as_row:
+      tensor = tensor.reshape(-1)
     parts = len(self.ours)
     if tensor.shape[-1] % (parts * self.heads):
       raise UserError(
@@ -43,7 +48,23 @@ class Rule:
     if len(parts) > 1:
       by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
       tensor = np.stack(by_head, axis=-2).reshape(*tensor.shape[:-1], -1)
+    tensor = tensor[None] if self.as_row else tensor
     return np.ascontiguousarray(tensor.T if self.transpose else tensor)
+
+
+def part_rules(ours: str, theirs: str, copies: tuple[str, ...] = ()) -> list[Rule]:
+  """Returns the rules of a dense layer with bias, or of a layer norm, by the names of both."""
+  weights, biases = ([f"{name}.{kind}" for name in copies] for kind in ("weight", "bias"))
+  if ours.endswith("norm"):
+    # Early BERT releases call these gamma and beta, as in TensorFlow.
+    return [
+      Rule(f"{theirs}.weight", (f"{ours}/scale",), copies=(f"{theirs}.gamma", *weights)),
+      Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=(f"{theirs}.beta", *biases)),
+    ]
+  return [
+    Rule(f"{theirs}.weight", (f"{ours}/kernel",), transpose=True, copies=tuple(weights)),
+    Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=tuple(biases)),
+  ]
 
 
 @dataclasses.dataclass

@@ -29,7 +29,7 @@ _TYPE_NAMES = {
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
   "max_positions", "num_token_types", "position_offset", "padding_id",
-  "embedding_dim",
+  "embedding_dim", "start_id", "opening_id",
 )  # fmt: skip
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
@@ -67,6 +67,7 @@ class TransformerConfig:
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
   max_positions: int | None = None  # learned positions that a row can use; None: unbounded
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
+  positions_per_stack: bool = False  # BART: the decoder has its own learned positions and norm of its embeddings
   rotary_base: float = 10_000.0
   # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
   convolution_width: int = 0  # of a convolution over the embeddings, added after layer 0 (version 2 xlarge: 3); 0: none
@@ -78,9 +79,12 @@ class TransformerConfig:
     None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim, no projection
   )
   padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
+  start_id: int | None = None  # the decoder's first input; None: the vocabulary's padding if it is 0, else its end
+  opening_id: int | None = None  # BART: precedes the text of inputs and of targets, <s>; None: nothing does
   tie_embeddings: bool = True  # output projection = token embedding
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
   scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
+  logits_bias: bool = False  # BART: adds a constant to each token's logit, which is not trained
   embedding_norm: bool = False  # BERT normalizes the sum of its embeddings
   num_token_types: int = 0  # BERT's sentence A / sentence B
   pooler: bool = False  # BERT: tanh(W h_0), input of the sentence heads
@@ -172,10 +176,11 @@ class TransformerConfig:
     ):
       if getattr(self, field) < 0:
         raise _invalid(field, getattr(self, field), "at least 0")
-    if self.padding_id and self.num_decoder_layers:
-      raise _invalid("padding_id", self.padding_id, "0 for a model with a decoder")
-    if not 0 <= self.padding_id < self.vocab_size:
-      raise _invalid("padding_id", self.padding_id, f"an id of the vocabulary, 0 to {self.vocab_size - 1}")
+    if self.padding_id and self.num_decoder_layers and not self.num_encoder_layers:
+      raise _invalid("padding_id", self.padding_id, "0 for a model without encoder")
+    for field in ("padding_id", "start_id", "opening_id"):
+      if not 0 <= (getattr(self, field) or 0) < self.vocab_size:
+        raise _invalid(field, getattr(self, field), f"an id of the vocabulary, 0 to {self.vocab_size - 1}")
     for field in ("dropout_rate", "attention_dropout_rate", "mlp_dropout_rate"):
       value = getattr(self, field)
       if value is not None and not 0.0 <= value < 1.0:
@@ -184,6 +189,8 @@ class TransformerConfig:
   def _check_positions(self):
     if self.positions == "learned" and self.max_positions is None:
       raise _invalid("max_positions", None, "the number of learned positions, for example 512")
+    if self.positions_per_stack and (self.positions != "learned" or self.share_encoder_decoder):
+      raise _invalid("positions_per_stack", True, "positions = 'learned', and stacks that are not shared")
     if self.positions == "rotary" and self.head_dim % 2:
       raise _invalid("head_dim", self.head_dim, "an even number: rotary positions rotate pairs of features")
     if self.positions == "sinusoidal" and self.embed_dim % 2:

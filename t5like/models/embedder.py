@@ -20,19 +20,21 @@ class Embedder(nn.Module):
 
   With `embedding_dim`, the tables have that width, and a dense layer follows (Lan et al. 2019, section 3.1).
 
-  Both stacks of a T5 with learned or sinusoidal positions share one embedder,
-  and therefore one table of positions.
+  Both stacks of a T5 with learned or sinusoidal positions share one embedder, and therefore one table of positions;
+  with `positions_per_stack` (BART), they share the tokens, and `decoder` has the decoder's positions and norm.
   """
 
   config: TransformerConfig
 
   def setup(self):
     config = self.config
-    self.embedding = self._table("embedding", config.vocab_size, "vocab")
+    self.embedding = _table(self, "embedding", config.vocab_size, "vocab")
     if config.positions == "learned":
-      self.position_embedding = self._table("position_embedding", config.max_positions + config.position_offset)
+      self.position_embedding = _table(self, "position_embedding", config.max_positions + config.position_offset)
+    if config.positions_per_stack:
+      self.decoder = DecoderPositions(config)
     if config.num_token_types:
-      self.token_type_embedding = self._table("token_type_embedding", config.num_token_types)
+      self.token_type_embedding = _table(self, "token_type_embedding", config.num_token_types)
     if config.embedding_norm:
       self.norm = Norm(config)
     if config.embedding_dim is not None:
@@ -46,21 +48,19 @@ class Embedder(nn.Module):
     # Positions that a learned prefix takes before the first token.
     self.shift = sum(extension.tokens for extension in extensions(self, "shift"))
 
-  def _table(self, name: str, rows: int, axis: str | None = None) -> jax.Array:
-    init = nn.with_logical_partitioning(embedding_init(self.config), (axis, "embed"))
-    return self.param(name, init, (rows, self.config.embedding_width), jnp.dtype(self.config.param_dtype))
-
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
     *, deterministic: bool, prompt: bool = False, valid: jax.Array | None = None, projected: bool = True,
+    decoder: bool = False,
   ) -> jax.Array:  # fmt: skip
     """Embeds tokens [batch, length]; positions default to 0..length-1, token types to 0.
 
     With `prompt`, a learned prompt precedes them, if the model has one: it takes the first positions. Where `valid`,
     which includes the prompt, is given and False, the normalized sum is 0. Unless `projected`, embeddings of another
-    width than the model's are returned as they are.
+    width than the model's are returned as they are. `decoder`: the tokens are a decoder's.
     """
     config = self.config
+    stack = self.decoder if decoder and config.positions_per_stack else self
     x = self._look_up(self.embedding, tokens, "vocab")  # [batch, length, embed]
     for a, b in self.updates:
       x = x + self._look_up(a, tokens, "vocab") @ b.astype(config.dtype)
@@ -77,14 +77,14 @@ class Embedder(nn.Module):
       tokens = prepend(tokens, self.prompt_length)
     if config.positions == "learned":
       check_length(config, tokens.shape[1] + self.shift)
-      x = x + self._look_up(self.position_embedding, positions + config.position_offset)
+      x = x + self._look_up(stack.position_embedding, positions + config.position_offset)
     elif config.positions == "sinusoidal":
       x = x + sinusoids(positions, config.embedding_width).astype(config.dtype)
     if config.num_token_types:
       types = jnp.zeros_like(tokens) if token_types is None else token_types
       x = x + self._look_up(self.token_type_embedding, types)
     if config.embedding_norm:
-      x = self.norm(x)
+      x = stack.norm(x)
     if valid is not None:
       x = jnp.where(valid[:, :, None], x, 0)
     x = self.dropout(x, deterministic)
@@ -118,6 +118,37 @@ class Embedder(nn.Module):
     for a, b in self.updates:
       scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), a.T)
     return scores
+
+
+class DecoderPositions(nn.Module):
+  """The decoder's table of positions and its norm, where encoder and decoder have their own."""
+
+  config: TransformerConfig
+
+  def setup(self):
+    config = self.config
+    self.position_embedding = _table(self, "position_embedding", config.max_positions + config.position_offset)
+    if config.embedding_norm:
+      self.norm = Norm(config)
+
+
+def _table(module: nn.Module, name: str, rows: int, axis: str | None = None) -> jax.Array:
+  config = module.config
+  init = nn.with_logical_partitioning(embedding_init(config), (axis, "embed"))
+  return module.param(name, init, (rows, config.embedding_width), jnp.dtype(config.param_dtype))
+
+
+class LogitsBias(nn.Module):
+  """A constant for each token, part of a checkpoint (BART's final_logits_bias): it gets no gradient."""
+
+  config: TransformerConfig
+
+  @nn.compact
+  def __call__(self, logits: jax.Array) -> jax.Array:  # [..., vocab]
+    zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+    bias = self.param("bias", zeros, (self.config.vocab_size,), jnp.dtype(self.config.param_dtype))
+    bias = jax.lax.stop_gradient(bias).astype(logits.dtype)
+    return logits + bias.reshape((1,) * (logits.ndim - 1) + bias.shape)
 
 
 class LogitsDense(nn.Module):

@@ -9,7 +9,7 @@ from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
-from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
+from t5like.models.embedder import Embedder, LogitsBias, LogitsDense, check_length, with_prompt_positions
 from t5like.models.padding import encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -18,7 +18,7 @@ Batch = Mapping[str, jax.Array]
 
 
 class T5(Tunable):
-  """Encoder-decoder model. T5 1.1, mT5, ByT5 and shared stacks are configurations of it: see gin/models.
+  """Encoder-decoder model. T5 1.1, mT5, ByT5, BART, mBART and shared stacks are configurations of it: see gin/models.
 
   Rows must be padded on the right, as seqio and data/ do: fused attention on GPUs only receives their lengths.
   """
@@ -36,6 +36,8 @@ class T5(Tunable):
       self.decoder = Stack(config, config.num_decoder_layers, has_cross_attention=True)
     if not config.tie_embeddings:
       self.logits_dense = LogitsDense(config)
+    if config.logits_bias:
+      self.logits_bias = LogitsBias(config)
 
   @property
   def batch_layout(self) -> str:
@@ -58,11 +60,11 @@ class T5(Tunable):
       mask=Mask(causal=True, query_segments=segments, key_segments=segments),
       positions=positions,
       encoded=encoded,
-      encoded_mask=_encoded_mask(batch, self.token_embedder.prompt_length),
+      encoded_mask=self._encoded_mask(batch),
       deterministic=deterministic,
       return_states=all_layers,
     )
-    x = self.token_embedder(tokens, positions, deterministic=deterministic)
+    x = self.token_embedder(tokens, positions, deterministic=deterministic, decoder=True)
     hidden, layers = self._decoder(x, context)
     return all_states(x, hidden, layers) if all_layers else hidden
 
@@ -74,7 +76,7 @@ class T5(Tunable):
     With `with_prompt`, also those of a learned prompt, before the others.
     """
     positions, prompt = batch.get("encoder_positions"), self.token_embedder.prompt_length
-    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), prepend(encoder_valid(batch), prompt)
+    segments, valid = prepend(batch.get("encoder_segment_ids"), prompt), self._encoder_valid(batch)
     mask = Mask(query_segments=segments, key_segments=segments, key_valid=valid, right_padded=True)
     x = self.token_embedder(batch["encoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     context = Context(
@@ -92,7 +94,8 @@ class T5(Tunable):
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    logits = self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    return self.logits_bias(logits) if self.config.logits_bias else logits
 
   @property
   def _encoder(self) -> Stack:
@@ -107,10 +110,10 @@ class T5(Tunable):
   def decoder_prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Returns the decoder's prompts [batch, length] and their lengths [batch].
 
-    The padding token is the start token; it is followed by `decoder_prompt_tokens` [batch, length], if present, padded
-    with 0 on the right.
+    The start token (T5: padding) is followed by `decoder_prompt_tokens` [batch, length], if present, padded with 0 on
+    the right.
     """
-    start = jnp.zeros((batch["encoder_input_tokens"].shape[0], 1), jnp.int32)
+    start = jnp.full((batch["encoder_input_tokens"].shape[0], 1), self.config.start_id or 0, jnp.int32)
     given = batch.get("decoder_prompt_tokens")
     if given is None:
       return start, jnp.ones(start.shape[:1], jnp.int32)
@@ -125,10 +128,10 @@ class T5(Tunable):
     tokens, lengths = self.decoder_prompt(batch)
     check_length(self.config, tokens.shape[1])
     encoded = self.encode(batch, **self._whole)
-    valid = prepend(encoder_valid(batch), self.token_embedder.prompt_length)
+    valid = self._encoder_valid(batch)
     # The pass over the prompts also computes every layer's cross-attention keys and values.
     context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
-    _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True), context)
+    _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True, decoder=True), context)
     cache = start_cache(keys_values, lengths, max_decode_length, hypotheses, self.config.scan_layers)
     return cache | {"encoder_valid": valid}
 
@@ -136,15 +139,18 @@ class T5(Tunable):
     """Feeds tokens [rows]; returns the logits [rows, vocab] of the next tokens and the updated cache."""
     index, length = cache["index"], cache["generated_length"]
     context = Context(mask=Mask(), positions=index[:, None], step=DecodingStep.from_cache(cache))
-    x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True)
+    x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True, decoder=True)
     x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "generated_length": length + 1, "layers": layers}
 
+  def _encoder_valid(self, batch: Batch) -> jax.Array:
+    """Returns [batch, encoder length], True on tokens and on a learned prompt before them."""
+    return prepend(encoder_valid(batch, self.config.padding_id), self.token_embedder.prompt_length)
 
-def _encoded_mask(batch: Batch, prompt: int) -> Mask:
-  """Returns the cross-attention mask: hides padding and, in packed rows, the inputs of other examples."""
-  queries, keys = batch.get("decoder_segment_ids"), prepend(batch.get("encoder_segment_ids"), prompt)
-  valid = prepend(encoder_valid(batch), prompt)
-  if queries is None or keys is None:
-    return Mask(key_valid=valid, right_padded=True)
-  return Mask(query_segments=queries, key_segments=keys, key_valid=valid, right_padded=True)
+  def _encoded_mask(self, batch: Batch) -> Mask:
+    """Returns the cross-attention mask: hides padding and, in packed rows, the inputs of other examples."""
+    prompt, valid = self.token_embedder.prompt_length, self._encoder_valid(batch)
+    queries, keys = batch.get("decoder_segment_ids"), prepend(batch.get("encoder_segment_ids"), prompt)
+    if queries is None or keys is None:
+      return Mask(key_valid=valid, right_padded=True)
+    return Mask(query_segments=queries, key_segments=keys, key_valid=valid, right_padded=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -30,6 +31,12 @@ class SpecialTokens:
   others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
+  # Facts of a model, not of its vocabulary.
+  start_id: int | None = None  # the decoder's first input
+  padding: int = 0  # of an encoder's inputs
+  opening: int | None = None  # precedes inputs and targets: BART's <s>
+  codes: tuple[int, int] | None = None  # of the languages of inputs and targets
+  codes_by_task: Mapping[str, tuple[int, int]] = dataclasses.field(default_factory=dict, compare=False)
 
   @classmethod
   def of(cls, vocabulary: Any) -> SpecialTokens:
@@ -53,8 +60,38 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """The decoder's start token: padding, as in T5, or end-of-sequence if 0 is a word."""
+    """The decoder's start token: the model's; the code of its language; padding, as in T5, or EOS if 0 is a word."""
+    if self.start_id is not None:
+      return self.start_id
+    if self.codes:
+      return self.codes[1]
     return 0 if self.pad == 0 else self.eos
+
+  # mBART's code follows its inputs and starts its decoder; mBART-50, which has another start, opens texts with codes.
+
+  @property
+  def before_inputs(self) -> tuple[int, ...]:
+    """The tokens before the text of inputs."""
+    return self._opening(0)
+
+  @property
+  def before_targets(self) -> tuple[int, ...]:
+    """The tokens before the text of targets."""
+    return self._opening(1)
+
+  @property
+  def after_inputs(self) -> tuple[int, ...]:
+    """The tokens after the end-of-sequence of inputs."""
+    return (self.codes[0],) if self.codes and self.start_id is None else ()
+
+  def _opening(self, side: int) -> tuple[int, ...]:
+    code = (self.codes[side],) if self.codes and self.start_id is not None else ()
+    return code or (() if self.opening is None else (self.opening,))
+
+  def of_task(self, task: str) -> SpecialTokens:
+    """Returns the tokens with the codes of a task's languages, if it has its own; corpora are tasks `mc4.de`."""
+    own = self.codes_by_task.get(task) or self.codes_by_task.get(task.rpartition(".")[2])
+    return dataclasses.replace(self, codes=own or self.codes)
 
   @functools.cached_property
   def sentinel_array(self) -> np.ndarray:

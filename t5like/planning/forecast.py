@@ -183,7 +183,7 @@ def parameters_by_part(params: Any) -> dict[str, int]:
 def _part(names: Sequence[str]) -> str:
   if names[0] == "token_embedder":
     return "embedding"
-  if names[0] == "logits_dense":
+  if names[0] in ("logits_dense", "logits_bias"):
     return "output"
   if names[0] in ("generator", TEACHER):
     return names[0]

@@ -14,8 +14,8 @@ from t5like.evaluation import EvaluatedModel, EvaluationSettings, data_identity,
 from t5like.evaluation.evaluator import Evaluator
 from t5like.evaluation.heads.evaluator import HeadEvaluator
 from t5like.evaluation.scoring import about_path, predictions_path
+from t5like.experiments.languages import special_tokens, task_languages
 from t5like.files import storage
-from t5like.objectives import SpecialTokens
 from t5like.runs.loss_evaluation import EvalStep, loss_evaluator, loss_step
 from t5like.runs.preparing import PreparedRun
 from t5like.runs.saved_parameters import without_teacher
@@ -94,7 +94,7 @@ def loss_evaluation(
     experiment,
     run.phases[-1],
     run.evaluated,
-    SpecialTokens.of(run.vocabulary),
+    special_tokens(experiment.model.config, run.vocabulary, task_languages(experiment)),
     run.evaluated_spec,
     run.mesh,
     experiment.eval_loss_batches,

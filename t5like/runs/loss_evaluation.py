@@ -103,7 +103,7 @@ def loss_evaluator(
   Labeled examples count exactly once each, packed as in training. Of a corpus, the first `corpus_batches` batches of a
   fixed order count, or about one pass if it has fewer.
   """
-  rows = {m.task: evaluation_rows(experiment, phase, m, special, corpus_batches, mesh) for m in members}
+  rows = {m.task: evaluation_rows(experiment, phase, m, special.of_task(m.task), corpus_batches, mesh) for m in members}
   if not rows:
     return {}
   eval_step = eval_step or loss_step(experiment, phase, spec, mesh, microbatches)

@@ -69,6 +69,8 @@ def planned_phases(experiment: Experiment) -> list[Phase]:
   try:
     vocabulary = load_vocabulary(experiment.vocabulary)
   except UserError:
-    return run_phases(experiment, SpecialTokens(vocab_size, 0, 1, tuple(range(vocab_size)), mask=0, cls=0, sep=0))
+    return run_phases(
+      experiment, SpecialTokens(vocab_size, 0, 1, tuple(range(vocab_size)), mask=0, cls=0, sep=0, sentence_ends=(0,))
+    )
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
   return run_phases(experiment, SpecialTokens.of(vocabulary))

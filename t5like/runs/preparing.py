@@ -31,13 +31,13 @@ from t5like.experiments.compatibility import (
 from t5like.experiments.experiment import Experiment
 from t5like.experiments.finetuning_notes import finetuning_notes
 from t5like.experiments.heads import can_score
+from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, make_batches, run_phases
 from t5like.experiments.streaming import StreamProcess, StreamSettings
 from t5like.experiments.token_caches import CachedTask, MustStream, TokenCaches, can_build
 from t5like.finetuning import TrainingPlan, plan_training
 from t5like.finetuning.distillation import TEACHER
 from t5like.inference.parameters import TunedBase, adapt, check_same_labels, find_parameters, refuse_foreign
-from t5like.objectives import SpecialTokens
 from t5like.runs.head_choice import resolve_head
 from t5like.runs.pools import choose_pool
 from t5like.runs.run_card import RunCard, describe_run
@@ -150,7 +150,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)
-  special = SpecialTokens.of(vocabulary)
+  special = special_tokens(experiment.model.config, vocabulary, task_languages(experiment))
   phases = run_phases(experiment, special)
   for phase in phases:
     parallel.check_batch(phase.batch_size, mesh)

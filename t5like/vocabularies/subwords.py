@@ -91,6 +91,17 @@ class SubwordVocabulary(Vocabulary):
     return 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
 
   @cached_property
+  def template(self) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The ids that tokenizer.json puts before and after a text; None: it has no such template."""
+    if self._tokenizer.post_processor is None:
+      return None
+    encoding = self._tokenizer.encode("a", add_special_tokens=True)
+    added = np.array(encoding.special_tokens_mask, bool)
+    text = np.flatnonzero(~added)
+    ids = tuple(encoding.ids)
+    return (ids[: text[0]], ids[text[-1] + 1 :]) if len(text) else None
+
+  @cached_property
   def sentinel_ids(self) -> tuple[int, ...]:
     named = [(_SENTINEL.fullmatch(piece.lstrip("▁")), token) for piece, token in self._tokenizer.get_vocab().items()]
     return tuple(token for _, token in sorted((int(match[1]), token) for match, token in named if match))

@@ -175,6 +175,27 @@ def test_a_position_table_is_repeated_or_cut(tmp_path, vocabulary, positions, of
   assert fate.note.startswith(f"5 -> {positions} positions") and f"5 -> {positions}" in starting_text([fate])
 
 
+def test_both_position_tables_of_a_bart_are_resized(tmp_path, vocabulary):
+  """With the rows before position 0; a head on its encoder takes nothing of the decoder."""
+  config = dataclasses.replace(
+    bert().config, num_encoder_layers=1, num_decoder_layers=1, positions_per_stack=True, position_offset=2,
+    pooler=False, mlm_head=False, nsp_head=False, num_token_types=0, logits_bias=True,
+  )  # fmt: skip
+  old, new = T5(config), T5(dataclasses.replace(config, max_positions=3))
+  params = initial(old)
+  source = save(tmp_path, old, params, vocabulary)
+  found, _, _ = start(source, new, vocabulary)
+  for table in (("token_embedder",), ("token_embedder", "decoder")):
+    part = params
+    for name in table:
+      part = part[name]
+    np.testing.assert_array_equal(found["/".join([*table, "position_embedding"])], part["position_embedding"][:5])
+  np.testing.assert_array_equal(found["logits_bias/bias"], params["logits_bias"]["bias"])
+  _, fates, _ = start(source, attach_head(old, TaggingHead(labels=("a", "b"))), vocabulary)
+  for part in ("decoder/", "token_embedder/decoder/", "logits_bias/"):
+    assert statuses(fates, part) == {"left out"}
+
+
 def test_a_larger_vocabulary_keeps_the_rows_of_its_pieces(tmp_path, words, vocabulary):
   """Pieces may move; new rows are close to the mean of the old ones, and the same on every host."""
   larger = words("x", "b", "a", "c", "y")

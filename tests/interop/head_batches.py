@@ -49,7 +49,7 @@ def results(model, params, batch):
       logits, real = outputs["replaced_logits"], batch["encoder_segment_ids"].astype(np.float32)
       losses = optax.sigmoid_binary_cross_entropy(logits, batch["labels"].astype(np.float32))
       return (losses * real).sum() / real.sum(), logits
-    if "encoder_target_tokens" in batch and not isinstance(model, WithHead):
+    if {"encoder_target_tokens", "decoder_target_tokens"} & set(batch) and not isinstance(model, WithHead):
       return loss_and_metrics(outputs, batch, SETTINGS)[0], outputs["logits"]
     if not isinstance(model, WithHead):  # next sentence prediction is a part of BERT
       logits = outputs["nsp_logits"]
@@ -67,7 +67,7 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
   if isinstance(model, WithHead) and model.head.form == "choices":
     model = model.clone(head=model.head.clone(choices=batch["encoder_input_tokens"].shape[1]))
   ours, value, grads = results(model, imported.params, batch)
-  real = batch["encoder_segment_ids"] > 0
+  real = batch.get("encoder_segment_ids", np.zeros((0, 0))) > 0
   if logits.shape[:2] == real.shape:  # padding has no label; GPT's states at padding depend on the library
     ours, logits = ours[real], logits[real]
   np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)
@@ -78,6 +78,7 @@ def compare(imported, batch, logits, loss, gradients, folder: Path) -> None:
   if isinstance(model, WithHead) and model.head.form == "spans":
     # Padding counts in the softmax over positions, but torch does not train its rows (padding_idx).
     padded = ("word_embeddings.weight", *["position_embeddings.weight"] * (model.config.position_offset > 0))
+    padded += ("shared.weight",) * model.config.positions_per_stack
     for name in (name for name in found if name.endswith(padded)):
       assert not np.any(gradients[name][model.config.padding_id])
       found[name][model.config.padding_id] = 0

@@ -8,7 +8,7 @@ import pytest
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
-from t5like.interop import hf_gpt, hf_t5
+from t5like.interop import hf_bart, hf_gpt, hf_t5
 from t5like.interop.encoders import FAMILIES
 
 # Fields that change neither the parameters nor inference.
@@ -38,6 +38,16 @@ DEBERTA = ENCODER | {
   "layer_norm_eps": 1e-07, "type_vocab_size": 0, "relative_attention": True, "max_relative_positions": -1,
   "position_biased_input": False, "pos_att_type": "c2p|p2c",
 }  # fmt: skip
+BART = {
+  "model_type": "bart", "activation_function": "gelu", "d_model": 768, "encoder_layers": 6, "decoder_layers": 6,
+  "encoder_ffn_dim": 3072, "decoder_ffn_dim": 3072, "encoder_attention_heads": 12, "decoder_attention_heads": 12,
+  "max_position_embeddings": 1024, "vocab_size": 50265, "scale_embedding": False, "init_std": 0.02, "pad_token_id": 1,
+  "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "is_encoder_decoder": True,
+}  # fmt: skip
+LARGE = {
+  "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096,
+  "encoder_attention_heads": 16, "decoder_attention_heads": 16,
+}  # fmt: skip
 # The relevant fields of the files on the Hugging Face hub.
 PUBLISHED = {
   "t5/small": (hf_t5, T5 | t5(32128, 512, 2048, 8, 6)),
@@ -62,6 +72,9 @@ PUBLISHED = {
   "xlm_roberta/base": (FAMILIES["xlm-roberta"], ENCODER | {
     "model_type": "xlm-roberta", "layer_norm_eps": 1e-05, "max_position_embeddings": 514, "type_vocab_size": 1,
     "vocab_size": 250002, "pad_token_id": 1}),
+  "bart/base": (hf_bart, BART),
+  "bart/large": (hf_bart, BART | LARGE),
+  "mbart/large_50": (hf_bart, BART | LARGE | {"model_type": "mbart", "vocab_size": 250054, "scale_embedding": True}),
   "distilbert/base": (FAMILIES["distilbert"], {
     "model_type": "distilbert", "activation": "gelu", "dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6,
     "initializer_range": 0.02, "max_position_embeddings": 512, "vocab_size": 30522, "pad_token_id": 0}),

@@ -69,8 +69,6 @@ def test_rare_names_of_activations(case, fields, activation, tmp_path):
 @pytest.mark.parametrize(
   "case, fields, words",
   [
-    ("t5_1_0", dict(decoder_start_token_id=5), "start id: 5"),
-    ("t5_1_0", dict(pad_token_id=1), "unsupported padding id for T5: 1"),
     ("gpt2", dict(tie_word_embeddings=False), "no lm_head.weight"),
     ("bert", dict(tie_word_embeddings=False), "no cls.predictions.decoder.weight"),
   ],
@@ -83,8 +81,17 @@ def test_settings_that_would_change_outputs_are_rejected(case, fields, words, tm
 def test_the_decoder_start_in_generation_config_takes_precedence(tmp_path):
   folder = rewrite(tmp_path, "t5_1_0")
   (folder / "generation_config.json").write_text('{"decoder_start_token_id": 3, "pad_token_id": 3}')
-  with pytest.raises(UserError, match="start id: 3"):
-    huggingface.load(folder)
+  assert huggingface.load(folder).model.config.start_id == 3
+
+
+def test_padding_and_start_ids_of_a_t5(tmp_path):
+  """A T5 whose padding is not 0 starts with its padding unless config.json says otherwise; both are kept."""
+  changed = rewrite(tmp_path, "t5_1_0", pad_token_id=1, decoder_start_token_id=None)
+  imported = huggingface.load(changed)
+  assert (imported.model.config.padding_id, imported.model.config.start_id) == (1, 1)
+  huggingface.save(tmp_path / "out", imported.model, imported.params)
+  config = json.loads((tmp_path / "out" / "config.json").read_text())
+  assert (config["pad_token_id"], config["decoder_start_token_id"]) == (1, 1)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float64"])

@@ -36,6 +36,7 @@ PUBLISHED = {
   "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,
+  "bart/base": 139_420_416, "bart/large": 406_291_456, "mbart/large": 610_851_840, "mbart/large_50": 610_879_488,
 }  # fmt: skip
 # Families whose published counts include a pooler that most of their checkpoints do not have.
 WITH_POOLER = ("roberta", "xlm_roberta")

@@ -44,9 +44,12 @@ _DELTA = "embedding_delta/"  # of ELECTRA's discriminator, with disentangled emb
 _BERT_HEADS = (
   "pooler/", "mlm_head/", "nsp_head/", "generator/", "discriminator_head/", "boundary_head/", _DELTA, f"{LEARNED}/",
 )  # fmt: skip
-_UNUSED_WITH_HEAD = ("decoder/", "logits_dense/")  # by a head on T5's encoder; by any head
-_POSITIONS = "token_embedder/position_embedding"
-_VOCABULARY_AXIS = {"token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0}
+# The decoder's by a head on T5's encoder, the others by any head.
+_UNUSED_WITH_HEAD = ("decoder/", "token_embedder/decoder/", "logits_dense/", "logits_bias/")
+_POSITIONS = ("token_embedder/position_embedding", "token_embedder/decoder/position_embedding")
+_VOCABULARY_AXIS = {
+  "token_embedder/embedding": 0, "logits_dense/kernel": 1, "mlm_head/bias": 0, "logits_bias/bias": 0,
+}  # fmt: skip
 _FREE_FIELDS = ("max_positions", "pooler", "mlm_head", "nsp_head", "discriminator_head", "scan_layers", "param_dtype")
 _NOISE = 1e-3  # of new rows, in standard deviations of the old ones
 
@@ -272,7 +275,7 @@ class _Plan:
     return f"{match['stack']}/layers_{chosen[int(match['index'])]}/{match['rest']}"
 
   def _with_rows(self, name: str, recipe: _Recipe, target: jax.ShapeDtypeStruct) -> tuple[_Recipe, str]:
-    if name == _POSITIONS:
+    if name in _POSITIONS:
       offset = self.fingerprint.get("position_offset", 0)  # the rows before position 0 are kept
       rows, new = recipe.parts[0].shape[0] - offset, target.shape[0] - offset
       if rows == new:

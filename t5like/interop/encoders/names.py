@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from t5like.errors import UserError
 from t5like.interop.hf_fields import from_hf_activation, require_fields, require_output, to_hf_activation
-from t5like.interop.mapping import Rule
+from t5like.interop.mapping import Rule, part_rules
 from t5like.models import TransformerConfig
 
 POSITION_IDS = r"embeddings\.position_ids"  # a constant buffer in older files
@@ -36,10 +36,10 @@ class Names:
       if _has(config, ours)
     ]
     for ours, theirs in self.parts.items():
-      found += _part(ours, theirs, self.copies.get(ours, ())) if _has(config, ours) else []
+      found += part_rules(ours, theirs, self.copies.get(ours, ())) if _has(config, ours) else []
     for number in range(config.stored_layers["encoder"]):
       for ours, theirs in self.in_layer.items():
-        found += _part(f"encoder/layers_{number}/{ours}", f"{self.layer.format(number)}.{theirs}")
+        found += part_rules(f"encoder/layers_{number}/{ours}", f"{self.layer.format(number)}.{theirs}")
     return found
 
 
@@ -58,20 +58,6 @@ _PARTS = {
 
 def _has(config: TransformerConfig, path: str) -> bool:
   return all(present(config) for part, present in _PARTS.items() if f"{path}/".startswith(f"{part}/"))
-
-
-def _part(ours: str, theirs: str, copies: tuple[str, ...] = ()) -> list[Rule]:
-  weights, biases = ([f"{name}.{kind}" for name in copies] for kind in ("weight", "bias"))
-  if ours.endswith("norm"):
-    # Early BERT releases call these gamma and beta, as in TensorFlow.
-    return [
-      Rule(f"{theirs}.weight", (f"{ours}/scale",), copies=(f"{theirs}.gamma", *weights)),
-      Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=(f"{theirs}.beta", *biases)),
-    ]
-  return [
-    Rule(f"{theirs}.weight", (f"{ours}/kernel",), transpose=True, copies=tuple(weights)),
-    Rule(f"{theirs}.bias", (f"{ours}/bias",), copies=tuple(biases)),
-  ]
 
 
 def check_tied(hf: Mapping, names: set[str], tied: bool, output: str) -> None:

@@ -127,8 +127,9 @@ class WithHead(Tunable):
     if kind == "encoder_decoder":
       if not self.runs_decoder:
         return self.backbone.encode(batch, deterministic, every)
-      # The start token is T5's padding, 0. Padding follows all tokens, so causality hides it.
-      shifted = jnp.pad(tokens, ((0, 0), (1, 0)))[:, :-1]
+      # Padding follows all tokens, so causality hides it, but it is scored as a possible end of an answer span.
+      tokens = jnp.where(self._valid(batch), tokens, self.config.padding_id)
+      shifted = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=self.config.start_id or 0)[:, :-1]
       inputs = {name: batch[name] for name in _ENCODER if name in batch}
       return self.backbone.hidden_states(inputs | {"decoder_input_tokens": shifted}, deterministic, every)
     inputs = {"decoder_input_tokens": tokens}

@@ -1,0 +1,96 @@
+"""The decoding settings of a Hugging Face folder: generation_config.json, or older fields of config.json.
+
+Their lengths of an encoder-decoder count its start token, ours do not. Sampling is left to the user: `do_sample` and
+its options are ignored.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from t5like.errors import UserError
+from t5like.interop.tensor_folders import read_json
+
+FILE = "generation_config.json"
+_EARLY_STOPPING = {True: "first", False: "heuristic", "never": "never"}
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_MOST = 2**31
+
+
+def decoding_of(folder: Path, encoder_decoder: bool) -> dict[str, Any]:
+  """Returns fields of DecodeSettings, as transformers' `generate` would use them for the model of a folder."""
+  path = next((folder / name for name in (FILE, "config.json") if (folder / name).is_file()), None)
+  if path is None:
+    return {}
+  hf = read_json(path)
+  try:
+    return _from_hf(hf, encoder_decoder)
+  except ValueError as error:
+    raise UserError(f"invalid {error} in {path}") from None
+
+
+def _from_hf(hf: Mapping[str, Any], encoder_decoder: bool) -> dict[str, Any]:
+  found: dict[str, Any] = {}
+  for bound in ("max", "min"):
+    if (length := _whole(hf, f"{bound}_new_tokens")) is not None:
+      found[f"{bound}_length"] = length
+    elif encoder_decoder and (length := _whole(hf, f"{bound}_length")) is not None:
+      found[f"{bound}_length"] = max(length - 1, bound == "max")
+  found["no_repeat_ngram"] = _whole(hf, "no_repeat_ngram_size") or 0
+  found["repetition_penalty"] = _number(hf, "repetition_penalty", 1.0)
+  found["forced_end"] = hf.get("forced_eos_token_id") is not None
+  defaults = {"no_repeat_ngram": 0, "repetition_penalty": 1.0, "forced_end": False, "min_length": 0}
+  found = {name: value for name, value in found.items() if name not in defaults or value != defaults[name]}
+  if (first := _whole(hf, "forced_bos_token_id")) is not None:
+    found["forced_first"] = first
+  beams = _whole(hf, "num_beams") or 1
+  if beams > 1:
+    stopping = hf.get("early_stopping") or False
+    if stopping not in _EARLY_STOPPING:
+      raise ValueError(f"early_stopping: {str(stopping)[:60]}")
+    found |= {"method": "beam", "beams": beams, "early_stopping": _EARLY_STOPPING[stopping]}
+    found |= {"length_penalty": _number(hf, "length_penalty", 1.0), "penalty_form": "power"}
+  return found
+
+
+def write_decoding(folder: Path, decoding: Mapping[str, Any]) -> None:
+  """Writes generation_config.json for the encoder-decoder in `folder`; its ids are those of config.json.
+
+  Raises UserError for settings that Hugging Face does not have.
+  """
+  config = read_json(folder / "config.json")
+  hf: dict[str, Any] = {name: config[name] for name in _IDS if config.get(name) is not None}
+  for ours, theirs in (("max_length", "max_length"), ("min_length", "min_length")):
+    if decoding.get(ours):
+      hf[theirs] = decoding[ours] + 1
+  names = {
+    "beams": "num_beams", "no_repeat_ngram": "no_repeat_ngram_size", "repetition_penalty": "repetition_penalty",
+    "forced_first": "forced_bos_token_id", "length_penalty": "length_penalty",
+  }  # fmt: skip
+  hf |= {theirs: decoding[ours] for ours, theirs in names.items() if decoding.get(ours) is not None}
+  if decoding.get("forced_end"):
+    hf["forced_eos_token_id"] = config.get("eos_token_id")
+  if "early_stopping" in decoding:
+    hf["early_stopping"] = next(k for k, v in _EARLY_STOPPING.items() if v == decoding["early_stopping"])
+  if "beams" in decoding and decoding.get("penalty_form") != "power" and decoding.get("length_penalty") != 0:
+    raise UserError(
+      "Hugging Face's length penalty has the form 'power'",
+      given=f"penalty_form = {decoding.get('penalty_form', 'gnmt')}",
+    )
+  (folder / FILE).write_text(json.dumps(dict(sorted(hf.items())), indent=2) + "\n")
+
+
+def _whole(hf: Mapping[str, Any], name: str) -> int | None:
+  value = hf.get(name)
+  if value is not None and (type(value) is not int or not 0 <= value < _MOST):
+    raise ValueError(f"{name}: {str(value)[:60]}")
+  return value
+
+
+def _number(hf: Mapping[str, Any], name: str, default: float) -> float:
+  value = default if hf.get(name) is None else hf[name]
+  if type(value) not in (int, float) or not math.isfinite(value):
+    raise ValueError(f"{name}: {str(value)[:60]}")
+  return float(value)
