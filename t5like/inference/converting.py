@@ -220,7 +220,7 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
-    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) != "bert" else []),
+    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) not in ("bert", "gpt2") else []),
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
     *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
