@@ -220,7 +220,7 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
-    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) not in ("bert", "gpt2") else []),
+    *_family_text(backbone),
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
     *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
@@ -231,6 +231,11 @@ def config_text(model: nn.Module, vocabulary: str, origin: str, target: Path, dr
     "INIT_FROM = None",
     "",
   ])  # fmt: skip
+
+
+def _family_text(backbone: nn.Module) -> list[str]:
+  family = getattr(backbone, "family", None)
+  return [f"{type(backbone).__name__}.family = {family!r}"] if family not in (None, "bert", "gpt2") else []
 
 
 def _head_text(model: WithHead, backbone: str) -> list[str]:

@@ -19,7 +19,7 @@ PLACES = ("encoder", "decoder", "cross")
 
 
 class Prefix(nn.Module):
-  """Keys and values [2, tokens, kv_heads, kv] of one attention: parameters, or a projection of what its stack shares."""
+  """Keys and values [2, tokens, kv_heads, kv] of one attention: parameters, or projected from its stack's."""
 
   config: TransformerConfig
   tokens: int

@@ -1,4 +1,4 @@
-"""Hugging Face's decoders other than GPT-1 and GPT-2. A family is a file: a table of names, and config.json both ways."""
+"""Hugging Face's decoders other than GPT-1 and GPT-2. A family is a file: names, and config.json both ways."""
 
 from types import ModuleType
 

@@ -1,4 +1,4 @@
-"""Shared by the decoder families: a name table becomes rules, and fields of config.json that we do not know are refused."""
+"""Shared by the decoder families: a name table becomes rules, and unknown fields of config.json are refused."""
 
 import dataclasses
 import re

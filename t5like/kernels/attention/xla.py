@@ -53,7 +53,7 @@ def xla_attention(
 
 
 def _scores(axes: str, query: jax.Array, key: jax.Array) -> jax.Array:
-  """Returns scores [batch, heads, query, key]; the axes of keys are named. A group of queries reads one head of keys."""
+  """Returns scores [batch, heads, query, key]; axes of keys are named. A group of queries reads one head of keys."""
   batch, length, heads, width = query.shape
   if key.shape[-2] == heads:
     return product(f"bqhd,{axes}->bhqk", query, key, jnp.float32)

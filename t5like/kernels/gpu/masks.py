@@ -49,11 +49,8 @@ def _overlaps(codes: Codes, spec: KernelSpec, blocks: Blocks) -> jax.Array:
   query_low, query_high = _segment_range(jnp.where(codes.query >> 1 >= least >> 1, codes.query, -2), blocks.query)
   key_low, key_high = _segment_range(codes.key, blocks.key)
   overlap = (query_low[:, :, None] <= key_high[:, None, :]) & (key_low[:, None, :] <= query_high[:, :, None])
-  first_query, first_key = (
-    blocks.query * jnp.arange(overlap.shape[1])[:, None],
-    blocks.key * jnp.arange(overlap.shape[2]),
-  )
-  ahead = first_key[None, :] - first_query  # [query blocks, key blocks]
+  i, j = jnp.arange(overlap.shape[1])[:, None], jnp.arange(overlap.shape[2])[None, :]
+  ahead = j * blocks.key - i * blocks.query  # [query blocks, key blocks], from first query to first key
   if spec.causal and not spec.has_prefix:
     overlap = overlap & (ahead < blocks.query)[None]
   if spec.window is not None:
