@@ -269,9 +269,7 @@ def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
   """Raises UserError if the head computes something else than Hugging Face's class."""
   head = model.head
   if model.config.embedding_projection == "tokens":
-    raise UserError(
-      f"{name} reads states of another width: embedding_projection = 'tokens' is not supported with a head"
-    )
+    raise UserError(f"{name} reads projected states: embedding_projection = 'tokens' is not supported")
   expected = {"use_bias": True, "mix_layers": False, "pooling": None, "hidden": None} | dict(found.settings)
   for field, value in expected.items():
     given = getattr(head, field, value)

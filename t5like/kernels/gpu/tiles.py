@@ -73,7 +73,7 @@ class KernelSpec:
     if table is None:
       return [], []
     if self.alibi:
-      return [table.reshape(-1) / self.scale], [pl.BlockSpec((table.size,), lambda i, h, b: (0,))]
+      return [table.reshape(-1) / self.scale], [pl.BlockSpec((1,), lambda i, h, b: (h,))]
     shape = (blocks.key, blocks.query, -1) if by_key else (blocks.query, blocks.key, 1)
     tiles = bias_tiles(table, self.buckets, *shape, dtype)
     return [tiles], [pl.BlockSpec((None, *tiles.shape[1:]), lambda i, h, b: (h, 0, 0, 0))]
@@ -137,8 +137,7 @@ def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, 
     return s
   if spec.alibi:
     at = [block * size + jnp.arange(size) for block, size in zip((j, i) if by_key else (i, j), s.shape, strict=True)]
-    slope = triton.load(tiles_ref.at[pl.program_id(1)])
-    return s - slope * jnp.abs(at[0][:, None] - at[1][None, :]).astype(jnp.float32)
+    return s - tiles_ref[0] * jnp.abs(at[0][:, None] - at[1][None, :]).astype(jnp.float32)
   bias = load_tile(tiles_ref, spec.buckets, s.shape, *((j, i) if by_key else (i, j)))
   factor = spec.scale * LOG2_E
   if spec.interpret or bias.dtype != jnp.bfloat16:
