@@ -55,7 +55,8 @@ def prompt_form(model: nn.Module, vocabulary: Vocabulary, experiment: Experiment
     opened = is_imported and isinstance(vocabulary, SubwordVocabulary)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
   if is_imported:
-    return PromptForm(None, None, eos)  # as in Hugging Face's GPT-2, which only separates documents
+    # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text.
+    return PromptForm(special.start if special.opens_texts else None, None, eos)
   objective = experiment.objective
   if objective is None:
     return PromptForm(special.start, eos, eos)

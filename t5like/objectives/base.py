@@ -27,6 +27,7 @@ class SpecialTokens:
   cls: int | None = None
   sep: int | None = None
   bos: int | None = None
+  opens_texts: bool = False  # a text begins with `bos`, also a decoder's (Llama)
   others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
@@ -46,6 +47,7 @@ class SpecialTokens:
       cls=vocabulary.cls_id,
       sep=vocabulary.sep_id,
       bos=vocabulary.bos_id,
+      opens_texts=getattr(vocabulary, "opens_texts", False),
       others=frozenset(vocabulary.special_ids),
       sentence_ends=tuple(vocabulary.sentence_end_ids),
       word_starts=vocabulary.word_starts,
@@ -53,7 +55,9 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """The decoder's start token: padding, as in T5, or end-of-sequence if 0 is a word."""
+    """The decoder's start token: the one that opens texts, or padding, as in T5, or end-of-sequence if 0 is a word."""
+    if self.opens_texts:
+      return self.bos
     return 0 if self.pad == 0 else self.eos
 
   @functools.cached_property
