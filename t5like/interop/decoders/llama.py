@@ -129,7 +129,7 @@ def config_to_hf(config: TransformerConfig, model_type: str = "llama") -> dict:
   require_fields(
     config, family, norm="rms", norm_position="branch" if is_olmo else "pre", qk_norm=is_olmo, positions="rotary",
     gated_mlp=True, scale_attention=True, scale_embeddings=False, scale_logits=False, embedding_norm=False,
-    embedding_dim=None, dropout_rate=0.0, use_bias=config.use_bias and model_type == "llama", use_key_bias=True,
+    embedding_dim=None, use_bias=config.use_bias and model_type == "llama", use_key_bias=True,
     prefix_lm=False,
   )  # fmt: skip
   if model_type != "mistral":
