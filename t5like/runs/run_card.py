@@ -91,7 +91,8 @@ def describe_run(
     "model": (
       f"{_model_name(experiment.model)}, {parameters:,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
-      f"{config.num_heads} heads x {config.head_dim}{_attention_text(config)}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
+      f"{config.num_heads} heads x {config.head_dim}{_attention_text(config)}, mlp {config.mlp_dim}, "
+      f"compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
     ),
     **({"teacher": teacher.describe()} if teacher else {}),
