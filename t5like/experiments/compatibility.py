@@ -43,7 +43,7 @@ LATER_FIELDS = {
   "num_kv_heads": None,
   "qk_norm": False,
   "attention_window": None,
-  "rotary_scaling": "none",
+  "rotary_scaling": "default",
   "rotary_factor": 1.0,
   "rotary_low_factor": 1.0,
   "rotary_high_factor": 4.0,

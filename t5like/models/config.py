@@ -15,7 +15,7 @@ CHOICES = {
   "norm": ("rms", "layer"),
   "norm_position": ("pre", "post", "branch"),
   "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "none"),
-  "rotary_scaling": ("none", "linear", "llama3"),
+  "rotary_scaling": ("default", "linear", "llama3"),
   "embedding_projection": ("sum", "tokens"),
   "initializer": ("fan_in", "normal"),
   "param_dtype": ("float32", "bfloat16", "float16"),
@@ -73,7 +73,7 @@ class TransformerConfig:
   max_positions: int | None = None  # learned positions that a row can use; others: what a model was trained with
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   rotary_base: float = 10_000.0
-  rotary_scaling: str = "none"  # of frequencies, for longer rows: "linear" divides all, "llama3" the low ones
+  rotary_scaling: str = "default"  # of frequencies, for longer rows: "linear" divides all, "llama3" the low ones
   rotary_factor: float = 1.0  # divides them
   rotary_low_factor: float = 1.0  # "llama3": divided are wavelengths above rotary_original_length / this, ...
   rotary_high_factor: float = 4.0  # ... none below rotary_original_length / this, and in between a part

@@ -117,7 +117,7 @@ def _rope_from_hf(hf: Mapping) -> dict:
 def _rope_to_hf(config: TransformerConfig) -> dict:
   """Returns rope_theta and rope_scaling, which all versions of transformers read."""
   scaling = None
-  if config.rotary_scaling != "none":
+  if config.rotary_scaling != "default":
     scaling = {"rope_type": config.rotary_scaling, "factor": config.rotary_factor}
   if config.rotary_scaling == "llama3":
     scaling |= {theirs: getattr(config, ours) for theirs, ours in _LLAMA3.items()}
