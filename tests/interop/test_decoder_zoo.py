@@ -16,9 +16,14 @@ from zoo_weights import draw
 from t5like import parallel
 from t5like.decoding import DecodeSettings
 from t5like.errors import UserError
+from t5like.finetuning.methods import LoRA
 from t5like.inference.generation import Generator
+from t5like.inference.parameters.peft_export import export_peft
+from t5like.inference.parameters.peft_import import import_peft
 from t5like.interop import huggingface
 from t5like.interop.hf_fields import guess_model_type
+from t5like.interop.layouts import flatten, unflatten
+from t5like.interop.peft_files import read_folder
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.models import GPT, TransformerConfig
 
@@ -181,6 +186,34 @@ def test_a_missing_output_projection_is_an_error(tmp_path):
   save_file(tensors, tmp_path / "model.safetensors")
   with pytest.raises(UserError, match="not tied"):
     huggingface.load(tmp_path)
+
+
+@pytest.mark.parametrize("name, case", [("llama", "LlamaForCausalLM"), ("bloom", "BloomForCausalLM")])
+def test_updates_of_low_rank_are_written_for_peft(name, case, tmp_path):
+  """With peft's names; the update of each matrix, B A, is that of ours in the order of their outputs."""
+  golden(name, case, tmp_path)
+  imported, method = huggingface.load(tmp_path), LoRA(targets=[r".*attention/(query|value)"], rank=2, alpha=4.0)
+  model, rng = method.tune(imported.model), np.random.default_rng(0)
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), {"decoder_input_tokens": np.ones((1, 1), np.int32)}))
+  own = {path: box.unbox().shape for path, box in flatten(shapes["params"]).items() if "lora" in path}
+  own = {path: rng.normal(size=shape).astype(np.float32) for path, shape in own.items()}
+  export_peft(tmp_path / "peft", imported.model, unflatten(flatten(imported.params) | own), method, name)
+  folder = read_folder(tmp_path / "peft")
+  tensors = folder.tensors
+  ours = {part: own[f"decoder/layers_1/attention/{part}/lora_a"] @ own[f"decoder/layers_1/attention/{part}/lora_b"]
+          for part in ("query", "value")}  # fmt: skip
+  if name == "llama":
+    assert folder.config["target_modules"] == ["q_proj", "v_proj"]
+    module, expected = "model.layers.1.self_attn.v_proj", ours["value"]
+  else:
+    zero = np.zeros_like(ours["query"])
+    by_head = np.stack([x.reshape(12, 6, 2) for x in (ours["query"], zero, ours["value"])], axis=2)
+    module, expected = "transformer.h.1.self_attention.query_key_value", by_head.reshape(12, -1)
+  found = tensors[f"{module}.lora_B.weight"] @ tensors[f"{module}.lora_A.weight"]
+  np.testing.assert_allclose(found.T, expected, rtol=1e-5, atol=1e-5)
+  again = import_peft(folder, imported.model).arrays
+  path = "decoder/layers_1/attention/value/lora_"
+  np.testing.assert_allclose(again[f"{path}a"] @ again[f"{path}b"], ours["value"], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
