@@ -107,5 +107,6 @@ def config_to_hf(config: TransformerConfig, model_type: str = "opt") -> dict:
     "dropout": config.dropout_rate,
     "attention_dropout": config.dropout_rate if attention_dropout is None else attention_dropout,
     "init_std": config.initializer_stddev,
+    "pad_token_id": 1,  # of its vocabulary; a vocabulary that is exported, too, has its own
     "tie_word_embeddings": config.tie_embeddings,
   }
