@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.masks import Codes, visible
+from t5like.kernels.attention.residuals import kv_head
 
 BLOCK_QUERY, BLOCK_KEY = 64, 64
 WARPS, STAGES = 4, 3
@@ -96,7 +97,7 @@ def _tile(
     row = group * rows + i
 
     def tokens(ref, at, mask):
-      own = head // (heads // ref.shape[2])  # keys may have fewer heads
+      own = kv_head(head, heads // ref.shape[2])
       return triton.load(ref.at[row, at[:, None], own, at_kv[None, :]], mask=mask, other=0.0)
 
     q, k = tokens(query_ref, at_query, load_query), tokens(key_ref, at_key, load_key)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.attention.residuals import kv_head
 from t5like.kernels.dropout import kept
 from t5like.kernels.gpu.bias_tiles import BucketSpec, bias_tiles, tile_index
 
@@ -64,7 +65,7 @@ class KernelSpec:
     """Returns specs of all queries, all keys, and one number per query, of a row and head; grid (block, head, row)."""
     return (
       pl.BlockSpec((None, self.query_length, None, width), lambda i, h, b: (b, 0, h, 0)),
-      pl.BlockSpec((None, self.key_length, None, width), lambda i, h, b: (b, 0, h // self.group, 0)),
+      pl.BlockSpec((None, self.key_length, None, width), lambda i, h, b: (b, 0, kv_head(h, self.group), 0)),
       pl.BlockSpec((None, None, self.query_length), lambda i, h, b: (b, h, 0)),
     )
 

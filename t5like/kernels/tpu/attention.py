@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from t5like.kernels.attention.masks import Mask, mask_codes, visible
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance
-from t5like.kernels.attention.residuals import name_residuals, sum_groups
+from t5like.kernels.attention.residuals import kv_head, name_residuals, sum_groups
 from t5like.kernels.dropout import AttentionDropout, kept, odd_hash
 from t5like.kernels.tpu.bias_tiles import strips, tile_from_window, window_from_tile
 
@@ -118,7 +118,7 @@ def _forward(query, key, value, strip, codes, states, shape: AttentionShape):
   batch, heads, _, width = query.shape
   rows, columns = shape.tiles
   at_query = lambda b, h, i, j: (b, h, i, 0)  # noqa: E731
-  at_key = lambda b, h, i, j: (b, h // shape.group, j, 0)  # noqa: E731
+  at_key = lambda b, h, i, j: (b, kv_head(h, shape.group), j, 0)  # noqa: E731
   out, log_sums = pl.pallas_call(
     functools.partial(_forward_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(batch, heads, rows, columns),
@@ -262,7 +262,7 @@ _attend.defvjp(_forward, _backward)
 def _operand_specs(width: int, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
   """Returns specs of query, key, value, the output's gradient, the softmax normalizers and delta."""
   at_query = lambda *at: (*to_tile(*at)[:3], 0)  # noqa: E731
-  at_key = lambda *at: (to_tile(*at)[0], to_tile(*at)[1] // shape.group, to_tile(*at)[3], 0)  # noqa: E731
+  at_key = lambda *at: (to_tile(*at)[0], kv_head(to_tile(*at)[1], shape.group), to_tile(*at)[3], 0)  # noqa: E731
   by_query = pl.BlockSpec((None, None, shape.block_query, width), at_query)
   by_key = pl.BlockSpec((None, None, shape.block_key, width), at_key)
   column = pl.BlockSpec((None, None, shape.block_query, LANES), at_query)
