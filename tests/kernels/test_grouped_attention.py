@@ -168,3 +168,24 @@ def test_a_kernel_that_supports_the_call_is_chosen(platform, spec, backend, monk
   fields = dict(dtype="bfloat16", head_dim=64, query_length=512, key_length=512) | spec
   with compile_for(platform), deterministic_kernels(True):
     assert choose_backend("auto", AttentionSpec(**fields))[0] == backend
+
+
+@pytest.mark.parametrize("case", ["packed, window", "alibi, prefix, window"])
+def test_kernels_lower_for_gpus(case):
+  """Forward and both backward kernels, and a decoding step's, as Triton compiles them."""
+  query, key, value, _, mask, bias = inputs(case, "gpu")
+  query, key, value = (jnp.tile(x, (1, 1, 1, 4)).astype(jnp.bfloat16) for x in (query, key, value))
+
+  def loss(*qkv):
+    return gpu_attention(*qkv, mask, bias, 0.125).astype(jnp.float32).sum()
+
+  def step(new, keys, past, shared, valid):
+    generated = GeneratedKV(past, jnp.int32(3), None, 9)
+    return attend_and_write((new, keys), generated, SharedKV(shared, valid), None, 0.125, kernel=True)
+
+  half = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)  # noqa: E731
+  cached = half(2, 4, 64), half(2, 2, 2, 64), half(2, 2, 2, 32, 64), half(2, 2, 2, 16, 64)
+  valid = jax.ShapeDtypeStruct((2, 16), bool)
+  for function, given, kernels in ((jax.grad(loss, (0, 1, 2)), (query, key, value), 3), (step, (*cached, valid), 1)):
+    text = jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__gpu$xla.gpu.triton") == kernels
