@@ -43,12 +43,9 @@ def family(name: str) -> dict[str, dict]:
 
 CASES = [(path.stem, case) for path in sorted(GOLDEN.glob("*.npz")) for case in family(path.stem)]
 MODELS = [(name, case) for name, case in CASES if "CausalLM" in case]
-# Grouped heads and Llama 3's rotary positions; a window; QK-norm and norms of branches; projected embeddings, post-norm
-# and a position offset; ALiBi and a fused tensor; a head.
-DEFAULT = {
-  "LlamaForCausalLM", "MistralForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM-1", "BloomForCausalLM",
-  "LlamaForSequenceClassification",
-}  # fmt: skip
+# Grouped heads and Llama 3's rotary positions; QK-norm and norms of branches; projected embeddings, post-norm and a
+# position offset; ALiBi and a fused tensor.
+DEFAULT = {"LlamaForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM-1", "BloomForCausalLM"}
 
 
 def golden(name: str, case: str, folder: Path) -> dict[str, np.ndarray]:
@@ -100,7 +97,7 @@ def test_logits_loss_and_gradients_equal_transformers(name, case, scan_layers, t
     assert error <= 1e-4 * np.linalg.norm(expected) + 1e-6 * scale, tensor
 
 
-@pytest.mark.parametrize("name, case", params_of(MODELS, "LlamaForCausalLM", "MistralForCausalLM", "BloomForCausalLM"))
+@pytest.mark.parametrize("name, case", params_of(MODELS, "Olmo2ForCausalLM", "BloomForCausalLM"))
 def test_greedy_outputs_equal_transformers(name, case, tmp_path):
   """Token by token, from prompts of different lengths; the cache has the heads of keys only."""
   arrays = golden(name, case, tmp_path)
@@ -117,7 +114,7 @@ def test_greedy_outputs_equal_transformers(name, case, tmp_path):
   assert cache["layers"][0]["generated"].shape[2] == imported.model.config.kv_heads
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name, case", [pytest.param(name, case, id=case) for name, case in CASES])
 def test_round_trip_is_bit_exact(name, case, tmp_path):
   golden(name, case, tmp_path / "theirs")
@@ -188,7 +185,9 @@ def test_a_missing_output_projection_is_an_error(tmp_path):
     huggingface.load(tmp_path)
 
 
-@pytest.mark.parametrize("name, case", [("llama", "LlamaForCausalLM"), ("bloom", "BloomForCausalLM")])
+@pytest.mark.parametrize(
+  "name, case", [pytest.param("llama", "LlamaForCausalLM", marks=pytest.mark.slow), ("bloom", "BloomForCausalLM")]
+)
 def test_updates_of_low_rank_are_written_for_peft(name, case, tmp_path):
   """With peft's names; the update of each matrix, B A, is that of ours in the order of their outputs."""
   golden(name, case, tmp_path)

@@ -29,7 +29,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_cached_steps_equal_a_full_pass(gpt, tokens, variant):
   """After prompts of 5 and 2 tokens, with two hypotheses per row, and with the weights that decoding prepares."""
