@@ -33,7 +33,7 @@ class PeerStep:
 
   def __init__(
     self, config: TransformerConfig, layout: str, rows: int, lengths: Mapping[str, int], dtype: str, compiled: bool,
-    python: str | None = None, method: Mapping[str, Any] | None = None,
+    python: str | None = None, method: Mapping[str, Any] | None = None, fields: Mapping[str, Any] | None = None,
   ):  # fmt: skip
     with_peft = f" with peft's {method['kind']}" if method else ""
     self.name = f"Hugging Face{with_peft}, {'torch.compile' if compiled else 'eager'}"
@@ -46,6 +46,7 @@ class PeerStep:
       dtype=dtype,
       compiled=compiled,
       method=dict(method) if method else None,
+      fields=dict(fields) if fields else None,
     )
     self._process: subprocess.Popen | None = None
 
@@ -118,9 +119,16 @@ def _last_line(errors: str) -> str:
   return (errors.strip().splitlines() or ["exited without an error message"])[-1]
 
 
-def build(config: Mapping[str, Any], layout: str) -> Any:
-  """Builds a transformers model with the sizes and dropout of a TransformerConfig (as a dict)."""
+def build(config: Mapping[str, Any], layout: str, fields: Mapping[str, Any] | None = None) -> Any:
+  """Builds a transformers model with the sizes and dropout of a TransformerConfig (as a dict).
+
+  fields  config.json of a decoder's own class: Llama, Mistral, OLMo-2, OPT, BLOOM
+  """
   import transformers
+
+  if fields:
+    given = transformers.AutoConfig.for_model(**fields, use_cache=False)
+    return transformers.AutoModelForCausalLM.from_config(given).train()
 
   rate = config["dropout_rate"]
   attention_rate = rate if config["attention_dropout_rate"] is None else config["attention_dropout_rate"]
@@ -157,6 +165,16 @@ def build(config: Mapping[str, Any], layout: str) -> Any:
   return model.train()
 
 
+def peer_fields(model: Any) -> dict[str, Any] | None:
+  """Returns config.json of a decoder whose class is not GPT-2's; None: `build` knows the class by its layout."""
+  from t5like.interop.decoders import FAMILIES
+
+  family = getattr(model, "family", "")
+  if family not in FAMILIES:
+    return None
+  return FAMILIES[family].config_to_hf(dataclasses.replace(model.config, prefix_lm=False), family)
+
+
 def prepare(
   config: Mapping[str, Any],
   layout: str,
@@ -165,6 +183,7 @@ def prepare(
   dtype: str,
   compiled: bool,
   method: Mapping[str, Any] | None = None,
+  fields: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], Callable[[int], float], Callable[[], dict[str, Any]]]:
   """Returns facts known after the first step, a function that times steps, and one that returns facts at the end."""
   import torch
@@ -173,7 +192,7 @@ def prepare(
   device = "cuda" if on_gpu else "cpu"
   torch.set_float32_matmul_precision("high")
   with torch.device(device):
-    model = build(config, layout)
+    model = build(config, layout, fields)
     if method:
       model = _with_peft(model, layout, dtype, **method)
   trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

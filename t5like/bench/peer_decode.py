@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from t5like.bench.peer import build, run_peer
+from t5like.bench.peer import build, peer_fields, run_peer
 
 if TYPE_CHECKING:
   import flax.linen as nn
@@ -28,19 +28,20 @@ def measure_in_subprocess(
   """Returns {"name", "tokens_per_second", ...}, or {"name", "error"}."""
   task = dict(
     config=dataclasses.asdict(model.config), layout=model.batch_layout, rows=rows, inputs=inputs, outputs=outputs,
-    beams=beams, static=static,
+    beams=beams, static=static, fields=peer_fields(model),
   )  # fmt: skip
   name = f"Hugging Face, {'static cache and torch.compile' if static else 'plain'}"
   return run_peer("t5like.bench.peer_decode", name, task, _TIMEOUT, python)
 
 
 def measure(
-  config: Mapping[str, Any], layout: str, rows: int, inputs: int, outputs: int, beams: int, static: bool
-) -> dict[str, Any]:
+  config: Mapping[str, Any], layout: str, rows: int, inputs: int, outputs: int, beams: int, static: bool,
+  fields: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
   import torch
 
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  model = build(config, layout).eval().to(device, getattr(torch, config["compute_dtype"]))
+  model = build(config, layout, fields).eval().to(device, getattr(torch, config["compute_dtype"]))
   tokens = torch.randint(2, config["vocab_size"], (rows, inputs), generator=torch.Generator().manual_seed(0)).to(device)
   options = dict(
     attention_mask=torch.ones_like(tokens), do_sample=False, num_beams=beams, max_new_tokens=outputs,

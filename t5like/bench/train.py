@@ -87,7 +87,7 @@ def measure_train(settings: TrainBench, say: Callable[[str], None] = lambda line
 
 
 def _peers(python: str | None, work: Workload) -> list[Subject]:
-  from t5like.bench.peer import PeerStep
+  from t5like.bench.peer import PeerStep, peer_fields
 
   return [
     PeerStep(
@@ -99,6 +99,7 @@ def _peers(python: str | None, work: Workload) -> list[Subject]:
       compiled,
       python,
       _peer_method(work.trainable),
+      peer_fields(work.model),
     )  # fmt: skip
     for compiled in (False, True)
   ]

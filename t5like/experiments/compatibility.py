@@ -44,6 +44,15 @@ LATER_FIELDS = {
   "start_id": None,
   "opening_id": None,
   "logits_bias": False,
+  "num_kv_heads": None,
+  "qk_norm": False,
+  "attention_window": None,
+  "rotary_scaling": "default",
+  "rotary_factor": 1.0,
+  "rotary_low_factor": 1.0,
+  "rotary_high_factor": 4.0,
+  "rotary_original_length": 8192,
+  "embedding_projection": "sum",
 }
 
 
@@ -71,6 +80,7 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
   """Checks that every width sharded by the mesh is divisible by the axis size."""
   splits = {
     "num_heads": "tensor",
+    "kv_heads": "tensor",
     "mlp_dim": "tensor",
     "vocab_size": "tensor",
     "embed_dim": "fsdp",

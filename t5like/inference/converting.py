@@ -243,7 +243,7 @@ def config_text(
     "",
     *(_head_text(model, name) if isinstance(model, WithHead) else [f"MODEL = @{name}()"]),
     f"{name}.config = @TransformerConfig()",
-    *([f"{name}.family = {family!r}"] if (family := getattr(backbone, "family", "bert")) != "bert" else []),
+    *_family_text(backbone),
     *(f"TransformerConfig.{field} = {value!r}" for field, value in fields.items()),
     "TransformerConfig.dropout_rate = %DROPOUT_RATE",
     *([f"DROPOUT_RATE = {config.dropout_rate!r}"] if dropout else []),
@@ -255,6 +255,11 @@ def config_text(
     "INIT_FROM = None",
     "",
   ])  # fmt: skip
+
+
+def _family_text(backbone: nn.Module) -> list[str]:
+  family = getattr(backbone, "family", None)
+  return [f"{type(backbone).__name__}.family = {family!r}"] if family not in (None, "bert", "gpt2") else []
 
 
 def _head_text(model: WithHead, backbone: str) -> list[str]:

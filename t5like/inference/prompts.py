@@ -72,7 +72,8 @@ def prompt_form(
       return PromptForm(before[0] if before else None, eos, eos, after[1] if len(after) > 1 else None)
     return PromptForm(special.cls if opened else None, eos if closed else None, eos)
   if is_imported:
-    return PromptForm(None, None, eos)  # as in Hugging Face's GPT-2, which only separates documents
+    # As in Hugging Face: GPT-2's tokenizer adds nothing, Llama's the beginning of a text.
+    return PromptForm(special.start if special.opens_texts else None, None, eos)
   objective = experiment.objective
   if objective is None:
     return PromptForm(special.start, eos, eos)

@@ -18,6 +18,7 @@ _THEIRS = {"relu": "relu", "gelu_erf": "gelu", "gelu": "gelu_new", "silu": "silu
 _CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "mt5", "T5": "t5", "Bert": "bert",
   "XLMRoberta": "xlm-roberta", "Roberta": "roberta", "DistilBert": "distilbert", "Albert": "albert",
   "MBart": "mbart", "Bart": "bart", "Electra": "electra", "DebertaV2": "deberta-v2", "Deberta": "deberta",
+  "Llama": "llama", "LLaMA": "llama", "Mistral": "mistral", "Olmo2": "olmo2", "OPT": "opt", "Bloom": "bloom",
 }  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from t5like.errors import UserError
 from t5like.interop import hf_bart
+from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
 from t5like.models.heads import (
@@ -150,6 +151,23 @@ _DEBERTA_ROWS = (
 )
 for _name, _choices in (("Deberta", None), ("DebertaV2", _DEBERTA_ROWS)):
   _add(_name, "deberta.", _DEBERTA_ROWS, _choices, (_CLASSIFIER, {}, ("hidden_dropout_prob", 0.1)), (_ANSWERS,))
+_SCORE, _LAST = {"score": "out"}, {"pooling": "last", "use_bias": False}
+_TAG_DROPOUT = ("classifier_dropout", "hidden_dropout", 0.1)
+CLASSES["SequenceClassification"] += [
+  *(HeadClass(_name, "classification", "model.", _SCORE, _LAST) for _name in ("Llama", "Mistral", "Olmo2", "OPT")),
+  HeadClass("Bloom", "classification", "transformer.", _SCORE, _LAST),
+]
+CLASSES["TokenClassification"] += [
+  HeadClass("Llama", "tagging", "model.", _SCORE, {}, _TAG_DROPOUT),
+  HeadClass("Mistral", "tagging", "model.", _SCORE, {}, _TAG_DROPOUT),
+  HeadClass("Bloom", "tagging", "transformer.", _CLASSIFIER, {}, _TAG_DROPOUT),
+]
+CLASSES["QuestionAnswering"] += [
+  HeadClass("Llama", "spans", "transformer.", _ANSWERS),
+  HeadClass("Mistral", "spans", "model.", _ANSWERS),
+  HeadClass("OPT", "spans", "model.", _ANSWERS),
+  HeadClass("Bloom", "spans", "transformer.", _ANSWERS),
+]
 # Fields of config.json that only a head has; the others are of the backbone, too.
 _OWN_DROPOUT = (
   "classifier_dropout",
@@ -159,7 +177,7 @@ _OWN_DROPOUT = (
   "seq_classif_dropout",
   "qa_dropout",
 )
-_FAMILIES = CLASS_NAMES | hf_bart.CLASS_NAMES | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}  # by model_type
+_FAMILIES = CLASS_NAMES | hf_bart.CLASS_NAMES | DECODERS | {"gpt2": "GPT2", "t5": "T5", "mt5": "T5", "umt5": "T5"}
 
 
 def find_head(hf: Mapping) -> HeadClass | None:
@@ -213,7 +231,8 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   """Returns the class of a model, and the fields of config.json for its head; raises UserError if there is none."""
   head, kind = model.head, type(model.backbone).__name__
   form = "classification" if head.form in _PROBLEMS else head.form
-  family = CLASS_NAMES[model.backbone.family] if kind == "BERT" else {"GPT": "GPT2", "T5": "T5"}.get(kind)
+  named = CLASS_NAMES | DECODERS | {"gpt2": "GPT2"}
+  family = named[model.backbone.family] if kind in ("BERT", "GPT") else {"T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
   if family == "T5" and model.config.positions_per_stack:
@@ -256,6 +275,8 @@ def in_backbone(rule: Rule) -> Rule:
 def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
   """Raises UserError if the head computes something else than Hugging Face's class."""
   head = model.head
+  if model.config.embedding_projection == "tokens":
+    raise UserError(f"{name} reads projected states: embedding_projection = 'tokens' is not supported")
   expected = {"use_bias": True, "mix_layers": False, "pooling": None, "hidden": None} | dict(found.settings)
   for field, value in expected.items():
     given = getattr(head, field, value)

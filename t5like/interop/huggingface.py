@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from t5like.errors import UserError, nearest
-from t5like.interop import encoders, hf_bart, hf_gpt, hf_t5, tensor_folders
+from t5like.interop import decoders, encoders, hf_bart, hf_gpt, hf_t5, tensor_folders
 from t5like.interop.hf_fields import guess_model_type
 from t5like.interop.hf_heads import HeadClass, find_head, head_from_hf, head_rules, head_to_hf, in_backbone
 from t5like.interop.hf_tokenizers import padding_token, token_ids
@@ -41,6 +41,7 @@ FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_bart, T5) for kind in hf_bart.MODEL_TYPES},
   **{kind: (family, BERT) for kind, family in encoders.FAMILIES.items()},
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
+  **{kind: (family, GPT) for kind, family in decoders.FAMILIES.items()},
 }
 # Names of output projections, and of the embeddings that they are tied to.
 _OUTPUTS = (
@@ -51,7 +52,15 @@ _OUTPUTS = (
   "predictions.decoder.weight",
   "generator_lm_head.weight",
 )
-_EMBEDDINGS = ("shared.weight", "wte.weight", "tokens_embed.weight", "embeddings.word_embeddings.weight")
+_EMBEDDINGS = (
+  "shared.weight",
+  "wte.weight",
+  "tokens_embed.weight",
+  "embeddings.word_embeddings.weight",
+  "embed_tokens.weight",
+  "decoder.embed_tokens.weight",
+  "word_embeddings.weight",
+)
 _GENERATION = "generation_config.json"
 # Parts that a folder of sentence-transformers may have, unused.
 _NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_"
@@ -87,7 +96,8 @@ def load(folder: Path | str, **changes: object) -> Imported:
       del names[name]
   wanted = [name for name in names if not any(re.fullmatch(pattern, name) for pattern in family.IGNORED)]
   config = _config(family, hf, set(names), _tied(names, read) if head is None else _ties(hf), folder)
-  model = BERT(config, family=hf["model_type"]) if model_class is BERT else model_class(config)
+  named = {"family": hf["model_type"]} if hf["model_type"] in encoders.FAMILIES | decoders.FAMILIES else {}
+  model = model_class(config, **named)
   rules = family.rules(config)
   if head is not None or sentence:
     model = attach_head(model, sentence.head) if sentence else _attached(model, head, hf, folder)
@@ -178,7 +188,8 @@ def _published_form(model: nn.Module, params: Any) -> tuple[nn.Module, Any]:
 
 def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:
   """Raises UserError for a vocabulary with another padding id, from which Hugging Face's RoBERTa numbers positions."""
-  if config.position_offset and vocabulary.pad_id not in (None, config.padding_id):
+  is_encoder = config.num_decoder_layers == 0
+  if is_encoder and config.position_offset and vocabulary.pad_id not in (None, config.padding_id):
     raise UserError(
       f"the vocabulary's padding id is {vocabulary.pad_id}, the model's {config.padding_id}",
       field=f"TransformerConfig.padding_id = {config.padding_id}",
@@ -188,8 +199,8 @@ def _check_padding(config: TransformerConfig, vocabulary: Vocabulary) -> None:
 
 def _family_and_fields(backbone: T5 | BERT | GPT) -> tuple[ModuleType, dict]:
   """Returns a model's family and its config.json."""
-  if isinstance(backbone, BERT):
-    family = encoders.FAMILIES[backbone.family]
+  family = (encoders.FAMILIES | decoders.FAMILIES).get(getattr(backbone, "family", ""))
+  if family is not None:
     return family, family.config_to_hf(backbone.config, backbone.family)
   family = next(module for module, kind in FAMILIES.values() if isinstance(backbone, kind))
   if family is hf_t5 and backbone.config.positions_per_stack:
@@ -213,7 +224,7 @@ def _sentence_fields(hf: Mapping) -> dict:
     return {"architectures": ["T5EncoderModel"], "is_encoder_decoder": False}
   if hf["model_type"] in hf_bart.MODEL_TYPES:
     raise UserError("sentence-transformers cannot run BART's encoder alone", try_="t5like infer --embed, or an encoder")
-  name = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"} | encoders.CLASS_NAMES
+  name = {"gpt2": "GPT2", "openai-gpt": "OpenAIGPT"} | encoders.CLASS_NAMES | decoders.CLASS_NAMES
   return {"architectures": [f"{name[hf['model_type']]}Model"]}
 
 

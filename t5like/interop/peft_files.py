@@ -40,11 +40,25 @@ class HFModule:
   name   'encoder.block.0.layer.0.SelfAttention.q'
   ours   paths of our modules, with layer numbers
   fan_in_fan_out   whether its weight is [in, out], as in GPT-2's Conv1D
+  heads            its outputs are ordered by head, and each has those of all of ours (BLOOM, DeBERTa); 1: by ours
   """
 
   name: str
   ours: tuple[str, ...]
   fan_in_fan_out: bool
+  heads: int = 1
+
+  def in_their_order(self, outputs: np.ndarray) -> np.ndarray:
+    """Orders the outputs [parts * width, ...] of our layers, one after the other, as theirs."""
+    return self._reordered(outputs, len(self.ours), self.heads)
+
+  def in_our_order(self, outputs: np.ndarray) -> np.ndarray:
+    return self._reordered(outputs, self.heads, len(self.ours))
+
+  def _reordered(self, outputs: np.ndarray, outer: int, inner: int) -> np.ndarray:
+    if self.heads == 1:
+      return outputs
+    return outputs.reshape(outer, inner, -1, *outputs.shape[1:]).swapaxes(0, 1).reshape(outputs.shape)
 
 
 def linear_modules(model: nn.Module) -> list[HFModule]:
@@ -53,7 +67,7 @@ def linear_modules(model: nn.Module) -> list[HFModule]:
   for rule in tensor_rules(model):
     if all(path.endswith("/kernel") and not path.startswith("head/") for path in rule.ours):
       paths = tuple(path.removesuffix("/kernel") for path in rule.ours)
-      found.append(HFModule(rule.theirs.removesuffix(".weight"), paths, not rule.transpose))
+      found.append(HFModule(rule.theirs.removesuffix(".weight"), paths, not rule.transpose, rule.heads))
   return found
 
 

@@ -7,11 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from t5like.kernels.attention import (
+  Alibi,
   AttentionSpec,
   Disentangled,
   Mask,
   RelativeBias,
   ShardedAxes,
+  alibi_slopes,
   attention,
   bias_matrix,
   choose_backend,
@@ -21,11 +23,11 @@ from t5like.kernels.platform import deterministic_kernels
 from t5like.models.cache import DecodingStep
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, dense, embedding_init
-from t5like.models.positions import rotate
+from t5like.models.positions import rotary_frequencies, rotate
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 
-KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, heads, kv]
+KeysValues = dict[str, jax.Array]  # "key", "value": [batch, length, kv_heads, kv]
 
 
 def _static(default: object) -> dataclasses.Field:
@@ -40,7 +42,7 @@ class Context:
 
   mask: Mask
   positions: jax.Array | None = None  # [batch or 1, length]; None: 0, 1, 2, ...
-  bias: RelativeBias | None = None  # shared by all layers
+  bias: RelativeBias | Alibi | None = None  # shared by all layers
   relative: jax.Array | None = None  # [2 buckets, embed]: DeBERTa's table of relative positions
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: the input of cross-attention
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
@@ -70,6 +72,10 @@ class RelativeBiasTable(nn.Module):
     return RelativeBias(table.T, bidirectional=bidirectional, max_distance=config.relative_max_distance)
 
 
+def alibi_bias(config: TransformerConfig) -> Alibi:
+  return Alibi(jnp.asarray(alibi_slopes(config.num_heads))[None])
+
+
 class RelativeTable(nn.Module):
   """DeBERTa's table of relative positions [2 buckets, embed], which every layer projects (He et al. 2020)."""
 
@@ -88,18 +94,21 @@ class Attention(nn.Module):
   """Self-attention through `__call__`, cross-attention through `cross`. Both also return the updated cache.
 
   The query, key and value kernels are [embed, heads * kv], as in T5X: two axes,
-  so that Adafactor factors them in the same way.
+  so that Adafactor factors them in the same way. Keys and values may have fewer heads (`num_kv_heads`).
   """
 
   config: TransformerConfig
 
   def setup(self):
     config = self.config
-    width = config.num_heads * config.head_dim
+    width, kv_width = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
     self.query = dense(config, width, ("embed", "heads"), role="query")
-    self.key = dense(config, width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
-    self.value = dense(config, width, ("embed", "heads"))
+    self.key = dense(config, kv_width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
+    self.value = dense(config, kv_width, ("embed", "heads"))
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
+    if config.qk_norm:
+      rms = dataclasses.replace(config, norm="rms")
+      self.query_norm, self.key_norm = Norm(rms, axis="heads"), Norm(rms, axis="heads")
     if config.positions == "disentangled":
       self.dropout = Dropout(config.dropout_rate)
       if not config.share_position_projections:
@@ -112,10 +121,12 @@ class Attention(nn.Module):
     """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
     if context.step is not None:
       return self._step(x, context, cache)
-    query = self._split_heads(self.query(x))  # [batch, length, heads, kv]
-    new = {"key": self._split_heads(self.key(x)), "value": self._split_heads(self.value(x))}
+    query, key = self._normalize(self.query(x), self.key(x))
+    query = self._split_heads(query)  # [batch, length, heads, kv]
+    new = {"key": self._split_heads(key), "value": self._split_heads(self.value(x))}
     query, new["key"] = self._rotate(query, new["key"], context.positions)
-    return self._attend(query, new, context, context.mask, context.bias), new if context.return_kv else None
+    mask = dataclasses.replace(context.mask, window=self.config.attention_window)
+    return self._attend(query, new, context, mask, context.bias), new if context.return_kv else None
 
   def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
     """Attends to `context.encoded`, or to its keys and values in the cache."""
@@ -129,30 +140,50 @@ class Attention(nn.Module):
 
   def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
     """Writes the key and value of one token per row to the cache, and attends to it."""
-    step, generated = context.step, cache["generated"]  # [rows, 2, heads, length, kv]
-    new = self._project_qkv(x)  # [rows, 3, heads, kv]
-    if self.config.positions == "rotary":
-      query, key = self._rotate(new[:, None, 0], new[:, None, 1], step.index[:, None])
-      new = jnp.concatenate([query, key, new[:, 2:]], axis=1)
-    shared = SharedKV(cache["prompt"], step.prompt_valid) if "prompt" in cache else None
+    step, generated = context.step, cache["generated"]  # [rows, 2, kv_heads, length, kv]
+    new, window = self._project_qkv(x, step), self.config.attention_window
+    shared = None
+    if "prompt" in cache:
+      valid = step.prompt_valid
+      if window is not None:  # hypotheses of a row are at the same position
+        at = step.index.reshape(valid.shape[0], -1)[:, :1]
+        valid = valid & (jnp.arange(valid.shape[1])[None, :] > at - window)
+      shared = SharedKV(cache["prompt"], valid)
     bias = None
     if context.bias is not None:
       length = generated.shape[3] + (cache["prompt"].shape[3] if "prompt" in cache else 0)
       offset = jnp.full((1,), length - 1, jnp.int32)
       by_distance = bias_matrix(context.bias, 1, length, offset)[0, :, 0, ::-1]  # [heads, length]
       bias = DistanceBias(by_distance, step.index)
-    generated = GeneratedKV(generated, step.generated_length, step.origins)
+    generated = GeneratedKV(generated, step.generated_length, step.origins, window)
     y, generated = attend_and_write(new, generated, shared, bias, **self._cached_options(context))
     return self.out(y.reshape(y.shape[0], 1, -1)), generated
 
-  def _project_qkv(self, x: jax.Array) -> jax.Array:
-    """Projects x [rows, 1, embed] to query, key and value [rows, 3, heads, kv]; one product if weights are fused."""
+  def _project_qkv(self, x: jax.Array, step: DecodingStep) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Projects x [rows, 1, embed] to query, key and value, with few products if weights are fused.
+
+    Returns [rows, 3, heads, kv], or the query [rows, heads, kv] and the others [rows, 2, kv_heads, kv].
+    """
+    config = self.config
+    x = x.astype(config.dtype)
     if self.has_variable("fused", "qkv"):
-      y = fused_products(self, "qkv", x.astype(self.config.dtype))[:, 0]  # [rows, 3, heads * kv]
+      y = fused_products(self, "qkv", x)[:, 0]  # [rows, 3, heads * kv]
+      if config.positions != "rotary" and not config.qk_norm:
+        y = y.reshape(*y.shape[:2], config.num_heads, config.head_dim)
+        return nn.with_logical_constraint(y, ("batch", None, "heads", "kv"))
+      query, key, value = y[:, None, 0], y[:, None, 1], y[:, None, 2]
+    elif self.has_variable("fused", "kv"):
+      y = fused_products(self, "kv", x)
+      query, key, value = self.query(x), y[:, :, 0], y[:, :, 1]
     else:
-      y = jnp.concatenate([project(x) for project in (self.query, self.key, self.value)], axis=1)
-    y = y.reshape(*y.shape[:2], self.config.num_heads, self.config.head_dim)
-    return nn.with_logical_constraint(y, ("batch", None, "heads", "kv"))
+      query, key, value = self.query(x), self.key(x), self.value(x)
+    query, key = map(self._split_heads, self._normalize(query, key))
+    query, key = self._rotate(query, key, step.index[:, None])
+    return query[:, 0], jnp.concatenate([key, self._split_heads(value)], axis=1)
+
+  def _normalize(self, query: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Normalizes all queries and all keys of a token [..., heads * kv], if the model does so."""
+    return (self.query_norm(query), self.key_norm(key)) if self.config.qk_norm else (query, key)
 
   def _rotate(self, query: jax.Array, key: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """Applies rotary positions to query and key, if the model has them."""
@@ -160,7 +191,8 @@ class Attention(nn.Module):
       return query, key
     if positions is None:
       positions = jnp.arange(query.shape[1], dtype=jnp.int32)[None, :]
-    return rotate(query, positions, self.config.rotary_base), rotate(key, positions, self.config.rotary_base)
+    frequencies = rotary_frequencies(self.config)
+    return rotate(query, positions, frequencies), rotate(key, positions, frequencies)
 
   def _scale(self) -> float:
     """Returns the factor of scores, which have three terms in DeBERTa."""
@@ -185,16 +217,16 @@ class Attention(nn.Module):
     return {"scale": scale, "kernel": kernel, "prefix": self._prefix(context)}
 
   def _prefix(self, context: Context) -> jax.Array | None:
-    """Returns the learned keys and values [2, tokens, heads, kv] that every query sees, if there are any."""
+    """Returns the learned keys and values [2, tokens, kv_heads, kv] that every query sees, if there are any."""
     return None if self.prefix is None else self.prefix((context.prefixes or {}).get(self.name))
 
   def _split_heads(self, x: jax.Array) -> jax.Array:
     """Reshapes [batch, length, heads * kv] to [batch, length, heads, kv]."""
-    x = x.reshape(*x.shape[:2], self.config.num_heads, self.config.head_dim)
+    x = x.reshape(*x.shape[:2], -1, self.config.head_dim)
     return nn.with_logical_constraint(x, ("batch", "length", "heads", "kv"))
 
   def _attend(
-    self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask, bias: RelativeBias | None
+    self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask, bias: RelativeBias | Alibi | None
   ) -> jax.Array:
     config = self.config
     rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
@@ -230,10 +262,10 @@ def describe_backend(
 ) -> str:  # fmt: skip
   """Returns the attention back ends of a train step with reasons, one line per kind of attention."""
   rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
-  relative = config.positions == "relative_bias"
+  biased = config.positions in ("relative_bias", "alibi")
   kinds = {
-    "encoder": (encoder_length, encoder_length, relative),
-    "decoder": (decoder_length, decoder_length, relative),
+    "encoder": (encoder_length, encoder_length, biased),
+    "decoder": (decoder_length, decoder_length, biased),
     "cross": (decoder_length, encoder_length, False),
   }
   lines = {}

@@ -40,7 +40,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-  """Applies x + f(norm(x)) for each sublayer f, or norm(x + f(x)) with post-norm.
+  """Applies x + f(norm(x)) for each sublayer f, norm(x + f(x)) with post-norm, or x + norm(f(x)).
 
   `cache` holds this layer's keys and values while decoding; the second result
   is the updated cache, None in training.
@@ -89,8 +89,10 @@ class Block(nn.Module):
 
   def _add_residual(self, name: str, x: jax.Array, y: jax.Array, h: jax.Array, context: Context) -> jax.Array:
     """Adds the result y of the sublayer `name`, whose input is h, to the residual stream x."""
-    norm, is_pre = getattr(self, f"{name}_norm"), self.config.norm_position == "pre"
+    norm, is_post = getattr(self, f"{name}_norm"), self.config.norm_position == "post"
+    if self.config.norm_position == "branch":
+      y = norm(y)
     y = self.dropout(y, context.deterministic)
     adapter = getattr(self, f"{name}_adapter", None)
-    x = x + y if adapter is None else adapter(x, y, h, (lambda x: x) if is_pre else norm)
-    return constrain_activations(x if is_pre else norm(x))
+    x = x + y if adapter is None else adapter(x, y, h, norm if is_post else (lambda x: x))
+    return constrain_activations(norm(x) if is_post else x)

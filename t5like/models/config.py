@@ -13,8 +13,10 @@ from t5like.kernels.attention import check_backend
 CHOICES = {
   "activation": ("relu", "gelu", "gelu_erf", "silu"),
   "norm": ("rms", "layer"),
-  "norm_position": ("pre", "post"),
-  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "disentangled", "none"),
+  "norm_position": ("pre", "post", "branch"),
+  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "none"),
+  "rotary_scaling": ("default", "linear", "llama3"),
+  "embedding_projection": ("sum", "tokens"),
   "initializer": ("fan_in", "normal"),
   "param_dtype": ("float32", "bfloat16", "float16"),
   "compute_dtype": ("float32", "bfloat16", "float16"),
@@ -29,7 +31,7 @@ _TYPE_NAMES = {
 _SIZES = (
   "vocab_size", "embed_dim", "mlp_dim", "num_heads", "head_dim", "relative_buckets", "relative_max_distance",
   "max_positions", "num_token_types", "position_offset", "padding_id",
-  "embedding_dim", "start_id", "opening_id",
+  "embedding_dim", "start_id", "opening_id", "num_kv_heads", "attention_window", "rotary_original_length",
 )  # fmt: skip
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
@@ -43,6 +45,7 @@ class TransformerConfig:
   embed_dim: int
   mlp_dim: int
   num_heads: int
+  num_kv_heads: int | None = None  # Llama: heads of keys and values, each read by a group of queries; None: num_heads
   head_dim: int | None = None  # None: embed_dim / num_heads
   num_encoder_layers: int = 0
   num_decoder_layers: int = 0
@@ -52,10 +55,12 @@ class TransformerConfig:
   gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020)
   norm: str = "rms"
   norm_epsilon: float = 1e-6
-  norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x))
+  norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x)); "branch": x + norm(f(x)) (OLMo-2)
   use_bias: bool = False  # in dense layers
   use_key_bias: bool = True  # also in keys; DeBERTa's first version has none
   scale_attention: bool = False  # divide scores by sqrt(head_dim); T5 folds this into the initializer
+  qk_norm: bool = False  # OLMo-2: an RMS norm of all queries and one of all keys, before rotary positions
+  attention_window: int | None = None  # Mistral: a token sees this number of tokens, itself included; None: all
   share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
   layer_groups: int | None = None  # ALBERT: different layers of an encoder, each run several times; None: all differ
   prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
@@ -65,10 +70,15 @@ class TransformerConfig:
   relative_buckets: int = 32
   relative_max_distance: int = 128
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
-  max_positions: int | None = None  # learned positions that a row can use; None: unbounded
+  max_positions: int | None = None  # learned positions that a row can use; others: what a model was trained with
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   positions_per_stack: bool = False  # BART: the decoder has its own learned positions and norm of its embeddings
   rotary_base: float = 10_000.0
+  rotary_scaling: str = "default"  # of frequencies, for longer rows: "linear" divides all, "llama3" the low ones
+  rotary_factor: float = 1.0  # divides them
+  rotary_low_factor: float = 1.0  # "llama3": divided are wavelengths above rotary_original_length / this, ...
+  rotary_high_factor: float = 4.0  # ... none below rotary_original_length / this, and in between a part
+  rotary_original_length: int = 8192  # the rows of the first pre-training
   # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
   convolution_width: int = 0  # of a convolution over the embeddings, added after layer 0 (version 2 xlarge: 3); 0: none
   relative_norm: bool = False  # normalize the table (version 3)
@@ -78,6 +88,9 @@ class TransformerConfig:
   embedding_dim: int | None = (
     None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim, no projection
   )
+  # "sum": of all tables is projected (ALBERT); "tokens": only that of tokens, without bias, and the last states are
+  # projected back before the output (OPT-350m).
+  embedding_projection: str = "sum"
   padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   start_id: int | None = None  # the decoder's first input; None: the vocabulary's padding if it is 0, else its end
   opening_id: int | None = None  # BART: precedes the text of inputs and of targets, <s>; None: nothing does
@@ -130,6 +143,8 @@ class TransformerConfig:
       if self.embed_dim % self.num_heads:
         raise _invalid("num_heads", self.num_heads, f"a divisor of embed_dim = {self.embed_dim}, or set head_dim")
       object.__setattr__(self, "head_dim", self.embed_dim // self.num_heads)
+    if self.num_heads % self.kv_heads:
+      raise _invalid("num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
     self._check_positions()
     if self.layer_groups and (self.num_decoder_layers or self.num_encoder_layers % self.layer_groups):
       raise _invalid(
@@ -163,7 +178,7 @@ class TransformerConfig:
     for field in ("vocab_size", "embed_dim", "mlp_dim", "num_heads", "relative_buckets"):
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), "a positive number")
-    for field in ("head_dim", "max_positions", "embedding_dim", "layer_groups"):
+    for field in ("head_dim", "max_positions", "embedding_dim", "layer_groups", "num_kv_heads", "attention_window"):
       value = getattr(self, field)
       if value is not None and value < 1:
         raise _invalid(field, value, "a positive number or None")
@@ -193,12 +208,19 @@ class TransformerConfig:
       raise _invalid("positions_per_stack", True, "positions = 'learned', and stacks that are not shared")
     if self.positions == "rotary" and self.head_dim % 2:
       raise _invalid("head_dim", self.head_dim, "an even number: rotary positions rotate pairs of features")
+    for field in ("rotary_base", "rotary_factor", "rotary_low_factor", "rotary_high_factor", "rotary_original_length"):
+      if getattr(self, field) <= 0:
+        raise _invalid(field, getattr(self, field), "a positive number")
+    if self.rotary_scaling == "llama3" and self.rotary_high_factor <= self.rotary_low_factor:
+      raise _invalid("rotary_high_factor", self.rotary_high_factor, f"more than {self.rotary_low_factor}")
     if self.positions == "sinusoidal" and self.embed_dim % 2:
       raise _invalid("embed_dim", self.embed_dim, "an even number: half sines, half cosines")
     if self.positions == "disentangled" and self.relative_max_distance < self.relative_buckets:
       raise _invalid("relative_max_distance", self.relative_max_distance, f"at least {self.relative_buckets}")
     if self.positions == "disentangled" and self.num_decoder_layers:
       raise _invalid("positions", self.positions, "a model without decoder")
+    if self.positions == "disentangled" and (self.kv_heads != self.num_heads or self.qk_norm or self.attention_window):
+      raise _invalid("positions", self.positions, "neither num_kv_heads, qk_norm nor attention_window")
     if self.positions == "relative_bias":
       if self.relative_buckets < 4:
         raise _invalid("relative_buckets", self.relative_buckets, "at least 4: near and far, past and future")
@@ -210,6 +232,11 @@ class TransformerConfig:
     for field in fields:
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), f"at least 1: {model} has no other layers")
+
+  @property
+  def kv_heads(self) -> int:
+    """The number of heads of keys and values."""
+    return self.num_kv_heads or self.num_heads
 
   @property
   def embedding_width(self) -> int:

@@ -18,7 +18,8 @@ from t5like.models.tuning import extended, extensions
 class Embedder(nn.Module):
   """The sum of token, position and token type embeddings, as far as the config has them.
 
-  With `embedding_dim`, the tables have that width, and a dense layer follows (Lan et al. 2019, section 3.1).
+  With `embedding_dim`, the tables have that width, and a dense layer follows (Lan et al. 2019, section 3.1); or, for
+  `embedding_projection = "tokens"`, only the table of tokens, and the dense layer precedes the sum.
 
   Both stacks of a T5 with learned or sinusoidal positions share one embedder, and therefore one table of positions;
   with `positions_per_stack` (BART), they share the tokens, and `decoder` has the decoder's positions and norm.
@@ -38,7 +39,9 @@ class Embedder(nn.Module):
     if config.embedding_norm:
       self.norm = Norm(config)
     if config.embedding_dim is not None:
-      self.project = dense(config, config.embed_dim, ("embed", "mlp"))
+      self.project = dense(config, config.embed_dim, ("embed", "mlp"), use_bias=False if self._tokens_alone else None)
+      if self._tokens_alone:
+        self.project_back = dense(config, config.embedding_dim, ("mlp", "embed"), use_bias=False)
     self.dropout = Dropout(config.dropout_rate)
     # Factors A [vocab, rank] and B [rank, embed] of updates of the token table.
     self.updates = tuple(extension.factors(self) for extension in extensions(self))
@@ -47,6 +50,10 @@ class Embedder(nn.Module):
     self.vectors = prompts[0] if prompts else None
     # Positions that a learned prefix takes before the first token.
     self.shift = sum(extension.tokens for extension in extensions(self, "shift"))
+
+  @property
+  def _tokens_alone(self) -> bool:
+    return self.config.embedding_dim is not None and self.config.embedding_projection == "tokens"
 
   def __call__(
     self, tokens: jax.Array, positions: jax.Array | None = None, token_types: jax.Array | None = None,
@@ -66,6 +73,8 @@ class Embedder(nn.Module):
       x = x + self._look_up(a, tokens, "vocab") @ b.astype(config.dtype)
     if config.scale_embeddings:
       x = x * config.embed_dim**0.5
+    if self._tokens_alone:
+      x = self.project(x)
     if positions is None:
       positions = default_positions(tokens)
     if self.shift:
@@ -79,7 +88,7 @@ class Embedder(nn.Module):
       check_length(config, tokens.shape[1] + self.shift)
       x = x + self._look_up(stack.position_embedding, positions + config.position_offset)
     elif config.positions == "sinusoidal":
-      x = x + sinusoids(positions, config.embedding_width).astype(config.dtype)
+      x = x + sinusoids(positions, x.shape[-1]).astype(config.dtype)
     if config.num_token_types:
       types = jnp.zeros_like(tokens) if token_types is None else token_types
       x = x + self._look_up(self.token_type_embedding, types)
@@ -88,7 +97,9 @@ class Embedder(nn.Module):
     if valid is not None:
       x = jnp.where(valid[:, :, None], x, 0)
     x = self.dropout(x, deterministic)
-    return constrain_activations(x if config.embedding_dim is None or not projected else self.project(x))
+    if config.embedding_dim is not None and not self._tokens_alone and projected:
+      x = self.project(x)
+    return constrain_activations(x)
 
   @property
   def prompt_length(self) -> int:
@@ -113,7 +124,7 @@ class Embedder(nn.Module):
 
   def attend(self, hidden: jax.Array) -> jax.Array:
     """Returns logits with the tied embedding: [..., embed] -> [..., vocab] in the logits dtype."""
-    hidden = scale(self.config, hidden)
+    hidden = scale(self.config, self.project_back(hidden) if self._tokens_alone else hidden)
     scores = logits(self.config, hidden, self.embedding.T)
     for a, b in self.updates:
       scores = scores + logits(self.config, hidden @ b.T.astype(hidden.dtype), a.T)
@@ -135,7 +146,9 @@ class DecoderPositions(nn.Module):
 def _table(module: nn.Module, name: str, rows: int, axis: str | None = None) -> jax.Array:
   config = module.config
   init = nn.with_logical_partitioning(embedding_init(config), (axis, "embed"))
-  return module.param(name, init, (rows, config.embedding_width), jnp.dtype(config.param_dtype))
+  wide = config.embedding_projection == "tokens" and axis != "vocab"
+  width = config.embed_dim if wide else config.embedding_width
+  return module.param(name, init, (rows, width), jnp.dtype(config.param_dtype))
 
 
 class LogitsBias(nn.Module):

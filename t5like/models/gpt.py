@@ -1,10 +1,11 @@
-"""GPT: decoder-only language models (Radford et al. 2018, 2019), and T5's LM and prefix LM (table 2)."""
+"""GPT: decoder-only language models (Radford et al. 2018, 2019), T5's LM and prefix LM (table 2), Llama and others."""
 
 from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
+from t5like.errors import UserError, nearest
 from t5like.kernels.attention import Mask
 from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
@@ -15,16 +16,25 @@ from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
+FAMILIES = ("gpt2", "opt", "bloom", "llama", "mistral", "olmo2")  # gpt2: also GPT-1
 
 
 class GPT(Tunable):
-  """Decoder-only model. With `prefix_lm`, attention within the inputs is bidirectional."""
+  """Decoder-only model. With `prefix_lm`, attention within the inputs is bidirectional.
+
+  family  the published models whose Hugging Face classes it has, by their model_type
+  """
 
   config: TransformerConfig
+  family: str = "gpt2"
 
   def setup(self):
     config = self.config
     config.require_layers("GPT", "num_decoder_layers")
+    if self.family not in FAMILIES:
+      raise UserError(
+        f"invalid GPT.family: {self.family!r}", nearest=nearest(self.family, FAMILIES), known=", ".join(FAMILIES)
+      )
     self.token_embedder = Embedder(config)
     self.decoder = Stack(config, config.num_decoder_layers)
     if not config.tie_embeddings:

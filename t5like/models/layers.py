@@ -110,19 +110,20 @@ def dense(
 
 
 class Norm(nn.Module):
-  """RMS norm (no mean, no bias) or layer norm over the last axis, in float32."""
+  """RMS norm (no mean, no bias) or layer norm over the last axis, in float32; `axis` is its logical name."""
 
   config: TransformerConfig
+  axis: str = "embed"
 
   @nn.compact
   def __call__(self, x: jax.Array, with_input: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Normalizes x [..., embed]; `with_input` also returns x, for the residual connection."""
     config, width = self.config, x.shape[-1]
     dtype = jnp.dtype(config.param_dtype)
-    scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, ("embed",)), (width,), dtype)
+    scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)), (width,), dtype)
     bias = None
     if config.norm == "layer":
-      bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, ("embed",)), (width,), dtype)
+      bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,)), (width,), dtype)
     settings = dict(epsilon=config.norm_epsilon, centered=config.norm == "layer", dtype=jnp.dtype(config.dtype))
     return norm(x, scale, bias, **settings, with_input=with_input)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 from t5like.kernels.platform import target_platform
-from t5like.models.attention import Context, RelativeBiasTable, RelativeTable
+from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, alibi_bias
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
@@ -81,6 +81,8 @@ class Stack(nn.Module):
     config = self.config
     if config.positions == "relative_bias" and config.share_relative_bias:
       context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
+    if config.positions == "alibi":
+      context = dataclasses.replace(context, bias=alibi_bias(config))
     if config.positions == "disentangled":
       context = dataclasses.replace(context, relative=RelativeTable(config, name="relative_embedding")())
     for build in extensions(self, "prefixes"):
@@ -90,7 +92,7 @@ class Stack(nn.Module):
       convolution, inputs = Convolution(config, name="convolution"), x
       after_first = lambda x: convolution(inputs, x, context)  # noqa: E731
     x, cache = self._layers(x, context, cache, after_first)
-    if config.norm_position == "pre":
+    if config.norm_position != "post":
       x = Norm(config, name="final_norm")(x)
     if config.final_dropout:
       x = Dropout(config.dropout_rate)(x, context.deterministic)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from t5like.models.tuning import merge
 
 # Dense layers with the same input that are fused into one product.
-_FUSED = {"qkv": ("query", "key", "value"), "wi": ("wi_0", "wi_1")}
+_FUSED = {"qkv": ("query", "key", "value"), "kv": ("key", "value"), "wi": ("wi_0", "wi_1")}
 # Stacks that run decoding steps; an encoder runs once, on many tokens.
 _DECODER_STACKS = ("decoder", "shared")
 
@@ -72,12 +72,19 @@ def _unroll(tree: Mapping[str, Any]) -> dict[str, Any]:
 def _fuse(tree: Mapping[str, Any]) -> dict[str, Any]:
   """Stacks the kernels of each group of dense layers as [in, products, out].
 
-  Stacked rather than concatenated, so that the last axis keeps its sharding.
+  Stacked rather than concatenated, so that the last axis keeps its sharding. Keys and values of fewer heads than
+  queries are stacked without them.
   """
   found = {name: _fuse(value) for name, value in tree.items() if isinstance(value, Mapping)}
   found = {name: value for name, value in found.items() if value}
   for name, parts in _FUSED.items():
     layers = [tree.get(part) for part in parts]
-    if all(isinstance(layer, Mapping) and set(layer) <= {"kernel", "bias"} for layer in layers):
+    if name == "kv" and "qkv" in found:
+      continue
+    if all(isinstance(layer, Mapping) and set(layer) <= {"kernel", "bias"} for layer in layers) and _equal(layers):
       found[name] = {leaf: jnp.stack([layer[leaf] for layer in layers], axis=-2) for leaf in layers[0]}
   return found
+
+
+def _equal(layers: list[Mapping[str, Any]]) -> bool:
+  return all({k: x.shape for k, x in layer.items()} == {k: x.shape for k, x in layers[0].items()} for layer in layers)

@@ -28,6 +28,7 @@ class SpecialTokens:
   cls: int | None = None
   sep: int | None = None
   bos: int | None = None
+  opens_texts: bool = False  # a text begins with `bos`, also a decoder's (Llama)
   others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
@@ -53,6 +54,7 @@ class SpecialTokens:
       cls=vocabulary.cls_id,
       sep=vocabulary.sep_id,
       bos=vocabulary.bos_id,
+      opens_texts=getattr(vocabulary, "opens_texts", False),
       others=frozenset(vocabulary.special_ids),
       sentence_ends=tuple(vocabulary.sentence_end_ids),
       word_starts=vocabulary.word_starts,
@@ -60,11 +62,13 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """The decoder's start token: the model's; the code of its language; padding, as in T5, or EOS if 0 is a word."""
+    """The decoder's start token: the model's own, a language's code, what opens texts, or padding; EOS if 0 is a word."""
     if self.start_id is not None:
       return self.start_id
     if self.codes:
       return self.codes[1]
+    if self.opens_texts:
+      return self.bos
     return 0 if self.pad == 0 else self.eos
 
   # mBART's code follows its inputs and starts its decoder; mBART-50, which has another start, opens texts with codes.

@@ -26,7 +26,7 @@ class PairForm:
 
   BERT     [CLS] first [SEP] second [SEP], token types 0 and 1
   RoBERTa  <s> first </s></s> second </s>
-  T5, GPT  first </s> second </s>, with the vocabulary's end-of-sequence
+  T5, GPT  first </s> second </s>, with the vocabulary's end-of-sequence; Llama: after <s>
   """
 
   cls: int | None
@@ -38,7 +38,7 @@ class PairForm:
   def of(cls, special: SpecialTokens) -> PairForm:
     """Returns the form of a vocabulary."""
     if special.cls is None or special.sep is None:
-      return cls(None, special.eos, typed=False)
+      return cls(special.bos if special.opens_texts else None, special.eos, typed=False)
     if special.bos == special.cls:
       return cls(special.cls, special.sep, separators=2, typed=False)
     return cls(special.cls, special.sep)

@@ -179,4 +179,6 @@ def _narrowed(model: nn.Module, tensor: int) -> nn.Module:
   if tensor == 1:
     return model
   sizes = {"num_heads": config.num_heads, "mlp_dim": config.mlp_dim, "vocab_size": config.vocab_size}
+  if config.num_kv_heads:
+    sizes["num_kv_heads"] = config.num_kv_heads
   return model.clone(config=dataclasses.replace(config, **{name: -(-n // tensor) for name, n in sizes.items()}))

@@ -1,15 +1,16 @@
 """Analytic model FLOPs: matrix products only, attention in full, no rematerialization.
 
 A product [m, k] x [k, n] is 2 m k n. With B rows, stack length L (K for keys of another stack), embed d, inner width
-a = heads * head_dim, mlp f, vocab V, a forward pass is
+a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass is
 
-    self-attention    8 B L d a  +  4 B L L a          query, key, value, output; scores and mixing
+    self-attention    4 B L d (a + c)  +  4 B L L a    query, output, key, value; scores and mixing
+      window          4 B L W a instead, where a query sees W < L keys
       disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
       convolution     2 B L w d d                      of width w
-    cross-attention   4 B L d a  +  4 B K d a  +  4 B L K a
+    cross-attention   4 B L d a  +  4 B K d c  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
-    projection        2 B L E d   of such embeddings
+    projection        2 B L E d   of such embeddings, and of OPT-350m's states back to their width
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
                       2 B L (d d + d)  for ELECTRA's discriminator
     ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
@@ -42,24 +43,27 @@ def forward_flops_by_part(
   has_output: whether states are projected to the vocabulary, which a model with a head for labels does not do.
   """
   d, a, f = config.embed_dim, config.num_heads * config.head_dim, config.mlp_dim
+  c = config.kv_heads * config.head_dim
   width, parts = config.embedding_width, {}
   if config.convolution_width:
     parts["convolution"] = 2 * rows * encoder_length * config.convolution_width * d * d
   if config.embedding_dim is not None:
-    parts["embedding"] = 2 * rows * (encoder_length + decoder_length) * width * d
+    products = 2 if config.embedding_projection == "tokens" and has_output else 1
+    parts["embedding"] = products * 2 * rows * (encoder_length + decoder_length) * width * d
   stacks = (
     ("encoder", encoder_length, config.num_encoder_layers),
     ("decoder", decoder_length, config.num_decoder_layers),
   )
   for stack, length, layers in stacks:
     tokens = rows * length * layers
-    parts[f"{stack} attention"] = 8 * tokens * d * a + 4 * tokens * length * a
+    seen = min(length, config.attention_window or length)
+    parts[f"{stack} attention"] = 4 * tokens * d * (a + c) + 4 * tokens * seen * a
     if config.positions == "disentangled":
       table = 2 * config.relative_buckets * layers * bool(length)
       parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
-      parts["cross-attention"] = 4 * (tokens + keys) * d * a + 4 * tokens * encoder_length * a
+      parts["cross-attention"] = 4 * d * (tokens * a + keys * c) + 4 * tokens * encoder_length * a
     parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
   if has_output and (decoder_length or config.mlm_head):
     parts["output"] = 2 * rows * (decoder_length or encoder_length) * width * config.vocab_size

@@ -77,6 +77,8 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
     )  # look up; add up the gradient
     if config.embedding_dim is not None:
       yield from _product(config, share, "embedding", tokens, config.embedding_dim, config.embed_dim)
+      if config.embedding_projection == "tokens":
+        yield from _product(config, share, "embedding", tokens, config.embed_dim, config.embedding_dim)
   if config.convolution_width:
     tokens, d = share.rows * share.encoder_length, config.embed_dim
     yield from _product(config, share, "convolution", tokens, config.convolution_width * d, d)
@@ -105,9 +107,10 @@ def _generator(model: ELECTRA, share: DeviceShare) -> Iterator[Operation]:
 
 def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: int) -> Iterator[Operation]:
   d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
+  c = config.kv_heads * config.head_dim // share.tensor
   tokens, part = share.rows * length, f"{stack} attention"
-  for _ in range(3):
-    yield from _product(config, share, part, tokens, d, a)
+  for width in (a, c, c):
+    yield from _product(config, share, part, tokens, d, width)
   yield from _product(config, share, part, tokens, a, d)
   is_causal = stack == "decoder" and not config.prefix_lm
   yield from _attention(config, share, part, length, length, config.positions == "relative_bias", is_causal)
@@ -116,7 +119,7 @@ def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: in
     part, keys = "cross-attention", share.rows * share.encoder_length
     yield from _product(config, share, part, tokens, d, a)
     for _ in range(2):
-      yield from _product(config, share, part, keys, d, a)
+      yield from _product(config, share, part, keys, d, c)
     yield from _product(config, share, part, tokens, a, d)
     yield from _attention(config, share, part, length, share.encoder_length, False, False)
     yield from _residual(config, share, part, tokens)
@@ -155,11 +158,13 @@ def _attention(
   heads = config.num_heads / share.tensor
   pairs = share.rows * heads * queries * keys
   width = config.dtype.itemsize
-  ends = share.rows * heads * config.head_dim * (queries + keys) * width
+  ends = share.rows / share.tensor * config.head_dim * (config.num_heads * queries + config.kv_heads * keys) * width
   again = config.remat in ("dots", "full")
   if not writes_scores(config, queries, keys, share.platform):
     # Two products forward, along the keys; five backward, along the queries. Causal attention skips half of them.
     seen = 0.5 if is_causal else 1.0
+    if config.attention_window and part != "cross-attention":
+      seen = min(seen, config.attention_window / keys)
     products = 4.0 * pairs * config.head_dim * seen
     yield Operation(part, "attention", products, 2 * ends, keys * seen, count=1 + again)
     yield Operation(part, "attention", 2.5 * products, 4 * ends, queries * seen, kernels=3)

@@ -39,7 +39,7 @@ def meshes(work: Work, topology: Topology) -> Iterator[parallel.MeshAxes]:
   for tensor in _divisors(devices):
     if tensor > min(_MAX_TENSOR, topology.size):
       continue
-    if any(width % tensor for width in (config.num_heads, config.mlp_dim, config.vocab_size)):
+    if any(width % tensor for width in (config.kv_heads, config.num_heads, config.mlp_dim, config.vocab_size)):
       continue
     for fsdp in _divisors(devices // tensor):
       if config.embed_dim % fsdp == 0:

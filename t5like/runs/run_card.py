@@ -25,6 +25,7 @@ from t5like.files import data_card
 from t5like.finetuning import TrainingPlan
 from t5like.models import ELECTRA
 from t5like.models.attention import describe_backend
+from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 from t5like.models.stack import describe_layer_loop
 from t5like.objectives import Lengths
@@ -90,7 +91,8 @@ def describe_run(
     "model": (
       f"{_model_name(experiment.model)}, {parameters:,} parameters: "
       f"{config.num_encoder_layers}+{config.num_decoder_layers} layers, {config.embed_dim} wide, "
-      f"{config.num_heads} heads x {config.head_dim}, mlp {config.mlp_dim}, compute dtype {config.compute_dtype}, "
+      f"{config.num_heads} heads x {config.head_dim}{_attention_text(config)}, mlp {config.mlp_dim}, "
+      f"compute dtype {config.compute_dtype}, "
       f"dropout {config.dropout_rate:g}"
     ),
     **({"teacher": teacher.describe()} if teacher else {}),
@@ -163,6 +165,12 @@ def _head_facts(model: nn.Module) -> dict[str, Any]:
   fields = [f.name for f in dataclasses.fields(model.head) if f.name not in ("parent", "name")]
   settings = {name: getattr(model.head, name) for name in fields}
   return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings}}
+
+
+def _attention_text(config: TransformerConfig) -> str:
+  """Returns what differs from an attention in which every head has its own keys and reads all of them."""
+  grouped = f" ({config.kv_heads} of keys)" if config.kv_heads != config.num_heads else ""
+  return grouped + (f", window {config.attention_window:,}" if config.attention_window else "")
 
 
 def _model_name(model: nn.Module) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from t5like.errors import UserError
 from t5like.files import storage
 from t5like.vocabularies.base import fingerprint_of
 from t5like.vocabularies.subwords import SpecialNames, SubwordVocabulary
+from t5like.vocabularies.tokenizer_config import tokenizer_settings
 from t5like.vocabularies.wordpiece import WORDS
 
 _END_OF_WORD = "</w>"
@@ -24,6 +25,7 @@ _CHUNKS = re.compile(r"\s*\S+|\s+")
 _GPT2 = SpecialNames(eos="<|endoftext|>", bos="<|endoftext|>")
 _PIECES = "a JSON object with the id of each piece"
 _ROBERTA = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="<s>", cls="<s>", sep="</s>", mask="<mask>")
+_OPT = SpecialNames(pad="<pad>", eos="</s>", unk="<unk>", bos="</s>")  # RoBERTa's pieces; </s> opens a text
 # DeBERTa's first version: GPT-2's pieces, BERT's special tokens.
 _DEBERTA = SpecialNames(pad="[PAD]", eos="[SEP]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]")
 
@@ -35,10 +37,14 @@ def load_bpe(pieces: str | Path, merges: str | Path) -> SubwordVocabulary:
   fingerprint = fingerprint_of("bpe", pieces.read_bytes(), merges.read_bytes())
   origin = (pieces, fingerprint, (load_bpe, (pieces, merges)))
   files = {"vocab.json": pieces, "merges.txt": merges}
+  kinds = (_OPT,) if tokenizer_settings(pieces).get("add_bos_token") is True else (_DEBERTA, _ROBERTA)
   # GPT-2 last, as its end of text is a piece of the others.
-  for names in (_DEBERTA, _ROBERTA, _GPT2):
+  for names in (*kinds, _GPT2):
     if all(name in vocabulary for name in names.all()):
       tokenizer = _byte_level(vocabulary, pairs, names)
+      if names is _OPT:
+        special = [(names.bos, vocabulary[names.bos])]
+        tokenizer.post_processor = processors.TemplateProcessing(single=f"{names.bos} $A", special_tokens=special)
       return SubwordVocabulary(tokenizer, names, _begins_word, *origin, _CHUNKS, files)
   if any(piece.endswith(_END_OF_WORD) for piece in vocabulary):
     tokenizer, names = _lower_cased(vocabulary, pairs)

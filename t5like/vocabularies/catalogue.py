@@ -10,7 +10,7 @@ from t5like.errors import UserError, nearest
 from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
-from t5like.vocabularies.sentencepiece import SentencePieceVocabulary
+from t5like.vocabularies.sentencepiece import LLAMA_FILE, SentencePieceVocabulary
 from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
@@ -27,6 +27,12 @@ BYTE = "byte"
 NOT_INCLUDED = {
   "mt5": "spiece.model of google/mt5-small, or gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model",
   "gpt1": "vocab.json and merges.txt of openai-community/openai-gpt",
+  "llama2": "tokenizer.json (or tokenizer.model) and tokenizer_config.json of meta-llama/Llama-2-7b-hf",
+  "llama3": "tokenizer.json and tokenizer_config.json of meta-llama/Meta-Llama-3-8B",
+  "mistral": "tokenizer.json (or tokenizer.model) and tokenizer_config.json of mistralai/Mistral-7B-v0.1",
+  "olmo2": "tokenizer.json and tokenizer_config.json of allenai/OLMo-2-1124-7B",
+  "opt": "vocab.json, merges.txt and tokenizer_config.json of facebook/opt-125m",
+  "bloom": "tokenizer.json and tokenizer_config.json of bigscience/bloom-560m",
 }
 NAMES = (*EMBEDDED, BYTE, *NOT_INCLUDED)
 
@@ -34,7 +40,7 @@ SEARCH_VARIABLE = "T5LIKE_VOCABULARIES"
 DEFAULT_SEARCH_PATH = "~/.cache/t5like/vocabularies"
 # Vocabulary files in a folder, in order of preference.
 _TOKENIZER = "tokenizer.json"
-FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER)
+FILES = ("sentencepiece.model", "spiece.model", "vocab.txt", "vocab.json", _TOKENIZER, LLAMA_FILE)
 ENDINGS = ("", ".model", ".txt", ".json")  # of a name on the search path
 _COMPANIONS = ("merges.txt", SETTINGS)  # optional files next to them
 _SHOWN = 5  # names in a message
@@ -90,6 +96,8 @@ def vocabulary_in(folder: Path) -> Path | None:
   differently than in training, and an added end-of-sequence would never be found.
   """
   path = next((folder / file for file in FILES if (folder / file).is_file()), None)
+  if path is not None and path.name == "vocab.json" and _splits_otherwise(folder / _TOKENIZER):
+    return folder / _TOKENIZER
   if path is None or path.name == _TOKENIZER or not (missing := _missing_tokens(path)):
     return path
   if (folder / _TOKENIZER).is_file():
@@ -100,6 +108,15 @@ def vocabulary_in(folder: Path) -> Path | None:
     try_=f"write {_TOKENIZER} with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder); "
     f"or ignore them: --vocabulary={path}",
   )
+
+
+def _splits_otherwise(tokenizer: Path) -> bool:
+  """Whether a tokenizer.json cuts text into words in another way than GPT-2, which vocab.json does not say (OLMo-2)."""
+  try:
+    steps = storage.read_json(tokenizer).get("pre_tokenizer") or {}
+  except (OSError, ValueError):
+    return False
+  return any(step.get("type") == "Split" for step in steps.get("pretokenizers", [steps]))
 
 
 def _missing_tokens(path: Path) -> list[str]:

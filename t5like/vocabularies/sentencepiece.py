@@ -16,6 +16,7 @@ from t5like.vocabularies.base import Vocabulary, fingerprint_of, trimmed, well_f
 from t5like.vocabularies.tokenizer_config import tokenizer_settings
 
 T5_SENTINELS = 100
+LLAMA_FILE = "tokenizer.model"
 WORD_MARK = "▁"
 _INVALID_UTF8 = (RuntimeError, TypeError)  # raised by SentencePiece for lone surrogates, in a text or a list
 _SENTINEL = re.compile(f"{WORD_MARK}?<extra_id_([0-9]+)>")
@@ -26,7 +27,8 @@ class SentencePieceVocabulary(Vocabulary):
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
   sentinel, has the highest id. The default is 100, as in T5, or the number in Hugging Face's settings
-  next to the model (UMT5: 300), or 0 if the model has sentinels among its pieces, as mT5's does.
+  next to the model (UMT5: 300), or 0 if the model has sentinels among its pieces, as mT5's does, or is called
+  tokenizer.model, as Llama's and Mistral's, whose texts begin with <s>.
   As in seqio, a sentinel in a text is recognized as a separate word; Hugging Face's T5 tokenizer also
   recognizes it inside words, and `</s>` and `<pad>`, which are plain text here.
   """
@@ -51,6 +53,8 @@ class SentencePieceVocabulary(Vocabulary):
     self.pad_id = _present(self._processor.pad_id())
     self.unk_id = self._processor.unk_id()
     self.bos_id = _present(self._processor.bos_id())
+    if self.path.name == LLAMA_FILE and self.bos_id is not None:
+      self.opens_texts = tokenizer_settings(self.path).get("add_bos_token") is not False
     self.cls_id, self.sep_id = special("[CLS]", "<cls>"), special("[SEP]", "<sep>")
     self.mask_id = special("[MASK]", "<mask>")
     eos = _present(self._processor.eos_id())
@@ -69,7 +73,7 @@ class SentencePieceVocabulary(Vocabulary):
     return self.path.read_bytes()
 
   def original_files(self) -> dict[str, bytes]:
-    return {"spiece.model": self.model_bytes}
+    return {LLAMA_FILE if self.path.name == LLAMA_FILE else "spiece.model": self.model_bytes}
 
   @property
   def vocab_size(self) -> int:
@@ -136,7 +140,8 @@ def _load(model: bytes, path: str | Path) -> sentencepiece.SentencePieceProcesso
     message = str(error).split("\n")[0]
     if "already defined" in message:
       raise UserError(f"the vocabulary {path} already has sentinels", try_="extra_ids=0") from None
-    raise UserError(f"{path} is not a SentencePiece model", because=message) from None
+    hint = "Llama 3's file is in another format: use its tokenizer.json" if Path(path).name == LLAMA_FILE else ""
+    raise UserError(f"{path} is not a SentencePiece model", because=message, hint=hint) from None
 
 
 def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
@@ -148,6 +153,8 @@ def _present(token: int) -> int | None:
 
 
 def _default_sentinels(path: Path) -> int:
+  if path.name == LLAMA_FILE:
+    return 0
   count = tokenizer_settings(path).get("extra_ids")
   return count if isinstance(count, int) and count > 0 else T5_SENTINELS
 

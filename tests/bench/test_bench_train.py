@@ -9,6 +9,7 @@ import pytest
 
 from t5like import planning
 from t5like.bench import kernels as bench_kernels
+from t5like.bench.peer import peer_fields
 from t5like.bench.scaling import points
 from t5like.bench.train import make_batch
 from t5like.models import GPT, T5, TransformerConfig
@@ -81,3 +82,14 @@ def test_kernels_are_summed_by_name_over_steps():
   text = bench_kernels.table(found, 1)
   assert "800.0 of 1000.0 ms" in text and "56.2%" in text and "1 others" in text
   assert "GPUs and TPUs only" in bench_kernels.table(bench_kernels.summary([], 2), 1)
+
+
+def test_a_decoders_peer_is_its_own_class():
+  """With Llama's fields of config.json; other layouts have a class of their own."""
+  llama = TransformerConfig(
+    vocab_size=32, embed_dim=8, mlp_dim=12, num_heads=4, num_kv_heads=2, num_decoder_layers=2, positions="rotary",
+    gated_mlp=True, activation="silu", scale_attention=True, scale_logits=False, prefix_lm=True,
+  )  # fmt: skip
+  fields = peer_fields(GPT(llama, "llama"))
+  assert fields["model_type"] == "llama" and fields["num_key_value_heads"] == 2
+  assert peer_fields(GPT(llama)) is None and peer_fields(T5(llama)) is None

@@ -14,7 +14,7 @@ from t5like.experiments.compatibility import model_fingerprint
 from t5like.inference.converting import config_text
 from t5like.inference.parameters.adapting import adapt
 from t5like.interop.layouts import flatten, stack_layers, unflatten
-from t5like.models import BERT, ELECTRA, T5, TransformerConfig
+from t5like.models import BERT, ELECTRA, GPT, T5, TransformerConfig
 from t5like.models.heads import ClassificationHead, RegressionHead, TaggingHead, WithHead, attach_head
 from t5like.runs.starting_table import array_fates, starting_data, starting_text
 from t5like.training.checkpoints import Restore, check_restorable, find_checkpoint, restore_state, save_parameters
@@ -121,6 +121,22 @@ def test_a_headless_checkpoint_starts_a_model_with_a_head_and_back(tmp_path, voc
   np.testing.assert_array_equal(found["pooler/kernel"], tuned["backbone"]["pooler"]["kernel"])
   np.testing.assert_array_equal(found["mlm_head/bias"], fresh["mlm_head/bias"])
   assert statuses(fates, "mlm_head/") == {"new"} and statuses(fates, "head/") == {"left out"}
+
+
+def test_a_causal_decoder_starts_a_prefix_lm(tmp_path, vocabulary):
+  """Unless its relative position bias has other buckets then."""
+
+  def gpt(**fields):
+    sizes = dict(vocab_size=8, embed_dim=4, mlp_dim=6, num_heads=2, num_kv_heads=1, num_decoder_layers=1)
+    return GPT(TransformerConfig(**sizes | fields), "llama")
+
+  params = initial(gpt(positions="rotary"))
+  source = save(tmp_path / "rotary", gpt(positions="rotary"), params, vocabulary)
+  found, _, _ = start(source, gpt(positions="rotary", prefix_lm=True), vocabulary)
+  jax.tree.map(np.testing.assert_array_equal, found, flatten(params))
+  source = save(tmp_path / "bias", gpt(), initial(gpt()), vocabulary)
+  with pytest.raises(UserError, match="prefix_lm  saved False, now True"):
+    start(source, gpt(prefix_lm=True), vocabulary)
 
 
 def test_a_head_is_taken_only_with_the_same_labels(tmp_path, vocabulary):

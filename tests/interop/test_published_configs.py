@@ -9,6 +9,7 @@ import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
 from t5like.interop import hf_bart, hf_gpt, hf_t5
+from t5like.interop.decoders import FAMILIES as DECODERS
 from t5like.interop.encoders import FAMILIES
 
 # Fields that change neither the parameters nor inference.
@@ -47,6 +48,29 @@ BART = {
 LARGE = {
   "d_model": 1024, "encoder_layers": 12, "decoder_layers": 12, "encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096,
   "encoder_attention_heads": 16, "decoder_attention_heads": 16,
+}  # fmt: skip
+LLAMA = {
+  "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0, "hidden_act": "silu", "mlp_bias": False,
+  "initializer_range": 0.02, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": None, "hidden_size": 4096,
+  "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
+  "max_position_embeddings": 8192, "vocab_size": 128256, "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA3_2 = LLAMA | {
+  "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64, "tie_word_embeddings": True,
+  "max_position_embeddings": 131072, "rope_scaling": {
+    "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+  },
+}  # fmt: skip
+MISTRAL = {k: v for k, v in LLAMA.items() if not k.endswith("_bias")} | {
+  "model_type": "mistral",
+  "sliding_window": 4096,
+}
+OLMO2 = {k: v for k, v in LLAMA.items() if k != "mlp_bias" and k != "attention_bias"} | {"model_type": "olmo2"}
+OPT = {
+  "model_type": "opt", "activation_function": "relu", "attention_dropout": 0.0, "dropout": 0.1, "init_std": 0.02,
+  "do_layer_norm_before": False, "ffn_dim": 4096, "hidden_size": 1024, "max_position_embeddings": 2048,
+  "num_attention_heads": 16, "num_hidden_layers": 24, "vocab_size": 50272, "word_embed_proj_dim": 512,
 }  # fmt: skip
 # The relevant fields of the files on the Hugging Face hub.
 PUBLISHED = {
@@ -88,6 +112,17 @@ PUBLISHED = {
   "deberta_v3/base": (FAMILIES["deberta-v2"], DEBERTA | {
     "model_type": "deberta-v2", "vocab_size": 128100, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
     "share_att_key": True}),
+  "llama/llama3_8b": (DECODERS["llama"], LLAMA),
+  "llama/llama3_2_1b": (DECODERS["llama"], LLAMA3_2),
+  "mistral/7b": (DECODERS["mistral"], MISTRAL | {
+    "rope_theta": 10000.0, "vocab_size": 32000, "max_position_embeddings": 32768}),
+  "olmo2/7b": (DECODERS["olmo2"], OLMO2 | {
+    "rms_norm_eps": 1e-06, "vocab_size": 100352, "max_position_embeddings": 4096, "intermediate_size": 11008,
+    "num_key_value_heads": 32}),
+  "opt/350m": (DECODERS["opt"], OPT),
+  "bloom/560m": (DECODERS["bloom"], {
+    "model_type": "bloom", "attention_dropout": 0.0, "hidden_dropout": 0.0, "hidden_size": 1024, "n_head": 16,
+    "n_layer": 24, "vocab_size": 250880, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05}),
 }  # fmt: skip
 BERT_HEADS = {"pooler.dense.weight", "cls.predictions.transform.dense.weight", "cls.seq_relationship.weight"}
 HEADS = {
@@ -99,6 +134,7 @@ HEADS = {
   "electra": {"discriminator_predictions.dense.weight"},
   "deberta": {"lm_predictions.lm_head.dense.weight"},
   "deberta_v3": {"lm_predictions.lm_head.dense.weight"},
+  **dict.fromkeys(("llama", "mistral", "olmo2"), {"lm_head.weight"}),
 }
 
 
@@ -111,12 +147,13 @@ def test_published_config_is_our_gin_file(size):
     gin.parse_config(text)
   ours = dataclasses.asdict(gin.query_parameter("%MODEL").scoped_configurable_fn().config)
   gin.clear_config()
-  tied = not size.startswith(("t5_1_1", "mt5", "byt5"))
+  tied = not size.startswith(("t5_1_1", "mt5", "byt5")) and hf.get("tie_word_embeddings") is not False
   names = HEADS.get(size.split("/")[0], BERT_HEADS)
   theirs = dataclasses.asdict(family.config_from_hf(hf, names, tied))
   assert {k: v for k, v in ours.items() if k not in FREE} == {k: v for k, v in theirs.items() if k not in FREE}
   config = family.config_from_hf(hf, names, tied)
-  back = family.config_to_hf(config, hf["model_type"]) if family in FAMILIES.values() else family.config_to_hf(config)
+  named = family in (*FAMILIES.values(), *DECODERS.values())
+  back = family.config_to_hf(config, hf["model_type"]) if named else family.config_to_hf(config)
   kept = {k: v for k, v in hf.items() if k not in ("model_type", "tie_word_embeddings")}
   kept |= {"max_relative_positions": 512, "pos_att_type": ["c2p", "p2c"]} if "pos_att_type" in hf else {}
   assert kept.items() <= back.items(), "config.json both ways"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attention_cases import CASES, relative_error, value_and_gradients
 
+from t5like.kernels.attention import Alibi, Mask, alibi_slopes
 from t5like.kernels.attention import cudnn as kernel
 from t5like.kernels.attention.xla import xla_attention
 
@@ -26,7 +27,11 @@ LENGTHS = {
 def fake_forward(
   query, key, value, matrix, query_lengths, key_lengths, *unused, scale, variadic_args, mask_type, **settings
 ):
-  """Implements cuDNN's contract: scaled scores plus a matrix, with a causal mask or lengths of queries and keys."""
+  """Implements cuDNN's contract: scaled scores plus a matrix, with a causal mask or lengths of queries and keys.
+
+  Keys may have fewer heads; a window goes with a causal mask.
+  """
+  key, value = (jnp.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
   assert all(x.size == 0 for x in unused) and settings.pop("dropout_rate") == 0.0
   scores = scale * jnp.einsum("bqhd,bkhd->bhqk", query, key)
   if variadic_args[0]:
@@ -35,6 +40,9 @@ def fake_forward(
   at_query, at_key = jnp.arange(query.shape[1])[:, None], jnp.arange(key.shape[1])[None, :]
   if mask_type in (KINDS.CAUSAL, KINDS.PADDING_CAUSAL):
     scores = jnp.where((at_key <= at_query)[None, None], scores, -jnp.inf)
+  if settings["sliding_window_length"]:
+    assert mask_type == KINDS.CAUSAL and not variadic_args[0]
+    scores = jnp.where((at_key > at_query - settings["sliding_window_length"])[None, None], scores, -jnp.inf)
   if mask_type in (KINDS.PADDING, KINDS.PADDING_CAUSAL):
     assert query_lengths.shape == key_lengths.shape == query.shape[:1]
     inside = (at_query[None] < query_lengths[:, None, None]) & (at_key[None] < key_lengths[:, None, None])
@@ -106,3 +114,21 @@ def test_masks_are_passed_in_the_form_that_lets_cudnn_skip_most(monkeypatch):
     (KINDS.NO_MASK, True, []),
     (KINDS.PADDING, True, [5, 5]),
   ]
+
+
+@pytest.mark.parametrize("packed, alibi", [(False, False), (True, False), (False, True)])
+def test_grouped_heads_a_window_and_alibi(packed, alibi):
+  """A window is cuDNN's own if causality is the only other condition, else a part of the matrix."""
+  rng = np.random.default_rng(0)
+  query, key, value, weights = (jnp.asarray(rng.normal(size=(2, 21, heads, 8)), jnp.float32) for heads in (4, 2, 2, 4))
+  segments = jnp.asarray(np.tile(1 + (np.arange(21) > 9), (2, 1)), jnp.int32) if packed else None
+  mask = Mask(causal=True, window=6, query_segments=segments, key_segments=segments)
+  bias = Alibi(jnp.asarray(alibi_slopes(4))[None]) if alibi else None
+
+  def run(attend):
+    weighted = lambda *qkv: jnp.sum(attend(*qkv, mask, bias, 0.3) * weights)  # noqa: E731
+    return jax.jit(jax.value_and_grad(weighted, (0, 1, 2)))(query, key, value)
+
+  got, expected = run(kernel.cudnn_attention), run(xla_attention)
+  np.testing.assert_allclose(got[0], expected[0], rtol=1e-5)
+  assert max(map(relative_error, got[1], expected[1])) < 2e-6

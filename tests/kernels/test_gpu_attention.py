@@ -197,7 +197,7 @@ def test_skipped_tiles_hide_nothing(causal):
   segments = np.sort(rng.integers(1, 6, (3, 192)), axis=1)
   segments[0], segments[1, 150:], segments[2] = 1, 0, rng.integers(0, 3, 192)  # the last row is unordered
   mask = Mask(causal, None, jnp.asarray(segments), jnp.asarray(segments), jnp.asarray(segments > 0))
-  blocks, spec = Blocks(64, 32, 4, 2), KernelSpec(192, 192, causal, False, 1.0, None, 0.0, True)
+  blocks, spec = Blocks(64, 32, 4, 2), KernelSpec(192, 192, causal, False, None, 1, 1.0, None, False, 0.0, True)
   codes, lengths = masks.encode_mask(mask, 3, 192, 192)
   assert lengths is None
   seen = np.broadcast_to(np.asarray(mask_matrix(mask, 192, 192)), (3, 1, 192, 192))[:, 0]

@@ -19,7 +19,7 @@ from t5like.models.embedder import Embedder, LogitsDense
 from t5like.models.gpt import prompt_lengths
 from t5like.models.layers import Norm, add_bias, dense, kernel_init
 from t5like.models.padding import encoder_valid
-from t5like.models.positions import rotate, sinusoids
+from t5like.models.positions import rotary_frequencies, rotate, sinusoids
 from t5like.models.stack import Stack
 
 SIZE = dict(vocab_size=50, embed_dim=4, mlp_dim=6, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
@@ -66,7 +66,9 @@ def test_rotary_positions_rotate_complex_numbers(base):
   angles = positions[:, :, None, None] * np.array([1.0, base**-0.5])
   rotated = (x[..., :2] + 1j * x[..., 2:]) * np.exp(1j * angles)
   expected = np.concatenate([rotated.real, rotated.imag], axis=-1)
-  np.testing.assert_allclose(rotate(jnp.asarray(x), jnp.asarray(positions), base), expected, atol=1e-5)
+  config = TransformerConfig(vocab_size=5, embed_dim=8, mlp_dim=8, num_heads=2, positions="rotary", rotary_base=base)
+  found = rotate(jnp.asarray(x), jnp.asarray(positions), rotary_frequencies(config))
+  np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def by_definition(x, params, scale, causal, rotation=lambda x: x):
@@ -343,6 +345,8 @@ def test_the_defaults_are_those_of_t5():
     logits_dtype="float32", scan_layers=False, layer_loop="auto", remat="none", attention_backend="auto",
     padding_id=0, position_offset=0, embedding_dim=None, layer_groups=None, discriminator_head=False,
     use_key_bias=True, relative_norm=False, share_position_projections=False, convolution_width=0,
+    num_kv_heads=None, qk_norm=False, attention_window=None, rotary_scaling="default", rotary_factor=1.0,
+    rotary_low_factor=1.0, rotary_high_factor=4.0, rotary_original_length=8192, embedding_projection="sum",
   )  # fmt: skip
   assert found == dict(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2) | expected
 
@@ -354,6 +358,8 @@ def test_the_back_end_of_each_kind_of_attention():
   assert describe_backend(settings, 0, 512, platform="tpu").startswith("pallas_tpu (")
   learned = dataclasses.replace(settings, positions="none")
   assert describe_backend(learned, 0, 512, platform="tpu").startswith("splash_tpu (")
+  alibi = dataclasses.replace(settings, positions="alibi")  # splash attention has no bias
+  assert describe_backend(alibi, 0, 512, platform="tpu").startswith("pallas_tpu (")
   prefix = dataclasses.replace(learned, prefix_lm=True)
   assert describe_backend(prefix, 0, 512, platform="tpu").startswith("pallas_tpu (")
   for dropped in (dict(attention_dropout_rate=0.1), dict(dropout_rate=0.1)):

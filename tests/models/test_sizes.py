@@ -37,6 +37,15 @@ PUBLISHED = {
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,
   "bart/base": 139_420_416, "bart/large": 406_291_456, "mbart/large": 610_851_840, "mbart/large_50": 610_879_488,
+  "llama/llama2_7b": 6_738_415_616, "llama/llama2_13b": 13_015_864_320, "llama/llama2_70b": 68_976_648_192,
+  "llama/llama3_8b": 8_030_261_248, "llama/llama3_70b": 70_553_706_496, "llama/llama3_1_8b": 8_030_261_248,
+  "llama/llama3_2_1b": 1_235_814_400, "llama/llama3_2_3b": 3_212_749_824,
+  "mistral/7b": 7_241_732_096, "mistral/7b_v0_3": 7_248_023_552,
+  "olmo2/1b": 1_484_916_736, "olmo2/7b": 7_298_617_344, "olmo2/13b": 13_716_198_400,
+  "opt/125m": 125_239_296, "opt/350m": 331_196_416, "opt/1.3b": 1_315_758_080, "opt/13b": 12_853_473_280,
+  "bloom/560m": 559_214_592, "bloom/7b1": 7_069_016_064, "bloom/176b": 176_247_271_424,
+  # By arithmetic: 12 layers * width^2 + 13 layers * width + 2 width + (50257 + 2048) width.
+  "gpt3/small": 125_226_240, "gpt3/175b": 174_604_259_328,
 }  # fmt: skip
 # Families whose published counts include a pooler that most of their checkpoints do not have.
 WITH_POOLER = ("roberta", "xlm_roberta")

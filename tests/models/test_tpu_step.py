@@ -1,7 +1,10 @@
 """The train step with the TPU's fused attentions, lowered for a pod from a CPU."""
 
+import dataclasses
+
 import jax
 import numpy as np
+import pytest
 
 from t5like import parallel
 from t5like.kernels.attention import compile_for
@@ -63,3 +66,18 @@ def test_gpt2_lowers_for_256_tpus_with_splash_attention():
   calls = kernel_calls(lowered(GPT(config), {"decoder": 1024}))
   assert len(calls) == 3 and all("tensor<4x8x1024x64xbf16>" in call for call in calls)
   assert all(any(f"splash_mha_{part}" in call for call in calls) for part in ("fwd", "dq", "dkv"))
+
+
+@pytest.mark.slow
+def test_llama_and_bloom_lower_for_256_tpus():
+  """Widths of Llama 3 8B, with Mistral's window: 16 of 32 heads and 4 of 8 heads of keys per device."""
+  llama = TransformerConfig(
+    vocab_size=32000, embed_dim=4096, mlp_dim=14336, num_heads=32, num_kv_heads=8, num_decoder_layers=1,
+    activation="silu", gated_mlp=True, scale_attention=True, positions="rotary", attention_window=512,
+    compute_dtype="bfloat16", scale_logits=False,
+  )  # fmt: skip
+  calls = kernel_calls(lowered(GPT(llama), {"decoder": 1024}))
+  assert len(calls) == 3 and all("splash" in call and "tensor<4x4x1024x128xbf16>" in call for call in calls)
+  alibi = dataclasses.replace(llama, positions="alibi", attention_window=None)
+  calls = kernel_calls(lowered(GPT(alibi), {"decoder": 1024}))
+  assert len(calls) == 3 and all("t5like_attention" in call and "tensor<4x4x1024x128xbf16>" in call for call in calls)

@@ -9,7 +9,7 @@ from train_steps import gpt
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
-from t5like.models import ELECTRA
+from t5like.models import ELECTRA, GPT
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
@@ -83,6 +83,23 @@ def test_albert_has_the_products_of_all_layers_and_the_parameters_of_one():
     count_activations(BERT(config(layer_groups=groups, **encoder)), batch, platform="cpu") for groups in (None, 1)
   ]
   assert saved[0] == saved[1]
+
+
+def test_grouped_heads_a_window_and_projected_tokens_by_hand():
+  """B=2, L=5, d=8, a=8, f=16, V=96; one head of keys (c=4); 3 layers. A window hides scores that are computed here."""
+  sizes = dict(num_encoder_layers=0, num_kv_heads=1, gated_mlp=True, positions="none")
+  batch = blank("decoder", Lengths(0, 0, 5), 2, packed=False, shifted=False)
+  projected = dict(embedding_dim=6, embedding_projection="tokens")
+  for more in ({}, projected):
+    model = GPT(config(**sizes, **more))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+    assert traced_flops(lambda v, m=model: m.apply(v, batch)["logits"], shapes) == forward_flops(model.config, 2, 0, 5)
+  products = 3 * (4 * 10 * 8 * (8 + 4) + 6 * 10 * 8 * 16) + 2 * 10 * 8 * 96
+  assert forward_flops(config(**sizes), 2, 0, 5) == products + 3 * 4 * 10 * 5 * 8
+  assert forward_flops(config(**sizes, attention_window=2), 2, 0, 5) == products + 3 * 4 * 10 * 2 * 8
+  planned = layer_operations(GPT(config(**sizes)), DeviceShare(2, 0, 5, platform="cpu"))
+  total = sum(operation.count * operation.flops for operation in planned if operation.kind == "product")
+  assert total == 3 * forward_flops(config(**sizes), 2, 0, 5)
 
 
 def test_disentangled_attention_counts_both_terms_and_the_projections_of_its_table():

@@ -2,6 +2,7 @@
 
 t5like bench train --model=t5_1_1/base
 t5like bench train --model=gpt2/medium --batch_size=32 --inputs=1024 --peer
+t5like bench train --model=llama/llama3_2_1b --batch_size=8 --inputs=2048 --peer
 t5like bench train --model=t5_1_1/base --packed --json
 t5like bench train --model=t5_1_1/base --scaling
 t5like bench train --model=t5_1_1/base --kernels=10

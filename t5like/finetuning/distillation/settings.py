@@ -99,7 +99,9 @@ class Distillation:
     if self.attention:
       _same("num_heads", mine, theirs, "attention")
       for config in (mine, theirs):
-        if config.positions in ("rotary", "relative_bias", "disentangled"):
+        if config.kv_heads != config.num_heads:
+          raise UserError("the attention loss does not support grouped heads", try_="--gin.Distillation.attention=0.0")
+        if config.positions in ("rotary", "relative_bias", "disentangled", "alibi"):
           raise UserError(
             f"the attention loss does not support {config.positions} positions", try_="--gin.Distillation.attention=0.0"
           )

@@ -19,7 +19,7 @@ PLACES = ("encoder", "decoder", "cross")
 
 
 class Prefix(nn.Module):
-  """Keys and values [2, tokens, heads, kv] of one attention: parameters, or a projection of what its stack shares."""
+  """Keys and values [2, tokens, kv_heads, kv] of one attention: parameters, or projected from its stack's."""
 
   config: TransformerConfig
   tokens: int
@@ -27,7 +27,7 @@ class Prefix(nn.Module):
 
   @nn.compact
   def __call__(self, shared: jax.Array | None) -> jax.Array:
-    heads, width = self.config.num_heads, self.config.head_dim
+    heads, width = self.config.kv_heads, self.config.head_dim
     shape = (2, self.tokens, heads, width)
     if not self.hidden:
       init = nn.with_logical_partitioning(nn.initializers.normal(0.02), (None, None, "heads", "kv"))

@@ -15,11 +15,17 @@ from t5like.errors import UserError
 from t5like.files import storage
 from t5like.finetuning.methods.base import Arrays, Method, Sites, positive
 from t5like.finetuning.variables import BACKBONE, Variables
+from t5like.models.config import TransformerConfig
 from t5like.models.heads import WithHead
 
 INITS = ("vocabulary", "random", "labels", "text", "file")
 _COMMON = 5000  # the first ids of a vocabulary, which are the most frequent
 _RANDOM = 0.5
+
+
+def _width(config: TransformerConfig) -> int:
+  """Returns the width at which a prompt is put before the embedded tokens."""
+  return config.embed_dim if config.embedding_projection == "tokens" else config.embedding_width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +72,7 @@ class PromptTuning(Method):
 
   def sites(self, model: nn.Module) -> Sites:
     prefix = f"{BACKBONE}/" if isinstance(model, WithHead) else ""
-    return {f"{prefix}token_embedder/prompt": (Prompt(self.length, model.config.embedding_width),)}
+    return {f"{prefix}token_embedder/prompt": (Prompt(self.length, _width(model.config)),)}
 
   def check_rows(self, model: nn.Module, lengths: Mapping[str, int], packed: bool) -> None:
     config, tokens = model.config, next(n for n in lengths.values() if n)

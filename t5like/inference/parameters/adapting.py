@@ -8,6 +8,7 @@ Rules, each reported on the run card:
 - A longer position table repeats the old one (Beltagy et al. 2020, section 5); a shorter one is its beginning.
 - A larger vocabulary has all pieces of the old one: their rows are taken, wherever they moved. New rows are the mean of
   the old ones with slight noise (Hewitt 2021). A smaller embedding drops only rows beyond the vocabulary.
+- A decoder that reads causally starts a prefix LM, and the reverse, unless its relative positions have two directions.
 - Fewer layers: the lowest ones, or RESTORE.layers. Scanned and separate layers are converted to each other.
 
 Everything else must match.
@@ -178,8 +179,9 @@ class _Plan:
   ):
     self._stored, self._wanted, self._options = stored, wanted, options
     # A field that is not in a fingerprint has its default value.
-    kept = {field: value for field, value in saved.items() if field not in _FREE_FIELDS}
-    self.fingerprint = kept | {field: current[field] for field in _FREE_FIELDS if field in current}
+    free = _FREE_FIELDS if saved.get("positions") == "relative_bias" else (*_FREE_FIELDS, "prefix_lm")
+    kept = {field: value for field, value in saved.items() if field not in free}
+    self.fingerprint = kept | {field: current[field] for field in free if field in current}
     self._vocabulary_rows = self._match_vocabularies(saved, current, known.vocabulary, vocabulary)
     self._parts = _parts(stored)
     self._source_layers = _layer_counts(self._parts)

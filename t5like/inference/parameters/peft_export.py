@@ -84,13 +84,14 @@ def _lora(model: nn.Module, flat: Arrays, method: LoRA) -> tuple[dict[str, Any],
     parts = [f and (f[0], f[1] * (scales[path] / scale)) for path, f in zip(module.ours, factors, strict=True)]
     width = next(f[1].shape[1] for f in factors if f)
     a, b = join_low_rank(parts, width)
+    b = module.in_their_order(b)
     tensors |= {f"{module.name}.lora_A.weight": a, f"{module.name}.lora_B.weight": b.astype(a.dtype)}
     ranks[module.name], alphas[module.name] = len(a), scale * len(a)
     if method.dora:
       if not all(factors):
         raise UserError("DoRA of a part of GPT-2's c_attn cannot be expressed in peft", module=module.name)
       magnitudes = [flat[f"{path}/magnitude"] for path in module.ours]
-      tensors[f"{module.name}.lora_magnitude_vector"] = np.concatenate(magnitudes)
+      tensors[f"{module.name}.lora_magnitude_vector"] = module.in_their_order(np.concatenate(magnitudes))
   rank, alpha = most_common(ranks), most_common(alphas)
   return {
     "peft_type": "LORA",
@@ -121,7 +122,7 @@ def _ia3(model: nn.Module, flat: Arrays, method: IA3) -> tuple[dict[str, Any], d
     if all(vector is None for vector in vectors):
       continue
     width = next(len(vector) for vector in vectors if vector is not None)
-    joined = np.concatenate([np.ones(width, np.float32) if v is None else v for v in vectors])
+    joined = module.in_their_order(np.concatenate([np.ones(width, np.float32) if v is None else v for v in vectors]))
     is_input = module.ours[0] in before
     feedforward += [module.name] * is_input
     tensors[f"{module.name}.ia3_l"] = joined[None, :] if is_input else joined[:, None]

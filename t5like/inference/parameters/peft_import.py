@@ -67,8 +67,9 @@ def _lora(
     a = rest.pop(f"{module.name}.lora_A.weight", None)
     if a is None:
       continue
-    b = rest.pop(f"{module.name}.lora_B.weight")
+    b = module.in_our_order(rest.pop(f"{module.name}.lora_B.weight"))
     magnitude = rest.pop(f"{module.name}.lora_magnitude_vector", None)
+    magnitude = None if magnitude is None else module.in_our_order(magnitude.reshape(-1))
     rank = len(a)
     alpha = pattern_value(config.get("alpha_pattern") or {}, module.name, config["lora_alpha"])
     for number, path in enumerate(module.ours):
@@ -76,7 +77,7 @@ def _lora(
       rows = slice(number * width, (number + 1) * width)
       arrays |= {f"{path}/lora_a": a.T, f"{path}/lora_b": b[rows].T}
       if magnitude is not None:
-        arrays[f"{path}/magnitude"] = magnitude.reshape(-1)[rows]
+        arrays[f"{path}/magnitude"] = magnitude[rows]
       ranks[path], alphas[path] = rank, float(alpha)
   if not ranks:
     raise UserError("the peft folder has no LoRA of a linear layer of this model")
@@ -103,7 +104,8 @@ def _ia3(
     if vector is None:
       continue
     is_input = matches(config.get("feedforward_modules"), module.name)
-    for path, part in zip(module.ours, np.split(vector.reshape(-1), len(module.ours)), strict=True):
+    outputs = module.in_our_order(vector.reshape(-1))
+    for path, part in zip(module.ours, np.split(outputs, len(module.ours)), strict=True):
       if len(module.ours) == 1 or np.any(part != 1):  # c_attn also has queries, which are not scaled by default
         arrays[f"{path}/ia3"] = part
         (before if is_input else after)[path] = True

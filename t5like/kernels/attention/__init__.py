@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from t5like.errors import UserError, nearest
 from t5like.kernels.attention.disentangled import Disentangled
 from t5like.kernels.attention.masks import Mask, mask_matrix
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_matrix, relative_buckets
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, alibi_slopes, bias_matrix, relative_buckets
 from t5like.kernels.attention.xla import xla_attention
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import (
@@ -26,8 +26,8 @@ from t5like.kernels.platform import (
 )
 
 __all__ = [
-  "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "ShardedAxes", "attention", "bias_matrix", "check_backend",
-  "choose_backend", "compile_for", "mask_matrix", "relative_buckets",
+  "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "ShardedAxes", "alibi_slopes", "attention",
+  "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix", "relative_buckets",
 ]  # fmt: skip
 
 Axes = str | tuple[str, ...] | None
@@ -49,7 +49,7 @@ class AttentionSpec:
   head_dim: int
   query_length: int
   key_length: int
-  has_bias: bool = False
+  has_bias: bool = False  # T5's or ALiBi's
   has_prefix: bool = False
   packed: bool = False  # several examples per row, separated by segment ids
   dropout: bool = False
@@ -63,21 +63,24 @@ UNSHARDED = ShardedAxes()
 
 def attention(
   query: jax.Array,  # [batch, query, heads, kv]
-  key: jax.Array,  # [batch, key, heads, kv]
-  value: jax.Array,  # [batch, key, heads, kv]
+  key: jax.Array,  # [batch, key, kv_heads, kv]; kv_heads divides heads
+  value: jax.Array,  # [batch, key, kv_heads, kv]
   *,
   mask: Mask,
-  bias: RelativeBias | None = None,
+  bias: RelativeBias | Alibi | None = None,
   scale: float = 1.0,
   query_offset: jax.Array | None = None,
   dropout_rate: float = 0.0,
   dropout_key: jax.Array | None = None,
   backend: str = "auto",
   axes: ShardedAxes = UNSHARDED,
-  prefix: jax.Array | None = None,  # [2, tokens, heads, kv]
+  prefix: jax.Array | None = None,  # [2, tokens, kv_heads, kv]
   disentangled: Disentangled | None = None,
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Computes attention; the softmax is in float32 for any input dtype.
+
+  With fewer heads of keys, a group of neighboring queries reads one (Ainslie et al. 2023). Keys are not repeated in
+  memory; kernels of ours write their gradients for every head of queries, and sum those of a group.
 
   prefix: additional keys and values that every query sees, without mask or bias.
 
@@ -102,15 +105,16 @@ def attention(
 
 def _run_sharded(
   kernel: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask,
-  bias: RelativeBias | None, scale: float, dropout: AttentionDropout | None, axes: ShardedAxes,
+  bias: RelativeBias | Alibi | None, scale: float, dropout: AttentionDropout | None, axes: ShardedAxes,
 ) -> jax.Array:  # fmt: skip
   """Runs a kernel on each device's shard of rows and heads, because the partitioner cannot split a kernel.
 
   Rows or heads that the mesh axes do not divide (a batch of two at initialization) are not sharded.
   """
   mesh = jax.sharding.get_abstract_mesh()
-  batch, _, heads, _ = query.shape
-  rows, columns = dividing_axes(mesh, axes.batch, batch), dividing_axes(mesh, axes.heads, heads)
+  batch = query.shape[0]
+  # A group of queries and its keys are on one device.
+  rows, columns = dividing_axes(mesh, axes.batch, batch), dividing_axes(mesh, axes.heads, key.shape[2])
   if rows is None and columns is None:
     return kernel(query, key, value, mask, bias, scale, dropout)
   tokens = PartitionSpec(rows, None, columns, None)

@@ -3,8 +3,8 @@
 A row of the batch has one or more hypotheses: its beams or samples. A cache has up to two parts. The shared part (a
 prompt, or an encoder's outputs) is read by all hypotheses of a row. The generated part holds what each hypothesis has
 written since, the same number of tokens in every row, so that a step writes one slice and a kernel reads no further.
-Keys and values are stored together as [rows, 2, heads, length, kv], where rows = batch * hypotheses: one write per
-step, and each head's keys are contiguous in memory.
+Keys and values are stored together as [rows, 2, kv_heads, length, kv], where rows = batch * hypotheses: one write per
+step, and each head's keys are contiguous in memory. A group of heads / kv_heads neighboring queries reads one of them.
 
 Beam search replaces hypotheses by continuations of others. What they have written is not moved. Instead, `origins`
 [batch, hypotheses, length] says which hypothesis of the row wrote the token that a hypothesis has at a position.
@@ -15,6 +15,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from t5like.kernels.attention.masks import static
 from t5like.kernels.gpu.cached_attention import attend_per_row
 from t5like.kernels.gpu.hypotheses import attend_per_batch_row
 
@@ -26,7 +27,7 @@ _MASKED = -1e30  # finite: a fully masked row yields an average instead of NaN
 class SharedKV:
   """Keys and values shared by all hypotheses of a batch row."""
 
-  keys_values: jax.Array  # [batch, 2, heads, length, kv]
+  keys_values: jax.Array  # [batch, 2, kv_heads, length, kv]
   valid: jax.Array  # [batch, length] bool
 
 
@@ -35,9 +36,10 @@ class SharedKV:
 class GeneratedKV:
   """Keys and values that the hypotheses have written."""
 
-  keys_values: jax.Array  # [rows, 2, heads, length, kv]
+  keys_values: jax.Array  # [rows, 2, kv_heads, length, kv]
   position: jax.Array  # []: where the new token is written; later positions are not read
   origins: jax.Array | None = None  # [batch, hypotheses, length] int32; None: one hypothesis per row
+  window: int | None = static(None)  # positions that are read, the new one included; None: all
 
 
 @jax.tree_util.register_dataclass
@@ -50,14 +52,16 @@ class DistanceBias:
 
 
 def attend_and_write(
-  new: jax.Array,  # [rows, 3, heads, kv]: the token's query, key and value
+  # The token's query, key and value, [rows, 3, heads, kv]; or the query [rows, heads, kv] and the others
+  # [rows, 2, kv_heads, kv].
+  new: jax.Array | tuple[jax.Array, jax.Array],
   generated: GeneratedKV,
   shared: SharedKV | None = None,
   bias: DistanceBias | None = None,
   scale: float = 1.0,
   kernel: bool | None = None,
   interpret: bool = False,
-  prefix: jax.Array | None = None,  # [2, tokens, heads, kv]: learned keys and values, without bias
+  prefix: jax.Array | None = None,  # [2, tokens, kv_heads, kv]: learned keys and values, without bias
 ) -> tuple[jax.Array, jax.Array]:
   """Attends to the shared part, the generated part and the token itself: softmax(scale * q k^T + bias) v in float32.
 
@@ -65,10 +69,11 @@ def attend_and_write(
   `kernel=None` uses a fused kernel if this machine supports it.
   """
   if prefix is None and (has_kernel() if kernel is None else kernel):
-    return _fused(new, generated, shared, bias, scale, interpret)
-  written = jnp.swapaxes(new[:, 1:, None], 2, 3).astype(generated.keys_values.dtype)  # [rows, 2, heads, 1, kv]
+    return _fused(_joined(new), generated, shared, bias, scale, interpret)
+  query, keys_values = new if isinstance(new, tuple) else (new[:, 0], new[:, 1:])
+  written = keys_values[:, :, :, None].astype(generated.keys_values.dtype)  # [rows, 2, kv_heads, 1, kv]
   written = jax.lax.dynamic_update_slice_in_dim(generated.keys_values, written, generated.position, axis=3)
-  return _plain(new[:, 0], dataclasses.replace(generated, keys_values=written), shared, bias, scale, prefix), written
+  return _plain(query, dataclasses.replace(generated, keys_values=written), shared, bias, scale, prefix), written
 
 
 def attend(
@@ -81,7 +86,7 @@ def attend(
 ) -> jax.Array:  # [rows, heads, kv]
   """Attends to the shared part only: softmax(scale * q k^T) v."""
   if prefix is None and (has_kernel() if kernel is None else kernel):
-    return _fused(query[:, None], None, shared, None, scale, interpret)[0]
+    return _fused(query, None, shared, None, scale, interpret)[0]
   return _plain(query, None, shared, None, scale, prefix)
 
 
@@ -95,36 +100,39 @@ def _plain(
   query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None, bias: DistanceBias | None, scale: float,
   prefix: jax.Array | None,
 ) -> jax.Array:  # fmt: skip
-  """Attends with plain products; in the equations, n and m are hypotheses, h heads and k keys."""
-  batch = _batch_size(query, generated, shared)
-  split = query.reshape(batch, -1, *query.shape[1:])
+  """Attends with plain products; in the equations, n and m are hypotheses, h heads of keys, g those of queries that
+  read one, and k keys."""
+  batch, (_, heads, kv) = _batch_size(query, generated, shared), query.shape
+  kv_heads = (generated or shared).keys_values.shape[2]
+  split = query.reshape(batch, -1, kv_heads, heads // kv_heads, kv)
   scores, learned = [], 0
   if prefix is not None:
     prefix, learned = prefix.astype(query.dtype), prefix.shape[1]
-    scores.append(scale * _product("bnhd,khd->bnhk", split, prefix[0]))
+    scores.append(scale * _product("bnhgd,khd->bnhgk", split, prefix[0]))
   if shared is not None:
     length = shared.valid.shape[1]
-    s = scale * _product("bnhd,bhkd->bnhk", split, shared.keys_values[:, 0])
+    s = scale * _product("bnhgd,bhkd->bnhgk", split, shared.keys_values[:, 0])
     if bias is not None:
       back = bias.index.reshape(batch, -1, 1) - jnp.arange(length)[None, None, :]
-      s = s + jnp.einsum("hbnk->bnhk", _bias_at(bias.by_distance, back))
-    scores.append(jnp.where(shared.valid[:, None, None, :], s, _MASKED))
+      s = s + jnp.einsum("hbnk->bnhk", _bias_at(bias.by_distance, back)).reshape(s.shape)
+    scores.append(jnp.where(shared.valid[:, None, None, None, :], s, _MASKED))
   if generated is not None:
     # To attend to what all hypotheses of the row have written, and mask the others, is cheaper than to gather.
     written = generated.keys_values.reshape(batch, -1, *generated.keys_values.shape[1:])
-    s = scale * _product("bnhd,bmhkd->bnhmk", split, written[:, :, 0])
+    s = scale * _product("bnhgd,bmhkd->bnhgmk", split, written[:, :, 0])
     if bias is not None:
-      s = s + _bias_at(bias.by_distance, generated.position - jnp.arange(s.shape[-1]))[None, None, :, None]
-    scores.append(jnp.where(_own(generated, *s.shape[3:])[:, :, None], s, _MASKED).reshape(*s.shape[:3], -1))
+      by_key = _bias_at(bias.by_distance, generated.position - jnp.arange(s.shape[-1]))  # [heads, key]
+      s = s + by_key.reshape(1, 1, *s.shape[2:4], 1, -1)
+    scores.append(jnp.where(_own(generated, *s.shape[4:])[:, :, None, None], s, _MASKED).reshape(*s.shape[:4], -1))
   weights = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1).astype(query.dtype)
   out = jnp.zeros(split.shape, jnp.float32)
   if learned:
-    out = out + _product("bnhk,khd->bnhd", weights[..., :learned], prefix[1])
+    out = out + _product("bnhgk,khd->bnhgd", weights[..., :learned], prefix[1])
   if shared is not None:
-    out = out + _product("bnhk,bhkd->bnhd", weights[..., learned : learned + length], shared.keys_values[:, 1])
+    out = out + _product("bnhgk,bhkd->bnhgd", weights[..., learned : learned + length], shared.keys_values[:, 1])
   if generated is not None:
     weights = weights[..., -scores[-1].shape[-1] :].reshape(s.shape)
-    out = out + _product("bnhmk,bmhkd->bnhd", weights, written[:, :, 1])
+    out = out + _product("bnhgmk,bmhkd->bnhgd", weights, written[:, :, 1])
   return out.astype(query.dtype).reshape(query.shape)
 
 
@@ -135,7 +143,10 @@ def _own(generated: GeneratedKV, hypotheses: int, length: int) -> jax.Array:
   if generated.origins is not None:
     before = positions[None, None, None, :] < generated.position
     own = jnp.where(before, generated.origins[:, :, None, :] == index[None, None, :, None], own)
-  return own & (positions <= generated.position)[None, None, None, :]
+  readable = positions <= generated.position
+  if generated.window is not None:
+    readable = readable & (positions > generated.position - generated.window)
+  return own & readable[None, None, None, :]
 
 
 def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -145,6 +156,12 @@ def _product(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def _bias_at(by_distance: jax.Array, back: jax.Array) -> jax.Array:
   """Returns entries of [heads, max distance + 1]; out-of-range distances are clipped, since such keys are masked."""
   return jnp.take(by_distance, jnp.clip(back, 0, by_distance.shape[1] - 1), axis=1)
+
+
+def _joined(new: jax.Array | tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Returns the heads of the query, of the key and of the value: [rows, heads + 2 kv_heads, kv]."""
+  parts = new if isinstance(new, tuple) else (new,)
+  return jnp.concatenate([part.reshape(len(part), -1, part.shape[-1]) for part in parts], axis=1)
 
 
 def _batch_size(query: jax.Array, generated: GeneratedKV | None, shared: SharedKV | None) -> int:
@@ -168,6 +185,8 @@ def _fused(
     operands |= {"bias": bias.by_distance, "index": bias.index}
   if generated is not None:
     operands |= {"generated": generated.keys_values, "position": generated.position.reshape(1)}
+    if generated.window is not None:
+      operands["first"] = jnp.maximum(generated.position - generated.window + 1, 0).astype(jnp.int32).reshape(1)
   batch = _batch_size(new, generated, shared)
   if batch == len(new):
     return attend_per_row(operands, scale, interpret)

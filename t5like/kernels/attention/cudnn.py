@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
 from t5like.kernels.attention.masks import Codes, Mask, mask_codes, visible
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, skew
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance, skew
 from t5like.kernels.attention.residuals import name_residuals
 from t5like.kernels.gpu.bias_gradient import bias_gradient
 
@@ -25,13 +25,17 @@ _PARAMETERS = inspect.signature(cudnn.dot_product_attention).parameters
 
 
 def cudnn_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  dropout: None = None,
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None,
+  scale: float, dropout: None = None,
 ) -> jax.Array:  # fmt: skip
-  """Computes attention; query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8."""
+  """Computes attention; query, key, value [batch, length, heads, kv] in bfloat16 or float16, kv a multiple of 8.
+
+  Keys and values may have fewer heads, which cuDNN reads as they are. A window is cuDNN's own for a causal mask alone,
+  and part of the score matrix otherwise.
+  """
   assert dropout is None
   batch, given_length = query.shape[:2]
-  if bias is not None or any(x is not None for x in (mask.prefix, mask.query_segments, mask.key_valid)):
+  if bias is not None or any(x is not None for x in (mask.prefix, mask.query_segments, mask.key_valid, mask.window)):
     query, key, value, mask = _pad_to_even_length(query, key, value, mask)
   query_length, key_length = query.shape[1], key.shape[1]
   by_distance = None if bias is None else bias_by_distance(bias, query_length, key_length)
@@ -43,9 +47,26 @@ def cudnn_attention(
   else:
     codes = mask_codes(mask, batch, query_length, key_length)
   # cuDNN skips tiles above the diagonal, but has no prefix mask.
-  causal = mask.causal and mask.prefix is None
-  out = _attend(query, key, value, by_distance, codes, lengths, mask.causal, causal, scale)
+  skips_future = mask.causal and mask.prefix is None
+  if mask.window is not None and not (skips_future and bias is None and codes is None and lengths is None):
+    codes = codes or Codes(*(jnp.zeros((batch, length), jnp.int32) for length in (query_length, key_length)))
+  static = MaskSpec(mask.causal, skips_future, mask.window, isinstance(bias, RelativeBias))
+  out = _attend(query, key, value, by_distance, codes, lengths, static, scale)
   return out[:, :given_length]
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskSpec:
+  """Compile-time parameters of a mask.
+
+  skips_future  cuDNN applies causality, not the score matrix
+  learned_bias  the bias has a gradient, as T5's
+  """
+
+  causal: bool
+  skips_future: bool
+  window: int | None
+  learned_bias: bool
 
 
 def _pad_to_even_length(
@@ -73,61 +94,60 @@ def _pad_to_even_length(
   return padded(query, more_queries), padded(key, more_keys), padded(value, more_keys), mask
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7, 8))
-def _attend(query, key, value, by_distance, codes, lengths, causal, skips_future, scale):
-  return _forward(query, key, value, by_distance, codes, lengths, causal, skips_future, scale)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(6, 7))
+def _attend(query, key, value, by_distance, codes, lengths, mask: MaskSpec, scale):
+  return _forward(query, key, value, by_distance, codes, lengths, mask, scale)[0]
 
 
-def _forward(query, key, value, by_distance, codes, lengths, causal, skips_future, scale):
-  matrix = _score_matrix(query, key, by_distance, codes, causal)
-  operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
+def _forward(query, key, value, by_distance, codes, lengths, mask: MaskSpec, scale):
+  matrix = _score_matrix(query, key, by_distance, codes, mask)
+  operands, settings = _call(query, key, value, matrix, lengths, mask, scale)
   out, log_sums = cudnn._dot_product_attention_fwd_p_wrapper.bind(*operands, **settings, is_training=True)
   out, log_sums = name_residuals(out, log_sums)
   return out, (query, key, value, by_distance, codes, lengths, matrix, out, log_sums)
 
 
-def _backward(causal, skips_future, scale, residuals, gradient):
+def _backward(mask: MaskSpec, scale, residuals, gradient):
   query, key, value, by_distance, codes, lengths, matrix, out, log_sums = residuals
-  operands, settings = _call(query, key, value, matrix, lengths, skips_future, scale)
+  operands, settings = _call(query, key, value, matrix, lengths, mask, scale)
   d_query, d_key, d_value = cudnn._dot_product_attention_bwd_p_wrapper.bind(
     *operands, log_sums, out, gradient, **settings
   )
   d_by_distance = None
-  if by_distance is not None:
+  if mask.learned_bias:
     shape = query.shape[1], key.shape[1]
     transpose = jax.linear_transpose(lambda x: skew(x, *shape), by_distance)
-    (d_by_distance,) = transpose(
-      bias_gradient(query, key, value, out, gradient, log_sums, by_distance, codes, lengths, causal=causal, scale=scale)
-    )
+    operands = query, key, value, out, gradient, log_sums, by_distance, codes, lengths
+    (d_by_distance,) = transpose(bias_gradient(*operands, causal=mask.causal, scale=scale, window=mask.window))
   return d_query, d_key, d_value, d_by_distance, None, None
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _score_matrix(query, key, by_distance, codes: Codes | None, causal: bool) -> jax.Array | None:
+def _score_matrix(query, key, by_distance, codes: Codes | None, mask: MaskSpec) -> jax.Array | None:
   """Returns the bias plus any mask that cuDNN lacks, to add to the scores: [batch or 1, heads or 1, query, key]."""
   shape = query.shape[1], key.shape[1]
   matrix = None if by_distance is None else skew(by_distance, *shape)[None]
   if codes is not None:
     index = jnp.arange(shape[0])[None, :, None], jnp.arange(shape[1])[None, None, :]
-    allowed = visible(*index, codes.query[:, :, None], codes.key[:, None, :], causal)[:, None]
+    allowed = visible(*index, codes.query[:, :, None], codes.key[:, None, :], mask.causal, mask.window)[:, None]
     matrix = jnp.where(allowed, 0.0 if matrix is None else matrix, _MASKED)
   return None if matrix is None else matrix.astype(query.dtype)
 
 
-def _call(query, key, value, matrix, lengths, skips_future: bool, scale: float):
+def _call(query, key, value, matrix, lengths, mask: MaskSpec, scale: float):
   """Returns the operands and settings shared by cuDNN's forward and backward calls."""
   unused = jnp.zeros(0, query.dtype)
   kinds = cudnn.MaskType
   if lengths is None:
-    kind, query_lengths, key_lengths = (kinds.CAUSAL if skips_future else kinds.NO_MASK), unused, unused
+    kind, query_lengths, key_lengths = (kinds.CAUSAL if mask.skips_future else kinds.NO_MASK), unused, unused
   else:
-    kind = kinds.PADDING_CAUSAL if skips_future else kinds.PADDING
+    kind = kinds.PADDING_CAUSAL if mask.skips_future else kinds.PADDING
     query_lengths, key_lengths = jnp.full_like(lengths, query.shape[1]), lengths
   settings = dict(
     scale=scale, seed=0, dropout_rate=0.0, variadic_args=(matrix is not None, False), mask_type=kind,
-    layout=cudnn.AttentionLayout.BTNH.value, sliding_window_length=None,
+    layout=cudnn.AttentionLayout.BTNH.value, sliding_window_length=mask.window if matrix is None else None,
   )  # fmt: skip
   if "score_mod" in _PARAMETERS:  # since JAX 0.12
     settings["score_mod"] = None

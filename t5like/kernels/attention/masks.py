@@ -23,6 +23,8 @@ class Mask:
                   [batch, query], [batch, key], 0 or more: only keys of the same
                   packed example.
   key_valid       [batch, key], nonzero on real tokens.
+  window          only keys less than this number of positions away, in both
+                  directions (Mistral's sliding window, if causal).
   right_padded    promises that all padding in `key_valid` follows the tokens:
                   a back end may then use one length per row instead of a matrix.
   """
@@ -33,6 +35,7 @@ class Mask:
   key_segments: jax.Array | None = None
   key_valid: jax.Array | None = None
   right_padded: bool = static(False)
+  window: int | None = static(None)
 
 
 def mask_matrix(
@@ -40,15 +43,17 @@ def mask_matrix(
 ) -> jax.Array | None:
   """Returns the mask as a matrix [batch or 1, 1, query, key], True where visible; None if nothing is masked."""
   allowed = []
+  query_index, key_index = jnp.arange(query_length)[None, :, None], jnp.arange(key_length)[None, None, :]
+  if query_offset is not None:
+    query_index = query_index + query_offset[:, None, None]  # [batch, query, 1]
   if mask.causal:
-    query_index = jnp.arange(query_length)[None, :, None]  # [1, query, 1]
-    if query_offset is not None:
-      query_index = query_index + query_offset[:, None, None]  # [batch, query, 1]
-    visible = jnp.arange(key_length)[None, None, :] <= query_index
+    visible = key_index <= query_index
     if mask.prefix is not None:
       inside = mask.prefix.astype(bool)
       visible = visible | (inside[:, :, None] & inside[:, None, :])
     allowed.append(visible)
+  if mask.window is not None:
+    allowed.append(jnp.abs(query_index - key_index) < mask.window)
   if mask.query_segments is not None:
     allowed.append(mask.query_segments[:, :, None] == mask.key_segments[:, None, :])
   if mask.key_valid is not None:
@@ -71,7 +76,7 @@ class Codes:
 
 
 def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Codes | None:
-  """Encodes a mask; None if it has no condition besides causality."""
+  """Encodes a mask; None if it has no condition besides causality and a window, which follow from the index."""
   if mask.prefix is None and mask.query_segments is None and mask.key_valid is None:
     return None
   query, key = jnp.zeros((batch, query_length), jnp.int32), jnp.zeros((batch, key_length), jnp.int32)
@@ -86,16 +91,18 @@ def mask_codes(mask: Mask, batch: int, query_length: int, key_length: int) -> Co
 
 
 def visible(
-  query_index: jax.Array, key_index: jax.Array, query_code: jax.Array | None, key_code: jax.Array | None, causal: bool
-) -> jax.Array | None:
+  query_index: jax.Array, key_index: jax.Array, query_code: jax.Array | None, key_code: jax.Array | None, causal: bool,
+  window: int | None = None,
+) -> jax.Array | None:  # fmt: skip
   """Returns the mask of one tile, from arrays that broadcast to it; None if nothing is masked.
 
   Codes that differ only in the prefix bit belong to the same segment.
   """
   allowed = key_index <= query_index if causal else None
-  if query_code is None:
+  if query_code is not None:
+    same = (query_code >> 1) == (key_code >> 1)
+    allowed = same if allowed is None else same & (allowed | ((query_code & key_code & 1) == 1))
+  if window is None:
     return allowed
-  same = (query_code >> 1) == (key_code >> 1)
-  if allowed is None:
-    return same
-  return same & (allowed | ((query_code & key_code & 1) == 1))
+  near = jnp.abs(query_index - key_index) < window
+  return near if allowed is None else allowed & near

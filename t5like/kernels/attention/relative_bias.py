@@ -20,6 +20,24 @@ class RelativeBias:
   max_distance: int = static(128)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Alibi:
+  """A bias of -slope * distance, with a constant slope for each head (Press et al. 2021)."""
+
+  slopes: jax.Array  # [1, heads] float32: heads are the last axis, as in a table of RelativeBias
+
+
+def alibi_slopes(heads: int) -> np.ndarray:
+  """Returns ALiBi's slopes [heads] float32: 2^(-8/n), 2^(-16/n), ... for n heads.
+
+  Where n is not a power of 2, those of the next lower power come first, then every other one of twice as many.
+  """
+  power = 2 ** int(math.log2(heads))
+  of = lambda n: [2.0 ** (-8.0 * i / n) for i in range(1, n + 1)]  # noqa: E731
+  return np.array(of(power) + of(2 * power)[::2][: heads - power], np.float32)
+
+
 def relative_buckets(distance: jax.Array, num_buckets: int, max_distance: int, bidirectional: bool) -> jax.Array:
   """Returns the bucket of each `key index - query index`.
 
@@ -49,7 +67,7 @@ def bucket_edges(num_buckets: int, max_distance: int) -> np.ndarray:
 
 
 def bias_matrix(
-  bias: RelativeBias, query_length: int, key_length: int, query_offset: jax.Array | None = None
+  bias: RelativeBias | Alibi, query_length: int, key_length: int, query_offset: jax.Array | None = None
 ) -> jax.Array:
   """Returns the bias to add to the scores: [1 or batch, heads, query, key] float32."""
   if query_offset is not None:
@@ -59,7 +77,7 @@ def bias_matrix(
   return skew(bias_by_distance(bias, query_length, key_length), query_length, key_length)[None]
 
 
-def bias_by_distance(bias: RelativeBias, query_length: int, key_length: int) -> jax.Array:
+def bias_by_distance(bias: RelativeBias | Alibi, query_length: int, key_length: int) -> jax.Array:
   """Returns [heads, query + key] float32: entry t is the bias of `key index - query index` = t - query_length."""
   return bias_at(bias, jnp.arange(-query_length, key_length)).T
 
@@ -77,12 +95,14 @@ def skew(by_distance: jax.Array, query_length: int, key_length: int) -> jax.Arra
   return flat.reshape(heads, query_length, n - 1)[:, :, :key_length]
 
 
-def bias_at(bias: RelativeBias, distance: jax.Array) -> jax.Array:
-  """Looks up the table row of each distance, [..., heads], with a one-hot product.
+def bias_at(bias: RelativeBias | Alibi, distance: jax.Array) -> jax.Array:
+  """Returns the bias of each distance, [..., heads]: of a table, its row, looked up with a one-hot product.
 
   The gradient of a gather is a scatter, slow on GPU and TPU; that of a product
   is a product. Full precision keeps the table's float32 values exact.
   """
+  if isinstance(bias, Alibi):
+    return jnp.abs(distance)[..., None].astype(jnp.float32) * -bias.slopes.reshape((1,) * distance.ndim + (-1,))
   buckets, _ = bias.table.shape
   hot = jax.nn.one_hot(
     relative_buckets(distance, buckets, bias.max_distance, bias.bidirectional),

@@ -10,7 +10,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from t5like.kernels.attention.masks import Mask, mask_codes
-from t5like.kernels.attention.relative_bias import RelativeBias
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias
 from t5like.kernels.attention.residuals import ATTENTION_RESULTS
 
 LANES = 128
@@ -18,10 +18,13 @@ MAX_BLOCK = 512  # queries and keys; larger blocks reuse more data but compute m
 
 
 def splash_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  dropout: None = None, interpret: bool = False,
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None,
+  scale: float, dropout: None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
-  """Computes attention without bias or prefix; query, key, value [batch, length, heads, kv], padded here to blocks."""
+  """Computes attention without bias or prefix; query, key, value [batch, length, heads, kv], padded here to blocks.
+
+  Keys and values may have fewer heads.
+  """
   assert bias is None and dropout is None and (mask.prefix is None or not mask.causal)
   batch, query_length, heads, _ = query.shape
   key_length = key.shape[1]
@@ -33,7 +36,7 @@ def splash_attention(
 
   segments = _segments(mask, batch, query_length, key_length, more_queries, more_keys)
   shape = query_length + more_queries, key_length + more_keys
-  kernel = _kernel(heads, shape, (block_query, block_key), mask.causal, interpret)
+  kernel = _kernel(heads, shape, (block_query, block_key), mask, interpret)
   # The kernel has no scale argument. For heads of 64 the scale is a power of two, so this does not round.
   scaled = (query.astype(jnp.float32) * scale).astype(query.dtype)
   operands = padded(scaled, more_queries), padded(key, more_keys), padded(value, more_keys)
@@ -47,9 +50,11 @@ def _block(length: int) -> int:
   return max(block for block in (LANES, 2 * LANES, 4 * LANES) if block <= MAX_BLOCK and padded_length % block == 0)
 
 
-def _kernel(heads: int, shape: tuple[int, int], blocks: tuple[int, int], causal: bool, interpret: bool):
+def _kernel(heads: int, shape: tuple[int, int], blocks: tuple[int, int], mask: Mask, interpret: bool):
   block_query, block_key = blocks
-  kind = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+  kind = masks.CausalMask(shape) if mask.causal else masks.FullMask(shape)
+  if mask.window is not None:
+    kind = masks.LocalMask(shape, (mask.window - 1, 0 if mask.causal else mask.window - 1), offset=0)
   sizes = splash.BlockSizes(
     block_q=block_query, block_kv=block_key, block_kv_compute=block_key, block_q_dkv=block_query,
     block_kv_dkv=block_key, block_kv_dkv_compute=block_key, block_q_dq=block_query, block_kv_dq=block_key,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from t5like.kernels.attention.disentangled import Disentangled, disentangled_scores
 from t5like.kernels.attention.masks import Mask, mask_matrix
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance, bias_matrix, skew
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance, bias_matrix, skew
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import target_platform
 from t5like.kernels.products import product
@@ -24,7 +24,7 @@ _BLOCK = 512  # queries
 
 
 def xla_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
   dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
   disentangled: Disentangled | None = None,
 ) -> jax.Array:  # fmt: skip
@@ -32,7 +32,7 @@ def xla_attention(
   lengths = query.shape[1], key.shape[1]
   if _is_long(*lengths) and all(x is None for x in (dropout, query_offset, mask.prefix, prefix, disentangled)):
     return _in_blocks(query, key, value, mask, bias, scale)
-  scores = scale * product("bqhd,bkhd->bhqk", query, key, jnp.float32)
+  scores = scale * _scores("bkhd", query, key)
   if disentangled is not None:
     scores = scores + scale * disentangled_scores(query, key, disentangled)
   if bias is not None:
@@ -42,14 +42,32 @@ def xla_attention(
     scores = jnp.where(allowed, scores, _MASKED)
   learned = 0 if prefix is None else prefix.shape[1]
   if learned:
-    ahead = scale * product("bqhd,khd->bhqk", query, prefix[0].astype(query.dtype), jnp.float32)
+    ahead = scale * _scores("khd", query, prefix[0].astype(query.dtype))
     scores = jnp.concatenate([ahead, scores], axis=-1)
   weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
   if dropout is not None:
     keep = dropout.keep(lengths[0], learned + lengths[1])
     weights = jnp.where(keep, weights / (1.0 - dropout.rate), 0.0)
-  y = jnp.einsum("bhqk,bkhd->bqhd", weights[..., learned:], value)
-  return y if not learned else y + jnp.einsum("bhqk,khd->bqhd", weights[..., :learned], prefix[1].astype(value.dtype))
+  y = _mixed("bkhd", weights[..., learned:], value)
+  return y if not learned else y + _mixed("khd", weights[..., :learned], prefix[1].astype(value.dtype))
+
+
+def _scores(axes: str, query: jax.Array, key: jax.Array) -> jax.Array:
+  """Returns scores [batch, heads, query, key]; axes of keys are named. A group of queries reads one head of keys."""
+  batch, length, heads, width = query.shape
+  if key.shape[-2] == heads:
+    return product(f"bqhd,{axes}->bhqk", query, key, jnp.float32)
+  grouped = query.reshape(batch, length, key.shape[-2], -1, width)
+  return product(f"bqhgd,{axes}->bhgqk", grouped, key, jnp.float32).reshape(batch, heads, length, -1)
+
+
+def _mixed(axes: str, weights: jax.Array, value: jax.Array) -> jax.Array:
+  """Returns weights [batch, heads, query, key] times values, whose axes are named: [batch, query, heads, kv]."""
+  batch, heads, length, keys = weights.shape
+  if value.shape[-2] == heads:
+    return jnp.einsum(f"bhqk,{axes}->bqhd", weights, value)
+  grouped = weights.reshape(batch, value.shape[-2], -1, length, keys)
+  return jnp.einsum(f"bhgqk,{axes}->bqhgd", grouped, value).reshape(batch, length, heads, -1)
 
 
 def _is_long(query_length: int, key_length: int) -> bool:
@@ -59,9 +77,9 @@ def _is_long(query_length: int, key_length: int) -> bool:
   return query_length * key_length >= _MIN_BLOCKED_SCORES
 
 
-def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | None, scale: float) -> jax.Array:
+def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | Alibi | None, scale: float) -> jax.Array:
   batch, query_length, heads, width = query.shape
-  key_length = key.shape[1]
+  key_length, group = key.shape[1], heads // key.shape[2]
   blocks = -(-query_length // _BLOCK)
   padding = blocks * _BLOCK - query_length
 
@@ -75,7 +93,7 @@ def _in_blocks(query, key, value, mask: Mask, bias: RelativeBias | None, scale: 
 
   def one_head(number: jax.Array) -> jax.Array:  # [blocks, block, kv]
     row, head = number // heads, number % heads
-    keys, values = key[row, :, head], value[row, :, head]  # [key, kv]
+    keys, values = key[row, :, head // group], value[row, :, head // group]  # [key, kv]
     row_mask = jax.tree.map(lambda x: x[row][None], dataclasses.replace(mask, query_segments=None))
 
     @jax.checkpoint

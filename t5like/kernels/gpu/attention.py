@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.masks import Mask
-from t5like.kernels.attention.relative_bias import RelativeBias
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias
 from t5like.kernels.attention.residuals import name_residuals
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.gpu.bias_tiles import BucketSpec, table_gradient
@@ -42,20 +42,23 @@ TILE_SIZES = {
 
 
 def gpu_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  dropout: AttentionDropout | None = None, tile_sizes: TileSizes | None = None, interpret: bool = False,
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None,
+  scale: float, dropout: AttentionDropout | None = None, tile_sizes: TileSizes | None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; query, key, value [batch, length, heads, kv], kv a power of 2 from 16 to 128; any lengths.
 
-  The output for a query that attends to no key is zero.
+  Keys and values may have fewer heads: each program reads those of its head's group. The output for a query that
+  attends to no key is zero.
   """
   batch, query_length = query.shape[:2]
   key_length = key.shape[1]
+  learned, alibi = isinstance(bias, RelativeBias), isinstance(bias, Alibi)
   spec = KernelSpec(
-    query_length, key_length, mask.causal, mask.causal and mask.prefix is not None, scale,
-    None if bias is None else BucketSpec.from_bias(bias), 0.0 if dropout is None else dropout.rate, interpret,
+    query_length, key_length, mask.causal, mask.causal and mask.prefix is not None, mask.window,
+    query.shape[2] // key.shape[2], scale, BucketSpec.from_bias(bias) if learned else None, alibi,
+    0.0 if dropout is None else dropout.rate, interpret,
   )  # fmt: skip
-  table = None if bias is None else bias.table
+  table = bias.table if learned else bias.slopes if alibi else None
   tile_sizes = tile_sizes or _tile_sizes(query.shape[3], query_length)
   bits = () if dropout is None else dropout.bits(query_length, key_length)
   masks = encode_mask(mask, batch, query_length, key_length)
@@ -146,7 +149,7 @@ def _backward(spec: KernelSpec, tile_sizes: TileSizes, residuals, gradient):
   d_key, d_value = key_gradient(
     query, key, value, gradient, log_sums, delta, table, masks, bits, spec, tile_sizes.key_gradient
   )
-  d_table = None if table is None else table_gradient(sums, table, spec.buckets)
+  d_table = None if spec.buckets is None else table_gradient(sums, table, spec.buckets)
   return d_query, d_key, d_value, d_table, None, None
 
 

@@ -12,6 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from t5like.kernels.attention.masks import Codes, visible
+from t5like.kernels.attention.residuals import kv_head
 
 BLOCK_QUERY, BLOCK_KEY = 64, 64
 WARPS, STAGES = 4, 3
@@ -31,6 +32,7 @@ def bias_gradient(
   *,
   causal: bool,
   scale: float,
+  window: int | None = None,
   interpret: bool = False,
 ) -> jax.Array:
   """Returns the gradient of the scores summed over the batch, [heads, query, key] float32."""
@@ -49,6 +51,7 @@ def bias_gradient(
       rows=batch // groups,
       causal=causal,
       scale=scale,
+      window=window,
       coded=codes is not None,
       has_lengths=lengths is not None,
     ),
@@ -74,7 +77,7 @@ def _divisor(number: int, at_most: int) -> int:
 
 def _tile(
   query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, delta_ref, by_distance_ref, *refs,
-  rows, causal, scale, coded, has_lengths,
+  rows, causal, scale, window, coded, has_lengths,
 ):  # fmt: skip
   *mask_refs, out_ref = refs
   _, query_length, heads, width = query_ref.shape
@@ -94,7 +97,8 @@ def _tile(
     row = group * rows + i
 
     def tokens(ref, at, mask):
-      return triton.load(ref.at[row, at[:, None], head, at_kv[None, :]], mask=mask, other=0.0)
+      own = kv_head(head, heads // ref.shape[2])
+      return triton.load(ref.at[row, at[:, None], own, at_kv[None, :]], mask=mask, other=0.0)
 
     q, k = tokens(query_ref, at_query, load_query), tokens(key_ref, at_key, load_key)
     do, v = tokens(gradient_ref, at_query, load_query), tokens(value_ref, at_key, load_key)
@@ -106,7 +110,7 @@ def _tile(
     if coded:
       query_code = triton.load(mask_refs[0].at[row, at_query], mask=in_query, other=0)[:, None]
       key_code = triton.load(mask_refs[1].at[row, at_key], mask=in_key, other=-2)[None, :]
-    seen = visible(at_query[:, None], at_key[None, :], query_code, key_code, causal)
+    seen = visible(at_query[:, None], at_key[None, :], query_code, key_code, causal, window)
     if seen is not None:
       allowed = allowed & seen
     if has_lengths:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.attention.residuals import sum_groups
 from t5like.kernels.gpu.bias_tiles import GROUP, add_by_distance, distance_tiles, fold_groups
 from t5like.kernels.gpu.masks import KernelMask, mask_operands
 from t5like.kernels.gpu.tiles import (
@@ -44,7 +45,7 @@ def query_gradient(query, key, value, out, gradient, log_sums, table, masks, bit
     jax.ShapeDtypeStruct((batch, heads, query_length), jnp.float32),
     [],
   ]
-  if table is not None:
+  if spec.buckets is not None:
     tiles.append(jnp.asarray(distance_tiles(spec.buckets, blocks.query, blocks.key), query.dtype))
     tile_specs.append(pl.BlockSpec(tiles[-1].shape, lambda i, h, b: (0, 0, 0)))
     folded = 2 * GROUP, spec.buckets.columns
@@ -68,7 +69,7 @@ def _query_block(
   delta_ref, sums_refs, *, spec: KernelSpec, blocks: Blocks,
 ):  # fmt: skip
   mask = KernelMask.from_refs(mask_refs, spec, blocks)
-  tiles_ref, apart_ref = tiles_refs or (None, None)
+  tiles_ref, apart_ref = (*tiles_refs, None, None)[:2]
   i = pl.program_id(0)
   at_query = i * blocks.query + jnp.arange(blocks.query)
   query, gradient = load_rows(query_ref, at_query, blocks), load_rows(gradient_ref, at_query, blocks)
@@ -106,21 +107,23 @@ def _query_block(
 
 @functools.partial(jax.jit, static_argnames=("spec", "blocks"))
 def key_gradient(query, key, value, gradient, log_sums, delta, table, masks, bits, spec: KernelSpec, blocks: Blocks):
-  """Returns the gradients of keys and values."""
+  """Returns the gradients of keys and values: one per head of queries, of which those of a group are summed up."""
   batch, _, heads, width = query.shape
   tiles, tile_specs = spec.bias_operands(table, blocks, query.dtype, by_key=True)
   mask, mask_specs = mask_operands(*masks, spec, blocks, by_key=True)
   by_query, by_key, by_row = spec.specs(width)
-  return pl.pallas_call(
+  by_head = pl.BlockSpec((None, spec.key_length, None, width), lambda i, h, b: (b, 0, h, 0))
+  d_key, d_value = pl.pallas_call(
     functools.partial(_key_block, spec=spec, blocks=blocks),
     grid=(pl.cdiv(spec.key_length, blocks.key), heads, batch),
     in_specs=[by_query, by_key, by_key, by_query, by_row, by_row, tile_specs, mask_specs, spec.bits_specs],
-    out_specs=[by_key, by_key],
-    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)],
+    out_specs=[by_head, by_head],
+    out_shape=[jax.ShapeDtypeStruct((batch, spec.key_length, heads, width), x.dtype) for x in (key, value)],
     compiler_params=blocks.compiler_params,
     interpret=spec.interpret,
     name="t5like_attention_key_gradient",
   )(query, key, value, gradient, log_sums, delta, tiles, mask, list(bits))
+  return (d_key, d_value) if spec.group == 1 else tuple(sum_groups(x, 2, spec.group) for x in (d_key, d_value))
 
 
 def _key_block(

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from t5like.kernels.gpu.cached_attention import MASKED, call
+from t5like.kernels.attention.residuals import kv_head
+from t5like.kernels.gpu.cached_attention import MASKED, call, query_heads
 
 # The fastest on an H200 for T5 base with four beams. Over 512 shared keys it reads 3.7 TB/s; a copy moves 4.2.
 _BLOCK = 64
@@ -19,7 +20,7 @@ _LEAST = 16  # the smallest side of a product on tensor cores
 
 def attend_per_batch_row(operands: dict[str, jax.Array], batch: int, scale: float, interpret: bool) -> list[jax.Array]:
   """Runs one program per batch row and head. `operands` are those of attention/cached.py, by name."""
-  heads = operands["new"].shape[2]
+  heads = query_heads(operands)
   resources = _GENERATED if "generated" in operands else _SHARED
   return call(_hypotheses_kernel, operands, (heads, batch), scale, *resources, interpret)
 
@@ -27,8 +28,10 @@ def attend_per_batch_row(operands: dict[str, jax.Array], batch: int, scale: floa
 def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
   """Attends to blocks of shared keys, blocks of generated keys, and each hypothesis's own token."""
   outputs, refs = refs[len(names) :], dict(zip(names, refs[: len(names)], strict=True))
-  rows, _, width = outputs[0].shape
+  rows, heads, width = outputs[0].shape
+  kv_heads = refs["generated" if "generated" in refs else "shared"].shape[2]
   head, batch_row = pl.program_id(0), pl.program_id(1)
+  own = kv_head(head, heads // kv_heads)
   hypotheses = rows // pl.num_programs(1)
   first = batch_row * hypotheses
   n = jnp.arange(max(pl.next_power_of_2(hypotheses), _LEAST))
@@ -36,20 +39,20 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
   inside = (n < hypotheses)[:, None] & (at_kv < width)[None, :]
   dtype = refs["new"].dtype
 
-  def newest(which):
-    return triton.load(refs["new"].at[first + n[:, None], which, head, at_kv[None, :]], mask=inside, other=0.0)
+  def newest(at):
+    return triton.load(refs["new"].at[first + n[:, None], at, at_kv[None, :]], mask=inside, other=0.0)
 
   def product(a, b):
     # Without this, float32 would be rounded to 10 bits.
     return triton.dot(a, b, precision=jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None)
 
-  query = newest(0)
+  query = newest(head)
 
   def attend_block(state, part, row, positions, count, back, readable):
     """Attends to the keys at `positions` of a row; position p is `back - p` before the token."""
     highest, total, out = state
     mask = (positions < count)[:, None] & (at_kv < width)[None, :]
-    at = (part.at[row, which, head, positions[:, None], at_kv[None, :]] for which in (0, 1))
+    at = (part.at[row, which, own, positions[:, None], at_kv[None, :]] for which in (0, 1))
     keys, values = (triton.load(ref, mask=mask, other=0.0) for ref in at)
     scores = scale * product(query, keys.T)
     if "bias" in refs:
@@ -70,8 +73,8 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
     return attend_block(state, refs["shared"], batch_row, positions, shared, back, readable)
 
   def attend_generated(block, state):
-    writer, positions = block // blocks, block % blocks * _BLOCK + jnp.arange(_BLOCK)
-    before = (n < hypotheses)[:, None] & (positions < position)[None, :]
+    writer, positions = block // blocks, (skipped + block % blocks) * _BLOCK + jnp.arange(_BLOCK)
+    before = (n < hypotheses)[:, None] & ((positions < position) & (positions >= oldest))[None, :]
     origins = triton.load(refs["origins"].at[batch_row, n[:, None], positions[None, :]], mask=before, other=-1)
     part = refs["generated"], first + writer, positions, position, position
     return attend_block(state, *part, origins == writer)
@@ -83,11 +86,13 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
     state = jax.lax.fori_loop(0, pl.cdiv(shared, _BLOCK), attend_shared, state)
   if "generated" in refs:
     position = refs["position"][0]
-    blocks = pl.cdiv(position, _BLOCK)
+    oldest = refs["first"][0] if "first" in refs else 0
+    skipped = oldest // _BLOCK
+    blocks = pl.cdiv(position, _BLOCK) - skipped
     state = jax.lax.fori_loop(0, hypotheses * blocks, attend_generated, state)
   highest, total, out = state
   if "generated" in refs:
-    key, value = newest(1), newest(2)
+    key, value = newest(heads + own), newest(heads + kv_heads + own)
     score = scale * jnp.sum(query.astype(jnp.float32) * key.astype(jnp.float32), axis=1)
     if "bias" in refs:
       score += refs["bias"][head, 0]
@@ -95,8 +100,8 @@ def _hypotheses_kernel(*refs, names: tuple[str, ...], scale: float):
     shrink, weight = jnp.exp(highest - top), jnp.exp(score - top)
     total = shrink * total + weight
     out = shrink[:, None] * out + weight[:, None] * value.astype(jnp.float32)
-    for which, x in enumerate((key, value)):
-      at = outputs[1].at[first + n[:, None], which, head, position, at_kv[None, :]]
+    for which, x in enumerate((key, value)):  # all programs of a group write the same
+      at = outputs[1].at[first + n[:, None], which, own, position, at_kv[None, :]]
       triton.store(at, x.astype(outputs[1].dtype), mask=inside)
   out = out / jnp.maximum(total, 1e-30)[:, None]
   triton.store(outputs[0].at[first + n[:, None], head, at_kv[None, :]], out.astype(outputs[0].dtype), mask=inside)

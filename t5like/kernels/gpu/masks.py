@@ -22,9 +22,9 @@ _LARGE = jnp.iinfo(jnp.int32).max
 def encode_mask(mask: Mask, batch: int, query_length: int, key_length: int) -> tuple[Codes | None, jax.Array | None]:
   """Returns (codes, lengths [batch]), one of which is None: lengths if they suffice, else codes if needed."""
   codes = mask_codes(mask, batch, query_length, key_length)
-  if codes is None and mask.causal and query_length != key_length:
+  if codes is None and (mask.window is not None or (mask.causal and query_length != key_length)):
     codes = Codes(jnp.zeros((batch, query_length), jnp.int32), jnp.zeros((batch, key_length), jnp.int32))
-  if codes is None or mask.causal or mask.query_segments is not None or not mask.right_padded:
+  if codes is None or mask.causal or mask.window or mask.query_segments is not None or not mask.right_padded:
     return codes, None
   return None, jnp.sum(mask.key_valid.astype(bool), axis=1, dtype=jnp.int32)
 
@@ -43,15 +43,18 @@ def mask_operands(
 
 
 def _overlaps(codes: Codes, spec: KernelSpec, blocks: Blocks) -> jax.Array:
-  """Returns whether the segment ranges of two blocks overlap: [batch, query blocks, key blocks]."""
+  """Returns whether the segment ranges of two blocks overlap, within the window: [batch, query blocks, key blocks]."""
   least = jnp.min(jnp.where(codes.key >= 0, codes.key, _LARGE), axis=1, keepdims=True)
   # Queries of a segment without keys (padding) see nothing.
   query_low, query_high = _segment_range(jnp.where(codes.query >> 1 >= least >> 1, codes.query, -2), blocks.query)
   key_low, key_high = _segment_range(codes.key, blocks.key)
   overlap = (query_low[:, :, None] <= key_high[:, None, :]) & (key_low[:, None, :] <= query_high[:, :, None])
+  i, j = jnp.arange(overlap.shape[1])[:, None], jnp.arange(overlap.shape[2])[None, :]
+  ahead = j * blocks.key - i * blocks.query  # [query blocks, key blocks], from first query to first key
   if spec.causal and not spec.has_prefix:
-    i, j = jnp.arange(overlap.shape[1])[:, None], jnp.arange(overlap.shape[2])[None, :]
-    overlap = overlap & (j * blocks.key < (i + 1) * blocks.query)[None]
+    overlap = overlap & (ahead < blocks.query)[None]
+  if spec.window is not None:
+    overlap = overlap & ((ahead < spec.window + blocks.query - 1) & (-ahead < spec.window + blocks.key - 1))[None]
   return overlap
 
 
@@ -139,7 +142,7 @@ class KernelMask:
     at_query, at_key = expand(self._at_query(i), 0), expand(self._at_key(j), 1)
     if query_code is not None:
       query_code, key_code = expand(query_code, 0), expand(key_code, 1)
-    allowed = visible(at_query, at_key, query_code, key_code, self.spec.causal)
+    allowed = visible(at_query, at_key, query_code, key_code, self.spec.causal, self.spec.window)
     if allowed is None:
       allowed = at_key < (self.spec.key_length if self.length is None else self.length)
     return jnp.where(allowed, s, -jnp.inf)

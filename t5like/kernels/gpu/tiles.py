@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from t5like.kernels.attention.residuals import kv_head
 from t5like.kernels.dropout import kept
 from t5like.kernels.gpu.bias_tiles import BucketSpec, bias_tiles, tile_index
 
@@ -37,8 +38,11 @@ class KernelSpec:
   key_length: int
   causal: bool
   has_prefix: bool
+  window: int | None
+  group: int  # heads of queries that read one head of keys
   scale: float  # positive
-  buckets: BucketSpec | None  # None: no bias
+  buckets: BucketSpec | None  # of T5's bias; None: another or none
+  alibi: bool
   dropout_rate: float  # 0.0: no dropout
   interpret: bool
 
@@ -59,17 +63,18 @@ class KernelSpec:
 
   def specs(self, width: int) -> tuple[pl.BlockSpec, pl.BlockSpec, pl.BlockSpec]:
     """Returns specs of all queries, all keys, and one number per query, of a row and head; grid (block, head, row)."""
-    at = lambda i, h, b: (b, 0, h, 0)  # noqa: E731
     return (
-      pl.BlockSpec((None, self.query_length, None, width), at),
-      pl.BlockSpec((None, self.key_length, None, width), at),
+      pl.BlockSpec((None, self.query_length, None, width), lambda i, h, b: (b, 0, h, 0)),
+      pl.BlockSpec((None, self.key_length, None, width), lambda i, h, b: (b, 0, kv_head(h, self.group), 0)),
       pl.BlockSpec((None, None, self.query_length), lambda i, h, b: (b, h, 0)),
     )
 
   def bias_operands(self, table: jax.Array | None, blocks: Blocks, dtype, by_key: bool = False):
-    """Returns the distinct bias tiles of a head and their spec."""
+    """Returns the distinct bias tiles of a head, or ALiBi's slopes in units of unscaled scores, and their spec."""
     if table is None:
       return [], []
+    if self.alibi:
+      return [table.reshape(-1) / self.scale], [pl.BlockSpec((1,), lambda i, h, b: (h,))]
     shape = (blocks.key, blocks.query, -1) if by_key else (blocks.query, blocks.key, 1)
     tiles = bias_tiles(table, self.buckets, *shape, dtype)
     return [tiles], [pl.BlockSpec((None, *tiles.shape[1:]), lambda i, h, b: (h, 0, 0, 0))]
@@ -131,6 +136,9 @@ def scores(query: jax.Array, key: jax.Array, tiles_ref, i, j, spec: KernelSpec, 
   s = triton.dot(first, second.T)
   if tiles_ref is None:
     return s
+  if spec.alibi:
+    at = [block * size + jnp.arange(size) for block, size in zip((j, i) if by_key else (i, j), s.shape, strict=True)]
+    return s - tiles_ref[0] * jnp.abs(at[0][:, None] - at[1][None, :]).astype(jnp.float32)
   bias = load_tile(tiles_ref, spec.buckets, s.shape, *((j, i) if by_key else (i, j)))
   factor = spec.scale * LOG2_E
   if spec.interpret or bias.dtype != jnp.bfloat16:

@@ -14,8 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from t5like.kernels.attention.masks import Mask, mask_codes, visible
-from t5like.kernels.attention.relative_bias import RelativeBias, bias_by_distance
-from t5like.kernels.attention.residuals import name_residuals
+from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance
+from t5like.kernels.attention.residuals import kv_head, name_residuals, sum_groups
 from t5like.kernels.dropout import AttentionDropout, kept, odd_hash
 from t5like.kernels.tpu.bias_tiles import strips, tile_from_window, window_from_tile
 
@@ -36,6 +36,8 @@ class AttentionShape:
   real_keys: int  # keys before padding
   causal: bool
   has_prefix: bool
+  window: int | None
+  group: int  # heads of queries that read one head of keys
   scale: float
   dropout_rate: float  # 0.0: no dropout
   interpret: bool
@@ -50,23 +52,32 @@ class AttentionShape:
 
   def needed(self, i: jax.Array, j: jax.Array) -> jax.Array | bool:
     """Whether any query of tile row i may attend to a key of tile column j."""
-    if not self.causal or self.has_prefix:
-      return True
-    return j * self.block_key < (i + 1) * self.block_query
+    first_query, first_key = i * self.block_query, j * self.block_key
+    needed = True
+    if self.causal and not self.has_prefix:
+      needed = first_key < first_query + self.block_query
+    if self.window is not None:
+      needed &= (first_query - first_key < self.window + self.block_key - 1) & (
+        first_key - first_query < self.window + self.block_query - 1
+      )
+    return needed
 
 
 def tpu_attention(
-  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | None, scale: float,
-  dropout: AttentionDropout | None = None, interpret: bool = False,
+  query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None,
+  scale: float, dropout: AttentionDropout | None = None, interpret: bool = False,
 ) -> jax.Array:  # fmt: skip
-  """Computes attention; query, key, value [batch, length, heads, kv], of any length, padded here to tiles."""
+  """Computes attention; query, key, value [batch, length, heads, kv], of any length, padded here to tiles.
+
+  Keys and values may have fewer heads: a tile of them is read for each query head of its group, and never repeated.
+  """
   batch, query_length = query.shape[:2]
   key_length = key.shape[1]
   block_query, block_key = _block(query_length), _block(key_length)
   shape = AttentionShape(
     _padded_length(query_length, block_query), _padded_length(key_length, block_key), block_query, block_key,
-    key_length, mask.causal, mask.causal and mask.prefix is not None, scale,
-    0.0 if dropout is None else dropout.rate, interpret,
+    key_length, mask.causal, mask.causal and mask.prefix is not None, mask.window,
+    query.shape[2] // key.shape[2], scale, 0.0 if dropout is None else dropout.rate, interpret,
   )  # fmt: skip
   more_queries, more_keys = shape.query_length - query_length, shape.key_length - key_length
 
@@ -107,7 +118,7 @@ def _forward(query, key, value, strip, codes, states, shape: AttentionShape):
   batch, heads, _, width = query.shape
   rows, columns = shape.tiles
   at_query = lambda b, h, i, j: (b, h, i, 0)  # noqa: E731
-  at_key = lambda b, h, i, j: (b, h, j, 0)  # noqa: E731
+  at_key = lambda b, h, i, j: (b, kv_head(h, shape.group), j, 0)  # noqa: E731
   out, log_sums = pl.pallas_call(
     functools.partial(_forward_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(batch, heads, rows, columns),
@@ -186,10 +197,11 @@ def scores(query, key, strip_ref, code_refs, i, j, shape: AttentionShape) -> jax
   query_code = key_code = None
   if code_refs:
     query_code, key_code = code_refs[0][:, :1], code_refs[1][:1, :]
-  allowed = visible(at_query, at_key, query_code, key_code, shape.causal)
+  allowed = visible(at_query, at_key, query_code, key_code, shape.causal, shape.window)
   # Codes hide padded keys, and causality hides them from unpadded queries.
   if not code_refs and not shape.causal and shape.real_keys < shape.key_length:
-    allowed = at_key < shape.real_keys
+    inside = at_key < shape.real_keys
+    allowed = inside if allowed is None else allowed & inside
   return s if allowed is None else jnp.where(allowed, s, _MASKED)
 
 
@@ -239,6 +251,8 @@ def _backward(shape: AttentionShape, residuals, gradient):
   operands = query, key, value, gradient, *wide
   d_query, d_strip = _query_gradient(operands, strip, codes, states, shape)
   d_key, d_value = _key_gradient(operands, strip, codes, states, shape)
+  if shape.group > 1:
+    d_key, d_value = (sum_groups(x, 1, shape.group) for x in (d_key, d_value))
   return d_query, d_key, d_value, d_strip, None, None
 
 
@@ -247,7 +261,8 @@ _attend.defvjp(_forward, _backward)
 
 def _operand_specs(width: int, shape: AttentionShape, to_tile) -> list[pl.BlockSpec]:
   """Returns specs of query, key, value, the output's gradient, the softmax normalizers and delta."""
-  at_query, at_key = lambda *at: (*to_tile(*at)[:3], 0), lambda *at: (*to_tile(*at)[:2], to_tile(*at)[3], 0)
+  at_query = lambda *at: (*to_tile(*at)[:3], 0)  # noqa: E731
+  at_key = lambda *at: (to_tile(*at)[0], kv_head(to_tile(*at)[1], shape.group), to_tile(*at)[3], 0)  # noqa: E731
   by_query = pl.BlockSpec((None, None, shape.block_query, width), at_query)
   by_key = pl.BlockSpec((None, None, shape.block_key, width), at_key)
   column = pl.BlockSpec((None, None, shape.block_query, LANES), at_query)
@@ -330,12 +345,15 @@ def _key_gradient(operands, strip, codes, states, shape: AttentionShape):
   rows, columns = shape.tiles
   to_tile = lambda b, h, j, i: (b, h, i, j)  # noqa: E731
   specs = _operand_specs(width, shape, to_tile)
+  # One gradient per head of queries; `_backward` sums those of a group.
+  by_head = pl.BlockSpec((None, None, shape.block_key, width), lambda b, h, j, i: (b, h, j, 0))
+  d_shape = (batch, heads, shape.key_length, width)
   return pl.pallas_call(
     functools.partial(_key_gradient_tile, shape=shape, has_bias=strip is not None, coded=codes is not None),
     grid=(batch, heads, columns, rows),
     in_specs=[*specs, *_extra_specs(strip, codes, states, shape, to_tile)],
-    out_specs=[specs[1], specs[2]],
-    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[1:3]],
+    out_specs=[by_head, by_head],
+    out_shape=[jax.ShapeDtypeStruct(d_shape, x.dtype) for x in operands[1:3]],
     scratch_shapes=[pltpu.VMEM((shape.block_key, width), jnp.float32)] * 2,
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "parallel", "arbitrary")),
     interpret=shape.interpret,
