@@ -62,7 +62,7 @@ class SpecialTokens:
 
   @property
   def start(self) -> int:
-    """The decoder's start token: the model's own, a language's code, what opens texts, or padding; EOS if 0 is a word."""
+    """The decoder's start: the model's own, a language's code, what opens texts, padding, or EOS if 0 is a word."""
     if self.start_id is not None:
       return self.start_id
     if self.codes:
