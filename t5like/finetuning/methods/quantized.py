@@ -64,7 +64,7 @@ def dequantize(weights: Mapping[str, Any], dtype: Any = jnp.float32) -> jax.Arra
   codes, scales = jnp.asarray(weights["codes"]), _read_scales(weights)
   *leading, half, outputs = codes.shape
   both = jnp.stack([codes & 15, codes >> 4], axis=-2).reshape(*leading, 2 * half, outputs)
-  levels = jnp.take(jnp.asarray(LEVELS), both.astype(jnp.int32))
+  levels = jnp.take(jnp.asarray(LEVELS), both.astype(jnp.int32), mode="clip")
   blocks = levels.reshape(*leading, scales.shape[-2], -1, outputs) * scales[..., None, :]
   return blocks.reshape(*leading, 2 * half, outputs).astype(dtype)
 
@@ -73,6 +73,12 @@ def _read_scales(weights: Mapping[str, Any]) -> Any:
   scales, groups = jnp.asarray(weights["scales"]), jnp.asarray(weights["groups"])
   split = scales.reshape(*groups.shape, -1).astype(jnp.float32) * (groups[..., None] / 127)
   return split.reshape(scales.shape) + jnp.asarray(weights["mean"])[..., None, None]
+
+
+@jax.checkpoint  # otherwise the converted kernel would be saved for the backward pass, in 16 bits
+def _product(x: jax.Array, weights: Mapping[str, Any]) -> jax.Array:
+  # A product of its own: fused with the conversion, each matrix would be a kernel that XLA tunes for minutes.
+  return x @ jax.lax.optimization_barrier(dequantize(weights, x.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +106,7 @@ class NF4:
       for name, (shape, dtype, axes) in shapes.items()
     }
     dtype = layer.dtype or x.dtype
-    # Rematerialized: otherwise the converted kernel would be saved for the backward pass, in 16 bits.
-    y = jax.checkpoint(lambda x, weights: x @ dequantize(weights, dtype))(x.astype(dtype), weights)
+    y = _product(x.astype(dtype), weights)
     if layer.use_bias:
       bias = layer.param("bias", named(nn.initializers.zeros, (columns,)), (self.outputs,), jnp.float32)
       y = add_bias(y, bias)
