@@ -64,8 +64,9 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
 
 
 def fits_embedding(config: TransformerConfig, vocabulary: Vocabulary) -> bool:
-  """Whether the embedding has a row for every id but that of the mask, which bart-large-cnn lacks."""
-  return set(range(config.vocab_size, vocabulary.vocab_size)) <= {vocabulary.mask_id}
+  """Whether the embedding has a row for every id. A decoder may lack that of the mask, as bart-large-cnn does."""
+  missing = set(range(config.vocab_size, vocabulary.vocab_size))
+  return not missing or (config.num_decoder_layers > 0 and missing == {vocabulary.mask_id})
 
 
 def check_vocabulary(config: TransformerConfig, name: str, vocabulary: Vocabulary) -> None:

@@ -24,8 +24,10 @@ def task_languages(experiment: Experiment | None) -> Languages:
 def special_tokens(config: TransformerConfig, vocabulary: Vocabulary, languages: Languages) -> SpecialTokens:
   """Returns the vocabulary's special tokens with those of the model; the codes are those of the first language."""
   ids = {task: tuple(_code(name, vocabulary) for name in codes) for task, codes in languages.items()}
+  special = SpecialTokens.of(vocabulary)
   return dataclasses.replace(
-    SpecialTokens.of(vocabulary),
+    special,
+    mask=None if special.mask is not None and special.mask >= config.vocab_size else special.mask,
     start_id=config.start_id,
     padding=config.padding_id,
     opening=config.opening_id,

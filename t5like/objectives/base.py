@@ -54,7 +54,7 @@ class SpecialTokens:
       cls=vocabulary.cls_id,
       sep=vocabulary.sep_id,
       bos=vocabulary.bos_id,
-      opens_texts=getattr(vocabulary, "opens_texts", False),
+      opens_texts=vocabulary.opens_texts,
       others=frozenset(vocabulary.special_ids),
       sentence_ends=tuple(vocabulary.sentence_end_ids),
       word_starts=vocabulary.word_starts,

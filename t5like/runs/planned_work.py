@@ -10,6 +10,7 @@ import jax
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_layout, check_vocabulary, stack_lengths
 from t5like.experiments.experiment import Experiment
+from t5like.experiments.languages import special_tokens, task_languages
 from t5like.experiments.phases import Phase, blank_batch, run_phases
 from t5like.inference.parameters import store_frozen
 from t5like.objectives import SpecialTokens
@@ -73,4 +74,4 @@ def planned_phases(experiment: Experiment) -> list[Phase]:
       experiment, SpecialTokens(vocab_size, 0, 1, tuple(range(vocab_size)), mask=0, cls=0, sep=0, sentence_ends=(0,))
     )
   check_vocabulary(experiment.model.config, experiment.vocabulary, vocabulary)
-  return run_phases(experiment, SpecialTokens.of(vocabulary))
+  return run_phases(experiment, special_tokens(experiment.model.config, vocabulary, task_languages(experiment)))

@@ -9,6 +9,7 @@ from trainers import has_checkpoint, start, wait_for
 
 from t5like.data.layouts import blank
 from t5like.experiments.streaming import StreamSettings, _open
+from t5like.models import TransformerConfig
 from t5like.objectives import CATALOGUE, Lengths
 from t5like.training.records.metrics import read_metrics
 
@@ -17,7 +18,8 @@ def checked_batch(task, vocabulary, layout, given, objective=None, pack=False):
   """Returns the second batch of a stream, checked against a blank cached one, and its loss weights."""
   objective = CATALOGUE[objective] if objective else None
   lengths = objective.lengths(given["inputs"]) if objective else Lengths(0, given["inputs"], given["targets"])
-  settings = StreamSettings(task, "train", [], {}, vocabulary, objective, given, lengths, layout, pack, 4, 0, 1)
+  config = TransformerConfig(vocab_size=1, embed_dim=1, mlp_dim=1, num_heads=1)
+  settings = StreamSettings(task, "train", [], {}, vocabulary, objective, given, lengths, layout, config, pack, 4, 0, 1)
   stream, batches = _open(settings, 0, None)
   next(batches)
   batch = next(batches)
@@ -71,7 +73,7 @@ def test_a_killed_run_resumes_exactly_or_reports_why_it_cannot(t5like, streamed,
 
   folder = tmp_path / "killed"
   command = [*streamed, f"--gin.MODEL_DIR={folder}", "--gin.CHECKPOINT_PERIOD=10", "--gin.CHECKPOINTS_KEPT=2"]
-  process = start([*command, "--gin.TRAIN_STEPS=69"], devices=8)
+  process = start([*command, "--gin.TRAIN_STEPS=69"])
   wait_for(has_checkpoint(folder, 10), process)
   process.kill()
   process.communicate()

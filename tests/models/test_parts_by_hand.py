@@ -347,6 +347,7 @@ def test_the_defaults_are_those_of_t5():
     use_key_bias=True, relative_norm=False, share_position_projections=False, convolution_width=0,
     num_kv_heads=None, qk_norm=False, attention_window=None, rotary_scaling="default", rotary_factor=1.0,
     rotary_low_factor=1.0, rotary_high_factor=4.0, rotary_original_length=8192, embedding_projection="sum",
+    positions_per_stack=False, start_id=None, opening_id=None, logits_bias=False,
   )  # fmt: skip
   assert found == dict(vocab_size=8, embed_dim=8, mlp_dim=8, num_heads=2) | expected
 

@@ -49,11 +49,11 @@ def test_special_tokens_of_a_vocabulary():
   starts = np.zeros(9, bool)
   vocabulary = types.SimpleNamespace(
     vocab_size=9, pad_id=0, bos_id=6, eos_id=1, sentinel_ids=[8, 7], mask_id=None, cls_id=2, sep_id=3,
-    special_ids=[4], sentence_end_ids=[5, 6], word_starts=starts,
+    special_ids=[4], sentence_end_ids=[5, 6], word_starts=starts, opens_texts=True,
   )  # fmt: skip
-  expected = SpecialTokens(9, 0, 1, (8, 7), 8, 2, 3, 6, frozenset({4}), (5, 6))  # the first sentinel is the mask
+  expected = SpecialTokens(9, 0, 1, (8, 7), 8, 2, 3, 6, True, frozenset({4}), (5, 6))  # the first sentinel is the mask
   found = SpecialTokens.of(vocabulary)
-  assert found == expected and found.word_starts is starts
+  assert found == expected and found.word_starts is starts and found.start == 6
   vocabulary.mask_id = 4
   assert SpecialTokens.of(vocabulary).mask == 4
   vocabulary.mask_id, vocabulary.sentinel_ids = None, []

@@ -1,5 +1,6 @@
 """Properties of every vocabulary's ids, and finding vocabularies by name, file, folder and search path."""
 
+import dataclasses
 import functools
 import json
 import pickle
@@ -15,6 +16,8 @@ from tokenizers import Tokenizer
 
 from t5like.errors import UserError
 from t5like.experiments.compatibility import check_vocabulary
+from t5like.experiments.languages import special_tokens
+from t5like.models import TransformerConfig
 from t5like.objectives import SpecialTokens
 from t5like.objectives.segments import PairForm
 from t5like.vocabularies import load_vocabulary, vocabulary_in, vocabulary_path
@@ -53,9 +56,20 @@ def test_published_sizes_and_special_ids(name):
 def test_an_embedding_must_have_a_row_for_every_id(name):
   size = PUBLISHED[name][0]
   for rows in (size, size + 28):
-    check_vocabulary(types.SimpleNamespace(vocab_size=rows), name, _loaded(name))
+    check_vocabulary(types.SimpleNamespace(vocab_size=rows, num_decoder_layers=0), name, _loaded(name))
   with pytest.raises(UserError, match=f"has {size} ids, but the model's embedding {size - 1} rows"):
-    check_vocabulary(types.SimpleNamespace(vocab_size=size - 1), name, _loaded(name))
+    check_vocabulary(types.SimpleNamespace(vocab_size=size - 1, num_decoder_layers=0), name, _loaded(name))
+
+
+def test_only_a_decoder_may_lack_the_mask_and_then_it_has_none():
+  vocabulary, size = _loaded("roberta"), PUBLISHED["roberta"][0]
+  bart = TransformerConfig(vocab_size=size - 1, embed_dim=1, mlp_dim=1, num_heads=1, num_decoder_layers=1)
+  check_vocabulary(bart, "roberta", vocabulary)
+  assert special_tokens(bart, vocabulary, {}).mask is None
+  whole = dataclasses.replace(bart, vocab_size=size)
+  assert special_tokens(whole, vocabulary, {}).mask == size - 1
+  with pytest.raises(UserError, match="ids, but the model's embedding"):
+    check_vocabulary(dataclasses.replace(bart, vocab_size=size - 2), "roberta", vocabulary)
 
 
 def test_sentinels():
