@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from t5like.decoding.options import decode_settings
+from t5like.decoding.options import decode_settings, with_defaults
 from t5like.inference.inside.layers import STATES, TARGETS, WEIGHTS, LookInside
 from t5like.inference.inside.words import WordNeighbor, neighbors_of_word
 from t5like.inference.jobs import Limits
@@ -25,12 +25,13 @@ class InsideMethods:
 
     Args:
       texts: the inputs.
-      targets: of an encoder-decoder, what its decoder reads; by default the answer that it generates by greedy search.
+      targets: of an encoder-decoder, what its decoder reads; by default the answer that it generates.
       batch_size: maximum number of texts per batch.
       truncate: cut texts that are too long.
     """
     length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
-    decoding, _ = decode_settings({"max_length": length}, self.vocabulary, self.positions)
+    own = with_defaults({}, {"max_length": length} | dict(self.decoding))
+    decoding, _ = decode_settings(own, self.vocabulary, self.positions)
     job = LookInside(self, Limits(truncate=truncate), WEIGHTS, decoding=decoding)
     return self._inside(job, Attention, texts, targets, batch_size)
 
