@@ -2,7 +2,7 @@
 // Weights are bytes, 255 * sqrt(weight): [layers, heads, queries, keys] in base64, decoded when they are first shown.
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
-const ROW = 24; // pixels of a token, as in the style sheet
+const ROW = 1.5 * parseFloat(getComputedStyle(document.documentElement).fontSize); // a token's height in the style sheet
 const shown = { text: 0, kind: 0, layer: 0, head: 0, query: -1, kept: -1 }; // query -1: all of them
 
 const view = () => data.texts[shown.text].kinds[shown.kind];
@@ -113,16 +113,18 @@ function showQuery(query) {
       const value = weight(shown.layer, shown.head, from, to);
       if (value < 0.02) continue;
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const ends = { x1: 0, y1: (from + 0.5) * ROW, x2: 144, y2: (to + 0.5) * ROW, "stroke-opacity": value.toFixed(2) };
+      const ends = { x1: 0, y1: (from + 0.5) * ROW, x2: 6 * ROW, y2: (to + 0.5) * ROW, "stroke-opacity": Math.sqrt(value).toFixed(2) };
       for (const [name, number] of Object.entries(ends)) line.setAttribute(name, number);
       lines.push(line);
     }
   }
+  find("edges").style.height = `${ROW * Math.max(rows, columns)}px`;
   find("edges").replaceChildren(...lines);
-  find("queries").querySelectorAll("button").forEach((button, at) => button.setAttribute("aria-pressed", at === shown.kept));
+  const buttons = find("queries").querySelectorAll("button");
+  buttons.forEach((button, at) => button.setAttribute("aria-pressed", at === shown.kept));
   find("keys").querySelectorAll("li").forEach((item, to) => {
     const value = query < 0 ? 0 : weight(shown.layer, shown.head, query, to);
-    item.style.borderLeftColor = `rgb(${ink().join(" ")} / ${value.toFixed(2)})`;
+    item.style.borderLeftColor = `rgb(${ink().join(" ")} / ${Math.sqrt(value).toFixed(2)})`;
     item.querySelector("small").textContent = value >= 0.005 ? percent(value) : "";
   });
   find("readout").textContent = query < 0 ? "" : summary(kind, query);
@@ -144,8 +146,9 @@ function pointAtMap(event) {
 }
 
 function moveInTable(event) {
-  const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] || [0, 0];
-  if (!down && !right) return;
+  const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+  if (!(event.key in moves)) return;
+  const [down, right] = moves[event.key];
   event.preventDefault();
   const kind = view(), inside = (value, count) => Math.max(0, Math.min(count - 1, value));
   choose(inside(shown.layer + down, kind.layers.length), inside(shown.head + right, kind.heads.length), true);
