@@ -113,8 +113,9 @@ function showQuery(query) {
       const value = weight(shown.layer, shown.head, from, to);
       if (value < 0.02) continue;
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const ends = { x1: 0, y1: (from + 0.5) * ROW, x2: 6 * ROW, y2: (to + 0.5) * ROW, "stroke-opacity": Math.sqrt(value).toFixed(2) };
+      const ends = { x1: 0, y1: (from + 0.5) * ROW, x2: 6 * ROW, y2: (to + 0.5) * ROW };
       for (const [name, number] of Object.entries(ends)) line.setAttribute(name, number);
+      line.setAttribute("stroke-opacity", Math.sqrt(value).toFixed(2));
       lines.push(line);
     }
   }
