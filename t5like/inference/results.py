@@ -106,3 +106,14 @@ class Attention(Inside):
 @dataclasses.dataclass(frozen=True)
 class HiddenStates(Inside):
   """States [layers + 1, tokens, embed]: the embeddings, then each layer's, the last after the final norm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WordNeighbor:
+  """A word in a text."""
+
+  word: str
+  text: str
+  number: int  # of the text, from 0
+  start: int  # the word's first character in it
+  similarity: float  # cosine

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from t5like.decoding.options import decode_settings, with_defaults
 from t5like.inference.inside.layers import STATES, TARGETS, WEIGHTS, LookInside
-from t5like.inference.inside.words import WordNeighbor, neighbors_of_word
+from t5like.inference.inside.words import neighbors_of_word
 from t5like.inference.jobs import Limits
-from t5like.inference.results import Attention, HiddenStates
+from t5like.inference.results import Attention, HiddenStates, WordNeighbor
 
 _BATCH = 8  # attention weights grow with length^2
 _LENGTH = 64

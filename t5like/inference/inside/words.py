@@ -16,6 +16,7 @@ from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.encodings import nearest_rows
 from t5like.inference.inside.layers import STATES, LookInside, PreparedPair
 from t5like.inference.jobs import Answer, Limits, Prepared
+from t5like.inference.results import WordNeighbor
 from t5like.inference.rows import RejectedRow, Row, reject
 from t5like.inference.running import answer_all
 
@@ -26,17 +27,6 @@ _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 WORD_FIELD = "word"
 _CHUNK = 256  # texts whose vectors are held at a time
 Span = tuple[int, int]  # of characters
-
-
-@dataclasses.dataclass(frozen=True)
-class WordNeighbor:
-  """A word in a text."""
-
-  word: str
-  text: str
-  number: int  # of the text, from 0
-  start: int  # the word's first character in it
-  similarity: float  # cosine
 
 
 @dataclasses.dataclass(frozen=True)
