@@ -55,11 +55,9 @@ class LayerReader:
     _, found = self.model.apply({"params": params}, batch, method=method, mutable=[INSIDE])
     stacks = found.get(INSIDE, {})
     stacks = stacks.get("backbone", stacks)
-    if shared := stacks.get("shared"):  # the encoder's call is the first
-      calls = {name: {kind: values[at] for kind, values in shared.items() if kind != "cross"}
-               for at, name in enumerate(["encoder", "decoder"][: len(shared["states"])])}  # fmt: skip
-      stacks = {name: {kind: (value,) for kind, value in call.items()} for name, call in calls.items()}
-      stacks.setdefault("decoder", {}).update({"cross": shared["cross"]} if "cross" in shared else {})
+    if shared := stacks.get("shared"):  # the encoder's call is the first, the decoder's the last
+      encoder = {kind: calls[:1] for kind, calls in shared.items() if kind != "cross"}
+      stacks = {"encoder": encoder, "decoder": shared if len(shared["states"]) > 1 else {}}
     return {
       name: {kind: stacks[name][kind][-1].astype(jnp.float32) for kind in self._names if kind in stacks[name]}
       for name in ("encoder", "decoder")
