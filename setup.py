@@ -26,6 +26,7 @@ setup(
     "t5like.ablations": ["measured/*.json"],
     "t5like.ablations.report": ["page.css", "page.html"],
     "t5like.evaluation": ["prompts/*"],
+    "t5like.inference.inside": ["page.css", "page.html", "page.js"],
     "t5like.tasks": ["embedded/*"],
     "t5like.vocabularies": ["embedded/*"],
   },

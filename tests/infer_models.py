@@ -25,14 +25,19 @@ def folder_of(name: str, folder: Path, **special: int) -> Path:
   for path in (GOLDEN / name).iterdir():
     if path.name != "outputs.npz":
       shutil.copy(path, folder)
-  tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(IDS)}, unk_token="w59"))
+  write_tokenizer(folder, IDS, **special)
+  return folder
+
+
+def write_tokenizer(folder: Path, ids: int, **special: int) -> None:
+  """Writes a vocabulary of the words w0, w1, ...; the last one stands for unknown words."""
+  tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(ids)}, unk_token=f"w{ids - 1}"))
   tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
   tokenizer.decoder = decoders.Fuse()
   tokenizer.decoder = decoders.Sequence([decoders.Replace("w", " w"), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
   tokenizer.save(str(folder / "tokenizer.json"))
-  named = {f"{kind}_token": f"w{token}" for kind, token in {"pad": 0, "unk": IDS - 1, **special}.items()}
+  named = {f"{kind}_token": f"w{token}" for kind, token in {"pad": 0, "unk": ids - 1, **special}.items()}
   (folder / "tokenizer_config.json").write_text(json.dumps(named))
-  return folder
 
 
 def read(path: Path) -> list[dict]:

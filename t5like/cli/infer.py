@@ -7,6 +7,8 @@
   t5like infer --model=~/downloads/gpt2 --input=texts.txt --score       log-likelihoods
   t5like infer --model=~/downloads/gpt2 --input=reviews.txt --candidates=labels.txt
   t5like infer --model=~/downloads/bert --input=gaps.txt --fill_mask    also --embed, --neighbors=FILE
+  t5like infer --model=~/downloads/bert --input=texts.txt --attention=page.html     a page with the heads of every layer
+  t5like infer --model=~/downloads/bert --input=texts.txt --word=bank --neighbors=FILE      nearest words in context
   t5like infer --model=~/runs/bert_sst2 --input=reviews.txt             labels and probabilities, of a model with a head
   t5like infer --model=~/downloads/t5-base --adapters=nli=~/runs/nli_lora --adapters=qa=~/runs/qa_lora --adapter=nli
 
@@ -48,7 +50,8 @@ _JOBS: dict[str, Callable[[Any, argparse.Namespace], Any]] = {
   "candidates": lambda jobs, args: jobs.Rank(file=args.candidates, per_token=args.per_token),
   "candidates_field": lambda jobs, args: jobs.Rank(field=args.candidates_field, per_token=args.per_token),
   "fill_mask": lambda jobs, args: jobs.Fill(args.top),
-  "neighbors": lambda jobs, args: jobs.Nearest(args.neighbors, _pooling(args), args.top),
+  "attention": lambda jobs, args: jobs.Generate(given_options(args)),  # what a decoder reads: see _run_page
+  "neighbors": lambda jobs, args: _nearest(jobs, args),
   "embed": lambda jobs, args: jobs.Embed(_pooling(args)),
 }
 _OWN = "own"
@@ -105,7 +108,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     metavar="FILE",
     help="nearest lines of this file, or vectors of a .npy file, by cosine similarity",
   )
+  group.add_argument(
+    "--word",
+    nargs="?",
+    const="",
+    metavar="WORD",
+    help="with --neighbors: nearest words of its texts to this word of each row, or to that in the field 'word'",
+  )
+  group.add_argument(
+    "--layer", type=int, metavar="N", help="of the states of --word: 0 are the embeddings (default: -1, the last)"
+  )
   group.add_argument("--top", type=int, default=5, metavar="N", help="tokens per mask, or neighbors (default: 5)")
+  group.add_argument(
+    "--attention", metavar="PAGE.html", help="write the attention weights of all heads and layers to a page"
+  )
   add_decoding_arguments(parser)
 
 
@@ -135,7 +151,10 @@ def run(args: argparse.Namespace) -> int:
   with _errors_as_options():
     settings = _settings(args, local)
     model = _load(args)
-    settings = _for_head(model, settings, args.no_answer_threshold)
+    if not args.attention:
+      settings = _for_head(model, settings, args.no_answer_threshold)
+    if args.attention:
+      return _run_page(args, model, settings)
     if interactive:
       return _run_prompt(args, model, settings)
     from t5like.inference.batch_inference import answer_rows
@@ -149,8 +168,16 @@ def _check_options(args: argparse.Namespace) -> None:
   if len(jobs) > 1 and jobs != ["neighbors", "embed"]:
     raise UserError(f"--{jobs[0]} and --{jobs[1]} are mutually exclusive", expected="one of them")
   decoding = given_options(args)
-  if jobs and decoding:
+  if jobs and jobs != ["attention"] and decoding:
     raise UserError(f"--{jobs[0]} generates no text and cannot be combined with --{next(iter(decoding))}")
+  if args.word is not None and (not args.neighbors or args.embed):
+    raise UserError("--word needs --neighbors=FILE with texts, without --embed")
+  if args.layer is not None and args.word is None:
+    raise UserError("--layer needs --word=WORD", expected="the layer of its states")
+  if args.attention and args.output:
+    raise UserError("--attention writes a page and no other output", try_="without --output")
+  if args.attention and not args.input and not args.task and sys.stdin.isatty():
+    raise UserError("--attention needs texts", try_="--input=FILE, or --task=TASK")
   if args.input and args.task:
     raise UserError("--input and --task are mutually exclusive", expected="one of them")
   if args.output and args.output.endswith(".npy") and (not args.embed or args.neighbors):
@@ -214,6 +241,12 @@ def _for_head(model: Model, settings: InferenceSettings, threshold: float | None
   if settings.job.decoding:
     raise UserError(f"a head does not decode: --{next(iter(settings.job.decoding))} has no effect")
   return dataclasses.replace(settings, job=Embed() if model.module.head.form == "embedding" else Labels(threshold))
+
+
+def _nearest(jobs: Any, args: argparse.Namespace) -> JobSettings:
+  if args.word is not None:
+    return jobs.NearestWords(args.neighbors, args.word, -1 if args.layer is None else args.layer, args.top)
+  return jobs.Nearest(args.neighbors, _pooling(args), args.top)
 
 
 def _pooling(args: argparse.Namespace) -> str | None:
@@ -280,6 +313,15 @@ def _mesh_axes(given: str | None) -> MeshAxes | None:
       raise UserError(f"invalid --mesh={given}", expected="sizes such as data=2,tensor=4", nearest=nearest(name, names))
     axes[name] = size if name == "preset" else int(size)
   return MeshAxes(**axes)
+
+
+def _run_page(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:
+  from t5like.console import say
+  from t5like.inference.inside.page_file import write_attention_page
+
+  rejected = write_attention_page(model, settings, args.attention, args.target_field)
+  say(f"wrote {args.attention}")
+  return 1 if rejected else 0
 
 
 def _run_prompt(args: argparse.Namespace, model: Model, settings: InferenceSettings) -> int:

@@ -12,7 +12,7 @@ from t5like import data
 from t5like.data.labeled_rows import choices_of
 from t5like.errors import UserError
 from t5like.experiments.experiment import HEAD_TASKS, Experiment
-from t5like.models.heads import HEADS, LOSSES, WithHead, attach_head
+from t5like.models.heads import HEADS, LOSSES, Probe, WithHead, attach_head
 from t5like.objectives.segments import TEXT_FIELDS
 
 _OWN_FIELDS = ("name", "labels", "choices", "texts", "target", "twice")  # of a form, which a head determines
@@ -27,8 +27,8 @@ def attach_task_head(experiment: Experiment, forms: Sequence[tuple[str, data.Lab
       raise UserError(f"task {name!r} has no labels for a head", try_=_remedy(experiment))
     if other != form:
       raise UserError(f"tasks {task!r} and {name!r} have different labels and need different heads")
-  head = experiment.head
-  if head == "task" or head is None:
+  head, probe = experiment.head, experiment.head if isinstance(experiment.head, Probe) else None
+  if head == "task" or head is None or probe:
     kind = "choices" if form.grouped and form.choices else form.name
     head = HEADS[kind]()
   fits(head, form, task)
@@ -38,7 +38,7 @@ def attach_task_head(experiment: Experiment, forms: Sequence[tuple[str, data.Lab
     head = head.clone(labels=form.labels)
   if head.form == "choices" and not head.choices:
     head = head.clone(choices=form.choices)
-  return dataclasses.replace(experiment, model=attach_head(experiment.model, head))
+  return dataclasses.replace(experiment, model=(probe.attach if probe else attach_head)(experiment.model, head))
 
 
 def task_form(cache: data.TokenCache) -> data.LabelForm | None:

@@ -70,7 +70,7 @@ def answer_rows(model: Model, settings: InferenceSettings) -> int:
   Resumes an existing output file if its model and settings are the same; raises UserError otherwise.
   """
   reading = settings.reading(settings.form)
-  rows, total = _rows(model, settings, reading)
+  rows, total = input_rows(model, settings, reading)
   path = storage.as_path(settings.output) if settings.output else None
   if path:
     storage.check_reachable(path, "--output")
@@ -118,7 +118,7 @@ def vocabulary_warnings(model: Model) -> list[str]:
   return warnings
 
 
-def _rows(model: Model, settings: InferenceSettings, reading: ReadSettings) -> tuple[row_files.Rows, int | None]:
+def input_rows(model: Model, settings: InferenceSettings, reading: ReadSettings) -> tuple[row_files.Rows, int | None]:
   """Returns the rows and their number (None: unknown)."""
   if reading.form != "task":
     if settings.field and reading.form == "text":

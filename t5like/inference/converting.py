@@ -269,6 +269,7 @@ def _head_text(model: WithHead, backbone: str) -> list[str]:
     f"WithHead.backbone = @{backbone}()",
     f"WithHead.head = @{head}()",
     *([f"WithHead.stack = {model.stack!r}"] if model.stack else []),
+    *([f"WithHead.layer = {model.layer!r}"] if model.layer is not None else []),
     *(f"{head}.{field} = {value!r}" for field, value in _changed_fields(model.head).items()),
   ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from t5like.console import warn
@@ -15,9 +15,10 @@ from t5like.inference.embeddings.jobs import DEFAULT_POOLING, Embedding, Neighbo
 from t5like.inference.embeddings.sentences import Sentences, SpooledSentences, VectorsOnly
 from t5like.inference.encoder_jobs import FillMask
 from t5like.inference.heads.jobs import Labeling
-from t5like.inference.jobs import Generation, Job, Limits, Ranking
+from t5like.inference.inside.words import WORD_FIELD, WordNeighbors, Words, WordVectors
+from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.model import Model
-from t5like.inference.rows import RejectedRow, count_lines, input_format, read_rows, windows
+from t5like.inference.rows import RejectedRow, Row, count_lines, input_format, read_rows, windows
 from t5like.inference.running import WINDOW, Progress, answer_window
 
 
@@ -165,6 +166,34 @@ class Nearest:
     return {"job": "neighbors", "neighbors": _content_digest(self.file), "embed": self.pooling, "top": self.top}
 
 
+@dataclasses.dataclass(frozen=True)
+class NearestWords:
+  """Finds the words of a file's texts that are nearest to a word of each row, in their contexts."""
+
+  file: str
+  word: str = ""  # "": the one in a field of each row
+  layer: int = -1
+  top: int = 5
+
+  def build(self, model: Model, reading: ReadSettings) -> WordNeighbors:
+    """Reads the words of the file, then returns the job."""
+    if not self.word and reading.form != "jsonl":
+      raise UserError("--word has no value", expected=f"--word=WORD, or JSON lines with a field {WORD_FIELD!r}")
+    if self.file.endswith(".npy"):
+      raise UserError(f"{self.file} has vectors of texts, not words", option="--neighbors", expected="a file of texts")
+    words, vectors = Words(), WordVectors(model, reading.limits, self.layer)
+    for row, answer in _answers_of_file(self.file, vectors, reading):
+      words.add(row, answer)
+    if not len(words):
+      raise UserError(f"no words in {self.file}")
+    return WordNeighbors(WordVectors(model, reading.limits, self.layer, self.word), words, self.top)
+
+  def identity(self, model: Model) -> dict[str, Any]:
+    return {"job": "words", "neighbors": _content_digest(self.file)} | {
+      name: getattr(self, name) for name in ("word", "layer", "top")
+    }
+
+
 def _pooling(model: Model, given: str | None) -> str:
   return given or ("own" if own_head(model) else DEFAULT_POOLING)
 
@@ -187,18 +216,23 @@ def _candidates(path: str) -> list[str]:
 
 def _embed_file(path: str, embedding: Embedding, reading: ReadSettings) -> Sentences:
   """Returns the sentences of a file with their embeddings."""
-  warn(f"embedding {path}")
-  progress = Progress(count_lines(path), 0, embedding.unit)
   kept = SpooledSentences(embedding.width)
-  sentences = read_rows(path, input_format(path, None), reading.limits.field)
-  planner = embedding.planner(reading.batch_size)
-  for window in windows(sentences, lambda: WINDOW * reading.batch_size):
-    rows, answers, rejected = answer_window(embedding, window, planner, progress, reading.strict)
-    if rejected:
-      raise UserError(f"{path}: {rejected.location} cannot be embedded", try_="without --strict")
-    good = [(row, answer["embedding"]) for row, answer in zip(rows, answers, strict=True) if answer is not None]
-    kept.add([row for row, _ in good], [vector for _, vector in good])
-  progress.end()
+  for row, answer in _answers_of_file(path, embedding, reading):
+    kept.add([row], [answer["embedding"]])
   if not len(kept):
     raise UserError(f"no sentences in {path}")
   return kept.finish()
+
+
+def _answers_of_file(path: str, job: Job, reading: ReadSettings) -> Iterator[tuple[Row, Answer]]:
+  """Yields the rows of a file that can be answered, with their answers."""
+  warn(f"embedding {path}")
+  progress = Progress(count_lines(path), 0, job.unit)
+  sentences = read_rows(path, input_format(path, None), reading.limits.field)
+  planner = job.planner(reading.batch_size)
+  for window in windows(sentences, lambda: WINDOW * reading.batch_size):
+    rows, answers, rejected = answer_window(job, window, planner, progress, reading.strict)
+    if rejected:
+      raise UserError(f"{path}: {rejected.location} cannot be embedded", try_="without --strict")
+    yield from ((row, answer) for row, answer in zip(rows, answers, strict=True) if answer is not None)
+  progress.end()

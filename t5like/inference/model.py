@@ -28,6 +28,7 @@ from t5like.inference.embeddings.pooled import pooled_model
 from t5like.inference.encoder_jobs import FillMask, FillSpans
 from t5like.inference.heads.methods import HeadMethods
 from t5like.inference.heads.no_answer import with_threshold
+from t5like.inference.inside.methods import InsideMethods
 from t5like.inference.jobs import Answer, Generation, Job, Limits, Ranking
 from t5like.inference.prompts import PromptForm, has_training_config, position_limit, prompt_form
 from t5like.inference.results import Candidate, Choice, Filled, Output
@@ -91,7 +92,7 @@ def load(
 
 
 @dataclasses.dataclass(frozen=True)
-class Model(HeadMethods):
+class Model(HeadMethods, InsideMethods):
   """A module with its parameters, its vocabulary and the mesh that it runs on.
 
   Every method takes one text or a list, and returns one result or a list in the same order. Texts are batched by

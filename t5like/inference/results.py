@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class Output:
@@ -76,3 +78,42 @@ class Filled:
 
   text: str  # with the most likely candidate for each mask
   masks: list[list[Candidate]]  # per mask, most likely first
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+  """Arrays of a model's layers for one text, as float32; None for stacks that the model has not, or that did not run.
+
+  Special tokens are included, padding is not. Learned prompts and prefixes are left out.
+  """
+
+  tokens: list[str]  # pieces of the text
+  target_tokens: list[str] | None = None  # what the decoder of an encoder-decoder reads, after its start token
+  encoder: np.ndarray | None = None
+  decoder: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention(Inside):
+  """Attention weights [layers, heads, queries, keys]: `encoder` and `decoder` attend to themselves.
+
+  A row of weights sums to 1, but for what learned prefixes receive.
+  """
+
+  cross: np.ndarray | None = None  # the decoder's to the encoder: [layers, heads, target tokens, tokens]
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenStates(Inside):
+  """States [layers + 1, tokens, embed]: the embeddings, then each layer's, the last after the final norm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WordNeighbor:
+  """A word in a text."""
+
+  word: str
+  text: str
+  number: int  # of the text, from 0
+  start: int  # the word's first character in it
+  similarity: float  # cosine

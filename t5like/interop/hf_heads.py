@@ -286,6 +286,8 @@ def _check_expressible(model: WithHead, found: HeadClass, name: str) -> None:
         expected=f"{field} = {value!r}",
         hint="the backbone alone can be exported from a run without the head",
       )
+  if model.layer is not None:
+    raise UserError(f"Hugging Face's {name} reads the last layer, not layer {model.layer}")
   stack = "encoder" if found.form == "tagging" else "decoder"
   if model.stack not in (None, stack):
     raise UserError(f"Hugging Face's {name} reads the states of T5's {stack}, not of its {model.stack}")

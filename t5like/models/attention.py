@@ -15,6 +15,7 @@ from t5like.kernels.attention import (
   ShardedAxes,
   alibi_slopes,
   attention,
+  attention_weights,
   bias_matrix,
   choose_backend,
 )
@@ -50,6 +51,7 @@ class Context:
   step: DecodingStep | None = None  # for cached decoding; x is then one token per row
   return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
   return_states: bool = _static(False)  # return every layer's output instead, for a mix of layers
+  return_weights: bool = _static(False)  # with them, the weights of its attention
   bidirectional: bool = _static(False)  # future keys have their own relative position buckets
   deterministic: bool = _static(True)
 
@@ -126,7 +128,7 @@ class Attention(nn.Module):
     new = {"key": self._split_heads(key), "value": self._split_heads(self.value(x))}
     query, new["key"] = self._rotate(query, new["key"], context.positions)
     mask = dataclasses.replace(context.mask, window=self.config.attention_window)
-    return self._attend(query, new, context, mask, context.bias), new if context.return_kv else None
+    return self._attend(query, new, context, mask, context.bias)
 
   def cross(self, x: jax.Array, context: Context, cache: jax.Array | None) -> tuple[jax.Array, KeysValues | None]:
     """Attends to `context.encoded`, or to its keys and values in the cache."""
@@ -136,7 +138,7 @@ class Attention(nn.Module):
       return self.out(y.reshape(y.shape[0], 1, -1)), cache
     new = {"key": self._split_heads(self.key(context.encoded)), "value": self._split_heads(self.value(context.encoded))}
     query = self._split_heads(self.query(x))
-    return self._attend(query, new, context, context.encoded_mask, None), new if context.return_kv else None
+    return self._attend(query, new, context, context.encoded_mask, None)
 
   def _step(self, x: jax.Array, context: Context, cache: dict) -> tuple[jax.Array, jax.Array]:
     """Writes the key and value of one token per row to the cache, and attends to it."""
@@ -227,7 +229,8 @@ class Attention(nn.Module):
 
   def _attend(
     self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask, bias: RelativeBias | Alibi | None
-  ) -> jax.Array:
+  ) -> tuple[jax.Array, KeysValues | jax.Array | None]:
+    """Returns the result, and the keys and values, or the weights [batch, heads, query, key], if requested."""
     config = self.config
     rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
     drop = rate > 0.0 and not context.deterministic
@@ -247,7 +250,11 @@ class Attention(nn.Module):
     )  # [batch, length, heads, kv]
     # Without the constraint, a stack sharded by position would gather the kernel.
     y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))
-    return self.out(y)
+    kept = keys_values if context.return_kv else None
+    if context.return_weights:
+      more = dict(prefix=self._prefix(context), disentangled=self._disentangled(context))
+      kept = attention_weights(query, keys_values["key"], mask, bias, self._scale(), **more)
+    return self.out(y), kept
 
 
 def _sharded_axes() -> ShardedAxes:

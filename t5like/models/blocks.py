@@ -80,7 +80,7 @@ class Block(nn.Module):
     if cache is not None:
       return x, cache | keys_values
     if context.return_states:
-      return x, {"states": x}
+      return x, {"states": x} | (keys_values if context.return_weights else {})
     return x, keys_values if context.return_kv else None
 
   def _pre_norm(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -66,6 +66,12 @@ def frozen_layers(counts: Mapping[str, int]) -> Iterator[None]:
     _FROZEN_LAYERS.reset(token)
 
 
+# A model that is applied with this collection as mutable leaves in it, for each call of a stack (encoder, decoder or
+# shared), "states" [layers + 1, batch, length, embed] (see `all_states`) and the weights of attention, "self" and in
+# decoders "cross", [layers, batch, heads, queries, keys]. What is not used is not computed either.
+INSIDE = "inside"
+
+
 class Stack(nn.Module):
   """A stack of `num_layers` blocks: layers_0, layers_1, ..., or `layers` with a leading axis if stacked."""
 
@@ -78,7 +84,10 @@ class Stack(nn.Module):
     self, x: jax.Array, context: Context, cache: tuple | dict | None = None
   ) -> tuple[jax.Array, tuple | dict | None]:
     """Maps x [batch, length, embed] to hidden states; also returns the updated cache (None in training)."""
-    config = self.config
+    config, embedded = self.config, x
+    shows = self.is_mutable_collection(INSIDE) and not self.is_initializing()
+    if shows:
+      context = dataclasses.replace(context, return_states=True, return_weights=True)
     if config.positions == "relative_bias" and config.share_relative_bias:
       context = dataclasses.replace(context, bias=RelativeBiasTable(config, name="relpos_bias")(context.bidirectional))
     if config.positions == "alibi":
@@ -89,13 +98,17 @@ class Stack(nn.Module):
       context = dataclasses.replace(context, prefixes=build(config, name="prefixes")())
     after_first = None
     if config.convolution_width:
-      convolution, inputs = Convolution(config, name="convolution"), x
-      after_first = lambda x: convolution(inputs, x, context)  # noqa: E731
+      convolution = Convolution(config, name="convolution")
+      after_first = lambda x: convolution(embedded, x, context)  # noqa: E731
     x, cache = self._layers(x, context, cache, after_first)
     if config.norm_position != "post":
       x = Norm(config, name="final_norm")(x)
     if config.final_dropout:
       x = Dropout(config.dropout_rate)(x, context.deterministic)
+    if shows:
+      self.sow(INSIDE, "states", all_states(embedded, x, cache))
+      for kind in ("self", "cross") if context.encoded is not None else ("self",):
+        self.sow(INSIDE, kind, jnp.stack(_of_layers(cache, kind)))
     return x, cache
 
   def _layers(
@@ -131,7 +144,7 @@ class Stack(nn.Module):
       x, layer_cache = layer(x, cache and cache[i], context)
       if i == 0 and after_first:
         x = after_first(x)
-        layer_cache = {"states": x} if context.return_states else layer_cache
+        layer_cache = {**layer_cache, "states": x} if context.return_states else layer_cache
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
 
@@ -214,7 +227,7 @@ class Stack(nn.Module):
         x, each = jax.lax.scan(body, x, (trained, take(keys), jnp.arange(last - first)), unroll=unroll)
       if first == 0 and after_first:
         x = after_first(x)
-        each = {"states": x[None]} if context.return_states else each
+        each = {**each, "states": x[None]} if context.return_states else each
       outputs.append(each)
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *outputs)
 
@@ -261,8 +274,12 @@ def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.A
 
   `layers` is the second result of a stack with `Context.return_states`.
   """
-  states = list(layers["states"]) if isinstance(layers, dict) else [layer["states"] for layer in layers]
-  return jnp.stack([embedded, *states[:-1], x])
+  return jnp.stack([embedded, *_of_layers(layers, "states")[:-1], x])
+
+
+def _of_layers(layers: tuple | dict, name: str) -> list[jax.Array]:
+  """Returns an output of every layer, stacked or not."""
+  return list(layers[name]) if isinstance(layers, dict) else [layer[name] for layer in layers]
 
 
 def _scanned(layer: Callable, num_layers: int, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:

@@ -164,7 +164,8 @@ def _head_facts(model: nn.Module) -> dict[str, Any]:
     return {}
   fields = [f.name for f in dataclasses.fields(model.head) if f.name not in ("parent", "name")]
   settings = {name: getattr(model.head, name) for name in fields}
-  return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings}}
+  layer = {} if model.layer is None else {"layer": model.layer}
+  return {"backbone": type(model.backbone).__name__, "head": {"class": type(model.head).__name__, **settings, **layer}}
 
 
 def _attention_text(config: TransformerConfig) -> str:
@@ -186,6 +187,7 @@ def _model_name(model: nn.Module) -> str:
   given += [f"pooling {head.pooling}"] if head.pooling else []
   given += [f"loss {head.loss}, {head.texts} texts per row"] if head.form == "embedding" else []
   given += ["a learned mix of layers"] if head.mix_layers else []
+  given += [f"the states of layer {model.layer}"] if model.layer is not None else []
   article = "an" if head.form == "embedding" else "a"
   return f"{type(model.backbone).__name__} with {article} {type(head).__name__} ({'; '.join(given)})"
 

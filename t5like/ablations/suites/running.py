@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from t5like.ablations.suites.plan import SuiteCommand, check_earlier_results, plan_suite, suite_folder
+from t5like.ablations.suites.probes import learned_mixes, probe_table
 from t5like.ablations.suites.table import suite_table
 from t5like.ablations.sweep.results import Result, read_results
 from t5like.ablations.sweep.worker import Worker
@@ -27,18 +28,18 @@ def run_suite(command: SuiteCommand, end_process: Callable[[int], object] | None
   check_earlier_results(folder, runs)
   status = Worker(folder, _KIND, runs, end_process=end_process).work()
   if status <= 1:  # not interrupted
-    report(folder, [run.recipe for run in runs])
+    report(folder, [run.recipe for run in runs], probes=bool(command.suite.layers))
   return status
 
 
-def report(folder: Path, recipes: list[str]) -> None:
+def report(folder: Path, recipes: list[str], probes: bool = False) -> None:
   """Prints the table of all results of these recipes and writes it to scores.txt."""
 
   def order(result: Result) -> tuple[int, int]:
     return recipes.index(result.recipe), result.seed
 
   found = sorted((result for result in read_results(folder) if result.recipe in recipes), key=order)
-  if text := suite_table(found):
+  if text := probe_table(found, learned_mixes(folder, found)) if probes else suite_table(found):
     say(text)
     if jax.process_index() == 0:
       write_text(folder / TABLE, text + "\n")

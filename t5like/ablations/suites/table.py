@@ -13,7 +13,7 @@ from t5like.console import table
 from t5like.tasks.metrics.benchmarks import task_score
 
 AVERAGE = "average"
-_NOTE = (
+NOTE = (
   "score: of each run's best checkpoint, chosen on the same split that the score is of, which favors it;\n"
   "last: of its last evaluation, without a choice. ± is the standard deviation over seeds."
 )
@@ -48,23 +48,23 @@ def suite_table(results: Sequence[Result]) -> str:
     best = max(of_task, key=lambda result: scores[task][result.seed])
     checkpoint = f"runs/{run_name(best.recipe, best.seed)}/checkpoints/{best.tasks[task]['best_step']}"
     values = list(scores[task].values())
-    shown = [*_mean_and_spread(values), *_mean_and_spread(list(last.get(task, {}).values()))]
-    rows.append([task, *shown, f"{max(values):.2f}", str(len(values)), checkpoint, _metrics(task, of_task)])
+    shown = [*mean_and_spread(values), *mean_and_spread(list(last.get(task, {}).values()))]
+    rows.append([task, *shown, f"{max(values):.2f}", str(len(values)), checkpoint, metrics_text(task, of_task)])
   if (found := averages(scores)) and len(scores) > 1:
-    shown = [*_mean_and_spread(found), *_mean_and_spread(averages(last) if len(last) == len(scores) else [])]
+    shown = [*mean_and_spread(found), *mean_and_spread(averages(last) if len(last) == len(scores) else [])]
     rows.append([AVERAGE, *shown, f"{max(found):.2f}", str(len(found)), "", ""])
-  return f"{table(rows, right=(1, 3, 5, 6))}\n{_NOTE}"
+  return f"{table(rows, right=(1, 3, 5, 6))}\n{NOTE}"
 
 
-def _metrics(task: str, results: Sequence[Result]) -> str:
+def metrics_text(task: str, results: Sequence[Result]) -> str:
   """Returns mean and spread of the metrics that all seeds have; nothing if the score is the only one."""
   by_name = [without_step(result.tasks[task]) for result in results]
   names = [name for name in by_name[0] if all(name in metrics for metrics in by_name)]
-  shown = (f"{name} {' '.join(_mean_and_spread([m[name] for m in by_name]))}".rstrip() for name in names)
+  shown = (f"{name} {' '.join(mean_and_spread([m[name] for m in by_name]))}".rstrip() for name in names)
   return ", ".join(shown) if len(names) > 1 else names[0]
 
 
-def _mean_and_spread(values: Sequence[float]) -> tuple[str, str]:
+def mean_and_spread(values: Sequence[float]) -> tuple[str, str]:
   """Returns both as text; blank without values: results of earlier versions have no last evaluation."""
   if not values:
     return "", ""

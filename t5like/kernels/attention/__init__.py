@@ -15,7 +15,7 @@ from t5like.errors import UserError, nearest
 from t5like.kernels.attention.disentangled import Disentangled
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, alibi_slopes, bias_matrix, relative_buckets
-from t5like.kernels.attention.xla import xla_attention
+from t5like.kernels.attention.xla import attention_weights, xla_attention
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import (
   compile_for,
@@ -27,7 +27,8 @@ from t5like.kernels.platform import (
 
 __all__ = [
   "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "ShardedAxes", "alibi_slopes", "attention",
-  "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix", "relative_buckets",
+  "attention_weights", "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix",
+  "relative_buckets",
 ]  # fmt: skip
 
 Axes = str | tuple[str, ...] | None

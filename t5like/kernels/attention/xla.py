@@ -32,6 +32,21 @@ def xla_attention(
   lengths = query.shape[1], key.shape[1]
   if _is_long(*lengths) and all(x is None for x in (dropout, query_offset, mask.prefix, prefix, disentangled)):
     return _in_blocks(query, key, value, mask, bias, scale)
+  weights = attention_weights(query, key, mask, bias, scale, query_offset, prefix, disentangled).astype(value.dtype)
+  learned = 0 if prefix is None else prefix.shape[1]
+  if dropout is not None:
+    keep = dropout.keep(lengths[0], learned + lengths[1])
+    weights = jnp.where(keep, weights / (1.0 - dropout.rate), 0.0)
+  y = _mixed("bkhd", weights[..., learned:], value)
+  return y if not learned else y + _mixed("khd", weights[..., :learned], prefix[1].astype(value.dtype))
+
+
+def attention_weights(
+  query: jax.Array, key: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
+  query_offset: jax.Array | None = None, prefix: jax.Array | None = None, disentangled: Disentangled | None = None,
+) -> jax.Array:  # fmt: skip
+  """Returns the softmax of scores, [batch, heads, query, key] float32; the keys of a prefix come first."""
+  lengths = query.shape[1], key.shape[1]
   scores = scale * _scores("bkhd", query, key)
   if disentangled is not None:
     scores = scores + scale * disentangled_scores(query, key, disentangled)
@@ -40,16 +55,10 @@ def xla_attention(
   allowed = mask_matrix(mask, *lengths, query_offset)
   if allowed is not None:
     scores = jnp.where(allowed, scores, _MASKED)
-  learned = 0 if prefix is None else prefix.shape[1]
-  if learned:
+  if prefix is not None:
     ahead = scale * _scores("khd", query, prefix[0].astype(query.dtype))
     scores = jnp.concatenate([ahead, scores], axis=-1)
-  weights = jax.nn.softmax(scores, axis=-1).astype(value.dtype)
-  if dropout is not None:
-    keep = dropout.keep(lengths[0], learned + lengths[1])
-    weights = jnp.where(keep, weights / (1.0 - dropout.rate), 0.0)
-  y = _mixed("bkhd", weights[..., learned:], value)
-  return y if not learned else y + _mixed("khd", weights[..., :learned], prefix[1].astype(value.dtype))
+  return jax.nn.softmax(scores, axis=-1)
 
 
 def _scores(axes: str, query: jax.Array, key: jax.Array) -> jax.Array:

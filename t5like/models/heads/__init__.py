@@ -1,6 +1,7 @@
 """A backbone (BERT, T5 or GPT) with a head: for classes, scores, choices, tags, answer spans or sentence embeddings."""
 
 from t5like.models.heads.embedding import LOSSES, SENTENCE_POOLINGS, EmbeddingHead
+from t5like.models.heads.probe import Probe
 from t5like.models.heads.rows import ClassificationHead, MultiLabelHead, MultipleChoiceHead, RegressionHead
 from t5like.models.heads.states import POOLINGS, Features, LayerMix
 from t5like.models.heads.tokens import SpanHead, TaggingHead
@@ -29,6 +30,7 @@ __all__ = [
   "LayerMix",
   "MultiLabelHead",
   "MultipleChoiceHead",
+  "Probe",
   "RegressionHead",
   "SpanHead",
   "TaggingHead",

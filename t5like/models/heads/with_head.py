@@ -34,11 +34,13 @@ class WithHead(Tunable):
   them too, shifted by one, as in Hugging Face's classes; for tags and embeddings, only the encoder runs.
 
   stack  of T5: "encoder" or "decoder"; None: as above.
+  layer  whose states the head reads: 0 are the embeddings, -1 the last layer; None: the last, or a mix (`mix_layers`)
   """
 
   backbone: nn.Module
   head: nn.Module
   stack: str | None = None
+  layer: int | None = None
 
   @property
   def config(self) -> TransformerConfig:
@@ -83,6 +85,7 @@ class WithHead(Tunable):
     layout, name = self.backbone.batch_layout, type(self.backbone).__name__
     if self.stack not in (None, "encoder", "decoder") or (self.stack and layout != "encoder_decoder"):
       raise UserError(f"invalid WithHead.stack: {self.stack!r} for {name}", expected="None; T5: encoder or decoder")
+    self._check_layer()
     if self.head.pooling == "pooler" and (layout != "encoder" or not self.config.pooler):
       raise UserError(
         f"{name} has no pooler", try_=f"--gin.{type(self.head).__name__}.pooling=last (or mean, max, cls)"
@@ -93,6 +96,19 @@ class WithHead(Tunable):
       raise UserError(
         f"lm_loss_weight = {self.head.lm_loss_weight} needs a causal language model, not {name}",
         try_=f"--gin.{type(self.head).__name__}.lm_loss_weight=0.0",
+      )
+
+  def _check_layer(self) -> None:
+    depth = getattr(self.config, f"num_{'decoder' if self.runs_decoder else 'encoder'}_layers")
+    if self.layer is None:
+      return
+    if not -depth - 1 <= self.layer <= depth:
+      expected = f"0 (the embeddings) to {depth}, or -1 (the last) to {-depth - 1}"
+      raise UserError(f"invalid layer of a head: {self.layer}", expected=expected)
+    if self.head.mix_layers or self.head.pooling == "pooler" or self.head.lm_loss_weight:
+      raise UserError(
+        "a head that reads one layer has no mix of layers, no pooler and no language modeling loss",
+        try_="--gin.HEAD=@Probe()",
       )
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
@@ -115,12 +131,16 @@ class WithHead(Tunable):
     """Returns the backbone's last hidden states [rows, length, embed]; of its encoder if it has one."""
     if self.backbone.batch_layout == "encoder_decoder":
       return self.backbone.encode(batch, deterministic)
-    states = self._states(batch, deterministic)
-    return states[-1] if self.head.mix_layers else states
+    return self._read(batch, deterministic, every=False)
 
   def _states(self, batch: Batch, deterministic: bool) -> jax.Array:
     """Returns [rows, length, embed], or the states of all layers for a mix."""
-    kind, every = self.backbone.batch_layout, self.head.mix_layers
+    states = self._read(batch, deterministic, self.head.mix_layers or self.layer is not None)
+    return states if self.layer is None else states[self.layer]
+
+  def _read(self, batch: Batch, deterministic: bool, every: bool) -> jax.Array:
+    """Returns the last states of the head's stack, or those of every layer."""
+    kind = self.backbone.batch_layout
     if kind == "encoder":
       return self.backbone.hidden_states(_without_segments(batch, self._valid(batch)), deterministic, every)
     tokens = batch["encoder_input_tokens"]
