@@ -53,6 +53,12 @@ LATER_FIELDS = {
   "rotary_high_factor": 4.0,
   "rotary_original_length": 8192,
   "embedding_projection": "sum",
+  "shared_stacks": "all",
+  "layer_signal": False,
+  "residual": "plain",
+  "tie_inputs": True,
+  "softmax_mixtures": 0,
+  "softmax_clusters": "",
 }
 
 

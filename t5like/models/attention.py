@@ -103,8 +103,10 @@ class Attention(nn.Module):
     config = self.config
     width, kv_width = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
     self.query = dense(config, width, ("embed", "heads"), role="query")
-    self.key = dense(config, kv_width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
-    self.value = dense(config, kv_width, ("embed", "heads"))
+    self.key = dense(
+      config, kv_width, ("embed", "heads"), role="branch", use_bias=config.use_bias and config.use_key_bias
+    )
+    self.value = dense(config, kv_width, ("embed", "heads"), role="branch")
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
     if config.qk_norm:
       rms = dataclasses.replace(config, norm="rms")

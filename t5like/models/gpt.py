@@ -11,6 +11,7 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
+from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -38,7 +39,9 @@ class GPT(Tunable):
     self.token_embedder = Embedder(config)
     self.decoder = Stack(config, config.num_decoder_layers)
     if not config.tie_embeddings:
-      self.logits_dense = LogitsDense(config)
+      self.logits_dense = AdaptiveSoftmax(config) if config.softmax_clusters else LogitsDense(config)
+    if config.softmax_mixtures:
+      self.logits_mixture = MixtureOfSoftmaxes(config)
 
   @property
   def batch_layout(self) -> str:
@@ -70,7 +73,8 @@ class GPT(Tunable):
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    logits = self.token_embedder.attend if self.config.tie_embeddings else self.logits_dense
+    return self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
 
   def _decode(self, tokens: jax.Array, cache: tuple | dict | None = None, **context):
     """Returns hidden states of tokens [batch, length] and the updated cache; `context` are fields of Context."""

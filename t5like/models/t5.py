@@ -10,6 +10,7 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsBias, LogitsDense, check_length, with_prompt_positions
+from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -29,13 +30,17 @@ class T5(Tunable):
     config = self.config
     config.require_layers("T5", "num_encoder_layers", "num_decoder_layers")
     self.token_embedder = Embedder(config)
+    if not config.tie_inputs:
+      self.decoder_embedder = Embedder(config)
     if config.share_encoder_decoder:
       self.shared = Stack(config, config.num_decoder_layers, has_cross_attention=True)
     else:
       self.encoder = Stack(config, config.num_encoder_layers)
       self.decoder = Stack(config, config.num_decoder_layers, has_cross_attention=True)
     if not config.tie_embeddings:
-      self.logits_dense = LogitsDense(config)
+      self.logits_dense = AdaptiveSoftmax(config) if config.softmax_clusters else LogitsDense(config)
+    if config.softmax_mixtures:
+      self.logits_mixture = MixtureOfSoftmaxes(config)
     if config.logits_bias:
       self.logits_bias = LogitsBias(config)
 
@@ -64,7 +69,7 @@ class T5(Tunable):
       deterministic=deterministic,
       return_states=all_layers,
     )
-    x = self.token_embedder(tokens, positions, deterministic=deterministic, decoder=True)
+    x = self._decoder_embedder(tokens, positions, deterministic=deterministic, decoder=True)
     hidden, layers = self._decoder(x, context)
     return all_states(x, hidden, layers) if all_layers else hidden
 
@@ -94,8 +99,13 @@ class T5(Tunable):
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    logits = self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    logits = self._decoder_embedder.attend if self.config.tie_embeddings else self.logits_dense
+    logits = self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
     return self.logits_bias(logits) if self.config.logits_bias else logits
+
+  @property
+  def _decoder_embedder(self) -> Embedder:
+    return self.token_embedder if self.config.tie_inputs else self.decoder_embedder
 
   @property
   def _encoder(self) -> Stack:
@@ -131,7 +141,7 @@ class T5(Tunable):
     valid = self._encoder_valid(batch)
     # The pass over the prompts also computes every layer's cross-attention keys and values.
     context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
-    _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True, decoder=True), context)
+    _, keys_values = self._decoder(self._decoder_embedder(tokens, deterministic=True, decoder=True), context)
     cache = start_cache(keys_values, lengths, max_decode_length, hypotheses, self.config.scan_layers)
     return cache | {"encoder_valid": valid}
 
@@ -139,7 +149,7 @@ class T5(Tunable):
     """Feeds tokens [rows]; returns the logits [rows, vocab] of the next tokens and the updated cache."""
     index, length = cache["index"], cache["generated_length"]
     context = Context(mask=Mask(), positions=index[:, None], step=DecodingStep.from_cache(cache))
-    x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True, decoder=True)
+    x = self._decoder_embedder(tokens[:, None], index[:, None], deterministic=True, decoder=True)
     x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "generated_length": length + 1, "layers": layers}
 

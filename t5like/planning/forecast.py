@@ -181,9 +181,9 @@ def parameters_by_part(params: Any) -> dict[str, int]:
 
 
 def _part(names: Sequence[str]) -> str:
-  if names[0] == "token_embedder":
+  if names[0] in ("token_embedder", "decoder_embedder"):
     return "embedding"
-  if names[0] in ("logits_dense", "logits_bias"):
+  if names[0] in ("logits_dense", "logits_bias", "logits_mixture"):
     return "output"
   if names[0] in ("generator", TEACHER):
     return names[0]
