@@ -50,6 +50,7 @@ class Context:
   step: DecodingStep | None = None  # for cached decoding; x is then one token per row
   return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
   return_states: bool = _static(False)  # return every layer's output instead, for a mix of layers
+  return_routing: bool = _static(False)  # return every layer's losses of routing instead
   bidirectional: bool = _static(False)  # future keys have their own relative position buckets
   deterministic: bool = _static(True)
 

@@ -5,9 +5,11 @@ import dataclasses
 import flax.linen as nn
 import jax
 
+from t5like.kernels.attention import Mask
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
+from t5like.models.modifications.experts import Experts
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 
@@ -56,7 +58,7 @@ class Block(nn.Module):
       self.relpos_bias = RelativeBiasTable(config)
     if self.has_cross_attention:
       self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
-    self.mlp, self.mlp_norm = MLP(config), Norm(config)
+    self.mlp, self.mlp_norm = (Experts if config.num_experts else MLP)(config), Norm(config)
     self.dropout = Dropout(config.dropout_rate)
     for name in ("attention", "cross_attention", "mlp"):
       for build in extensions(self, f"{name}_adapter"):
@@ -77,12 +79,17 @@ class Block(nn.Module):
       y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
       x = self._add_residual("cross_attention", x, y, h, context)
     h, x = self._read("mlp", x)
-    y = self.mlp(h, context.deterministic)
+    if self.config.num_experts:
+      y, routing = self.mlp(h, _valid(context.mask), context.deterministic)
+    else:
+      y, routing = self.mlp(h, context.deterministic), None
     x = self._add_residual("mlp", x, y, h, context)
     if cache is not None:
       return x, cache | keys_values
     if context.return_states:
       return x, {"states": x}
+    if context.return_routing:
+      return x, {"routing": routing}
     return x, keys_values if context.return_kv else None
 
   def _read(self, name: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,3 +109,10 @@ class Block(nn.Module):
     adapter = getattr(self, f"{name}_adapter", None)
     x = x + y if adapter is None else adapter(x, y, h, norm if is_post else (lambda x: x))
     return constrain_activations(norm(x) if is_post else x)
+
+
+def _valid(mask: Mask) -> jax.Array | None:
+  """Returns [batch, length], True on tokens, as far as a mask knows them."""
+  if mask.key_valid is not None:
+    return mask.key_valid
+  return None if mask.query_segments is None else mask.query_segments > 0

@@ -36,7 +36,15 @@ _SIZES = (
   "embedding_dim", "start_id", "opening_id", "num_kv_heads", "attention_window", "rotary_original_length",
 )  # fmt: skip
 # Switches of Narang et al. 2021 that no published family has.
-MODIFICATIONS = ("shared_stacks", "layer_signal", "residual", "tie_inputs", "softmax_mixtures", "softmax_clusters")
+MODIFICATIONS = (
+  "shared_stacks",
+  "layer_signal",
+  "residual",
+  "tie_inputs",
+  "softmax_mixtures",
+  "softmax_clusters",
+  "num_experts",
+)
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
 
@@ -57,6 +65,12 @@ class TransformerConfig:
   # Blocks.
   activation: str = "relu"  # "gelu" is the tanh approximation of BERT and GPT-2, "gelu_erf" the exact form
   gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020); "linear" is for these only
+  # Mixture of experts in every layer: MLPs from which a router selects for each token; see modifications/experts.py.
+  num_experts: int = 0  # 0: one MLP
+  experts_per_token: int = 1  # 1: Switch
+  expert_capacity: float = 1.25  # tokens of a row that an expert takes at most, as a multiple of an even share
+  balance_loss: float = 0.01  # weight of the loss that spreads tokens over experts
+  router_z_loss: float = 0.001  # weight of the loss that keeps the router's logits small
   norm: str = "rms"
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x)); "branch": x + norm(f(x)) (OLMo-2)
@@ -256,6 +270,12 @@ class TransformerConfig:
       raise _invalid("tie_inputs", False, "an encoder and a decoder, without positions_per_stack")
     if self.embedding_dim and self.num_decoder_layers and self.tie_embeddings and self.embedding_projection == "sum":
       raise _invalid("embedding_projection", "sum", "'tokens' for a decoder: its output reads the same table")
+    if self.num_experts < 0 or (self.num_experts and not self.num_decoder_layers):
+      raise _invalid("num_experts", self.num_experts, "0 or more, and a decoder")
+    if not 1 <= self.experts_per_token <= max(self.num_experts, 1):
+      raise _invalid("experts_per_token", self.experts_per_token, f"1 to num_experts = {self.num_experts}")
+    if self.num_experts and (self.use_bias or self.expert_capacity <= 0):
+      raise _invalid("num_experts", self.num_experts, "use_bias = False and expert_capacity above 0")
     if self.softmax_mixtures < 0:
       raise _invalid("softmax_mixtures", self.softmax_mixtures, "0 or more")
     if (self.softmax_mixtures or self.softmax_clusters) and not self.num_decoder_layers:

@@ -9,6 +9,7 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
       convolution     2 B L w d d                      of width w
     cross-attention   4 B L d a  +  4 B K d c  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
+      experts         2 B L d E  +  4 B E C d f  +  4 B L E C d    router; E experts with C places in a row; dispatch
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
       mixture         2 B L d K (d + 1)  and K outputs, for K softmaxes
       adaptive        2 B L (d h + sum of d w + w n)  for a first softmax over h, and clusters of n tokens and width w
@@ -35,6 +36,7 @@ import jax
 
 from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
+from t5like.models.modifications.experts import capacity
 from t5like.models.modifications.outputs import cluster_width
 
 
@@ -67,7 +69,11 @@ def forward_flops_by_part(
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * d * (tokens * a + keys * c) + 4 * tokens * encoder_length * a
-    parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
+    inner = (6 if config.gated_mlp else 4) * d * f
+    parts[f"{stack} MLP"] = inner * tokens
+    if config.num_experts and length:
+      places = config.num_experts * capacity(config, length)
+      parts[f"{stack} MLP"] = rows * layers * places * (inner + 4 * length * d) + 2 * tokens * d * config.num_experts
   if has_output and (decoder_length or config.mlm_head):
     products = output_products(config) if decoder_length else [(width, config.vocab_size)]
     parts["output"] = sum(2 * rows * (decoder_length or encoder_length) * k * n for k, n in products)

@@ -145,7 +145,7 @@ def step_parts(
   mesh, config = parallel.abstract_mesh(axes, topology.devices), work.model.config
   state = work.state.on(axes, topology.devices, config.compute_dtype)
   share = DeviceShare(
-    rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
+    rows=work.rows / (parallel.row_shards(mesh.shape) * work.microbatches),
     **work.lengths,
     tensor=mesh.shape["tensor"],
     fsdp=mesh.shape["fsdp"],

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
+from t5like.models.modifications.experts import capacity
 from t5like.planning.activations import predicted_positions, writes_scores
 from t5like.planning.flops import output_products, projects_back
 
@@ -126,11 +127,16 @@ def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: in
     yield from _residual(config, share, part, tokens)
     yield _memory(config, part, keys * d * 2)  # the encoder's gradient is summed over all layers
   part = f"{stack} MLP"
+  if config.num_experts:
+    places = config.num_experts * capacity(config, length)
+    for inner, width in ((d, config.num_experts), (length, d), (places, d)):  # router; to the experts and back
+      yield from _product(config, share, part, tokens if inner != length else share.rows * places, inner, width)
+    tokens = share.rows * places
   for _ in range(2 if config.gated_mlp else 1):
     yield from _product(config, share, part, tokens, d, f)
   yield from _product(config, share, part, tokens, f, d, is_last=config.norm_position == "pre")
   yield _activation(config, part, tokens * f)
-  yield from _residual(config, share, part, tokens)
+  yield from _residual(config, share, part, share.rows * length)
 
 
 def _product(

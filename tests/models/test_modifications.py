@@ -43,6 +43,8 @@ VARIANTS = {
   "factorized": dict(embedding_dim=4, embedding_projection="tokens"),
   "factorized inputs": dict(embedding_dim=4, embedding_projection="tokens", tie_embeddings=False),
   "mixture": dict(softmax_mixtures=3),
+  "experts": dict(num_experts=3, experts_per_token=2, expert_capacity=3.0),
+  "switch, scanned": dict(num_experts=3, expert_capacity=3.0, scan_layers=True),
   "adaptive": dict(softmax_clusters="10,15", tie_embeddings=False),
 }
 
