@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from t5like.errors import UserError
+from t5like.finetuning.methods.lora import LoRA
 from t5like.interop import huggingface
 from t5like.kernels.attention import Mask
 from t5like.models import T5, TransformerConfig
@@ -268,3 +269,11 @@ def test_no_hugging_face_class_has_them(t5, tmp_path, fields):
   built = t5(**fields)
   with pytest.raises(UserError, match=f"{next(iter(fields))} = "):
     huggingface.save(tmp_path, built.model, built.params)
+
+
+def test_lora_finds_shared_layers_once_and_no_kernels_of_experts():
+  model = lambda name: T5(TransformerConfig(**SIZES, num_encoder_layers=2, num_decoder_layers=2, **VARIANTS[name]))  # noqa: E731
+  assert len(LoRA().sites(model("universal"))) == 6  # query and value of three attentions
+  assert len(LoRA().sites(model("experts"))) == 12
+  with pytest.raises(UserError, match="matches no matrix"):
+    LoRA(targets=(".*/mlp/wi",)).sites(model("experts"))
