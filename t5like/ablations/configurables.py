@@ -10,6 +10,9 @@ import gin
 from t5like.ablations.mixing import mixing_rates
 from t5like.ablations.suites.plan import Suite
 from t5like.errors import UserError
+from t5like.models.config import MODIFICATIONS, TransformerConfig
+from t5like.objectives import CATALOGUE
+from t5like.planning.flops import forward_flops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,22 @@ def sum_of(numbers: tuple[int, ...]) -> int:
   return sum(numbers)
 
 
+def steps_at_equal_flops(
+  steps: int, config: TransformerConfig, mlp_dim: int, lengths: Mapping[str, int], objective: str
+) -> int:
+  """Returns the steps that take as many FLOPs as `steps` of the model without its modifications.
+
+  mlp_dim  of that model: a gated MLP is narrower
+  """
+  defaults = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+  names = ("gated_mlp", "activation", "embedding_dim", "embedding_projection", "num_experts", "experts_per_token")
+  plain = {name: defaults[name] for name in (*names, *MODIFICATIONS)} | {"layer_groups": None, "mlp_dim": mlp_dim}
+  inside = CATALOGUE[objective].lengths(lengths["inputs"])
+  flops = [forward_flops(c, 1, inside.inputs, inside.targets) for c in (dataclasses.replace(config, **plain), config)]
+  return max(round(steps * flops[0] / flops[1]), 1)
+
+
 gin.external_configurable(Scale, "scale")
 gin.external_configurable(Suite, "suite")
-for _function in (half_of, tokens_for_repeats, mixed_tasks, sum_of):
+for _function in (half_of, tokens_for_repeats, mixed_tasks, sum_of, steps_at_equal_flops):
   gin.external_configurable(_function, _function.__name__)

@@ -1,7 +1,7 @@
 """The tables that the ablations reproduce, as data.
 
 They are of the T5 paper (Raffel et al. 2019, arXiv 1910.10683); "bart1" is Table 1 of the BART paper (Lewis et al.
-2019, arXiv 1910.13461).
+2019, arXiv 1910.13461), "narang" Table 1 of Narang et al. 2021.
 
 A recipe defines what is trained: an architecture, an objective, its data and how tasks are mixed. A row of a table
 names a recipe and the paper's scores for it. Tables share recipes, and a shared recipe is trained once.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from t5like.ablations import narang
 from t5like.errors import UserError, nearest
 
 # The columns: averages over GLUE and SuperGLUE, CNN/DailyMail's ROUGE-2, SQuAD's exact match.
@@ -27,6 +28,7 @@ class Recipe:
   variation: str = ""
   unique_tokens: int | None = None  # use only this many tokens of the corpus
   mixing: Mixing | None = None  # train on tasks and corpus together, without fine-tuning
+  equal_flops: bool = False  # pre-train for as many steps as take the baseline's FLOPs
 
   @property
   def name(self) -> str:
@@ -81,6 +83,7 @@ BASELINE_TASKS: dict[str, dict[str, float]] = {
 _ENCODER_DECODER = "encoder_decoder"
 _BASELINE = Recipe(_ENCODER_DECODER, "iid_replace_spans")
 BASELINE_RECIPE = _BASELINE.name
+_VANILLA = Recipe("vanilla", "span_corruption", equal_flops=True)
 NO_PRETRAINING_RECIPE = Recipe(_ENCODER_DECODER, None).name
 
 
@@ -162,6 +165,8 @@ def _recipes() -> Iterable[Recipe]:
     yield dataclasses.replace(_BASELINE, variation=variation)  # another FINETUNE_TRAINABLE
   for objective in _BART:
     yield Recipe(_ENCODER_DECODER, objective)
+  for variation in ("", *narang.MODIFICATIONS):
+    yield dataclasses.replace(_VANILLA, variation=variation)
 
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _recipes()}
@@ -283,6 +288,19 @@ TABLES: dict[int | str, Table] = {
       ),
       ("glue", "squad"),
       _ED + "bart",
+    ),
+    Table(
+      "narang",
+      "Transformer modifications, at equal FLOPs (the paper's SuperGLUE scores are not confirmed)",
+      (
+        TableRow(narang.VANILLA[0], _VANILLA.name, {"superglue": narang.VANILLA[1]}),
+        *(
+          TableRow(name, f"{_VANILLA.name}/{variation}", {"superglue": score})
+          for variation, (name, score, _) in narang.MODIFICATIONS.items()
+        ),
+      ),
+      ("superglue",),
+      _VANILLA.name,
     ),
   )
 }

@@ -36,7 +36,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
   parser.set_defaults(gin_file=[])  # --gin.NAME=VALUE is for every run of the sweep
   group = parser.add_argument_group("experiments")
   group.add_argument(
-    "--table", type=_table, action="append", default=[], metavar="N", help="2, 4, 5, 6, 7, 9, 10 or 11 of T5, or bart1"
+    "--table",
+    type=_table,
+    action="append",
+    default=[],
+    metavar="N",
+    help="2, 4, 5, 6, 7, 9, 10 or 11 of T5, bart1, or narang",
   )
   group.add_argument("--rows", action="append", default=[], help="only this row or recipe; may be repeated")
   group.add_argument(

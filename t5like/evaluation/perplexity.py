@@ -87,7 +87,7 @@ class BatchLosses:
 
   def __init__(self, model: nn.Module, mesh: Mesh, batch_size: int = 16):
     self._mesh = mesh
-    batch_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    batch_shards = parallel.row_shards(mesh.shape)
     self.batch_size = -(-batch_size // batch_shards) * batch_shards
 
     def step(params: Any, batch: Batch) -> dict[str, jax.Array]:

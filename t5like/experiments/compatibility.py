@@ -28,6 +28,7 @@ from t5like.vocabularies import Vocabulary
 _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
+  "expert_capacity", "balance_loss", "router_z_loss",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
 LATER_FIELDS = {
@@ -53,6 +54,14 @@ LATER_FIELDS = {
   "rotary_high_factor": 4.0,
   "rotary_original_length": 8192,
   "embedding_projection": "sum",
+  "shared_stacks": "all",
+  "layer_signal": False,
+  "residual": "plain",
+  "tie_inputs": True,
+  "softmax_mixtures": 0,
+  "softmax_clusters": "",
+  "num_experts": 0,
+  "experts_per_token": 1,
 }
 
 
@@ -87,6 +96,7 @@ def check_splits(config: TransformerConfig, mesh: jax.sharding.Mesh) -> None:
     "embed_dim": "fsdp",
     "embedding_width": "fsdp",
   }
+  splits |= {"num_experts": "expert"} if "expert" in mesh.shape else {}
   for field, axis in splits.items():
     width, size = getattr(config, field), mesh.shape[axis]
     if width % size:

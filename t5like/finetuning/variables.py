@@ -19,12 +19,15 @@ BACKBONE = "backbone"  # of a model with a head: its parameters without the head
 EMBEDDINGS, LAYER, TOP, OUTPUT, HEAD = "embeddings", "layer", "top", "output", "head"
 _STACKS = ("encoder", "decoder", "shared")
 # Modules of the families in models/; any other module is a head.
-_PLACES = {"token_embedder": EMBEDDINGS, "embedding_delta": EMBEDDINGS, "pooler": TOP} | dict.fromkeys(
+_PLACES = {"pooler": TOP}
+_PLACES |= dict.fromkeys(("token_embedder", "decoder_embedder", "embedding_delta"), EMBEDDINGS)
+_PLACES |= dict.fromkeys(
   (
     "mlm_head",
     "nsp_head",
     "logits_dense",
     "logits_bias",
+    "logits_mixture",
     "generator",
     "discriminator_head",
     "boundary_head",

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from t5like import decoding
+from t5like import decoding, parallel
 from t5like.errors import UserError, nearest
 from t5like.inference.batching import BatchPlanner, BatchShape
 from t5like.inference.generation import shard_batch
@@ -144,7 +144,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 
 def planner(model: nn.Module, mesh: Mesh, batch_size: int) -> BatchPlanner:
   """Returns a planner for batches that take one forward pass."""
-  return BatchPlanner(batch_size, mesh.shape["data"] * mesh.shape["fsdp"], position_limit(model.config))
+  return BatchPlanner(batch_size, parallel.row_shards(mesh.shape), position_limit(model.config))
 
 
 def _batch(model: nn.Module, mesh: Mesh, texts: Texts, shape: BatchShape | None) -> dict[str, np.ndarray]:

@@ -38,7 +38,7 @@ class Generator:
     self.model = model
     self._mesh = mesh
     self._eos_id, self._pad_id = eos_id, pad_id
-    self._batch_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    self._batch_shards = parallel.row_shards(mesh.shape)
     self._decode = MemoryCheckedFunction(self._traced, mesh, static_argnames=("settings",))
 
   def __call__(

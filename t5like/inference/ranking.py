@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from t5like import decoding
+from t5like import decoding, parallel
 from t5like.data.layouts import LAYOUTS, Examples
 from t5like.inference.batching import BatchPlanner, BatchShape, RowBatch
 from t5like.inference.generation import shard_batch
@@ -39,7 +39,7 @@ class CandidateScorer:
     self.model = model
     self._mesh = mesh
     self._start_id = start_id
-    batch_shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    batch_shards = parallel.row_shards(mesh.shape)
     self._planner = BatchPlanner(-(-batch_size // batch_shards) * batch_shards, batch_shards)
     self._score = MemoryCheckedFunction(self._traced, mesh, static_argnames=("targets",))
 

@@ -1,9 +1,11 @@
 """Shared by all model families: activation names, and checks of config.json fields."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 
 from t5like.errors import UserError, nearest
 from t5like.models import TransformerConfig
+from t5like.models.config import MODIFICATIONS
 
 _OURS = {
   "relu": "relu",
@@ -50,6 +52,8 @@ def from_hf_activation(name: str) -> str:
 
 
 def to_hf_activation(name: str) -> str:
+  if name not in _THEIRS:
+    raise UserError(f"no Hugging Face model has activation = {name!r}", known=", ".join(_THEIRS))
   return _THEIRS[name]
 
 
@@ -61,6 +65,13 @@ def require_output(hf: Mapping, names: Collection[str], output: str) -> None:
       field="tie_word_embeddings = false in config.json",
       try_="a checkpoint with that tensor, or tie_word_embeddings = true if it is tied to the embedding",
     )
+
+
+def require_unmodified(config: TransformerConfig, family: str) -> None:
+  """Raises UserError if the config has a switch that no published model has, or none with a decoder."""
+  defaults = {field.name: field.default for field in dataclasses.fields(TransformerConfig)}
+  shared = ("layer_groups",) if config.num_decoder_layers else ()
+  require_fields(config, family, **{field: defaults[field] for field in (*MODIFICATIONS, *shared)})
 
 
 def require_fields(config: TransformerConfig, family: str, **needed: object) -> None:

@@ -63,7 +63,7 @@ def _scales_outputs(hf: Mapping) -> bool:
 def config_to_hf(config: TransformerConfig) -> dict:
   require_fields(
     config, "T5", norm="rms", norm_position="pre", positions="relative_bias", use_bias=False, scale_attention=False,
-    scale_embeddings=False, share_encoder_decoder=False, share_relative_bias=True,
+    scale_embeddings=False, share_encoder_decoder=False, share_relative_bias=True, embedding_dim=None,
   )  # fmt: skip
   activation = to_hf_activation(config.activation)
   if config.gated_mlp:  # "gated-gelu" is the tanh form; the exact one has another name

@@ -17,7 +17,7 @@ import numpy as np
 
 from t5like.errors import UserError, nearest
 from t5like.interop import decoders, encoders, hf_bart, hf_gpt, hf_t5, tensor_folders
-from t5like.interop.hf_fields import guess_model_type
+from t5like.interop.hf_fields import guess_model_type, require_unmodified
 from t5like.interop.hf_heads import HeadClass, find_head, head_from_hf, head_rules, head_to_hf, in_backbone
 from t5like.interop.hf_tokenizers import padding_token, token_ids
 from t5like.interop.layouts import (
@@ -135,6 +135,7 @@ def save(
     vocabulary: sets the special token ids in config.json; `hf_tokenizers.save_tokenizer` writes its files.
   """
   model, params = _published_form(model, params)
+  require_unmodified(model.config, type(model).__name__)
   backbone = model.backbone if isinstance(model, WithHead) else model
   family, hf, head = *_family_and_fields(backbone), None
   if model is not backbone:

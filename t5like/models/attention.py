@@ -52,6 +52,7 @@ class Context:
   return_kv: bool = _static(False)  # return every layer's keys and values, to start a cache from
   return_states: bool = _static(False)  # return every layer's output instead, for a mix of layers
   return_weights: bool = _static(False)  # with them, the weights of its attention
+  return_routing: bool = _static(False)  # return every layer's losses of routing instead
   bidirectional: bool = _static(False)  # future keys have their own relative position buckets
   deterministic: bool = _static(True)
 
@@ -105,8 +106,10 @@ class Attention(nn.Module):
     config = self.config
     width, kv_width = config.num_heads * config.head_dim, config.kv_heads * config.head_dim
     self.query = dense(config, width, ("embed", "heads"), role="query")
-    self.key = dense(config, kv_width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
-    self.value = dense(config, kv_width, ("embed", "heads"))
+    self.key = dense(
+      config, kv_width, ("embed", "heads"), role="branch", use_bias=config.use_bias and config.use_key_bias
+    )
+    self.value = dense(config, kv_width, ("embed", "heads"), role="branch")
     self.out = dense(config, config.embed_dim, ("heads", "embed"), role="residual")
     if config.qk_norm:
       rms = dataclasses.replace(config, norm="rms")

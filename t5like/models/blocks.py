@@ -5,9 +5,11 @@ import dataclasses
 import flax.linen as nn
 import jax
 
+from t5like.kernels.attention import Mask
 from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
-from t5like.models.layers import Dropout, Norm, activate, constrain_activations, dense
+from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
+from t5like.models.modifications.experts import Experts
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 
@@ -22,7 +24,7 @@ class MLP(nn.Module):
     config = self.config
 
     def project_in(name):
-      return dense(config, config.mlp_dim, ("embed", "mlp"), name=name)(x)
+      return dense(config, config.mlp_dim, ("embed", "mlp"), role="branch", name=name)(x)
 
     if config.gated_mlp:
       if self.has_variable("fused", "wi"):
@@ -56,43 +58,61 @@ class Block(nn.Module):
       self.relpos_bias = RelativeBiasTable(config)
     if self.has_cross_attention:
       self.cross_attention, self.cross_attention_norm = Attention(config), Norm(config)
-    self.mlp, self.mlp_norm = MLP(config), Norm(config)
+    self.mlp, self.mlp_norm = (Experts if config.num_experts else MLP)(config), Norm(config)
     self.dropout = Dropout(config.dropout_rate)
     for name in ("attention", "cross_attention", "mlp"):
       for build in extensions(self, f"{name}_adapter"):
         setattr(self, f"{name}_adapter", build(config))
+      if config.residual != "plain" and hasattr(self, f"{name}_norm"):
+        setattr(self, f"{name}_residual", ResidualScale(config))
 
   def __call__(self, x: jax.Array, cache: dict | None, context: Context) -> tuple[jax.Array, dict | None]:
     keys_values = {}
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
-    h, x = self._pre_norm(self.attention_norm, x)
+    h, x = self._read("attention", x)
     y, keys_values["self" if cache is None else "generated"] = self.attention(h, context, cache)
     x = self._add_residual("attention", x, y, h, context)
     # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
-      h, x = self._pre_norm(self.cross_attention_norm, x)
+      h, x = self._read("cross_attention", x)
       y, keys_values["cross"] = self.cross_attention.cross(h, context, cache and cache["cross"])
       x = self._add_residual("cross_attention", x, y, h, context)
-    h, x = self._pre_norm(self.mlp_norm, x)
-    y = self.mlp(h, context.deterministic)
+    h, x = self._read("mlp", x)
+    if self.config.num_experts:
+      y, routing = self.mlp(h, _valid(context.mask), context.deterministic)
+    else:
+      y, routing = self.mlp(h, context.deterministic), None
     x = self._add_residual("mlp", x, y, h, context)
     if cache is not None:
       return x, cache | keys_values
     if context.return_states:
       return x, {"states": x} | (keys_values if context.return_weights else {})
+    if context.return_routing:
+      return x, {"routing": routing}
     return x, keys_values if context.return_kv else None
 
-  def _pre_norm(self, norm: Norm, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the input of a sublayer and the residual stream to which its output is added."""
-    return norm(x, with_input=True) if self.config.norm_position == "pre" else (x, x)
+  def _read(self, name: str, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the input of the sublayer `name` and the residual stream to which its output is added."""
+    norm, is_pre = getattr(self, f"{name}_norm"), self.config.norm_position == "pre"
+    h, x = norm(x, with_input=True) if is_pre else (x, x)
+    return (h if self.config.residual == "plain" else getattr(self, f"{name}_residual").read(h)), x
 
   def _add_residual(self, name: str, x: jax.Array, y: jax.Array, h: jax.Array, context: Context) -> jax.Array:
     """Adds the result y of the sublayer `name`, whose input is h, to the residual stream x."""
     norm, is_post = getattr(self, f"{name}_norm"), self.config.norm_position == "post"
     if self.config.norm_position == "branch":
       y = norm(y)
+    if self.config.residual != "plain":
+      y = getattr(self, f"{name}_residual")(y)
     y = self.dropout(y, context.deterministic)
     adapter = getattr(self, f"{name}_adapter", None)
     x = x + y if adapter is None else adapter(x, y, h, norm if is_post else (lambda x: x))
     return constrain_activations(norm(x) if is_post else x)
+
+
+def _valid(mask: Mask) -> jax.Array | None:
+  """Returns [batch, length], True on tokens, as far as a mask knows them."""
+  if mask.key_valid is not None:
+    return mask.key_valid
+  return None if mask.query_segments is None else mask.query_segments > 0

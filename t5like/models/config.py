@@ -11,8 +11,10 @@ from t5like.errors import UserError, nearest
 from t5like.kernels.attention import check_backend
 
 CHOICES = {
-  "activation": ("relu", "gelu", "gelu_erf", "silu"),
-  "norm": ("rms", "layer"),
+  "activation": ("relu", "gelu", "gelu_erf", "silu", "elu", "selu", "softplus", "sigmoid", "linear"),
+  "norm": ("rms", "layer", "none"),
+  "residual": ("plain", "rezero", "fixup"),
+  "shared_stacks": ("all", "encoder", "decoder"),
   "norm_position": ("pre", "post", "branch"),
   "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "none"),
   "rotary_scaling": ("default", "linear", "llama3"),
@@ -33,6 +35,16 @@ _SIZES = (
   "max_positions", "num_token_types", "position_offset", "padding_id",
   "embedding_dim", "start_id", "opening_id", "num_kv_heads", "attention_window", "rotary_original_length",
 )  # fmt: skip
+# Switches of Narang et al. 2021 that no published family has.
+MODIFICATIONS = (
+  "shared_stacks",
+  "layer_signal",
+  "residual",
+  "tie_inputs",
+  "softmax_mixtures",
+  "softmax_clusters",
+  "num_experts",
+)
 _MAX_SIZE, _MAX_LAYERS = 2**31 - 1, 4096
 
 
@@ -52,7 +64,13 @@ class TransformerConfig:
 
   # Blocks.
   activation: str = "relu"  # "gelu" is the tanh approximation of BERT and GPT-2, "gelu_erf" the exact form
-  gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020)
+  gated_mlp: bool = False  # act(x W0) * (x W1) instead of act(x W) (Shazeer 2020); "linear" is for these only
+  # Mixture of experts in every layer: MLPs from which a router selects for each token; see modifications/experts.py.
+  num_experts: int = 0  # 0: one MLP
+  experts_per_token: int = 1  # 1: Switch
+  expert_capacity: float = 1.25  # tokens of a row that an expert takes at most, as a multiple of an even share
+  balance_loss: float = 0.01  # weight of the loss that spreads tokens over experts
+  router_z_loss: float = 0.001  # weight of the loss that keeps the router's logits small
   norm: str = "rms"
   norm_epsilon: float = 1e-6
   norm_position: str = "pre"  # "pre": x + f(norm(x)); "post": norm(x + f(x)); "branch": x + norm(f(x)) (OLMo-2)
@@ -62,7 +80,13 @@ class TransformerConfig:
   qk_norm: bool = False  # OLMo-2: an RMS norm of all queries and one of all keys, before rotary positions
   attention_window: int | None = None  # Mistral: a token sees this number of tokens, itself included; None: all
   share_encoder_decoder: bool = False  # T5 paper, table 2: both stacks share one set of layers
-  layer_groups: int | None = None  # ALBERT: different layers of an encoder, each run several times; None: all differ
+  layer_groups: int | None = None  # ALBERT: different layers of a stack, each run several times; None: all differ
+  shared_stacks: str = "all"  # whose layers are in groups: of "all" stacks, only the "encoder" or the "decoder"
+  # Universal Transformer: adds sinusoids of the position and of the number of the layer to the input of every layer.
+  layer_signal: bool = False
+  # Residual branches: "rezero": x + a f(x), a learned from 0 (Bachlechner et al. 2020); "fixup": x + a f(x + b), a from
+  # 1, b from 0, f from 0 with its inner kernels initialized smaller (Zhang et al. 2019); often with norm = "none".
+  residual: str = "plain"
   prefix_lm: bool = False  # decoder-only models: bidirectional attention within the inputs
 
   # Positions.
@@ -94,7 +118,12 @@ class TransformerConfig:
   padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   start_id: int | None = None  # the decoder's first input; None: the vocabulary's padding if it is 0, else its end
   opening_id: int | None = None  # BART: precedes the text of inputs and of targets, <s>; None: nothing does
-  tie_embeddings: bool = True  # output projection = token embedding
+  tie_embeddings: bool = True  # output projection = token embedding (the decoder's)
+  tie_inputs: bool = True  # encoder and decoder share the token embedding
+  softmax_mixtures: int = 0  # output = a mixture of this number of softmaxes (Yang et al. 2018); 0: one softmax
+  # Adaptive softmax (Grave et al. 2017): the sizes of all clusters of tokens but the last, "2500,6000", the frequent
+  # tokens first; states of each further cluster are projected to a quarter of the width. "": one softmax.
+  softmax_clusters: str = ""
   scale_embeddings: bool = False  # multiply embeddings by sqrt(embed_dim) (Vaswani et al. 2017)
   scale_logits: bool = True  # T5 1.0 multiplies by embed_dim**-0.5 before its tied output projection
   logits_bias: bool = False  # BART: adds a constant to each token's logit, which is not trained
@@ -146,10 +175,8 @@ class TransformerConfig:
     if self.num_heads % self.kv_heads:
       raise _invalid("num_kv_heads", self.num_kv_heads, f"a divisor of num_heads = {self.num_heads}")
     self._check_positions()
-    if self.layer_groups and (self.num_decoder_layers or self.num_encoder_layers % self.layer_groups):
-      raise _invalid(
-        "layer_groups", self.layer_groups, f"a divisor of num_encoder_layers = {self.num_encoder_layers}, no decoder"
-      )
+    self._check_shared_layers()
+    self._check_modifications()
     if self.convolution_width and (self.layer_groups or self.num_decoder_layers or self.convolution_width % 2 == 0):
       raise _invalid("convolution_width", self.convolution_width, "an odd number, without layer_groups and decoder")
     if self.nsp_head and not self.pooler:
@@ -227,6 +254,43 @@ class TransformerConfig:
       if self.relative_max_distance <= self.relative_buckets // 2:
         raise _invalid("relative_max_distance", self.relative_max_distance, f"more than {self.relative_buckets // 2}")
 
+  def _check_shared_layers(self):
+    for stack, layers in self._stacks.items():
+      if layers and layers % self.groups_of(stack):
+        raise _invalid("layer_groups", self.layer_groups, f"a divisor of num_{stack}_layers = {layers}")
+    if self.layer_signal and (not self.layer_groups or self.embed_dim % 2):
+      raise _invalid("layer_signal", True, "layer_groups, such as 1, and an even embed_dim")
+    if self.share_encoder_decoder and self.shared_stacks != "all":
+      raise _invalid("shared_stacks", self.shared_stacks, "'all' with share_encoder_decoder")
+
+  def _check_modifications(self):
+    if self.activation == "linear" and not self.gated_mlp:
+      raise _invalid("activation", self.activation, "gated_mlp = True: otherwise the MLP is one linear layer")
+    if not self.tie_inputs and (not all(self._stacks.values()) or self.positions_per_stack):
+      raise _invalid("tie_inputs", False, "an encoder and a decoder, without positions_per_stack")
+    if self.embedding_dim and self.num_decoder_layers and self.tie_embeddings and self.embedding_projection == "sum":
+      raise _invalid("embedding_projection", "sum", "'tokens' for a decoder: its output reads the same table")
+    if self.num_experts < 0 or (self.num_experts and not self.num_decoder_layers):
+      raise _invalid("num_experts", self.num_experts, "0 or more, and a decoder")
+    if not 1 <= self.experts_per_token <= max(self.num_experts, 1):
+      raise _invalid("experts_per_token", self.experts_per_token, f"1 to num_experts = {self.num_experts}")
+    if self.num_experts and (self.use_bias or self.expert_capacity <= 0):
+      raise _invalid("num_experts", self.num_experts, "use_bias = False and expert_capacity above 0")
+    if self.softmax_mixtures < 0:
+      raise _invalid("softmax_mixtures", self.softmax_mixtures, "0 or more")
+    if (self.softmax_mixtures or self.softmax_clusters) and not self.num_decoder_layers:
+      raise _invalid("num_decoder_layers", 0, "a decoder: softmax_mixtures and softmax_clusters change its output")
+    if self.softmax_clusters:
+      if self.tie_embeddings or self.softmax_mixtures or self.logits_bias:
+        raise _invalid("softmax_clusters", self.softmax_clusters, "tie_embeddings = False, one softmax, no logits_bias")
+      given = self.softmax_clusters.split(",")
+      if not all(size.isdecimal() and int(size) for size in given) or sum(map(int, given)) >= self.vocab_size:
+        raise _invalid(
+          "softmax_clusters",
+          self.softmax_clusters,
+          f"'2500,6000': sizes with a sum below vocab_size = {self.vocab_size}",
+        )
+
   def require_layers(self, model: str, *fields: str) -> None:
     """Raises UserError unless the config has layers in each of the stacks `fields` of `model`."""
     for field in fields:
@@ -246,7 +310,26 @@ class TransformerConfig:
   @property
   def stored_layers(self) -> dict[str, int]:
     """The number of layers with parameters of their own in each stack."""
-    return {"encoder": self.layer_groups or self.num_encoder_layers, "decoder": self.num_decoder_layers}
+    return {stack: self.groups_of(stack) for stack in self._stacks}
+
+  @property
+  def _stacks(self) -> dict[str, int]:
+    return {"encoder": self.num_encoder_layers, "decoder": self.num_decoder_layers}
+
+  def groups_of(self, stack: str) -> int:
+    """Returns the number of different layers of "encoder", "decoder" or "shared"."""
+    layers = self._stacks.get(stack, self.num_decoder_layers)
+    return self.layer_groups if layers and self.repeats_layers(stack) else layers
+
+  def repeats_layers(self, stack: str) -> bool:
+    """Whether the layers of a stack are in groups that share parameters."""
+    return self.layer_groups is not None and self.shared_stacks in ("all", stack)
+
+  @property
+  def clusters(self) -> tuple[int, ...]:
+    """The sizes of all clusters of the adaptive softmax."""
+    sizes = tuple(map(int, self.softmax_clusters.split(",")))
+    return (*sizes, self.vocab_size - sum(sizes))
 
   @property
   def dtype(self) -> jnp.dtype:

@@ -10,5 +10,18 @@ from t5like.models.heads import HEADS, Probe, WithHead
 from t5like.models.spanbert import SpanBERT
 from t5like.models.t5 import T5
 
+
+def fraction_of(number: int, numerator: int, denominator: int) -> int:
+  """Returns a width of another width, at least 1."""
+  return max(number * numerator // denominator, 1)
+
+
+def cluster_sizes(vocab_size: int) -> str:
+  """Returns `softmax_clusters` of a vocabulary: 2,500, then 6,000 tokens of T5's 32,128."""
+  return f"{fraction_of(vocab_size, 2500, 32128)},{fraction_of(vocab_size, 6000, 32128)}"
+
+
+gin.external_configurable(fraction_of, "fraction_of")
+gin.external_configurable(cluster_sizes, "cluster_sizes")
 for configurable in (TransformerConfig, T5, BERT, SpanBERT, ELECTRA, GPT, WithHead, Probe, *HEADS.values()):
   gin.external_configurable(configurable)

@@ -11,6 +11,8 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
+from t5like.models.modifications.experts import auxiliary_counts, auxiliary_losses, layer_losses
+from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -38,7 +40,9 @@ class GPT(Tunable):
     self.token_embedder = Embedder(config)
     self.decoder = Stack(config, config.num_decoder_layers)
     if not config.tie_embeddings:
-      self.logits_dense = LogitsDense(config)
+      self.logits_dense = AdaptiveSoftmax(config) if config.softmax_clusters else LogitsDense(config)
+    if config.softmax_mixtures:
+      self.logits_mixture = MixtureOfSoftmaxes(config)
 
   @property
   def batch_layout(self) -> str:
@@ -46,12 +50,23 @@ class GPT(Tunable):
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
     """Returns {"logits": [batch, length, vocab]}."""
-    return {"logits": self.project(self.hidden_states(batch, deterministic))}
+    if deterministic or not self.config.num_experts:
+      return {"logits": self.project(self.hidden_states(batch, deterministic))}
+    losses = []
+    logits = self.project(self.hidden_states(batch, deterministic, routing=losses))
+    return {"logits": logits, "auxiliary": auxiliary_losses(self.config, batch, losses)}
 
-  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+  def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:
+    """Returns the divisors of the losses in outputs["auxiliary"]."""
+    return auxiliary_counts(self.config, batch)
+
+  def hidden_states(
+    self, batch: Batch, deterministic: bool = True, all_layers: bool = False, routing: list | None = None
+  ) -> jax.Array:
     """Returns the last hidden states [batch, length, embed], the input of `project`.
 
-    With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states.
+    With `all_layers` returns [layers + 1, batch, length, embed]: see stack.all_states. `routing`, a list, receives the
+    losses of the experts.
     """
     prompt = self.token_embedder.prompt_length
     segments = prepend(batch.get("decoder_segment_ids"), prompt)
@@ -61,16 +76,19 @@ class GPT(Tunable):
     positions = batch.get("decoder_positions")
     context = Context(
       mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=self.config.prefix_lm,
-      deterministic=deterministic, return_states=all_layers,
+      deterministic=deterministic, return_states=all_layers, return_routing=routing is not None,
     )  # fmt: skip
     x = self.token_embedder(batch["decoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     hidden, layers = self.decoder(x, context)
+    if routing is not None:
+      routing.append(layer_losses(layers))
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden[..., prompt:, :]
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    return self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    logits = self.token_embedder.attend if self.config.tie_embeddings else self.logits_dense
+    return self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
 
   def _decode(self, tokens: jax.Array, cache: tuple | dict | None = None, **context):
     """Returns hidden states of tokens [batch, length] and the updated cache; `context` are fields of Context."""

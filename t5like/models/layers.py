@@ -1,5 +1,6 @@
 """Dense layers, norms and activations, and their initialization."""
 
+import dataclasses
 from collections.abc import Callable
 
 import flax.linen as nn
@@ -26,6 +27,11 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   "gelu": lambda x: jax.nn.gelu(x, approximate=True),
   "gelu_erf": lambda x: jax.nn.gelu(x, approximate=False),
   "silu": jax.nn.silu,
+  "elu": jax.nn.elu,
+  "selu": jax.nn.selu,
+  "softplus": jax.nn.softplus,
+  "sigmoid": jax.nn.sigmoid,
+  "linear": lambda x: x,
 }
 
 
@@ -45,7 +51,12 @@ def activate(config: TransformerConfig, x: jax.Array, linear: jax.Array | None =
 
 
 def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initializers.Initializer:
-  """Returns the initializer of a kernel; `role`: "plain", "query" or "residual" (last product of a residual branch)."""
+  """Returns the initializer of a kernel.
+
+  role  "plain"; in residual branches "query", "branch" and "residual", the last product
+  """
+  if config.residual == "fixup" and role != "plain":
+    return _fixup_init(config, role)
   if config.initializer == "fan_in":
     # T5 does not scale attention by 1/sqrt(head_dim); its query kernel is initialized smaller instead.
     folded = role == "query" and not config.scale_attention
@@ -55,6 +66,18 @@ def kernel_init(config: TransformerConfig, role: str = "plain") -> nn.initialize
     # Radford et al. 2019, section 2.3: the sum of N residual branches has unit variance.
     stddev *= (2 * (config.num_encoder_layers + config.num_decoder_layers)) ** -0.5
   return nn.initializers.normal(stddev)
+
+
+def _fixup_init(config: TransformerConfig, role: str) -> nn.initializers.Initializer:
+  """Zhang et al. 2019, section 3: branches start at 0, their other kernels smaller by L^(-1/(2m - 2)).
+
+  L is the number of branches of the model, m = 2 the number of kernels between the input and output of a branch.
+  """
+  if role == "residual":
+    return nn.initializers.zeros
+  factor = (2 * config.num_encoder_layers + 3 * config.num_decoder_layers) ** -0.5
+  usual = kernel_init(dataclasses.replace(config, residual="plain"), role)
+  return lambda *args, **kwargs: factor * usual(*args, **kwargs)
 
 
 def embedding_init(config: TransformerConfig) -> nn.initializers.Initializer:
@@ -110,7 +133,7 @@ def dense(
 
 
 class Norm(nn.Module):
-  """RMS norm (no mean, no bias) or layer norm over the last axis, in float32; `axis` is its logical name."""
+  """RMS norm (no mean, no bias), layer norm or none over the last axis, in float32; `axis` is its logical name."""
 
   config: TransformerConfig
   axis: str = "embed"
@@ -119,6 +142,9 @@ class Norm(nn.Module):
   def __call__(self, x: jax.Array, with_input: bool = False) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Normalizes x [..., embed]; `with_input` also returns x, for the residual connection."""
     config, width = self.config, x.shape[-1]
+    if config.norm == "none":
+      x = x.astype(config.dtype)
+      return (x, x) if with_input else x
     dtype = jnp.dtype(config.param_dtype)
     scale = self.param("scale", nn.with_logical_partitioning(nn.initializers.ones, (self.axis,)), (width,), dtype)
     bias = None
@@ -126,6 +152,28 @@ class Norm(nn.Module):
       bias = self.param("bias", nn.with_logical_partitioning(nn.initializers.zeros, (self.axis,)), (width,), dtype)
     settings = dict(epsilon=config.norm_epsilon, centered=config.norm == "layer", dtype=jnp.dtype(config.dtype))
     return norm(x, scale, bias, **settings, with_input=with_input)
+
+
+class ResidualScale(nn.Module):
+  """The learned numbers of a residual branch with `residual` "rezero" or "fixup"."""
+
+  config: TransformerConfig
+
+  def setup(self):
+    is_fixup, dtype = self.config.residual == "fixup", jnp.dtype(self.config.param_dtype)
+    start = nn.initializers.ones if is_fixup else nn.initializers.zeros
+    self.scale = self.param("scale", nn.with_logical_partitioning(start, (None,)), (1,), dtype)
+    if is_fixup:
+      zeros = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
+      self.shift = self.param("shift", zeros, (1,), dtype)
+
+  def read(self, h: jax.Array) -> jax.Array:
+    """Returns the input of the branch, given that of the sublayer [batch, length, embed]."""
+    return h + self.shift.astype(h.dtype)[:, None, None] if self.config.residual == "fixup" else h
+
+  def __call__(self, y: jax.Array) -> jax.Array:
+    """Returns what the branch adds, given the sublayer's result [batch, length, embed]."""
+    return y * self.scale.astype(y.dtype)[:, None, None]
 
 
 class Dropout(nn.Module):

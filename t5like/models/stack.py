@@ -17,6 +17,7 @@ from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, a
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
+from t5like.models.positions import sinusoids
 from t5like.models.tuning import extensions, inside
 
 _policies = jax.checkpoint_policies
@@ -119,8 +120,8 @@ class Stack(nn.Module):
     after_first: Callable[[jax.Array], jax.Array] | None,
   ):
     remat = self.config.remat
-    if self.config.layer_groups:
-      return self._repeated_layers(x, context)
+    if self.config.repeats_layers(self.name):
+      return self._repeated_layers(x, context, cache)
     if self.config.scan_layers:
       frozen = _FROZEN_LAYERS.get().get("/".join(self.path), 0)
       split = 0 < frozen < self.num_layers or after_first
@@ -148,10 +149,12 @@ class Stack(nn.Module):
       new_cache.append(layer_cache)
     return x, None if new_cache[0] is None else tuple(new_cache)
 
-  def _repeated_layers(self, x: jax.Array, context: Context) -> tuple[jax.Array, tuple | dict | None]:
+  def _repeated_layers(
+    self, x: jax.Array, context: Context, cache: tuple | dict | None
+  ) -> tuple[jax.Array, tuple | dict | None]:
     """Runs each of `layer_groups` layers several times before the next (Lan et al. 2019, section 3.1)."""
-    config = self.config
-    groups, repeats = config.layer_groups, self.num_layers // config.layer_groups
+    config, groups = self.config, self.config.groups_of(self.name)
+    repeats = self.num_layers // groups
     loops = config.scan_layers and (self.is_initializing() or choose_layer_loop(config)[0] == "loop")
     block = Block
     if config.remat != "none":
@@ -160,20 +163,32 @@ class Stack(nn.Module):
       layers = [block(config, self.has_cross_attention, name=f"layers_{i}") for i in range(groups)]
       outputs = []
       for i in range(self.num_layers):
-        x, output = layers[i // repeats](x, None, context)
+        x, output = layers[i // repeats](self._with_signal(x, context, i), cache and cache[i], context)
         outputs.append(output)
       return x, None if outputs[0] is None else tuple(outputs)
 
-    def group(layer: Block, x: jax.Array, context: Context) -> tuple[jax.Array, dict | None]:
+    def group(layer: Block, x: jax.Array, inputs: tuple, context: Context) -> tuple[jax.Array, dict | None]:
       again = nn.scan(
-        lambda layer, x, _: layer(x, None, context), variable_broadcast="params", variable_axes={"intermediates": 0},
+        lambda layer, x, each: layer(self._with_signal(x, context, each[1]), each[0], context),
+        variable_broadcast="params", variable_axes={"intermediates": 0},
         split_rngs={"params": False, "dropout": True}, length=repeats, unroll=not loops,
       )  # fmt: skip
-      return again(layer, x, None)
+      return again(layer, x, inputs)
 
-    scanned = _scanned(group, groups, in_axes=(nn.broadcast,), unroll=not loops)
-    x, outputs = scanned(block(config, self.has_cross_attention, name="layers"), x, context)
+    scanned = _scanned(group, groups, in_axes=(0, nn.broadcast), unroll=not loops)
+    # The cache and the number of each run of a layer: [groups, repeats, ...].
+    inputs = (cache, jnp.arange(self.num_layers, dtype=jnp.int32))
+    inputs = jax.tree.map(lambda each: each.reshape(groups, repeats, *each.shape[1:]), inputs)
+    x, outputs = scanned(block(config, self.has_cross_attention, name="layers"), x, inputs, context)
     return x, jax.tree.map(lambda each: each.reshape(self.num_layers, *each.shape[2:]), outputs)
+
+  def _with_signal(self, x: jax.Array, context: Context, number: jax.Array | int) -> jax.Array:
+    """Adds the coordinates of positions and of the layer `number` (Dehghani et al. 2018, section 2.1), if in use."""
+    if not self.config.layer_signal:
+      return x
+    positions = jnp.arange(x.shape[1])[None] if context.positions is None else context.positions
+    signal = sinusoids(positions, x.shape[-1]) + sinusoids(jnp.reshape(number, (1, 1)), x.shape[-1])
+    return x + signal.astype(x.dtype)
 
   def _unrolled_with_remat(self, x: jax.Array, context: Context, cache: dict | None):
     """Runs stacked layers unrolled, with rematerialization.

@@ -10,6 +10,8 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsBias, LogitsDense, check_length, with_prompt_positions
+from t5like.models.modifications.experts import auxiliary_counts, auxiliary_losses, layer_losses
+from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import encoder_valid, prepend
 from t5like.models.stack import Stack, all_states
 from t5like.models.tuning import Tunable
@@ -29,13 +31,17 @@ class T5(Tunable):
     config = self.config
     config.require_layers("T5", "num_encoder_layers", "num_decoder_layers")
     self.token_embedder = Embedder(config)
+    if not config.tie_inputs:
+      self.decoder_embedder = Embedder(config)
     if config.share_encoder_decoder:
       self.shared = Stack(config, config.num_decoder_layers, has_cross_attention=True)
     else:
       self.encoder = Stack(config, config.num_encoder_layers)
       self.decoder = Stack(config, config.num_decoder_layers, has_cross_attention=True)
     if not config.tie_embeddings:
-      self.logits_dense = LogitsDense(config)
+      self.logits_dense = AdaptiveSoftmax(config) if config.softmax_clusters else LogitsDense(config)
+    if config.softmax_mixtures:
+      self.logits_mixture = MixtureOfSoftmaxes(config)
     if config.logits_bias:
       self.logits_bias = LogitsBias(config)
 
@@ -45,16 +51,27 @@ class T5(Tunable):
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
     """Returns {"logits": [batch, decoder length, vocab]}."""
-    return {"logits": self.project(self.hidden_states(batch, deterministic))}
+    if deterministic or not self.config.num_experts:
+      return {"logits": self.project(self.hidden_states(batch, deterministic))}
+    losses = []
+    logits = self.project(self.hidden_states(batch, deterministic, routing=losses))
+    return {"logits": logits, "auxiliary": auxiliary_losses(self.config, batch, losses)}
 
-  def hidden_states(self, batch: Batch, deterministic: bool = True, all_layers: bool = False) -> jax.Array:
+  def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:
+    """Returns the divisors of the losses in outputs["auxiliary"]."""
+    return auxiliary_counts(self.config, batch)
+
+  def hidden_states(
+    self, batch: Batch, deterministic: bool = True, all_layers: bool = False, routing: list | None = None
+  ) -> jax.Array:
     """Returns the decoder's last hidden states [batch, decoder length, embed], the input of `project`.
 
-    With `all_layers` returns [layers + 1, batch, decoder length, embed]: see stack.all_states.
+    With `all_layers` returns [layers + 1, batch, decoder length, embed]: see stack.all_states. `routing`, a list,
+    receives the losses of the stacks' experts.
     """
     tokens, segments = batch["decoder_input_tokens"], batch.get("decoder_segment_ids")
     positions = batch.get("decoder_positions")
-    encoded = self.encode(batch, deterministic, **self._whole)
+    encoded = self.encode(batch, deterministic, **self._whole, **({} if routing is None else {"routing": routing}))
     # Right padding needs no mask here: tokens precede it and attention is causal.
     context = Context(
       mask=Mask(causal=True, query_segments=segments, key_segments=segments),
@@ -63,15 +80,19 @@ class T5(Tunable):
       encoded_mask=self._encoded_mask(batch),
       deterministic=deterministic,
       return_states=all_layers,
+      return_routing=routing is not None,
     )
-    x = self.token_embedder(tokens, positions, deterministic=deterministic, decoder=True)
+    x = self._decoder_embedder(tokens, positions, deterministic=deterministic, decoder=True)
     hidden, layers = self._decoder(x, context)
+    if routing is not None:
+      routing.append(layer_losses(layers))
     return all_states(x, hidden, layers) if all_layers else hidden
 
   def encode(
-    self, batch: Batch, deterministic: bool = True, all_layers: bool = False, with_prompt: bool = False
-  ) -> jax.Array:
-    """Returns the encoder's hidden states, [batch, encoder length, embed]; `all_layers` as in `hidden_states`.
+    self, batch: Batch, deterministic: bool = True, all_layers: bool = False, with_prompt: bool = False,
+    routing: list | None = None,
+  ) -> jax.Array:  # fmt: skip
+    """Returns the encoder's hidden states, [batch, encoder length, embed]; others as in `hidden_states`.
 
     With `with_prompt`, also those of a learned prompt, before the others.
     """
@@ -81,9 +102,11 @@ class T5(Tunable):
     x = self.token_embedder(batch["encoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     context = Context(
       mask=mask, positions=with_prompt_positions(positions, prompt), bidirectional=True, deterministic=deterministic,
-      return_states=all_layers,
+      return_states=all_layers, return_routing=routing is not None,
     )  # fmt: skip
     hidden, layers = self._encoder(x, context)
+    if routing is not None:
+      routing.append(layer_losses(layers))
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden if with_prompt else hidden[..., prompt:, :]
 
@@ -94,8 +117,13 @@ class T5(Tunable):
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of hidden states: [..., embed] -> [..., vocab]."""
-    logits = self.token_embedder.attend(hidden) if self.config.tie_embeddings else self.logits_dense(hidden)
+    logits = self._decoder_embedder.attend if self.config.tie_embeddings else self.logits_dense
+    logits = self.logits_mixture(hidden, logits) if self.config.softmax_mixtures else logits(hidden)
     return self.logits_bias(logits) if self.config.logits_bias else logits
+
+  @property
+  def _decoder_embedder(self) -> Embedder:
+    return self.token_embedder if self.config.tie_inputs else self.decoder_embedder
 
   @property
   def _encoder(self) -> Stack:
@@ -131,7 +159,7 @@ class T5(Tunable):
     valid = self._encoder_valid(batch)
     # The pass over the prompts also computes every layer's cross-attention keys and values.
     context = Context(mask=Mask(causal=True), encoded=encoded, encoded_mask=Mask(key_valid=valid), return_kv=True)
-    _, keys_values = self._decoder(self.token_embedder(tokens, deterministic=True, decoder=True), context)
+    _, keys_values = self._decoder(self._decoder_embedder(tokens, deterministic=True, decoder=True), context)
     cache = start_cache(keys_values, lengths, max_decode_length, hypotheses, self.config.scan_layers)
     return cache | {"encoder_valid": valid}
 
@@ -139,7 +167,7 @@ class T5(Tunable):
     """Feeds tokens [rows]; returns the logits [rows, vocab] of the next tokens and the updated cache."""
     index, length = cache["index"], cache["generated_length"]
     context = Context(mask=Mask(), positions=index[:, None], step=DecodingStep.from_cache(cache))
-    x = self.token_embedder(tokens[:, None], index[:, None], deterministic=True, decoder=True)
+    x = self._decoder_embedder(tokens[:, None], index[:, None], deterministic=True, decoder=True)
     x, layers = self._decoder(x, context, cache["layers"])
     return self.project(x[:, 0]), cache | {"index": index + 1, "generated_length": length + 1, "layers": layers}
 

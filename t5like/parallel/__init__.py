@@ -2,7 +2,7 @@
 
 from t5like.parallel.batch_shards import BatchShards, batch_shards, shard_group, to_global_arrays
 from t5like.parallel.coverage import check_sharded
-from t5like.parallel.mesh import MeshAxes, MeshError, abstract_mesh, check_batch, describe_mesh, make_mesh
+from t5like.parallel.mesh import MeshAxes, MeshError, abstract_mesh, check_batch, describe_mesh, make_mesh, row_shards
 from t5like.parallel.multihost import any_host_requested_stop, start, stop_signals
 from t5like.parallel.presets import PRESETS
 from t5like.parallel.rules import (
@@ -33,6 +33,7 @@ __all__ = [
   "parameter_shardings",
   "shard_group",
   "replicated",
+  "row_shards",
   "active_rules",
   "sharding_context",
   "shardings_like_parameters",

@@ -1,7 +1,8 @@
 """The rows of a batch that each process holds.
 
-A batch is split into equal shards over the `data` and `fsdp` axes. If the `tensor` axis spans processes, several of
-them hold the same shards and load the same rows; a process whose devices belong to several shards holds all of these.
+A batch is split into equal shards over the `data`, `fsdp` and `expert` axes. If the `tensor` axis spans processes,
+several of them hold the same shards and load the same rows; a process whose devices belong to several shards holds all
+of these.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from t5like.errors import UserError
+from t5like.parallel.mesh import row_shards
 from t5like.parallel.rules import batch_sharding
 
 
@@ -30,7 +32,7 @@ class BatchShards:
 def batch_shards(mesh: Mesh, process: int | None = None) -> BatchShards:
   """Returns the shards of `process`, by default of this process."""
   process = jax.process_index() if process is None else process
-  total = mesh.shape["data"] * mesh.shape["fsdp"]
+  total = row_shards(mesh.shape)
   devices = mesh.devices.reshape(total, -1)  # [shards, devices per shard]
   held = [shard for shard in range(total) if any(device.process_index == process for device in devices[shard])]
   return BatchShards(tuple(held), total)

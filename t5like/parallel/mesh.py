@@ -16,6 +16,7 @@ from t5like.errors import UserError, nearest
 from t5like.parallel.presets import PRESETS, mesh_axes_used
 
 AXES = ("data", "fsdp", "tensor")
+EXPERT = "expert"  # a fourth axis, before `tensor`, of meshes on which it is longer than 1
 
 
 class MeshError(UserError):
@@ -42,8 +43,9 @@ class MeshAxes:
   data    data parallelism: the batch is sharded, the model is replicated
   fsdp    fully sharded data parallelism: the batch, parameters and optimizer state are sharded
   tensor  tensor parallelism: heads, MLP and vocabulary are sharded
+  expert  expert parallelism: the experts of a layer are sharded, and the batch
   slices  groups of devices with a fast network within and a slow one between them (TPU multislice). Each group has
-          data * fsdp * tensor devices; only gradients cross the slow network, as if `data` were longer
+          data * fsdp * expert * tensor devices; only gradients cross the slow network, as if `data` were longer
   preset  the sharding rules: a column of presets.TABLE. None: uses every axis longer than 1
   """
 
@@ -52,6 +54,7 @@ class MeshAxes:
   tensor: int = 1
   slices: int = 1
   preset: str | None = None
+  expert: int = 1
 
   def __post_init__(self):
     if self.preset is not None and self.preset not in PRESETS:
@@ -64,13 +67,14 @@ class MeshAxes:
 
   def sizes(self, devices: int) -> dict[str, int]:
     """Resolves -1 for a number of devices and returns the size of each axis; `data` includes the slices."""
-    given = {axis: getattr(self, axis) for axis in AXES}
+    axes = AXES if self.expert == 1 else (*AXES[:-1], EXPERT, AXES[-1])
+    given = {axis: getattr(self, axis) for axis in axes}
     fills = [axis for axis, size in given.items() if size == -1]
     if len(fills) > 1 or any(size < 1 and size != -1 for size in given.values()) or self.slices < 1:
       raise UserError(
         "invalid mesh",
         mesh=self._equation(given),
-        expected="positive sizes, and -1 for at most one of data, fsdp and tensor",
+        expected=f"positive sizes, and -1 for at most one of {', '.join(axes[:-1])} and {axes[-1]}",
       )
     fixed = self.slices * math.prod(size for size in given.values() if size != -1)
     if fills and devices % fixed == 0:
@@ -105,23 +109,23 @@ def make_mesh(axes: MeshAxes, devices: Sequence[jax.Device] | None = None) -> Me
   devices = jax.devices() if devices is None else devices
   sizes = axes.sizes(len(devices))
   _check_unused_axes(axes, sizes)
-  kinds = (AxisType.Auto,) * len(AXES)
+  names, kinds = tuple(sizes), (AxisType.Auto,) * len(sizes)
   if _has_slices(axes, devices):
-    return Mesh(arrange_slices(sizes, axes.slices, devices), AXES, axis_types=kinds)
-  return jax.make_mesh(tuple(sizes.values()), AXES, devices=devices, axis_types=kinds)
+    return Mesh(arrange_slices(sizes, axes.slices, devices), names, axis_types=kinds)
+  return jax.make_mesh(tuple(sizes.values()), names, devices=devices, axis_types=kinds)
 
 
 def abstract_mesh(axes: MeshAxes, devices: int) -> AbstractMesh:
   """Builds a mesh without devices, to plan, trace and lower for other machines."""
   sizes = axes.sizes(devices)
   _check_unused_axes(axes, sizes)
-  return AbstractMesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def arrange_slices(sizes: dict[str, int], slices: int, devices: Sequence[Any]) -> np.ndarray:
-  """Arranges devices as [data, fsdp, tensor], with slices along `data`: fsdp and tensor use the fast network."""
-  inside = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
-  return mesh_utils.create_hybrid_device_mesh(inside, (slices, 1, 1), devices)
+  """Arranges devices as [data, fsdp, tensor], with slices along `data`: other axes use the fast network."""
+  inside = (sizes["data"] // slices, *list(sizes.values())[1:])
+  return mesh_utils.create_hybrid_device_mesh(inside, (slices, *(1,) * (len(sizes) - 1)), devices)
 
 
 def _has_slices(axes: MeshAxes, devices: Sequence[Any]) -> bool:
@@ -138,7 +142,7 @@ def _has_slices(axes: MeshAxes, devices: Sequence[Any]) -> bool:
 
 def _check_unused_axes(axes: MeshAxes, sizes: dict[str, int]) -> None:
   """Raises UserError if the preset does not use an axis, whose devices would all do the same work."""
-  used = mesh_axes_used(axes.preset) if axes.preset else set(AXES)
+  used = {*(mesh_axes_used(axes.preset) if axes.preset else AXES), EXPERT}
   unused = [axis for axis, size in sizes.items() if size > 1 and axis not in used]
   if unused:
     usable = [name for name in PRESETS if unused[0] in mesh_axes_used(name)]
@@ -153,9 +157,14 @@ def describe_mesh(mesh: Mesh | AbstractMesh) -> str:
   return " ".join(f"{axis}={size}" for axis, size in mesh.shape.items())
 
 
+def row_shards(sizes: Mapping[str, int]) -> int:
+  """Returns the number of shards of a batch, given the sizes of the axes of a mesh."""
+  return sizes["data"] * sizes["fsdp"] * sizes.get(EXPERT, 1)
+
+
 def check_batch(batch_size: int, mesh: Mesh, option: str = "--gin.BATCH_SIZE") -> None:
   """Raises UserError unless the data shards divide the batch; `option` is where the user sets its size."""
-  shards = mesh.shape["data"] * mesh.shape["fsdp"]
+  shards = row_shards(mesh.shape)
   if batch_size % shards:
     below, above = batch_size // shards * shards, -(-batch_size // shards) * shards
     raise UserError(

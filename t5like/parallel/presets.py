@@ -36,6 +36,21 @@ PRESETS: dict[str, Rules] = {
 DEFAULT_PRESET = "fsdp_tensor"
 
 
+def with_experts(rules: Rules, has_axis: bool) -> Rules:
+  """Adds the rules of experts to a preset; `has_axis`: whether the mesh has an axis `expert`.
+
+  It shards the experts and, elsewhere, rows; where experts are sharded, rows are sharded by the other axes
+  (`expert_rows`), and XLA moves tokens to their experts (all-to-all).
+  """
+  if any(axis == "expert_rows" for axis, _ in rules):
+    return rules
+  rows = dict(rules).get("batch")
+  added = (("expert_rows", rows), ("expert", "expert" if has_axis else None))
+  if has_axis:
+    rules = tuple((axis, (*_ROWS, "expert")) if axis == "batch" else (axis, target) for axis, target in rules)
+  return (*rules, *added)
+
+
 def mesh_axes_used(preset: str) -> set[str]:
   """Returns the mesh axes that a preset uses."""
   used = {axis for _, target in PRESETS[preset] for axis in ((target,) if isinstance(target, str) else target or ())}

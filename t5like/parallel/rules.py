@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from t5like.parallel.presets import DEFAULT_PRESET, PRESETS, Rules
+from t5like.parallel.presets import DEFAULT_PRESET, PRESETS, Rules, with_experts
 
 # Used if no preset is given.
 LOGICAL_AXIS_RULES = PRESETS[DEFAULT_PRESET]
@@ -28,22 +28,26 @@ def active_rules() -> Rules:
   return tuple(nn.get_logical_axis_rules()) or LOGICAL_AXIS_RULES
 
 
+def _rules_for(mesh: Mesh | AbstractMesh) -> Rules:
+  return with_experts(active_rules(), "expert" in mesh.axis_names)
+
+
 @contextlib.contextmanager
 def sharding_context(mesh: Mesh | AbstractMesh) -> Iterator[None]:
   """Makes modules constrain their activations by the active rules when they are first traced."""
   enter = jax.sharding.use_abstract_mesh if isinstance(mesh, AbstractMesh) else jax.set_mesh
-  with enter(mesh), nn.logical_axis_rules(active_rules()):
+  with enter(mesh), nn.logical_axis_rules(_rules_for(mesh)):
     yield
 
 
 def parameter_shardings(boxed: Any, mesh: Mesh | AbstractMesh) -> Any:
   """Returns shardings for the (abstract) parameters of a Flax module with logical axis names, by the active rules."""
-  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, active_rules())
+  return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, _rules_for(mesh))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of a batch: rows over data and fsdp, other axes not sharded."""
-  return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+  """Returns the sharding of a batch: rows over data, fsdp and expert, other axes not sharded."""
+  return NamedSharding(mesh, PartitionSpec(tuple(axis for axis in mesh.axis_names if axis != "tensor")))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -54,7 +54,7 @@ def count_activations(
   by_position  the residual stream is split over the tensor axis too (the preset `sequence`)
   """
   # Layers that share parameters have activations of their own.
-  model = model.clone(config=dataclasses.replace(model.config, layer_groups=None))
+  model = model.clone(config=dataclasses.replace(model.config, layer_groups=None, layer_signal=False))
   shapes = tuple((name, tuple(x.shape[1:]), jnp.dtype(x.dtype).name) for name, x in sorted(batch.items()))
   return _count(_narrowed(model, tensor), shapes, tensor if by_position else 1, platform)
 

@@ -1,7 +1,7 @@
 """The collectives of a train step: bytes per device, and the links that they use.
 
 Rings (Patarasuk and Yuan 2009): to all-gather or reduce-scatter x bytes over n devices, each sends x (n - 1) / n; an
-all-reduce is both. The mesh order is `tensor` innermost, then `fsdp`, then `data`, slices outermost.
+all-reduce is both. The mesh order is `tensor` innermost, then `expert`, `fsdp`, `data`, slices outermost.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from t5like.models.config import TransformerConfig
+from t5like.models.modifications.experts import capacity
 from t5like.models.stack import choose_layer_loop
 from t5like.planning.memory import StateBytes
 from t5like.planning.operations import DeviceShare
@@ -42,7 +43,7 @@ def step_collectives(
   microbatches: int,
   topology: Topology,
 ) -> list[Collective]:
-  tensor, fsdp, data = mesh["tensor"], mesh["fsdp"], mesh["data"]
+  tensor, fsdp, data, expert = mesh["tensor"], mesh["fsdp"], mesh["data"], mesh.get("expert", 1)
   # Gathered for the forward and again for the backward pass, unless unrolled layers keep the gathered weights.
   loops = choose_layer_loop(config, topology.chip.platform)[0] == "loop"
   times = (2 if loops or config.remat != "none" else 1) * microbatches
@@ -50,15 +51,29 @@ def step_collectives(
   for name, size, messages in _tensor_transfers(config, share):
     transfer = _Transfer(name, "tensor", size * microbatches, messages * microbatches, waits=True)
     found += _over_links(transfer, tensor, 1, topology)
+  routed = _Transfer("move tokens to experts", "expert", _routed_bytes(config, share) * microbatches, 1, waits=True)
+  found += _over_links(routed, expert, tensor, topology)
+  # At most: gradients of experts are not summed over their own axis.
+  found += _over_links(_Transfer("sum gradients", "expert", 2 * state.gradients, 8), expert, tensor, topology)
+  inner = tensor * expert
   weights, variables = state.weights, state.variables
-  found += _over_links(_Transfer("gather weights", "fsdp", weights * times, variables * times), fsdp, tensor, topology)
+  found += _over_links(_Transfer("gather weights", "fsdp", weights * times, variables * times), fsdp, inner, topology)
   scattered = _Transfer("scatter gradients", "fsdp", weights * microbatches, variables * microbatches)
-  found += _over_links(scattered, fsdp, tensor, topology)
+  found += _over_links(scattered, fsdp, inner, topology)
   # XLA combines gradients of many variables in one message; with a loop over layers, after the loop, when hardly any
   # computation is left to overlap with.
   summed = _Transfer("sum gradients", "data", 2 * state.gradients, 8, waits=loops)
-  found += _over_links(summed, data, tensor * fsdp, topology)
+  found += _over_links(summed, data, inner * fsdp, topology)
   return found
+
+
+def _routed_bytes(config: TransformerConfig, share: DeviceShare) -> float:
+  """Returns the bytes of tokens that move to experts and back, in both passes."""
+  if not config.num_experts:
+    return 0.0
+  stacks = ((share.encoder_length, config.num_encoder_layers), (share.decoder_length, config.num_decoder_layers))
+  places = sum(config.num_experts * capacity(config, length) * layers for length, layers in stacks if length)
+  return 4 * share.rows * places * config.embed_dim * config.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,11 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
       convolution     2 B L w d d                      of width w
     cross-attention   4 B L d a  +  4 B K d c  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
+      experts         2 B L d E  +  4 B E C d f  +  4 B L E C d    router; E experts with C places in a row; dispatch
     output            2 B L E V   with embeddings of width E, which is d unless they are projected to it
-    projection        2 B L E d   of such embeddings, and of OPT-350m's states back to their width
+      mixture         2 B L d K (d + 1)  and K outputs, for K softmaxes
+      adaptive        2 B L (d h + sum of d w + w n)  for a first softmax over h, and clusters of n tokens and width w
+    projection        2 B L E d   of such embeddings, and of a decoder's states back to their width, if they are tied
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
                       2 B L (d d + d)  for ELECTRA's discriminator
     ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
@@ -33,6 +36,8 @@ import jax
 
 from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
+from t5like.models.modifications.experts import capacity
+from t5like.models.modifications.outputs import cluster_width
 
 
 def forward_flops_by_part(
@@ -48,8 +53,8 @@ def forward_flops_by_part(
   if config.convolution_width:
     parts["convolution"] = 2 * rows * encoder_length * config.convolution_width * d * d
   if config.embedding_dim is not None:
-    products = 2 if config.embedding_projection == "tokens" and has_output else 1
-    parts["embedding"] = products * 2 * rows * (encoder_length + decoder_length) * width * d
+    back = decoder_length if has_output and projects_back(config) else 0
+    parts["embedding"] = 2 * rows * (encoder_length + decoder_length + back) * width * d
   stacks = (
     ("encoder", encoder_length, config.num_encoder_layers),
     ("decoder", decoder_length, config.num_decoder_layers),
@@ -64,14 +69,37 @@ def forward_flops_by_part(
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * d * (tokens * a + keys * c) + 4 * tokens * encoder_length * a
-    parts[f"{stack} MLP"] = (6 if config.gated_mlp else 4) * tokens * d * f
+    inner = (6 if config.gated_mlp else 4) * d * f
+    parts[f"{stack} MLP"] = inner * tokens
+    if config.num_experts and length:
+      places = config.num_experts * capacity(config, length)
+      parts[f"{stack} MLP"] = rows * layers * places * (inner + 4 * length * d) + 2 * tokens * d * config.num_experts
   if has_output and (decoder_length or config.mlm_head):
-    parts["output"] = 2 * rows * (decoder_length or encoder_length) * width * config.vocab_size
+    products = output_products(config) if decoder_length else [(width, config.vocab_size)]
+    parts["output"] = sum(2 * rows * (decoder_length or encoder_length) * k * n for k, n in products)
   heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * width
   heads += 2 * rows * d * d if config.pooler else 0
   heads += 2 * rows * encoder_length * (d * d + d) if config.discriminator_head else 0
   parts["heads"] = heads + (2 * rows * d * 2 if config.nsp_head else 0)
   return {part: flops for part, flops in parts.items() if flops}
+
+
+def projects_back(config: TransformerConfig) -> bool:
+  """Whether a decoder's states are projected to the width of the embeddings before the output."""
+  return config.embedding_dim is not None and config.embedding_projection == "tokens" and config.tie_embeddings
+
+
+def output_products(config: TransformerConfig) -> list[tuple[int, int]]:
+  """Returns (k, n) of the products [tokens, k] x [k, n] from a decoder's states, or their projection, to logits."""
+  d, vocab = config.embed_dim, config.vocab_size
+  if config.softmax_clusters:
+    first, *others = config.clusters
+    widths = [cluster_width(config, number) for number in range(1, len(others) + 1)]
+    pairs = zip(widths, others, strict=True)
+    return [(d, first + len(others)), *(shape for w, size in pairs for shape in ((d, w), (w, size)))]
+  output = (config.embedding_width if config.tie_embeddings else d, vocab)
+  count = config.softmax_mixtures
+  return [(d, count), (d, count * d), *[output] * count] if count else [output]
 
 
 def forward_flops(config: TransformerConfig, rows: int, encoder_length: int = 0, decoder_length: int = 0) -> int:

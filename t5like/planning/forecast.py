@@ -145,7 +145,7 @@ def step_parts(
   mesh, config = parallel.abstract_mesh(axes, topology.devices), work.model.config
   state = work.state.on(axes, topology.devices, config.compute_dtype)
   share = DeviceShare(
-    rows=work.rows / (mesh.shape["data"] * mesh.shape["fsdp"] * work.microbatches),
+    rows=work.rows / (parallel.row_shards(mesh.shape) * work.microbatches),
     **work.lengths,
     tensor=mesh.shape["tensor"],
     fsdp=mesh.shape["fsdp"],
@@ -181,9 +181,9 @@ def parameters_by_part(params: Any) -> dict[str, int]:
 
 
 def _part(names: Sequence[str]) -> str:
-  if names[0] == "token_embedder":
+  if names[0] in ("token_embedder", "decoder_embedder"):
     return "embedding"
-  if names[0] in ("logits_dense", "logits_bias"):
+  if names[0] in ("logits_dense", "logits_bias", "logits_mixture"):
     return "output"
   if names[0] in ("generator", TEACHER):
     return names[0]

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
+from t5like import parallel
 from t5like.models.stack import choose_layer_loop
 from t5like.planning.activations import count_activations
 from t5like.training.optimizers.selection import Selection
@@ -111,7 +112,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
   """Estimates the memory of a train step; `batch` is global (arrays or shapes), the rest as in `count_activations`."""
   config = model.config
-  rows = next(iter(batch.values())).shape[0] / (mesh["data"] * mesh["fsdp"] * microbatches)
+  rows = next(iter(batch.values())).shape[0] / (parallel.row_shards(mesh) * microbatches)
   counted = count_activations(model, batch, mesh["tensor"], platform, by_position)
   saved = rows * counted.saved
   # Unrolled layers keep gathered or converted weights from the forward to the backward pass.

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 
 from t5like.models import ELECTRA, SpanBERT
 from t5like.models.config import TransformerConfig
+from t5like.models.modifications.experts import capacity
 from t5like.planning.activations import predicted_positions, writes_scores
+from t5like.planning.flops import output_products, projects_back
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
     )  # look up; add up the gradient
     if config.embedding_dim is not None:
       yield from _product(config, share, "embedding", tokens, config.embedding_dim, config.embed_dim)
-      if config.embedding_projection == "tokens":
+      if stack == "decoder" and projects_back(config):
         yield from _product(config, share, "embedding", tokens, config.embed_dim, config.embedding_dim)
   if config.convolution_width:
     tokens, d = share.rows * share.encoder_length, config.embed_dim
@@ -125,11 +127,16 @@ def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: in
     yield from _residual(config, share, part, tokens)
     yield _memory(config, part, keys * d * 2)  # the encoder's gradient is summed over all layers
   part = f"{stack} MLP"
+  if config.num_experts:
+    places = config.num_experts * capacity(config, length)
+    for inner, width in ((d, config.num_experts), (length, d), (places, d)):  # router; to the experts and back
+      yield from _product(config, share, part, tokens if inner != length else share.rows * places, inner, width)
+    tokens = share.rows * places
   for _ in range(2 if config.gated_mlp else 1):
     yield from _product(config, share, part, tokens, d, f)
   yield from _product(config, share, part, tokens, f, d, is_last=config.norm_position == "pre")
   yield _activation(config, part, tokens * f)
-  yield from _residual(config, share, part, tokens)
+  yield from _residual(config, share, part, share.rows * length)
 
 
 def _product(
@@ -225,7 +232,9 @@ def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   positions = share.decoder_length or predicted_positions(model, share.encoder_length)
   tokens, vocab = share.rows * positions, -(-config.vocab_size // share.tensor)
   plain = dataclasses.replace(config, remat="none", use_bias=False)
-  yield from _product(plain, share, "output", tokens, config.embedding_width, vocab)
+  products = output_products(config) if share.decoder_length else [(config.embedding_width, config.vocab_size)]
+  for k, n in products:
+    yield from _product(plain, share, "output", tokens, k, -(-n // share.tensor))
   if not share.decoder_length:
     width = model.generator_config.embed_dim if isinstance(model, ELECTRA) else config.embed_dim
     yield from _product(config, share, "heads", tokens, width, config.embedding_width)
@@ -233,7 +242,8 @@ def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   # Logits are written; read for maximum, sum, accuracy and gradient. The gradient is written in the compute dtype, and
   # copied to a padded array for products on a GPU.
   gradient = config.dtype.itemsize * (3 if config.vocab_size % 8 else 1)
-  yield Operation("output", "memory", 0, tokens * vocab * (5 * size + gradient), kernels=6)
+  softmaxes = max(config.softmax_mixtures, 1)
+  yield Operation("output", "memory", 0, softmaxes * tokens * vocab * (5 * size + gradient), kernels=6)
 
 
 def optimizer_operations(

@@ -203,7 +203,7 @@ def candidates_table(found: Sequence[Forecast]) -> list[str]:
   """Returns a table with a line for each candidate."""
   rows = [("mesh", "batch", "microbatches", "remat", "step", "tokens/s", "MFU", "memory", "bound by")]
   for f in found:
-    axes = {"slices": f.axes.slices, "data": f.axes.data, "fsdp": f.axes.fsdp, "tensor": f.axes.tensor}
+    axes = {name: getattr(f.axes, name) for name in ("slices", "data", "fsdp", "expert", "tensor")}
     shown = " ".join(f"{name}={size}" for name, size in axes.items() if size > 1 or name == "data")
     rows.append(
       (

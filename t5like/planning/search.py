@@ -115,7 +115,7 @@ def options_text(each: Forecast, given: Work) -> str:
   """Returns the command line options by which a forecast differs from `given`."""
   axes = each.axes
   options = [f"--gin.MESH.{name}={getattr(axes, name)}" for name in ("data", "fsdp", "tensor")]
-  options += [f"--gin.MESH.slices={axes.slices}"] if axes.slices > 1 else []
+  options += [f"--gin.MESH.{name}={getattr(axes, name)}" for name in ("slices", "expert") if getattr(axes, name) > 1]
   options += [f"--gin.MESH.preset={axes.preset}"] if axes.preset else []
   remat = each.work.model.config.remat
   options += ["--gin.REMAT=\"'none'\"" if remat == "none" else f"--gin.REMAT={remat}"]  # unquoted none is gin's None

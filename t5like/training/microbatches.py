@@ -18,7 +18,7 @@ def check_microbatches(
   batch_size: int, microbatches: int, mesh: Mesh | AbstractMesh, option: str = "--gin.MICROBATCHES"
 ) -> None:
   """Raises UserError unless the rows of every microbatch divide evenly among the data shards."""
-  shards = mesh.shape["data"] * mesh.shape["fsdp"]
+  shards = parallel.row_shards(mesh.shape)
   if microbatches >= 1 and batch_size % (shards * microbatches) == 0:
     return
   rows = batch_size // shards

@@ -41,7 +41,7 @@ def build(*files, **macros):
   return configuration.build("train")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [name for name in RECIPES if not RECIPES[name].equal_flops])  # see test_narang.py
 def test_a_recipe_matches_the_paper(name):
   recipe = RECIPES[name]
   built = build(recipe.gin_file, **({} if recipe.objective else {"TASK": "squad"}))
@@ -107,6 +107,7 @@ def test_scales_change_sizes_and_steps_only(scale):
   assert (built.pretrain_steps, built.finetune_steps) == (base.steps, tuned.steps)
 
 
+@pytest.mark.sampled(48)
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_header_has_the_commands_the_hours_and_the_papers_scores(name):
   recipe = RECIPES[name]

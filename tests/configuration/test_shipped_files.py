@@ -23,7 +23,7 @@ BASES = {f for f in FILES if f.split("/")[-1] == f"{f.split('/')[-2]}.gin"} | {
   "runs/train.gin",
 }
 # Files to be added after a size file.
-OVERLAYS = [f for f in FILES if "/architectures/" in f]
+OVERLAYS = [f for f in FILES if "/architectures/" in f or "/modifications/" in f]
 MODELS = [f for f in FILES if f.startswith("models/") and f not in BASES and f not in OVERLAYS]
 OBJECTIVES = [f for f in FILES if f.startswith("objectives/")]
 OPTIMIZERS = [f for f in FILES if f.startswith("optimizers/")]

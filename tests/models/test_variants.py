@@ -58,9 +58,12 @@ def test_activations_by_their_formulas():
   tanh = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
   exact = np.array([0.5 * v * (1 + erf(v / 2**0.5)) for v in x])
   expected = {"relu": np.maximum(x, 0), "gelu": tanh, "gelu_erf": exact, "silu": x / (1 + np.exp(-x))}
+  elu = np.where(x > 0, x, 1.6732632 * (np.exp(x) - 1))
+  expected |= {"elu": np.where(x > 0, x, np.exp(x) - 1), "selu": 1.0507010 * elu, "linear": x}
+  expected |= {"softplus": np.log(1 + np.exp(x)), "sigmoid": 1 / (1 + np.exp(-x))}
   assert set(expected) == set(ACTIVATIONS)
   for name, values in expected.items():
-    np.testing.assert_allclose(ACTIVATIONS[name](x), values, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ACTIVATIONS[name](x), values, rtol=0, atol=2e-6)
   np.testing.assert_array_equal(jax.vmap(jax.grad(ACTIVATIONS["relu"]))(x), x > 0)
 
 

@@ -171,7 +171,9 @@ class Planner:
     overrides = self._corpus_overrides()
     if len(self.settings.corpus) == 1:  # no held-out text
       overrides += [("EVAL_SPLIT", '""'), ("EVAL_LOSS_PERIOD", "0")]
-    return self._job(recipe, seed, PRETRAIN, [], overrides, self.scale.pretrain_steps, ())
+    equal_flops = recipe in RECIPES and RECIPES[recipe].equal_flops
+    steps = self.experiment(recipe).steps if equal_flops else self.scale.pretrain_steps
+    return self._job(recipe, seed, PRETRAIN, [], overrides, steps, ())
 
   def _mixed(self, recipe: str, seed: int, sizes: Mapping[str, int]) -> TrainJob:
     """Returns the job of multi-task training, with the steps of pre-training and fine-tuning together."""

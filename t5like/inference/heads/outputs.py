@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from t5like import parallel
 from t5like.inference.generation import shard_batch
 from t5like.inference.memory import MemoryCheckedFunction
 from t5like.models.heads import WithHead
@@ -21,7 +22,7 @@ class HeadRunner:
 
   def __init__(self, model: WithHead, mesh: Mesh):
     self.model, self._mesh = model, mesh
-    self._shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    self._shards = parallel.row_shards(mesh.shape)
     self._run = MemoryCheckedFunction(self._traced, mesh, static_argnames=("output",))
 
   def __call__(
