@@ -157,6 +157,8 @@ def test_eight_devices_compute_what_one_does(t5, t5_lm, family):
   layers = shardings["decoder"]["layers" if family == "scanned" else "layers_0"]
   assert layers["mlp"]["wi"].shard_shape((2, 4, 16, 24)[-len(layers["mlp"]["wi"].spec) :])[-3:] == (1, 16, 12)
   with parallel.sharding_context(mesh):
+    axes = nn.logical_to_mesh_axes(("batch", "length")), nn.logical_to_mesh_axes(("expert", "expert_rows"))
+    assert tuple(map(tuple, axes)) == ((("data", "fsdp", "expert"), None), ("expert", ("data", "fsdp")))
     rows = {name: jax.device_put(x, parallel.batch_sharding(mesh)) for name, x in batch.items()}
     (loss, _), found = built.jit(gradients)(jax.device_put(built.params, shardings), rows)
   np.testing.assert_allclose(loss, expected, rtol=1e-5)

@@ -12,7 +12,7 @@ from t5like.errors import UserError
 from t5like.finetuning.methods.lora import LoRA
 from t5like.interop import huggingface
 from t5like.kernels.attention import Mask
-from t5like.models import T5, TransformerConfig
+from t5like.models import GPT, T5, TransformerConfig
 from t5like.models.attention import Attention, Context
 from t5like.models.blocks import MLP, Block
 from t5like.models.positions import sinusoids
@@ -144,6 +144,10 @@ def test_universal_layers_read_position_and_layer(t5_lm, tokens):
     x, _ = Block(built.config).apply(layer, x + signal, None, Context(mask=Mask(causal=True)))
   expected = x @ built.params["token_embedder"]["embedding"].T / 4
   np.testing.assert_allclose(built({"decoder_input_tokens": rows})["logits"], expected, rtol=0, atol=2e-5)
+  scanned = GPT(dataclasses.replace(built.config, scan_layers=True))
+  params = built.params | {"decoder": {"layers": jax.tree.map(lambda x: x[None], layer["params"])}}
+  logits = built.jit(lambda params: scanned.apply({"params": params}, {"decoder_input_tokens": rows})["logits"])(params)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=2e-5)
 
 
 def test_untied_inputs_read_their_own_tables(t5):
