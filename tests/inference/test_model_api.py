@@ -253,7 +253,7 @@ def test_a_mesh_changes_no_results_and_functions_keep_their_sharding_rules(model
     compiled = MemoryCheckedFunction(function, sharded.mesh)
   with parallel.use_preset("data_parallel"):
     compiled(np.ones((8, 2), np.float32))
-  assert seen == [parallel.PRESETS["sequence"]]
+  assert len(seen) == 1 and set(parallel.PRESETS["sequence"]) <= set(seen[0])  # and the rules of experts
 
 
 def test_hub_models_are_downloaded_or_fail_with_a_clear_error(folders, monkeypatch):
