@@ -11,7 +11,7 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
-from t5like.models.modifications.experts import auxiliary_counts, auxiliary_losses, layer_losses
+from t5like.models.modifications.experts import auxiliary_counts, layer_losses, outputs
 from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import prepend
 from t5like.models.stack import Stack, all_states
@@ -49,12 +49,8 @@ class GPT(Tunable):
     return "prefix_lm" if self.config.prefix_lm else "decoder"
 
   def __call__(self, batch: Batch, deterministic: bool = True) -> dict[str, jax.Array]:
-    """Returns {"logits": [batch, length, vocab]}."""
-    if deterministic or not self.config.num_experts:
-      return {"logits": self.project(self.hidden_states(batch, deterministic))}
-    losses = []
-    logits = self.project(self.hidden_states(batch, deterministic, routing=losses))
-    return {"logits": logits, "auxiliary": auxiliary_losses(self.config, batch, losses)}
+    """Returns {"logits": [batch, length, vocab]}; in training, the losses of experts, too."""
+    return outputs(self, batch, deterministic)
 
   def auxiliary_counts(self, batch: Batch) -> dict[str, jax.Array]:
     """Returns the divisors of the losses in outputs["auxiliary"]."""

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import json
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from head_batches import compare, head_batch
 from round_trips import round_trip
 from safetensors.numpy import load_file, save_file
-from zoo_weights import draw
+from zoo_goldens import all_cases, golden, parameters, take_results
 
 from t5like import parallel
 from t5like.decoding import DecodeSettings
@@ -27,52 +26,18 @@ from t5like.interop.peft_files import read_folder
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.models import GPT, TransformerConfig
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "decoders"
-
-
-@functools.cache
-def family(name: str) -> dict[str, dict]:
-  """Returns the arrays of each class by name."""
-  cases: dict[str, dict] = {}
-  with np.load(GOLDEN / f"{name}.npz") as arrays:
-    for path in arrays.files:
-      case, _, array = path.partition("/")
-      cases.setdefault(case, {})[array] = arrays[path]
-  return cases
-
-
-CASES = [(path.stem, case) for path in sorted(GOLDEN.glob("*.npz")) for case in family(path.stem)]
+CASES = all_cases("decoders")
 MODELS = [(name, case) for name, case in CASES if "CausalLM" in case]
 # Grouped heads and Llama 3's rotary positions; QK-norm and norms of branches; projected embeddings, post-norm and a
 # position offset; ALiBi and a fused tensor.
 DEFAULT = {"LlamaForCausalLM", "Olmo2ForCausalLM", "OPTForCausalLM-1", "BloomForCausalLM"}
 
 
-def golden(name: str, case: str, folder: Path) -> dict[str, np.ndarray]:
-  """Writes the folder of a model, as `save_pretrained` does; returns inputs and results."""
-  arrays = dict(family(name)[case])
-  described = json.loads(arrays.pop("description").tobytes())
-  folder.mkdir(exist_ok=True)
-  (folder / "config.json").write_text(json.dumps(described["config"]))
-  save_file(draw(described["tensors"], described["seed"]), folder / "model.safetensors")
-  return arrays | {"shapes": {n: tuple(shape) for n, shape in sorted(described["tensors"].items())}}
-
-
-def params_of(cases, *default: str):
-  return [pytest.param(n, c, id=c, marks=[] if c in default else [pytest.mark.slow]) for n, c in cases]
-
-
-def with_gradients(arrays: dict) -> tuple[np.ndarray, float, dict[str, np.ndarray]]:
-  logits, loss, joined, shapes = (arrays.pop(key) for key in ("logits", "loss", "gradients", "shapes"))
-  cuts = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
-  return logits, float(loss), {n: x.reshape(shapes[n]) for n, x in zip(shapes, np.split(joined, cuts), strict=True)}
-
-
-@pytest.mark.parametrize("name, case", params_of(CASES, *DEFAULT))
+@pytest.mark.parametrize("name, case", parameters(CASES, *DEFAULT))
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_logits_loss_and_gradients_equal_transformers(name, case, scan_layers, tmp_path):
   arrays = golden(name, case, tmp_path / "theirs")
-  logits, loss, gradients = with_gradients(arrays)
+  logits, loss, gradients = take_results(arrays)
   imported = huggingface.load(tmp_path / "theirs", scan_layers=scan_layers)
   if "CausalLM" not in case:
     return compare(imported, head_batch(imported.model, arrays), logits, loss, gradients, tmp_path)
@@ -97,7 +62,7 @@ def test_logits_loss_and_gradients_equal_transformers(name, case, scan_layers, t
     assert error <= 1e-4 * np.linalg.norm(expected) + 1e-6 * scale, tensor
 
 
-@pytest.mark.parametrize("name, case", params_of(MODELS, "Olmo2ForCausalLM", "BloomForCausalLM"))
+@pytest.mark.parametrize("name, case", parameters(MODELS, "Olmo2ForCausalLM", "BloomForCausalLM"))
 def test_greedy_outputs_equal_transformers(name, case, tmp_path):
   """Token by token, from prompts of different lengths; the cache has the heads of keys only."""
   arrays = golden(name, case, tmp_path)

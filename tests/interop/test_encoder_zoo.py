@@ -1,9 +1,7 @@
 """Hugging Face's encoders other than BERT, with every head: logits, loss and gradients by golden files, and bits."""
 
-import functools
 import json
 import shutil
-from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -11,8 +9,8 @@ import numpy as np
 import pytest
 from head_batches import compare, head_batch
 from round_trips import round_trip
-from safetensors.numpy import load_file, save_file
-from zoo_weights import draw
+from safetensors.numpy import load_file
+from zoo_goldens import all_cases, family, golden, parameters, take_results
 
 from t5like.errors import UserError
 from t5like.interop import huggingface
@@ -20,21 +18,7 @@ from t5like.interop.hf_fields import guess_model_type
 from t5like.models import ELECTRA, SpanBERT, TransformerConfig
 from t5like.models.heads import EmbeddingHead, attach_head
 
-GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "zoo"
-
-
-@functools.cache
-def family(name: str) -> dict[str, dict]:
-  """Returns the arrays of each class by name."""
-  cases: dict[str, dict] = {}
-  with np.load(GOLDEN / f"{name}.npz") as arrays:
-    for path in arrays.files:
-      case, _, array = path.partition("/")
-      cases.setdefault(case, {})[array] = arrays[path]
-  return cases
-
-
-CASES = [(path.stem, case) for path in sorted(GOLDEN.glob("*.npz")) for case in family(path.stem)]
+CASES = all_cases("zoo")
 # One class per kind of behavior runs by default: position offsets and padding that is scored; shared layers and
 # factorized embeddings; a score per token; disentangled attention of version 1, and of version 2 with its convolution.
 DEFAULT = {
@@ -46,29 +30,11 @@ DEFAULT = {
 }
 
 
-def golden(name: str, case: str, folder: Path) -> dict[str, np.ndarray]:
-  """Writes the folder of a model, as `save_pretrained` does; returns inputs and results."""
-  arrays = dict(family(name)[case])
-  described = json.loads(arrays.pop("description").tobytes())
-  folder.mkdir(exist_ok=True)
-  (folder / "config.json").write_text(json.dumps(described["config"]))
-  save_file(draw(described["tensors"], described["seed"]), folder / "model.safetensors")
-  return arrays | {"shapes": {n: tuple(shape) for n, shape in sorted(described["tensors"].items())}}
-
-
-def cases(*default: str):
-  return [
-    pytest.param(name, case, id=case, marks=[] if case in default else [pytest.mark.slow]) for name, case in CASES
-  ]
-
-
-@pytest.mark.parametrize("name, case", cases(*DEFAULT))
+@pytest.mark.parametrize("name, case", parameters(CASES, *DEFAULT))
 @pytest.mark.parametrize("scan_layers", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_logits_loss_and_gradients_equal_transformers(name, case, scan_layers, tmp_path):
   arrays = golden(name, case, tmp_path / "theirs")
-  logits, loss, joined, shapes = (arrays.pop(key) for key in ("logits", "loss", "gradients", "shapes"))
-  cuts = np.cumsum([int(np.prod(shape)) for shape in shapes.values()])[:-1]
-  gradients = {n: x.reshape(shapes[n]) for n, x in zip(shapes, np.split(joined, cuts), strict=True)}
+  logits, loss, gradients = take_results(arrays)
   imported = huggingface.load(tmp_path / "theirs", scan_layers=scan_layers)
   batch = head_batch(imported.model, arrays)
   # Our batches are padded with 0, whatever the model's padding is.

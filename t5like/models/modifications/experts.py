@@ -109,11 +109,17 @@ def layer_losses(layers: tuple | dict) -> jax.Array:
   return layers["routing"] if isinstance(layers, dict) else jnp.stack([layer["routing"] for layer in layers])
 
 
-def auxiliary_losses(config: TransformerConfig, batch: Mapping[str, jax.Array], losses: list[jax.Array]) -> dict:
-  """Returns the mean over all layers as losses that the model adds to that of its tokens."""
+def outputs(model: nn.Module, batch: Mapping[str, jax.Array], deterministic: bool) -> dict:
+  """Returns a model's {"logits"}, in training with the losses of its routers, means over all layers, as "auxiliary"."""
+  config = model.config
+  if deterministic or not config.num_experts:
+    return {"logits": model.project(model.hidden_states(batch, deterministic))}
+  losses: list[jax.Array] = []
+  logits = model.project(model.hidden_states(batch, deterministic, routing=losses))
   found, rows = jnp.mean(jnp.concatenate(losses), axis=0), _real_rows(batch)
   names = {"balance_loss": config.balance_loss, "router_z_loss": config.router_z_loss}
-  return {name: Auxiliary(found[:, n : n + 1], rows, weight) for n, (name, weight) in enumerate(names.items())}
+  auxiliary = {name: Auxiliary(found[:, n : n + 1], rows, weight) for n, (name, weight) in enumerate(names.items())}
+  return {"logits": logits, "auxiliary": auxiliary}
 
 
 def auxiliary_counts(config: TransformerConfig, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
