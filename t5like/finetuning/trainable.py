@@ -66,7 +66,7 @@ class FrozenBelow(Trainable):
   """Freezes the embeddings and the layers below number `layer` of every stack, from 0 at the bottom.
 
   layer       the lowest layer that trains; -2 counts from the top: the last two layers train. The number of layers
-              freezes all of them: what follows them trains, such as final norms and heads
+              freezes all of them: what follows them trains, such as final norms and heads. 0 freezes nothing
   embeddings  True trains the embeddings, too
   """
 
