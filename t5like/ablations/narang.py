@@ -6,7 +6,7 @@ SuperGLUE scores and final pre-training losses are from memory: no copy of the p
 
 # By file in gin/models/t5/modifications/: name, SuperGLUE, final loss.
 VANILLA = ("Vanilla Transformer", 71.66, 1.838)
-MODIFICATIONS: dict[str, tuple[str, float, float]] = {
+ROWS: dict[str, tuple[str, float, float]] = {
   "units/gelu": ("GeLU", 75.79, 1.838),
   "units/swish": ("Swish", 73.77, 1.847),
   "units/elu": ("ELU", 67.83, 1.932),

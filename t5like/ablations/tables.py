@@ -165,7 +165,7 @@ def _recipes() -> Iterable[Recipe]:
     yield dataclasses.replace(_BASELINE, variation=variation)  # another FINETUNE_TRAINABLE
   for objective in _BART:
     yield Recipe(_ENCODER_DECODER, objective)
-  for variation in ("", *narang.MODIFICATIONS):
+  for variation in ("", *narang.ROWS):
     yield dataclasses.replace(_VANILLA, variation=variation)
 
 
@@ -296,7 +296,7 @@ TABLES: dict[int | str, Table] = {
         TableRow(narang.VANILLA[0], _VANILLA.name, {"superglue": narang.VANILLA[1]}),
         *(
           TableRow(name, f"{_VANILLA.name}/{variation}", {"superglue": score})
-          for variation, (name, score, _) in narang.MODIFICATIONS.items()
+          for variation, (name, score, _) in narang.ROWS.items()
         ),
       ),
       ("superglue",),

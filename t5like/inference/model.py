@@ -163,8 +163,8 @@ class Model(HeadMethods, InsideMethods):
     Returns: an Output per text; with `samples` or `n_best`, a list of Outputs per text.
     """
     given = dict(settings)
-    is_greedy = beams in (None, 1) and (beams is None or "beams" not in self.decoding)
-    given |= {} if is_greedy else {"beams": beams}
+    is_default = beams is None or (beams == 1 and "beams" not in self.decoding)
+    given |= {} if is_default else {"beams": beams}
     given |= {"method": "sample", "n_best": samples} if samples is not None else {}
     given |= {"max_length": max_length} if max_length is not None else {}
     length = min(_LENGTH, max((self.positions or 2 * _LENGTH) // 2, 1))
@@ -267,8 +267,8 @@ class Model(HeadMethods, InsideMethods):
     target = new_folder(folder)
     params = self.source.read(self.chosen_step, self.average, None)
     module, params = merged(with_threshold(self.module, self.folder, self.step()), params)
-    type_and_settings = (self.source.model_type, self.decoding)
-    save_hugging_face(target, module, params, self.vocabulary, self.experiment, *type_and_settings)
+    kind, decoding = self.source.model_type, self.decoding
+    save_hugging_face(target, module, params, self.vocabulary, self.experiment, kind, decoding)
     return target
 
   @cached_property

@@ -91,7 +91,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "max_position_embeddings": config.max_positions,
     "scale_embedding": config.scale_embeddings,
     "dropout": dropout,
-    "attention_dropout": dropout if config.attention_dropout_rate is None else config.attention_dropout_rate,
+    "attention_dropout": config.attention_dropout,
     "activation_dropout": dropout if config.mlp_dropout_rate is None else config.mlp_dropout_rate,
     "init_std": config.initializer_stddev,
     "is_encoder_decoder": True,

@@ -61,7 +61,6 @@ def config_to_hf(config: TransformerConfig) -> dict:
     require_fields(config, "GPT-1", scale_attention=True, mlp_dim=4 * config.embed_dim)
     if config.activation == "gelu_erf":  # the name "gelu" denotes the tanh form there
       require_fields(config, "GPT-1", activation="gelu")
-  attention_dropout = config.attention_dropout_rate
   activation = to_hf_activation(config.activation)
   common = {
     "vocab_size": config.vocab_size,
@@ -72,7 +71,7 @@ def config_to_hf(config: TransformerConfig) -> dict:
     "layer_norm_epsilon": config.norm_epsilon,
     "resid_pdrop": config.dropout_rate,
     "embd_pdrop": config.dropout_rate,
-    "attn_pdrop": config.dropout_rate if attention_dropout is None else attention_dropout,
+    "attn_pdrop": config.attention_dropout,
     "initializer_range": config.initializer_stddev,
     "tie_word_embeddings": config.tie_embeddings,
   }

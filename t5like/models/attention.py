@@ -235,7 +235,7 @@ class Attention(nn.Module):
   ) -> tuple[jax.Array, KeysValues | jax.Array | None]:
     """Returns the result, and the keys and values, or the weights [batch, heads, query, key], if requested."""
     config = self.config
-    rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+    rate = config.attention_dropout
     drop = rate > 0.0 and not context.deterministic
     y = attention(
       query,
@@ -271,7 +271,7 @@ def describe_backend(
   platform: str | None = None, deterministic: bool = True,
 ) -> str:  # fmt: skip
   """Returns the attention back ends of a train step with reasons, one line per kind of attention."""
-  rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+  rate = config.attention_dropout
   biased = config.positions in ("relative_bias", "alibi")
   kinds = {
     "encoder": (encoder_length, encoder_length, biased),

@@ -94,14 +94,14 @@ class TransformerConfig:
   relative_buckets: int = 32
   relative_max_distance: int = 128
   share_relative_bias: bool = True  # one table for all layers of a stack; False: one per layer (T5X's scalable models)
-  max_positions: int | None = None  # learned positions that a row can use; others: what a model was trained with
+  max_positions: int | None = None  # learned positions that a row can use; else the length that it was trained with
   position_offset: int = 0  # RoBERTa: position 0 reads this row of the learned table, and padding the row before it
   positions_per_stack: bool = False  # BART: the decoder has its own learned positions and norm of its embeddings
   rotary_base: float = 10_000.0
   rotary_scaling: str = "default"  # of frequencies, for longer rows: "linear" divides all, "llama3" the low ones
   rotary_factor: float = 1.0  # divides them
-  rotary_low_factor: float = 1.0  # "llama3": divided are wavelengths above rotary_original_length / this, ...
-  rotary_high_factor: float = 4.0  # ... none below rotary_original_length / this, and in between a part
+  rotary_low_factor: float = 1.0  # "llama3": frequencies with wavelengths above rotary_original_length / this, ...
+  rotary_high_factor: float = 4.0  # ... not those with wavelengths below rotary_original_length / this, others partly
   rotary_original_length: int = 8192  # the rows of the first pre-training
   # DeBERTa ("disentangled"): a table of 2 relative_buckets rows; see kernels/attention/disentangled.py.
   convolution_width: int = 0  # of a convolution over the embeddings, added after layer 0 (version 2 xlarge: 3); 0: none
@@ -109,11 +109,9 @@ class TransformerConfig:
   share_position_projections: bool = False  # project it with the layer's query and key (versions 2 and 3)
 
   # Embeddings and heads.
-  embedding_dim: int | None = (
-    None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim, no projection
-  )
-  # "sum": of all tables is projected (ALBERT); "tokens": only that of tokens, without bias, and the last states are
-  # projected back before the output (OPT-350m).
+  embedding_dim: int | None = None  # ALBERT: width of the tables, projected to embed_dim; None: embed_dim
+  # "sum": the sum of all tables is projected (ALBERT); "tokens": only the table of tokens is, without bias, and the
+  # last states are projected back before the output (OPT-350m).
   embedding_projection: str = "sum"
   padding_id: int = 0  # marks padding in a batch with neither segment ids nor lengths; RoBERTa: 1, since <s> is 0
   start_id: int | None = None  # the decoder's first input; None: the vocabulary's padding if it is 0, else its end
@@ -296,6 +294,11 @@ class TransformerConfig:
     for field in fields:
       if getattr(self, field) < 1:
         raise _invalid(field, getattr(self, field), f"at least 1: {model} has no other layers")
+
+  @property
+  def attention_dropout(self) -> float:
+    """The dropout rate of attention weights."""
+    return self.dropout_rate if self.attention_dropout_rate is None else self.attention_dropout_rate
 
   @property
   def kv_heads(self) -> int:

@@ -11,10 +11,10 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsDense, check_length, with_prompt_positions
-from t5like.models.modifications.experts import auxiliary_counts, layer_losses, outputs
+from t5like.models.modifications.experts import auxiliary_counts, outputs
 from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import prepend
-from t5like.models.stack import Stack, all_states
+from t5like.models.stack import Stack, all_states, of_layers
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
@@ -77,7 +77,7 @@ class GPT(Tunable):
     x = self.token_embedder(batch["decoder_input_tokens"], positions, deterministic=deterministic, prompt=True)
     hidden, layers = self.decoder(x, context)
     if routing is not None:
-      routing.append(layer_losses(layers))
+      routing.append(of_layers(layers, "routing"))
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden[..., prompt:, :]
 

@@ -109,7 +109,7 @@ class Stack(nn.Module):
     if shows:
       self.sow(INSIDE, "states", all_states(embedded, x, cache))
       for kind in ("self", "cross") if context.encoded is not None else ("self",):
-        self.sow(INSIDE, kind, jnp.stack(_of_layers(cache, kind)))
+        self.sow(INSIDE, kind, of_layers(cache, kind))
     return x, cache
 
   def _layers(
@@ -289,12 +289,12 @@ def all_states(embedded: jax.Array, x: jax.Array, layers: tuple | dict) -> jax.A
 
   `layers` is the second result of a stack with `Context.return_states`.
   """
-  return jnp.stack([embedded, *_of_layers(layers, "states")[:-1], x])
+  return jnp.concatenate([embedded[None], of_layers(layers, "states")[:-1], x[None]])
 
 
-def _of_layers(layers: tuple | dict, name: str) -> list[jax.Array]:
-  """Returns an output of every layer, stacked or not."""
-  return list(layers[name]) if isinstance(layers, dict) else [layer[name] for layer in layers]
+def of_layers(layers: tuple | dict, name: str) -> jax.Array:
+  """Returns [layers, ...]: an output of every layer, from the second result of a stack."""
+  return layers[name] if isinstance(layers, dict) else jnp.stack([layer[name] for layer in layers])
 
 
 def _scanned(layer: Callable, num_layers: int, in_axes: tuple = (0, nn.broadcast), unroll: bool = False) -> Callable:

@@ -10,10 +10,10 @@ from t5like.models.attention import Context
 from t5like.models.cache import Cache, DecodingStep, last_tokens, start_cache
 from t5like.models.config import TransformerConfig
 from t5like.models.embedder import Embedder, LogitsBias, LogitsDense, check_length, with_prompt_positions
-from t5like.models.modifications.experts import auxiliary_counts, layer_losses, outputs
+from t5like.models.modifications.experts import auxiliary_counts, outputs
 from t5like.models.modifications.outputs import AdaptiveSoftmax, MixtureOfSoftmaxes
 from t5like.models.padding import encoder_valid, prepend
-from t5like.models.stack import Stack, all_states
+from t5like.models.stack import Stack, all_states, of_layers
 from t5like.models.tuning import Tunable
 
 Batch = Mapping[str, jax.Array]
@@ -81,7 +81,7 @@ class T5(Tunable):
     x = self._decoder_embedder(tokens, positions, deterministic=deterministic, decoder=True)
     hidden, layers = self._decoder(x, context)
     if routing is not None:
-      routing.append(layer_losses(layers))
+      routing.append(of_layers(layers, "routing"))
     return all_states(x, hidden, layers) if all_layers else hidden
 
   def encode(
@@ -102,7 +102,7 @@ class T5(Tunable):
     )  # fmt: skip
     hidden, layers = self._encoder(x, context)
     if routing is not None:
-      routing.append(layer_losses(layers))
+      routing.append(of_layers(layers, "routing"))
     hidden = all_states(x, hidden, layers) if all_layers else hidden
     return hidden if with_prompt else hidden[..., prompt:, :]
 

@@ -150,7 +150,7 @@ def _score_gradients(config: TransformerConfig, platform: str | None, encoder: i
 
 def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: str | None) -> bool:
   """Returns whether a train step's attention materializes its scores."""
-  rate = config.dropout_rate if config.attention_dropout_rate is None else config.attention_dropout_rate
+  rate = config.attention_dropout
   case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
   case = dataclasses.replace(case, disentangled=config.positions == "disentangled")
   with compile_for(platform) if platform else contextlib.nullcontext():

@@ -56,22 +56,22 @@ def train_together(
   Returns for each experiment its result, the error that ended it, or None if a signal came before it started.
   """
   results: dict[int, TrainingResult | BaseException] = {}
-  alone = lambda n: _result(  # noqa: E731
-    lambda: train(experiments[n], signals=signals, goodput=Goodput(True, device_share), end_process=end_process)
-  )
-  for group in _groups(experiments, results) if len(experiments) > 1 else [[0]] * len(experiments):
-    interrupted = any(getattr(result, "signal", None) is not None for result in results.values())
-    if interrupted:
+
+  def train_alone(n: int) -> TrainingResult:
+    return train(experiments[n], signals=signals, goodput=Goodput(True, device_share), end_process=end_process)
+
+  groups = _groups(experiments, results) if len(experiments) > 1 else [[n] for n in range(len(experiments))]
+  for group in groups:
+    if any(getattr(result, "signal", None) is not None for result in results.values()):
       break
     if len(group) > 1:
       goodput = Goodput(True, device_share / len(group))
-      found = _result(lambda group=group, goodput=goodput: _train(
-        [experiments[n] for n in group], goodput, signals, end_process))  # fmt: skip
+      found = _result(partial(_train, [experiments[n] for n in group], goodput, signals, end_process))
       if isinstance(found, list):
         results |= dict(zip(group, found, strict=True))
         continue
       say(f"training {len(group)} runs together failed, so they are trained alone: {type(found).__name__}: {found}")
-    results |= {n: alone(n) for n in group}
+    results |= {n: _result(partial(train_alone, n)) for n in group}
   return [results.get(n) for n in range(len(experiments))]
 
 

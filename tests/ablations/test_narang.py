@@ -68,13 +68,13 @@ def test_every_row_differs_from_the_vanilla_model_and_takes_its_flops():
   assert vanilla.steps == vanilla.eval_loss_period == 1000 and vanilla.model.config.norm == "layer"
   lengths = vanilla.objective.lengths(64)
   budget, seen = 1000 * phase_flops(vanilla.model, 8, lengths), [vanilla.model]
-  for variation in narang.MODIFICATIONS:
+  for variation in narang.ROWS:
     built = build(variation, scale, PRETRAIN_STEPS="1000")
     assert built.model not in seen
     seen.append(built.model)
     each = phase_flops(built.model, 8, lengths)
     assert abs(built.steps * each - budget) <= each, variation
-  assert [row.recipe for row in TABLES["narang"].rows] == [VANILLA, *(f"{VANILLA}/{v}" for v in narang.MODIFICATIONS)]
+  assert [row.recipe for row in TABLES["narang"].rows] == [VANILLA, *(f"{VANILLA}/{v}" for v in narang.ROWS)]
 
 
 def test_fine_tuning_takes_the_steps_of_the_scale():

@@ -62,7 +62,7 @@ class CheckedConclusion:
 
   @property
   def open_pairs(self) -> list[PairEvidence]:
-    """The comparisons that no more seeds have decided yet; the one that needs the fewest first."""
+    """The comparisons without a clear difference, the one that needs the fewest seeds first."""
     return sorted((pair for pair in self.evidence if not pair.clear), key=lambda pair: pair.seeds)
 
   @property

@@ -71,7 +71,6 @@ def config_to_hf(config: TransformerConfig, model_type: str = "bloom") -> dict:
     embedding_norm=True, embedding_dim=None, num_kv_heads=None, qk_norm=False, attention_window=None, prefix_lm=False,
     mlp_dim=4 * config.embed_dim, head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
-  attention_dropout = config.attention_dropout_rate
   return {
     "architectures": ["BloomForCausalLM"],
     "model_type": model_type,
@@ -81,7 +80,7 @@ def config_to_hf(config: TransformerConfig, model_type: str = "bloom") -> dict:
     "n_head": config.num_heads,
     "layer_norm_epsilon": config.norm_epsilon,
     "hidden_dropout": config.dropout_rate,
-    "attention_dropout": config.dropout_rate if attention_dropout is None else attention_dropout,
+    "attention_dropout": config.attention_dropout,
     "initializer_range": config.initializer_stddev,
     "tie_word_embeddings": config.tie_embeddings,
   }

@@ -90,7 +90,6 @@ def config_to_hf(config: TransformerConfig, model_type: str = "opt") -> dict:
   )  # fmt: skip
   if config.embedding_dim is not None:
     require_fields(config, "OPT", tie_embeddings=True)
-  attention_dropout = config.attention_dropout_rate
   return {
     "architectures": ["OPTForCausalLM"],
     "model_type": model_type,
@@ -105,7 +104,7 @@ def config_to_hf(config: TransformerConfig, model_type: str = "opt") -> dict:
     "do_layer_norm_before": config.norm_position == "pre",
     "enable_bias": config.use_bias,
     "dropout": config.dropout_rate,
-    "attention_dropout": config.dropout_rate if attention_dropout is None else attention_dropout,
+    "attention_dropout": config.attention_dropout,
     "init_std": config.initializer_stddev,
     "pad_token_id": 1,  # of its vocabulary; a vocabulary that is exported, too, has its own
     "tie_word_embeddings": config.tie_embeddings,

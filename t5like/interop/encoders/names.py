@@ -120,7 +120,6 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
     head_dim=config.embed_dim // config.num_heads,
   )  # fmt: skip
   require_fields(config, family, **expected | needed)
-  attention_dropout = config.attention_dropout_rate
   return {
     "vocab_size": config.vocab_size,
     "hidden_size": config.embed_dim,
@@ -133,7 +132,7 @@ def encoder_fields(config: TransformerConfig, family: str, **needed: object) -> 
     "position_embedding_type": "absolute",
     "type_vocab_size": max(config.num_token_types, 1),  # Hugging Face always adds one
     "hidden_dropout_prob": config.dropout_rate,
-    "attention_probs_dropout_prob": config.dropout_rate if attention_dropout is None else attention_dropout,
+    "attention_probs_dropout_prob": config.attention_dropout,
     "initializer_range": config.initializer_stddev,
     "pad_token_id": config.padding_id,
   }

@@ -104,11 +104,6 @@ def _losses(logits: jax.Array, valid: jax.Array | None) -> jax.Array:
   return jnp.stack([balance, z], axis=-1)
 
 
-def layer_losses(layers: tuple | dict) -> jax.Array:
-  """Returns [layers, batch, 2] of the second result of a stack with `Context.return_routing`."""
-  return layers["routing"] if isinstance(layers, dict) else jnp.stack([layer["routing"] for layer in layers])
-
-
 def outputs(model: nn.Module, batch: Mapping[str, jax.Array], deterministic: bool) -> dict:
   """Returns a model's {"logits"}, in training with the losses of its routers, means over all layers, as "auxiliary"."""
   config = model.config
