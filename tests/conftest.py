@@ -21,6 +21,7 @@ os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"
 
 import atexit
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -203,6 +204,13 @@ def pytest_sessionstart():
     for path in Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).glob("*-cache"):
       if path.stat().st_mtime < time.time() - 30 * 86400:
         path.unlink(missing_ok=True)
+
+
+def pytest_collection_finish():
+  """Makes the garbage collector ignore all modules and tests: visiting their objects took a tenth of the time."""
+  gc.collect()
+  gc.freeze()
+  gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

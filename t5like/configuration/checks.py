@@ -1,8 +1,9 @@
 """Checks a configuration before anything is built."""
 
 import collections
+import functools
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import gin
@@ -28,13 +29,25 @@ def names_by_target() -> dict[Any, str]:
   return {target: name for name, target in registered().items() if isinstance(target, Hashable)}
 
 
+def _signatures(known: Mapping[str, object]) -> Callable[[str], Mapping[str, inspect.Parameter] | None]:
+  """Returns a function that finds the parameters of a configurable, or None; it inspects each only once."""
+
+  @functools.cache
+  def parameters(name: str) -> Mapping[str, inspect.Parameter] | None:
+    target = known.get(name)
+    return None if target is None else inspect.signature(target).parameters
+
+  return parameters
+
+
 def check_names(bindings: Sequence[Binding]) -> None:
   """Checks that every `name.parameter` and every `@name` exists."""
   known = registered()
+  parameters_of = _signatures(known)
   for binding in bindings:
     if not binding.is_macro:
       _check_configurable(binding.selector, binding.where, known, binding.parameter)
-      _check_parameter(binding, known)
+      _check_parameter(binding, parameters_of(binding.selector))
     for reference in binding.references():
       if isinstance(reference, ConfigurableReference):
         _check_configurable(reference.name, binding.where, known)
@@ -75,12 +88,8 @@ def _check_configurable(name: str, where: str, known: dict[str, object], paramet
   )
 
 
-def _check_parameter(binding: Binding, known: dict[str, object]) -> None:
-  target = known.get(binding.selector)
-  if target is None:
-    return
-  parameters = inspect.signature(target).parameters
-  if binding.parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+def _check_parameter(binding: Binding, parameters: Mapping[str, inspect.Parameter] | None) -> None:
+  if parameters is None or binding.parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
     return
   raise explain_name(f"{binding.selector}.{binding.parameter}", binding.where) or UserError(
     f"{binding.selector!r} has no parameter {binding.parameter!r}",
@@ -97,7 +106,7 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
   their parameters may have different defaults.
   """
   bindings = [s for s in statements if isinstance(s, Binding)]
-  known, settings = registered(), {b.macro_name for b in bindings if b.is_macro}
+  parameters_of, settings = _signatures(registered()), {b.macro_name for b in bindings if b.is_macro}
   users = collections.defaultdict(set)  # a file may be included twice
   for b in bindings:
     for reference in b.references():
@@ -106,10 +115,10 @@ def drop_unset_macros(statements: Sequence[Statement]) -> list[Statement]:
   def is_unset(binding: Statement) -> bool:
     if not isinstance(binding, Binding) or binding.is_macro or not isinstance(binding.value, MacroReference):
       return False
-    name, target = binding.value.name, known.get(binding.selector)
-    if name == REQUIRED or name in settings or len(users[name]) > 1 or target is None:
+    name, parameters = binding.value.name, parameters_of(binding.selector)
+    if name == REQUIRED or name in settings or len(users[name]) > 1 or parameters is None:
       return False
-    parameter = inspect.signature(target).parameters.get(binding.parameter)
+    parameter = parameters.get(binding.parameter)
     return parameter is not None and parameter.default is not parameter.empty
 
   return [statement for statement in statements if not is_unset(statement)]

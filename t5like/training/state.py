@@ -35,8 +35,10 @@ class StateSpec:
 
 
 def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int) -> TrainState:
-  variables = nn.meta.unbox(model.init(jax.random.key(seed), batch))
-  params = variables["params"]
+  return _started(nn.meta.unbox(model.init(jax.random.key(seed), batch))["params"], optimizer, seed)
+
+
+def _started(params: Any, optimizer: Optimizer, seed: int) -> TrainState:
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
@@ -48,7 +50,7 @@ def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int)
 def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -> StateSpec:
   """Returns shapes and shardings of the state without allocating memory. `batch` may hold arrays or shapes."""
   boxed = jax.eval_shape(model.init, jax.random.key(0), batch)["params"]
-  shapes = jax.eval_shape(lambda b: initial_state(model, optimizer, b, 0), batch)
+  shapes = jax.eval_shape(lambda params: _started(params, optimizer, 0), nn.meta.unbox(boxed))
   params = parallel.parameter_shardings(boxed, mesh)
   shardings = TrainState(
     step=parallel.replicated(mesh),
