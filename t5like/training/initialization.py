@@ -8,6 +8,7 @@ those of the single program and do not depend on the mesh.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,16 +32,17 @@ def initialize(function: Callable[[], Any], shardings: Any) -> Any:
   constants = _constants(closed)
   targets = jax.tree.leaves(shardings)
   results: list[Any] = [None] * len(targets)
-  programs: dict[Any, Callable] = {}
   for leaves in _pieces(closed.jaxpr.outvars, producers):
     piece = _Piece([closed.jaxpr.outvars[i] for i in leaves], producers, constants)
-    out_shardings = tuple(targets[i] for i in leaves)
-    identity = (piece.identity, out_shardings)
-    if identity not in programs:
-      programs[identity] = jax.jit(piece.run, out_shardings=out_shardings)
-    for i, value in zip(leaves, programs[identity](piece.keys), strict=True):
+    program = _program(piece, tuple(targets[i] for i in leaves))
+    for i, value in zip(leaves, program(*piece.keys), strict=True):
       results[i] = value
   return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+
+@functools.lru_cache(maxsize=256)  # the next run of a sweep or a suite initializes the same shapes
+def _program(piece: _Piece, out_shardings: tuple) -> Callable:
+  return jax.jit(jex.jaxpr_as_fun(piece.traced), out_shardings=list(out_shardings))
 
 
 class _Piece:
@@ -48,24 +50,29 @@ class _Piece:
 
   def __init__(self, outputs: Sequence[Any], producers: dict, constants: dict):
     equations = _dependencies(outputs, producers)
-    self._outputs, self._constants = outputs, constants
-    self._equations = [eqn for eqn in equations if not _makes_keys(eqn)]
-    computed = {var for eqn in self._equations for var in eqn.outvars}
-    used = [var for eqn in self._equations for var in eqn.invars] + list(outputs)
-    self._cuts = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in computed]
-    self._cuts = [var for var in self._cuts if var not in constants]
-    keys = _evaluate([eqn for eqn in equations if _makes_keys(eqn)], constants, self._cuts)
-    self._key_impls = [jax.random.key_impl(key) for key in keys]
+    drawing = [eqn for eqn in equations if not _makes_keys(eqn)]
+    computed = {var for eqn in drawing for var in eqn.outvars}
+    used = [var for eqn in drawing for var in eqn.invars] + list(outputs)
+    cuts = [var for var in dict.fromkeys(v for v in used if isinstance(v, jex.Var)) if var not in computed]
+    cuts = [var for var in cuts if var not in constants]
+    keys = _evaluate([eqn for eqn in equations if _makes_keys(eqn)], constants, cuts)
+    impls = [jax.random.key_impl(key) for key in keys]
     # Host arrays: with several hosts they are then the same on all devices.
     self.keys = [np.asarray(jax.random.key_data(key)) for key in keys]
-    traced = jax.make_jaxpr(self.run)(self.keys)
-    values = [(np.shape(const), np.asarray(const).tobytes()) for const in traced.consts]
-    self.identity = (str(traced.jaxpr), hashlib.sha256(repr(values).encode()).digest())
 
-  def run(self, keys: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    wrapped = [jax.random.wrap_key_data(key, impl=impl) for key, impl in zip(keys, self._key_impls, strict=True)]
-    given = self._constants | dict(zip(self._cuts, wrapped, strict=True))
-    return tuple(_evaluate(self._equations, given, self._outputs))
+    def run(*keys: jax.Array) -> list[jax.Array]:
+      wrapped = [jax.random.wrap_key_data(key, impl=impl) for key, impl in zip(keys, impls, strict=True)]
+      return _evaluate(drawing, constants | dict(zip(cuts, wrapped, strict=True)), outputs)
+
+    self.traced = jax.make_jaxpr(run)(*self.keys)
+    values = [(np.shape(const), np.asarray(const).tobytes()) for const in self.traced.consts]
+    self._identity = (str(self.traced.jaxpr), hashlib.sha256(repr(values).encode()).digest())
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, _Piece) and self._identity == other._identity
+
+  def __hash__(self) -> int:
+    return hash(self._identity)
 
 
 def _pieces(outputs: Sequence[Any], producers: dict) -> list[list[int]]:
