@@ -42,7 +42,10 @@ def initialize(function: Callable[[], Any], shardings: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)  # the next run of a sweep or a suite initializes the same shapes
 def _program(piece: _Piece, out_shardings: tuple) -> Callable:
-  return jax.jit(jex.jaxpr_as_fun(piece.traced), out_shardings=list(out_shardings))
+  def initialize_piece(*keys: jax.Array) -> tuple[jax.Array, ...]:
+    return tuple(jex.jaxpr_as_fun(piece.traced)(*keys))
+
+  return jax.jit(initialize_piece, out_shardings=out_shardings)
 
 
 class _Piece:

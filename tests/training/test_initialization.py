@@ -9,7 +9,7 @@ import pytest
 from t5like import parallel
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
-from t5like.training import optimizers
+from t5like.training import initialization, optimizers
 from t5like.training.state import create_state, initial_state, state_spec
 
 CONFIG = TransformerConfig(
@@ -49,7 +49,7 @@ def _check_sharding(array, expected, sharding):
 
 
 def test_identical_layers_share_programs_but_not_values(caplog):
-  """A model of 3 layers compiles no more programs than one of 1 layer."""
+  """A model of 3 layers compiles no more programs than one of 1 layer, and its second run none."""
   optimizer = optimizers.adamw(0.01)
 
   def programs(layers):
@@ -57,11 +57,16 @@ def test_identical_layers_share_programs_but_not_values(caplog):
     caplog.clear()
     with jax.log_compiles():
       state, _ = created(T5(config), optimizer, parallel.MeshAxes())
-    return sum("Finished XLA compilation of jit(run)" in line for line in caplog.messages), state.params
+    return sum("compilation of jit(initialize_piece)" in line for line in caplog.messages), state.params
 
+  initialization._program.cache_clear()
   few, _ = programs(1)
+  initialization._program.cache_clear()
   count, params = programs(3)
   assert 0 < count <= few
+  again, same = programs(3)
+  assert again == 0
+  jax.tree.map(np.testing.assert_array_equal, same, params)
   kernels = [params["encoder"][f"layers_{i}"]["mlp"]["wi"]["kernel"] for i in range(3)]
   assert not np.array_equal(kernels[0], kernels[1]) and not np.array_equal(kernels[1], kernels[2])
   assert np.std(kernels) == pytest.approx(16**-0.5, rel=0.05)  # fan in: 16
