@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
@@ -60,12 +61,12 @@ def test_a_gpt_trains_on_causal_lm(t5like, tmp_path, token_caches):
 
 def test_phases_change_length_and_batch_and_resume_exactly(t5like, pretrain, tmp_path):
   phases = "--gin.PHASES=[{'steps': 2, 'lengths': {'inputs': 16}}, {'steps': 2, 'batch_size': 16}]"
-  out = t5like(
-    *pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/uninterrupted", "--gin.TRAIN_STEPS=6", "--gin.LOG_PERIOD=1"
-  ).stdout
+  run = [*pretrain, phases, "--gin.TRAIN_STEPS=6", "--gin.LOG_PERIOD=1", "--gin.CHECKPOINT_PERIOD=3"]
+  out = t5like(*run, f"--gin.MODEL_DIR={tmp_path}/uninterrupted").stdout
   assert "8 rows x (16 inputs" in out and "16 rows x (32 inputs" in out
-  for steps in (3, 6):  # stopped in the second phase
-    t5like(*pretrain, phases, f"--gin.MODEL_DIR={tmp_path}/resumed", f"--gin.TRAIN_STEPS={steps}", "--gin.LOG_PERIOD=1")
+  shutil.copytree(tmp_path / "uninterrupted", tmp_path / "resumed")
+  shutil.rmtree(tmp_path / "resumed/checkpoints/6")  # as if it had ended in the second phase
+  assert "its own checkpoint of step 3" in t5like(*run, f"--gin.MODEL_DIR={tmp_path}/resumed").stdout
   losses = [[row["loss"] for row in metrics(tmp_path / name)] for name in ("uninterrupted", "resumed")]
   assert losses[0] == losses[1] and len(losses[0]) == 6
   err = t5like(*pretrain, "--gin.PHASES=[{'stepz': 2}]", f"--gin.MODEL_DIR={tmp_path}/x", status=2).stderr

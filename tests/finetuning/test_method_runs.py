@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -62,12 +63,14 @@ def same(one, two):
 
 def test_a_lora_run_saves_and_resumes_what_it_trains(base, tuned, capsys):
   method = LoRA(rank=2, dropout=0.1)
-  whole = t5like.train(tuned(method, "whole"))
+  whole = t5like.train(tuned(method, "whole", checkpoint_period=2))
   card = capsys.readouterr().out
   assert "LoRA of rank 2 on 4 matrices: 128 of" in card and "decoder/layers_*/attention/query/lora_a  2 x 16" in card
-  for steps in (2, 4):
-    t5like.train(tuned(method, steps=steps))
   folder = Path(tuned(method).model_dir)
+  shutil.copytree(whole.model_dir, folder)
+  shutil.rmtree(folder / "checkpoints/4")  # as if it had ended after step 2
+  t5like.train(tuned(method))
+  assert "its own checkpoint of step 2" in capsys.readouterr().out
   assert same(load_parameters(whole.model_dir), load_parameters(folder))
   stored = stored_arrays(folder / "checkpoints/4/params")
   assert sum(leaf.size for leaf in stored.values()) == 128 and all("lora" in path for path in stored)
