@@ -66,6 +66,7 @@ def test_every_public_name_has_a_docstring():
     t5like.trian  # noqa: B018
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_readmes_python_runs_as_printed(tmp_path, monkeypatch, capsys, token_caches):
   """Runs in a temporary home with the token caches of the embedded tasks."""
   monkeypatch.setenv("HOME", str(tmp_path))

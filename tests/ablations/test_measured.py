@@ -1,5 +1,6 @@
 """The measured results in the package agree with the tables in the READMEs and with the scale."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -57,12 +58,17 @@ def test_the_readme_has_an_excerpt(measured):
 def test_the_scale_has_not_changed(measured):
   """Other steps or sizes would need new results."""
   register_configurables()
-  for result in measured.results:
+
+  @functools.cache  # for both seeds
+  def configured(recipe):
     configuration.load(
-      [RECIPES[result.recipe].gin_file, "ablations/scales/mini.gin"],
+      [RECIPES[recipe].gin_file, "ablations/scales/mini.gin"],
       [("MODEL_DIR", "unused"), *map(tuple, measured.sweep["gin"])],
     )
-    scale, experiment = configuration.build("scale"), configuration.build("train")
+    return configuration.build("scale"), configuration.build("train")
+
+  for result in measured.results:
+    scale, experiment = configured(result.recipe)
     assert result.curve[-1][0] == scale.pretrain_steps
     assert {metrics["best_step"] % scale.finetune_eval_period for metrics in result.tasks.values()} == {0}
     assert max(metrics["best_step"] for metrics in result.tasks.values()) <= scale.finetune_steps

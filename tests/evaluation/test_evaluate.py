@@ -16,6 +16,8 @@ from t5like.inference import load
 from t5like.objectives import CATALOGUE, Lengths
 from t5like.training.records.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 SMALL = ["--gin.TRAIN_STEPS=4", "--gin.CHECKPOINT_PERIOD=2", "--gin.EVAL_PERIOD=2", "--gin.KEEP.last=10"]
 
 

@@ -22,6 +22,8 @@ from t5like.models.t5 import T5
 from t5like.objectives import CATALOGUE, SpecialTokens
 from t5like.vocabularies import load_vocabulary
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 GOLDEN = Path(__file__).parents[1] / "data/golden/gpt2_bytes"
 
 

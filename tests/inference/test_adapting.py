@@ -22,6 +22,8 @@ from t5like.training.checkpoints.given_parameters import GivenParameters, Source
 from t5like.training.state import StateSpec, TrainState
 from t5like.vocabularies import load_vocabulary
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 BATCH = {name: np.ones((2, 3), np.int32) for name in ("encoder_input_tokens", "decoder_input_tokens")}
 

@@ -13,6 +13,8 @@ from t5like.errors import UserError
 from t5like.interop import huggingface
 from t5like.interop.hf_fields import guess_model_type
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 CASES = [BART, MBART, "BartForSequenceClassification", "BartForQuestionAnswering", "MBartForQuestionAnswering"]
 
 

@@ -17,6 +17,8 @@ from t5like.interop.layouts import expected_shapes, unflatten
 from t5like.models import GPT
 from t5like.models.heads import ClassificationHead, RegressionHead, SpanHead, TaggingHead, WithHead, attach_head
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 GOLDEN = Path(__file__).parents[1] / "data" / "golden" / "heads"
 CASES = sorted(path.name for path in GOLDEN.iterdir())
 

@@ -18,6 +18,8 @@ from t5like.interop import huggingface
 from t5like.interop.layouts import flatten, stack_layers, unflatten
 from t5like.interop.peft_files import join_low_rank, read_folder
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
 CASES = sorted(path.name for path in (GOLDEN / "peft").iterdir())
 DEFAULT = ("gpt2_lora", "gpt2_prefix", "gpt2_prompt", "t5_ia3")

@@ -7,6 +7,8 @@ from t5like.experiments.reading import read_experiment
 from t5like.runs import train
 from t5like.training.guards import run_lock
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 def test_it_raises_at_the_next_step_and_saves_nothing(pretrain, tmp_path, monkeypatch):
   files = [argument.partition("=")[2] for argument in pretrain if argument.startswith("--gin_file=")]

@@ -89,17 +89,24 @@ def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tup
   scipy's permutation_test with kendalltau takes 78 s for eight rows on two busy cores, and samples other permutations
   than earlier reports. A sample includes the observed permutation.
   """
-  a, b = (
-    np.round(2 * stats.rankdata(side)).astype(np.int32) for side in (ours, theirs)
-  )  # shared ranks are multiples of 1/2
-  shuffled = b[_permutations(len(a))]  # [n, permutations]
-  products, concordance, observed = a @ shuffled, np.zeros(shuffled.shape[1], np.int32), 0
+  drawn = int(len(a := _doubled_ranks(ours)) > _EXACT_ROWS)
+  # Doubled ranks and pairs of ten rows fit into a byte, which is four times as fast.
+  small, b = np.int32 if drawn else np.int8, _doubled_ranks(theirs)
+  shuffled = b.astype(small)[_permutations(len(a))]  # [n, permutations]
+  products, concordance, observed = np.zeros(shuffled.shape[1], np.int32), np.zeros(shuffled.shape[1], small), 0
+  for rank, row in zip(a, shuffled, strict=True):
+    products += rank * row
   for i, j in itertools.combinations(range(len(a)), 2):
-    concordance += np.sign(a[i] - a[j]) * np.sign(shuffled[i] - shuffled[j])
-    observed += int(np.sign(a[i] - a[j]) * np.sign(b[i] - b[j]))
-  drawn = int(len(a) > _EXACT_ROWS)
+    if order := int(np.sign(a[i] - a[j])):
+      concordance += small(order) * np.sign(shuffled[i] - shuffled[j])
+      observed += order * int(np.sign(b[i] - b[j]))
   reached = (products >= a @ b).sum(), (concordance >= observed).sum()
   return tuple((int(count) + drawn) / (shuffled.shape[1] + drawn) for count in reached)
+
+
+def _doubled_ranks(scores: Sequence[float]) -> np.ndarray:
+  """Returns twice the rank of each score, an integer: shared ranks are multiples of 1/2."""
+  return np.round(2 * stats.rankdata(scores)).astype(np.int32)
 
 
 @functools.cache
