@@ -68,7 +68,17 @@ def test_every_public_name_has_a_docstring():
 
 @pytest.mark.usefixtures("one_device")
 def test_the_readmes_python_runs_as_printed(tmp_path, monkeypatch, capsys, token_caches):
-  """Runs in a temporary home with the token caches of the embedded tasks."""
+  """Runs in a temporary home with the token caches of the embedded tasks, and with a smaller model than tiny."""
+  read = t5like.read_experiment
+  size = {
+    "EMBED_DIM": 16,
+    "MLP_DIM": 32,
+    "NUM_HEADS": 2,
+    "HEAD_DIM": 8,
+    "NUM_ENCODER_LAYERS": 1,
+    "NUM_DECODER_LAYERS": 1,
+  }
+  monkeypatch.setattr(t5like, "read_experiment", lambda files, **given: read(files, **size | given))
   monkeypatch.setenv("HOME", str(tmp_path))
   (tmp_path / ".cache").mkdir()
   (tmp_path / ".cache/t5like").symlink_to(token_caches)
