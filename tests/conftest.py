@@ -2,6 +2,12 @@
 
 import importlib.metadata
 import os
+import sys
+
+# Compiling the library and rewriting the assertions takes seconds in every process: keep the bytecode, even where
+# Python is set not to.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Before jax is imported: eight CPU devices, in this process and its children.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
@@ -28,7 +34,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import time
