@@ -2,12 +2,6 @@
 
 import importlib.metadata
 import os
-import sys
-
-# Compiling the library and rewriting the assertions takes seconds in every process: keep the bytecode, even where
-# Python is set not to.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 # Before jax is imported: eight CPU devices, in this process and its children.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
@@ -34,6 +28,7 @@ import json
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -48,6 +43,11 @@ import pytest
 from t5like.cli.main import main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Compiling the library and rewriting the assertions takes seconds in every process: keep the bytecode, even where
+# Python is set not to.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Tests must not touch the caches of the user who runs them.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="t5like-home-")
