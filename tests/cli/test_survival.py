@@ -50,7 +50,7 @@ def check_kills(t5like, pretrain, tmp_path, kills, seed):
 
 
 def test_a_killed_run_ends_with_the_bytes_of_an_uninterrupted_one(t5like, pretrain, tmp_path):
-  """One kill, of which the seed makes one during the steps; the twenty below also hit the start."""
+  """One kill, during the steps; the twenty kills of the slow test also hit the start."""
   check_kills(t5like, pretrain, tmp_path, kills=1, seed=2)
 
 

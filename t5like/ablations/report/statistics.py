@@ -90,7 +90,7 @@ def _permutation_p_values(ours: Sequence[float], theirs: Sequence[float]) -> tup
   than earlier reports. A sample includes the observed permutation.
   """
   drawn = int(len(a := _doubled_ranks(ours)) > _EXACT_ROWS)
-  # Doubled ranks and pairs of ten rows fit into a byte, which is four times as fast.
+  # Doubled ranks and pairs of ten rows fit into a byte, which is three times as fast.
   small, b = np.int32 if drawn else np.int8, _doubled_ranks(theirs)
   shuffled = b.astype(small)[_permutations(len(a))]  # [n, permutations]
   products, concordance, observed = np.zeros(shuffled.shape[1], np.int32), np.zeros(shuffled.shape[1], small), 0
