@@ -195,6 +195,8 @@ def encoder(masked: Masked, length: int) -> Batch:
     "encoder_positions": np.where(real, np.arange(length, dtype=np.int32)[None, :], np.int32(0)),
     "encoder_token_types": wide(masked.token_types, np.int32),
   }
+  if masked.order is not None:
+    batch["encoder_order"] = wide(masked.order, np.int32)
   return batch if masked.labels is None else batch | {"labels": masked.labels.astype(np.int32)}
 
 
@@ -203,7 +205,7 @@ def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool)
   nothing = Ragged(np.zeros((rows, 0), np.int32), np.zeros(rows, np.int64))
   if layout == "encoder":
     empty = np.zeros((rows, 0), np.int32)
-    return encoder(Masked(nothing, empty, empty, empty, np.zeros(rows, np.int32)), lengths.inputs)
+    return encoder(Masked(nothing, empty, empty, empty, np.zeros(rows, np.int32), empty), lengths.inputs)
   if shifted:
     return causal(nothing, lengths)
   return LAYOUTS[layout](Examples(nothing, nothing, rows, np.arange(rows) if packed else None), lengths, 0)

@@ -144,4 +144,6 @@ def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
   )
   if "labels" in batch and not objective.labels_rows:
     del batch["labels"]
+  if "encoder_order" in batch and not objective.orders_tokens:
+    del batch["encoder_order"]
   return batch

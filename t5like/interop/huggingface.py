@@ -65,7 +65,9 @@ _EMBEDDINGS = (
 )
 _GENERATION = "generation_config.json"
 # Parts that a folder of sentence-transformers may have, unused.
-_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_|lm_loss\."
+_NOT_EMBEDDED = (
+  r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_|lm_loss\."
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
 
 def predicted_positions(model: nn.Module, length: int) -> int:
   """Returns the number of positions per row for which an encoder computes logits in training."""
-  share = getattr(model, "predicted_share", 1.0)
+  share, length = getattr(model, "predicted_share", 1.0), length - getattr(model, "memory_length", 0)
   return length if share >= 1.0 else predictions_per_row(share, length)
 
 

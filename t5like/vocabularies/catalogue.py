@@ -98,6 +98,9 @@ def vocabulary_in(folder: Path) -> Path | None:
   path = next((folder / file for file in FILES if (folder / file).is_file()), None)
   if path is not None and path.name == "vocab.json" and _splits_otherwise(folder / _TOKENIZER):
     return folder / _TOKENIZER
+  if path is not None and str(tokenizer_settings(path).get("tokenizer_class")).startswith("XLNet"):
+    # XLNet's tokenizer removes accents before SentencePiece.
+    path = folder / _TOKENIZER if (folder / _TOKENIZER).is_file() else path
   if path is None or path.name == _TOKENIZER or not (missing := _missing_tokens(path)):
     return path
   if (folder / _TOKENIZER).is_file():

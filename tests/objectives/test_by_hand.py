@@ -50,6 +50,7 @@ def test_special_tokens_of_a_vocabulary():
   vocabulary = types.SimpleNamespace(
     vocab_size=9, pad_id=0, bos_id=6, eos_id=1, sentinel_ids=[8, 7], mask_id=None, cls_id=2, sep_id=3,
     special_ids=[4], sentence_end_ids=[5, 6], word_starts=starts, opens_texts=True,
+    cls_last=False,
   )  # fmt: skip
   expected = SpecialTokens(9, 0, 1, (8, 7), 8, 2, 3, 6, True, frozenset({4}), (5, 6))  # the first sentinel is the mask
   found = SpecialTokens.of(vocabulary)
