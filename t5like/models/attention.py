@@ -40,7 +40,7 @@ def _static(default: object) -> dataclasses.Field:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QueryStream:
-  """XLNet's second stream of states, which follows the content in the input of a stack: see relative_attention.py."""
+  """XLNet's second stream of states, after the content in the input of a stack: modifications/relative_attention.py."""
 
   mask: Mask  # of queries at all positions of the content
   targets: jax.Array | None  # [batch, predictions, length] one-hot: the position of each state; None: 0, 1, 2, ...

@@ -10,7 +10,7 @@ from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
 from t5like.models.modifications.experts import Experts
-from t5like.models.relative_attention import RelativeAttention
+from t5like.models.modifications.relative_attention import RelativeAttention
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 

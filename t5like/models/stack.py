@@ -17,8 +17,8 @@ from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, a
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
+from t5like.models.modifications.relative_attention import RelativePositions
 from t5like.models.positions import sinusoids
-from t5like.models.relative_attention import RelativePositions
 from t5like.models.tuning import extensions, inside
 
 _policies = jax.checkpoint_policies

@@ -81,7 +81,9 @@ class XLNet(BERT):
     memory = None
     if first:
       states = self.hidden_states(_part(batch, slice(0, first)), deterministic, all_layers=True)
-      memory, batch = jax.lax.stop_gradient(states[:-1]), _part(batch, slice(first, None))
+      # Without the barrier, XLA would compute the states of the memory again wherever they are read.
+      memory = jax.lax.optimization_barrier(jax.lax.stop_gradient(states[:-1]))
+      batch = _part(batch, slice(first, None))
       weights = batch["encoder_loss_weights"]
     positions, fits = None, True
     if self.predicted_share < 1.0 and not deterministic:

@@ -21,8 +21,8 @@ class PermutationLM(Objective):
 
   The tokens stay as they are: the model hides them (models/xlnet.py). A row is a memory, then first <sep> second <sep>
   <cls>; both texts are of one stream, cut at a sentence end. (In half of the original's rows, the second one is from
-  another document.) The predicted tokens are spans of one to `longest_span` words, of n words with odds 1/n; the last one
-  is cut, so that the share is exact.
+  another document.) The predicted tokens are spans of one to `longest_span` words, of n words with odds 1/n; the last
+  one is cut, so that the share is exact.
 
   share    of the tokens after the memory: the paper's 1/K with K = 6
   window   tokens that have an order of their own: those of a window are predicted from all of the windows before it and

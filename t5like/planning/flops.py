@@ -18,8 +18,8 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
                       2 B L (d d + d)  for ELECTRA's discriminator
     ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
-    XLNet             the layers for L tokens and P predictions, whose scores are those of L queries; a memory of M tokens
-                      adds M keys, and its own forward pass; no head before the output
+    XLNet             the layers for L tokens and P predictions, whose scores are those of L queries; a memory adds its
+                      keys, and its own forward pass; no head before the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
@@ -144,14 +144,14 @@ def model_flops_by_part(
 
 
 def _two_stream_flops(model: XLNet, rows: int, encoder_length: int) -> dict[str, int]:
-  """Returns the FLOPs of XLNet's forward pass in pre-training; its memory has no backward pass, so it counts a third."""
+  """Returns the FLOPs of XLNet's forward pass in pre-training; its memory, without backward pass, counts a third."""
   config = dataclasses.replace(model.config, mlm_head=False)
   memory = model.memory_length
   length, layers, a = encoder_length - memory, config.num_encoder_layers, config.num_heads * config.head_dim
   predictions = predictions_per_row(model.predicted_share, length) if model.predicted_share < 1.0 else length
   keys, tokens = length + memory, rows * layers * (length + predictions)
   products = 2 * config.embed_dim * a * (2 * tokens + 2 * rows * layers * keys + layers * (length + keys))
-  scores = 2 * rows * layers * length * a * (2 * (keys + length + keys + 2))
+  scores = 2 * 2 * rows * layers * length * a * (3 * keys + length + 2)  # contents, distances, segments, mixing
   moved = 4 * rows * layers * predictions * length * a if model.predicted_share < 1.0 else 0
   parts = {
     "encoder attention": products + scores + moved,

@@ -11,7 +11,7 @@ from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import LLAMA_FILE, SentencePieceVocabulary
-from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens
+from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens, tokenizer_settings
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = {

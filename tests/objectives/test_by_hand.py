@@ -179,6 +179,7 @@ LAYOUTS = {
   "roberta": ((126, 128, 128), SENTENCES, True, True, False),
   "spanbert": ((126, 128, 128), DOCUMENT, False, True, False),
   "albert": ((125, 128, 128), DOCUMENT, False, True, False),
+  "xlnet": ((125, 128, 128), STREAM, True, True, False),
   "bart": ((127, 128, 128), STREAM, False, True, False),
   "mass": ((127, 128, 65), STREAM, False, True, False),  # 63.5 to even, and end-of-sequence
   "permuted_lm": ((127, 128, 43), STREAM, False, True, False),  # 21 tokens and their sentinels
@@ -199,7 +200,7 @@ def test_layouts(name):
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_inputs_that_are_too_short_are_refused(name):
-  eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name == "permuted_lm"
+  eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name in ("permuted_lm", "xlnet")
   least = 8 if eight else 2 if name.endswith("lm") and name != "prefix_lm" else 4
   assert CATALOGUE[name].lengths(least).raw > 0
   with pytest.raises(UserError, match=rf": {least - 1} \(expected at least {least}\)"):
