@@ -94,9 +94,8 @@ class MaskFiller:
     # ELECTRA's generator fills masks, and XLNet's second stream, which reads the others' tokens.
     ways = ("generator_states", "query_states", "hidden_states")
     reads = next(way for way in ways if hasattr(self.model, way))
-    hidden = self.model.apply(
-      variables, batch | {"encoder_loss_weights": batch["encoder_input_tokens"] == self._mask_id}, method=reads
-    )
+    masks = batch["encoder_input_tokens"] == self._mask_id
+    hidden = self.model.apply(variables, batch | {"encoder_loss_weights": masks.astype(jnp.float32)}, method=reads)
     under_masks = jnp.take_along_axis(hidden, batch["places"][:, :, None], axis=1)
     logits = self.model.apply(variables, under_masks, method="project").astype(jnp.float32)
     return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self._top)
