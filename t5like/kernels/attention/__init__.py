@@ -62,7 +62,7 @@ class AttentionSpec:
 
 UNSHARDED = ShardedAxes()
 # Kinds of positions that add terms to the scores: TransformerConfig.positions, and their names in messages.
-RELATIVE_TERMS = {"disentangled": "disentangled", "transformer_xl": "Transformer-XL's"}
+RELATIVE_TERMS = {"disentangled": "disentangled", "transformer_xl": "Transformer-XL"}
 _TERMS = {type(None): None, Disentangled: "disentangled", RelativeTerms: "transformer_xl"}
 
 
