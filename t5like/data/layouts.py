@@ -205,7 +205,7 @@ def blank(layout: str, lengths: Lengths, rows: int, packed: bool, shifted: bool)
   nothing = Ragged(np.zeros((rows, 0), np.int32), np.zeros(rows, np.int64))
   if layout == "encoder":
     empty = np.zeros((rows, 0), np.int32)
-    return encoder(Masked(nothing, empty, empty, empty, np.zeros(rows, np.int32), empty), lengths.inputs)
+    return encoder(Masked(nothing, empty, empty, empty, np.zeros(rows, np.int32)), lengths.inputs)
   if shifted:
     return causal(nothing, lengths)
   return LAYOUTS[layout](Examples(nothing, nothing, rows, np.arange(rows) if packed else None), lengths, 0)
