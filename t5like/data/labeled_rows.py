@@ -122,7 +122,7 @@ class TextRows(LabeledRows):
     return self._text_sizes()
 
   def _text_sizes(self) -> np.ndarray:
-    tokens = self.cache.lengths("first") + len(self.pair_form.head) + 1
+    tokens = self.cache.lengths("first") + self.pair_form.around
     if "second" in self.cache.features:
       tokens = tokens + self.cache.lengths("second") + self.pair_form.separators
     return np.minimum(tokens, self.length)
@@ -184,7 +184,7 @@ class TagRows(LabeledRows):
 
   @cached_property
   def sizes(self) -> np.ndarray:
-    return np.minimum(self.cache.lengths("words") + len(self.pair_form.head) + 1, self.length)
+    return np.minimum(self.cache.lengths("words") + self.pair_form.around, self.length)
 
   def read(self, rows: np.ndarray) -> Batch:
     joined = self.joined(rows)
@@ -215,7 +215,7 @@ class SpanRows(LabeledRows):
     if self.form.longest_question is not None:
       questions = np.minimum(questions, self.form.longest_question)
     form = self.pair_form
-    room = self.length - questions - len(form.head) - form.separators - 1
+    room = self.length - questions - form.around - form.separators
     if room.min(initial=1) < 1:
       self.settings.places(form, int(questions.max()), 0)  # raises UserError
     beyond = np.maximum(self.cache.lengths("second") - room, 0)
@@ -259,7 +259,9 @@ class EmbeddingRows(LabeledRows):
     return batch | ({"labels": self.labels[rows]} if self.form.target else {})
 
   def _join(self, texts: Ragged) -> Segments:
-    start, end = self.form.around or (self.pair_form.cls, self.pair_form.sep)
+    if self.form.around is None:
+      return self.pair_form.join(texts, None, self.length)
+    start, end = self.form.around
     if end is not None:
       return PairForm(start, end).join(texts, None, self.length)
     rows = PairForm(start, 0).join(texts, None, self.length + 1)  # the last token, 0, becomes padding

@@ -195,6 +195,8 @@ def encoder(masked: Masked, length: int) -> Batch:
     "encoder_positions": np.where(real, np.arange(length, dtype=np.int32)[None, :], np.int32(0)),
     "encoder_token_types": wide(masked.token_types, np.int32),
   }
+  if masked.order is not None:
+    batch["encoder_order"] = wide(masked.order, np.int32)
   return batch if masked.labels is None else batch | {"labels": masked.labels.astype(np.int32)}
 
 

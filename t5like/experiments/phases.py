@@ -144,4 +144,6 @@ def blank_batch(experiment: Experiment, phase: Phase) -> Batch:
   )
   if "labels" in batch and not objective.labels_rows:
     del batch["labels"]
+  if objective is not None and objective.orders_tokens:
+    batch["encoder_order"] = np.zeros_like(batch["encoder_input_tokens"])
   return batch

@@ -91,9 +91,11 @@ class MaskFiller:
 
   def _traced(self, params: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     variables = {"params": params}
-    # ELECTRA's generator fills masks; the states of its discriminator are for other uses.
-    reads = "generator_states" if hasattr(self.model, "generator_states") else "hidden_states"
-    hidden = self.model.apply(variables, batch, method=reads)
+    # ELECTRA's generator fills masks, and XLNet's second stream, which reads the others' tokens.
+    ways = ("generator_states", "query_states", "hidden_states")
+    reads = next(way for way in ways if hasattr(self.model, way))
+    masks = batch["encoder_input_tokens"] == self._mask_id
+    hidden = self.model.apply(variables, batch | {"encoder_loss_weights": masks.astype(jnp.float32)}, method=reads)
     under_masks = jnp.take_along_axis(hidden, batch["places"][:, :, None], axis=1)
     logits = self.model.apply(variables, under_masks, method="project").astype(jnp.float32)
     return jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self._top)

@@ -26,7 +26,7 @@ class PromptForm:
   start: int | None  # precedes a decoder's prompt
   end: int | None  # follows the text
   empty: int  # the prompt for an empty text without start and end
-  code: int | None = None  # of the language, after the end: mBART's
+  code: int | None = None  # after the end: of the language (mBART), or <cls> (XLNet)
 
   def tokens(self, text: list[int]) -> list[int]:
     """Adds the special tokens to a text; returns at least one token."""
@@ -45,6 +45,11 @@ def text_form(special: SpecialTokens) -> PromptForm:
   return PromptForm(before[0] if before else None, special.eos, special.eos, after[0] if after else None)
 
 
+def _row_form(pair: PairForm, eos: int) -> PromptForm:
+  """Returns the tokens around a single text in an encoder's row."""
+  return PromptForm(None, pair.sep, eos, pair.cls) if pair.cls_last else PromptForm(pair.cls, pair.sep, eos)
+
+
 def prompt_form(
   model: nn.Module, vocabulary: Vocabulary, experiment: Experiment | None, languages: Languages | None = None
 ) -> PromptForm:
@@ -57,10 +62,10 @@ def prompt_form(
   special, is_imported = special_tokens(model.config, vocabulary, languages or {}), not has_training_config(experiment)
   eos = special.eos
   if isinstance(model, WithHead):  # rows as in training: data/labeled_rows.py
-    pair = PairForm.of(special)
-    return PromptForm(*(getattr(model.head, "around", None) or (pair.cls, pair.sep)), eos)
+    around = getattr(model.head, "around", None)
+    return PromptForm(*around, eos) if around else _row_form(PairForm.of(special), eos)
   if model.batch_layout == "encoder":
-    return PromptForm(special.cls, special.sep, eos)
+    return _row_form(PairForm(special.cls, special.sep, cls_last=special.cls_last), eos)
   if model.batch_layout == "encoder_decoder":
     if special.codes or special.opening is not None:
       return text_form(special)

@@ -39,7 +39,7 @@ def find_vocabulary(
 
 def published_vocabulary(config: TransformerConfig) -> str | None:
   """Returns the vocabulary of the published models of this size, if there is one."""
-  if config.positions == "disentangled":  # DeBERTa has as many ids as RoBERTa, and others
+  if config.positions in ("disentangled", "transformer_xl"):  # DeBERTa has as many ids as RoBERTa, and others
     return None
   return PUBLISHED.get(config.vocab_size)
 

@@ -21,6 +21,7 @@ _CLASSES = {"OpenAIGPT": "openai-gpt", "GPT2": "gpt2", "UMT5": "umt5", "MT5": "m
   "XLMRoberta": "xlm-roberta", "Roberta": "roberta", "DistilBert": "distilbert", "Albert": "albert",
   "MBart": "mbart", "Bart": "bart", "Electra": "electra", "DebertaV2": "deberta-v2", "Deberta": "deberta",
   "Llama": "llama", "LLaMA": "llama", "Mistral": "mistral", "Olmo2": "olmo2", "OPT": "opt", "Bloom": "bloom",
+  "XLNet": "xlnet",
 }  # fmt: skip
 # Fields that only this family has.
 _TYPICAL_FIELDS = {
@@ -28,6 +29,7 @@ _TYPICAL_FIELDS = {
   "bart": ("d_model", "encoder_ffn_dim", "decoder_ffn_dim"),
   "openai-gpt": ("n_embd", "n_positions", "afn"),
   "gpt2": ("n_embd", "n_positions", "n_layer"),
+  "xlnet": ("d_model", "d_inner", "n_head"),
   "distilbert": ("dim", "hidden_dim", "n_heads"),
   "electra": ("hidden_size", "embedding_size", "summary_type"),
   "albert": ("hidden_size", "num_hidden_groups", "embedding_size"),

@@ -15,6 +15,7 @@ from t5like.interop import hf_bart
 from t5like.interop.decoders import CLASS_NAMES as DECODERS
 from t5like.interop.encoders import CLASS_NAMES
 from t5like.interop.mapping import Rule
+from t5like.models import BERT, GPT
 from t5like.models.heads import (
   ClassificationHead,
   MultiLabelHead,
@@ -89,7 +90,7 @@ CLASSES = {
 }
 
 
-def _add(family: str, prefix: str, rows: tuple, choices: tuple | None, tags: tuple, spans: tuple) -> None:
+def _add(family: str, prefix: str, rows: tuple, choices: tuple | None, tags: tuple, spans: tuple | None) -> None:
   """Adds the classes of an encoder: for each, its linear layers, settings of our head, and dropout."""
   names = ("SequenceClassification", "MultipleChoice", "TokenClassification", "QuestionAnswering")
   forms = ("classification", "choices", "tagging", "spans")
@@ -151,6 +152,15 @@ _DEBERTA_ROWS = (
 )
 for _name, _choices in (("Deberta", None), ("DebertaV2", _DEBERTA_ROWS)):
   _add(_name, "deberta.", _DEBERTA_ROWS, _choices, (_CLASSIFIER, {}, ("hidden_dropout_prob", 0.1)), (_ANSWERS,))
+_XLNET_ROWS = (
+  {"sequence_summary.summary": "dense", "logits_proj": "out"},
+  {"pooling": "last", "hidden": "tanh", "pooled_dropout_rate": 0.0},
+  ("summary_last_dropout", 0.1),
+  {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh"},
+)
+_add("XLNet", "transformer.", _XLNET_ROWS, _XLNET_ROWS, (_CLASSIFIER,), None)
+# XLNetForQuestionAnswering, which searches the end of an answer by its start, is another head.
+CLASSES["QuestionAnsweringSimple"] = [HeadClass("XLNet", "spans", "transformer.", _ANSWERS)]
 _SCORE, _LAST = {"score": "out"}, {"pooling": "last", "use_bias": False}
 _TAG_DROPOUT = ("classifier_dropout", "hidden_dropout", 0.1)
 CLASSES["SequenceClassification"] += [
@@ -232,7 +242,7 @@ def head_to_hf(model: WithHead) -> tuple[HeadClass, dict[str, Any]]:
   head, kind = model.head, type(model.backbone).__name__
   form = "classification" if head.form in _PROBLEMS else head.form
   named = CLASS_NAMES | DECODERS | {"gpt2": "GPT2"}
-  family = named[model.backbone.family] if kind in ("BERT", "GPT") else {"T5": "T5"}.get(kind)
+  family = named[model.backbone.family] if isinstance(model.backbone, (BERT, GPT)) else {"T5": "T5"}.get(kind)
   if family == "GPT2" and model.config.norm_position == "post":
     family = "OpenAIGPT"
   if family == "T5" and model.config.positions_per_stack:

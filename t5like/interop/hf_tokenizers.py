@@ -116,6 +116,14 @@ def _with_token(content: bytes, name: str, token: int) -> bytes:
 
 def _with_template(tokenizer: Tokenizer, vocabulary: Vocabulary, around: TextSpecialTokens) -> bytes:
   """Serializes a tokenizer with a template for one text and for a pair; the second text has token type 1."""
+  if vocabulary.cls_last:
+    sep, cls = (_piece(vocabulary, token) for token in (vocabulary.sep_id, vocabulary.cls_id))
+    tokenizer.post_processor = processors.TemplateProcessing(
+      single=["$A:0", f"{sep}:0", f"{cls}:2"],
+      pair=["$A:0", f"{sep}:0", "$B:1", f"{sep}:1", f"{cls}:2"],
+      special_tokens=[(sep, vocabulary.sep_id), (cls, vocabulary.cls_id)],
+    )
+    return tokenizer.to_str(pretty=True).encode()
   start, end = ([_piece(vocabulary, token)] if token is not None else [] for token in (around.start, around.end))
   is_roberta = start == ["<s>"]
   between = [*end, *end] if is_roberta else end

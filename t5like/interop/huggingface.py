@@ -39,7 +39,7 @@ from t5like.vocabularies import Vocabulary
 FAMILIES: dict[str, tuple[ModuleType, type]] = {
   **{kind: (hf_t5, T5) for kind in hf_t5.MODEL_TYPES},
   **{kind: (hf_bart, T5) for kind in hf_bart.MODEL_TYPES},
-  **{kind: (family, BERT) for kind, family in encoders.FAMILIES.items()},
+  **{kind: (family, getattr(family, "MODEL", BERT)) for kind, family in encoders.FAMILIES.items()},
   **{kind: (hf_gpt, GPT) for kind in hf_gpt.MODEL_TYPES},
   **{kind: (family, GPT) for kind, family in decoders.FAMILIES.items()},
 }
@@ -51,6 +51,7 @@ _OUTPUTS = (
   "vocab_projector.weight",
   "predictions.decoder.weight",
   "generator_lm_head.weight",
+  "lm_loss.weight",
 )
 _EMBEDDINGS = (
   "shared.weight",
@@ -60,10 +61,13 @@ _EMBEDDINGS = (
   "embed_tokens.weight",
   "decoder.embed_tokens.weight",
   "word_embeddings.weight",
+  "word_embedding.weight",
 )
 _GENERATION = "generation_config.json"
 # Parts that a folder of sentence-transformers may have, unused.
-_NOT_EMBEDDED = r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_"
+_NOT_EMBEDDED = (
+  r"pooler\.|cls\.|decoder\.|lm_head\.|predictions\.|sop_classifier\.|\w+_predictions\.|vocab_|generator_|lm_loss\."
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,6 +19,8 @@ class Rule:
   `copies`: other names under which a checkpoint may store the same tensor, in addition or instead (tied weights).
 
   `as_row`: their tensor is a matrix with our vector as its only row.
+
+  `split_last`: their last two axes are one of ours (before `transpose`), and the last has this size: heads of XLNet.
   """
 
   theirs: str
@@ -27,8 +29,11 @@ class Rule:
   copies: tuple[str, ...] = ()
   heads: int = 1
   as_row: bool = False
+  split_last: int | None = None
 
   def split(self, tensor: np.ndarray) -> Parameters:
+    if self.split_last is not None:
+      tensor = tensor.reshape(*tensor.shape[:-2], -1)
     tensor = tensor.T if self.transpose else tensor
     if self.as_row:
       tensor = tensor.reshape(-1)
@@ -49,7 +54,10 @@ class Rule:
       by_head = [part.reshape(*part.shape[:-1], self.heads, -1) for part in parts]
       tensor = np.stack(by_head, axis=-2).reshape(*tensor.shape[:-1], -1)
     tensor = tensor[None] if self.as_row else tensor
-    return np.ascontiguousarray(tensor.T if self.transpose else tensor)
+    tensor = tensor.T if self.transpose else tensor
+    if self.split_last is not None:
+      tensor = tensor.reshape(*tensor.shape[:-1], -1, self.split_last)
+    return np.ascontiguousarray(tensor)
 
 
 def part_rules(ours: str, theirs: str, copies: tuple[str, ...] = ()) -> list[Rule]:

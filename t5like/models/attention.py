@@ -12,6 +12,7 @@ from t5like.kernels.attention import (
   Disentangled,
   Mask,
   RelativeBias,
+  RelativeTerms,
   ShardedAxes,
   alibi_slopes,
   attention,
@@ -38,13 +39,24 @@ def _static(default: object) -> dataclasses.Field:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class QueryStream:
+  """XLNet's second stream of states, after the content in the input of a stack: modifications/relative_attention.py."""
+
+  mask: Mask  # of queries at all positions of the content
+  targets: jax.Array | None  # [batch, predictions, length] one-hot: the position of each state; None: 0, 1, 2, ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Context:
   """The inputs that all layers of a stack share."""
 
   mask: Mask
   positions: jax.Array | None = None  # [batch or 1, length]; None: 0, 1, 2, ...
   bias: RelativeBias | Alibi | None = None  # shared by all layers
-  relative: jax.Array | None = None  # [2 buckets, embed]: DeBERTa's table of relative positions
+  relative: jax.Array | None = None  # DeBERTa's table [2 buckets, embed]; XLNet's sinusoids [query + key, embed]
+  types: jax.Array | None = None  # [batch, key]: XLNet's segments
+  query_stream: QueryStream | None = None
   encoded: jax.Array | None = None  # [batch, encoder length, embed]: the input of cross-attention
   encoded_mask: Mask = dataclasses.field(default_factory=Mask)
   prefixes: dict[str, jax.Array] | None = None  # [tokens, hidden] by attention: projected to a learned prefix per layer
@@ -119,8 +131,12 @@ class Attention(nn.Module):
       if not config.share_position_projections:
         self.position_query = dense(config, width, ("embed", "heads"), role="query")
         self.position_key = dense(config, width, ("embed", "heads"), use_bias=config.use_bias and config.use_key_bias)
-    prefixes = tuple(build(config) for build in extensions(self, "prefix"))
-    self.prefix = prefixes[0] if prefixes else None
+    self.prefix = self._learned_prefix()
+
+  def _learned_prefix(self) -> nn.Module | None:
+    """Builds the module of a learned prefix, if there is one. Call within `setup`."""
+    prefixes = tuple(build(self.config) for build in extensions(self, "prefix"))
+    return prefixes[0] if prefixes else None
 
   def __call__(self, x: jax.Array, context: Context, cache: dict | None) -> tuple[jax.Array, KeysValues | None]:
     """Attends to x [batch, length, embed]; with a cache, x is one token per row and the generated part is returned."""
@@ -234,6 +250,14 @@ class Attention(nn.Module):
     self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask, bias: RelativeBias | Alibi | None
   ) -> tuple[jax.Array, KeysValues | jax.Array | None]:
     """Returns the result, and the keys and values, or the weights [batch, heads, query, key], if requested."""
+    y, kept = self._mix(query, keys_values, context, mask, bias, self._disentangled(context))
+    return self.out(y), kept
+
+  def _mix(
+    self, query: jax.Array, keys_values: KeysValues, context: Context, mask: Mask,
+    bias: RelativeBias | Alibi | None = None, relative: Disentangled | RelativeTerms | None = None,
+  ) -> tuple[jax.Array, KeysValues | jax.Array | None]:  # fmt: skip
+    """Returns the mix of values [batch, query, heads * kv], and what `_attend` returns in addition."""
     config = self.config
     rate = config.attention_dropout
     drop = rate > 0.0 and not context.deterministic
@@ -249,15 +273,15 @@ class Attention(nn.Module):
       backend=config.attention_backend,
       axes=_sharded_axes(),
       prefix=self._prefix(context),
-      disentangled=self._disentangled(context),
+      relative=relative,
     )  # [batch, length, heads, kv]
     # Without the constraint, a stack sharded by position would gather the kernel.
     y = nn.with_logical_constraint(y.reshape(*y.shape[:2], -1), ("batch", "length", "heads"))
     kept = keys_values if context.return_kv else None
     if context.return_weights:
-      more = dict(prefix=self._prefix(context), disentangled=self._disentangled(context))
+      more = dict(prefix=self._prefix(context), relative=relative)
       kept = attention_weights(query, keys_values["key"], mask, bias, self._scale(), **more)
-    return self.out(y), kept
+    return y, kept
 
 
 def _sharded_axes() -> ShardedAxes:
@@ -284,7 +308,7 @@ def describe_backend(
       spec = AttentionSpec(
         dtype=config.compute_dtype, head_dim=config.head_dim, query_length=queries, key_length=keys,
         has_bias=has_bias, has_prefix=config.prefix_lm and kind == "decoder",
-        packed=packed, dropout=rate > 0.0, disentangled=config.positions == "disentangled",
+        packed=packed, dropout=rate > 0.0, positions=config.positions,
       )  # fmt: skip
       with deterministic_kernels(deterministic):
         lines.setdefault(choose_backend(config.attention_backend, spec, platform), []).append(kind)

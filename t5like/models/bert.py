@@ -133,11 +133,16 @@ def predictions_per_row(share: float, length: int) -> int:
 
 def gather_targets(hidden: jax.Array, weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
   """Returns positions [batch, predictions] that include all targets, and the hidden states at them."""
+  positions, fits = target_positions(weights, share)
+  states = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
+  return positions, jnp.where(fits, states, jnp.asarray(jnp.nan, states.dtype))
+
+
+def target_positions(weights: jax.Array, share: float) -> tuple[jax.Array, jax.Array]:
+  """Returns positions [batch, predictions] that include all targets, and whether they do, [batch, 1, 1]."""
   count = predictions_per_row(share, weights.shape[1])
   _, positions = jax.lax.top_k((weights != 0).astype(jnp.float32), count)
-  states = jnp.take_along_axis(hidden, positions[:, :, None], axis=1)
-  fits = jnp.sum(weights != 0, axis=1) <= count  # [batch]
-  return positions, jnp.where(fits[:, None, None], states, jnp.asarray(jnp.nan, states.dtype))
+  return positions, (jnp.sum(weights != 0, axis=1) <= count)[:, None, None]
 
 
 class MLMHead(nn.Module):

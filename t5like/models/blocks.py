@@ -10,6 +10,7 @@ from t5like.models.attention import Attention, Context, RelativeBiasTable
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import Dropout, Norm, ResidualScale, activate, constrain_activations, dense
 from t5like.models.modifications.experts import Experts
+from t5like.models.modifications.relative_attention import RelativeAttention
 from t5like.models.stepping import fused_products
 from t5like.models.tuning import extensions
 
@@ -44,7 +45,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
   """Applies x + f(norm(x)) for each sublayer f, norm(x + f(x)) with post-norm, or x + norm(f(x)).
 
-  `cache` holds this layer's keys and values while decoding; the second result
+  `cache` holds this layer's keys and values while decoding, or XLNet's memory; the second result
   is the updated cache, None in training.
   """
 
@@ -53,7 +54,8 @@ class Block(nn.Module):
 
   def setup(self):
     config = self.config
-    self.attention, self.attention_norm = Attention(config), Norm(config)
+    kind = RelativeAttention if config.positions == "transformer_xl" else Attention
+    self.attention, self.attention_norm = kind(config), Norm(config)
     if config.positions == "relative_bias" and not config.share_relative_bias:
       self.relpos_bias = RelativeBiasTable(config)
     if self.has_cross_attention:
@@ -71,7 +73,7 @@ class Block(nn.Module):
     if self.config.positions == "relative_bias" and not self.config.share_relative_bias:
       context = dataclasses.replace(context, bias=self.relpos_bias(context.bidirectional))
     h, x = self._read("attention", x)
-    y, keys_values["self" if cache is None else "generated"] = self.attention(h, context, cache)
+    y, keys_values["self" if context.step is None else "generated"] = self.attention(h, context, cache)
     x = self._add_residual("attention", x, y, h, context)
     # Layers shared by encoder and decoder have a cross-attention that the encoder skips.
     if context.encoded is not None or (cache and "cross" in cache):
@@ -84,7 +86,7 @@ class Block(nn.Module):
     else:
       y, routing = self.mlp(h, context.deterministic), None
     x = self._add_residual("mlp", x, y, h, context)
-    if cache is not None:
+    if context.step is not None:
       return x, cache | keys_values
     if context.return_states:
       return x, {"states": x} | (keys_values if context.return_weights else {})

@@ -8,7 +8,7 @@ import typing
 import jax.numpy as jnp
 
 from t5like.errors import UserError, nearest
-from t5like.kernels.attention import check_backend
+from t5like.kernels.attention import RELATIVE_TERMS, check_backend
 
 CHOICES = {
   "activation": ("relu", "gelu", "gelu_erf", "silu", "elu", "selu", "softplus", "sigmoid", "linear"),
@@ -16,7 +16,7 @@ CHOICES = {
   "residual": ("plain", "rezero", "fixup"),
   "shared_stacks": ("all", "encoder", "decoder"),
   "norm_position": ("pre", "post", "branch"),
-  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "none"),
+  "positions": ("relative_bias", "learned", "sinusoidal", "rotary", "alibi", "disentangled", "transformer_xl", "none"),
   "rotary_scaling": ("default", "linear", "llama3"),
   "embedding_projection": ("sum", "tokens"),
   "initializer": ("fan_in", "normal"),
@@ -238,13 +238,13 @@ class TransformerConfig:
         raise _invalid(field, getattr(self, field), "a positive number")
     if self.rotary_scaling == "llama3" and self.rotary_high_factor <= self.rotary_low_factor:
       raise _invalid("rotary_high_factor", self.rotary_high_factor, f"more than {self.rotary_low_factor}")
-    if self.positions == "sinusoidal" and self.embed_dim % 2:
+    if self.positions in ("sinusoidal", "transformer_xl") and self.embed_dim % 2:
       raise _invalid("embed_dim", self.embed_dim, "an even number: half sines, half cosines")
     if self.positions == "disentangled" and self.relative_max_distance < self.relative_buckets:
       raise _invalid("relative_max_distance", self.relative_max_distance, f"at least {self.relative_buckets}")
-    if self.positions == "disentangled" and self.num_decoder_layers:
+    if self.positions in RELATIVE_TERMS and self.num_decoder_layers:
       raise _invalid("positions", self.positions, "a model without decoder")
-    if self.positions == "disentangled" and (self.kv_heads != self.num_heads or self.qk_norm or self.attention_window):
+    if self.positions in RELATIVE_TERMS and (self.kv_heads != self.num_heads or self.qk_norm or self.attention_window):
       raise _invalid("positions", self.positions, "neither num_kv_heads, qk_norm nor attention_window")
     if self.positions == "relative_bias":
       if self.relative_buckets < 4:

@@ -9,6 +9,7 @@ from t5like.models.gpt import GPT
 from t5like.models.heads import HEADS, Probe, WithHead
 from t5like.models.spanbert import SpanBERT
 from t5like.models.t5 import T5
+from t5like.models.xlnet import XLNet
 
 
 def fraction_of(number: int, numerator: int, denominator: int) -> int:
@@ -23,5 +24,5 @@ def cluster_sizes(vocab_size: int) -> str:
 
 gin.external_configurable(fraction_of, "fraction_of")
 gin.external_configurable(cluster_sizes, "cluster_sizes")
-for configurable in (TransformerConfig, T5, BERT, SpanBERT, ELECTRA, GPT, WithHead, Probe, *HEADS.values()):
+for configurable in (TransformerConfig, T5, BERT, SpanBERT, ELECTRA, XLNet, GPT, WithHead, Probe, *HEADS.values()):
   gin.external_configurable(configurable)

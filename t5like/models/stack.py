@@ -17,6 +17,7 @@ from t5like.models.attention import Context, RelativeBiasTable, RelativeTable, a
 from t5like.models.blocks import Block
 from t5like.models.config import TransformerConfig
 from t5like.models.layers import ACTIVATIONS, Dropout, Norm, constrain_activations, kernel_init
+from t5like.models.modifications.relative_attention import RelativePositions
 from t5like.models.positions import sinusoids
 from t5like.models.tuning import extensions, inside
 
@@ -95,6 +96,10 @@ class Stack(nn.Module):
       context = dataclasses.replace(context, bias=alibi_bias(config))
     if config.positions == "disentangled":
       context = dataclasses.replace(context, relative=RelativeTable(config, name="relative_embedding")())
+    if config.positions == "transformer_xl":
+      keys = context.mask.key_valid.shape[1]
+      relative = RelativePositions(config, name="positions")(x, keys, context)
+      context = dataclasses.replace(context, relative=relative)
     for build in extensions(self, "prefixes"):
       context = dataclasses.replace(context, prefixes=build(config, name="prefixes")())
     after_first = None

@@ -32,6 +32,7 @@ class SpecialTokens:
   others: frozenset[int] = frozenset()  # other ids that are not text: never hidden or sampled
   sentence_ends: tuple[int, ...] = ()
   word_starts: np.ndarray | None = dataclasses.field(default=None, compare=False)  # [vocab_size] bool
+  cls_last: bool = False  # `cls` ends a row (XLNet)
   # Facts of a model, not of its vocabulary.
   start_id: int | None = None  # the decoder's first input
   padding: int = 0  # of an encoder's inputs
@@ -55,6 +56,7 @@ class SpecialTokens:
       sep=vocabulary.sep_id,
       bos=vocabulary.bos_id,
       opens_texts=vocabulary.opens_texts,
+      cls_last=vocabulary.cls_last,
       others=frozenset(vocabulary.special_ids),
       sentence_ends=tuple(vocabulary.sentence_end_ids),
       word_starts=vocabulary.word_starts,
@@ -153,6 +155,8 @@ class Masked:
   token_types: np.ndarray
   # [rows], for next-sentence and sentence-order prediction: 0 if the second part follows the first.
   labels: np.ndarray | None = None
+  # The order of prediction: a token is predicted from those of lower order, and its content reads its own, too.
+  order: np.ndarray | None = None
 
 
 class Objective:
@@ -173,6 +177,8 @@ class Objective:
   needs_others: bool = False
   # Whether rows have labels: of next-sentence or sentence-order prediction.
   labels_rows: bool = False
+  # Whether tokens are predicted in an order.
+  orders_tokens: ClassVar[bool] = False
   # Whether the length of targets varies: rare ones exceed `lengths` and are trimmed.
   targets_vary: ClassVar[bool] = False
 

@@ -9,6 +9,7 @@ from t5like.objectives.denoising import BertStyle, IidDropTokens, IidReplaceSpan
 from t5like.objectives.language_modeling import LM, CausalLM, FullLM, PrefixLM
 from t5like.objectives.masking import MaskedLM, NgramMaskedLM, SpanMaskedLM
 from t5like.objectives.mass import Mass
+from t5like.objectives.permutation import PermutationLM
 from t5like.objectives.reordering import Deshuffling, PermutedLM
 from t5like.objectives.span_corruption import SpanCorruption
 from t5like.objectives.ul2 import UL2
@@ -41,6 +42,7 @@ CATALOGUE: dict[str, Objective] = {
   "spanbert": SpanMaskedLM(),
   "albert": NgramMaskedLM(sentence_order=True),
   "electra": MaskedLM(mask_share=0.85, random_share=0.0),
+  "xlnet": PermutationLM(),
   # BART: combined, and each noise alone as in its Table 1
   "bart": Bart(),
   "bart_token_masking": Bart(noise="mask", noise_density=0.15, permute_sentences=False),

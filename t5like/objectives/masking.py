@@ -250,7 +250,7 @@ def _pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ra
 
   Label 1: the second part does not follow.
   """
-  first, rest = _split(rows, draws, special)
+  first, rest = split_texts(rows, draws, special)
   width, positions = rows.tokens.shape[1], np.arange(rows.tokens.shape[1])[None, :]
   labels = (draws.uniform("next or random", 1)[:, 0] < 0.5).astype(np.int32)
   if rows.others is None:
@@ -266,7 +266,7 @@ def _pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ra
 
 def _ordered_pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ragged, np.ndarray]:
   """Splits rows in two at a sentence end and swaps the parts in half of the rows: label 1."""
-  first, second = _split(rows, draws, special)
+  first, second = split_texts(rows, draws, special)
   # A row of one token has no second part to swap.
   swapped = (draws.uniform("in order or swapped", 1)[:, 0] < 0.5) & (second.lengths > 0)
   choose = lambda one, two: Ragged(  # noqa: E731
@@ -275,7 +275,7 @@ def _ordered_pairs(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ra
   return choose(second, first), choose(first, second), swapped.astype(np.int32)
 
 
-def _split(rows: Rows, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ragged]:
+def split_texts(rows: Ragged, draws: Draws, special: SpecialTokens) -> tuple[Ragged, Ragged]:
   """Splits rows at a random sentence end, or in the middle of a row without one."""
   width = rows.tokens.shape[1]
   last = rows.lengths[:, None] - 1

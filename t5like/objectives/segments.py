@@ -16,7 +16,7 @@ TEXT_FIELDS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh"
 
 class Segments(NamedTuple):
   tokens: np.ndarray  # [rows, length] int32, padded with 0
-  token_types: np.ndarray  # [rows, length] int32: 1 on the second text and its [SEP]
+  token_types: np.ndarray  # [rows, length] int32: 1 on the second text and its [SEP], 2 on XLNet's <cls>
   lengths: np.ndarray  # [rows] int64
 
 
@@ -26,6 +26,7 @@ class PairForm:
 
   BERT     [CLS] first [SEP] second [SEP], token types 0 and 1
   RoBERTa  <s> first </s></s> second </s>
+  XLNet    first <sep> second <sep> <cls>, token types 0, 1 and 2
   T5, GPT  first </s> second </s>, with the vocabulary's end-of-sequence; Llama: after <s>
   """
 
@@ -33,6 +34,7 @@ class PairForm:
   sep: int
   separators: int = 1  # between the texts
   typed: bool = True  # token types 1 for the second text
+  cls_last: bool = False
 
   @classmethod
   def of(cls, special: SpecialTokens) -> PairForm:
@@ -41,15 +43,31 @@ class PairForm:
       return cls(special.bos if special.opens_texts else None, special.eos, typed=False)
     if special.bos == special.cls:
       return cls(special.cls, special.sep, separators=2, typed=False)
-    return cls(special.cls, special.sep)
+    return cls(special.cls, special.sep, cls_last=special.cls_last)
 
   @property
   def head(self) -> list[int]:
     """The tokens before the first text."""
-    return [] if self.cls is None else [self.cls]
+    return [] if self.cls is None or self.cls_last else [self.cls]
+
+  @property
+  def tail(self) -> list[int]:
+    """The tokens after the last text."""
+    return [self.sep, self.cls] if self.cls_last else [self.sep]
+
+  @property
+  def around(self) -> int:
+    """The number of tokens around a single text."""
+    return len(self.head) + len(self.tail)
 
   def join(self, first: Ragged, second: Ragged | None, length: int) -> Segments:
-    return join_segments(first, second, length, self.cls, self.sep, self.separators, self.typed)
+    if not self.cls_last:
+      return join_segments(first, second, length, self.cls, self.sep, self.separators, self.typed)
+    tokens, types, lengths = join_segments(first, second, length - 1, None, self.sep, self.separators, self.typed)
+    tokens, types = (np.pad(x, ((0, 0), (0, 1))) for x in (tokens, types))
+    rows = np.arange(len(tokens))
+    tokens[rows, lengths], types[rows, lengths] = self.cls, 2
+    return Segments(tokens, types, lengths + 1)
 
 
 def join_segments(
@@ -112,7 +130,7 @@ def join_words(pieces: Ragged, word_lengths: Ragged, tags: Ragged, length: int, 
   `pieces` are those of all words of a row, `word_lengths` the number of pieces of each word, which may be 0.
   """
   start = len(form.head)
-  room = length - start - 1
+  room = length - form.around
   if room < 0:
     raise ValueError(f"invalid length: {length} (too short for [CLS] and [SEP])")
   rows = len(pieces.lengths)
@@ -121,11 +139,12 @@ def join_words(pieces: Ragged, word_lengths: Ragged, tags: Ragged, length: int, 
   width = min(pieces.tokens.shape[1], room)
   tokens[:, start : start + width] = np.where(within(kept, width), pieces.tokens[:, :width], 0)
   tokens[:, :start] = np.array(form.head, np.int32)  # T5 and GPT have none
-  tokens[np.arange(rows), start + kept] = form.sep
+  for number, token in enumerate(form.tail):
+    tokens[np.arange(rows), start + kept + number] = token
   targets, word_numbers = np.zeros((rows, length), np.int32), np.full((rows, length), -1, np.int32)
   before = np.cumsum(word_lengths.tokens, axis=1) - word_lengths.tokens  # [rows, words]: pieces before each word
   first = word_lengths.valid & (word_lengths.tokens > 0) & (before < kept[:, None])
   row = np.nonzero(first)[0]
   targets[row, start + before[first]] = tags.tokens[first]
   word_numbers[row, start + before[first]] = numbered(word_lengths.lengths)[first[word_lengths.valid]]
-  return TaggedRows(tokens, targets, word_numbers, start + kept + 1)
+  return TaggedRows(tokens, targets, word_numbers, form.around + kept)

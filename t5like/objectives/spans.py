@@ -72,7 +72,7 @@ class WindowSettings:
 
   def places(self, form: PairForm, question: int, passage: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the first passage token of each window and the end, for numbers of question and passage tokens."""
-    room = self.length - question - len(form.head) - form.separators - 1
+    room = self.length - question - form.around - form.separators
     step = min(self.stride, room) if self.overlap is None else room - self.overlap  # windows must not leave gaps
     if room < 1 or step < 1:
       raise UserError(
@@ -93,7 +93,7 @@ def cut_windows(
   windows = Windows(
     tokens=np.zeros((len(starts), length), np.int32),
     token_types=np.zeros((len(starts), length), np.int32),
-    lengths=(len(head) + ends - starts + 1).astype(np.int32),
+    lengths=(len(head) + ends - starts + len(form.tail)).astype(np.int32),
     labels=np.zeros((len(starts), 2), np.int32),
     offsets=np.zeros((0, 0, 2), np.int32),
     best_context=np.zeros((len(starts), length), np.int32),
@@ -106,8 +106,9 @@ def cut_windows(
     inside = slice(len(head), len(head) + end - start)
     windows.tokens[row, : len(head)] = head
     windows.tokens[row, inside] = passage[start:end]
-    windows.tokens[row, inside.stop] = form.sep
+    windows.tokens[row, inside.stop : inside.stop + len(form.tail)] = form.tail
     windows.token_types[row, inside.start : inside.stop + 1] = form.typed
+    windows.token_types[row, inside.stop + 1 : inside.stop + len(form.tail)] = 2  # XLNet's <cls>
     windows.best_context[row, inside] = best[start:end] == row
     if answer is not None and start <= answer[0] and answer[1] < end:
       windows.labels[row] = len(head) + np.array(answer) - start

@@ -152,7 +152,7 @@ def writes_scores(config: TransformerConfig, queries: int, keys: int, platform: 
   """Returns whether a train step's attention materializes its scores."""
   rate = config.attention_dropout
   case = AttentionSpec(config.compute_dtype, config.head_dim, queries, keys, dropout=rate > 0.0)
-  case = dataclasses.replace(case, disentangled=config.positions == "disentangled")
+  case = dataclasses.replace(case, positions=config.positions)
   with compile_for(platform) if platform else contextlib.nullcontext():
     return queries * keys > 0 and choose_backend(config.attention_backend, case)[0] == "xla"
 
@@ -170,7 +170,7 @@ def _logits(model: nn.Module, lengths: Mapping[str, int]) -> float:
 
 def predicted_positions(model: nn.Module, length: int) -> int:
   """Returns the number of positions per row for which an encoder computes logits in training."""
-  share = getattr(model, "predicted_share", 1.0)
+  share, length = getattr(model, "predicted_share", 1.0), length - getattr(model, "memory_length", 0)
   return length if share >= 1.0 else predictions_per_row(share, length)
 
 

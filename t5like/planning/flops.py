@@ -6,6 +6,7 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
     self-attention    4 B L d (a + c)  +  4 B L L a    query, output, key, value; scores and mixing
       window          4 B L W a instead, where a query sees W < L keys
       disentangled    8 B L L a  +  4 R d a            both terms for 2 L distances; projections of a table of R rows
+      transformer_xl  4 B L L a  +  4 L d a  +  4 B L a   positions of 2 L distances; their projection; segments
       convolution     2 B L w d d                      of width w
     cross-attention   4 B L d a  +  4 B K d c  +  4 B L K a
     mlp               4 B L d f   (6 B L d f when gated)
@@ -17,6 +18,8 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
     BERT's heads      2 B L d E  before the output;  2 B d d + 4 B d  for the pooler and next-sentence prediction;
                       2 B L (d d + d)  for ELECTRA's discriminator
     ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
+    XLNet             the layers for L tokens and P predictions, whose scores are those of L queries; a memory adds its
+                      keys, and its own forward pass; no head before the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
@@ -34,7 +37,8 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from t5like.models import ELECTRA, SpanBERT
+from t5like.models import ELECTRA, SpanBERT, XLNet
+from t5like.models.bert import predictions_per_row
 from t5like.models.config import TransformerConfig
 from t5like.models.modifications.experts import capacity
 from t5like.models.modifications.outputs import cluster_width
@@ -66,6 +70,8 @@ def forward_flops_by_part(
     if config.positions == "disentangled":
       table = 2 * config.relative_buckets * layers * bool(length)
       parts[f"{stack} attention"] += 8 * tokens * length * a + 4 * table * d * a
+    if config.positions == "transformer_xl":
+      parts[f"{stack} attention"] += 4 * tokens * (length + 1) * a + 4 * layers * length * d * a
     if stack == "decoder" and encoder_length:
       keys = rows * encoder_length * layers
       parts["cross-attention"] = 4 * d * (tokens * a + keys * c) + 4 * tokens * encoder_length * a
@@ -77,7 +83,8 @@ def forward_flops_by_part(
   if has_output and (decoder_length or config.mlm_head):
     products = output_products(config) if decoder_length else [(width, config.vocab_size)]
     parts["output"] = sum(2 * rows * (decoder_length or encoder_length) * k * n for k, n in products)
-  heads = 0 if decoder_length or not config.mlm_head else 2 * rows * encoder_length * d * width
+  transforms = config.mlm_head and not decoder_length and config.positions != "transformer_xl"
+  heads = 0 if not transforms else 2 * rows * encoder_length * d * width
   heads += 2 * rows * d * d if config.pooler else 0
   heads += 2 * rows * encoder_length * (d * d + d) if config.discriminator_head else 0
   parts["heads"] = heads + (2 * rows * d * 2 if config.nsp_head else 0)
@@ -121,6 +128,8 @@ def model_flops_by_part(
     parts, tokens = forward_flops_by_part(config, rows, encoder_length), rows * encoder_length
     second = 2 * tokens * (3 * config.embed_dim + model.position_dim) * config.embed_dim
     return parts | {"heads": parts["heads"] + second, "output": 2 * parts["output"]}
+  if isinstance(model, XLNet) and config.mlm_head and has_output:
+    return _two_stream_flops(model, rows, encoder_length)
   if not isinstance(model, ELECTRA) or not config.mlm_head:
     return forward_flops_by_part(config, rows, encoder_length, decoder_length, has_output)
   headless = dataclasses.replace(config, mlm_head=False, discriminator_head=False)
@@ -132,6 +141,25 @@ def model_flops_by_part(
     "generator": sum(inside.values()) + 2 * 2 * tokens * embedded * generator.embed_dim,
     "output": 2 * tokens * embedded * config.vocab_size,
   }
+
+
+def _two_stream_flops(model: XLNet, rows: int, encoder_length: int) -> dict[str, int]:
+  """Returns the FLOPs of XLNet's forward pass in pre-training; its memory, without backward pass, counts a third."""
+  config = dataclasses.replace(model.config, mlm_head=False)
+  memory = model.memory_length
+  length, layers, a = encoder_length - memory, config.num_encoder_layers, config.num_heads * config.head_dim
+  predictions = predictions_per_row(model.predicted_share, length) if model.predicted_share < 1.0 else length
+  keys, tokens = length + memory, rows * layers * (length + predictions)
+  products = 2 * config.embed_dim * a * (2 * tokens + 2 * rows * layers * keys + layers * (length + keys))
+  scores = 2 * 2 * rows * layers * length * a * (3 * keys + length + 2)  # contents, distances, segments, mixing
+  moved = 4 * rows * layers * predictions * length * a if model.predicted_share < 1.0 else 0
+  parts = {
+    "encoder attention": products + scores + moved,
+    "encoder MLP": (6 if config.gated_mlp else 4) * tokens * config.embed_dim * config.mlp_dim,
+    "output": 2 * rows * predictions * config.embed_dim * config.vocab_size,
+  }
+  read = sum(forward_flops_by_part(config, rows, memory).values()) if memory else 0
+  return parts | ({"memory": read // 3} if read else {})
 
 
 def step_flops_by_part(

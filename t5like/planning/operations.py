@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import flax.linen as nn
 import jax.numpy as jnp
 
-from t5like.models import ELECTRA, SpanBERT
+from t5like.kernels.attention import RELATIVE_TERMS
+from t5like.models import ELECTRA, SpanBERT, XLNet
 from t5like.models.config import TransformerConfig
 from t5like.models.modifications.experts import capacity
 from t5like.planning.activations import predicted_positions, writes_scores
@@ -73,6 +74,8 @@ def layer_operations(model: nn.Module, share: DeviceShare) -> Iterator[Operation
       continue
     for operation in _layer(config, share, stack, length):
       yield dataclasses.replace(operation, count=operation.count * layers)
+    if isinstance(model, XLNet) and config.mlm_head:
+      yield from _query_stream(model, share)
     tokens, width = share.rows * length, config.dtype.itemsize
     yield Operation(
       "embedding", "memory", 0, 8 * tokens * config.embedding_width * width, kernels=4
@@ -105,6 +108,28 @@ def _generator(model: ELECTRA, share: DeviceShare) -> Iterator[Operation]:
   predicted = share.rows * predicted_positions(model, share.encoder_length)
   size = jnp.dtype(discriminator.logits_dtype).itemsize
   yield Operation("generator", "memory", 0, predicted * discriminator.vocab_size / share.tensor * size)
+
+
+def _query_stream(model: XLNet, share: DeviceShare) -> Iterator[Operation]:
+  """Yields the operations of XLNet's predictions in all layers; their scores are those of all positions.
+
+  The memory counts as other tokens do: its backward pass, which it does not have, as the price of its keys.
+  """
+  config, length = model.config, share.encoder_length
+  d, a, f = config.embed_dim, config.num_heads * config.head_dim // share.tensor, config.mlp_dim // share.tensor
+  tokens, part = share.rows * predicted_positions(model, length), "encoder attention"
+  operations = [
+    *_product(config, share, part, tokens, d, a),
+    *_product(config, share, part, tokens, a, d),
+    *_attention(config, share, part, length, length, False, False),
+    *_residual(config, share, part, tokens),
+    *_product(config, share, "encoder MLP", tokens, d, f),
+    *_product(config, share, "encoder MLP", tokens, f, d),
+    _activation(config, "encoder MLP", tokens * f),
+    *_residual(config, share, "encoder MLP", tokens),
+  ]
+  for operation in operations:
+    yield dataclasses.replace(operation, count=operation.count * config.num_encoder_layers)
 
 
 def _layer(config: TransformerConfig, share: DeviceShare, stack: str, length: int) -> Iterator[Operation]:
@@ -182,9 +207,9 @@ def _attention(
   for size in inner.values():
     moved = ends + share.score_bytes * pairs
     yield Operation(part, "product", 2.0 * pairs * config.head_dim, moved, size, count=3 + again)
-  if config.positions == "disentangled":  # for 2 keys distances; written, then shifted
-    moved = ends + 4 * share.score_bytes * pairs
-    yield Operation(part, "product", 4.0 * pairs * config.head_dim, moved, config.head_dim, count=2 * (3 + again))
+  if config.positions in RELATIVE_TERMS:  # for 2 keys distances; written, then shifted; DeBERTa has two such terms
+    moved, terms = ends + 4 * share.score_bytes * pairs, 2 if config.positions == "disentangled" else 1
+    yield Operation(part, "product", 4.0 * pairs * config.head_dim, moved, config.head_dim, count=terms * (3 + again))
   # Adds bias and mask, takes maximum, sum and quotient; the same backward.
   dropped = _dropout_rate(config, config.attention_dropout_rate) > 0
   moved = pairs * (4 * share.score_bytes + 2 * width + 5 * dropped)
@@ -235,7 +260,7 @@ def _output(model: nn.Module, share: DeviceShare) -> Iterator[Operation]:
   products = output_products(config) if share.decoder_length else [(config.embedding_width, config.vocab_size)]
   for k, n in products:
     yield from _product(plain, share, "output", tokens, k, -(-n // share.tensor))
-  if not share.decoder_length:
+  if not share.decoder_length and not isinstance(model, XLNet):
     width = model.generator_config.embed_dim if isinstance(model, ELECTRA) else config.embed_dim
     yield from _product(config, share, "heads", tokens, width, config.embedding_width)
   size = jnp.dtype(config.logits_dtype).itemsize

@@ -132,4 +132,6 @@ def features(objective: Objective, vocabulary: seqio.Vocabulary) -> dict[str, se
   named = {"inputs": text, "targets": text, "token_types": flags, "weights": flags}
   if objective.labels_rows:
     named["labels"] = seqio.Feature(seqio.PassThroughVocabulary(2), add_eos=False, rank=0)
+  if objective.orders_tokens:
+    named["order"] = seqio.Feature(seqio.PassThroughVocabulary(0), add_eos=False)
   return named

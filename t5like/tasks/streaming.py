@@ -178,7 +178,7 @@ def _unpadded(values: Mapping[str, np.ndarray], masked: bool) -> StreamBatch:
   if not masked:
     return StreamBatch(Pairs(texts("inputs"), texts("targets")))
   parts = {name: values[name] for name in ("targets", "weights", "token_types")}
-  return StreamBatch(Masked(texts("inputs"), **parts, labels=values.get("labels")))
+  return StreamBatch(Masked(texts("inputs"), **parts, labels=values.get("labels"), order=values.get("order")))
 
 
 def _packed(dataset: tf.data.Dataset, lengths: Mapping[str, int]):

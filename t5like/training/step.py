@@ -56,6 +56,8 @@ def random_key(seed: jax.Array, step: jax.Array, purpose: str, microbatch: jax.A
   """Returns the key for one purpose in one step, so that a restarted run draws the same values."""
   key = jax.random.fold_in(jax.random.key(seed, impl=HASHED), step)
   key = jax.random.fold_in(key, zlib.crc32(purpose.encode()))
+  # Computed once. XLA for CPUs would inline the hashes in every dropout: XLNet took minutes to compile.
+  key = jax.random.wrap_key_data(jax.lax.optimization_barrier(jax.random.key_data(key)), impl=HASHED)
   return key if microbatch is None else jax.random.fold_in(key, microbatch)
 
 

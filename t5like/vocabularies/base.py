@@ -38,6 +38,7 @@ class Vocabulary(abc.ABC):
   sep_id: int | None = None
   mask_id: int | None = None
   opens_texts: bool = False  # Hugging Face's tokenizer puts `bos_id` before every text (Llama)
+  cls_last: bool = False  # `cls_id` is the last token of a row (XLNet)
   sentinel_ids: tuple[int, ...] = ()  # in order of use: the first span gets the first
 
   @property

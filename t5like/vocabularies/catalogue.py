@@ -11,7 +11,7 @@ from t5like.files import storage
 from t5like.vocabularies.base import Vocabulary
 from t5like.vocabularies.byte import ByteVocabulary
 from t5like.vocabularies.sentencepiece import LLAMA_FILE, SentencePieceVocabulary
-from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens
+from t5like.vocabularies.tokenizer_config import SETTINGS, added_tokens, tokenizer_settings
 
 EMBEDDED_FOLDER = Path(__file__).parent / "embedded"
 EMBEDDED = {
@@ -98,6 +98,9 @@ def vocabulary_in(folder: Path) -> Path | None:
   path = next((folder / file for file in FILES if (folder / file).is_file()), None)
   if path is not None and path.name == "vocab.json" and _splits_otherwise(folder / _TOKENIZER):
     return folder / _TOKENIZER
+  if path is not None and str(tokenizer_settings(path).get("tokenizer_class")).startswith("XLNet"):
+    # XLNet's tokenizer removes accents before SentencePiece.
+    path = folder / _TOKENIZER if (folder / _TOKENIZER).is_file() else path
   if path is None or path.name == _TOKENIZER or not (missing := _missing_tokens(path)):
     return path
   if (folder / _TOKENIZER).is_file():

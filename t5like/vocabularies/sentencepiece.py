@@ -27,8 +27,8 @@ class SentencePieceVocabulary(Vocabulary):
 
   `extra_ids` sentinels follow the model's own pieces in reverse: `<extra_id_0>`, the first span's
   sentinel, has the highest id. The default is 100, as in T5, or the number in Hugging Face's settings
-  next to the model (UMT5: 300), or 0 if the model has sentinels among its pieces, as mT5's does, or is called
-  tokenizer.model, as Llama's and Mistral's, whose texts begin with <s>.
+  next to the model (UMT5: 300), or 0 if the model has sentinels among its pieces, as mT5's does, is called
+  tokenizer.model, as Llama's and Mistral's, whose texts begin with <s>, or has XLNet's <cls>, which ends a row.
   As in seqio, a sentinel in a text is recognized as a separate word; Hugging Face's T5 tokenizer also
   recognizes it inside words, and `</s>` and `<pad>`, which are plain text here.
   """
@@ -41,7 +41,8 @@ class SentencePieceVocabulary(Vocabulary):
       raise UserError(f"cannot read the vocabulary {path}", because=error.strerror) from None
     own = _load(model, path)
     if extra_ids is None:
-      extra_ids = 0 if any(map(_SENTINEL.fullmatch, _pieces(own))) else _default_sentinels(self.path)
+      has_own = any(map(_SENTINEL.fullmatch, _pieces(own))) or _is_xlnet(own)
+      extra_ids = 0 if has_own else _default_sentinels(self.path)
     self.extra_ids = extra_ids
     self._processor = _load(model + _sentinel_pieces(extra_ids), path)
     self.fingerprint = fingerprint_of(model, extra_ids)
@@ -57,6 +58,8 @@ class SentencePieceVocabulary(Vocabulary):
       self.opens_texts = tokenizer_settings(self.path).get("add_bos_token") is not False
     self.cls_id, self.sep_id = special("[CLS]", "<cls>"), special("[SEP]", "<sep>")
     self.mask_id = special("[MASK]", "<mask>")
+    if _is_xlnet(own):
+      self.cls_last, self.pad_id = True, special("<pad>")
     eos = _present(self._processor.eos_id())
     self.eos_id = self.sep_id if eos is None else eos
     if self.eos_id is None:
@@ -146,6 +149,10 @@ def _load(model: bytes, path: str | Path) -> sentencepiece.SentencePieceProcesso
 
 def _pieces(processor: sentencepiece.SentencePieceProcessor) -> list[str]:
   return processor.id_to_piece(list(range(processor.vocab_size())))
+
+
+def _is_xlnet(processor: sentencepiece.SentencePieceProcessor) -> bool:
+  return all(processor.piece_to_id(name) != processor.unk_id() for name in ("<cls>", "<sep>"))
 
 
 def _present(token: int) -> int | None:

@@ -74,6 +74,8 @@ class SubwordVocabulary(Vocabulary):
     for field in dataclasses.fields(names):
       name = getattr(names, field.name)
       setattr(self, f"{field.name}_id", None if name is None else tokenizer.token_to_id(name))
+    if names.cls == "<cls>":
+      self.cls_last = (self.template or ((), ()))[1][-1:] == (self.cls_id,)
     if self.cls_id is None and self.bos_id is not None:
       around = tokenizer.encode("a").ids
       self.opens_texts = len(around) > 1 and around[0] == self.bos_id and around[-1] != self.eos_id

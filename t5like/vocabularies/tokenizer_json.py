@@ -19,8 +19,8 @@ _SPELLINGS = {
   "eos": ("</s>", "<|endoftext|>", "<eos>", "<|end_of_text|>", "[SEP]"),
   "unk": ("[UNK]", "<unk>"),
   "bos": ("<s>", "<|endoftext|>", "<bos>", "<|begin_of_text|>"),
-  "cls": ("[CLS]",),
-  "sep": ("[SEP]",),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
   "mask": ("[MASK]", "<mask>"),
 }
 

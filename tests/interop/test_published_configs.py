@@ -112,6 +112,10 @@ PUBLISHED = {
   "deberta_v3/base": (FAMILIES["deberta-v2"], DEBERTA | {
     "model_type": "deberta-v2", "vocab_size": 128100, "position_buckets": 256, "norm_rel_ebd": "layer_norm",
     "share_att_key": True}),
+  "xlnet/base": (FAMILIES["xlnet"], {
+    "model_type": "xlnet", "attn_type": "bi", "bi_data": False, "clamp_len": -1, "d_head": 64, "d_inner": 3072,
+    "d_model": 768, "ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12, "n_head": 12,
+    "n_layer": 12, "pad_token_id": 5, "same_length": False, "vocab_size": 32000}),
   "llama/llama3_8b": (DECODERS["llama"], LLAMA),
   "llama/llama3_2_1b": (DECODERS["llama"], LLAMA3_2),
   "mistral/7b": (DECODERS["mistral"], MISTRAL | {
@@ -132,6 +136,7 @@ HEADS = {
   "distilbert": {"vocab_transform.weight"},
   "albert": {"pooler.weight", "predictions.dense.weight", "sop_classifier.classifier.weight"},
   "electra": {"discriminator_predictions.dense.weight"},
+  "xlnet": {"lm_loss.bias"},
   "deberta": {"lm_predictions.lm_head.dense.weight"},
   "deberta_v3": {"lm_predictions.lm_head.dense.weight"},
   **dict.fromkeys(("llama", "mistral", "olmo2"), {"lm_head.weight"}),

@@ -78,7 +78,7 @@ def test_shards_of_both_formats(tmp_path):
     ("gpt1", None, "openai-gpt"),
     ("t5_1_1", None, "t5"),
     ("bert", None, "bert"),
-    ("bert", ["XLNetLMHeadModel"], None),
+    ("bert", ["XLMWithLMHeadModel"], None),
     ("gpt2", ["<script>"], None),
     ("bert", [7], None),
   ],

@@ -18,7 +18,7 @@ def family(name: str) -> dict[str, dict]:
   """Returns the arrays of each class of a family, by name."""
   cases: dict[str, dict] = {}
   with np.load(
-    next(path for folder in ("zoo", "decoders") for path in (GOLDEN / folder).glob(f"{name}.npz"))
+    next(path for folder in ("zoo", "decoders", "") for path in (GOLDEN / folder).glob(f"{name}.npz"))
   ) as arrays:
     for path in arrays.files:
       case, _, array = path.partition("/")

@@ -35,7 +35,7 @@ def test_scores_are_those_of_a_gather(buckets, max_distance, length):
 
 
 def test_no_fused_kernel_is_used_and_the_reason_is_given():
-  spec = AttentionSpec("bfloat16", 64, 512, 512, disentangled=True)
+  spec = AttentionSpec("bfloat16", 64, 512, 512, positions="disentangled")
   for platform in ("gpu", "tpu"):
     name, reason = choose_backend("auto", spec, platform)
     assert name == "xla" and "disentangled positions" in reason

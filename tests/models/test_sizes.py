@@ -14,7 +14,7 @@ import pytest
 import t5like.models.configurables  # noqa: F401
 from t5like.configuration.search_path import shipped_folder
 from t5like.configuration.statements import Permissions, gin_source, read_file
-from t5like.models import BERT, GPT, T5
+from t5like.models import BERT, GPT, T5, XLNet
 
 ROOT = shipped_folder()
 # T5_FACTS section 1: T5 paper and T5 1.1 release; BERT (encoder and pooler); GPT-2 release.
@@ -33,6 +33,7 @@ PUBLISHED = {
   "deberta/base": 138_601_728, "deberta/large": 405_163_008,
   "deberta_v3/xsmall": 70_682_112, "deberta_v3/small": 141_304_320, "deberta_v3/base": 183_831_552,
   "deberta_v3/large": 434_012_160, "deberta_v3/v2_xlarge": 884_593_152,
+  "xlnet/base": 116_718_336, "xlnet/large": 360_268_800,
   "distilbert/base": 66_362_880, "spanbert/base": 108_310_272,
   "roberta/base": 124_645_632, "roberta/large": 355_359_744, "roberta/distil": 82_118_400,
   "xlm_roberta/base": 278_043_648, "xlm_roberta/large": 559_890_432,
@@ -84,7 +85,7 @@ def count(tree) -> int:
 @pytest.mark.parametrize("size", SIZES)
 def test_parameter_counts(size):
   model = model_of(size)
-  assert type(model) in (T5, BERT, GPT)
+  assert type(model) in (T5, BERT, GPT, XLNet)
   # A scanned stack is traced as one layer; other tests check that it has the parameters of an unrolled one.
   shapes = shapes_of(model.clone(config=dataclasses.replace(model.config, scan_layers=True)))
   # The published BERT counts exclude the pre-training heads.

@@ -50,6 +50,7 @@ def test_special_tokens_of_a_vocabulary():
   vocabulary = types.SimpleNamespace(
     vocab_size=9, pad_id=0, bos_id=6, eos_id=1, sentinel_ids=[8, 7], mask_id=None, cls_id=2, sep_id=3,
     special_ids=[4], sentence_end_ids=[5, 6], word_starts=starts, opens_texts=True,
+    cls_last=False,
   )  # fmt: skip
   expected = SpecialTokens(9, 0, 1, (8, 7), 8, 2, 3, 6, True, frozenset({4}), (5, 6))  # the first sentinel is the mask
   found = SpecialTokens.of(vocabulary)
@@ -178,6 +179,7 @@ LAYOUTS = {
   "roberta": ((126, 128, 128), SENTENCES, True, True, False),
   "spanbert": ((126, 128, 128), DOCUMENT, False, True, False),
   "albert": ((125, 128, 128), DOCUMENT, False, True, False),
+  "xlnet": ((125, 128, 128), STREAM, True, True, False),
   "bart": ((127, 128, 128), STREAM, False, True, False),
   "mass": ((127, 128, 65), STREAM, False, True, False),  # 63.5 to even, and end-of-sequence
   "permuted_lm": ((127, 128, 43), STREAM, False, True, False),  # 21 tokens and their sentinels
@@ -198,7 +200,7 @@ def test_layouts(name):
 
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_inputs_that_are_too_short_are_refused(name):
-  eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name == "permuted_lm"
+  eight = isinstance(CATALOGUE[name], MaskedLM | Bart | UL2) or name in ("permuted_lm", "xlnet")
   least = 8 if eight else 2 if name.endswith("lm") and name != "prefix_lm" else 4
   assert CATALOGUE[name].lengths(least).raw > 0
   with pytest.raises(UserError, match=rf": {least - 1} \(expected at least {least}\)"):

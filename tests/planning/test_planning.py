@@ -9,7 +9,7 @@ from train_steps import gpt
 
 from t5like import parallel, planning
 from t5like.data.layouts import blank
-from t5like.models import ELECTRA, GPT
+from t5like.models import ELECTRA, GPT, XLNet
 from t5like.models.bert import BERT
 from t5like.models.config import TransformerConfig
 from t5like.models.t5 import T5
@@ -177,3 +177,19 @@ def test_a_plan_notes_that_packed_rows_may_be_faster(packed, backend, skips):
   planned = dataclasses.replace(planned, memory=planning.MemoryEstimate(1, 1, 1, 1, 1, 1, "at the loss"))
   text = render_plan([planned], planning.price_of(1.0, planned.topology.chip), [])
   assert ("between the examples of a packed row" in text) == skips
+
+
+@pytest.mark.parametrize("memory, share", [(0, 1.0), (3, 1.0), (3, 0.25)])
+def test_the_formula_counts_both_streams_and_the_memory_of_xlnet(memory, share):
+  settings = config(num_decoder_layers=0, positions="transformer_xl", norm_position="post", mlm_head=True)
+  batch = blank("encoder", Lengths(0, 13, 13), 2, packed=False, shifted=False)
+  model = XLNet(settings, predicted_share=share, memory_length=memory)
+  shapes = jax.eval_shape(model.init, jax.random.key(0), batch)
+  found = traced_flops(lambda v: model.apply(v, batch, deterministic=False)["logits"], shapes)
+  parts = model_flops_by_part(model, 2, 13)
+  angles = (2 * (13 - memory) + memory + 2 * memory) * 8  # of sinusoids: the outer product of distances and frequencies
+  # A third of the memory's forward pass is counted, as it has no backward pass.
+  assert found == sum(parts.values()) + 2 * parts.get("memory", 0) + angles
+  predictions = 8 if share < 1 else 13 - memory
+  assert parts["output"] == 2 * 2 * predictions * 8 * 96
+  assert parts["encoder MLP"] == 2 * 4 * 2 * (13 - memory + predictions) * 8 * 16

@@ -123,7 +123,7 @@ class Labeling:
       return "no words to tag"
     pieces = self._model.vocabulary.encode_batch([f" {word}" for word in words])
     tokens = [piece for word in pieces for piece in word]
-    length = self._row_length(len(tokens) + len(self._form.head) + 1)
+    length = self._row_length(len(tokens) + self._form.around)
     if isinstance(length, str):
       return length
     sizes = _ragged([len(word) for word in pieces])
@@ -149,7 +149,7 @@ class Labeling:
 
   def _joined(self, first: str, second: str | None) -> tuple[np.ndarray, np.ndarray] | str:
     ids = self._model.vocabulary.encode_batch([first] if second is None else [first, second])
-    special = len(self._form.head) + 1 + (self._form.separators if second is not None else 0)
+    special = self._form.around + (self._form.separators if second is not None else 0)
     length = self._row_length(sum(map(len, ids)) + special)
     if isinstance(length, str):
       return length

@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from t5like.interop.encoders import albert, bert, deberta, distilbert, electra, roberta
+from t5like.interop.encoders import albert, bert, deberta, distilbert, electra, roberta, xlnet
 
-_MODULES = (bert, roberta, distilbert, albert, electra, deberta)
+_MODULES = (bert, roberta, distilbert, albert, electra, deberta, xlnet)
 # By model_type; also the names of BERT.family.
 FAMILIES: dict[str, ModuleType] = {kind: family for family in _MODULES for kind in family.CLASSES}
 # The beginning of class names, by model_type.

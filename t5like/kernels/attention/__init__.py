@@ -15,6 +15,7 @@ from t5like.errors import UserError, nearest
 from t5like.kernels.attention.disentangled import Disentangled
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, alibi_slopes, bias_matrix, relative_buckets
+from t5like.kernels.attention.transformer_xl import RelativeTerms
 from t5like.kernels.attention.xla import attention_weights, xla_attention
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import (
@@ -26,8 +27,8 @@ from t5like.kernels.platform import (
 )
 
 __all__ = [
-  "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "ShardedAxes", "alibi_slopes", "attention",
-  "attention_weights", "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix",
+  "Alibi", "AttentionSpec", "Disentangled", "Mask", "RelativeBias", "RelativeTerms", "ShardedAxes", "alibi_slopes",
+  "attention", "attention_weights", "bias_matrix", "check_backend", "choose_backend", "compile_for", "mask_matrix",
   "relative_buckets",
 ]  # fmt: skip
 
@@ -55,11 +56,14 @@ class AttentionSpec:
   packed: bool = False  # several examples per row, separated by segment ids
   dropout: bool = False
   cached: bool = False  # a decoding step: queries start at an offset
-  disentangled: bool = False  # DeBERTa's scores of positions
+  positions: str | None = None  # "disentangled" or "transformer_xl": scores have terms of positions
   learned_keys: bool = False  # keys and values that are parameters precede the others
 
 
 UNSHARDED = ShardedAxes()
+# Kinds of positions that add terms to the scores: TransformerConfig.positions, and their names in messages.
+RELATIVE_TERMS = {"disentangled": "disentangled", "transformer_xl": "Transformer-XL"}
+_TERMS = {type(None): None, Disentangled: "disentangled", RelativeTerms: "transformer_xl"}
 
 
 def attention(
@@ -76,7 +80,7 @@ def attention(
   backend: str = "auto",
   axes: ShardedAxes = UNSHARDED,
   prefix: jax.Array | None = None,  # [2, tokens, kv_heads, kv]
-  disentangled: Disentangled | None = None,
+  relative: Disentangled | RelativeTerms | None = None,
 ) -> jax.Array:  # [batch, query, heads, kv]
   """Computes attention; the softmax is in float32 for any input dtype.
 
@@ -93,14 +97,15 @@ def attention(
     has_bias=bias is not None, has_prefix=mask.causal and mask.prefix is not None,
     packed=mask.query_segments is not None,
     dropout=dropout_rate > 0.0 and dropout_key is not None, cached=query_offset is not None,
-    learned_keys=prefix is not None, disentangled=disentangled is not None,
+    learned_keys=prefix is not None,
+    positions=_TERMS[type(relative)],
   )  # fmt: skip
   name, _ = choose_backend(backend, spec)
   dropout = None
   if spec.dropout:
     dropout = AttentionDropout.draw(dropout_key, dropout_rate, query.shape[0], query.shape[2])
   if name == "xla":
-    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix, disentangled)
+    return xla_attention(query, key, value, mask, bias, scale, dropout, query_offset, prefix, relative)
   return _run_sharded(_KERNELS[name](), query, key, value, mask, bias, scale, dropout, axes)
 
 
@@ -232,8 +237,8 @@ def _unsupported_reason(name: str, spec: AttentionSpec) -> str | None:
   """Returns why a back end does not support a call, or None if it does."""
   if spec.cached:
     return "a decoding step reads a KV cache"
-  if spec.disentangled:
-    return "fused attention has no disentangled positions"
+  if spec.positions in RELATIVE_TERMS:
+    return f"fused attention has no {RELATIVE_TERMS[spec.positions]} positions"
   if spec.learned_keys:
     return "fused attention has no learned prefix"
   if spec.dropout and name == "cudnn":

@@ -63,10 +63,10 @@ def _at(projected: jax.Array, distances: np.ndarray, table: Disentangled) -> jax
 
 
 def shift(x: jax.Array) -> jax.Array:
-  """Returns y[..., i, j] = x[..., i, j - i + n - 1] of x [..., n, 2 n].
+  """Returns y[..., i, j] = x[..., i, j - i + n - 1] of x [..., n, n + m]: [..., n, m].
 
-  Reading rows of 2 n as rows of 2 n - 1, from entry n - 1 on, shifts row i left by i: no index is computed.
+  Reading rows of n + m as rows of n + m - 1, from entry n - 1 on, shifts row i left by i: no index is computed.
   """
   *batch, n, wide = x.shape
   flat = x.reshape(*batch, n * wide)[..., n - 1 : n - 1 + n * (wide - 1)]
-  return flat.reshape(*batch, n, wide - 1)[..., :n]
+  return flat.reshape(*batch, n, wide - 1)[..., : wide - n]

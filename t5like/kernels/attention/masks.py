@@ -23,6 +23,11 @@ class Mask:
                   [batch, query], [batch, key], 0 or more: only keys of the same
                   packed example.
   key_valid       [batch, key], nonzero on real tokens.
+  query_order, key_order
+                  [batch, query], [batch, key]: only keys whose order is at
+                  most the query's (XLNet's permutations).
+  own             a query also sees the key at its own index, counted from the
+                  end of both, whatever the conditions say (XLNet's padding).
   window          only keys less than this number of positions away, in both
                   directions (Mistral's sliding window, if causal).
   right_padded    promises that all padding in `key_valid` follows the tokens:
@@ -36,6 +41,9 @@ class Mask:
   key_valid: jax.Array | None = None
   right_padded: bool = static(False)
   window: int | None = static(None)
+  query_order: jax.Array | None = None
+  key_order: jax.Array | None = None
+  own: bool = static(False)
 
 
 def mask_matrix(
@@ -58,11 +66,15 @@ def mask_matrix(
     allowed.append(mask.query_segments[:, :, None] == mask.key_segments[:, None, :])
   if mask.key_valid is not None:
     allowed.append(mask.key_valid.astype(bool)[:, None, :])
+  if mask.query_order is not None:
+    allowed.append(mask.key_order[:, None, :] <= mask.query_order[:, :, None])
   if not allowed:
     return None
   combined = allowed[0]
   for condition in allowed[1:]:
     combined = combined & condition
+  if mask.own:
+    combined = combined | (query_index + key_length - query_length == key_index)
   return combined[:, None, :, :]
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from t5like.kernels.attention.disentangled import Disentangled, disentangled_scores
 from t5like.kernels.attention.masks import Mask, mask_matrix
 from t5like.kernels.attention.relative_bias import Alibi, RelativeBias, bias_by_distance, bias_matrix, skew
+from t5like.kernels.attention.transformer_xl import RelativeTerms, relative_scores
 from t5like.kernels.dropout import AttentionDropout
 from t5like.kernels.platform import target_platform
 from t5like.kernels.products import product
@@ -26,13 +27,13 @@ _BLOCK = 512  # queries
 def xla_attention(
   query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
   dropout: AttentionDropout | None = None, query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
-  disentangled: Disentangled | None = None,
+  relative: Disentangled | RelativeTerms | None = None,
 ) -> jax.Array:  # fmt: skip
   """Computes attention; arguments as in `attention`."""
   lengths = query.shape[1], key.shape[1]
-  if _is_long(*lengths) and all(x is None for x in (dropout, query_offset, mask.prefix, prefix, disentangled)):
+  if _is_long(*lengths) and all(x is None for x in (dropout, query_offset, mask.prefix, prefix, relative)):
     return _in_blocks(query, key, value, mask, bias, scale)
-  weights = attention_weights(query, key, mask, bias, scale, query_offset, prefix, disentangled).astype(value.dtype)
+  weights = attention_weights(query, key, mask, bias, scale, query_offset, prefix, relative).astype(value.dtype)
   learned = 0 if prefix is None else prefix.shape[1]
   if dropout is not None:
     keep = dropout.keep(lengths[0], learned + lengths[1])
@@ -43,13 +44,16 @@ def xla_attention(
 
 def attention_weights(
   query: jax.Array, key: jax.Array, mask: Mask, bias: RelativeBias | Alibi | None, scale: float,
-  query_offset: jax.Array | None = None, prefix: jax.Array | None = None, disentangled: Disentangled | None = None,
+  query_offset: jax.Array | None = None, prefix: jax.Array | None = None,
+  relative: Disentangled | RelativeTerms | None = None,
 ) -> jax.Array:  # fmt: skip
   """Returns the softmax of scores, [batch, heads, query, key] float32; the keys of a prefix come first."""
   lengths = query.shape[1], key.shape[1]
   scores = scale * _scores("bkhd", query, key)
-  if disentangled is not None:
-    scores = scores + scale * disentangled_scores(query, key, disentangled)
+  if isinstance(relative, Disentangled):
+    scores = scores + scale * disentangled_scores(query, key, relative)
+  elif relative is not None:
+    scores = scores + scale * relative_scores(relative)
   if bias is not None:
     scores = scores + bias_matrix(bias, *lengths, query_offset)
   allowed = mask_matrix(mask, *lengths, query_offset)

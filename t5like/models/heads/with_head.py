@@ -216,6 +216,7 @@ _FAMILIES = {
   "xlm-roberta": _CLS_AND_TANH,
   "distilbert": {"pooling": "cls", "hidden": "relu", "pooled_dropout_rate": 0.0},
   "electra": {"pooling": "cls", "hidden": "gelu_erf"},
+  "xlnet": {"pooling": "last", "hidden": "tanh", "pooled_dropout_rate": 0.0},
   **dict.fromkeys(("deberta", "deberta-v2"), _CLS_AND_GELU),
 }
 # Of multiple choice, where they are others.

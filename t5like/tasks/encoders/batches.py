@@ -12,6 +12,7 @@ _SPEC = seqio.FeatureConverter.FeatureSpec
 _PER_TOKEN = {
   "inputs": "encoder_input_tokens",
   "token_types": "encoder_token_types",
+  "order": "encoder_order",
   "targets": "encoder_target_tokens",
   "weights": "encoder_loss_weights",
 }
