@@ -18,6 +18,7 @@ from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.row_order import PooledOrder
 from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
 from t5like.data.task_record import TaskRecord, changed_code, read_record
+from t5like.data.windows import WindowRows
 
 __all__ = [
   "Batches",
@@ -36,6 +37,7 @@ __all__ = [
   "PhaseRows",
   "TaskRecord",
   "TokenCache",
+  "WindowRows",
   "build_cache",
   "cache_folder",
   "changed_code",

@@ -22,6 +22,7 @@ from t5like.evaluation.scorable import check_scorable
 from t5like.evaluation.scoring import check_functions
 from t5like.experiments import seqio_process as task_process
 from t5like.experiments.compatibility import (
+  check_carried,
   check_layout,
   check_splits,
   check_vocabulary,
@@ -147,6 +148,7 @@ def prepare(experiment: Experiment, dry_run: bool = False, init: GivenParameters
     experiment = resolve_head(experiment, members)
   plain, experiment = experiment, experiment.tuned()
   check_layout(experiment.model, experiment.objective)
+  check_carried(experiment)
   check_rates(experiment.optimizer, experiment.steps)
   mesh = parallel.make_mesh(experiment.mesh)
   check_splits(experiment.model.config, mesh)

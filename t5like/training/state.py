@@ -24,6 +24,8 @@ class TrainState(struct.PyTreeNode):
   params: Any
   opt_state: Any
   seed: jax.Array  # uint32 scalar: everything random is derived from it, the step and a purpose
+  # What a recurrent model carries from batch to batch, [rows, ...]; None unless batches have `decoder_continues`.
+  carry: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ def initial_state(model: nn.Module, optimizer: Optimizer, batch: Any, seed: int)
     params=params,
     opt_state=optimizer.transformation.init(params),
     seed=jnp.asarray(seed, jnp.uint32),
+    carry=model.initial_carry(batch["decoder_continues"].shape[0]) if "decoder_continues" in batch else None,
   )
 
 
@@ -55,6 +58,7 @@ def state_spec(model: nn.Module, optimizer: Optimizer, batch: Any, mesh: Mesh) -
     params=params,
     opt_state=parallel.shardings_like_parameters(shapes.opt_state, shapes.params, params, mesh),
     seed=parallel.replicated(mesh),
+    carry=jax.tree.map(lambda _: parallel.batch_sharding(mesh), shapes.carry),
   )
   return StateSpec(shapes, shardings)
 
