@@ -1,4 +1,4 @@
-"""Reads and writes the weights of AWD-LSTM with fastai's names, as safetensors or torch's state dict (no pickle runs)."""
+"""Reads and writes the weights of AWD-LSTM with fastai's names: safetensors, or a state dict of torch."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ a = heads * head_dim (c for the heads of keys), mlp f, vocab V, a forward pass i
     ELECTRA           layers of both models; for the generator, of width g, 4 B L E g around its layers, and the output
     SpanBERT          2 B L (3 d + 200) d  for the second head, with another output
     LSTM              8 B L h (i + o)  +  2 B L h o if projected, with a cell of h, input i, output o
-    ELMo              both directions; for words of C characters, 2 B L c sum((C - w + 1) w n) and 4 B L F F a highway layer
+    ELMo              both directions; for words of C characters 2 B L c sum((C - w + 1) w n) and 4 B L F F a highway
 
 and a train step three times that: the backward pass has two products for each of the forward pass. Causal attention
 and packed rows count in full, and all positions count in the output even if only masked ones are predicted: kernels

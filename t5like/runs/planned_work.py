@@ -32,7 +32,7 @@ def planned_work(experiment: Experiment) -> list[Work]:
   """
   if isinstance(experiment.model.config, RecurrentConfig):
     raise UserError(
-      f"plans do not cover recurrent models such as {type(experiment.model).__name__}: their steps run one after another",
+      f"plans do not cover recurrent models such as {type(experiment.model).__name__}: positions run one by one",
       try_="t5like train --dry_run, which counts parameters, FLOPs and the memory of the state",
     )
   plain = resolve_head(experiment)

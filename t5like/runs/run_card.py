@@ -174,9 +174,7 @@ def _computation_texts(experiment: Experiment, lengths: Lengths) -> dict[str, st
   """Returns how layers and attention are computed."""
   config = experiment.model.config
   if isinstance(config, RecurrentConfig):
-    carried = (
-      "their state is carried from batch to batch" if experiment.carries_state else "every row starts from zeros"
-    )
+    carried = "the state is carried from batch to batch" if experiment.carries_state else "every row starts from zeros"
     return {"layers": f"a loop over the positions of a row; {carried}"}
   attention = describe_backend(
     config,

@@ -1,4 +1,4 @@
-"""AWD-LSTM (Merity et al. 2018), the language model of ULMFiT (Howard and Ruder 2018), with fastai's sizes and names."""
+"""AWD-LSTM (Merity et al. 2018), the language model of ULMFiT (Howard and Ruder 2018), with fastai's sizes."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""An LSTM over the positions of a batch, with the projection of Sak et al. 2014 and weight drop where a model has them."""
+"""An LSTM over the positions of a batch, with projection (Sak et al. 2014) and weight drop where a model has them."""
 
 from typing import NamedTuple
 
