@@ -30,6 +30,9 @@ _FREE_FIELDS = {
   "dropout_rate", "attention_dropout_rate", "mlp_dropout_rate", "final_dropout", "initializer", "initializer_stddev",
   "scale_residual_init", "compute_dtype", "logits_dtype", "remat", "attention_backend", "layer_loop",
   "expert_capacity", "balance_loss", "router_z_loss",
+  # Of recurrent models.
+  "embedding_dropout", "input_dropout", "hidden_dropout", "weight_dropout", "output_dropout", "dropout",
+  "activation_penalty", "temporal_penalty",
 }  # fmt: skip
 # Fields that earlier checkpoints do not have. Their defaults are what the code did before.
 LATER_FIELDS = {

@@ -76,6 +76,8 @@ class AWDLSTM(Tunable):
 
   config: AWDLSTMConfig
 
+  family = "awd_lstm"
+
   def setup(self):
     config = self.config
     self.token_embedder = Embedder(config)

@@ -87,6 +87,7 @@ class ELMo(Tunable):
   config: ELMoConfig
   characters: CharacterTable | None = None
 
+  family = "elmo"
   bidirectional = True  # hidden states depend on words to the right: padding must be marked
 
   def setup(self):
