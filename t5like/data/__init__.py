@@ -16,9 +16,8 @@ from t5like.data.label_features import LABEL_FEATURES, LabelEncoder
 from t5like.data.labeled_rows import LabeledRows, LabelForm, labeled_rows
 from t5like.data.mixture_file import read_mixture, write_mixture
 from t5like.data.row_order import PooledOrder
-from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource
+from t5like.data.rows import CorpusRows, ExampleRows, MixtureRows, RowSource, WindowRows
 from t5like.data.task_record import TaskRecord, changed_code, read_record
-from t5like.data.windows import WindowRows
 
 __all__ = [
   "Batches",

@@ -73,6 +73,7 @@ def model_fingerprint(config: TransformerConfig, vocabulary: Vocabulary | None) 
   """Returns what defines the meaning of parameters: the model's structure and the vocabulary (None if unknown)."""
   fields = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE_FIELDS}
   fields = {k: v for k, v in fields.items() if k not in LATER_FIELDS or v != LATER_FIELDS[k]}
+  fields = {k: [*map(list, v)] if isinstance(v, tuple) else v for k, v in fields.items()}  # as JSON stores them
   return fields | {"vocabulary": vocabulary.fingerprint if vocabulary else None}
 
 

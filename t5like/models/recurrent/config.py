@@ -128,6 +128,8 @@ class ELMoConfig(RecurrentConfig):
   filters      (width, number) of the convolutions over the characters of a word
   """
 
+  initializer: ClassVar[str] = "fan_in"
+
   char_dim: int = 16
   num_chars: int = 262
   chars_per_word: int = 50

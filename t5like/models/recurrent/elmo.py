@@ -6,14 +6,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from t5like.errors import UserError
 from t5like.kernels.cross_entropy import cross_entropy
 from t5like.kernels.lookup import look_up
 from t5like.models.auxiliary import Auxiliary
 from t5like.models.embedder import LogitsDense
-from t5like.models.layers import Dropout, add_bias, dense, relu
+from t5like.models.layers import Dense, Dropout, add_bias, dense, kernel_init, relu
 from t5like.models.recurrent.characters import CharacterTable
 from t5like.models.recurrent.config import ELMoConfig
-from t5like.models.recurrent.lstm import LSTM, LSTMState
+from t5like.models.recurrent.lstm import LSTM, LSTMState, uniform
 from t5like.models.recurrent.streams import continued
 from t5like.models.tuning import Tunable
 
@@ -29,17 +30,16 @@ class CharacterEncoder(nn.Module):
   @nn.compact
   def __call__(self, characters: jax.Array) -> jax.Array:  # [rows, length, characters] -> [rows, length, embed]
     config, dtype = self.config, jnp.dtype(self.config.param_dtype)
-    plain = lambda *axes: nn.with_logical_partitioning(nn.initializers.normal(0.05), axes)  # noqa: E731
+    plain = lambda bound, axes: nn.with_logical_partitioning(uniform(bound), (None,) * axes)  # noqa: E731
     zeros = nn.with_logical_partitioning(nn.initializers.zeros, (None,))
     act = {"relu": relu, "tanh": jnp.tanh}[config.activation]
-    table = self.param("embedding", plain(None, None), (config.num_chars, config.char_dim), dtype)
+    table = self.param("embedding", plain(1.0, 2), (config.num_chars, config.char_dim), dtype)
     words = characters.reshape(-1, characters.shape[-1])
     x = look_up(table, words, config.dtype)  # [words, characters, char_dim]
     found = []
     for number, (width, count) in enumerate(config.filters):
-      kernel = self.param(
-        f"convolution_{number}_kernel", plain(None, None, None), (width, config.char_dim, count), dtype
-      )
+      shape = (width, config.char_dim, count)
+      kernel = self.param(f"convolution_{number}_kernel", plain(0.05, 3), shape, dtype)
       bias = self.param(f"convolution_{number}_bias", zeros, (count,), dtype)
       y = jax.lax.conv_general_dilated(
         x, kernel.astype(config.dtype), (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
@@ -47,10 +47,19 @@ class CharacterEncoder(nn.Module):
       found.append(act(add_bias(jnp.max(y, axis=1), bias)))
     x = jnp.concatenate(found, axis=-1)  # [words, filters]
     for number in range(config.num_highways):
-      gate = jax.nn.sigmoid(dense(config, x.shape[-1], ("embed", "mlp"), name=f"highway_{number}_gate")(x))
+      gate = jax.nn.sigmoid(_gate(config, x.shape[-1], f"highway_{number}_gate")(x))
       x = gate * act(dense(config, x.shape[-1], ("embed", "mlp"), name=f"highway_{number}")(x)) + (1 - gate) * x
     x = dense(config, config.embed_dim, ("mlp", "embed"), name="project")(x)
     return x.reshape(*characters.shape[:2], config.embed_dim)
+
+
+def _gate(config: ELMoConfig, width: int, name: str) -> Dense:
+  """Builds the layer of a gate that lets its input pass at first: bias -2 (Srivastava et al. 2015)."""
+  return Dense(
+    width, dtype=config.dtype, param_dtype=jnp.dtype(config.param_dtype), name=name,
+    kernel_init=nn.with_logical_partitioning(kernel_init(config), ("embed", "mlp")),
+    bias_init=nn.with_logical_partitioning(nn.initializers.constant(-2.0), ("mlp",)),
+  )  # fmt: skip
 
 
 class Direction(nn.Module):
@@ -104,6 +113,11 @@ class ELMo(Tunable):
   @property
   def batch_layout(self) -> str:
     return "decoder"
+
+  @property
+  def state_width(self) -> int:
+    """The width of hidden states, which are those of both directions."""
+    return 2 * self.config.embed_dim
 
   @nn.nowrap
   def initial_carry(self, rows: int) -> States:
@@ -164,6 +178,8 @@ class ELMo(Tunable):
 
   def project(self, hidden: jax.Array) -> jax.Array:
     """Returns logits of one direction's states: [..., embed] -> [..., vocab]."""
+    if hidden.shape[-1] != self.config.embed_dim:
+      raise UserError("ELMo reads a text in both directions: it embeds and classifies, and does not score or generate")
     return add_bias(self.logits_dense(hidden), self.output_bias)
 
   def _spell(self, tokens: jax.Array) -> jax.Array:

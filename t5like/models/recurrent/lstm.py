@@ -49,14 +49,14 @@ class LSTM(nn.Module):
     x [rows, length, in]; where `valid` [rows, length] is False, the state stays as it is and the output is 0.
     """
     config, dtype = self.config, jnp.dtype(self.config.param_dtype)
-    uniform = _uniform(self.features**-0.5)
+    spread = uniform(self.features**-0.5)
     gates = Dense(
       4 * self.features, dtype=config.dtype, param_dtype=dtype, name="input",
-      kernel_init=nn.with_logical_partitioning(uniform, ("embed", "mlp")),
+      kernel_init=nn.with_logical_partitioning(spread, ("embed", "mlp")),
       bias_init=nn.with_logical_partitioning(_forget_bias, ("mlp",)),
     )(x)  # fmt: skip
     width = self.projection or self.features
-    recurrent = nn.with_logical_partitioning(uniform, (None, "mlp"))
+    recurrent = nn.with_logical_partitioning(spread, (None, "mlp"))
     kernel = self.param("recurrent_kernel", recurrent, (width, 4 * self.features), dtype)
     if self.recurrent_bias:
       zeros = nn.with_logical_partitioning(nn.initializers.zeros, ("mlp",))
@@ -65,7 +65,7 @@ class LSTM(nn.Module):
       kernel = dropout(kernel, self.weight_dropout, self.make_rng("dropout"))
     project = None
     if self.projection:
-      axes = nn.with_logical_partitioning(uniform, ("mlp", None))
+      axes = nn.with_logical_partitioning(spread, ("mlp", None))
       project = self.param("projection", axes, (self.features, self.projection), dtype).astype(config.dtype)
     kernel = kernel.astype(config.dtype)
 
@@ -91,7 +91,8 @@ class LSTM(nn.Module):
     return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
 
 
-def _uniform(bound: float) -> nn.initializers.Initializer:
+def uniform(bound: float) -> nn.initializers.Initializer:
+  """Returns an initializer between -bound and bound."""
   return lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound)
 
 
