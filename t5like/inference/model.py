@@ -81,9 +81,8 @@ def load(
   Returns: a Model, whose parameters are read on first use.
   """
   source = open_source(path, dtype, modules, None if base is None else str(base))
-  module = source.module
-  name, found = find_vocabulary(source.folder, module.config, vocabulary, source.vocabulary)
-  module = with_characters(module, found)
+  name, found = find_vocabulary(source.folder, source.module.config, vocabulary, source.vocabulary)
+  module = with_characters(source.module, found)
   axes = MeshAxes(**mesh) if isinstance(mesh, Mapping) else mesh
   built, preset = _mesh_for(axes, source.mesh, module.config)
   if vocabulary and source.recorded_vocabulary(None) not in (None, found.fingerprint):

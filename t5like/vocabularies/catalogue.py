@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from t5like.errors import UserError, nearest
@@ -32,6 +33,7 @@ NOT_INCLUDED = {
   "mistral": "tokenizer.json (or tokenizer.model) and tokenizer_config.json of mistralai/Mistral-7B-v0.1",
   "olmo2": "tokenizer.json and tokenizer_config.json of allenai/OLMo-2-1124-7B",
   "opt": "vocab.json, merges.txt and tokenizer_config.json of facebook/opt-125m",
+  "elmo": "elmo.txt with one word per line, of which </S>, <S> and <UNK> are the first: vocab-2016-09-10.txt of ELMo",
   "bloom": "tokenizer.json and tokenizer_config.json of bigscience/bloom-560m",
 }
 NAMES = (*EMBEDDED, BYTE, *NOT_INCLUDED)
@@ -179,11 +181,11 @@ def _kind(path: Path) -> str:
 
 
 def _has_words(path: Path) -> bool:
-  """Whether a file is a JSON list, or has the name of unknown words in fastai or ELMo among its first lines."""
+  """Whether a file is a JSON list of texts, or names unknown words as fastai or ELMo do in its first lines."""
   with path.open("rb") as file:
-    start = file.read(256).lstrip()
+    start = file.read(256)
   if path.suffix == ".json":
-    return start.startswith(b"[")
+    return re.match(rb'\s*\[\s*"', start) is not None
   return any(name.encode() in start.split() for name in ("xxunk", "<UNK>"))
 
 

@@ -106,6 +106,6 @@ def load_words(path: str | Path) -> WordVocabulary:
         raise ValueError("not a list of strings")
     else:
       words = content.decode().removesuffix("\n").split("\n")
-  except ValueError as error:
+  except (ValueError, RecursionError) as error:
     raise UserError(f"{path} is not a vocabulary of words", reason=error, expected="a JSON list of words") from None
   return WordVocabulary(words, path, content)
