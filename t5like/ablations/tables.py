@@ -29,10 +29,16 @@ class Recipe:
   unique_tokens: int | None = None  # use only this many tokens of the corpus
   mixing: Mixing | None = None  # train on tasks and corpus together, without fine-tuning
   equal_flops: bool = False  # pre-train for as many steps as take the baseline's FLOPs
+  finetuning: bool = False  # the variation only concerns fine-tuning
 
   @property
   def name(self) -> str:
     return "/".join(filter(None, (self.architecture, self.objective or "no_pretraining", self.variation)))
+
+  @property
+  def pretrained(self) -> str:
+    """The recipe whose pre-training this one starts from: its own, unless only fine-tuning differs."""
+    return dataclasses.replace(self, variation="").name if self.finetuning else self.name
 
   @property
   def gin_file(self) -> str:
@@ -162,7 +168,7 @@ def _recipes() -> Iterable[Recipe]:
   for variation, mixing in _MIXINGS.items():
     yield dataclasses.replace(_BASELINE, variation=variation, mixing=mixing)
   for variation in (*(f"adapters_{size}" for size in ADAPTERS), "gradual_unfreezing"):
-    yield dataclasses.replace(_BASELINE, variation=variation)  # another FINETUNE_TRAINABLE
+    yield dataclasses.replace(_BASELINE, variation=variation, finetuning=True)  # another FINETUNE_TRAINABLE
   for objective in _BART:
     yield Recipe(_ENCODER_DECODER, objective)
   for variation in ("", *narang.ROWS):

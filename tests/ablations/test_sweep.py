@@ -341,6 +341,29 @@ def test_seeds_of_a_recipe_then_recipes_of_its_shape_train_in_one_program(tmp_pa
   assert failed["b", 0] == "ValueError: not this one" and "squad" not in failed["b", 0]
 
 
+def test_rows_that_differ_in_fine_tuning_share_one_pre_training(tmp_path, monkeypatch):
+  """No worker starts such a row while another one pre-trains for it."""
+  given = SweepSettings([10], [], "smoke", 1, [], [])
+  runs = plan_sweep(tmp_path, given).runs({})[:3]
+  (folder,) = {run.jobs[0].model_dir for run in runs}
+  assert folder == tmp_path / "runs/encoder_decoder.iid_replace_spans-seed0/pretrain"
+  assert len({run.jobs[1].model_dir for run in runs}) == len(runs)
+  trained, for_others, worker = [], [], ablate_run.Worker(tmp_path, "smoke", runs)
+
+  def train(jobs, _):
+    other = ablate_run.Worker(tmp_path, "smoke", runs)
+    for_others.append(other._take())
+    with ablate_run.held(other._claim):
+      trained.extend(job.model_dir for job in jobs)
+    return [None] * len(jobs)
+
+  monkeypatch.setattr(ablate_run, "train_here", train)
+  monkeypatch.setattr(ablate_run, "is_finished", lambda job: job.model_dir in trained)
+  assert worker.work() == 1  # nothing was scored
+  assert trained == [folder, *(run.jobs[1].model_dir for run in runs)]
+  assert for_others[:2] == [ablate_run._LATER, 1]  # the second row is free once the first one is fine-tuned
+
+
 def test_recipes_of_the_same_lengths_have_the_same_shape(tmp_path):
   given = SweepSettings([2, 4, 5], [], "smoke", 0, [], [])
   shapes = {run.recipe: run.shape for run in plan_sweep(tmp_path, given).runs({})}

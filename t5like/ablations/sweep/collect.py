@@ -40,7 +40,9 @@ def collect(run: SweepRun, scale: str) -> Result:
   tasks = {task: best_scores(task, found) for task, found in evaluated.items()}
   scores = {task: task_score(task, without_step(metrics)) for task, metrics in tasks.items()}
   costs = {job.name: job_cost(job) for job in run.jobs}
-  pretraining = sum((costs[p.name] for p in run.jobs if p is pretrain_job), _NO_COST)
+  # A pre-training that several runs start from counts once, for the run that it is named after.
+  own = pretrain_job is not None and pretrain_job.model_dir.parent.name == run.name
+  pretraining = costs[pretrain_job.name] if own else _NO_COST
   finetuning = sum((costs[p.name] for p in run.jobs if p is not pretrain_job), _NO_COST)
   attempts = [a for job in run.jobs for a in goodput.read_attempts(job.model_dir / goodput.FILE)]
   return Result(

@@ -65,6 +65,11 @@ class SweepRun:
   def name(self) -> str:
     return run_name(self.recipe, self.seed)
 
+  @property
+  def pretraining(self) -> TrainJob | None:
+    """The job that other runs may start from too (`Recipe.pretrained`)."""
+    return next((job for job in self.jobs if job.name == PRETRAIN), None)
+
 
 def plan_sweep(sweep_dir: Path, given: SweepSettings, rows: Sequence[str] = ()) -> Planner:
   """Plans the runs of a command (see `complete_settings`) and checks them against the sweep that it resumes."""
@@ -163,7 +168,7 @@ class Planner:
     recipe = RECIPES.get(name) or Recipe("own", name)
     if recipe.mixing:
       return [self._mixed(name, seed, sizes)]
-    jobs = [self._pretrain(name, seed)] if recipe.objective else []
+    jobs = [self._pretrain(recipe.pretrained if name in RECIPES else name, seed)] if recipe.objective else []
     start = str(jobs[0].model_dir) if jobs else "None"
     return [*jobs, *(self._finetune(name, seed, mixture, start, sizes) for mixture in self.mixtures)]
 

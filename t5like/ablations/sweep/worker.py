@@ -86,6 +86,7 @@ class Worker:
     self._claims = claims or Claims(sweep_dir / "claims")
     self._started = time.time()
     self._claim: Claim | None = None
+    self._pretraining: list[Claim] = []  # on the pre-trainings of the runs just claimed
     self._end_process, self._together = end_process, together
 
   def work(self) -> int:
@@ -141,10 +142,21 @@ class Worker:
     return found
 
   def _claim_on(self, run: SweepRun) -> Claim | None:
+    """Returns the claim on a run, or None while another worker holds it or pre-trains what it starts from."""
+    pretraining = run.pretraining if run.pretraining and not is_finished(run.pretraining) else None
+    name = f"{pretraining.model_dir.parent.name}.{pretraining.name}" if pretraining else ""
+    if pretraining and self._claims.holder(name) is not None:
+      return None
     claim = self._claims.take(run.name)
-    if claim is not None and self._is_over(run):  # its last holder finished between the two checks
-      with claim:
+    if claim is None:
+      return None
+    first = self._claims.take(name) if pretraining else None
+    # Its last holder finished, or another worker began the pre-training, between the checks.
+    if self._is_over(run) or (pretraining and first is None):
+      with claim, held(first):
         return None
+    if first is not None:
+      self._pretraining.append(first)
     return claim
 
   def _is_over(self, run: SweepRun) -> bool:
@@ -159,13 +171,17 @@ class Worker:
     done = sum(result_path(self._dir, r.recipe, r.seed).is_file() for r in self._runs)
     say(f"[{done + 1}/{len(self._runs)}] " + "; ".join(f"{run.recipe}, seed {run.seed}" for run in runs))
     left = dict(enumerate(runs))
-    for stage in range(len(runs[0].jobs)):
-      jobs = {n: run.jobs[stage] for n, run in left.items()}
-      for n, error in zip(jobs, self._train(list(jobs.values())), strict=True):
-        if error is not None:
-          self._fail(left.pop(n), jobs[n], error)
-      if not left:
-        return False
+    with contextlib.ExitStack() as pretraining:
+      while self._pretraining:
+        pretraining.enter_context(self._pretraining.pop())
+      for stage in range(len(runs[0].jobs)):
+        jobs = {n: run.jobs[stage] for n, run in left.items()}
+        for n, error in zip(jobs, self._train(list(jobs.values())), strict=True):
+          if error is not None:
+            self._fail(left.pop(n), jobs[n], error)
+        if not left:
+          return False
+        pretraining.close()  # other workers may start from it now
     finished = [self._finish(run, claims[n]) for n, run in left.items()]
     return len(finished) == len(runs) and all(finished)
 
