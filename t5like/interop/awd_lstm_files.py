@@ -35,7 +35,7 @@ def load_awd_lstm(path: Path | str, **changes: Any) -> tuple[AWDLSTM, dict]:
   Sizes are those of the tensors. `changes` are other fields of AWDLSTMConfig. The words are not part of the file:
   fastai stores them as a pickle, `itos.pkl`; the VOCABULARY is the same list as JSON or text.
   """
-  path = Path(path)
+  path = Path(path).expanduser()
   file = awd_lstm_file(path)
   if file is None:
     raise UserError(f"no weights of an AWD-LSTM in {path}", expected=f"one file with the ending {', '.join(_ENDINGS)}")

@@ -29,7 +29,7 @@ def load_elmo(folder: Path | str, **changes: Any) -> tuple[ELMo, dict]:
 
   `changes` are fields of ELMoConfig, such as compute_dtype. Needs h5py.
   """
-  folder = Path(folder)
+  folder = Path(folder).expanduser()
   options = _options_in(folder)
   if options is None:
     raise UserError(f"no {OPTIONS} in {folder}", expected="a folder of ELMo: options.json and weights.hdf5")

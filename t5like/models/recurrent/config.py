@@ -32,7 +32,6 @@ class RecurrentConfig:
   tie_embeddings: ClassVar[bool] = True
   embedding_dim: ClassVar[int | None] = None
   embedding_norm: ClassVar[bool] = False
-  logits_bias: ClassVar[bool] = False
   max_positions: ClassVar[int | None] = None
   num_token_types: ClassVar[int] = 0
   opening_id: ClassVar[int | None] = None
@@ -40,8 +39,6 @@ class RecurrentConfig:
   pooler: ClassVar[bool] = False
   positions: ClassVar[str] = "none"
   positions_per_stack: ClassVar[bool] = False
-  prefix_lm: ClassVar[bool] = False
-  remat: ClassVar[str] = "none"
   residual: ClassVar[str] = "plain"
   scale_embeddings: ClassVar[bool] = False
   scale_logits: ClassVar[bool] = False
@@ -51,7 +48,6 @@ class RecurrentConfig:
   use_bias: ClassVar[bool] = True
   initializer: ClassVar[str] = "normal"
   initializer_stddev: ClassVar[float] = 0.05
-  scale_residual_init: ClassVar[bool] = False
 
   def __post_init__(self):
     for field in ("vocab_size", "embed_dim", "hidden_dim", "num_layers"):
